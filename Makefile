@@ -1,5 +1,5 @@
-# `make demo` and `make test` need python3 (>= 3.11, with venv), git and make; nothing else, and no root. Both install the
-# extra dev, which includes compute.
+# `make demo` and `make test` need python3 (>= 3.11, with venv), git and make. They need no root. Both install the
+# extra `dev`, which includes the extra `compute`.
 PYTHON ?= python3
 TIMES ?= 10
 VENV := .venv
@@ -26,7 +26,7 @@ demo: $(READY)  ## decode a model with instrumented bricks and watch it live
 test: $(READY)  ## run the tests
 	$(BIN)/python -m pytest
 
-# The folders whose tests start few processes and open no screen: what most changes break.
+# The folders whose tests start few processes and open no screen. These tests find most broken changes.
 FAST := tests/protocol tests/profiler tests/cbtop/viewmodels tests/cbtop/client tests/cbtop/reports
 
 test-fast: $(READY)  ## run the tests of the protocol, the profiler, the client, viewmodels and reports: about a minute
@@ -46,8 +46,8 @@ test-busy: $(READY)  ## run the tests TIMES=10 times beside two processes that s
 soak: $(READY)  ## run the slow tests: ten minutes of load, memory flat, 1 GiB exported; properties with many examples
 	$(BIN)/python -m pytest -m 'slow or hypothesis' --hypothesis-profile soak -n 0 -o log_cli=true -o log_cli_level=INFO
 
-# Kernels of compiled code are not named while a debugger, or coverage, traces the thread; and a disk that is full takes
-# no data of its own.
+# These tests are left out of the coverage run. Kernels of compiled code get no names while a debugger or coverage
+# traces the thread. The tests of a full disk fail, because coverage cannot store its data on a full disk.
 UNTRACED := --ignore=tests/profiler/instrument/test_compiled_code.py -k 'not disk_is_full'
 
 coverage: $(READY)  ## run the tests and measure which lines they run: 90 % are wanted; what needs a GPU is excepted by mark
@@ -65,7 +65,8 @@ lint: $(READY)  ## ruff, mypy --strict, import-linter, plain words, links of pag
 	$(BIN)/python -m tests.words
 	$(BIN)/python -m tests.links
 
-# The pages link to each other as in the repository, so the site is built from the same folders. A broken link fails.
+# The site is built from a copy of the repository's folders, because the pages link to each other by these paths. A
+# broken link fails the build.
 PAGES := build/pages
 
 docs: $(READY)  ## build the site of the pages: build/site/index.html
@@ -80,8 +81,8 @@ docs: $(READY)  ## build the site of the pages: build/site/index.html
 wheel: $(READY)  ## build dist/*.tar.gz and dist/*.whl, and try the wheel in an environment of its own
 	$(BIN)/python -m tests.wheel
 
-# Exit code 5, where the machine was too busy for all to be judged, fails nothing, and is said in the last line. Kernels
-# and model lie where those of the tests do: what one has compiled serves the other.
+# If the machine was too busy to judge everything, the check ends with exit code 5. `make gate` then prints a line and
+# succeeds. Kernels and the model are stored in the cache of the tests, so that they are made only once.
 gate: $(READY)  ## run a whole gate on the demo: six runs tell how runs scatter, a seventh is judged
 	@XDG_CACHE_HOME=$(CURDIR)/.pytest_cache/home $(BIN)/cbtop demo --check || { code=$$?; [ $$code -eq 5 ] || exit $$code; \
 	  echo "make gate: not everything could be judged (exit code 5, see above): this passes, and proves nothing"; }

@@ -81,7 +81,7 @@ def main() -> int:
 
 
 def with_runtime_directory(call: Callable[[], int]) -> int:
-    """Print the machine, then return the result of `call`, which runs with an empty runtime directory."""
+    """Print the machine and return the result of `call`, which gets an empty runtime directory."""
     print(f"Python {platform.python_version()}, {len(os.sched_getaffinity(0))} cores, {platform.machine()}\n")
     with tempfile.TemporaryDirectory(prefix="cbtop-bench-") as directory:
         os.environ["CBTOP_RUNTIME_DIR"] = directory

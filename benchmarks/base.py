@@ -1,4 +1,4 @@
-"""The results of a benchmark, and interleaved rounds."""
+"""The results of a benchmark, and functions that time calls in interleaved rounds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """The median of the rounds' ratios, and the bounds of their middle half."""
+    """The median of the ratios of all rounds, and the bounds of the middle half of these ratios."""
 
     median: float
     low: float
@@ -18,7 +18,10 @@ class Ratio:
 
     @classmethod
     def of(cls, values: Sequence[float], peers: Sequence[float]) -> Ratio:
-        """Divide values by peers round by round, because a disturbance in a round affects both."""
+        """Divide values by peers round by round.
+
+        A disturbance in a round affects both, so it hardly changes the ratio.
+        """
         low, median, high = statistics.quantiles(
             [value / peer for value, peer in zip(values, peers, strict=True)], n=4, method="inclusive"
         )
@@ -27,7 +30,7 @@ class Ratio:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One line of the table: the measured thing, its value, the peer, and the ratio of both."""
+    """One line of the table: what was measured, its value, its peer, and the ratio of value to peer."""
 
     what: str
     value: float
@@ -39,7 +42,7 @@ class Figure:
 def interleaved_ns(calls: dict[str, Callable[[], object]], repeats: int, rounds: int = 15) -> dict[str, float]:
     """Return the median time (ns) of one call of each function.
 
-    The calls take turns in rounds, so that a busy machine slows all of them alike.
+    The functions take turns in rounds, so that a busy machine slows all of them equally.
     """
 
     def loop(call: Callable[[], object]) -> Callable[[int], None]:
@@ -56,7 +59,10 @@ def interleaved_ns(calls: dict[str, Callable[[], object]], repeats: int, rounds:
 def interleaved_loops_ns(
     loops: dict[str, Callable[[int], None]], repeats: int, rounds: int
 ) -> dict[str, list[float]]:
-    """Return the time (ns) of one turn of each loop in every round. A loop is called with the number of its turns."""
+    """Return the time (ns) of one turn of each loop, for every round.
+
+    The argument of a loop is the number of its turns.
+    """
     found: dict[str, list[float]] = {name: [] for name in loops}
     for _ in range(rounds):
         for name, loop in loops.items():
@@ -69,7 +75,7 @@ def interleaved_loops_ns(
 def interleaved_cpu_ns(
     calls: Mapping[str, Callable[[], object]], repeats: int, rounds: int
 ) -> dict[str, list[float]]:
-    """Return the processor time (ns) of one call of each function in every round. The first round is left out."""
+    """Return the processor time (ns) of one call of each function, for every round except the first."""
     found: dict[str, list[float]] = {name: [] for name in calls}
     for turn in range(rounds + 1):
         for name, call in calls.items():

@@ -1,12 +1,13 @@
 """Compare variants of a step with the bare step: short blocks in random order, each between two bare blocks.
 
-A block begins by switching its variant on. It then runs steps until the interpreter has relearnt what the switch made
-it forget. The next steps are timed, by the thread's CPU time unless a clock is given. Then the variant is switched
-off. The ratio of a block is its mean divided by the mean of both bare neighbours. The result is the median of a
-variant's ratios, with a 95 % interval from a bootstrap.
+A block begins by switching its variant on. It then runs steps until the interpreter has specialised its code again,
+because the switch undid that. The next steps are timed, by the thread's CPU time unless a clock is given. Then the
+variant is switched off. The ratio of a block is its mean divided by the mean of both bare neighbours. The result is
+the median of a variant's ratios, with a 95 % interval from a bootstrap.
 
-Attaching makes the interpreter forget, which costs far more than a single recorded step. So a recorded step is
-compared with the plain steps before and after it, all of them attached (`run_beside_plain`).
+Attaching makes the interpreter forget what it has learnt. That takes far longer than a single recorded step. So a
+recorded step is compared with the plain steps before and after it, and all of these run attached
+(`run_beside_plain`).
 """
 
 from __future__ import annotations
@@ -23,16 +24,17 @@ from benchmarks.base import Ratio
 from cbtop.profiler.instrument.governor import Governor
 
 RESAMPLED = 1000
-NEVER = 1 << 62  # record one step in this many, which is no step
-# numbers of steps; PAYING counts the recorded step and the next ones, which swap out the recording code and relearn
+NEVER = 1 << 62  # a sampling interval that is so long that no step is recorded
+# Numbers of steps. PAYING is the recorded step and the next ones, in which the recording code is removed and the
+# interpreter specialises its code again.
 PLAIN_BEFORE, PAYING, PLAIN_AFTER = 4, 4, 8
-Switch = Callable[[], Callable[[], None]]  # switches a variant on, and returns a function that switches it off
+Switch = Callable[[], Callable[[], None]]  # switches a variant on, and returns a function that switches it off again
 
 
 def record_when_told(governor: Governor) -> Callable[[bool], None]:
     """Return a function that sets whether the next steps are recorded.
 
-    It changes the governor's own settings, so that steps take the default path. The governor decides nothing
+    It changes the governor's own settings, so that steps take the default path. The governor makes no decisions
     afterwards.
     """
     governor._look_at_step = NEVER
@@ -50,7 +52,8 @@ class Variant:
 
     begin: Switch
     every: int = 1
-    ratios: list[float] = field(default_factory=list)  # the time of each block relative to bare blocks
+    # for each block, its time divided by the time of the bare blocks next to it
+    ratios: list[float] = field(default_factory=list)
 
 
 def run_beside_bare(
@@ -98,7 +101,7 @@ def run_beside_bare(
 
 @contextmanager
 def _without_collections() -> Iterator[None]:
-    """Collect no garbage while the context is open, and exclude older objects from later collections."""
+    """Prevent garbage collection while the context is open. Later collections ignore objects from before it."""
     gc.collect()
     gc.freeze()
     gc.disable()
@@ -116,8 +119,9 @@ def run_beside_plain(
     seconds: float,
     clock_ns: Callable[[], int] | None = None,
 ) -> Variant:
-    """Return the additional cost of a recorded step, and of the slower steps after it, in plain steps (in
-    `ratios`).
+    """Return a variant with the additional cost of recording a step, as a multiple of a plain step, in `ratios`.
+
+    The cost includes the slower steps after the recorded step.
     """
     now_ns = clock_ns or time.thread_time_ns
     found = Variant(lambda: lambda: None)
@@ -138,8 +142,9 @@ def run_beside_plain(
 
 
 def median_of(*variants: Variant, made: Callable[..., float] = lambda median: median) -> Ratio:
-    """Return the median of a variant's ratios with its 95 % interval. `made` combines the medians of several
-    variants.
+    """Return the median of a variant's ratios with its 95 % interval.
+
+    With several variants, `made` combines their medians.
     """
     chance = random.Random(0)
     drawn = sorted(

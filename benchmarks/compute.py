@@ -28,11 +28,11 @@ from cbtop.compute.demo_model import DEMO, ModelShape
 
 PEER = "llama.cpp"
 QWEN3 = ModelShape("qwen3", 1024, 16, 8, 3072, 28, 151_936, 0, key_length=128)
-MODELS = {"82 MB": (DEMO, 11), "0.6 B": (QWEN3, 5)}  # model shape and number of rounds
+MODELS = {"82 MB": (DEMO, 11), "0.6 B": (QWEN3, 5)}  # shape of the model, and number of rounds
 DECODED, CACHED = 24, 64
 PREFILLS = (128, 512)
 CONTEXT = max(PREFILLS) + DECODED
-COMPARED, PROMPT_TOKENS = 48, 24  # number of prompts with compared logits, and tokens of each
+COMPARED, PROMPT_TOKENS = 48, 24  # number of prompts, and of tokens per prompt, to compare logits with
 HUGE_PAGES = "glibc.malloc.hugetlb=1"
 
 
@@ -90,7 +90,7 @@ Logits = NDArray[np.floating[Any]]
 
 
 class _Peer:
-    """llama.cpp with the interface of our decoder."""
+    """A decoder of llama.cpp with the interface of our decoder."""
 
     def __init__(self, llama: Llama) -> None:
         self._llama = llama
@@ -134,7 +134,7 @@ def _times(
     rounds: int,
     clock: Callable[[], int],
 ) -> dict[str, list[float]]:
-    """Return milliseconds per token of each way in every round. The first round is left out."""
+    """Return the milliseconds per token of each decoder, for every round except the first."""
     found: dict[str, list[float]] = {name: [] for name in ways}
     for turn in range(rounds + 1):
         for name, way in ways.items():
@@ -155,7 +155,7 @@ def _figures(what: str, times: dict[str, list[float]]) -> Iterator[Figure]:
 
 
 def _distances(ways: Mapping[str, Any], expected: Callable[[list[int]], Logits]) -> Iterator[Figure]:
-    """Yield the distances of each token's logits from float64 for each way, over COMPARED prompts."""
+    """Yield, for each decoder, how far the logits of each token are from float64, over COMPARED prompts."""
     off: dict[str, list[float]] = {name: [] for name in ways}
     missed = dict.fromkeys(ways, 0)
     for seed in range(COMPARED):

@@ -32,19 +32,18 @@ from cbtop.compute.settings import DecoderSettings
 from cbtop.profiler.profiler import BrickProfiler
 
 ROUNDS, ROUND_STEPS = 41, 5
-PAIRS = 400  # steps of each decoder
+PAIRS = 400  # number of steps of each decoder
 CONTEXT = 32  # tokens in the KV cache before each step
 LOGITS = 151_936
 LARGEST, CALLS, ALONE_ROUNDS = 8, 1_000, 9
-# Copy smaller arguments, because a later call of the step may overwrite them. Caches and weights are larger.
+# Arguments up to this size are copied, because a later call of the step may overwrite them. Caches and weights are
+# larger.
 COPIED_ELEMENTS = 1 << 17
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """The conditions before or after a kernel's call, the function that evaluates them, and the values of its
-    arguments.
-    """
+    """The conditions before or after a kernel's call, the function that evaluates them, and the arguments' values."""
 
     contract: Contract
     conditions: Sequence[Condition]
@@ -57,7 +56,7 @@ class Call:
         return cls(contract, conditions, checks.failed, values)
 
     def alone_ns(self) -> Iterator[tuple[float, str]]:
-        """Yield the time (ns) that each condition takes if evaluated alone, with its name."""
+        """Yield the name of each condition, and the time (ns) that it takes if it is evaluated alone."""
         for one in self.conditions:
             checks = Checks([one], self.contract.arguments)
             assert checks.failed(self.values) == 0
@@ -70,7 +69,7 @@ class Call:
 
 
 def run() -> list[Figure]:
-    cpu_backend(1)  # one thread, because waiting threads spin, which costs processor time, too
+    cpu_backend(1)  # one thread, because waiting threads spin and so use processor time
     found = []
     for name, path in (("the demo's", demo_model(lambda *_: None)), ("0.5 billion", half_a_billion())):
         found += _of_model(name, path)
@@ -151,14 +150,14 @@ def _in_step(calls: list[Call]) -> float:
 
 
 def _less(taken: dict[str, list[float]]) -> float:
-    """Return the median time (ns) without the loop itself."""
+    """Return the median time (ns) of a call, without the time of the loop itself."""
     return statistics.median(taken["own"]) - statistics.median(taken["none"])
 
 
 def _of_logits() -> Iterator[Figure]:
     said = contract("greedy")
     logits = np.random.default_rng(1).standard_normal((1, LOGITS), np.float32)
-    reading = said.preconditions[0], said.postconditions[-1]  # the conditions that read all logits
+    reading = said.preconditions[0], said.postconditions[-1]  # the two conditions that read all logits
     call = Call(said, reading, said.before.failed, (logits, logits.argmax(axis=1)))
     for each_ns, condition in call.alone_ns():
         yield Figure(f"{LOGITS:,} logits: {condition}", each_ns, "ns")

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from benchmarks.base import Figure, Ratio
 
-STEPS = 600  # number of steps with the profiler on, and as many with it off
+STEPS = 600  # number of steps with the profiler on; the same number runs with it off
 CONTEXT = 32  # tokens in the KV cache before each step; the time of attention grows with it
-FAR, FAR_ROUNDS, FAR_STEPS = 2000, 21, 20  # position, number of rounds, and steps per round
+FAR, FAR_ROUNDS, FAR_STEPS = 2000, 21, 20  # position, number of rounds, and number of steps per round
 
 
 def half_a_billion() -> Path:
@@ -42,7 +42,7 @@ def run() -> list[Figure]:
     from cbtop.profiler.profiler import BrickProfiler
 
     profiler = BrickProfiler()
-    backend = cpu_backend(1)  # one thread, because a second core may be busy with other programs
+    backend = cpu_backend(1)  # one thread, because other programs may be using a second core
     decoder = Decoder(model_to_run(half_a_billion()), backend.label, backend.threads, profiler, context=512)
     token = decoder.prefill(list(range(CONTEXT)))
     times: dict[bool, list[float]] = {True: [], False: []}

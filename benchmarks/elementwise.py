@@ -96,7 +96,10 @@ def _gates(size: int, torch: Any) -> Calls:
 
 
 def _rotations(size: int, torch: Any) -> Calls:
-    """Rotate heads of HEAD_DIM, with halves rotated against each other. NumPy and torch write a new array."""
+    """Rotate heads of HEAD_DIM.
+
+    Each number is paired with one of the other half. NumPy and torch write a new array.
+    """
     half = HEAD_DIM // 2
     x, table = _row(size), angle_table(8, 1e4 ** -(np.arange(half) / half))
     heads, cos, sin = _row(size).reshape(-1, 2, half), table[0, 7], table[1, 7]
@@ -117,10 +120,10 @@ def _rotations(size: int, torch: Any) -> Calls:
 
 @jit
 def _weigh_all(scores: Any, scratch: Any) -> None:
-    """Set scratch[i] to powers of two of the scores of piece i, followed by the running maximum and sum."""
+    """For each piece i, set scratch[i] to powers of two of the scores, followed by the running maximum and sum."""
     zero, positions, state = np.uint64(0), np.uint64(POSITIONS), np.uint64(POSITIONS)
     for piece in range(np.uint64(scores.shape[0])):
-        for p in range(zero, positions, np.uint64(LANES)):  # copy as vectors, like the scores of attention
+        for p in range(zero, positions, np.uint64(LANES)):  # copies vectors, as attention does with scores
             store_floats(scratch, piece, p, load_floats(scores, piece, p))
         for i in range(np.uint64(2)):
             scratch[piece, state + i] = (
@@ -146,7 +149,7 @@ def _softmaxes(size: int, torch: Any) -> Calls:
 
 
 def _transpositions(size: int, torch: Any) -> Calls:
-    """Write keys and values of a head of HEAD_DIM into caches, `size` numbers each."""
+    """Write keys and values of one head of HEAD_DIM into caches. Each has `size` numbers."""
     k, v = (_row(size).reshape(-1, HEAD_DIM) for _ in range(2))
     tokens = len(k)
     k_cache, v_cache = empty_caches(1, tokens, HEAD_DIM, np.float32)

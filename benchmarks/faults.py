@@ -17,7 +17,8 @@ from benchmarks.base import Figure, Ratio
 
 TURN_S = 0.2
 TURNS = 40
-# For each line read, the host takes a turn: it runs steps of the same work for TURN_S and prints their p99 time.
+# The program of the host. For each line that it reads, it runs steps of the same work for TURN_S and prints their p99
+# time.
 HOST = """
 import hashlib, sys, time
 from cbtop import BrickId, BrickProfiler
@@ -43,7 +44,7 @@ VIEWER = "from cbtop.feeds.feed import Feed\nfeed = Feed()\nwhile True: feed.pol
 
 
 class Scene:
-    """A host with a daemon and a viewer."""
+    """A host that is being watched, with a daemon and a viewer."""
 
     def __init__(self, directory: Path, running: ExitStack) -> None:
         self.directory = directory
@@ -67,7 +68,7 @@ class Scene:
 
 
 def nothing(scene: Scene) -> None:
-    """Do nothing, so that the host is only watched."""
+    """Do nothing. The host is then only watched."""
 
 
 def stop_the_viewer(scene: Scene) -> None:
@@ -136,7 +137,7 @@ def measured(name: str, fault: Callable[[Scene], None]) -> list[Figure]:
 
 @contextmanager
 def unwatched() -> Iterator[subprocess.Popen[str]]:
-    """Run a host that has its own directory and no daemon."""
+    """Run a host that has a directory of its own and no daemon."""
     with tempfile.TemporaryDirectory(prefix="cbtop-") as directory:
         environment = os.environ | {"CBTOP_RUNTIME_DIR": directory}
         command = [sys.executable, "-c", HOST, str(TURN_S)]
@@ -148,7 +149,7 @@ def unwatched() -> Iterator[subprocess.Popen[str]]:
 
 
 def ask(host: subprocess.Popen[str]) -> str:
-    """Let `host` take a turn. Returns its p99."""
+    """Let `host` run for one turn. Returns the p99 time of its steps."""
     assert host.stdin
     host.stdin.write("\n")
     host.stdin.flush()

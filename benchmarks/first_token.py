@@ -69,7 +69,8 @@ def run() -> list[Figure]:
     with tempfile.TemporaryDirectory(prefix="cbtop-bench-") as root:
         caches = (str(Path(root, f"cache {number}")) for number in range(COLD_ROUNDS + 1))
         last = next(caches)
-        _measured(COLD, path, last, root)  # not used, because it also compiles Python's own files
+        # This result is not used, because the run also compiles Python's own files.
+        _measured(COLD, path, last, root)
         cold = [_measured(COLD, path, last := cache, root) for cache in caches]
         warm = [_measured(WARM, path, last, root) for _ in range(WARM_ROUNDS)]
     return [

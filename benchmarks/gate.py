@@ -45,7 +45,7 @@ def main() -> int:
 
 
 def recorded(path: Path, steps: int) -> Run:
-    """Return the run in the file `path`. Record it first if the file is missing."""
+    """Return the run in the file `path`. If the file is missing, record the run first."""
     if not path.exists():
         options = argparse.Namespace(connect=None, server_key=None, key=None, source=None)
         command = [sys.executable, "-m", "cbtop", "demo", "--serve-only", "--steps", str(steps)]
@@ -56,13 +56,16 @@ def recorded(path: Path, steps: int) -> Run:
 
 
 def drawn_runs(runs: list[Run], base: int, rng: random.Random) -> tuple[list[Run], Run, Run]:
-    """Return random runs for the base, another run, and the run recorded right after that one."""
+    """Return random runs: a base, one more run, and the run that was recorded right after that one."""
     at = rng.randrange(len(runs) - 1)
     return rng.sample(runs[:at] + runs[at + 2 :], base), runs[at], runs[at + 1]
 
 
 def judged(bases: list[Run], now: Run, again: Run | None = None) -> Outcome:
-    """Return the worst outcome of the default gate for `now`. If `again` is given, it must confirm broken results."""
+    """Return the worst outcome of the default gate for `now`.
+
+    If `again` is given, only results that it confirms count as broken.
+    """
     found = default_gate(diff_of(bases, [now]))
     if again is not None and any(one.outcome is Outcome.BROKEN for one in found):
         second = diff_of(bases, [again])

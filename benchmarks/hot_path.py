@@ -25,10 +25,10 @@ from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.attributes import Work
 from cbtop.protocol.vocabulary import BrickId
 
-# a round takes a fifth of a millisecond, so most rounds are uninterrupted even on a busy machine
+# a round takes a fifth of a millisecond, so most rounds are not interrupted even on a busy machine
 TURNS, ROUNDS = 2_000, 401
-TURNS_BESIDE_TORCH = 100  # fewer, because record_function takes 60 times as long as the clock
-NEW_BRICKS = 50  # bricks per round
+TURNS_BESIDE_TORCH = 100  # fewer turns, because record_function takes 60 times as long as the clock
+NEW_BRICKS = 50  # number of bricks per round
 CLOCK = "two clock reads"
 TORCH = "torch.profiler.record_function"
 NOTHING = "nothing"
@@ -39,7 +39,7 @@ Loop = Callable[[int], None]
 def run() -> list[Figure]:
     profiler, disabled = BrickProfiler(), BrickProfiler(enabled=False)
     sampled_out = BrickProfiler(sample_every=1 << 40)
-    # the first step is recorded; the second step is not recorded and never ends
+    # The first step is recorded. The second step is not recorded, and never ends.
     with sampled_out.step("decode", tokens=1):
         pass
     sampled_out.step("decode", tokens=1).__enter__()
@@ -112,7 +112,7 @@ def _span(profiler: BrickProfiler) -> Loop:
 
 
 def _record_function() -> Loop | None:
-    """Return the same loop with PyTorch's record_function, used while no profiler of PyTorch is active."""
+    """Return the same loop with PyTorch's record_function instead. No profiler of PyTorch is active meanwhile."""
     try:
         from torch.profiler import record_function
     except ImportError:

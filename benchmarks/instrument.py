@@ -27,14 +27,14 @@ from cbtop.profiler.instrument.governor import LOOK_NS, LOOK_STEPS, GovernedProf
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
 
-NEAR_SECONDS = {512: 100, 64: 40}  # by hidden size: seconds for the variants with ratios near 1
+NEAR_SECONDS = {512: 100, 64: 40}  # seconds for the variants with ratios near 1, by hidden size
 SECONDS = {512: 50, 64: 20}
 RECORDED_SECONDS = {512: 40, 64: 15}
 SETTLE_STEPS = 6  # untimed steps at the begin of each block
 TIMED_STEPS = 6
-SELDOM = 6  # a peer with a ratio far above 1 only runs once in this many cycles
+SELDOM = 6  # a peer with a ratio far above 1 runs in one of this many cycles
 TOKENS = 64  # tokens that each thread generates
-LEARN_STEPS = 400  # after this many steps, the governor knows how many steps it may record
+LEARN_STEPS = 400  # number of steps after which the governor knows how many steps it may record
 BARE = "bare model"
 
 
@@ -157,7 +157,7 @@ def _hooks(model: Any) -> Callable[[], None]:
 
 
 def _hooked(model: Any, before: Callable[..., None], after: Callable[..., None]) -> Callable[[], None]:
-    """Run `before` and `after` around each leaf module, until the returned function is called."""
+    """Call `before` and `after` around each leaf module, until the returned function is called."""
     handles = [
         handle
         for module in model.modules()
@@ -196,7 +196,10 @@ def _kineto() -> Callable[[], None]:
 
 
 def _tokens(threads: int) -> Figure:
-    """Compare the tokens/s that cbtop displays with tokens/s by the wall clock, while threads generate."""
+    """Compare the tokens/s that cbtop displays with the tokens/s by the wall clock.
+
+    Several threads generate meanwhile.
+    """
     import torch
 
     model = _decoder(64).model

@@ -20,14 +20,14 @@ from cbtop.comparison.noise import CONFIDENCE, change, figures
 from cbtop.comparison.step_blocks import MAX_BLOCKS, STEPS_A_BLOCK
 
 Floats = NDArray[np.float64]
-# for each column, whether its interval contains 1
+# returns, for each column, whether its interval contains 1
 Interval = Callable[[Floats, Floats, np.random.Generator], NDArray[np.bool_]]
 
 NOMINAL = 0.95
-# as in docs/gate.md: the time of a brick wanders by 1 %, and each call varies by 3 %
+# From docs/gate.md: the mean time of a brick varies slowly by 1 %, and each call varies by 3 %.
 PLACES, BRICK, CALL = 24, 0.01, 0.03
 DRAWS = 1000
-MEMORIES = (0.0, 0.9, 0.97, 0.99)  # correlation of neighbouring steps, which lasts for 0, 10, 33 and 100 steps
+MEMORIES = (0.0, 0.9, 0.97, 0.99)  # correlation of neighbouring steps; it lasts for 0, 10, 33 and 100 steps
 STEPS = (60, 240, 480)
 
 
@@ -51,12 +51,12 @@ def main() -> int:
     return 0
 
 
-# Number of blocks drawn in a row, as a power of the number of blocks.
+# Number of consecutive blocks that are drawn together. It is the number of blocks to this power.
 DRAWN = {"one by one": 0.0, "cube root": 1 / 3, "square root": 1 / 2}
 
 
 def blocks_of(steps: int, memory: float, rng: np.random.Generator) -> Floats:
-    """Return the mean time of a step at each place in each block, shape (blocks, places)."""
+    """Return the mean time of a step at each place, for each block, shape (blocks, places)."""
     chance = rng.standard_normal((steps, PLACES)) * np.sqrt(1 - memory**2)
     wander = np.empty((steps, PLACES))
     wander[0] = rng.standard_normal(PLACES)
@@ -71,20 +71,22 @@ def blocks_of(steps: int, memory: float, rng: np.random.Generator) -> Floats:
 
 
 def by_batch_means(then: Floats, now: Floats, rng: np.random.Generator) -> NDArray[np.bool_]:
-    """Return for each figure whether the interval of `cbtop diff` contains 1. The figures are not compared
-    together.
+    """Return for each figure whether the interval of `cbtop diff` contains 1.
+
+    Each figure has its own interval, without a correction for the number of figures.
     """
     sides = (figures(one, np.ones(len(one))) for one in (then, now))
-    # CONFIDENCE is for a whole comparison; this share gives each interval the confidence NOMINAL
+    # CONFIDENCE is for all figures of a comparison together. With this share, each interval has the confidence
+    # NOMINAL.
     share = (1 - CONFIDENCE) / (1 - NOMINAL)
     changes = (change(was, one, share) for was, one in zip(*sides, strict=True))  # type: ignore[arg-type]
     return np.array([abs(one.delta) <= one.half for one in changes])
 
 
 def by_bootstrap(power: float) -> Interval:
-    """Return a function that uses the middle of ratios of bootstrapped means as interval.
+    """Return a function whose intervals are the middle of ratios of bootstrapped means.
 
-    It draws blocks with replacement, several in a row, and wraps at the end.
+    It draws several consecutive blocks at a time, with replacement. After the last block comes the first.
     """
 
     def drawn(blocks: Floats, rng: np.random.Generator) -> Floats:

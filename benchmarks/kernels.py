@@ -67,12 +67,12 @@ from cbtop.protocol.roofs import cpu_name
 
 COLUMNS, WEIGHTS_BYTES, ROUNDS = 4096, 600_000_000, 15
 NO_BIAS = np.zeros(0, np.float32)
-TOKENS, HIDDEN, HEAD_DIM = 1 << 14, 2048, 128  # for kernels of activations, which have 128 MB per array
-PROMPT, ROWS = 512, 4096  # for products of tiles
+TOKENS, HIDDEN, HEAD_DIM = 1 << 14, 2048, 128  # sizes for kernels of activations; an array has 128 MB
+PROMPT, ROWS = 512, 4096  # sizes for products of tiles
 GRADIENT_TOKENS = 16
 EXPERTS, USED, LOGITS = 64, 8, 1 << 24
-TILES = "tiles_bfloat16"  # the roof of kernels that are bound by multiplication, not by reading
-# kernel, arguments of a call, and the bytes that it must read and write (for tiles, its FLOP)
+TILES = "tiles_bfloat16"  # the roof of kernels that are limited by multiplication, not by reading
+# kernel, arguments of a call, and the bytes that the call must read and write (for products of tiles: its FLOP)
 Case = tuple[Kernel, Arguments, float]
 
 
@@ -81,7 +81,7 @@ def run() -> list[Figure]:
 
 
 def _figures() -> Iterator[Figure]:
-    cpu_backend(1)  # one thread, because waiting threads spin, which costs processor time, too
+    cpu_backend(1)  # one thread, because waiting threads spin and so use processor time
     for name in all_names():
         bound = contract(name).performance
         if (bound.roof == TILES and not HAS_TILES) or (name == "attention_bf16" and not BF16_PAYS):
@@ -96,20 +96,21 @@ def _figures() -> Iterator[Figure]:
 
 
 def _shares(kernel: Kernel, arguments: Arguments, amount: float, roof: str) -> list[float]:
-    """Return the kernel's share of its roof in every round: the time of the same amount at the roof by the kernel's
-    time.
+    """Return the kernel's share of its roof in every round.
+
+    This is the time that the same amount takes at the roof, divided by the kernel's time.
     """
     largest = max((one for one in arguments if isinstance(one, np.ndarray)), key=lambda one: one.nbytes)
     at_roof, as_much = _tiles() if roof == TILES else (plain_reading(largest), largest.nbytes)
     shares = []
-    for _ in range(ROUNDS + 1):  # the first round compiles and touches every page
+    for _ in range(ROUNDS + 1):  # the first round compiles the code and touches every page
         taken_ns = _cpu_ns(lambda: kernel.implementation(*arguments))
         shares.append(_cpu_ns(at_roof) * amount / as_much / taken_ns)
     return shares[1:]
 
 
 def _tiles() -> tuple[Callable[[], object], float]:  # pragma: no cover - AMX
-    """Return a function that only multiplies tiles, and the number of its FLOP."""
+    """Return a function that only multiplies tiles, and the number of FLOP that it does."""
     on = ceilings._Threads(1)
     run = on.runner(ceilings._multiply_four_tiles, np.ones((1, ceilings.LANES), np.float32), ceilings.TILE_REPEATS)
     return run, 2.0 * ceilings.TILE_REPEATS * ceilings.PRODUCTS_OF_TILES
@@ -122,10 +123,10 @@ def _cpu_ns(call: Callable[[], object]) -> float:
 
 
 def _weights(parts: int = 1) -> QuantizedMatrix:
-    """Return a matrix larger than any cache, made of a few rows that repeat.
+    """Return a matrix that is larger than any cache. It consists of a few rows that repeat.
 
-    With `parts`, the matrix has one of `parts` equal parts of these bytes. Q6_K is the common format farthest from
-    its roof.
+    With `parts`, the matrix has only one of `parts` equal parts of these bytes. The format is Q6_K, because this is
+    the common format that is farthest from its roof.
     """
     some = QuantizedMatrix.of(Q6_K, np.random.default_rng(1).standard_normal((64, COLUMNS), dtype=np.float32)).data
     times = max(WEIGHTS_BYTES // parts // some.nbytes, 1)
@@ -186,7 +187,7 @@ def _of_experts(parts: int) -> list[Any]:
 
 
 def _expert_linear() -> Case:
-    """Use each expert once, with a single token."""
+    """Return a call with a single token that uses each expert once."""
     (data,) = _of_experts(1)
     out, scratch = np.zeros((EXPERTS, data.shape[1]), np.float32), linear_int8.Int8Scratch.of(EXPERTS, COLUMNS, 1)
     call = Q6_K.code, data, np.arange(EXPERTS), _x(), out, scratch
@@ -202,7 +203,7 @@ def _expert_gated() -> Case:
 
 
 def _embedding() -> Case:
-    """Embed TOKENS tokens from all over the matrix."""
+    """Return a call that embeds TOKENS tokens from all over the matrix."""
     matrix = _weights()
     tokens = np.random.default_rng(1).integers(0, matrix.rows, TOKENS)
     out = np.zeros((TOKENS, COLUMNS), np.float32)
@@ -242,13 +243,13 @@ def _greedy() -> Case:
 
 
 def _drawn() -> Case:
-    """Draw from the likeliest tokens only, with common settings."""
+    """Return a call that draws from the likeliest tokens, with common settings."""
     logits = np.random.default_rng(1).standard_normal((1, LOGITS), np.float32)
     return sampling.DRAWN, (logits, 0.8, 40, 0.95, 1, 1, 0, np.zeros(1, np.int64)), logits.nbytes
 
 
 def _rows() -> Any:
-    """Return activations larger than any cache, made of a few rows that repeat."""
+    """Return activations that are larger than any cache. They consist of a few rows that repeat."""
     some = np.random.default_rng(1).standard_normal((64, HIDDEN), dtype=np.float32)
     return np.tile(some, (TOKENS // len(some), 1))
 
@@ -283,7 +284,9 @@ def _add_rms_norm_int8() -> Case:
 
 
 def _residual_add() -> Case:
-    x, delta = _rows(), _rows()  # written pages: all unwritten pages of zeros would be a single page, in cache
+    # The pages must have been written to. Otherwise all pages of zeros would be a single page, which stays in the
+    # cache.
+    x, delta = _rows(), _rows()
     return residual_add.RESIDUAL_ADD, (x, delta), 2 * x.nbytes + delta.nbytes
 
 
@@ -314,8 +317,9 @@ def _quantize_rows() -> Case:
 
 
 def _attention() -> Case:
-    """Attend with one token to more positions than a cache holds, with 8 heads of keys and values for 32 heads of
-    queries.
+    """Return a call of one token that attends to more positions than a cache holds.
+
+    There are 8 heads of keys and values for 32 heads of queries.
     """
     heads, kv_heads = 32, 8
     caches = empty_caches(kv_heads, 4 * TOKENS, HEAD_DIM, np.uint16)
@@ -339,7 +343,7 @@ def _linear_backward() -> Case:
 
 
 def _weight_gradient() -> Case:
-    """Add the gradient of a few tokens to a matrix larger than any cache."""
+    """Return a call that adds the gradient of a few tokens to a matrix that is larger than any cache."""
     d_weights, x = _rows(), np.ones((GRADIENT_TOKENS, HIDDEN), np.float32)
     call = np.ones((GRADIENT_TOKENS, TOKENS), np.float32), x, d_weights
     return weight_gradient.WEIGHT_GRADIENT, call, 2 * d_weights.nbytes

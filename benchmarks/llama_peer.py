@@ -1,8 +1,8 @@
-"""llama.cpp from PyPI's `xllamacpp`, called through its exported C functions, because its Python API has no
-`cb_eval`.
+"""llama.cpp from PyPI's `xllamacpp`, called through its exported C functions. Its Python API does not have `cb_eval`.
 
 The structures of llama.cpp's parameters differ between versions. They are passed as blobs that are larger than in any
-version and have the library's defaults. The default values around the callback show its position in the blob.
+version and contain the library's defaults. The callback's position in the blob is found by the default values around
+it.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from cbtop.compute import demo_model
 from cbtop.compute.demo_model import ModelShape
 
 CONTEXT_LENGTH = 256
-_F16 = 1  # ggml's number of the type that keys and values in a cache have by default
-# values of the fields cb_eval, cb_eval_user_data, type_k and type_v
+_F16 = 1  # ggml's number for the default type of keys and values in a cache
+# Default values of the fields cb_eval, cb_eval_user_data, type_k and type_v.
 _NO_CALLBACK = struct.pack("<QQii", 0, 0, _F16, _F16)
 
 
@@ -33,7 +33,10 @@ _Pointer = ctypes.c_void_p
 
 
 def write_model(path: Path, shape: ModelShape) -> None:
-    """Write a GGUF file with this shape, random weights, no words, and the keys that only llama.cpp needs."""
+    """Write a GGUF file with this shape, random weights and an empty vocabulary.
+
+    It has the keys that only llama.cpp needs.
+    """
     metadata = demo_model._metadata
 
     def with_words(shape: ModelShape) -> dict[str, Any]:
@@ -61,14 +64,14 @@ def library() -> ctypes.CDLL:
 
 
 def _call(name: str, result: Any, *arguments: tuple[Any, Any]) -> Any:
-    """Call the function `name` with pairs (type, value)."""
-    function = library()[name]  # access by item gives a new object each time
+    """Call the function `name` of the library. Each argument is a pair (type, value)."""
+    function = library()[name]  # indexing returns a new object each time, so its types can be set
     function.restype, function.argtypes = result, [kind for kind, _ in arguments]
     return function(*(value for _, value in arguments))
 
 
 class Llama:
-    """A model with one context. `callback` and `user_data` become its `cb_eval`."""
+    """A model with one context. `callback` and `user_data` are passed to llama.cpp as its `cb_eval`."""
 
     def __init__(
         self, path: Path, callback: int = 0, user_data: int = 0, *, threads: int = 1, context: int = CONTEXT_LENGTH
@@ -113,7 +116,7 @@ class Llama:
         return np.ctypeslib.as_array(logits, (self._words,)).copy()
 
     def tokens_of(self, text: str) -> list[int]:
-        """Return the tokens of `text` by the model's tokenizer. Names of control tokens become control tokens."""
+        """Return the tokens of `text` by the model's own tokenizer. Names of control tokens become control tokens."""
         data = text.encode()
         tokens = (ctypes.c_int32 * (2 * len(data) + 8))()
         count = _call(
@@ -145,7 +148,7 @@ class Llama:
         return buffer.raw[:count]
 
     def is_end(self, token: int) -> bool:
-        """Return whether this token ends a text."""
+        """Return whether this token marks the end of a text."""
         is_end: bool = _call(
             "llama_vocab_is_eog", ctypes.c_bool, (_Pointer, self._vocabulary), (ctypes.c_int32, token)
         )
@@ -167,20 +170,22 @@ class _Init(ctypes.Structure):
     _fields_ = (("size", ctypes.c_size_t), ("buffer", _Pointer), ("no_alloc", ctypes.c_bool))
 
 
-# offset of the field `extra` in ggml_tensor; a buffer for repacked weights sets it if it repacks the tensor
+# Offset of the field `extra` in ggml_tensor. A buffer for repacked weights sets this field if it repacks the tensor.
 _EXTRA = 320
 _REPACKED, _PLAIN = "_Z35ggml_backend_cpu_repack_buffer_typev", "ggml_backend_cpu_buffer_type"
 _ROOM = 1 << 20  # size in bytes of a context without data
 
 
 class Product:
-    """The product of a matrix and some tokens by ggml on one thread. Weights are repacked if llama.cpp repacks
-    them.
+    """The product of a matrix and some tokens, computed by ggml on one thread.
+
+    Weights are repacked if llama.cpp would repack them.
     """
 
     def __init__(self, code: int, weights: np.ndarray, columns: int, x: np.ndarray) -> None:
-        """`weights`: uint8 (rows, row_bytes) in the format with ggml's number `code`. `x`: float32 (tokens,
-        columns).
+        """Prepare the product. `weights`: uint8 (rows, row_bytes) in the format with ggml's number `code`.
+
+        `x`: float32 (tokens, columns).
         """
         self._contexts: list[int] = []
         self._buffers: list[int] = []

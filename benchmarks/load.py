@@ -28,30 +28,30 @@ from cbtop.protocol.vocabulary import BrickId, SourceStatus
 LAYERS, BRICKS = 28, list(BrickId)[:12]  # a decode step of a 7B model has 365 nodes and 365 records
 ROUNDS = 60
 HOSTS, RECORDS_PER_S, LOADED_S = 64, 50_000, 10.0
-HOST_RING_BYTES = 2 << 20  # enough for 1.3 s of records
+HOST_RING_BYTES = 2 << 20  # has room for 1.3 s of records
 FILL_S = 0.02
 FINAL_S = 300  # long enough for any busy machine
 IDLE_HOSTS, IDLE_S = 8, 10.0
-SETTLE_S = 12.0  # two keyframes of the daemon
+SETTLE_S = 12.0  # time in which the daemon sends two keyframes
 JOINS = 1000
 DAEMON = [sys.executable, "-m", "cbtop", "daemon"]
 
 
 class Load:
-    """A real host with a ring that is filled by columns. One process can so write as much as many processes."""
+    """A real host. Its ring is filled with whole columns, so that one process can write as much as many processes."""
 
     def __init__(self, directory: Path | None = None, ring_bytes: int = 8 << 20, spread_ns: int = 50_000) -> None:
         self._spread_ns = spread_ns
         self._recorder = RingRecorder(directory, ring_bytes)
         self._profiler = BrickProfiler(recorder=self._recorder)
         decode_once(self._profiler)
-        self._begin_ns = time.perf_counter_ns()  # later records begin after the first step
+        self._begin_ns = time.perf_counter_ns()  # later records begin after this first step
         ring = self._recorder._ring
         assert ring is not None
         self.ring: RingWriter = ring
         self.path = ring.path
         reader = RingReader(ring.path)
-        self._order = reader.read().node  # the nodes in the order of their records in a step
+        self._order = reader.read().node  # the node of each record of a step, in order
         self.written = reader.read_to
         reader.close()
 
@@ -73,7 +73,7 @@ class Load:
 
 
 def decode_once(profiler: BrickProfiler) -> None:
-    """Run one decode step. The first one creates every node."""
+    """Run one decode step. The first call also creates every node."""
     with profiler.step("decode", tokens=1):
         for layer in range(LAYERS):
             with profiler.layer(layer):
@@ -87,8 +87,9 @@ def run() -> list[Figure]:
 
 
 def ingest(count: int) -> list[Figure]:
-    """Measure reading `count` records at a time from the ring into statistics and messages, compared with copying the
-    bytes.
+    """Measure how fast `count` records at a time are read from the ring and turned into statistics and messages.
+
+    The peer is copying the same bytes.
     """
     used_s, copied_s = [], []
     with tempfile.TemporaryDirectory() as directory:
@@ -115,7 +116,10 @@ def ingest(count: int) -> list[Figure]:
 
 
 def many_hosts() -> list[Figure]:
-    """Fill HOSTS rings at RECORDS_PER_S each for a real daemon. Measure what it reads, uses and loses."""
+    """Fill HOSTS rings for a real daemon, each with RECORDS_PER_S.
+
+    Measure the daemon's reading, resources and losses.
+    """
     with daemon() as process:
         used, begun_s = process.cpu_times(), time.monotonic()
         command = [sys.executable, "-c", "from benchmarks import load; load.fill_many()"]
@@ -160,7 +164,7 @@ def fill_many() -> None:
 
 
 def final_states(count: int) -> list[SourceState]:
-    """Return the final states of `count` sources, as a viewer receives them."""
+    """Return the final states of `count` sources, received as a viewer."""
     subscriber = Subscriber(default_endpoint())
     states: dict[str, SourceState] = {}
     deadline_s = time.monotonic() + FINAL_S
@@ -175,7 +179,7 @@ def final_states(count: int) -> list[SourceState]:
 
 
 def joins() -> list[Figure]:
-    """Measure how long a new viewer waits for all data, with 8 hosts of 365 nodes each."""
+    """Measure how long a new viewer waits until it has all data. There are 8 hosts with 365 nodes each."""
     times_ms = []
     with daemon(), idle_hosts():
         wait_for_hosts()

@@ -24,12 +24,15 @@ from cbtop.commands.run import DEFAULT_OVERHEAD
 PROGRAM = Path(__file__).parent / "programs" / "slow_layer.py"
 CBTOP = [sys.executable, "-m", "cbtop"]
 NAMED = ("odd-layer", "Layer 5")
-LEAST_NAMED = 0.95  # of the runs
+LEAST_NAMED = 0.95  # smallest allowed share of runs that name the slow layer
 LIMIT_S = 300.0
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print each run and both counts. Returns 1 if a twin got a warning, or too few runs named the layer."""
+    """Print each run and both counts.
+
+    Returns 1 if a healthy twin got a warning, or if too few runs named the layer.
+    """
     parser = argparse.ArgumentParser(prog="python -m benchmarks planted", description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=20, help="of each program (default: 20)")
     parser.add_argument("--seconds", type=float, default=9.0, help="of steps after the warm-up (default: 9)")
@@ -49,7 +52,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def warnings_of(kind: str, seconds: float) -> list[tuple[str, str]]:
-    """Run the program and return the id and the subject of each warning and error at its end."""
+    """Run the program. Returns the id and the subject of each warning and error that remains at its end."""
     with tempfile.TemporaryDirectory(prefix="cbtop-planted-") as folder:
         file = str(Path(folder, "run.cbtop"))
         _run("run", "--quiet", "--overhead", DEFAULT_OVERHEAD, "--record", file, "--",

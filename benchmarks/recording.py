@@ -19,7 +19,7 @@ from cbtop.protocol.record_batch import pack, unpack
 from cbtop.protocol.recording import FrameKind, RecordingReader, RecordingWriter, frame_bytes
 
 RECORDED_S = 20.0
-PATIENCE_S = 120.0  # long enough for the first run, which writes a model and compiles
+PATIENCE_S = 120.0  # long enough for the first run, which writes a model and compiles kernels
 HOUR_S = 3600
 SEEKS = 50
 DEMO = [sys.executable, "-m", "cbtop", "demo", "--serve-only", "--threads", "1"]
@@ -34,7 +34,7 @@ def run() -> list[Figure]:
 
 
 def _record(path: Path) -> None:
-    """Record a real decode, beginning when it is in its steady state."""
+    """Record a real decode. The recording begins when times have become stable."""
     with subprocess.Popen(DEMO, stderr=subprocess.DEVNULL) as process:
         try:
             recorder, deadline_s = StreamRecorder(path, None, 1 << 30), time.monotonic() + PATIENCE_S
@@ -51,7 +51,7 @@ def _record(path: Path) -> None:
 
 
 def _repeat(real: Path, hour: Path) -> None:
-    """Write one hour by repeating the frames of `real` with continuing times."""
+    """Write a recording of one hour, by repeating the frames of `real` with later and later times."""
     reader = RecordingReader(real)
     begin_ns = reader.end_ns - round(RECORDED_S * 1e9)
     frames = list(reader.frames(reader.keyframe_before(begin_ns)))
@@ -95,7 +95,7 @@ def _seeks(hour: Path) -> list[Figure]:
         feed.seek(target_s)
         times.append(1e3 * (time.perf_counter() - begun))
     feed.close()
-    hour.write_bytes(hour.read_bytes()[:-20])  # cut off the index, as if the recorder was killed
+    hour.write_bytes(hour.read_bytes()[:-20])  # removes the end of the index, as if the recorder had been killed
     begun = time.perf_counter()
     ReplayFeed(hour).close()
     rebuilt_ms = 1e3 * (time.perf_counter() - begun)

@@ -37,9 +37,10 @@ RECORDS_A_STEP = 1 + LAYERS * (1 + len(BRICKS))
 COLUMNS, ROWS, INTERVAL_S = 120, 40, 0.5  # the default size and refresh interval
 SETTLE_S, WATCHED_S, ROUNDS = 1.0, 3.0, 3
 ENDED, STARTS = 50, 3
-LEFT_STEPS = {"small": 100, "full": 720}  # 100 steps take 1.2 MB; 720 steps are more than a ring of 8 MiB holds
+# numbers of steps that processes leave: 100 steps take 1.2 MB, and 720 steps are more than a ring of 8 MiB holds
+LEFT_STEPS = {"small": 100, "full": 720}
 PATIENCE_S = 120.0
-TRUE = b"RmsNorm"  # name of a brick; the screen shows it only once the brick has a measured time
+TRUE = b"RmsNorm"  # the name of a brick, which the screen shows only if the brick has a measured time
 LOOP = "a loop of 100,000"
 FLOOR = "the floor"
 CBTOP = ["-m", "cbtop", "--interval", str(INTERVAL_S)]
@@ -63,7 +64,7 @@ def run() -> list[Figure]:
 
 
 def frames(where: str) -> list[Figure]:
-    """Measure the CPU time of a frame in each view compared with the floor, and the bytes sent to the terminal.
+    """Measure the CPU time of a frame in each view, compared with the floor, and the bytes sent to the terminal.
 
     The views take turns in rounds.
     """
@@ -92,7 +93,7 @@ def frames(where: str) -> list[Figure]:
 
 
 def first_frame(beside: str) -> list[Figure]:
-    """Measure the CPU and wall time until the screen shows measured data, and the memory then and later."""
+    """Measure the CPU and wall time until the screen shows measured data, and the memory at that moment and later."""
     wall_s, cpu_s, first_mb, later_mb = [], [], [], []
     for _ in range(STARTS):
         with _Screen(CBTOP) as screen:
@@ -110,13 +111,13 @@ def first_frame(beside: str) -> list[Figure]:
 
 
 class _Screen(AbstractContextManager["_Screen"]):
-    """Runs a Python program in its own terminal."""
+    """Runs a Python program in a terminal of its own."""
 
     def __init__(self, arguments: list[str]) -> None:
         self.terminal, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
         environment = os.environ | {"TERM": "xterm-256color"}
-        for name in ("COLUMNS", "LINES"):  # programs would take the size from these variables
+        for name in ("COLUMNS", "LINES"):  # programs would use these variables instead of the terminal's size
             environment.pop(name, None)
         self._begun_s = time.perf_counter()
         command = [sys.executable, *arguments]
@@ -126,7 +127,7 @@ class _Screen(AbstractContextManager["_Screen"]):
     def __exit__(self, *_: object) -> None:
         self._process.terminate()
         while self._process.poll() is None:
-            self._read()  # an unread terminal would delay the end
+            self._read()  # The program cannot end while its output waits to be read.
         os.close(self.terminal)
 
     def wait_for(self, word: bytes) -> float:
@@ -139,7 +140,10 @@ class _Screen(AbstractContextManager["_Screen"]):
         return time.perf_counter() - self._begun_s
 
     def watch(self, seconds: float) -> tuple[float, int]:
-        """Read for `seconds`. Returns the program's CPU time meanwhile (ms), and the number of bytes it wrote."""
+        """Read for `seconds`.
+
+        Returns the CPU time (ms) that the program used, and the number of bytes that it wrote.
+        """
         used_ms, sent, until_s = self.cpu_ms, 0, time.perf_counter() + seconds
         while time.perf_counter() < until_s:
             sent += len(self._read())
@@ -147,18 +151,18 @@ class _Screen(AbstractContextManager["_Screen"]):
 
     @property
     def cpu_ms(self) -> float:
-        """CPU time (ms) of all threads of the program until now. psutil's figure only has a resolution of 10 ms."""
+        """CPU time (ms) of all threads of the program so far. The resolution of psutil's figure is only 10 ms."""
         threads = Path(f"/proc/{self._process.pid}/task").glob("*/schedstat")
         return sum(int(thread.read_text().split()[0]) for thread in threads) / 1e6
 
     @property
     def most_resident_mb(self) -> float:
-        """The program's largest use of memory until now, in MB."""
+        """The program's largest resident memory so far, in MB."""
         status = Path(f"/proc/{self._process.pid}/status").read_text(encoding="utf-8")
         return int(status.partition("VmHWM:")[2].split()[0]) * 1024 / 1e6
 
     def _read(self) -> bytes:
-        """Return the bytes that the program wrote, after waiting for a moment."""
+        """Wait for a moment, and return the bytes that the program has written."""
         ready, _, _ = select.select([self.terminal], [], [], 0.05)
         try:
             return os.read(self.terminal, 65536) if ready else b""
@@ -167,7 +171,7 @@ class _Screen(AbstractContextManager["_Screen"]):
 
 
 class _Number(Static):
-    """A widget with a growing number."""
+    """A widget that shows a growing number."""
 
     def on_mount(self) -> None:
         numbers = count()
@@ -182,12 +186,12 @@ class _ShowsNumber(App[None]):
 
 
 def show_number() -> None:
-    """Show the number until killed."""
+    """Show the number until this process is killed."""
     _ShowsNumber().run()
 
 
 def write() -> None:
-    """Write RECORDS_PER_S records a second until killed."""
+    """Write RECORDS_PER_S records a second until this process is killed."""
     profiler, due_s = BrickProfiler(), time.monotonic()
     while True:
         decode_once(profiler)
@@ -196,7 +200,7 @@ def write() -> None:
 
 
 def leave(steps: int) -> None:
-    """Leave the rings of ENDED processes that have ended."""
+    """Leave ENDED rings in the runtime directory, each with the records of `steps` steps."""
     for _ in range(ENDED):
         profiler = BrickProfiler()
         for _ in range(steps):
@@ -228,7 +232,7 @@ def _has_ended(path: Path) -> bool:
 
 
 def _loop_ms() -> float:
-    """Return the CPU time of one turn of the comparison loop."""
+    """Return the CPU time (ms) of one turn of the loop that other times are compared with."""
     begun_s = time.thread_time()
     total = 0
     for number in range(100_000):

@@ -45,13 +45,16 @@ def run() -> list[Figure]:
 
 
 def _follows_torch(python: str) -> Figure:
-    """Measure only the work that the hook does after an import of torch. Above, torch's own seconds hide it."""
+    """Measure only the work that the hook does after an import of torch.
+
+    In the other figures, the seconds that torch takes hide it.
+    """
     found = [int(subprocess.check_output([python, "-c", FOLLOWS])) / 1e6 for _ in range(ROUNDS_WITH_TORCH)]
     return Figure("import torch, of that the hook once it is there", statistics.median(found), "ms")
 
 
 def _environment(directory: Path) -> str:
-    """Make a virtual environment and return its Python, which also finds the packages installed in ours."""
+    """Make a virtual environment. Returns its Python, which also finds the packages of our own environment."""
     venv.create(directory, symlinks=True)
     (packages,) = directory.glob("lib/python*/site-packages")
     (packages / "cbtop").symlink_to(Path(cbtop.__file__).parent)
@@ -61,7 +64,8 @@ def _environment(directory: Path) -> str:
 
 def _measured(interpreter: str, what: str, program: str, rounds: int) -> list[Figure]:
     python = [interpreter, "-c", program]
-    nothing_yet = Path(os.environ["CBTOP_RUNTIME_DIR"]) / "run-1-1"  # file of a run that reports nothing at its end
+    # the file of a run; it has nothing to report at its end
+    nothing_yet = Path(os.environ["CBTOP_RUNTIME_DIR"]) / "run-1-1"
     hook = {"CBTOP_RUN": "1", "CBTOP_RUN_ID": f"1,1:{nothing_yet}", "PYTHONPATH": HOOK}
     ways: dict[str, tuple[list[str], dict[str, str]]] = {
         BARE: (python, {}),

@@ -42,12 +42,12 @@ from cbtop.compute.quantization.q4_k import Q4_K
 from cbtop.compute.settings import STATIC_CROSSOVERS
 
 U = np.uint64
-STEPS = 32  # steps of 32 columns each
+STEPS = 32  # number of steps, of 32 columns each
 TOKENS = ROWS = 32
 REPEATS, ROUNDS, PAIRS = 200, 15, 10_000
-HALF = 512  # bytes of a tile of 16 x 32 or 32 x 16 numbers
+HALF = 512  # bytes of a tile of 16 x 32 or 32 x 16 int8
 # In the order of ldtilecfg: four tiles of 16 x 16 sums, two of 16 tokens x 32 columns, and two of 32 columns x 16
-# rows, with columns grouped by four.
+# rows. In the last two, columns are grouped by four.
 _ROW_BYTES, _ROWS = (64, 64, 64, 64, 32, 32, 64, 64), (16, 16, 16, 16, 16, 16, 8, 8)
 _CONFIGURATION = bytes(
     [1, *[0] * 15, *[byte for one in _ROW_BYTES for byte in (one, 0)], *[0] * 16, *_ROWS, *[0] * 8]
@@ -60,7 +60,7 @@ def run() -> list[Figure]:
 
 @constant_intrinsic
 def multiply_bytes(typing: Any, total: Any, a: Any, b: Any) -> tuple[Any, Any]:
-    """total[m, n] += sum over k < 32 of a[m, k] * b[k // 4, 4 n + k % 4]. Inputs are int8, sums int32."""
+    """Set total[m, n] += sum over k < 32 of a[m, k] * b[k // 4, 4 n + k % 4]. Inputs are int8, sums are int32."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         tiles._called(builder, "llvm.x86.tdpbssd", tiles._VOID, [tiles._number(one) for one in (total, a, b)])
@@ -83,7 +83,7 @@ def load_half(typing: Any, tile: Any, array: Any, row: Any, column: Any) -> tupl
 
 @tiles._intrinsic
 def configure_half_tiles(typing: Any) -> tuple[Any, Any]:
-    """Configure tiles as `configure_tiles` does. These are for products of 32 columns."""
+    """Configure tiles as `configure_tiles` does, but with sizes for int8 products of 32 columns."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         data = tiles.cgutils.make_bytearray(bytearray(_CONFIGURATION))
@@ -97,7 +97,7 @@ def configure_half_tiles(typing: Any) -> tuple[Any, Any]:
 
 @jit
 def of_int8(x: Any, w: Any, of_tokens: Any, of_rows: Any, ints: Any, sums: Any, repeats: Any) -> None:
-    """Multiply by tiles of int8, and add the scaled sums of each step to `sums`.
+    """Multiply by tiles of int8. Scale the sums of each step, and add them to `sums`.
 
     `x` and `w`: uint8 (1, steps * 1024), two tiles a step. `of_tokens` and `of_rows`: float32 (steps, 32), scales.
     `ints`: uint8 (1, 4096), scratch. `sums`: float32 (32, 32).
@@ -175,7 +175,7 @@ def _figures() -> Iterator[Figure]:  # pragma: no cover - AMX
     # shape: (steps, tokens or rows, columns)
     x, w = (rng.integers(-100, 100, (STEPS, 32, 32), np.int8) for _ in range(2))
     of_tokens, of_rows = (rng.random((STEPS, 32), np.float32) for _ in range(2))
-    # Group columns by four: b[k // 4, 4 n + k % 4] = w[n, k].
+    # Group the columns by four: b[k // 4, 4 n + k % 4] = w[n, k].
     by_fours = w.reshape(STEPS, 2, 16, 8, 4).transpose(0, 1, 3, 2, 4)
     given = x.view(np.uint8).reshape(1, -1), np.ascontiguousarray(by_fours).view(np.uint8).reshape(1, -1)
     ints, sums = np.zeros((1, 4096), np.uint8), np.zeros((TOKENS, ROWS), np.float32)
@@ -183,7 +183,7 @@ def _figures() -> Iterator[Figure]:  # pragma: no cover - AMX
     exact = np.einsum("stk,srk,st,sr->tr", *(one.astype(np.float64) for one in (x, w, of_tokens, of_rows)))
     np.testing.assert_allclose(sums, exact, rtol=0, atol=1e-5 * np.abs(exact).max())
 
-    ones = np.full((1, STEPS * 512), 0x3F803F80, np.uint32)  # each word has two bfloat16 of value 1
+    ones = np.full((1, STEPS * 512), 0x3F803F80, np.uint32)  # each word contains two bfloat16 of value 1
     totals = np.zeros((4, 256), np.float32)
     of_bfloat16(ones, ones, totals, 1)
     assert (totals == 32 * STEPS).all()

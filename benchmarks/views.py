@@ -16,7 +16,7 @@ from cbtop.profiler.recorder import RingRecorder
 from cbtop.viewmodels.graph import rows_at
 from cbtop.viewmodels.source import source_view
 
-LAYERS, BRICKS = 909, 10  # which gives 10,000 nodes
+LAYERS, BRICKS = 909, 10  # these numbers make 10,000 nodes
 SHOWN, ROUNDS = 40, 25
 LIMIT_MS = 50.0  # a tenth of the time between two redraws
 
@@ -61,7 +61,7 @@ def run() -> list[Figure]:
 
 
 def _time_s(call: Callable[[], None]) -> float:
-    """Return the processor time (s) of one call in this process, which excludes other programs."""
+    """Return the processor time (s) of one call in this process. Other programs do not count."""
     begun_s = time.process_time()
     call()
     return time.process_time() - begun_s

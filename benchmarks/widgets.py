@@ -27,8 +27,9 @@ Row = tuple[str, ...]
 
 
 class Panes(App[None]):
-    """An app with the measured widget and two panes. Each pane has its own keys, and the focus switches between
-    them.
+    """An app with the measured widget and two panes.
+
+    Each pane has its own keys. The focus switches between the panes.
     """
 
     COMPONENT_CLASSES: ClassVar[set[str]] = set(ROLES)
@@ -115,7 +116,7 @@ def _cell(at: int) -> Callable[[Row, int], Line]:
 
 
 def _fill(table: DataTable[str], rows: list[Row]) -> None:
-    """Fill the table in the way its documentation advises: add rows once, then update single cells."""
+    """Fill the table as its documentation advises: add rows once, and update single cells afterwards."""
     if not table.columns:
         table.add_columns(*map(str, range(COLUMNS)))
         for row in rows:

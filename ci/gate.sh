@@ -2,7 +2,7 @@
 # Measure a command at the base commit and in this checkout, and judge the difference with `cbtop check`.
 # action.yml runs this script in $GITHUB_WORKSPACE, and passes its inputs as GATE_*. The exit code is that of the check.
 set -euo pipefail
-unset $(git rev-parse --local-env-vars)  # such as GIT_INDEX_FILE, which names the index of another checkout
+unset $(git rev-parse --local-env-vars)  # for example GIT_INDEX_FILE, which names the index of a different checkout
 
 fail() {
   echo "::error title=cbtop gate::$1"
@@ -10,12 +10,14 @@ fail() {
 }
 
 check() {
-  "$GATE_PYTHON" -P -m cbtop check "$@" -- bash -eo pipefail -c "$GATE_COMMAND"  # -P: cbtop must not import files of the project
+  # -P: cbtop must not import files from the project's directory
+  "$GATE_PYTHON" -P -m cbtop check "$@" -- bash -eo pipefail -c "$GATE_COMMAND"
 }
 
 [ -n "$GATE_COMMAND" ] || fail 'the input command is empty; pass a command, such as "python bench.py"'
 [ -n "$GATE_BASELINE" ] || fail 'this event has no pull request; pass the commit to compare with as the input baseline'
-if ! git cat-file -e "$GATE_BASELINE^{commit}" 2>/dev/null; then  # the checkout is shallow
+# the base commit is missing if the checkout is shallow
+if ! git cat-file -e "$GATE_BASELINE^{commit}" 2>/dev/null; then
   git fetch --quiet --no-tags --depth=1 origin "$GATE_BASELINE" || fail "there is no commit $GATE_BASELINE"
   GATE_BASELINE=$(git rev-parse FETCH_HEAD)
 fi

@@ -1,4 +1,7 @@
-"""Choose the processors and libraries that kernels run on. Only this file of compute asks what the machine has."""
+"""Choose the processors and libraries that kernels run on.
+
+This is the only file of compute that asks the system what the machine has.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +21,9 @@ from cbtop.compute.jit.addresses import address_of, on_threads
 from cbtop.compute.jit.compile import is_kept, jit, settings
 from cbtop.compute.jit.compile import untyped as numba
 
-# Number of times that an idle OpenMP thread of libgomp checks for work before it sleeps. A waiting thread occupies a
-# core that a working thread may need. Next to another busy process on 2 cores, a decoder makes 7 tokens/s with
-# libgomp's own 300,000 spins and 33 with 4,000. Without the other process: 103 and 89.
+# Number of times that an idle OpenMP thread of libgomp checks for work before it sleeps. While it checks, it occupies
+# a core that a working thread may need. On 2 cores with another busy process, a decoder makes 7 tokens/s with
+# libgomp's default of 300,000 and 33 with 4,000. Without the other process, it makes 103 and 89.
 GOMP_SPIN_COUNT = 4_000
 SYSFS_CPU = Path("/sys/devices/system/cpu")
 PROC_STAT = Path("/proc/stat")
@@ -28,8 +31,8 @@ PROC_STAT = Path("/proc/stat")
 WORKQUEUE = "workqueue"
 
 
-# Process ids in which Numba's threads were started. A fork inherits the ids but not the threads. If a fork then uses
-# threads, GNU OpenMP ends it (SIGTERM).
+# Process ids in which Numba's threads were started. A forked process inherits this set but not the threads. GNU
+# OpenMP ends a forked process (SIGTERM) that uses threads.
 _launched: set[int] = set()
 
 
@@ -40,8 +43,8 @@ _TURNS = threading.RLock()
 def turn() -> Iterator[None]:
     """Enter this context to use Numba's threads.
 
-    The workqueue layer ends the process if two Python threads use it together. So only one thread enters at a time
-    with that layer, or before Numba has chosen a layer.
+    The workqueue layer ends the process if two Python threads use it at the same time. So only one thread enters at a
+    time with that layer, or while Numba has not chosen a layer yet.
     """
     if (_threading_layer() or WORKQUEUE) == WORKQUEUE:
         with _TURNS:
@@ -72,9 +75,9 @@ class Backend:
 
 @jit
 def _nothing(weights: Any, bias: Any, x: Any, beside: Any, out: Any, chunk: Any, chunks: Any) -> None:
-    """Do nothing. Calling this function only starts the threads.
+    """Do nothing. The function is only called to start the threads.
 
-    The parameters are those of rows of int8 products.
+    It has the parameters that `on_threads` passes to every function.
     """
 
 
@@ -85,7 +88,10 @@ def _start(threads: int) -> None:
 
 
 def is_first_run() -> bool:
-    """Return whether this machine has compiled no kernels yet. Every run compiles `on_threads` first."""
+    """Return whether this machine has not compiled any kernel yet.
+
+    The test is whether `on_threads` is in the cache, because every run compiles it first.
+    """
     return not is_kept(on_threads)
 
 
@@ -106,7 +112,7 @@ def physical_cores() -> int:
 
 
 class OtherProcesses:
-    """The use of this machine's processors by other processes since this object was made (Linux /proc/stat)."""
+    """Measures how much other processes use this machine's processors from its creation on (Linux /proc/stat)."""
 
     def __init__(self) -> None:
         self._begun_s, self._others_s = time.monotonic(), _others_s()
@@ -118,7 +124,10 @@ class OtherProcesses:
 
 
 def _others_s() -> float:
-    """Return the processor seconds that other processes have used since the machine started, with stolen time."""
+    """Return the processor seconds that other processes have used since the machine started.
+
+    Time that a hypervisor took from this machine (steal) counts, too.
+    """
     if not os.access(PROC_STAT, os.R_OK):
         return 0.0
     user, nice, system, _, _, irq, softirq, steal = map(int, PROC_STAT.read_text().split()[1:9])
@@ -152,8 +161,10 @@ def refuse_threads_of_fork(threads: int) -> None:
 def cpu_backend(threads: int | None = None) -> Backend:
     """Set Numba to use `threads` threads. None means all processors of this process except one.
 
-    One processor is left to the screen: a parallel product waits for its slowest thread, and a screen on the same
-    core slows that thread down. Raises ComputeError for 0 threads, for more threads than Numba was started with
+    One processor is left to the screen. A parallel product waits for its slowest thread, and a screen on the same
+    core would slow that thread down.
+
+    Raises ComputeError in four cases: for 0 threads, for more threads than Numba was started with
     (NUMBA_NUM_THREADS), for more than one thread in a fork of a process that has run kernels, and if Numba cannot
     start the threads.
     """
@@ -164,13 +175,13 @@ def cpu_backend(threads: int | None = None) -> Backend:
     wanted = int(threads or 0) or max(1, min(available_threads() - 1, limit))
     if is_fork_of_launched():
         refuse_threads_of_fork(wanted)
-        return Backend(wanted, _threading_layer())  # one thread needs no launch
+        return Backend(wanted, _threading_layer())  # one thread runs in the caller, so no threads are started
     if "OMP_WAIT_POLICY" not in os.environ:
         # libgomp reads GOMP_SPINCOUNT when it is loaded. Numba loads it at the first parallel run.
         os.environ.setdefault("GOMP_SPINCOUNT", str(GOMP_SPIN_COUNT))
     try:
         numba.set_num_threads(wanted)
-        with turn():  # Numba knows its threading layer only after something has run in parallel
+        with turn():  # Numba chooses its threading layer when something first runs in parallel
             _start(wanted)
     except ValueError as error:  # raised if the layer in NUMBA_THREADING_LAYER is not installed
         raise ComputeError(f"Numba starts no threads ({str(error).splitlines()[0]})") from error

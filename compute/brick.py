@@ -1,6 +1,9 @@
-"""A brick of the catalog with its kernels. It runs and times the kernels, or checks them against their references."""
+"""A brick of the catalog with its kernels.
 
-# This is the only file of compute that times anything. The decoder's traces come from the profiler.
+A brick runs its kernels and times them, or checks them against their references.
+"""
+
+# In compute, only this file times anything. The decoder's traces come from the profiler.
 
 from __future__ import annotations
 
@@ -20,15 +23,16 @@ from cbtop.profiler.definitions import BrickDefinition, KernelDefinition
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.attributes import Work
 
-ONE_THREAD = "numba"  # the backend of a kernel that never uses several threads
-REFERENCE = "numpy"  # the backend of a brick that runs the reference of each kernel
-# Microseconds per token. Shorter calls get no budget, because most of their time is the fixed cost of a call.
+ONE_THREAD = "numba"  # the backend of a kernel that always runs on one thread
+REFERENCE = "numpy"  # the backend of a brick that runs the references instead of the kernels
+# Calls that take less than this many microseconds per token get no budget, because most of their time is a fixed
+# cost.
 LEAST_BUDGET_US = 100.0
-# A budget is this many times the bound of the contracts. In a step, calls take 0.9 to 1.1 times the bound (AMD EPYC),
-# and more if the processor is busy.
+# A budget is this many times the time that the contracts imply. Calls in a step take 0.9 to 1.1 times that time (AMD
+# EPYC), and more if the processor is busy.
 SLACK = 2.0
 Profiler = BrickProfiler
-# A callback that gets a brick and the names of the contract conditions that do not hold.
+# A function that is called with a brick and the names of the contract conditions that do not hold.
 Violated = Callable[["ComputeBrick", Iterable[str]], None]
 
 
@@ -43,7 +47,7 @@ class BrickLaunch:
 
 
 class ComputeBrick:
-    """One brick at one place of a model. Calling the brick runs its kernels and records one timing."""
+    """One brick at one place of a model. A call of the brick runs its kernels and records one timing."""
 
     __slots__ = (
         "_contracts", "_implementations", "_is_int8", "_many_elements", "_of_many", "_of_token", "_profiler",
@@ -62,13 +66,15 @@ class ComputeBrick:
     ) -> None:
         """Create the brick.
 
-        `names_launches`: whether each kernel records its own launch, with its shape. `bfloat16_tokens`: int8 products
-        of this many tokens or more run in bfloat16. None: all run in int8.
+        `names_launches`: whether each kernel records its own launch, with its shape.
+
+        `bfloat16_tokens`: the number of tokens at which int8 products begin to run in bfloat16. None: all run in
+        int8.
         """
         self.spec = spec
         self._profiler = profiler
         work = combined_work(launches)
-        # A GPU has only roofs of float matrices. The highest of these roofs also bounds int8 work, so no dtype is
+        # On a GPU, only roofs of float matrices are known. The highest of these also bounds int8 work, so no dtype is
         # set.
         if names_launches:
             work = replace(work, dtype="")
@@ -90,9 +96,9 @@ class ComputeBrick:
                 if not names_launches
             ),
         )
-        self._turn = 0  # counts the comparisons with the reference, because each compares different rows
+        self._turn = 0  # counts the comparisons with the reference, so that each of them compares different rows
         self._token_elements = sum(launch.elements_per_token for launch in launches)
-        # the definition for calls of one token, if these have a budget
+        # the definition for calls of one token; None if these have no budget
         self._of_token: BrickDefinition | None = None
         self._of_many, self._many_elements = self.definition, math.inf
         if bfloat16_tokens is not None and work.dtype == "int8":
@@ -132,8 +138,8 @@ class ComputeBrick:
 
         If conditions do not hold, `violated` is called with their names. The timing does not include the checks.
         """
-        values = []  # arguments for the postconditions, which may compare them with copies from before the call
-        # `strict` would take as long as checking a condition
+        values = []  # arguments for the postconditions; copies of values from before the call may follow them
+        # `strict=True` would take as long as checking a condition.
         for contract, arguments in zip(self._contracts, calls):  # noqa: B905
             if failed := contract.before.failed(arguments):
                 violated(self, contract.before.names_of(failed))
@@ -146,12 +152,12 @@ class ComputeBrick:
     def check(self, calls: Sequence[Arguments]) -> Iterator[tuple[str, str, AssertionResult]]:
         """Run each kernel, then its reference on the same input. Yields (brick, assertion, finding).
 
-        If an output is not finite but the reference's output is, the reference's output replaces it. Later bricks
-        then do not read NaN or infinity.
+        If an output is not finite but the reference's output is, the reference's output replaces it, so that later
+        bricks do not read NaN or infinity.
         """
         before, every = [], []
         turn = self._next_turn()
-        # Kernel by kernel, because several kernels of a brick may add to the same output.
+        # Check one kernel at a time, because several kernels of a brick may add to the same output.
         for kernel, implementation, arguments in zip(self.kernels, self._implementations, calls, strict=True):
             earlier = with_copies(arguments, kernel.outputs)
             implementation(*arguments)
@@ -168,10 +174,11 @@ class ComputeBrick:
     ) -> Iterator[tuple[str, AssertionResult, Output, Output, str]]:
         """Evaluate each assertion on each output of finished calls.
 
-        `before` holds the arguments of each kernel from before the calls, with copied outputs. Yields (assertion,
-        finding, checked output, the reference's rows, the output's name in the contract). An assertion without a
-        reference checks the whole output. Any other assertion checks a few rows, which the reference computes
-        quickly. The rows differ each time.
+        `before` holds the arguments of each kernel from before the calls, with copied outputs.
+
+        Yields (assertion, finding, checked output, the reference's rows, the output's name in the contract). An
+        assertion that needs no reference checks the whole output. Other assertions check a few rows, because the
+        reference is slow. Each call checks different rows.
         """
         turn = self._next_turn()
         for kernel, arguments, earlier in zip(self.kernels, calls, before, strict=True):
@@ -209,7 +216,7 @@ class ComputeBrick:
         return is_finite
 
     def fall_back(self) -> None:
-        """From the next call on, run the references of the kernels, which compute in float64."""
+        """Run the references instead of the kernels from the next call on. The references compute in float64."""
         self._implementations = tuple(kernel.reference for kernel in self.kernels)
         self._many_elements, self._of_token, self._is_int8 = math.inf, None, False
         work = self.definition.work
@@ -225,8 +232,8 @@ class ComputeBrick:
 def combined_work(launches: Sequence[BrickLaunch]) -> Work:
     """Return the summed work of all kernels, as a linear function of the sum of their elements.
 
-    If the kernels multiply several types, all work counts under the highest roof: int8, then bfloat16. The share of
-    the roof is then never overstated.
+    If the kernels multiply several types, all of the work is counted as the type with the highest roof: int8, then
+    bfloat16. So the shown share of the roof is never too high.
     """
     total = sum(launch.elements_per_token for launch in launches)
     dtypes = {launch.work.dtype for launch in launches}

@@ -7,21 +7,20 @@ from dataclasses import dataclass, replace
 from cbtop.compute.checks import Assertion, Equivalent, Finite
 from cbtop.protocol.vocabulary import BACKWARD, BrickCategory, BrickId
 
-# These tolerances are larger than those of the contracts, which hold for examples. In the demo's model, biases of the
-# keys move all scores near 100. Float32 rounding alone then changes attention by 9.3e-6, and the contract allows
-# 1e-5. A product of a few thousand float32 terms changes by about 1e-6 of the largest output if the terms are summed
-# in another order.
+# These tolerances are larger than those in the contracts, which hold for the examples there. In the demo's model, the
+# biases of the keys move all scores near 100. Float32 rounding alone then changes attention by 9.3e-6, and the
+# contract allows 1e-5. A product of a few thousand float32 terms changes by about 1e-6 of the largest output if its
+# terms are added in a different order.
 PRODUCT = Equivalent(5e-5)
 ELEMENTWISE = Equivalent(1e-5)
 EXACT = Equivalent(0.0)
-# Tolerance for softmax weights that are rounded to bfloat16. The rounding changes each weight by at most 2^-9 of
-# itself.
+# Tolerance if softmax weights are rounded to bfloat16, which changes each weight by at most 2^-9 of its value.
 ROUNDED = Equivalent(4e-3)
 
 
 @dataclass(frozen=True, slots=True)
 class BrickSpec:
-    """One row of the table. `brick` is None for a brick that is not in the catalog and has only a name."""
+    """One row of the table. `brick` is None if the brick is not in the catalog. It then has only a name."""
 
     name: str
     category: BrickCategory
@@ -49,7 +48,7 @@ UP_PROJECTION = BrickSpec.of(BrickId.UP_PROJECTION, Finite(), PRODUCT)
 ACTIVATION = BrickSpec.of(BrickId.ACTIVATION, Finite(), ELEMENTWISE)
 GATED = BrickSpec("GateUpActivation (fused)", BrickCategory.FFN, (Finite(), PRODUCT))
 DOWN_PROJECTION = BrickSpec.of(BrickId.DOWN_PROJECTION, Finite(), PRODUCT)
-# The bricks of a mixture of experts have the names that the profiler gives them in other programs
+# The bricks of a mixture of experts. The profiler uses the same names in other programs
 # (profiler/instrument/classification.py).
 MOE_ROUTER = BrickSpec("MoeRouter", BrickCategory.FFN, (Finite(), PRODUCT))
 MOE_EXPERTS = BrickSpec("MoeExperts", BrickCategory.FFN, (Finite(), PRODUCT))
@@ -60,8 +59,8 @@ SAMPLING = BrickSpec.of(BrickId.SAMPLING, EXACT)
 LORA = BrickSpec("Lora", BrickCategory.ATTENTION, (Finite(), PRODUCT))
 LOSS = BrickSpec("Loss", BrickCategory.OTHER, (Finite(), ELEMENTWISE))
 OPTIMIZER = BrickSpec("Optimizer", BrickCategory.OTHER, (Finite(), ELEMENTWISE))
-# Exchanges between ranks have the names of torch's exchanges (profiler/instrument/collectives.py). They compute
-# nothing.
+# Exchanges between ranks compute nothing. Their names are those that the profiler gives to torch's exchanges
+# (profiler/instrument/collectives.py).
 SEND = BrickSpec("Send", BrickCategory.COMMUNICATION, ())
 RECV = BrickSpec("Recv", BrickCategory.COMMUNICATION, ())
 BROADCAST = BrickSpec("Broadcast", BrickCategory.COMMUNICATION, ())
@@ -98,8 +97,8 @@ def backward_of(spec: BrickSpec) -> BrickSpec:
     return BrickSpec(spec.name + BACKWARD, spec.category, (Finite(), PRODUCT))
 
 
-# All bricks that only a training step has. Gradients do not pass through a mixture of experts,
-# soft caps or sampling. The sum of a residual stream hands its gradient on unchanged.
+# All bricks that only a training step has. Gradients do not pass through a mixture of experts, soft caps or sampling.
+# The sum of a residual stream needs no backward brick, because its gradient is passed on unchanged.
 TRAINING_BRICKS: tuple[BrickSpec, ...] = (
     LORA,
     LOSS,

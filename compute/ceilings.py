@@ -1,7 +1,7 @@
 """Measure the roofs of this machine: how fast it reads memory, and how fast it multiplies numbers."""
 
-# All measurements run on the decoder's threads, in code from the same compiler. A ceiling is therefore a rate that
-# our kernels could reach, not a figure from a data sheet.
+# All measurements run on the decoder's threads, in code from the same compiler. So a ceiling is a rate that our
+# kernels could reach, and not a figure from a data sheet.
 
 from __future__ import annotations
 
@@ -51,35 +51,37 @@ MIB = 1 << 20
 LARGEST_BUFFER_BYTES = 1024 * MIB
 SMALLEST_BUFFER_BYTES = 64 * MIB
 UNKNOWN_CACHE_BYTES = 32 * MIB
-# Size of the buffer, in last-level caches. With four, little of the buffer is still cached in the next round.
+# Size of the buffer, as a multiple of the last-level cache. With a multiple of four, little of the buffer is still
+# cached in the next round.
 CACHES_PER_BUFFER = 4
 SHARE_OF_FREE_MEMORY = 4
 ROUNDS = 5
-LINE = 64  # bytes of a vector, and of a row of a tile
-# Number of independent sums. There are enough for no addition to wait for the one before, and few enough to stay in
+LINE = 64  # bytes of a vector, and of one row of a tile
+# Number of independent sums. With this number, no addition waits for the previous one, and all sums stay in
 # registers.
 FLOAT_CHAINS = 2 if TIER == "generic" else 12 if HAS_VNNI else 6
 BYTE_CHAINS = 12 if HAS_VNNI else 6
 FLOAT_REPEATS, BYTE_REPEATS = 8_000_000 // FLOAT_CHAINS, 8_000_000 // BYTE_CHAINS
 TILE_BYTES = 1024
 WORD = 8
-# products in the four multiplications of `_multiply_four_tiles`, each of 16 tokens, 16 rows and 32 columns
+# Number of products in the four multiplications of `_multiply_four_tiles`. Each multiplies 16 tokens, 16 rows and 32
+# columns.
 PRODUCTS_OF_TILES = 4 * 16 * 16 * 32
 TILE_REPEATS = 20_000
-CACHE_SHARE = 2  # A working set is half a cache. The other half is left to other data.
+CACHE_SHARE = 2  # a working set takes 1 / CACHE_SHARE of a cache; the rest is left to other data
 CACHE_READ_BYTES = 256 * MIB  # bytes that each thread reads from a cache in a round
-# Rows of square matrices. A round multiplies the largest size that fits into its time.
+# Sizes of square matrices. A round multiplies matrices of the largest size that it has time for.
 PRODUCT_SIZES = (4096, 2048, 1024, 512)
 PRODUCT_S = 0.1
 
 
-# Functions that run on threads. All of them have the parameters that `on_threads` passes to rows of a product, and
-# each of them uses only some.
+# The following functions run on threads. Each has all the parameters that `on_threads` passes, although it uses only
+# some of them.
 
 
 @jit
 def _fill(weights: Any, bias: Any, x: Any, numbers: Any, out: Any, chunk: int, chunks: int) -> None:
-    """Touch every page on the thread that will read it."""
+    """Write to every page from the thread that will read it later."""
     size = numbers.shape[1]
     for i in range(np.uint64(chunk * size // chunks), np.uint64((chunk + 1) * size // chunks)):
         numbers[np.uint64(0), i] = np.float32(1)
@@ -89,9 +91,9 @@ def _fill(weights: Any, bias: Any, x: Any, numbers: Any, out: Any, chunk: int, c
 def _read(weights: Any, repeats: Any, x: Any, numbers: Any, out: Any, chunk: int, chunks: int) -> None:
     """Read this thread's part sequentially, repeats[0] times.
 
-    repeats[1] is 0. It keeps the compiler from reading the part only once.
+    repeats[1] is 0. The compiler does not know that, so it cannot read the part only once.
     """
-    # integer additions wait less for each other than float additions
+    # integer additions have a shorter latency than float additions
     words, nothing = numbers[0].view(np.int64), np.int64(repeats[1])
     size = words.shape[0]
     begin, end = np.uint64(chunk * size // chunks), np.uint64((chunk + 1) * size // chunks)
@@ -104,7 +106,7 @@ def _read(weights: Any, repeats: Any, x: Any, numbers: Any, out: Any, chunk: int
 
 @jit
 def _multiply_add(weights: Any, by: Any, x: Any, numbers: Any, out: Any, chunk: int, chunks: int) -> None:
-    """Apply a multiply-add with by[1] and by[2] to FLOAT_CHAINS vectors of numbers, by[0] times."""
+    """Replace FLOAT_CHAINS vectors x by x * by[1] + by[2], by[0] times."""
     row, factor, term = np.uint64(chunk), splat(by[1]), splat(by[2])
     totals = chains(load_floats(numbers, U(0), U(0)), FLOAT_CHAINS)
     for _ in range(np.int64(by[0])):
@@ -160,7 +162,7 @@ def _multiply_four_tiles(
 
 
 class _Threads:
-    """A number of threads, with the data that they read."""
+    """A number of threads, and the data that they read in measurements."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -177,13 +179,13 @@ class _Threads:
 
 @turn()
 def measure_ceilings(threads: int | None = None, weights_bytes: int | None = None) -> list[Ceiling]:
-    """Measure the ceilings of `threads` threads: DRAM bandwidth, cache bandwidth and multiply-add rates. None means
-    all threads that this process may use. The rates are measured for float32, and for int8 and bfloat16 (with or
-    without AMX) if products use them.
+    """Measure the ceilings of `threads` threads. None means all threads that this process may use.
 
-    With `weights_bytes`, also measure the bandwidth over a working set of that size, because the weights of a small
-    model may stay in the last-level cache. The measurement takes seconds, and a quarter of the free memory (at most 1
-    GiB).
+    The ceilings are DRAM bandwidth, cache bandwidth and multiply-add rates. The rates are measured for float32, and
+    also for int8 and bfloat16 (with or without AMX) if products use these.
+
+    With `weights_bytes`, also measures the bandwidth over a working set of that size, because the weights of a small
+    model may stay in the last-level cache. Takes seconds, and a quarter of the free memory (at most 1 GiB).
     """
     on = _Threads(threads or available_threads())
     buffer, values = on.buffer, np.ones((1, LANES), np.float32)
@@ -192,7 +194,7 @@ def measure_ceilings(threads: int | None = None, weights_bytes: int | None = Non
         part = _part(buffer, max(min(weights_bytes, buffer.nbytes), WORD * on.number))
         found.append(_measured("weights_read", "bandwidth", part.nbytes, on.runner(_read, part, 1)))
     found += _cache_ceilings(on, found[0])
-    # x/2 + 1/2 approaches 1, so that no number overflows or becomes denormal.
+    # x/2 + 1/2 approaches 1, so no number overflows or becomes denormal.
     run = on.runner(_multiply_add, values, FLOAT_REPEATS, 0.5, 0.5)
     operations = 2.0 * on.number * FLOAT_REPEATS * FLOAT_CHAINS * LANES
     found.append(_measured("fma_float32", "compute", operations, run, "float32"))
@@ -218,7 +220,7 @@ def _part(buffer: Any, size_bytes: int) -> Any:
 
 
 def _cache_ceilings(on: _Threads, dram: Ceiling) -> list[Ceiling]:
-    """Measure how fast each level of cache is read, with the nearest level first. The roofs have the kind `cache`.
+    """Measure how fast each level of cache is read, the nearest level first. The roofs have the kind `cache`.
 
     Levels that are not faster than memory are left out. A shared level may be slow because other processes fill it.
     """
@@ -263,7 +265,7 @@ def measure_product(threads: int) -> Ceiling:
 
     def product(size: int) -> Callable[[], object]:
         left, right, out = (torch.randn(size, size).to(torch.bfloat16) for _ in range(3))
-        return lambda: torch.mm(left, right.t(), out=out)  # a linear layer also multiplies by the transposed matrix
+        return lambda: torch.mm(left, right.t(), out=out)  # torch.nn.Linear multiplies by the transposed matrix, too
 
     try:
         with torch.no_grad():
@@ -284,11 +286,10 @@ def largest_size(sizes: Sequence[int], smallest_s: float, longest_s: float) -> i
 
 
 def ceiling(name: str, kind: str, amount: float, seconds: Sequence[float], dtype: str = "") -> Ceiling:
-    """Return a roof from the times of several rounds. Each round moved `amount` bytes, or did `amount` operations on
-    numbers of `dtype`.
+    """Return a roof from the times of several rounds.
 
-    The roof is the rate of the best round: a ceiling is the possible rate, and other processes can only slow a round
-    down.
+    Each round moved `amount` bytes, or did `amount` operations on numbers of `dtype`. The roof is the rate of the
+    fastest round, because other processes can only slow a round down.
     """
     rates = sorted(amount / each / 1e9 for each in seconds)
     unit = "GB/s" if kind != "compute" else "GOP/s" if is_integer(dtype) else "GFLOP/s"
@@ -306,7 +307,10 @@ def _measured(name: str, kind: str, amount: float, run: Callable[[], object], dt
 
 
 def dram_buffer_bytes() -> int:
-    """Return the size of a buffer that is too large for the last-level cache, or less if little memory is free."""
+    """Return the size in bytes of a buffer that is too large for the last-level cache.
+
+    Less if little memory is free.
+    """
     wanted = max(CACHES_PER_BUFFER * _last_level_cache_bytes(), SMALLEST_BUFFER_BYTES)
     available = available_bytes()
     if available is None:

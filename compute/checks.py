@@ -22,12 +22,15 @@ class AssertionResult:
     max_error: float | None = None
     tolerance: float | None = None
     not_finite: str = ""
-    mended: bool = False  # whether values that are not finite were replaced by the reference's finite values
-    skipped: str = ""  # why the assertion was not evaluated; if it is set, `passed` means nothing
+    mended: bool = False  # whether the reference's output replaced an output that was not finite
+    skipped: str = ""  # why the assertion was not evaluated; `passed` is meaningless if this is set
 
 
 class Assertion(Protocol):
-    """A condition on an output, either alone or compared with the reference's output for the same input."""
+    """A condition on an output.
+
+    It looks at the output alone, or compares it with the reference's output for the same input.
+    """
 
     needs_reference: ClassVar[bool]
 
@@ -56,7 +59,7 @@ class Finite:
 class Equivalent:
     """The assertion that max|output - expected| <= tolerance * max|expected|.
 
-    `peer` is the name of the computation that makes `expected`.
+    `peer` names the computation that makes `expected`.
     """
 
     needs_reference: ClassVar[bool] = True

@@ -1,6 +1,6 @@
-"""Find how much work must be done before threads, bfloat16 or plain weights are faster on this machine.
+"""Find how much work makes threads, bfloat16 or plain weights faster on this machine.
 
-Each crossover has two methods, such as one thread and several. The decoder's own kernels are timed with both.
+Each crossover compares two methods, such as one thread and several. The decoder's own kernels are timed with both.
 """
 
 # Rules
@@ -8,9 +8,9 @@ Each crossover has two methods, such as one thread and several. The decoder's ow
 # - Each round times both methods at all sizes in turn, so that a disturbance of the machine affects all of them.
 # - Before each call there is a pause as long as between two bricks of a decoder, because idle threads may fall
 #   asleep.
-# - A crossover is the first size at which the second method is faster beyond the spread, if it is also faster at
-#   every larger size. Without such a size, the static value stays in use. The static crossover of the weights' layout
-#   is NEVER. It counts as measured if the second method is slower beyond the spread.
+# - A crossover is the smallest size such that the second method is faster beyond the spread at this and all larger
+#   sizes. Without such a size, the static value stays in use. For the layout of weights, the static value is NEVER.
+#   It counts as measured if the second method is slower beyond the spread.
 
 from __future__ import annotations
 
@@ -38,13 +38,14 @@ from cbtop.protocol.vocabulary import Provenance
 
 ROUNDS = 51
 PAUSE_NS = 20_000  # time that Python and small kernels take between two products of a decoder
-COLUMNS = 768  # columns of the products, as in a small model, which has the least work
-PRODUCT_ROWS = tuple(ROWS << step for step in range(10))  # these rows are 7 KB to 3.5 MB of Q4_K
+COLUMNS = 768  # columns of the products, as in a small model; larger models have more work
+PRODUCT_ROWS = tuple(ROWS << step for step in range(10))  # numbers of rows; in Q4_K these are 7 KB to 3.5 MB
 HEADS, KV_HEADS, HEAD_DIM = 14, 2, 64
-POSITIONS = tuple(16 << step for step in range(9))  # these positions are 14 K to 3.7 M products
+POSITIONS = tuple(16 << step for step in range(9))  # numbers of positions; these take 14 K to 3.7 M products
 TOKENS = (4, 6, 8, 12, 16, 24, 32, 48, 64)
 TOKEN_ROWS = 768
-# Number of rows: 7 KB to 28 MB of Q4_K. The sizes fit in each level of cache, and the largest in no cache of a core.
+# Numbers of rows; in Q4_K these are 7 KB to 28 MB. Each size fits in a different level of cache, except the largest,
+# which fits in no cache of a core.
 LAYOUT_ROWS = tuple(ROWS << step for step in (0, 3, 6, 9, 12))
 SEED = 11
 
@@ -53,7 +54,7 @@ Run = Callable[[], object]
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """One size of work, with a call of each method: `before` the crossover and `after` it."""
+    """One size of work. `before` and `after` call the methods that are used below and above the crossover."""
 
     size: int
     before: Run
@@ -62,7 +63,7 @@ class Rung:
 
 @dataclass(frozen=True, slots=True)
 class PairedTimes:
-    """The duration of a call in each round, with both methods."""
+    """The durations of both methods' calls in each round."""
 
     size: int
     before_ns: list[int]
@@ -89,8 +90,10 @@ class PairedTimes:
 
 
 def measure_crossovers(threads: int, progress: Callable[[str], None] = lambda what: None) -> tuple[Crossover, ...]:
-    """Measure each field of `Crossovers`, for one thread against `threads` threads. Takes seconds. The first call
-    also compiles kernels that are not cached."""
+    """Measure each field of `Crossovers`, comparing one thread with `threads` threads.
+
+    Takes seconds. The first call also compiles kernels that are not cached.
+    """
     ladders: dict[str, Callable[[], Sequence[Rung]] | str] = {
         "product_bytes": partial(_products, threads) if threads > 1 else "one thread",
         "attention_products": partial(_attentions, threads) if threads > 1 else "one thread",
@@ -104,7 +107,7 @@ def measure_crossovers(threads: int, progress: Callable[[str], None] = lambda wh
             found.append(Crossover(name, getattr(STATIC_CROSSOVERS, name), Provenance.STATIC, ladder))
             continue
         progress(name)
-        # With crossovers of 1, the second method is used for work of every size.
+        # Crossovers of 1 select the second method for work of every size.
         with with_crossovers(Crossovers(1, 1, 1)):
             found.append(crossover(name, timed(ladder())))
     return tuple(found)
@@ -129,10 +132,10 @@ def timed(
 
 
 def crossover(name: str, ladder: Sequence[PairedTimes], note: str = "") -> Crossover:
-    """Return a crossover from the times at growing sizes.
+    """Return the crossover for the times in `ladder`, which are ordered by size.
 
-    A measured crossover has the note `note`. Any other has the static value (or NEVER), with the reason as its note.
-    A static NEVER counts as measured if the second method is slower.
+    A measured crossover has the note `note`. Otherwise the result has the static value, with the reason as its note.
+    A static value of NEVER counts as measured if the second method is slower.
     """
     at = len(ladder)
     while at and ladder[at - 1].wins:
@@ -155,8 +158,10 @@ def _busy(clock_ns: Callable[[], int], pause_ns: int) -> None:
 
 
 def _products(threads: int) -> list[Rung]:
-    """Return products of one token with Q4_K weights, the most common products. They run in int8 if this processor
-    multiplies in int8."""
+    """Return products of one token with Q4_K weights, the most common products.
+
+    They run in int8 if this processor multiplies in int8.
+    """
     x, no_bias = _floats(1, COLUMNS), np.zeros(0, np.float32)
     if TIER == "generic":
         run: Callable[..., None] = linear.linear
@@ -192,7 +197,10 @@ def _attentions(threads: int) -> list[Rung]:
 
 
 def _tokens() -> list[Rung]:
-    """Return products on one thread. The first method is int8, the second is bfloat16 in tiles."""
+    """Return products of different numbers of tokens on one thread.
+
+    The first method is int8, the second is bfloat16 in tiles.
+    """
     weights, no_bias = InterleavedMatrix.of(_weights(TOKEN_ROWS)).data, np.zeros(0, np.float32)
     found = []
     for tokens in TOKENS:
@@ -224,10 +232,10 @@ def _layouts() -> list[Rung]:
 
 
 def _weights(rows: int) -> QuantizedMatrix:
-    """Return a matrix of ROWS random rows, repeated, because computing the scales of all rows would take seconds."""
+    """Return a matrix of ROWS random rows, repeated. Computing the scales of different rows would take seconds."""
     few = QuantizedMatrix.of(Q4_K, _floats(ROWS, COLUMNS))
     data = np.tile(few.data, (rows // ROWS, 1))
-    # Compiled code depends on whether an array is writable. The weights of a decoder are not.
+    # Numba compiles different code for writable arrays. The weights of a decoder are read-only.
     data.flags.writeable = False
     return QuantizedMatrix(Q4_K, data, COLUMNS)
 

@@ -1,5 +1,7 @@
-"""The model that runs if no model is given. It has seeded random weights and the shape of a small Qwen2, and is
-written once."""
+"""The model that runs if the user gives no model.
+
+It has seeded random weights and the shape of a small Qwen2. Its file is written once.
+"""
 
 from __future__ import annotations
 
@@ -22,19 +24,21 @@ from cbtop.protocol.limits import reason
 
 Progress = Callable[[str, float | None], None]
 
-FORMAT_VERSION = 2  # Part of the file's name. Increase it with every edit that changes the file.
+FORMAT_VERSION = 2  # a part of the file's name; increase it with every edit that changes the file
 SEED = 20260
-CHUNK_ELEMENTS = 1 << 19  # elements that are quantised at a time, so that NumPy's temporary arrays stay in cache
+CHUNK_ELEMENTS = 1 << 19  # elements that are quantised at a time, so that temporary arrays stay in the cache
 BIAS_DEVIATION = 0.1
 NORM_DEVIATION = 0.05
-# Standard deviation of the predicted logits, about as in a trained model, so that the largest logit is clear.
+# Standard deviation of the predicted logits. A trained model has about the same. It makes the largest logit distinct.
 PREDICTED_LOGIT_DEVIATION = 3.0
 
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """The sizes of a model. `hidden`, `feed_forward` and `heads * head_dim` are numbers of columns: multiples of
-    256."""
+    """The sizes of a model.
+
+    `hidden`, `feed_forward` and `heads * head_dim` are numbers of columns and multiples of 256.
+    """
 
     architecture: str
     hidden: int
@@ -50,7 +54,7 @@ class ModelShape:
     key_length: int = 0  # columns of a head; 0: hidden / heads
     rope_base: float = 10_000.0
     window: int = 0  # positions that a token sees in layers with a sliding window; 0: all positions
-    # Every window_period-th layer sees all positions. 0: the architecture's usual period.
+    # Every window_period-th layer sees all positions. 0 means the usual period of the architecture.
     window_period: int = 0
     rotated: int = 0  # rotated dimensions of a head; 0: all dimensions
 
@@ -87,13 +91,15 @@ class _Tensor:
 
 
 def demo_model(progress: Progress) -> Path:
-    """Return the path of the demo model. Writes the model if it is missing. Raises ModelError if it cannot be
-    written."""
+    """Return the path of the demo model. Writes the model if it is missing.
+
+    Raises ModelError if it cannot be written.
+    """
     path = cache_dir() / f"demo-{DEMO.architecture}-v{FORMAT_VERSION}.gguf"
     try:
         if not path.exists():
             write_model(path, DEMO, progress)
-    # If the disk is full, the error has no file name. A caller that prints it would blame stdout.
+    # If the disk is full, the error does not contain a file name, and a caller that prints it would blame stdout.
     except OSError as error:
         raise ModelError(
             f"{path} cannot be written ({reason(error)}), the demo's model of 82 MB; give another directory as "
@@ -129,7 +135,7 @@ def _write(path: Path, shape: ModelShape, progress: Progress, seed: int) -> None
 
 
 def _draw(tensor: _Tensor, rng: np.random.Generator) -> Bytes:
-    """Return the random tensor as bytes, uint8 (rows, row_bytes). It is quantised a few rows at a time."""
+    """Return the random tensor as bytes, uint8 (rows, row_bytes). A few rows are quantised at a time."""
     columns = tensor.shape[-1]
     rows = tensor.elements // columns
     out = np.empty((rows, tensor.format.row_bytes(columns)), np.uint8)
@@ -175,13 +181,15 @@ def _metadata(shape: ModelShape) -> dict[str, str | int | float]:
 
 
 def _tensors(shape: ModelShape) -> Iterator[_Tensor]:
-    """Yield all tensors, in the mix of formats that llama.cpp calls Q4_K_M: Q6_K for the output and for every second
-    layer's v and down, Q4_K for the other matrices."""
+    """Yield all tensors, in the mix of formats that llama.cpp calls Q4_K_M.
+
+    The output and every second layer's v and down are Q6_K. The other matrices are Q4_K.
+    """
     hidden, kv_rows, query_rows = shape.hidden, shape.kv_heads * shape.head_dim, shape.heads * shape.head_dim
-    # A standard deviation of 1/sqrt(columns) makes a product as large as its input.
+    # With a standard deviation of 1/sqrt(columns), the outputs of a product are as large as its inputs.
     spread, ffn_spread = hidden**-0.5, shape.feed_forward**-0.5
-    # A tied embedding also makes the logits, so its spread sets their deviation. Embeddings may have any scale,
-    # because the first norm removes it.
+    # A tied embedding also computes the logits, so its standard deviation determines theirs. The scale of embeddings
+    # does not matter otherwise, because the first norm removes it.
     head_spread = PREDICTED_LOGIT_DEVIATION * spread
     yield _Tensor("token_embd.weight", (shape.vocabulary, hidden), Q6_K if shape.tied else Q4_K, head_spread)
     for index in range(shape.layers):

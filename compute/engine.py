@@ -9,6 +9,8 @@ INSTALL = "pip install 'cbtop[compute]'"
 
 
 def is_installed() -> bool:
-    """Return whether every package of the engine is installed. Packages are looked up, not imported, because Numba is
-    slow."""
+    """Return whether every package of the engine is installed.
+
+    Packages are not imported, because importing Numba is slow.
+    """
     return all([find_spec(name) is not None for name in PACKAGES])

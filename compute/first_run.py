@@ -1,6 +1,8 @@
-"""Compile the kernels in a fork on the first run on a machine. This process then only loads them, in 0.25 s.
+"""Compile the kernels in a forked process on the first run on a machine.
 
-LLVM needs 70 MB to compile and never frees them. In a fork, the system frees them when the fork ends.
+This process then only loads them, in 0.25 s.
+
+LLVM needs 70 MB to compile and never frees them. When the forked process ends, the system frees them.
 """
 
 from __future__ import annotations
@@ -13,20 +15,23 @@ import time
 from collections.abc import Callable
 
 POLL_S = 0.05
-MOST_S = 600.0  # Seconds after which the fork is ended. A fork may hang if other threads ran when it was made.
+# the forked process is ended after this many seconds; it may hang if other threads ran during the fork
+MOST_S = 600.0
 
 
 def compile_in_fork(compile_all: Callable[[], object], meanwhile: Callable[[], object]) -> None:
-    """Call `compile_all` in a fork, and call `meanwhile` repeatedly until the fork has ended. Linux only.
+    """Call `compile_all` in a forked process, and call `meanwhile` repeatedly until that process has ended.
 
-    The fork is killed after `MOST_S` seconds, or if `meanwhile` raises. If the fork fails, missing kernels are
+    Linux only.
+
+    The forked process is killed after `MOST_S` seconds, or if `meanwhile` raises. If it fails, missing kernels are
     compiled when they are first called.
     """
     if sys.platform != "linux":
         return
     try:
         pid = os.fork()
-    except OSError:  # no memory, or no process, is left
+    except OSError:  # there is not enough memory, or the limit of processes is reached
         return
     if not pid:
         try:

@@ -1,10 +1,12 @@
-"""Read a GGUF file: its metadata and its tensors. Both are checked on access; tensors are read into our own
-memory."""
+"""Read a GGUF file: its metadata and its tensors. Both are checked on access.
 
-# The file is not mapped. If a mapped file is cut, a process that reads the lost part is killed (SIGBUS). If it is
-# written to, weights change between two steps. The memory is on huge pages if possible. A decode step of the demo's
-# model takes 0.97 times as long with huge pages as with a mapped file, and 1.00 times as long with small pages (2.6
-# GHz Xeon, one thread).
+Tensors are read into our own memory. The file is not mapped.
+"""
+
+# If a mapped file is cut short, a process that reads the missing part is killed (SIGBUS). If a mapped file is written
+# to, weights change between two steps. So the file is read into memory, on huge pages if possible. Compared with a
+# mapped file, a decode step of the demo's model takes 0.97 times as long with huge pages and 1.00 times with small
+# pages (2.6 GHz Xeon, one thread).
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ CACHE_LINE_BYTES = 64
 class GgufFile:
     """An open model file. After `load` has read the requested matrices, the file is not needed any longer.
 
-    Every tensor is checked on access. Raises ModelError if a tensor is missing or has another shape than expected.
+    Every tensor is checked on access. Raises ModelError if a tensor is missing or has an unexpected shape.
     """
 
     path: Path
@@ -75,8 +77,10 @@ class GgufFile:
         return self._matrix(name, rows, columns)
 
     def matrices(self, name: str, count: int, rows: int, columns: int) -> QuantizedMatrix:
-        """Return a tensor of three dimensions as one matrix of `count` matrices, one below the other. `load` will
-        fill it."""
+        """Return a tensor of three dimensions as one matrix, which consists of the rows of `count` matrices.
+
+        `load` will fill it.
+        """
         self._expect(name, [columns, rows, count])
         return self._matrix(name, count * rows, columns)
 
@@ -87,8 +91,10 @@ class GgufFile:
         return matrix
 
     def load(self) -> None:
-        """Read the requested matrices. Raises ModelError if the file was written to since it was opened, or if a
-        matrix is not finite."""
+        """Read the requested matrices.
+
+        Raises ModelError if the file was written to since it was opened, or if a matrix contains NaN or infinity.
+        """
         for name in self._matrices:
             self._stream.read(self._place(name), self._tensors[name].offset)
         self._stream.check_unchanged()
@@ -109,7 +115,7 @@ class GgufFile:
         return [name for name in self._tensors if name not in self._taken]
 
     def size_bytes(self, part: str = "") -> int:
-        """Return the bytes of all tensors with `part` in their names."""
+        """Return the total bytes of the tensors with `part` in their names."""
         return sum(tensor.size_bytes for name, tensor in self._tensors.items() if part in name)
 
     def elements(self) -> int:
@@ -140,7 +146,7 @@ class GgufFile:
             )
 
     def _place(self, name: str) -> memoryview:
-        """Return the memory for the tensor's bytes. The first call allocates memory for all tensors."""
+        """Return the memory for the tensor's bytes. The first call allocates the memory for all tensors."""
         if self._memory is None:
             at = 0
             for other, tensor in self._tensors.items():

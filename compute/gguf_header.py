@@ -1,11 +1,13 @@
-"""Read the header of a GGUF file: the keys, and the places of arrays and tensors, checked against the file's length.
+"""Read the header of a GGUF file: the keys, and the places of arrays and tensors.
+
+All are checked against the file's size.
 
 Source of the format: ggml's docs/gguf.md and ggml.h (enum ggml_type).
 """
 
-# A model file may come from anywhere. No count in it is used before the file is known to be large enough for it.
-# Values that not every caller needs (the tokenizer's arrays, long texts) are skipped. The file is read, not mapped:
-# if it is cut short meanwhile, a read returns fewer bytes. A process that had mapped the file would be killed.
+# A model file is not trusted. No count in it is used before the file is known to be large enough for that count.
+# Values that only some callers need (the tokenizer's arrays, long texts) are skipped. The file is read, not mapped.
+# If it is cut short meanwhile, a read returns fewer bytes. With a mapping, the process would be killed.
 
 from __future__ import annotations
 
@@ -27,17 +29,17 @@ VERSIONS = (2, 3)
 DEFAULT_ALIGNMENT = 32
 UINT32, STRING, ARRAY = 4, 8, 9  # numbers of the C enum gguf_metadata_value_type
 SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
-# These limits are far above any real model, and far below sizes that would cause trouble.
+# Limits far above the values of real models, and far below sizes that would cause trouble.
 MAX_KEYS = 10_000
 MAX_TENSORS = 20_000
-MAX_ARRAY_ELEMENTS = 2_000_000  # Each element may be a string, which takes a step of Python.
+MAX_ARRAY_ELEMENTS = 2_000_000  # each element may be a string, and each string takes a step of Python
 MAX_NAME_BYTES = 1_024
-# Bytes of the longest text that is kept. Names of models and architectures are shorter, chat templates are longer.
+# Longest text that is kept, in bytes. Names of models and architectures are shorter, and chat templates are longer.
 MAX_TEXT_BYTES = 1_024
 MAX_DIMENSIONS = 4  # GGML_MAX_DIMS
 LARGEST_DIMENSION = 1 << 31
-# Bytes that are read at a time to skip strings: enough for some hundred short strings. The rest of a long string is
-# not read.
+# Bytes that are read at a time to skip strings. This is enough for a few hundred short strings. The rest of a long
+# string is skipped without reading it.
 PIECE_BYTES = 1 << 14
 
 SUPPORTED_TYPES = ", ".join(block_format.name for block_format in FORMATS.values())
@@ -73,7 +75,8 @@ class Tensor:
 
     code: int  # code of the tensor's format, a key of FORMATS
     shape: tuple[int, ...]
-    # Offset of the first byte: from the start of the data while the header is read, later from the start of the file.
+    # Offset of the first byte. It counts from the start of the data while the header is read, and later from the
+    # start of the file.
     offset: int
     elements: int
     size_bytes: int
@@ -81,8 +84,10 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class GgufHeader:
-    """The keys and the tensors of a file. All tensors are inside the file's `size_bytes`, and no two of them
-    overlap."""
+    """The keys and the tensors of a file.
+
+    All tensors are within the file's `size_bytes`, and no two of them overlap.
+    """
 
     metadata: dict[str, Value]
     tensors: dict[str, Tensor]
@@ -105,13 +110,15 @@ def aligned(size_bytes: int, alignment: int = DEFAULT_ALIGNMENT) -> int:
 
 
 def read_header(stream: BinaryIO, path: Path) -> GgufHeader:
-    """Read the header of the file `stream`. Raises ModelError unless it is a complete GGUF file of supported
-    tensors."""
+    """Read the header of the file `stream`.
+
+    Raises ModelError unless it is a complete GGUF file and all of its tensors are supported.
+    """
     return _Reader(stream, path).header()
 
 
 class _Reader:
-    """Reads a header from beginning to end, and never past the end of the file."""
+    """Reads a header from start to end, and never reads past the end of the file."""
 
     def __init__(self, stream: BinaryIO, path: Path) -> None:
         self._stream = stream
@@ -202,7 +209,8 @@ class _Reader:
             return
         value = metadata[name] = self._value(kind)
         if name == "general.alignment":
-            # ggml itself never writes less than 32.
+            # An alignment must be a power of two. Smaller ones than 8 are refused, because ggml itself never writes
+            # less than 32.
             if kind != UINT32 or not isinstance(value, int) or value < 8 or value & (value - 1):
                 raise self._damaged(f"has alignment {value!r:.60}, where a power of two from 8 on is wanted")
             self._alignment = value
@@ -219,7 +227,7 @@ class _Reader:
         return value
 
     def _array(self, name: str) -> Array:
-        """Return the place of the array that is the value of the key `name`, and skip the array's elements."""
+        """Return the place of the array that is the value of the key `name`. Skips the array's elements."""
         kind, count = self._number("<I"), self._number("<Q")
         if kind == ARRAY:
             raise ModelError(
@@ -240,14 +248,14 @@ class _Reader:
         return Array(kind, count, begin, self._offset - begin)
 
     def _skip_texts(self, count: int) -> None:
-        """Skip `count` strings, in pieces of the file. Reading the strings one by one takes five times as long."""
+        """Skip `count` strings by reading large pieces. Reading the strings one by one takes five times as long."""
         while count:
             piece = self._stream.read(PIECE_BYTES)
             at, last = 0, len(piece) - _LENGTH.size
             while count and at <= last:
                 at += _LENGTH.size + _LENGTH.unpack_from(piece, at)[0]
                 count -= 1
-            if not at:  # the file was cut while it was read
+            if not at:  # the file was cut short while it was read
                 raise self._truncated(_LENGTH.size - len(piece))
             self._offset += at
             self._require(self._offset)

@@ -37,8 +37,10 @@ class GgufMetadata:
         return value
 
     def integer_of_all(self, key: str, most: int, count: int, default: int | None = None) -> int:
-        """Return a whole number from 1 to `most`. The value may also be an array of `count` equal numbers, one for
-        each layer."""
+        """Return a whole number from 1 to `most`.
+
+        The value may be an array of `count` equal numbers, one for each layer.
+        """
         value = self._value(key)
         if not isinstance(value, Array):
             return self.integer(key, most, default)
@@ -73,13 +75,13 @@ class GgufMetadata:
         return isinstance(self._value(key), Array)
 
     def is_on(self, key: str) -> bool:
-        """Return whether the key exists and is neither 0 nor false."""
+        """Return whether the key exists and its value is neither 0 nor false."""
         return self._value(key, 0) != 0
 
     def unasked_keys(self, prefix: str) -> dict[str, str]:
-        """Return the keys that begin with `prefix`, were not requested, and are neither 0 nor false.
+        """Return the keys that begin with `prefix`, were not requested, and have a value other than 0 and false.
 
-        The values of the result are texts for a message.
+        The values of the returned dict are texts for a message.
         """
         unasked = [key for key in self.values if key.startswith(prefix) and key not in self._asked]
         return {key: f"{str(self.values[key])[:60]!r}" for key in unasked if self.is_on(key)}

@@ -11,7 +11,7 @@ from cbtop.compute.errors import ModelError
 from cbtop.compute.gguf_header import GgufHeader, read_header
 from cbtop.protocol.limits import reason
 
-READ_BYTES = 64 << 20  # bytes that are read at a time, so that Ctrl-C works between two reads
+READ_BYTES = 64 << 20  # bytes that are read at a time; Ctrl-C works between two reads
 
 
 @dataclass(frozen=True, slots=True)

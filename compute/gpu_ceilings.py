@@ -3,8 +3,8 @@
 Rules
 - Two kernels of ours measure memory. Their buffers are far larger than the second-level cache, and each thread has
   several 16-byte loads in flight. Matrices are multiplied by cuBLAS, through torch or CuPy.
-- Before a round counts, the same work runs for a while until the clocks have settled.
-- Nothing is measured in a profiled process: a separate `cbtop calibrate` does it.
+- Before the first round, the same work runs until the clocks are stable.
+- A profiled process never measures roofs. A separate process, `cbtop calibrate`, does.
 """
 
 from __future__ import annotations
@@ -27,12 +27,14 @@ Progress = Callable[[str, float | None], None]
 GIB = 1 << 30
 LARGEST_BUFFER_BYTES = 4 * GIB
 SHARE_OF_FREE_MEMORY = 4
-# Least size of the buffer, in second-level caches. A smaller buffer would partly be read from the cache.
+# Least size of the buffer, as a multiple of the second-level cache. Part of a smaller buffer would be read from the
+# cache.
 CACHES_PER_BUFFER = 4
 ROUNDS = 9
 ROUND_S = 0.03
 WARM_S = 0.3
-# The fastest values on an H100, of 1 to 8 loads, 256 to 1024 threads, and a grid that strides. All were within 3 %.
+# The fastest values on an H100. 1 to 8 loads, 256 to 1024 threads, and a grid with a stride were tried. All were
+# within 3 %.
 THREADS = 512
 LOADS = 2  # loads of 16 bytes in flight in each thread; SOURCE repeats this number
 LOAD_BYTES = 16
@@ -62,9 +64,9 @@ extern "C" __global__ void memory_copy(const uint4* from, uint4* to)
 
 def measure_gpus(progress: Progress, only: int | None = None) -> Iterator[tuple[DeviceRoofs, list[str]]]:
     """Yield the roofs and the failed measurements of each GPU that this process may use, or only of GPU number
-    `only`. Takes seconds for each GPU.
+    `only`.
 
-    Raises ComputeError if neither torch nor CuPy can use a GPU.
+    Takes seconds for each GPU. Raises ComputeError if neither torch nor CuPy can use a GPU.
     """
     library = gpu_library()
     for index in range(library.count()) if only is None else (only,):
@@ -96,8 +98,7 @@ def _measure(library: Library, gpu: GpuProperties, progress: Progress) -> tuple[
 
 
 def _bandwidth(library: Library, gpu: GpuProperties, name: str, ways: int) -> Ceiling:
-    """Measure the bandwidth with the kernel `name`. `ways` is 1 if bytes are only read, and 2 if they are also
-    written."""
+    """Measure the bandwidth with the kernel `name`. `ways` is 1 if the kernel only reads, and 2 if it also writes."""
     block_bytes = THREADS * LOADS * LOAD_BYTES
     wanted = min(LARGEST_BUFFER_BYTES, gpu.free_bytes // SHARE_OF_FREE_MEMORY)
     if wanted < CACHES_PER_BUFFER * gpu.l2_bytes:

@@ -2,8 +2,8 @@
 
 Rules
 - Work is counted per layer, because the time of a pass is proportional to the number of layers on both processors.
-- A crossover is the first size at which the GPU is faster beyond the spread, if it is also faster at every larger
-  size. Without such a size, all work stays on the CPU.
+- A crossover is the smallest size such that the GPU is faster beyond the spread at this and all larger sizes. Without
+  such a size, all work stays on the CPU.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.crossovers import Crossover
 
 DECODING, PROMPTS = "gpu_layer_bytes", "gpu_prompt_bytes"
-HIDDEN = (256, 512, 1024, 2048)  # models of these sizes have 0.6 to 36 MB of Q4_K a layer
+HIDDEN = (256, 512, 1024, 2048)  # hidden sizes; a layer of such a model has 0.6 to 36 MB of Q4_K
 LAYERS, HEAD_DIM, VOCABULARY = 2, 64, 1024
 HIDDEN_OF_PROMPTS, TOKENS = 512, (1, 4, 16, 64, 256)
 SEED = 11
@@ -38,11 +38,11 @@ SEED = 11
 def measure_gpu_crossovers(
     threads: int, progress: Callable[[str], None], time: Callable[..., list[PairedTimes]] = timed
 ) -> tuple[Crossover, ...]:
-    """Measure how much work a pass needs to be faster on the first GPU than on `threads` CPU threads.
+    """Measure how much work a pass must have to be faster on the first GPU than on `threads` CPU threads.
 
-    The unit of DECODING is bytes of weights that a token reads per layer. For PROMPTS, these bytes are multiplied by
-    the tokens of the prompt. The note of each crossover is the GPU's name. Raises ComputeError without a GPU, or
-    without enough GPU memory.
+    For DECODING, work is the bytes of weights that a token reads per layer. For PROMPTS, it is these bytes times the
+    tokens of the prompt. The note of each crossover is the GPU's name. Raises ComputeError without a GPU, or if its
+    memory is too small.
     """
     gpu = Gpu()
     progress(DECODING)
@@ -53,8 +53,10 @@ def measure_gpu_crossovers(
 
 
 def layer_bytes(path: Path) -> int:
-    """Return the bytes of weights that a token reads per layer of the model at `path`. Raises ModelError if the file
-    is not a model."""
+    """Return the bytes of weights that a token reads per layer of the model at `path`.
+
+    Raises ModelError if the file is not a model.
+    """
     with GgufFile.open(path) as file:
         prefix = file.metadata.text("general.architecture")
         size, of_experts = file.size_bytes("blk."), file.size_bytes("_exps.")
@@ -65,8 +67,10 @@ def layer_bytes(path: Path) -> int:
 
 
 def _step(gpu: Gpu, hidden: int, threads: int, tokens: int | None) -> Rung:
-    """Return both methods for a prompt of `tokens` tokens, or for decoding the first token of a sequence if `tokens`
-    is None. The first method runs on the CPU, the second on the GPU."""
+    """Return the same work on the CPU (first method) and on the GPU (second method).
+
+    The work is a prompt of `tokens` tokens. If `tokens` is None, it is decoding the first token of a sequence.
+    """
     model = _model(hidden)
     on_gpu = model_on(gpu, model, is_exact=False)
     on_cpu = model if TIER == "generic" else interleaved(model)
@@ -88,7 +92,7 @@ def _step(gpu: Gpu, hidden: int, threads: int, tokens: int | None) -> Rung:
 
 
 def _model(hidden: int) -> Model:
-    """Return random weights of Q4_K, in the proportions of a small qwen2."""
+    """Return a model of random weights in Q4_K, with the proportions of a small qwen2."""
     heads = hidden // HEAD_DIM
     kv_heads, feed_forward = heads // 4, 4 * hidden
     no_bias, ones = np.zeros(0, np.float32), Norm(np.ones(hidden, np.float32))
@@ -123,9 +127,9 @@ def _products(layer: LayerWeights) -> tuple[Projection, ...]:
 
 
 def _matrix(rows: int, columns: int) -> QuantizedMatrix:
-    """Return a matrix of ROWS random rows, repeated, because computing the scales of all rows would take seconds."""
+    """Return a matrix of ROWS random rows, repeated. Computing the scales of different rows would take seconds."""
     few: Any = np.random.default_rng(SEED).standard_normal((ROWS, columns), dtype=np.float32)
     data = np.tile(QuantizedMatrix.of(Q4_K, few * np.float32(columns**-0.5)).data, (rows // ROWS, 1))
-    # Compiled code depends on whether an array is writable. The weights of a decoder are not.
+    # Numba compiles different code for writable arrays. The weights of a decoder are read-only.
     data.flags.writeable = False
     return QuantizedMatrix(Q4_K, data, columns)

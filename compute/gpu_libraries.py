@@ -1,5 +1,7 @@
-"""Find the library that launches kernels on a GPU: torch, or CuPy if torch cannot. Both compile kernels with
-NVRTC."""
+"""Find the library that launches kernels on a GPU: torch, or CuPy if torch cannot.
+
+Both compile kernels with NVRTC.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,10 @@ _CUBLAS_TRANSPOSED, _CUBLAS_AS_IT_IS, _CUBLAS_DEFAULT_ALGORITHM = 1, 0, -1
 
 @dataclass(frozen=True, slots=True)
 class GpuProperties:
-    """The properties of a GPU that decide how it is measured, and the uuid that identifies the GPU."""
+    """The name and the properties of a GPU.
+
+    Measurements depend on the properties, and the uuid identifies the GPU.
+    """
 
     name: str
     uuid: str
@@ -29,7 +34,7 @@ class GpuProperties:
 
 
 class Library(Protocol):
-    """The functions of torch or CuPy that the measurements need. They act on the GPU that `use` selected last."""
+    """The functions that the measurements need, from torch or CuPy. They act on the GPU that `use` selected last."""
 
     name: str
 
@@ -54,8 +59,11 @@ class Library(Protocol):
 
 
 def gpu_library() -> Library:
-    """Return torch if it can use a GPU and compile kernels, otherwise CuPy. Returns torch without a compiler if CuPy
-    cannot use a GPU either. Raises ComputeError if neither can."""
+    """Return torch if it can use a GPU and compile kernels, otherwise CuPy.
+
+    If CuPy cannot use a GPU, returns a torch that cannot compile kernels. Raises ComputeError if neither can use a
+    GPU.
+    """
     found: Library | None = None
     try:
         import torch
@@ -183,7 +191,7 @@ class Cupy:  # pragma: no cover - gpu
     def _matrix(self, precision: str, size: int) -> Any:
         cupy = self._cupy
         numbers = cupy.random.standard_normal((size, size), dtype=cupy.float32)
-        if precision == "bfloat16":  # bfloat16 is the upper half of a float32
+        if precision == "bfloat16":  # a bfloat16 has the bits of the upper half of a float32
             return (numbers.view(cupy.uint32) >> cupy.uint32(16)).astype(cupy.uint16)
         return numbers.astype(cupy.float16) if precision == "float16" else numbers
 

@@ -2,14 +2,14 @@
 outputs."""
 
 # Rules
-# - The logits of each step are checked. A value that is not finite anywhere in a pass makes the logits not finite,
-#   too. The only exception is an infinite attention score, which a soft cap may make finite.
-# - If logits are faulty, the pass runs again, and every brick is compared with its reference. The first faulty brick
-#   is blamed. If no brick is faulty in the second run, the logits are reported without a brick.
-# - If the reference has the same fault, the fault comes from the input or the weights. In a second run, the first
-#   brick with such a fault is blamed. In a sample, no brick is blamed for it.
-# - Finite faults are found by samples: bricks are compared with their references one at a time, in turn. Sampling
-#   pauses when it has taken MAX_SHARE of the time. This time is recorded as a brick, `Guard`.
+# - The logits of each step are checked. If any value in a pass is NaN or infinite, the logits are, too. The only
+#   exception is an infinite attention score, because a soft cap may make it finite.
+# - If the logits are faulty, the pass runs again, and every brick is compared with its reference. The first faulty
+#   brick is reported. If no brick is faulty in the second run, only the logits are reported.
+# - If the reference has the same fault, the fault comes from the input or the weights. A second run reports the first
+#   brick with such a fault. A sample does not report it.
+# - Samples find faults that are finite: one brick after another is compared with its reference. Sampling pauses when
+#   it has taken MAX_SHARE of the time. Its time is recorded as a brick, `Guard`.
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from cbtop.protocol.vocabulary import GUARD_CHECK, LOGITS_CHECK
 
 GUARD_BRICK = "Guard"
 FACTORS = "factors"
-MAX_SHARE = 0.005  # largest share of the time since the guard began that samples may take
+MAX_SHARE = 0.005  # samples may take at most this share of the time since the guard began
 
 Calls = Sequence[Arguments]
-Run = Callable[..., None]  # (brick, elements, *calls)
+Run = Callable[..., None]  # called with (brick, elements, *calls)
 
 
 class Reaction(Enum):
@@ -50,23 +50,23 @@ class Fault(Enum):
     NAN = "NaN"
     INFINITY = "infinity"
     OVERFLOW = "overflow"  # finite, but larger than EXPLOSION_MAGNITUDE
-    DIVERGENCE = "divergence"  # the output does not equal the output of the float64 reference
+    DIVERGENCE = "divergence"  # the output differs from the float64 reference's output
 
 
 @dataclass(frozen=True, slots=True)
 class Met:
-    """A fault of an output. `finding` is the result of the failed assertion."""
+    """A fault that was found in an output. `finding` is the result of the failed assertion."""
 
     fault: Fault
     finding: AssertionResult
 
 
-_NOT_FINITE = {Fault.NAN: "NaN", Fault.INFINITY: "infinity"}  # how an AssertionResult names these faults
+_NOT_FINITE = {Fault.NAN: "NaN", Fault.INFINITY: "infinity"}  # the names of these faults in an AssertionResult
 
 
 def fault_of(output: Output) -> Fault | None:
-    """Return the fault that the values of `output` show without a reference, or None."""
-    largest = float(np.abs(output).max(initial=0))  # NaN if the output contains one
+    """Return the fault in the values of `output`, or None. Does not compare with a reference."""
+    largest = float(np.abs(output).max(initial=0))  # NaN if the output contains NaN
     if largest <= EXPLOSION_MAGNITUDE or output.dtype.kind != "f":
         return None
     if np.isnan(largest):
@@ -77,8 +77,8 @@ def fault_of(output: Output) -> Fault | None:
 def _fault_in(name: str, output: Output) -> Fault | None:
     """Return the fault of the output that the contract calls `name`, or None.
 
-    An overflow of int8 factors does not count. The factors are sums of 32 numbers of the brick's main output, and are
-    too large only if that output is.
+    Factors of int8 codes are not tested for overflow. They are sums of 32 numbers of the brick's main output, so they
+    are too large only if that output is.
     """
     fault = fault_of(output)
     return None if fault is Fault.OVERFLOW and name == FACTORS else fault
@@ -87,9 +87,9 @@ def _fault_in(name: str, output: Output) -> Fault | None:
 class JidokaGuard:
     """Watches the passes of a decoder. `places` maps its bricks to their layers (None: outside layers).
 
-    `run` returns the function that runs the bricks of a pass. If `has_fault` is true after the pass, the pass must
-    run again with the function that `again` returns, followed by `finish_again`. If the reaction is to stop, a fault
-    raises GuardError. `clock_s` measures the time of samples.
+    `run` returns the function that runs the bricks of a pass. If `has_fault` is true after the pass, the caller must
+    run the pass again with the function that `again` returns, and then call `finish_again`. If the reaction is to
+    stop, a fault raises GuardError. `clock_s` measures the time of samples.
     """
 
     def __init__(
@@ -106,21 +106,23 @@ class JidokaGuard:
         self._turn = 0
         self._position = 0
         self._of_pass: Fault | None = None
-        self._not_found = 0  # number of passes with faulty logits whose second run found no wrong brick
-        self._bears_all = False  # whether the next brick is blamed even if its reference shows the fault
+        self._not_found = 0  # number of passes with faulty logits and a second run without a faulty brick
+        self._bears_all = False  # whether the next faulty brick is reported even if its reference has the same fault
         self._clock_s = clock_s
         self._began_s = clock_s()
         self._spent_s = 0.0
         self._times: dict[ComputeBrick, int] = {}
-        # by brick: the fault that made the brick fall back, and its place
+        # Bricks that run their references because of a fault. The value is the fault and its place.
         self._fallen: dict[ComputeBrick, tuple[Met, str]] = {}
         self._checked: dict[tuple[str, str], bool] = {}
-        # (brick, assertion) pairs that were not checked, because the input was not finite
+        # (brick, assertion) pairs that could not be checked, because the input was not finite
         self._spoilt: set[tuple[str, str]] = set()
 
     def run(self, run_brick: Run, position: int) -> Run:
-        """Return a function that runs the bricks of the pass that begins at `position`. It also checks one brick if a
-        sample is due."""
+        """Return a function that runs the bricks of the pass that begins at `position`.
+
+        If a sample is due, the function also checks one brick.
+        """
         self._position = position
         self._bears_all = False
         if self._spent_s > MAX_SHARE * (self._clock_s() - self._began_s):
@@ -151,9 +153,9 @@ class JidokaGuard:
         return run
 
     def finish_again(self, last: ComputeBrick) -> None:
-        """Report the first run's fault if no brick was wrong in the second run.
+        """Report the fault of the first run if no brick was faulty in the second run.
 
-        The fault is reported under the brick `last`, which computed the logits, but any brick may have caused it. The
+        The fault is reported under `last`, the brick that computed the logits, but any brick may have caused it. The
         results of the second run are kept.
         """
         if not self._bears_all or self._of_pass is None:
@@ -166,7 +168,9 @@ class JidokaGuard:
             raise GuardError(None, None, self._position, met.fault.value)
 
     def finish(self) -> None:
-        """Report bricks that were still wrong after they had fallen back, and assertions that were never checked."""
+        """Report the bricks that were faulty again when they ran their references, and the assertions that were never
+        checked.
+        """
         for brick, (met, where) in self._fallen.items():
             if (times := self._times[brick]) > 1:
                 self._announce(brick, met, f"{where}; met {times} times, computed in float64, too")
@@ -205,7 +209,7 @@ class JidokaGuard:
         """
         first = None
         compared = list(brick.compared(calls, before))
-        # faults that the reference shows too, which come from the input or the weights
+        # The faults that the reference has, too. They come from the input or the weights.
         given = {_fault_in(of, expected) for *_, expected, of in compared} - {None}
         is_spoilt = not self._bears_all and not given.isdisjoint(_NOT_FINITE)
         for name, found, output, _, of in compared:
@@ -217,7 +221,7 @@ class JidokaGuard:
                 result = CheckResult(*key, found.passed, found.max_error, found.tolerance, found.not_finite)
                 self._profiler.announce(result)
             fault = _fault_in(of, output)
-            # the output may still differ from the reference
+            # The output may still differ from the reference.
             if fault is None or (fault in given and not self._bears_all):
                 fault = None if found.passed else Fault.DIVERGENCE
             if fault is not None and first is None and not is_spoilt:
@@ -227,7 +231,7 @@ class JidokaGuard:
 
     def _react(self, brick: ComputeBrick, met: Met, calls: Calls, before: Calls) -> None:
         note = self._noted(brick, met.fault)
-        if brick in self._fallen:  # the reference has the fault, too; `finish` reports how often
+        if brick in self._fallen:  # the reference has the fault, too; `finish` reports how often this happened
             return
         if self._reaction is Reaction.FALLBACK:
             note += "; computed in float64 from here on"

@@ -1,5 +1,6 @@
-"""Measure how much memory this process may still take, allocate memory on huge pages, and give code pages back to the
-system."""
+"""Measure how much memory this process may still use, allocate memory on huge pages, and unmap code that is not
+needed.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +23,13 @@ LINE_BYTES = 64
 
 @dataclass(frozen=True, slots=True)
 class _Version:
-    """The mount point of one version of control groups, and its names of files and counters."""
+    """One version of control groups: its mount point, and its names of files and counters."""
 
     mounted: str
     limit: str
     used: str
-    # Counters of memory.stat for pages of files. The group counts them as used, but the system frees them when memory
-    # is short.
+    # Names of counters in memory.stat for pages of files. The group counts these pages as used. The system frees them
+    # when memory is short.
     files: tuple[str, str]
 
 
@@ -42,18 +43,20 @@ _TWO = _Version("sys/fs/cgroup", "memory.max", "memory.current", ("inactive_file
 
 
 def available_bytes(root: Path = Path("/")) -> int | None:
-    """Return the bytes that the system (MemAvailable) and every control group of this process leave, or None if
-    neither is known.
+    """Return the bytes of memory that this process may still use, or None if that is not known.
 
-    Works on Linux, with both versions of control groups, if they are visible. `root` is the root of the file system.
+    This is the least of what the system (MemAvailable) and every control group of this process leave. Works on Linux,
+    with both versions of control groups, if they are visible. `root` is the root of the file system.
     """
     left = [*_of_the_system(root), *_of_groups(root)]
     return max(min(left), 0) if left else None
 
 
 def on_huge_pages(size_bytes: int) -> mmap.mmap:
-    """Return private memory of zeros, on huge pages if the system has some. Raises OSError if there is not enough
-    memory."""
+    """Return private memory filled with zeros, on huge pages if the system has them.
+
+    Raises OSError if there is not enough memory.
+    """
     memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # the system's kernel was built without huge pages
@@ -62,8 +65,10 @@ def on_huge_pages(size_bytes: int) -> mmap.mmap:
 
 
 def zeros_on_huge_pages(shapes: Sequence[tuple[int, ...]], dtype: Any) -> list[NDArray[Any]]:
-    """Return adjacent arrays of zeros on huge pages. Each array begins at a cache line. Memory is taken when it is
-    first written to. Raises MemoryError if the system does not give it."""
+    """Return adjacent arrays of zeros on huge pages. Each array begins at a cache line.
+
+    Memory is used only when it is first written to. Raises MemoryError if the system refuses it.
+    """
     sizes = [math.prod(shape) * np.dtype(dtype).itemsize for shape in shapes]
     begins = list(accumulate((-(-size // LINE_BYTES) * LINE_BYTES for size in sizes), initial=0))
     try:
@@ -77,10 +82,10 @@ def zeros_on_huge_pages(shapes: Sequence[tuple[int, ...]], dtype: Any) -> list[N
 
 
 def line_aligned_zeros(shape: tuple[int, ...], dtype: Any, behind_bytes: int = 0) -> NDArray[Any]:
-    """Return an array of zeros that begins at a cache line, or `behind_bytes` after one.
+    """Return an array of zeros that begins `behind_bytes` after the start of a cache line.
 
-    NumPy's large arrays begin 16 bytes after a line, so that each vector of 64 bytes is in two lines. NumPy's small
-    arrays begin anywhere.
+    NumPy's large arrays begin 16 bytes after the start of a line, so each vector of 64 bytes is in two lines. NumPy's
+    small arrays begin anywhere.
     """
     size_bytes = math.prod(shape) * np.dtype(dtype).itemsize
     memory = np.zeros(size_bytes + 2 * LINE_BYTES, np.uint8)
@@ -92,7 +97,7 @@ def line_aligned_zeros(shape: tuple[int, ...], dtype: Any, behind_bytes: int = 0
 def give_back_code(library: str) -> None:
     """Unmap the code of the shared library with this file name. Linux only.
 
-    The code stays in the system's cache of the file. If it runs again, it is mapped again, at 64 KiB per microsecond.
+    The code stays in the system's file cache. If it runs again, it is mapped again, at 64 KiB per microsecond.
     """
     for begin, size_bytes in _code_of(library):
         _madvise()(ctypes.c_void_p(begin), ctypes.c_size_t(size_bytes), mmap.MADV_DONTNEED)
@@ -100,9 +105,9 @@ def give_back_code(library: str) -> None:
 
 @cache
 def _code_of(library: str) -> tuple[tuple[int, int], ...]:
-    """Return the (address, bytes) of the library's code.
+    """Return the (address, bytes) of each mapping of the library's code.
 
-    Only pages that cannot be written are returned, because they equal the file.
+    Only mappings that cannot be written to are returned, because they equal the file.
     """
     found = []
     for line in _lines(Path("/proc/self/maps")):
@@ -132,7 +137,7 @@ def _of_groups(root: Path) -> Iterator[int]:
         version = _ONE if controllers else _TWO
         group = PurePosixPath(path)
         for one in (group, *group.parents):
-            # In a container, the group may be mounted as the root. So all parents of `path` are tried.
+            # In a container, the group may be mounted as the root, so try all parents of `path`.
             yield from _of_group(root / version.mounted / one.relative_to("/"), version)
 
 

@@ -1,4 +1,4 @@
-"""Read from NVIDIA's management library the power limit of a measured GPU and its use by other processes."""
+"""Read the power limit of a GPU and its use by other processes, from NVIDIA's management library."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import os
 import time
 from typing import Any
 
-SETTLE_S = 1.0  # a reported utilisation covers at most this many seconds before the call
+SETTLE_S = 1.0  # a reported utilisation covers at most this number of seconds before the call
 PER_WATT = 1000
 
 
 class ManagedGpu:
-    """A GPU as nvidia-ml-py sees it. `missing` is the reason if nvidia-ml-py is not installed or fails."""
+    """A GPU in nvidia-ml-py. If nvidia-ml-py is not installed or fails, `missing` is the reason."""
 
     def __init__(self, uuid: str) -> None:
         self.missing = ""
@@ -29,12 +29,15 @@ class ManagedGpu:
             self.missing = f"NVML: {error}"
 
     def power_limit_w(self) -> int | None:
-        """Return the power limit in force, in watts, or None if it is not known."""
+        """Return the current power limit in watts, or None if it is not known."""
         limit = self._ask("nvmlDeviceGetEnforcedPowerLimit")
         return None if limit is None else round(limit / PER_WATT)
 
     def used_percent(self) -> int | None:
-        """Return the percentage of the last second that any process used the GPU. Call this before we use the GPU."""
+        """Return how much of the last second any process used the GPU, in percent.
+
+        Call this before this process uses it.
+        """
         if self._handle is None:
             return None
         time.sleep(SETTLE_S)
@@ -45,7 +48,7 @@ class ManagedGpu:
         """Return the highest percentage of the GPU's multiprocessors that another process used after `since_s`.
 
         `since_s` is wall-clock time. Returns None if the use is not known. If our own process id is missing, the
-        reported ids belong to a different namespace, so the use is not known either.
+        reported ids belong to a different namespace. The use is then not known either.
         """
         samples = self._ask("nvmlDeviceGetProcessUtilization", int(since_s * 1e6)) or []
         if all(sample.pid != os.getpid() for sample in samples):

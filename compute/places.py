@@ -1,4 +1,4 @@
-"""The processor that a model runs on: the CPU or a GPU."""
+"""The processors that a model can run on: the CPU or a GPU."""
 
 from __future__ import annotations
 
@@ -53,8 +53,10 @@ class OnCpu:
         self._options, self._threads = options, backend.threads
 
     def model(self, path: Path) -> Model:
-        """Read the model at `path`. Its products are as fast as this processor allows, or exact if the options say
-        so."""
+        """Read the model at `path`.
+
+        Its products are as fast as this processor allows, or exact if the options require that.
+        """
         from cbtop.compute.decoder.int8 import model_to_run
 
         return model_to_run(path, is_exact=self._options.is_exact)
@@ -93,7 +95,7 @@ class OnGpu:
         self._rank = ALONE if options.rank is None else _joined(self._gpu, options.rank)
         self.label = self._gpu.label
         self.threads: int | None = None
-        self.guard: str | None = None  # a guard would have to copy the input of each brick
+        self.guard: str | None = None  # guards need a CPU, because a guard would copy the input of each brick
 
     def model(self, path: Path) -> Model:
         """Read the model at `path` and put its weights on the GPU. A rank gets only its part of the model."""
@@ -121,7 +123,7 @@ class OnGpu:
 
 
 def _joined(gpu: Gpu, options: RankOptions) -> Rank:
-    """Return this process's rank, after all ranks have joined."""
+    """Return this process's rank. Waits until all ranks have joined."""
     from cbtop.compute.decoder.ranks import Rank
     from cbtop.compute.gpu.nccl import NcclLink, new_id
 

@@ -1,4 +1,4 @@
-"""Store every PTX module that was compiled on this machine, so that its hash in a brick tree can be looked up."""
+"""Store the PTX of every module that is compiled on this machine. A hash in a brick tree can then be looked up."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ MAX_KEPT = 1024
 
 
 class PtxRegistry:
-    """Modules stored as files in a folder of the cache, each named by its hash. If there are more than MAX_KEPT, the
-    oldest files are removed."""
+    """Stores modules as files in a folder of the cache. The name of a file is the hash of its module.
+
+    If there are more than MAX_KEPT files, the oldest are removed.
+    """
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = cache_dir() / "ptx" if folder is None else folder
 
     def add(self, ptx: bytes) -> None:
-        """Store `ptx` if the folder can be written. No error is raised otherwise, because a run does not depend on
-        it."""
+        """Store `ptx`. If the folder cannot be written to, do nothing, because a run does not depend on it."""
         ptx_hash = hash_of(ptx)
         path = self._path(ptx_hash)
         try:

@@ -18,10 +18,11 @@ LOWEST_TEMPERATURE = 1e-6
 class TokenSampling:
     """The settings for choosing the next token.
 
-    With a `temperature` of 0, the likeliest token is chosen (greedy). Otherwise a generator seeded with `seed` draws
-    at this temperature from the `top_k` likeliest tokens (0: all). `top_p` limits these to the likeliest that
-    together have this share of the probability. Temperatures below 1e-6 are refused, because dividing by them could
-    give infinity. Raises ComputeError for values out of range, because a draw with them would still return a token.
+    With a `temperature` of 0, the likeliest token is chosen (greedy). Otherwise a generator with the seed `seed`
+    draws at this temperature from the `top_k` likeliest tokens (0: all). `top_p` reduces these to the likeliest
+    tokens that together have this share of the probability. Temperatures below 1e-6 are refused, because dividing by
+    them could give infinity. Raises ComputeError for values out of range, because a draw with them would still return
+    a token.
     """
 
     temperature: float = 0.0
@@ -57,14 +58,16 @@ GREEDY = TokenSampling()
 
 @dataclass(frozen=True, slots=True)
 class Crossovers:
-    """The limits between two methods: one for smaller amounts of work, one for the rest.
+    """The amounts of work at which a second method replaces the first.
 
     `product_bytes`: bytes of weights times tokens. Smaller products run on one thread, others on several.
     `attention_products`: number of multiplications of query and key numbers. Smaller attentions run on one thread,
-    others on several. `bf16_tokens`: number of tokens. Products of fewer tokens run in int8, others in bfloat16 if
-    the processor has AMX. `exact_bytes`: bytes of a matrix. Smaller matrices are interleaved for int8. Others stay as
-    in the file, for products of floats. `measured`: the names of the crossovers that were measured on this machine.
-    The others are static.
+    others on several.
+    `bf16_tokens`: number of tokens. Products of fewer tokens run in int8. Others run in bfloat16 if the processor has
+    AMX.
+    `exact_bytes`: bytes of a matrix. Smaller matrices are interleaved for int8. Others stay as in the file, for
+    products of floats.
+    `measured`: the names of the crossovers that were measured on this machine. The others are static.
 
     Raises ComputeError for a value that is not a whole number from 1.
     """
@@ -91,7 +94,8 @@ _in_effect = STATIC_CROSSOVERS
 def crossovers() -> Crossovers:
     """Return the crossovers of this process.
 
-    Python code reads them before every kernel call, because kernels would be compiled with fixed values.
+    Python code reads them before every kernel call, because a compiled kernel would keep the values from when it was
+    compiled.
     """
     return _in_effect
 
@@ -104,7 +108,7 @@ def use_crossovers(wanted: Crossovers) -> None:
 
 @contextmanager
 def with_crossovers(wanted: Crossovers) -> Iterator[None]:
-    """Use `wanted` inside this context, to run or check the work on both sides of a crossover."""
+    """Use `wanted` inside this context. Tests and measurements run work on both sides of a crossover in this way."""
     before = crossovers()
     use_crossovers(wanted)
     try:
@@ -114,17 +118,17 @@ def with_crossovers(wanted: Crossovers) -> Iterator[None]:
 
 
 BACKENDS = ("cpu", "cuda")
-Split = Literal["layers", "heads"]  # the part of a model that ranks divide among themselves
+Split = Literal["layers", "heads"]  # the part of a model that is divided among the ranks
 SPLITS: tuple[Split, ...] = get_args(Split)
 GUARD_REACTIONS = ("stop", "log", "fallback")
 
 
 @dataclass(frozen=True, slots=True)
 class RankOptions:
-    """One of the `count` processes that run a model together. The process with number n uses GPU number n.
+    """One of the `count` processes that run a model together. Process number n uses GPU number n.
 
-    `of_first` must be called by all ranks. It returns what the first rank computes. `split` is the part of the model
-    that the ranks divide among themselves.
+    `of_first` returns a value that the first rank computes. All ranks must call it. `split` is the part of the model
+    that is divided among the ranks.
     """
 
     number: int
@@ -135,8 +139,10 @@ class RankOptions:
 
 @dataclass(frozen=True, slots=True)
 class DecoderSettings:
-    """Settings of a decoder. `cache_type` is the type of the KV cache, f16 or f32. With `check_contracts`, each brick
-    also checks the conditions of its kernels' contracts."""
+    """Settings of a decoder. `cache_type` is the type of the KV cache, f16 or f32.
+
+    With `check_contracts`, each brick also checks the conditions of its kernels' contracts.
+    """
 
     cache_type: str = "f16"
     sampling: TokenSampling = GREEDY
@@ -148,12 +154,12 @@ DEFAULT_SETTINGS = DecoderSettings()
 
 @dataclass(frozen=True, slots=True)
 class WorkloadOptions:
-    """What to run. None means the demo model (`model`), no limit (`steps`), all processors except one (`threads`), or
-    the model's context up to 2048 (`context`).
+    """The options of a run. None means the demo model (`model`), no limit (`steps`), all processors except one
+    (`threads`), or the model's context up to 2048 (`context`).
 
     `cache_type`: type of the KV cache, f16 or f32.
     `is_exact`: whether products read unrounded activations instead of int8.
-    `trace`: names of `cbtop.profiler.traces.TRACES` that are traced in a sample of the decode steps.
+    `trace`: names of `cbtop.profiler.traces.TRACES`. These traces run in a sample of the decode steps.
     `guard`: the reaction to a brick's wrong output (GUARD_REACTIONS). None: outputs are not checked.
     `check_contracts`: whether each brick checks the conditions of its kernels' contracts.
     `prompt`: a text that is continued once, to its end. None: the same random tokens are repeated.

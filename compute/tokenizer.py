@@ -3,9 +3,9 @@
 Source of the keys: ggml's docs/gguf.md. Source of their meaning: llama.cpp's src/llama-vocab.cpp.
 """
 
-# Text becomes tokens in Hugging Face's `tokenizers`, which is configured with the lists of the file. Tokens become
-# text in this module. Each token has a list of bytes; a character that spans several tokens appears with its last
-# token.
+# The package `tokenizers` of Hugging Face turns text into tokens. It is configured with the lists of the file. This
+# module turns tokens into text. Each token has a list of bytes. If a character spans several tokens, it appears with
+# its last token.
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 2, 3, 4, 5, 6  # numbers of the C enum llama_token_type
 WITHOUT_TEXT = (UNKNOWN, CONTROL, UNUSED)
 NO_TOKEN = 0xFFFFFFFF  # LLAMA_TOKEN_NULL, which converters write for "no token"
-SPACE = "\u2581"  # SentencePiece's character for a space
-MAX_TOKEN_CHARACTERS = 1_024  # the longest tokens of real vocabularies are runs of some hundred spaces
+SPACE = "\u2581"  # the character that SentencePiece uses for a space
+MAX_TOKEN_CHARACTERS = 1_024  # the longest tokens of real vocabularies are a few hundred spaces
 
 _CONTRACTIONS = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
@@ -34,7 +34,7 @@ _LLAMA3 = (
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _QWEN2 = _LLAMA3.replace("{1,3}", "")
-# Patterns that cut a text into words, one after the other, by the value of `tokenizer.ggml.pre`.
+# By the value of `tokenizer.ggml.pre`: patterns that cut a text into words. They are applied one after the other.
 PATTERNS = {
     "default": (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]"),
     "gpt-2": (_GPT2,),
@@ -43,11 +43,11 @@ PATTERNS = {
     "stablelm2": (_QWEN2,),
     "smollm": (r"\p{N}", _GPT2),
 }
-# For these values of `tokenizer.ggml.pre`, a text begins with a special token unless the file says otherwise.
+# With these values of `tokenizer.ggml.pre`, a text begins with a special token unless the file says otherwise.
 BEGINS = frozenset({"llama-bpe"})
-# For these values, a word that is a token becomes that token, whatever the merges are.
+# With these values of `tokenizer.ggml.pre`, a word that is a token becomes that token, independent of the merges.
 WHOLE_WORDS = frozenset({"llama-bpe"})
-# Control tokens that end a text even if the file does not say so, as in llama.cpp.
+# Control tokens that end a text even if the file does not list them, as in llama.cpp.
 ENDS = frozenset(
     {
         "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>", "<|endoftext|>",
@@ -57,7 +57,9 @@ ENDS = frozenset(
 
 
 def _byte_characters() -> dict[str, int]:
-    """Return the byte of each character in a byte-level vocabulary (GPT-2's encoder.py, bytes_to_unicode)."""
+    """Return a dict from the characters of a byte-level vocabulary to their bytes (GPT-2's encoder.py,
+    bytes_to_unicode).
+    """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + at): byte for at, byte in enumerate(others)}
@@ -70,11 +72,11 @@ class Tokenizer:
     pieces: tuple[bytes, ...]
     ends: frozenset[int]
     begin: int | None
-    drops_first_space: bool  # whether the first space is dropped from decoded text, because encoding added it
+    drops_first_space: bool  # whether the first space of decoded text is dropped, because encoding has added it
     _library: Library
 
     def encode(self, text: str) -> list[int]:
-        """Return the tokens of `text`. The begin token is first if the model has one.
+        """Return the tokens of `text`. If the model has a begin token, it comes first.
 
         Names of control tokens in the text become control tokens. Raises ComputeError if the text is not valid
         Unicode.
@@ -87,14 +89,14 @@ class Tokenizer:
         return begin + list(self._library.encode(text, add_special_tokens=False).ids)
 
     def stream(self, before: Sequence[int] = ()) -> TextStream:
-        """Return a stream that decodes the tokens that follow the tokens `before`."""
+        """Return a stream that decodes tokens. The tokens `before` precede them in the text."""
         stream = TextStream(self)
         for token in before:
             stream.text_of(token)
         return stream
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text of `tokens`, which are the beginning of a text. Bytes that are not UTF-8 become U+FFFD."""
+        """Return the text of `tokens`, which begin a text. Bytes that are not UTF-8 become U+FFFD."""
         stream = self.stream()
         return "".join(map(stream.text_of, tokens)) + stream.rest()
 
@@ -108,22 +110,22 @@ class TextStream:
         self._characters = codecs.getincrementaldecoder("utf-8")("replace")
 
     def text_of(self, token: int) -> str:
-        """Return the characters that are complete with `token`."""
+        """Return the characters that `token` completes."""
         piece = self._pieces[token]
         if self._drops_space and piece:
             piece, self._drops_space = piece.removeprefix(b" "), False
         return self._characters.decode(piece)
 
     def rest(self) -> str:
-        """Return the replacement character if the text ends inside a character, otherwise ""."""
+        """Return the replacement character if the text ended inside a character, otherwise ""."""
         return self._characters.decode(b"", final=True)
 
 
 def read_tokenizer(file: GgufFile) -> Tokenizer:
-    """Return the tokenizer of an open file. Raises ModelError if the file has no tokenizer, or a damaged or
-    unsupported one.
+    """Return the tokenizer of an open file.
 
-    Raises ComputeError if the package `tokenizers` is not installed.
+    Raises ModelError if the file has no tokenizer, or if it is damaged or not supported. Raises ComputeError if the
+    package `tokenizers` is not installed.
     """
     if not file.metadata.has_key("tokenizer.ggml.tokens"):
         raise ModelError(
@@ -136,7 +138,7 @@ def read_tokenizer(file: GgufFile) -> Tokenizer:
             f"{file.path} has a tokenizer of kind {kind[:60]!r}; supported are gpt2 and llama: leave the prompt away"
         )
     try:
-        # The package takes 40 ms to load and 12 MB to install, and only a prompt needs it.
+        # Imported here, because the package takes 40 ms to load and 12 MB to install, and only prompts need it.
         import tokenizers
     except ImportError as error:
         raise ComputeError(
@@ -158,7 +160,7 @@ def read_tokenizer(file: GgufFile) -> Tokenizer:
             getattr(library, name)([tokenizers.AddedToken(one, normalized=False, special=special) for one in added])
     except ModelError:
         raise
-    except Exception as error:  # the library raises no narrower class
+    except Exception as error:  # the library raises plain Exception
         raise _damaged(file, f"a vocabulary that is none ({str(error)[:200]!r})") from error
     begin = _token(file, "bos", len(tokens), 1 if kind == "llama" else None)
     ends = {_token(file, name, len(tokens), 2 if kind == "llama" and name == "eos" else None)
@@ -174,7 +176,7 @@ def read_tokenizer(file: GgufFile) -> Tokenizer:
 
 
 def _byte_level(file: GgufFile, tokens: list[str], tokenizers: Any) -> tuple[Library, bool]:
-    """Return a tokenizer for a vocabulary of bytes, and whether a text begins with a special token.
+    """Return a tokenizer for a vocabulary of bytes, and whether texts begin with a special token.
 
     Each byte is represented by a character, and the tokenizer merges these characters.
     """
@@ -196,9 +198,9 @@ def _byte_level(file: GgufFile, tokens: list[str], tokenizers: Any) -> tuple[Lib
 def _sentence_piece(
     file: GgufFile, tokens: list[str], types: Sequence[float], tokenizers: Any
 ) -> tuple[Library, bool]:
-    """Return a tokenizer for a vocabulary of characters, and whether a text begins with a special token.
+    """Return a tokenizer for a vocabulary of characters, and whether texts begin with a special token.
 
-    If several merges are possible, the one whose result has the highest score is done first. Characters without a
+    If several merges are possible, the merge with the highest score of its result comes first. Characters without a
     token become bytes.
     """
     scores = _numbers(file, "tokenizer.ggml.scores", len(tokens), None)

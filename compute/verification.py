@@ -1,9 +1,9 @@
-"""Check every kernel variant against its peer, and check that outputs which are wrong on purpose are found.
+"""Check every kernel variant against its peer, and check that planted faults are found.
 
 Rules
 - The called function is the decoder's own `implementation`, chosen by the same arguments.
 - `variants` is the only table of variants. The tolerance is always taken from the kernel's contract.
-- A check that does not find a planted fault is itself a failure, because it would pass any output.
+- If a check does not find a planted fault, this is a failure, because such a check would pass any output.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ from cbtop.compute.settings import crossovers, with_crossovers
 
 SIZES = (1, 7, 32, 200)
 SEED = 20261123
-MANY = 127  # largest batch minus one, not a multiple of four
-PRODUCTS_WITH = ((1, 1), (1, 2), (6, 1), (MANY, 2))  # (tokens, threads)
+MANY = 127  # largest batch minus one; not a multiple of four
+PRODUCTS_WITH = ((1, 1), (1, 2), (6, 1), (MANY, 2))  # pairs of (tokens, threads)
 DENSE_PRODUCTS = (
     brick_specs.QKV_PROJECTION,
     brick_specs.OUTPUT_PROJECTION,
@@ -54,7 +54,7 @@ DENSE_PRODUCTS = (
     brick_specs.LM_HEAD,
 )
 PRODUCTS = (*DENSE_PRODUCTS, brick_specs.MOE_ROUTER, brick_specs.MOE_EXPERTS)
-# The bricks that run a kernel, by the name of the kernel's contract. Kernels that are not listed run in all of
+# The bricks that run a kernel, by the name of the kernel's contract. Kernels that are missing here run in all of
 # PRODUCTS.
 BRICKS_OF: Mapping[str, tuple[BrickSpec, ...]] = {
     "embedding": (brick_specs.EMBEDDING,),
@@ -100,8 +100,8 @@ OF_SEVERAL_SHAPES = (
     "kv_write",
     "linear_backward",
     "qkv",
-)  # contract names of kernels with several shapes, which have variants of their own
-# a function that calls a kernel, which writes its outputs into the arguments
+)  # Contract names of kernels with several shapes. These kernels have variants of their own.
+# a function that calls a kernel; the kernel writes its outputs into the arguments
 Run = Callable[[Kernel, Arguments], None]
 REFERENCE, SINGLE_TOKENS, PARTS = "reference", "single tokens", "its parts"
 
@@ -121,8 +121,8 @@ def _by_parts(kernel: Kernel, arguments: Arguments) -> None:
         part.implementation(*call)
 
 
-# The computations that a kernel is compared with: its reference, the same kernel token by token, or the kernels that
-# it fuses.
+# The computations that a kernel can be compared with: its reference, the same kernel for one token at a time, and the
+# kernels that it fuses.
 PEERS: Mapping[str, Callable[[Kernel, Arguments], None]] = {
     REFERENCE: _by_reference,
     SINGLE_TOKENS: _by_single_tokens,
@@ -132,7 +132,7 @@ PEERS: Mapping[str, Callable[[Kernel, Arguments], None]] = {
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A kernel with one set of shapes, which `how` describes. PEERS[peer] is the computation to compare with.
+    """A kernel with one set of shapes, which `how` describes. It is compared with the computation PEERS[peer].
 
     If examples have a row for each token, they have `tokens` rows.
     """
@@ -165,7 +165,7 @@ class Verified:
     max_error: float | None
     not_finite: str
     tolerance: float
-    failed: tuple[str, ...]  # such as `equals reference at size 32`
+    failed: tuple[str, ...]  # names of checks with sizes, such as `equals reference at size 32`
     planted: int
     missed: tuple[str, ...]
 
@@ -180,9 +180,12 @@ def run_here(kernel: Kernel, arguments: Arguments) -> None:
 
 
 def variants() -> Iterator[Variant]:
-    """Yield every kernel of a decoder in each format, with one and several tokens, with one and two threads, and with
-    each type of KV cache. Each kernel is compared with its reference. Kernels of several tokens are also compared
-    with themselves token by token, and fused kernels with their parts."""
+    """Yield every kernel of a decoder in each format and with each type of KV cache.
+
+    Each is yielded with one and several tokens, and with one and two threads. The peer of each kernel is its
+    reference. Kernels of several tokens are also compared with themselves for one token at a time, and fused kernels
+    with their parts.
+    """
     for variant in _beside_reference():
         yield variant
         if variant.tokens > 1 and variant.kernel.by_token and not _is_of_tiles_where_many(variant):
@@ -192,10 +195,10 @@ def variants() -> Iterator[Variant]:
 
 
 def variants_on_gpu() -> Iterator[Variant]:
-    """Yield the kernels of a GPU, which are the same on every processor.
+    """Yield the kernels of a GPU. They are the same on every processor.
 
-    Each is compared with its reference, without regard to threads, which only the CPU has. Products of many tokens
-    are yielded in int8 and in bfloat16, even if this processor has only one of the two.
+    The peer of each kernel is its reference. Threads are ignored, because only the CPU has them. Products of many
+    tokens are yielded in int8 and in bfloat16, even if this processor has only one of the two.
     """
     of_many = (
         Variant(kernel_for(FORMATS[code], MANY), f"{MANY} tokens")
@@ -214,8 +217,10 @@ def variants_on_gpu() -> Iterator[Variant]:
 
 
 def _is_of_tiles_where_many(variant: Variant) -> bool:
-    """Return whether many tokens of the variant run in bfloat16 but single tokens in int8. The results then
-    differ."""
+    """Return whether many tokens of the variant run in bfloat16, but single tokens in int8.
+
+    The results for single tokens then differ.
+    """
     is_int8 = variant.kernel.parts is not None and variant.kernel.name.endswith("int8")
     return HAS_TILES and is_int8 and variant.tokens >= crossovers().bf16_tokens
 
@@ -263,8 +268,8 @@ def _attention() -> Iterator[Variant]:
 def _fused() -> Iterator[Variant]:
     """Yield kernels that fuse several products or run experts.
 
-    Each format has one variant, and the variants take turns with the numbers of tokens and threads. A mix of two
-    formats, as in Q4_K_M models, has a variant for each of these numbers.
+    Each format has one variant. The variants take turns with the numbers of tokens and threads. A mix of two formats,
+    as in Q4_K_M models, has a variant for each combination of these numbers.
     """
     for is_int8, codes in ((False, tuple(FORMATS)), (True, tuple(linear_int8.LINEAR_INT8))):
         for turn, code in enumerate(codes):
@@ -296,8 +301,8 @@ def verified(variant: Variant, sizes: Sequence[int] = SIZES, run: Run = run_here
     """Run the kernel on inputs of every size, and plant each fault that its contract names.
 
     Faults of the arguments and broken conditions are planted only for the peer `reference`. `run` calls the kernel,
-    on the CPU or another backend. A variant with several threads uses all of them even if one would be faster,
-    because one thread has variants of its own.
+    on the CPU or another backend. A variant with several threads always uses all of them, even if one would be
+    faster. Variants with one thread test the other case.
     """
     with with_crossovers(replace(crossovers(), product_bytes=1, attention_products=1)):
         return _verified(variant, sizes, run)
@@ -346,7 +351,7 @@ def _verified(variant: Variant, sizes: Sequence[int], run: Run) -> Verified:
 
 
 def _failed(kernel: Kernel, found: Arguments, expected: Arguments, peer: str) -> list[str]:
-    """Return the names of the checks that fail for the outputs among the arguments."""
+    """Return the names of the checks that fail for the outputs in `found`."""
     checks = Finite(), Equivalent(kernel.contract.tolerance, peer)
     outputs = [(from_bits(found[place]), from_bits(expected[place])) for place in kernel.outputs]
     return [check.name for output in outputs for check in checks if not check.evaluate(*output).passed]
@@ -355,7 +360,7 @@ def _failed(kernel: Kernel, found: Arguments, expected: Arguments, peer: str) ->
 def planted(kernel: Kernel, earlier: Arguments, right: Arguments) -> Iterator[tuple[str, bool]]:
     """Plant every fault that the kernel's contract names. Yields each fault's name, and whether a check found it.
 
-    Arguments are as in `faults`.
+    The arguments are the same as in `faults`.
     """
     yield from _found(kernel, faults(kernel, earlier, right), right)
     yield from kernel.contract.broken(earlier, right)
@@ -375,7 +380,7 @@ def faults(kernel: Kernel, earlier: Arguments, right: Arguments) -> Iterator[tup
     yield from _wrong_outputs(kernel, right)
     for change in kernel.contract.argument_faults:
         wrong = with_copies(change.of(earlier), kernel.outputs)
-        with np.errstate(all="ignore"):  # a fault may reorder the bytes of weights, which can make scales NaN
+        with np.errstate(all="ignore"):  # a fault may reorder the bytes of weights, which can turn scales into NaN
             kernel.reference(*wrong)
         if not all([np.array_equal(wrong[place], right[place]) for place in kernel.outputs]):
             yield change.name, wrong
@@ -405,7 +410,7 @@ def _swapped(values: Any) -> None:
 
 
 def _left_out(values: Any) -> None:
-    """Set the largest value to 0, as if it had not been written."""
+    """Set the largest value to 0, as if the kernel had not written it."""
     flat = values.reshape(-1)
     flat[np.abs(flat).argmax()] = 0
 

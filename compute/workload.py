@@ -34,22 +34,25 @@ _log = logging.getLogger("cbtop")
 
 MAX_DEFAULT_CONTEXT = 2048
 SHORTEST_CONTEXT = 2
-# The names of the checks of `verify_pass`.
+# Names of the checks of `verify_pass`.
 WHOLE_PASS = "logits are those of float64"
 EACH_LOGIT = "each token's logit is that of float64"
 PROMPT_TOKENS = 32
 PROMPT_SEED = 7
-VERIFIED_TOKENS = 6  # number of tokens to check bricks with: five in one pass, not a multiple of four, then one alone
-# Products in tiles are checked only with fewer tokens. More do not fit one pass, and their references take too long.
+# number of tokens to check bricks with: first five in one pass, not a multiple of four, then one alone
+VERIFIED_TOKENS = 6
+# Largest number of tokens for a check of products in tiles. More would not fit into one pass, and their references
+# would take too long.
 MOST_VERIFIED = 128
-# Tokens to verify a whole pass with. All but the last PASS_DECODED are given together, more than fit one pass.
+# Number of tokens to verify a whole pass with. The last PASS_DECODED are decoded. The others are prefilled, and are
+# more than fit into one pass.
 PASS_TOKENS, PASS_DECODED = 140, 7
-# The tolerated root mean square error of the logits, in standard deviations of the float64 logits. The values are
-# static. Exact products differ by 0.1 %, because the KV cache rounds to float16. int8 activations differ by 2 % on
-# the demo, as in llama.cpp (`benchmarks compute`).
+# The largest allowed root mean square error of logits, in standard deviations of the float64 logits, by `is_exact`.
+# The values are static. Exact products differ by 0.1 %, because the KV cache rounds to float16. int8 activations
+# differ by 2 % on the demo, as in llama.cpp (`benchmarks compute`).
 PASS_TOLERANCE = {True: 3e-3, False: 0.15}
-# The tolerated error of the logit of a single token, in the same unit. On the demo the largest errors are 0.1 %
-# (exact) and 5 % (int8). The logit of a wrong token differs by about 1.
+# The largest allowed error of the logit of a single token, in the same unit. On the demo, the largest errors are 0.1
+# % (exact) and 5 % (int8). A logit of a wrong token would differ by about 1.
 LOGIT_TOLERANCE = {True: 3e-2, False: 0.5}
 
 
@@ -60,15 +63,15 @@ def run(
     progress: Progress,
     write: Write = lambda text: None,
 ) -> object:
-    """Announce the model, its checks and the machine's ceilings, then decode until `should_stop` or the end.
+    """Announce the model, its checks and the machine's ceilings. Then decode until `should_stop` or the end.
 
     `should_stop` is called between steps. `progress` gets the name of each long task, and "" when none is running.
-    `write` gets a prompt and the model's continuation as it is decoded. Returns an object that keeps a GPU's memory.
-    Freeing the memory takes seconds, so the caller may print its last message first.
+    `write` gets the prompt and then the model's continuation, as it is decoded.
 
-    Raises ModelError if the model cannot be run.
+    Returns an object that keeps a GPU's memory. Freeing that memory takes seconds, so the caller may print its last
+    message first. Raises ModelError if the model cannot be run.
     """
-    # Numba loads in half a second. Code that only needs WorkloadOptions should not wait for it.
+    # Imported here, because Numba takes half a second to load, and some code only needs WorkloadOptions.
     from cbtop.compute.demo_model import demo_model
     from cbtop.compute.guard import JidokaGuard, Reaction
     from cbtop.compute.places import place_of
@@ -93,7 +96,7 @@ def run(
     if tokenizer is not None and options.prompt is not None:
         prompt = _tokens(tokenizer, options.prompt, model, context)
     _announce_checks(decoder, place, prompt, profiler, progress)
-    # The guard begins only now. Its samples take a share of the decoding time, which does not include compiling.
+    # The guard begins here, because its samples take a share of the time since then, and compiling should not count.
     if place.guard:
         decoder.guard = JidokaGuard(Reaction(place.guard), profiler, decoder.bricks.places())
     _decode(decoder, prompt, options, profiler, should_stop, tokenizer, write)
@@ -101,7 +104,7 @@ def run(
 
 
 def _compile_in_fork(options: WorkloadOptions, progress: Progress) -> Path | None:
-    """Compile the kernels in a fork if this is the first run.
+    """Compile the kernels in a forked process if this is the first run.
 
     Returns the model's path, or None if it is not known.
     """
@@ -117,10 +120,12 @@ def _compile_in_fork(options: WorkloadOptions, progress: Progress) -> Path | Non
 
 
 def _warn_of_less_context(options: WorkloadOptions, context: int, progress: Progress) -> None:
-    """Log a warning if the model has a smaller context than requested. With several ranks, only the first one logs
-    it."""
+    """Log a warning if the model's context is smaller than the requested one.
+
+    With several ranks, only the first rank logs it.
+    """
     if (options.context or 0) > context and (options.rank is None or options.rank.number == 0):
-        progress("", None)  # clears the progress line, which is not part of the log
+        progress("", None)  # removes the progress line, which does not belong into the log
         _log.warning(
             "a context of %s tokens is cut to the %s that the model was trained for",
             f"{options.context:,}",
@@ -131,7 +136,7 @@ def _warn_of_less_context(options: WorkloadOptions, context: int, progress: Prog
 def _announce_checks(
     decoder: Decoder, place: ComputeTarget, prompt: list[int], profiler: Profiler, progress: Progress
 ) -> None:
-    """Compile, check every brick, measure the ceilings, and set budgets."""
+    """Compile the kernels, check every brick, measure the ceilings, and set budgets."""
     progress("compiling kernels", None)
     _warm_up(decoder, prompt, profiler)
     progress("checking the bricks", None)
@@ -155,7 +160,7 @@ def _decode(
     tokenizer: Tokenizer | None,
     write: Write,
 ) -> None:
-    """Decode until `should_stop` or the end, and report the findings of traces and guard."""
+    """Decode until `should_stop` or the end. Then report the results of traces and guard."""
     from cbtop.compute.decoder.tracing import DecodeTracing
     from cbtop.profiler.traces.base import TracerConfig
 
@@ -177,9 +182,9 @@ def _decode(
 def _set_budgets(decoder: Decoder, roofs: Mapping[str, Ceiling]) -> None:
     """Set time budgets for bricks that read weights.
 
-    The budgets assume the speed of reading weights, or of reading memory if that is lower. The bounds of the
-    contracts do not hold at the higher speed of weights in a cache. No budget is set if a roof is unsure, or if the
-    bounds are not for this processor or for a format of the model.
+    The budgets assume the rate of reading weights, or of reading memory if that is lower. At the higher rate of
+    weights that are in a cache, the bounds of the contracts do not hold. No budget is set if a roof is unsure, or if
+    the bounds are not for this processor or for a format of the model.
     """
     from cbtop.compute.contracts import WEIGHTS
     from cbtop.compute.jit.cpu import TIER
@@ -202,8 +207,8 @@ def _compile(options: WorkloadOptions, path: Path) -> None:
     from cbtop.profiler.profiler import BrickProfiler
 
     silent = BrickProfiler(enabled=False)
-    place = place_of(replace(options, check_contracts=False))  # contract checks would announce their findings
-    if is_first_run():  # is still true if the disk cannot be written; compiled kernels would then be lost
+    place = place_of(replace(options, check_contracts=False))  # checks of contracts would announce their results
+    if is_first_run():  # still true if the disk cannot be written; compiled kernels would then be lost
         return
     model = place.model(path)
     context = _context(options, model)
@@ -213,7 +218,7 @@ def _compile(options: WorkloadOptions, path: Path) -> None:
 
 
 def _context(options: WorkloadOptions, model: Model) -> int:
-    """Return the length of a sequence in tokens. Raises ComputeError if it leaves no room to decode."""
+    """Return the context length in tokens. Raises ComputeError if it is too short to decode."""
     wanted = MAX_DEFAULT_CONTEXT if options.context is None else options.context
     context = min(wanted, model.context_length)
     if context < SHORTEST_CONTEXT:
@@ -222,15 +227,19 @@ def _context(options: WorkloadOptions, model: Model) -> int:
 
 
 def verify_model(path: Path, threads: int, *, is_exact: bool, backend: str = "cpu") -> list[CheckResult]:
-    """Check every brick of the model at `path`, with one token and with several. Raises ModelError if the model
-    cannot be run."""
+    """Check every brick of the model at `path`, with one token and with several.
+
+    Raises ModelError if the model cannot be run.
+    """
     model, decoder = _to_verify(path, threads, 2 * PROMPT_TOKENS, is_exact=is_exact, backend=backend)
     return decoder.verify(*_verified(_prompt(model, decoder.context), decoder.context))
 
 
 def _verified(prompt: Sequence[int], context: int) -> list[Sequence[int]]:
-    """Return lists of tokens to check bricks with: a few tokens and, if larger products use tiles, enough tokens for
-    tiles."""
+    """Return lists of tokens to check bricks with.
+
+    The first has a few tokens. If larger products use tiles, the second has enough tokens for tiles.
+    """
     from cbtop.compute.jit.cpu import HAS_TILES
     from cbtop.compute.settings import crossovers
 
@@ -246,12 +255,12 @@ def verify_pass(path: Path, threads: int, *, is_exact: bool, backend: str = "cpu
     This finds faults that checks of single bricks miss, such as wrong arguments. Raises ModelError if the model
     cannot be run.
 
-    The first check reports the error of the worst position: the root mean square of the differences of its logits, in
-    standard deviations of the logits. For a mixture of experts it reports the median position, because rounding may
-    choose another expert that is about as good.
+    The first check reports the error of the worst position. It is the root mean square of the differences of its
+    logits, in standard deviations of the logits. For a mixture of experts it reports the median position, because
+    rounding may select a different expert that is about as good.
 
-    A few wrong logits hardly change that error. So the second check reports the error of the worst token: the median
-    difference of its logit over all positions.
+    A few wrong logits hardly change that error. So the second check reports the error of the worst token. This is the
+    median difference of its logit over all positions.
     """
     import numpy as np
 
@@ -302,9 +311,9 @@ def _of_logits(assertion: str, error: float, tolerance: float, note: str) -> Che
 
 
 def _to_verify(path: Path, threads: int, context: int, *, is_exact: bool, backend: str) -> tuple[Model, Decoder]:
-    """Return the model at `path` on its processor, with a decoder.
+    """Return the model at `path` on its processor, and a decoder of it.
 
-    The decoder has the given context, or the model's if that is smaller.
+    The decoder has the given context, or the model's context if that is smaller.
     """
     from cbtop.compute.places import place_of
     from cbtop.profiler.profiler import BrickProfiler
@@ -323,8 +332,10 @@ def _unseen(model: Model, tokens: int) -> str:
 
 
 def bare_decoder(model: Model, threads: int, context: int, cache_type: str = "f16") -> Decoder:
-    """Return a decoder of `model` that records nothing. Raises ComputeError if there are more threads than this
-    process may use."""
+    """Return a decoder of `model` that records nothing.
+
+    Raises ComputeError if `threads` is more than this process may use.
+    """
     from cbtop.compute.backends import cpu_backend
     from cbtop.compute.decoder.decoder import Decoder
     from cbtop.profiler.profiler import BrickProfiler
@@ -340,8 +351,10 @@ def _decode_until(
     should_stop: ShouldStop,
     tracing: DecodeTracing | None,
 ) -> None:
-    """Prefill, decode until the context is full, and start again. `steps` limits the decode steps of all sequences
-    together."""
+    """Prefill, decode until the context is full, and start again.
+
+    `steps` limits the total number of decode steps.
+    """
     done = 0
     while not should_stop() and (steps is None or done < steps):
         decoder.restart()
@@ -360,8 +373,10 @@ def _go_on(
     tokenizer: Tokenizer,
     write: Write,
 ) -> None:
-    """Prefill once and decode to the end of the text, the context or `steps`. Each decoded text is written at
-    once."""
+    """Prefill once and decode to the end of the text, the context or `steps`.
+
+    Each piece of text is written at once.
+    """
     stream = tokenizer.stream(prompt)
     decoder.restart()
     token, done = decoder.prefill(prompt), 0
@@ -375,11 +390,11 @@ def _go_on(
 
 
 def _warm_up(decoder: Decoder, prompt: list[int], profiler: Profiler) -> None:
-    """Run both kinds of step unrecorded, because the first call of each compiles kernels."""
+    """Run both kinds of step without recording them, because the first call of each compiles kernels."""
     was_enabled = profiler.enabled
     profiler.disable()
     try:
-        with suppress(NoTokenError):  # the checks, the guard or the first step report the fault
+        with suppress(NoTokenError):  # the checks, the guard or the first step will report the fault
             decoder.decode(decoder.prefill(prompt))
         decoder.restart()
     finally:
@@ -388,7 +403,7 @@ def _warm_up(decoder: Decoder, prompt: list[int], profiler: Profiler) -> None:
 
 
 def _prompt(model: Model, context: int) -> list[int]:
-    """Return a fixed prompt of seeded random tokens. It leaves at least half of the context to decode into."""
+    """Return a fixed prompt of random tokens. At least half of the context remains for decoding."""
     import numpy as np
 
     count = max(min(PROMPT_TOKENS, context // 2), 1)
@@ -404,8 +419,10 @@ def _tokenizer(path: Path) -> Tokenizer:
 
 
 def _tokens(tokenizer: Tokenizer, prompt: str, model: Model, context: int) -> list[int]:
-    """Return the tokens of `prompt`. Raises ComputeError if they leave no room for another token, or if they are not
-    tokens of this model."""
+    """Return the tokens of `prompt`.
+
+    Raises ComputeError if they leave no room for another token, or if they are not tokens of this model.
+    """
     if len(tokenizer.pieces) != model.vocabulary:
         raise ComputeError(
             f"the model has {len(tokenizer.pieces):,} tokens in its tokenizer and {model.vocabulary:,} in its "
@@ -425,7 +442,7 @@ def _tokens(tokenizer: Tokenizer, prompt: str, model: Model, context: int) -> li
 
 
 def manifest_of(model: Model, place: ComputeTarget, context: int, ranks: int) -> Manifest:
-    """Return the facts about a run that its process announces. `context` is the number of tokens of a sequence."""
+    """Return the manifest of a run, which the process announces. `context` is the number of tokens of a sequence."""
     return Manifest(
         model=model.name,
         architecture=model.architecture,
@@ -442,7 +459,7 @@ def manifest_of(model: Model, place: ComputeTarget, context: int, ranks: int) ->
 
 
 def conditions_of(place: ComputeTarget) -> Conditions:
-    """Return the conditions of this process that may change its times."""
+    """Return the conditions of this process that may affect its times."""
     from cbtop.compute.jit.cpu import HAS_TILES, TIER
 
     known = {} if place.threads is None else {"instructions": f"{TIER}, AMX" if HAS_TILES else TIER}

@@ -31,9 +31,10 @@ from cbtop.protocol.structure_messages import CompiledCode, Conditions, StepAllo
 from cbtop.protocol.training_messages import GradientFault, GradientNorm, LossScale, TrainingTimes
 
 MAX_ANNOUNCED = 10_000  # limit for each kind of announcement
-MAX_COMPILATIONS = 64  # the newest are kept
-MAX_ANNOUNCED_BYTES = 16 << 20  # total size of all kinds, encoded
-# Limit for all sources of a viewer or a recording together. An announcement takes about 700 bytes of memory there.
+MAX_COMPILATIONS = 64  # limit for the kept compilations; a new one replaces the oldest
+MAX_ANNOUNCED_BYTES = 16 << 20  # limit for the encoded size of all announcements together
+# Limit for the announcements that a viewer or a recording keeps, added up over all sources. Each takes about 700
+# bytes of memory.
 MAX_KEPT = 1_000_000
 
 # The messages that a host may announce.
@@ -92,7 +93,7 @@ def key_of(message: CatalogMessage) -> Key:
 def comes_to_fail(message: CatalogMessage, before: CatalogMessage | None) -> bool:
     """Return whether a check that passed in `before` fails in `message`.
 
-    Such a check moves behind all earlier failures, because one of them may have caused it.
+    Callers move such a check after all earlier failures, because an earlier failure may have caused it.
     """
     if not isinstance(message, CheckResult) or message.passed:
         return False
@@ -123,7 +124,7 @@ class Announcements(Generic[Kept]):
     def keep(self, key: Key, kept: Kept, size_bytes: int, *, last: bool = False) -> bool:
         """Keep `kept` under `key`. Returns whether there was room.
 
-        `kept` takes the place of the key's old value. With `last`, it goes to the end instead.
+        `kept` replaces the key's old value. The key keeps its position, or moves to the end if `last` is true.
         """
         before = self._kept.get(key)
         grown_bytes = size_bytes - (before[1] if before else 0)

@@ -14,7 +14,7 @@ from typing import Any
 from cbtop.protocol.vocabulary import TransferDirection
 
 UNKNOWN_TYPE = "unknown type"  # a value of `Work.dtype`
-MAX_QUANTITY = 1e24  # limit of FLOP, bytes, budgets and rates, because sums of larger numbers could overflow
+MAX_QUANTITY = 1e24  # limit for FLOP, bytes, budgets and rates; sums of larger numbers could overflow
 
 Grid = tuple[int, int, int]
 
@@ -26,9 +26,9 @@ class Work:
 
     A call with `n` elements does `flops_per_call + n * flops_per_element` operations and touches `bytes_per_call + n
     * bytes_per_element` bytes. Every operation of a decoder is exactly linear. The weights of a matrix product cost
-    bytes per call, and attention grows with its elements (heads x positions). A byte counts once per call, so the sum
-    is the least that must come from memory. If neither number of FLOP is given, the FLOP are unknown, which differs
-    from 0. The same applies to bytes.
+    bytes per call, and attention grows with its elements (heads x positions). Each byte counts once per call, so the
+    sum is a lower bound of the memory traffic. If both FLOP fields are None, the FLOP are unknown, not 0. The same
+    applies to bytes.
 
     The elements of a collective are all the elements that it works on, and `size_bytes_per_element` is the size of
     one element. The bytes of a collective are bus bytes, the least that each link must carry.
@@ -87,8 +87,8 @@ class KernelAttributes:
     shared_memory_bytes: int | None = None
     ptx_hash: int | None = None
     static_shared_memory_bytes: int | None = None
-    registers: int | None = None  # per thread
-    local_memory_bytes: int | None = None  # per thread, spilled from registers
+    registers: int | None = None  # number of registers of each thread
+    local_memory_bytes: int | None = None  # bytes of each thread, for values that do not fit into its registers
     # The largest share of a multiprocessor's threads that can run at the same time.
     occupancy_percent: int | None = None
 
@@ -126,19 +126,22 @@ class FunctionAttributes:
     line: int | None = None
 
 
-# The attributes of nodes of other kinds, which have none of these.
+# Values for nodes that have no work, no kernel or no source location.
 UNKNOWN_WORK = Work()
 NO_KERNEL = KernelAttributes()
 NO_FUNCTION = FunctionAttributes()
 
 
 def carried(kind: type, source: object) -> Mapping[str, Any]:
-    """Read the attributes that the class `kind` declares from `source`. Returns them as keyword arguments."""
+    """Return the fields that the class `kind` declares, with their values in `source`, as keyword arguments."""
     return {field.name: getattr(source, field.name) for field in fields(kind)}
 
 
 def quantity(name: str, value: float) -> float:
-    """Return `value`, possibly a NumPy number, as a float. Raises ValueError unless it is finite and at least 0."""
+    """Return `value` as a float. It may be a NumPy number.
+
+    Raises ValueError if it is negative, not finite or at least MAX_QUANTITY.
+    """
     number = float(value)
     if not 0 <= number < MAX_QUANTITY:
         raise ValueError(f"{name} is {number}; a finite number from zero on is wanted")

@@ -22,23 +22,24 @@ from cbtop.protocol.keys import DaemonKeys, ViewerKeys
 ZAP_ENDPOINT = "inproc://zeromq.zap.01"  # RFC 27
 ZAP_DOMAIN = b"cbtop"
 SAY_AGAIN_S = 60.0
-MAX_PEERS = 256  # limit for the peers whose last log line is remembered
+MAX_PEERS = 256  # limit for the different peers that are logged within SAY_AGAIN_S
 PROBE_S = 0.3
 
 _WRONG_SERVER_KEY = 0x11000001  # ZMQ_PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC
 _GREETING_BYTES = 64
-# ZMTP 3.1, RFC 37: to these bytes and a version, a peer answers with its whole greeting
+# The start of a ZMTP 3.1 greeting (RFC 37). A peer that receives it and a version sends its whole greeting.
 _SIGNATURE = b"\xff" + bytes(8) + b"\x7f"
 _log = logging.getLogger("cbtop.daemon")
 
 
 class ZapAuthenticator:
-    """Lets a viewer into the daemon's socket if its key is on the allow-list. Without `keys` it lets in every viewer.
+    """Lets a viewer into the daemon's socket if its key is on the allow-list. Without `keys`, lets in every viewer.
 
-    Even then, libzmq must ask the authenticator, because only that keeps out versions of ZMTP before 3. They do not
-    identify the sender of a message. pyzmq's own Authenticator is not enough. It does not read its list again for
-    each viewer, and does not remember the keys that it has let in, so it cannot tell whether a viewer's key was
-    revoked.
+    The authenticator is needed even without keys, because it makes libzmq refuse peers with a ZMTP version before 3.
+    Messages from such peers do not identify their sender.
+
+    pyzmq's own Authenticator is not enough, because it does not read its list again for each viewer. It also does not
+    remember the keys that it has let in, so it cannot tell whether a viewer's key was revoked.
     """
 
     def __init__(self, keys: DaemonKeys | None, clock_s: Callable[[], float] = time.monotonic) -> None:
@@ -68,7 +69,10 @@ class ZapAuthenticator:
             self._answer(self.questions.recv_multipart())
 
     def failed(self, reason: int) -> None:
-        """Count a handshake that failed before the authenticator was asked. `reason` is from the monitor's event."""
+        """Count a handshake that failed before it reached the authenticator.
+
+        `reason` is the value of the monitor's event.
+        """
         if not self._keys:
             return
         if reason == _WRONG_SERVER_KEY:
@@ -137,7 +141,7 @@ def not_allowed(keys: ViewerKeys) -> str:
 
 
 def why_not(endpoint: str, keys: ViewerKeys | None) -> tuple[str, bool]:
-    """Return why a viewer with `keys` has no link to `endpoint`, and whether waiting is useless.
+    """Return the reason why a viewer with `keys` cannot connect to `endpoint`, and whether waiting is useless.
 
     Waiting is useless if a person must change something first. While a daemon restarts, the result may be wrong.
     """

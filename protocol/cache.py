@@ -53,5 +53,5 @@ def replace_whole(path: Path, text: bytes) -> None:
 
 
 def file_beside(path: Path) -> tuple[int, str]:
-    """Make a new, empty file of mode 0600 in the same directory, and return its descriptor and path."""
+    """Make a new, empty file of mode 0600 in the directory of `path`. Returns its descriptor and its path."""
     return tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)

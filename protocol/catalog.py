@@ -35,7 +35,7 @@ else:
     HAS_LOCKS = True
 
 MAX_CATALOG_BYTES = 64 << 20
-_GOODBYE_BYTES = 4096  # reserved for the goodbye, which takes a quarter of this with the longest reason
+_GOODBYE_BYTES = 4096  # bytes reserved for the goodbye; the longest goodbye takes a quarter of them
 MAX_CATALOG_FRAME_BYTES = 1 << 20
 # Bytes read at a time. This is about a thousand nodes, so a large catalog does not delay the reader.
 PIECE_BYTES = 1 << 18
@@ -110,7 +110,7 @@ class CatalogWriter:
                 self._reopen()
                 begin, frames = self._written_bytes, bytes(self._waiting)
                 end = begin + os.pwrite(self._descriptor, frames, begin)
-            except OSError as error:  # The disk is full, which must not disturb the host.
+            except OSError as error:  # The disk is full. The host must not be disturbed by that.
                 reraise_host_error(error)
                 self.trouble = error
             else:

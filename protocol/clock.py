@@ -1,8 +1,8 @@
-"""The clocks of this host. They run on when a test of the watched program freezes the time.
+"""The clocks of this host, which keep running if a test in the watched program freezes time.
 
-freezegun and `unittest.mock` replace the functions of Python's module `time`, even where they have been imported
-already. So this module loads `time` a second time. The functions of this copy read the same clocks, but are not
-replaced.
+freezegun and `unittest.mock` replace the functions of Python's module `time`, even in modules that have already
+imported them. So this module loads a second copy of `time`. The functions of the copy read the same clocks and are
+not replaced.
 """
 
 from __future__ import annotations

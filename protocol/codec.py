@@ -88,7 +88,8 @@ def encode(message: messages.Message) -> bytes:
 def encode_node(node: messages.Node) -> EncodedNode:
     """Return the node and its encoding. Raises an error if the node cannot be encoded, or decoded again.
 
-    Decodes a node only if its fields leave that in doubt.
+    If a field may have a type other than the declared one, the encoding is decoded as a test. Otherwise this test is
+    skipped.
     """
     payload = encode(node)
     if not _is_sure(node):
@@ -169,7 +170,7 @@ def _integer(value: Any, where: str) -> int:
 
 
 def _number(value: Any, where: str) -> float:
-    if type(value) is int:  # JSON allows any number of digits
+    if type(value) is int:  # an integer in JSON may have any number of digits
         value = float(_integer(value, where))
     if type(value) is not float or not math.isfinite(value):
         raise DecodeError(f"{where}: {value!r:.40} is no finite number")
@@ -235,7 +236,7 @@ def _nested(kinds: tuple[type, ...]) -> Check:
             kind = item.get("k") if type(item) is dict else None
             if (
                 type(kind) is str and kind in _READERS and kind not in names
-            ):  # Check the kind first, because a map or list could be nested without limit.
+            ):  # Check the kind first, because maps and lists may be nested without limit.
                 raise DecodeError(f"{where}: a {kind} has no place there")
         return tuple(message for item in value if (message := _message(item)) is not None)
 
@@ -337,7 +338,8 @@ def _filler_for(kind: type) -> Callable[[Any, dict[str, object]], None]:
     def fill(message: Any, packed: dict[str, object]) -> None:
         for name, get, default, group in rules:
             value = get(message)
-            if value is default:  # A default that is a different object is sent, which does no harm.
+            # A value that equals the default but is a different object is sent too. This does no harm.
+            if value is default:
                 continue
             if group is not None:
                 group(value, packed)

@@ -22,7 +22,7 @@ from cbtop.protocol.vocabulary import Provenance
 from cbtop.version import __version__
 
 SCHEMA = "cbtop.crossovers/1"
-MAX_MACHINES = 32  # the newest machines are kept
+MAX_MACHINES = 32  # the newest machines are kept, the others are dropped
 MAX_CROSSOVERS = 8  # per machine
 MAX_VALUE = NEVER = 1 << 40  # exceeds the work of any call
 MAX_US = 1e9
@@ -30,7 +30,7 @@ MAX_US = 1e9
 
 @dataclass(frozen=True, slots=True)
 class Crossover:
-    """The smallest amount of work, `value`, for which the second of two methods is used instead of the first.
+    """The smallest amount of work, `value`, at which the second of two methods is used.
 
     A crossover is measured or static. A static one has a `note` that explains why it was not measured. For a measured
     one, `before_us` and `after_us` are the median times of both methods for a call of this size. `spread_percent` is
@@ -60,7 +60,7 @@ class Crossover:
 class MachineCrossovers:
     """The crossovers of one machine, measured by one version with `threads` threads.
 
-    These are all the threads that the process may use.
+    `threads` is the number of threads that the process may use.
     """
 
     device: str
@@ -80,7 +80,7 @@ class MachineCrossovers:
 
 @dataclass(frozen=True, slots=True)
 class _Machine:
-    """The fields of a `MachineCrossovers` without the crossovers themselves, for the codec to read."""
+    """The fields of a `MachineCrossovers` except the list of crossovers. The codec reads this class."""
 
     device: str
     threads: int

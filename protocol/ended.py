@@ -33,11 +33,12 @@ from cbtop.protocol.signals import reraise_host_error, suppressed
 MAX_ENDED = 256  # limit for the ended processes whose files are kept
 MAX_ENDED_BYTES = 512 << 20
 LARGEST_SHARE = 4  # the files take at most 1 / LARGEST_SHARE of the file system
-# If a limit is exceeded, 1 / SPARE of it is freed, so that not every start has to delete files.
+# If a limit is exceeded, this share of it (1 / SPARE) is freed, so that not every start has to delete files.
 SPARE = 4
-BEGINS_WITHIN_S = 600.0  # a process creates its ring within this time, or not at all
+BEGINS_WITHIN_S = 600.0  # a process that has not created its ring within this time never will
 SWEPT_NAMES = 1024  # number of file names that a starting host looks at
-# Limit for the processes whose files are removed at once. A host opens files this often between two sweeps.
+# A sweep removes the files of at most this many processes. A host sweeps once for every SWEPT_AT_ONCE rings that it
+# opens.
 SWEPT_AT_ONCE = 16
 SUFFIXES = (".ring", ".catalog", ".new")
 # Group 1: pid, process start and serial number; group 2: suffix.
@@ -51,7 +52,7 @@ class EndedProcess:
     ring_path: Path
     last_sign_s: float  # Unix time of the newest record or file change
     size_bytes: int
-    has_ring: bool = True  # False if the process recorded nothing; it does not count then
+    has_ring: bool = True  # False if the process recorded nothing; its files are then removed in the next sweep
 
     def remove(self) -> None:
         """Delete the files. Raises OSError."""
@@ -88,11 +89,12 @@ def runs(ring_path: Path) -> bool:
     catalog = ring_path.with_suffix(".catalog")
     try:
         if not ring_path.exists() and _is_young(ring_path):
-            return True  # The process may be about to take the lock, so do not test it.
+            return True  # The process may be about to take the lock, and testing the lock now could disturb that.
         if not is_running(pid, start):
-            return is_locked(catalog)  # The process may still run in another pid namespace.
+            # The process may run in a different pid namespace, so test the lock and not the pid.
+            return is_locked(catalog)
         return not _is_closed(ring_path) and (is_locked(catalog) or has_mapped(pid, ring_path))
-    except OSError as error:  # No descriptor is left to open the files with.
+    except OSError as error:  # The process has too many open files, so the files of the ring cannot be opened.
         reraise_host_error(error)
         return True
 
@@ -189,7 +191,7 @@ def _newest_record_s(ring_path: Path, now_s: float) -> float:
         end_ns = reader.newest_end_ns()
         if end_ns is None:
             return 0.0
-        if reader.boot_id == boot_id():  # in the same boot, use the clock that nobody can set
+        if reader.boot_id == boot_id():  # the ring is of this boot, so use the monotonic clock, which cannot be set
             return now_s - (clock.perf_counter_ns() - end_ns) / 1e9
         return (reader.realtime_ns + end_ns - reader.monotonic_ns) / 1e9
     finally:

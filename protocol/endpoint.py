@@ -92,7 +92,7 @@ def is_loopback(endpoint: str) -> bool:
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
-        return False  # a host name
+        return False  # the host is a name, not an IP address
 
 
 def lock_of(endpoint: str) -> Path:

@@ -1,6 +1,6 @@
 """The message classes. Messages are frozen data, and the name of a message's class is its kind on the wire.
 
-To add a message, write its class here, add the class to the union below. mypy names the other places.
+To add a message, write its class here and add the class to the union below. mypy names the other places.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ class Ceiling:
             return None
         try:
             return datetime.fromisoformat(self.measured_on).timestamp()
-        except (ValueError, OverflowError):  # The text comes from another process, so it may be anything.
+        except (ValueError, OverflowError):  # The text comes from another process, so it may contain anything.
             return None
 
 
@@ -208,7 +208,7 @@ class CheckResult:
 class TraceNumber:
     """A named number of a TraceSummary.
 
-    `row` is the row that it belongs to (`layer 3`), or "" if it belongs to the whole trace.
+    `row` is the row of the number (`layer 3`), or "" if the number belongs to the whole trace.
     """
 
     row: str
@@ -240,7 +240,7 @@ class TraceSummary:
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """What the process does before its main loop, or instead. An empty name means that the main loop runs."""
+    """The work of the process before its main loop, or instead of it. An empty name means that the main loop runs."""
 
     name: str
     done: float | None = None  # fraction, 0 to 1
@@ -278,8 +278,10 @@ class Compilation:
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """The process trains. A call of its model found new weights or gradients, so gradients are computed between
-    steps.
+    """Says that the process trains.
+
+    It is sent when a call of a model finds gradients or changed weights, or when an optimizer with weights of a model
+    is seen.
     """
 
 
@@ -396,7 +398,7 @@ Part = TraceNumber | TraceAnomaly | KernelTimes | BrickHostTime | PartTime | Str
 class DaemonHello:
     """The first message that a viewer receives.
 
-    This message means the same in every version, unlike all others.
+    Its meaning never changes. All other messages may change with the version.
     """
 
     protocol_major: int
@@ -434,7 +436,7 @@ class Quiet:
     sequences if the tokens are unknown (0: both are unknown).
 
     `threads` is the number of threads, tasks or greenlets that are in a node. If `is_watched`, all of them report
-    their nodes. If no node is in flight then, nothing that is recorded is running. `last` is the node of the newest
+    their nodes. In this case, no recorded code is running if no node is in flight. `last` is the node of the newest
     record (0: no record exists). If `is_suspended`, a signal or a debugger has stopped the process.
     """
 
@@ -480,8 +482,9 @@ class StatsUpdate:
     covers the records that had ended when the ring was read, at `monotonic_ns`, even if it is sent much later.
 
     The byte fields are little-endian i64 columns. `node` … `closed_ns` have one entry per node. `closed_ns` is the
-    part of `total_ns` inside steps that have ended. `rare_*` have one entry per value of the columns that few nodes
-    have; `rare_column` numbers them as in `analysis.node_columns.SPARSE_COLUMNS`, and `rare_value` is float64.
+    part of `total_ns` inside steps that have ended. Some columns have values for few nodes only. `rare_*` have one
+    entry per such value. `rare_column` is the column's index in `analysis.node_columns.SPARSE_COLUMNS`, and
+    `rare_value` is float64.
     `cells` contains the histogram cells that changed, in ascending order (each as the difference from the one
     before), and the counts of these cells: see `profiler.analysis.histograms`. Further cells follow in the next
     message.
@@ -519,8 +522,8 @@ class RecordBatch:
     """The records themselves, for viewers that record.
 
     The ring numbers its records. A batch covers the numbers from `first` to below `produced`. It contains `count`
-    records, because the others were overwritten or rejected. The next batch begins at `produced`. If its `first` is
-    greater, a batch was lost.
+    records. The others were overwritten or rejected. The next batch begins at `produced`. If its `first` is greater,
+    a batch was lost.
     """
 
     source: str

@@ -7,7 +7,7 @@ from copy import copy
 
 from cbtop.protocol.signals import suppressed
 
-TYPE_CHECKING = False  # see `cbtop.protocol.runtime_directory`
+TYPE_CHECKING = False  # importing this from typing would be slow, see `cbtop.protocol.runtime_directory`
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -22,7 +22,7 @@ class OpenFile:
     a different file may get the same one. Such a descriptor is not closed.
     """
 
-    descriptor = _NONE  # a signal handler may raise before the first line of `__init__`, so `__del__` needs this
+    descriptor = _NONE  # `__del__` needs this if a signal handler raises before the first line of `__init__`
 
     def __init__(self, path: Path) -> None:
         # do not wait if the path is a pipe
@@ -52,7 +52,7 @@ class OpenFile:
     def duplicate(self) -> OpenFile:
         """Return another object for the same open file, even if the file has no name any longer. Raises OSError."""
         other = copy(self)
-        # the copy must not close the original's descriptor if it is deleted before it has its own
+        # Until the copy has its own descriptor, deleting the copy must not close the original's descriptor.
         other.descriptor = _NONE
         other.descriptor = os.dup(self.descriptor)
         return other
@@ -61,7 +61,7 @@ class OpenFile:
         """Close the file. A second call has no effect."""
         descriptor, self.descriptor = self.descriptor, _NONE
         if descriptor != _NONE:
-            # closed already, or closing failed; the descriptor is invalid in both cases
+            # either it was closed already or closing failed; the descriptor is invalid in both cases
             with suppressed(OSError):
                 if os.path.samestat(os.fstat(descriptor), self.status):
                     os.close(descriptor)

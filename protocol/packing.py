@@ -1,9 +1,9 @@
-"""Load msgpack from this environment, or from that of `cbtop run` if this one has none.
+"""Load msgpack from this environment. If it is not installed here, load it from the environment of `cbtop run`.
 
 Rules
 - A msgpack from the other environment gets a different module name, so that `import msgpack` still fails in the host.
 - The compiled part of msgpack loads only in a Python of the same minor version. Otherwise msgpack's Python code is
-  used.
+used.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from __future__ import annotations
 import os
 import sys
 
-TYPE_CHECKING = False  # see `cbtop.protocol.runtime_directory`
+TYPE_CHECKING = False  # importing this from typing would be slow, see `cbtop.protocol.runtime_directory`
 if TYPE_CHECKING:
     from typing import Any
 
-# The directory of msgpack in the environment of `cbtop run`, which sets this.
+# The environment variable with the directory of msgpack in the environment of `cbtop run`. `cbtop run` sets it.
 LENT_MSGPACK = "CBTOP_RUN_MSGPACK"
 _COMPILED = "msgpack._cmsgpack"  # This extension adds itself to sys.modules under a fixed name.
 

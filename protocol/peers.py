@@ -43,12 +43,12 @@ _UID_AT = 80
 class _Peer:
     """One connection."""
 
-    name: object  # both addresses of the connection's socket
+    name: object  # the addresses of both ends of the connection's socket
     is_stranger: bool
     topics: set[bytes] = field(default_factory=set)
     words: int = 0  # number of messages received in this second
     asked: dict[bytes, bytes] = field(default_factory=dict)  # the newest question of each kind
-    answer: zmq.MessageTracker | None = None  # the newest answer, which may not be sent completely yet
+    answer: zmq.MessageTracker | None = None  # tracks the newest answer, which may not be sent completely yet
 
 
 class Peers:
@@ -131,10 +131,12 @@ class Peers:
                 peer.answer = answer
 
     def _cut_off(self, descriptor: int, why: str) -> None:
-        """Close a connection through the operating system, which libzmq notices. libzmq has no function for this."""
+        """Close a connection through the operating system. libzmq has no function for this, but notices that it
+        ended.
+        """
         self._say(f"closed a connection: {why}")
         name = self._peers.pop(descriptor).name
-        with suppress(OSError):  # the peer has left, and the descriptor may belong to another
+        with suppress(OSError):  # the peer has left, and the descriptor may belong to another connection
             connection = socket.socket(fileno=descriptor)
             try:
                 if _name(connection) == name:

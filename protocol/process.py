@@ -12,7 +12,7 @@ import os
 
 from cbtop.protocol.signals import reraise_host_error
 
-TYPE_CHECKING = False  # see `cbtop.protocol.runtime_directory`
+TYPE_CHECKING = False  # importing this from typing would be slow, see `cbtop.protocol.runtime_directory`
 if TYPE_CHECKING:
     from pathlib import Path
 

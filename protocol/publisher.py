@@ -37,8 +37,8 @@ TOPICS = re.compile(
     % (LIVE, RECORDS, JOIN_PREFIX, CLOCK_PREFIX, HISTORY_PREFIX, ENDED_PREFIX)
 )
 MAX_MESSAGE_BYTES = 512  # limit for a viewer's messages; the largest are handshakes, as topics have at most 85 bytes
-MAX_HEARD = 1000  # subscriptions per turn, so that many subscriptions cannot delay the daemon
-MAX_LET_IN = 8  # viewers let in per turn; each may send much until it is disconnected
+MAX_HEARD = 1000  # subscriptions processed per turn, so that many of them cannot delay the daemon
+MAX_LET_IN = 8  # viewers let in per turn; each of them may send many messages before it is disconnected
 SOON_MS = 10
 SEND_HIGH_WATER_MARK = 32  # messages per viewer: three seconds of live data at ten updates per second
 # Limit for a viewer's subscriptions in libzmq's first queue. The second queue has no limit.
@@ -92,7 +92,7 @@ class Publisher:
         self._peers = Peers(TOPICS, lambda line: self._authenticator.log_once(line, line))
         self._socket.monitor("inproc://peers", MONITORED)
         self._monitor = self._context.socket(zmq.PAIR)
-        # No limit, because with one libzmq would wait for us to read events, while `close` waits for libzmq.
+        # No limit. With a limit, libzmq would wait until we read events, while `close` waits for libzmq.
         self._monitor.setsockopt(zmq.RCVHWM, 0)
         self._monitor.connect("inproc://peers")
         self._poller = zmq.Poller()
@@ -110,7 +110,8 @@ class Publisher:
             # the system chooses a free port for port 0
             self.endpoint = self._socket.get_string(zmq.LAST_ENDPOINT)
             return
-        # Whoever may write to a socket's file may connect. So the file must be created with the right mode.
+        # Any process that may write to a socket's file may connect. So the file must have the right mode from the
+        # start.
         umask = os.umask(0o177)
         try:
             self._socket.bind(self.endpoint)
@@ -184,7 +185,7 @@ class Publisher:
             self._peers.answered(topic, last.tracker)
 
     def begin_second(self) -> None:
-        """Reset the limits per second."""
+        """Begin a new second of the limits per second."""
         self._peers.begin_second()
 
     def shut_out_revoked(self) -> None:
@@ -247,7 +248,10 @@ def _check_keys(endpoint: str, keys: DaemonKeys | None, is_tcp: bool) -> None:
 
 
 def _lock_ipc(endpoint: str) -> int:
-    """Take the lock of an ipc path, without which libzmq would let a second daemon take over the path."""
+    """Lock an ipc path and return the lock's descriptor.
+
+    Without the lock, libzmq would let a second daemon use the path.
+    """
     lock = lock_of(endpoint)
     try:
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -77,7 +77,7 @@ def batches(source: str, first: int, produced: int, batch: Batch) -> Iterator[Re
             batch.elements[chosen],
             overwritten=0,
         )
-        # If records are missing, they are usually the oldest, so count them as missing before the first message.
+        # If records are missing, they are usually the oldest. So count the missing records before the first message.
         until = produced - count + chosen.stop
         yield RecordBatch(source, first, until, chosen.stop - at, pack(part))
         first = until
@@ -111,7 +111,7 @@ class RecordTally:
     def take(self, message: RecordBatch) -> int:
         """Count a batch. Returns how many of its first records this receiver had already.
 
-        A new daemon reads the ring from the beginning, so it sends old records again.
+        A restarted daemon reads the ring from its oldest record, so it sends records a second time.
         """
         self._begin(message.first)
         self.produced = max(self.produced, message.produced)

@@ -299,7 +299,7 @@ class RecordingReader:
 
     @property
     def damaged(self) -> int:
-        """Number of frames that were skipped: they are damaged, or where they begin is not known."""
+        """Number of skipped frames. A frame is skipped if it is damaged or its position is not known."""
         return len(self._damaged)
 
     def frames(self, offset: int = 0, wanted: Collection[int] | None = None) -> Iterator[Frame]:
@@ -308,7 +308,8 @@ class RecordingReader:
         while at + _HEAD.size <= self._end:
             length, crc, time_ns, kind = self._head(at)
             if not 0 <= length <= min(MAX_PAYLOAD_BYTES, self._end - at - _HEAD.size):
-                self._damaged.add(at)  # where the next frame begins is not known
+                # the head of this frame is damaged, so the position of the next frame is not known
+                self._damaged.add(at)
                 return
             if wanted is None or kind in wanted:
                 payload = self._read(length, at + _HEAD.size)

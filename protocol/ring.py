@@ -94,13 +94,13 @@ ASKED_WORD = 12
 ANSWER_WORD = 13
 CURSOR_WORD = 16
 FIRST_RECORD = HEADER_BYTES
-FIRST_SLOT_WORD = 24  # next to the cursor: processors fetch two such cache lines together
+FIRST_SLOT_WORD = 24  # next to the cursor, because processors fetch two neighbouring cache lines together
 SLOT_WORDS = 8
 SLOTS = 61
 
 NODE_BITS = 24
 MAX_NODE = (1 << NODE_BITS) - 1
-NEVER_WRITTEN = 0  # value of a whole tag
+NEVER_WRITTEN = 0  # the tag of a slot that was never written
 HELD = -1  # the node of a slot in a step that has no name yet
 NO_NODE = 0  # a record with this node counts as rejected: its arguments were wrong, or the node table was full
 FLAG_FAILED = 1 << 24  # the brick ended in an exception
@@ -126,20 +126,23 @@ HEADER = struct.Struct("<8sqqqqqqq16s")
 # "q", but faster: a record takes 62 ns instead of 81. "N" is unsigned, so that a negative number of elements is
 # refused like any other value that is not a count.
 RECORD = struct.Struct("@nnNII")
-_DATA, _TAG = struct.Struct("@nnN"), struct.Struct("@n")  # native formats store each word at once, "<q" byte by byte
+# formats with "@" store each word at once, while "<q" stores it byte by byte
+_DATA, _TAG = struct.Struct("@nnN"), struct.Struct("@n")
 _TAG_AT = _DATA.size
-# The offset that `reserve` returns for the first record of a lap. RECORD cannot pack a record there, so the error
-# starts the work that is due once per lap. Other records need no test, which saves 10 of a start/stop pair's 370 ns.
+# `reserve` returns this offset for the first record of each lap. Packing a record at this offset fails, and the code
+# that handles the error does the work that is due once per lap. So the other records need no test for a new lap. This
+# saves 10 ns of the 370 ns of a start/stop pair.
 LAP_DUE = HEADER_BYTES + MAX_RING_BYTES
 
 Record = Callable[[int, int, int, int], None]
 
 
 def fence() -> None:
-    """Order memory accesses: other processors see those before this call ahead of those after it.
+    """Make other processors see all memory accesses before this call ahead of all accesses after it.
 
-    Releasing the lock completes all earlier accesses, and acquiring it again holds back all later ones. The other way
-    round, accesses of both sides could move in between. The lock is new, so no other thread can hold it.
+    `release` completes all earlier accesses, and the second `acquire` holds back all later ones. An `acquire`
+    followed by a `release` would not be enough, because accesses from both sides could move in between. No other
+    thread can hold the lock, because it is new.
     """
     lock = allocate_lock()
     lock.acquire()
@@ -150,7 +153,7 @@ def fence() -> None:
 def pack_in_order(
     memory: memoryview | bytearray, at: int, start_ns: int, end_ns: int, elements: int, tag: int, number: int
 ) -> None:
-    """Pack a record as RECORD.pack_into does, in the same order on every machine.
+    """Pack a record like RECORD.pack_into, but store its words in the same order on every machine.
 
     Raises struct.error in the same cases.
     """
@@ -222,9 +225,9 @@ class RingWriter:
         self._words[CURSOR_WORD] = first
         self.asked_word = self._words[ASKED_WORD : ASKED_WORD + 1]  # a command's request, see `asked`
         self._laps = itertools.count(first + -first % capacity, capacity)
-        # `next(reserve)` is one C call, so no other thread can run meanwhile. `reserve` makes no iterators but
-        # ranges, because others may start garbage collection, which can run any code. The numbers wrap like those in
-        # the tags.
+        # `next(reserve)` is one call into C, so no other thread can run meanwhile. It only creates iterators of
+        # ranges. Creating other iterators may start garbage collection, which can run any code. The numbers wrap at
+        # the same value as the numbers in the tags.
         offsets, numbers = range(FIRST_RECORD, total, RECORD_BYTES), range(SEQUENCE_MASK + 1)
         lap_offsets = cycle((range(LAP_DUE, LAP_DUE + 1), offsets[1:]))
         self.reserve = zip(
@@ -296,7 +299,7 @@ def _record_function(ring: RingWriter) -> Record:
             pack_into(memory, at, start_ns, end_ns, elements, tag, number)
         except BaseException as error:
             ring.refused(at, number, tag, start_ns, end_ns, elements)
-            if not is_ours(error):  # Do not suppress an interrupt.
+            if not is_ours(error):  # A signal handler of the host raised this error, so it must not be suppressed.
                 raise
 
     return record

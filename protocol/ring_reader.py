@@ -211,7 +211,7 @@ class RingReader:
         number = self._next + self.capacity // 8
         at = FIRST_RECORD + number % self.capacity * RECORD_BYTES
         *_, tag, sequence = RECORD.unpack(self._pread(RECORD_BYTES, at))
-        # Numbers wrap, so a number that seems to be ahead by more than half of their range is an old one.
+        # Numbers wrap. A number that seems to be ahead by more than half of their range belongs to an old record.
         ahead = (sequence - number - 1) & SEQUENCE_MASK
         return bool(tag | sequence) and ahead <= SEQUENCE_MASK // 2
 
@@ -262,7 +262,8 @@ class RingReader:
             self._next = produced
         elements = records[:, 2]
         flags = tag & (0xFF << NODE_BITS)
-        if len(elements) and elements.min() < 0:  # 2^63 or more, which Python's hot path does not refuse
+        # Python's hot path accepts counts of 2^63 or more, and these read as negative numbers.
+        if len(elements) and elements.min() < 0:
             flags = flags | np.where(elements < 0, FLAG_UNCOUNTED, 0)
             elements = np.maximum(elements, 0)
         return Batch(
@@ -371,7 +372,7 @@ class RingReader:
         while True:
             tag = self._tags(at_least, look)
             ahead = ((tag >> SEQUENCE_SHIFT) - at_least) & SEQUENCE_MASK
-            # Numbers wrap, so a number that seems to be ahead by more than half of their range is an old one.
+            # Numbers wrap. A number that seems to be ahead by more than half of their range belongs to an old record.
             ahead[(ahead > SEQUENCE_MASK // 2) | (tag == NEVER_WRITTEN)] = 0
             furthest = int(ahead.max())
             if furthest < look - MAX_WRITERS_INSIDE or look == self.capacity:
@@ -389,7 +390,7 @@ class RingReader:
 
     def _refuse_cut_short(self) -> None:
         status = self._file.status_now()
-        # a process that daemonizes closes all its files
+        # A process that daemonizes closes all its files. The descriptor may then belong to a different file.
         if not os.path.samestat(status, self._file.status):
             raise RingError(f"ring {self.path}: it was closed under its reader")
         if status.st_size < self._size_bytes:

@@ -29,7 +29,8 @@ from cbtop.protocol.messages import Ceiling
 SCHEMA = "cbtop.roofs/1"
 MAX_DEVICES = 32  # the newest devices are kept
 MAX_CEILINGS = 16  # roofs of one device
-# The compute roofs that apply to torch models, by type. Older files do not contain the type.
+# The compute roofs that apply to torch models, and the type that each multiplies. Older files do not contain the
+# type.
 TORCH_COMPUTE = {
     "fma_float32": "float32",
     "matmul_float32": "float32",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # see `cbtop.protocol.runtime_directory`
+TYPE_CHECKING = False  # importing this from typing would be slow, see `cbtop.protocol.runtime_directory`
 if TYPE_CHECKING:
     from types import CodeType, FrameType, TracebackType
 
@@ -14,7 +14,8 @@ _CO_VARARGS = 4  # inspect.CO_VARARGS
 def is_ours(error: BaseException) -> bool:
     """Whether our code may suppress `error`: it is an Exception, and no signal handler of the host raised it."""
     trace = error.__traceback__
-    # If the traceback has only one frame, it is not a handler's. Do not read its locals, which would keep them alive.
+    # A traceback with only one frame contains no frame of a handler. Do not read its locals, because that would keep
+    # them alive.
     is_from_here = trace is None or trace.tb_next is None
     return isinstance(error, Exception) and (is_from_here or not is_of_a_signal_handler(error))
 
@@ -28,11 +29,11 @@ def is_of_a_signal_handler(error: BaseException) -> bool:
     while trace is not None:
         frame = trace.tb_frame
         given = _locals_of(frame)
-        # a handler may take its arguments as one tuple
+        # A handler may receive its arguments as one tuple.
         given += [one for value in given if type(value) is tuple and len(value) == 2 for one in value]
         if frame.f_back is not None and any(value is frame.f_back for value in given):
             return True
-        # getting the handlers takes 50 µs, so ask the cheap questions first
+        # Getting the handlers takes 50 µs, so first test whether the function takes two arguments.
         takes_two = frame.f_code.co_argcount > 1 or frame.f_code.co_flags & _CO_VARARGS
         if takes_two and not _is_of_ours(trace) and frame.f_code in _handlers():
             return True
@@ -76,8 +77,8 @@ def _handlers() -> set[CodeType]:
 def reraise_host_error(error: BaseException) -> None:
     """Raise the host's exception if `error` is one or was caused by one. Otherwise do nothing.
 
-    Call this wherever our code catches an exception, because a signal handler of the host may have raised it, or may
-    have caused it by an exception in our code.
+    Call this wherever our code catches an exception. A signal handler of the host may have raised the exception. It
+    may also have interrupted our code with a different exception, which then caused `error`.
     """
     for each in _came_from(error):
         if not isinstance(each, Exception) or is_of_a_signal_handler(each):
@@ -106,7 +107,7 @@ class suppressed:  # noqa: N801 - named like contextlib.suppress
 
 
 def _came_from(error: BaseException) -> list[BaseException]:
-    """Return `error` and the exceptions that our code caught before raising it.
+    """Return `error` and the exceptions that our code caught before it raised `error`.
 
     Leaves out exceptions that the host itself has caught.
     """

@@ -1,12 +1,15 @@
-"""The messages about what has no noise: the contents of a step, compiled code, and the conditions of a process."""
+"""Messages about properties of a process that do not vary by chance between equal runs.
+
+These are the operations and allocations of a step, compiled code, and the conditions of the process.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 MAX_COUNT = 1 << 53  # limit of any count, exact also in JSON
-MAX_OPERATIONS = 5_000  # different operations of a phase, by place
-MAX_BREAKS = 100  # reasons for graph breaks, by place
+MAX_OPERATIONS = 5_000  # limit for the different operations of a phase; the same operation in two nodes counts twice
+MAX_BREAKS = 100  # limit for the reasons for graph breaks; the same reason in two nodes counts twice
 MAX_CONDITIONS = 64
 
 
@@ -54,7 +57,8 @@ class OperationCount:
 class StepOperations:
     """The operations of torch in `steps` steps of a phase on a processor. Views of tensors are left out.
 
-    A message replaces the previous one of the same phase and model. A warm-up has the phase of the steps after it.
+    A message replaces the previous one of the same phase and model. Steps of a warm-up are sent under the name of the
+    phase that follows.
     """
 
     phase: str
@@ -72,7 +76,8 @@ class StepOperations:
 class StepAllocations:
     """The number of times that a step allocates memory of a GPU from torch: `fewest` to `most` in `steps` steps.
 
-    A message replaces the previous one of the same phase and model. A warm-up has the phase of the steps after it.
+    A message replaces the previous one of the same phase and model. Steps of a warm-up are sent under the name of the
+    phase that follows.
     """
 
     phase: str

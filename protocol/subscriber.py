@@ -54,7 +54,7 @@ class Subscriber:
         check_descriptors()
         self.received = 0
         self.trouble = ""  # why there is no link over tcp; "" if there is one or may be one soon
-        self.is_refused = False  # whether waiting for a link is useless
+        self.is_refused = False  # whether it is useless to wait for a link
         self._keys = keys if self._is_tcp else None
         self._topics = list(topics)
         self._asked = _question(JOIN_PREFIX)
@@ -89,7 +89,10 @@ class Subscriber:
         self._socket.subscribe(self._asked)
 
     def ask(self, prefix: bytes, what: bytes = b"") -> bytes:
-        """Ask the question `prefix` about `what`, in place of the previous question. Returns the question's topic."""
+        """Ask the question `prefix` about `what`.
+
+        Returns the question's topic. The question replaces the previous one.
+        """
         before, self._asked = self._asked, _question(prefix) + what
         if self._redial_s is None:  # otherwise `_dial` will subscribe
             self._socket.unsubscribe(before)

@@ -136,12 +136,12 @@ class GradientFault:
 
 @dataclass(frozen=True, slots=True)
 class LossScale:
-    """The factor on the loss that a gradient scaler uses.
+    """The factor that a gradient scaler multiplies the loss with.
 
-    If gradients overflow, the scaler skips the step and lowers the scale. `falls` of the `updates` did that. In the
-    newest `latest` updates, which begin with a fall, it fell `latest_falls` times and grew `latest_rises` times, and
-    was `before` at their begin. They do not contain the first updates, because a scaler looks for its scale then. A
-    message replaces the previous one of the same phase and model.
+    If gradients overflow, the scaler skips the step and lowers the scale. `falls` of the `updates` lowered it. The
+    newest `latest` updates begin with a fall. In these, the scale fell `latest_falls` times and grew `latest_rises`
+    times, and `before` is the scale before them. The first updates are left out, because a scaler is still looking
+    for its scale then. A message replaces the previous one of the same phase and model.
     """
 
     phase: str

@@ -5,7 +5,8 @@ from __future__ import annotations
 from enum import IntEnum, StrEnum
 
 GUARD_CHECK = "guard"  # name of the check that fails if the guard finds something
-# Name of a check under LmHead. It fails if a step's logits are wrong, but no brick is when the step runs again.
+# Name of a check under LmHead. It fails if the logits of a step are wrong, but every brick is right when the step
+# runs again.
 LOGITS_CHECK = "logits"
 PRECONDITION = "precondition "  # prefix of the names of checks of a kernel's arguments
 
@@ -112,9 +113,9 @@ _BRICKS_BY_NAME = {name: brick for brick, name in _BRICK_NAMES.items()} | {
 }
 
 
-WARM_UP = " (warm-up)"  # suffix of the name of the first steps, whose times had not settled yet
-SAMPLE = ", a sample"  # suffix of the name of steps of which only the recorded ones are counted
-# Suffix of the backend of a model on a GPU, if kernels are recorded.
+WARM_UP = " (warm-up)"  # suffix of the phase name of the first steps; their times are not stable yet
+SAMPLE = ", a sample"  # suffix of the phase name if only the recorded steps are counted
+# Suffix of the backend of a model on a GPU if CUPTI records its kernels.
 BY_KERNELS = "kernels by CUPTI, a recorded step as long as the plain one before it"
 # Suffix after BY_KERNELS. In most of these steps, the GPU was idle when the step began.
 IDLE_BEFORE = ", the GPU idle as it began"
@@ -122,7 +123,7 @@ LAUNCHES = ": launches"  # suffix of the backend of work on a device that the ho
 
 
 def is_warm_up(phase: str) -> bool:
-    """Whether this is the name of first steps, whose times had not settled yet."""
+    """Whether this is the phase name of the first steps. Their times are not stable yet."""
     return phase.endswith(WARM_UP)
 
 
@@ -145,7 +146,7 @@ TRAIN = "train"  # phase of a training step; ` Adam 2` follows if a process has 
 # Suffixes of the names of bricks in a training step. The first is the backward pass of a brick, the second is a
 # forward pass that the backward pass repeats.
 BACKWARD, RECOMPUTE = " backward", " recompute"
-# Bricks of a training step that are neither a forward nor a backward pass.
+# Names of the bricks of a training step that belong neither to a forward nor to a backward pass.
 STEP_BRICKS = ("DataWait", "BackwardEnd", "GradientSync", "ClipGradients", "Optimizer", "ZeroGrad", "Loop")
 
 
@@ -164,7 +165,7 @@ class NodeKind(IntEnum):
     TRANSFER = 4
     FUNCTION = 5
     ASYNC_TASK = 6
-    ADOPTED = 7  # work that other threads or tasks did for this node, outside the node's own time
+    ADOPTED = 7  # work that other threads or tasks did for this node; it is not part of the node's own time
 
 
 class TransferDirection(StrEnum):
@@ -175,8 +176,8 @@ class TransferDirection(StrEnum):
     D2D = "D2D"
 
 
-# For bricks of a step in which the device waited for the host. The first is appended to the brick's name. The second
-# is appended to the backend, and says what the times mean.
+# Labels for the bricks of a step, if the device waited for the host in that step. LAUNCH_BOUND is appended to the
+# brick's name. UNTIL_THERE is appended to the backend, and says what the times mean.
 LAUNCH_BOUND, UNTIL_THERE = "launch-bound", "until the device got there"
 
 
@@ -184,8 +185,9 @@ class SyncMode(IntEnum):
     """When a profiler waits for the device: around every brick, at the end of a layer, at the end of a step, or
     never.
 
-    NONE records nothing. The other modes are the same on the host's own clock, because no wait is needed there. With
-    a clock that reports its marks without a wait, the end of a step does not wait either.
+    With NONE, nothing is recorded. On the host's own clock, no wait is needed, so all other modes do the same. Some
+    device clocks report their marks without a wait. With such a clock, the profiler does not wait at the end of a
+    step either.
     """
 
     IMMEDIATE = 0
@@ -207,7 +209,8 @@ class SourceStatus(StrEnum):
 
     LIVE = "live"
     ENDED = "ended"  # the process sent a goodbye
-    GONE = "gone"  # the process no longer runs and sent no goodbye: it was killed, or ended by os._exit or exec
+    # the process does not run any longer and sent no goodbye: it was killed, or ended by os._exit or exec
+    GONE = "gone"
     FAULTY = "faulty"  # the records of the process cannot be trusted; SourceState contains the reason
 
 
@@ -216,7 +219,7 @@ class Provenance(StrEnum):
 
     MEASURED = "measured"
     DERIVED = "derived"  # computed from measured numbers, or from shapes
-    STATIC = "static"  # read from a file or declared, whatever ran
+    STATIC = "static"  # read from a file or declared, independent of what ran
     UNAVAILABLE = "n/a"
 
 

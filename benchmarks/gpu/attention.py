@@ -1,11 +1,12 @@
-"""Compare attention on a CUDA device with reading the same bytes. Sizes are a 7B's: 28 heads of 128, with 4 f16 heads
-of keys and values.
+"""Compare attention on a CUDA device with reading the same bytes. The sizes are those of a 7B model: 28 heads of 128
+numbers, with 4 f16 heads of keys and values.
 
-Two cases are measured: one token that sees 1 K, 8 K and 32 K positions, and 512 tokens that see themselves and 7,680
-positions before them. Each round first replays a graph of attention calls, captured as in a decoder. The calls use
-the caches of several layers, which together exceed the second-level cache. Then the round replays a graph of a kernel
+Two cases are measured: one token that sees 1 K, 8 K or 32 K positions, and 512 tokens that see each other and 7,680
+earlier positions. Each round first replays a graph of attention calls, captured as in a decoder. The calls use the
+caches of several layers, which together exceed the second-level cache. Then the round replays a graph of a kernel
 that reads as many bytes in as many launches. Ratios are computed round by round. If torch is installed, prompts are
-also compared with its attention in float16. That multiplies float16 once. Ours multiplies float32 in two halves.
+also compared with its attention in float16. torch multiplies float16 numbers. Our kernel multiplies float32 numbers,
+as sums of two float16 numbers.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ KERNEL read(const uint4* from, int64_t size, uint32_t* out STAMP)
 
 
 class Layers:
-    """Caches of `context` positions filled with noise. They have enough layers to exceed the device's cache."""
+    """Caches of `context` positions with random contents. There are enough layers to exceed the device's cache."""
 
     def __init__(self, gpu: Gpu, context: int) -> None:
         self.context = context
@@ -61,7 +62,10 @@ kept: list[object] = []  # keeps the arrays of captured launches alive until the
 
 
 def graph_of(gpu: Gpu, enqueue: Callable[[], None]) -> Callable[[], float]:
-    """Return a function that replays the launches of `enqueue` and returns the microseconds of a replay."""
+    """Return a function that replays the launches of `enqueue`.
+
+    It returns the duration of a replay in microseconds.
+    """
     cupy = gpu.cupy
     stream = cupy.cuda.Stream()
     with stream:
@@ -112,8 +116,9 @@ def read(gpu: Gpu, layers: Layers) -> Callable[[], None]:
 
 
 def by_torch(layers: Layers, tokens: int) -> Callable[[], float] | None:
-    """Return a function that measures torch's attention over all layers in microseconds. Return None without
-    torch.
+    """Return a function that measures torch's attention over all layers, in microseconds.
+
+    Returns None without torch.
     """
     try:
         import torch

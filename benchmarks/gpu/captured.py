@@ -7,9 +7,10 @@ reads its tokens. These variants take turns in rounds:
 - another graph of the same model, without cbtop and with every step recorded
 - a graph with a CUDA event recorded before and after every leaf module
 
-torch.profiler comes last, first with the device alone (Kineto), then with CPU and device. It is last because CUPTI
-keeps costing time once it is loaded. It is compared with the earlier rounds without cbtop. Ratios are medians over
-the rounds. Ratios of means are shown, too, because the cost of the default is in single steps.
+torch.profiler is measured last, first with the device alone (Kineto), then with CPU and device. It is last because
+CUPTI continues to take time after it was loaded. It is compared with the earlier rounds without cbtop. Ratios are
+medians over the rounds. Ratios of means are shown, too, because the default adds its cost to few steps, which a
+median does not show.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ def timed_ns(engine: Engine, step: Callable[[], None], steps: int) -> float:
 
 
 def build_bytes(engine: Engine) -> tuple[int, float]:
-    """Return the memory on the device (bytes) and the time (s) of making the stamped clones of an engine's graph.
+    """Return what the stamped clones of an engine's graph cost: memory on the device (bytes) and time to make them
+    (s).
 
     The time is the longest of the first replays.
     """
@@ -59,7 +61,7 @@ def build_bytes(engine: Engine) -> tuple[int, float]:
 
 
 def with_events(model: Any, batch: int) -> Engine:
-    """Return an engine. Its graph records an event before and after every leaf module."""
+    """Return an engine with a graph that records an event before and after every leaf module."""
     events: list[Any] = []
 
     def record(*_: Any) -> None:
@@ -79,15 +81,16 @@ def with_events(model: Any, batch: int) -> Engine:
 
 
 def with_layer_stamps(engine: Engine) -> Callable[[], None]:
-    """Return a function that runs a step of a clone of the engine's graph. The clone only has stamps between
-    layers.
+    """Return a function that runs a step of a clone of the engine's graph.
+
+    The clone has stamps only between layers.
     """
     captured = captured_graphs._graphs[engine.graph]
     device = captured.on.device
     plan = StampPlan(StampSites.of(device.driver, captured.clone), captured._spans)
     ends = {0, len(plan.places) - 1}
     for interval in plan.intervals:
-        if isinstance(interval.keys[-1], tuple):  # the interval of a layer
+        if isinstance(interval.keys[-1], tuple):  # this interval belongs to a layer
             ends |= {interval.begin, interval.end}
     stream = torch.cuda.current_stream().cuda_stream
     stamped = StampedGraph(device, captured.clone, [plan.places[end] for end in sorted(ends)], stream)

@@ -1,10 +1,10 @@
 """Time a token of a 7B in Q4_K_M on a GPU: `python -m benchmarks.gpu.decode [eager]`.
 
-The first result is the ratio of a step to the least time for reading its weights. That time is from a kernel that
-only reads, in the same run. The second result is the cost of stamping every kernel, in every step and as often as
-`--overhead 1%` allows. All variants take turns in rounds and use one decoder, because the different addresses of a
-second decoder's arrays alone changed times by 1 %. The variant without a profiler runs twice, and the ratio of both
-is the noise.
+The first result is the ratio of a step to the least time for reading its weights. That time is measured in the same
+run, with a kernel that only reads. The second result is the cost of stamping every kernel, in every step and as often
+as `--overhead 1%` allows. All variants take turns in rounds and use the same decoder. A second decoder would have
+arrays at different addresses, which alone changed times by 1 %. The variant without a profiler runs twice, and the
+ratio of both is the noise.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
 
 ROUNDS, STEPS, CONTEXT, PROMPT = 15, 30, 4096, 32
-READ_BYTES = 300 * 8192 * 128  # 315 MB, more than any cache holds
+READ_BYTES = 300 * 8192 * 128  # bytes to read; 315 MB exceed every cache
 
 
 def read_gb_per_s(gpu: Gpu) -> float:

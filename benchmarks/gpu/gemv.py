@@ -2,10 +2,10 @@
 
     python -m benchmarks.gpu.gemv [FORMAT ...]
 
-Shapes are from the projections of a 7B. For weights in blocks, activations are int8 and also unrounded float32. The
-time does not include making them int8. Launches are in a captured graph. They go from one copy of the matrix to the
-next, over more bytes than the second-level cache holds. `cbtop calibrate`'s kernel for measuring reading does the
-same. The three take turns in rounds. Ratios are medians over the rounds.
+Shapes are from the projections of a 7B. For weights in blocks, two variants are measured: int8 activations, without
+the time to quantise them, and unrounded float32 activations. Launches are in a captured graph. They use several
+copies of the matrix one after the other. Together these exceed the second-level cache. The kernel with which `cbtop
+calibrate` measures reading does the same. All variants take turns in rounds. Ratios are medians over the rounds.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from cbtop.compute.kernels.linear_int8 import Int8Scratch
 from cbtop.compute.quantization import FORMATS
 from cbtop.compute.quantization.base import BlockFormat
 
-SHAPES = ((3584, 18944), (18944, 3584), (3584, 3584), (152064, 3584))  # rows and columns
+SHAPES = ((3584, 18944), (18944, 3584), (3584, 3584), (152064, 3584))  # (rows, columns) of each matrix
 COPIES_BYTES = 400_000_000
 ROUND_BYTES = 1_500_000_000
 ROUNDS = 11
@@ -38,14 +38,14 @@ Launch = CudaLaunch | LibraryCall
 
 
 def captured(gpu: Gpu, launches: Sequence[Launch], count: int) -> Callable[[], float]:
-    """Return a function that replays a graph and returns the seconds per launch, by the GPU's clock.
+    """Return a function that replays a graph. It returns the seconds per launch, by the GPU's clock.
 
-    The graph has `count` launches, which take turns among `launches`.
+    The graph has `count` launches, which are taken from `launches` in turn.
     """
     cuda = gpu.cupy.cuda
     stream = cuda.Stream(non_blocking=True)
     with stream:
-        prepared = [gpu.prepared(one, is_early=True) for one in launches]  # prepared as in a decoder
+        prepared = [gpu.prepared(one, is_early=True) for one in launches]  # prepared in the same way as in a decoder
         for launch in prepared:
             launch()
         stream.synchronize()
@@ -66,9 +66,9 @@ def captured(gpu: Gpu, launches: Sequence[Launch], count: int) -> Callable[[], f
 
 
 def products(gpu: Gpu, block_format: BlockFormat, rows: int, columns: int) -> dict[str, list[Launch]]:
-    """Return the launches of each way to multiply one token by copies of a matrix.
+    """Return the launches of each way to multiply one token by a matrix. They use several copies of the matrix.
 
-    The launches named `read` only read as many bytes.
+    The launches named `read` only read the same number of bytes.
     """
     layout = block_format.planes
     assert layout is not None
@@ -100,7 +100,7 @@ def figures(gpu: Gpu, block_format: BlockFormat, rows: int, columns: int) -> Ite
     for turn in range(ROUNDS + 2):
         for name, seconds in timed.items():
             took = seconds()
-            if turn > 1:  # after two turns the clocks have settled
+            if turn > 1:  # the first two turns are left out, until the clocks are stable
                 taken[name].append(took)
     for name in list(timed)[1:]:
         ratio = Ratio.of(taken["read"], taken[name])

@@ -1,4 +1,7 @@
-"""A 7B-shaped model written like a serving engine's: static buffers, fused products, and one graph per batch size."""
+"""A 7B-shaped model in the style of a serving engine.
+
+It has static buffers, fused products, and one graph per batch size.
+"""
 
 from __future__ import annotations
 
@@ -62,9 +65,9 @@ class Layer(nn.Module):
 
 
 class Lean(nn.Module):
-    """A decoder for one new token of each sequence: `model(words, at)`.
+    """A decoder that computes one new token for each sequence: `model(words, at)`.
 
-    `words`: (batch, 1). `at`: (1,), the position of all sequences.
+    `words`: (batch, 1). `at`: (1,), the position, which is the same in all sequences.
     """
 
     def __init__(
@@ -93,7 +96,7 @@ class Lean(nn.Module):
 
 
 class Engine:
-    """A model, its static buffers, and its step as one captured graph."""
+    """A model, its static buffers, and a captured graph of its step."""
 
     def __init__(self, model: Any, batch: int) -> None:
         self.model = model
@@ -116,13 +119,13 @@ class Engine:
         return self
 
     def restart(self) -> None:
-        """Begin with an empty cache, if the model has one that counts its contents."""
+        """Empty the cache, if the model has a cache that counts its contents."""
         cache = getattr(self.model, "cache", None)
         if cache is not None:
             cache.reset()
 
     def step(self) -> None:
-        """Enqueue one step."""
+        """Replay the graph of one step. Does not wait for its end."""
         self.graph.replay()
 
 
@@ -135,7 +138,7 @@ def lean(batch: int = 1, *, seed: int = 0, **sizes: int) -> Any:
 
 
 class _Called(torch.nn.Module):
-    """A model of transformers with its static cache, callable in the way that `Engine` calls a model."""
+    """A model of transformers with a static cache, with the call signature that `Engine` uses."""
 
     def __init__(self, model: Any, cache: Any) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
 """Time a prompt of 512 tokens with a 7B in Q4_K_M on a GPU: `python -m benchmarks.gpu.prefill`.
 
 The result is the rate of the whole pass as a share of cuBLAS's rate in bfloat16 on large square matrices, in the same
-run. The time of the pass includes attention, dequantising weights, and everything else that is not a matrix product.
-Its FLOP only include matrix products.
+run. The time of the pass includes attention, dequantising weights, and everything else. Its FLOP only include matrix
+products.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def main() -> None:
         for layer in model.layers
         for one in (layer.q, layer.k, layer.v, layer.output, layer.gate, layer.up, layer.down)
     )
-    flop = 2.0 * TOKENS * weights  # without the head, which only multiplies the last token
+    flop = 2.0 * TOKENS * weights  # The head is left out, because it only multiplies the last token.
     took_s, peaks = [], []
     for turn in range(ROUNDS + 2):
         decoder.restart()

@@ -1,10 +1,10 @@
 """Time a token of a 7B in Q4_K_M on two GPUs of a host, compared with one: `python -m benchmarks.gpu.ranks`.
 
-Two processes with one GPU each exchange their results through NCCL. In one variant, each has half of the layers, and
-they work one after the other. In the other variant, each has half of every layer (`cbtop demo --split`). One decoder
-on the first GPU alone runs twice, and the ratio of both is the noise. All variants take turns in rounds and begin
-together. Weights are random and differ between the variants, because the results do not matter here (see
-tests/compute/test_ranks_on_gpus.py).
+Two processes with one GPU each exchange their results through NCCL. In one variant, each process has half of the
+layers, and they work one after the other. In the other variant, each has half of every layer (`cbtop demo --split`).
+A decoder on the first GPU alone runs twice, and the ratio of both runs is the noise. All variants take turns in
+rounds and begin together. Weights are random and differ between the variants, because the results do not matter here
+(see tests/compute/test_ranks_on_gpus.py).
 """
 
 from __future__ import annotations

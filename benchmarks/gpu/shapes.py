@@ -16,8 +16,8 @@ from cbtop.compute.quantization.q6_k import Q6_K
 
 # the sizes of qwen2 7B
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, FEED_FORWARD, LAYERS, VOCABULARY = 3584, 28, 4, 128, 18944, 28, 152064
-SCALE = 2.0**-14  # the scale of all blocks, small enough that products stay near 1
-SCALES_AT = {Q4_K.code: (0, 2), Q6_K.code: (208,)}  # offsets in a block of its binary16 scales, by format
+SCALE = 2.0**-14  # the scale of all blocks; with it, products are about 1
+SCALES_AT = {Q4_K.code: (0, 2), Q6_K.code: (208,)}  # offsets of the binary16 scales in a block, by format
 
 
 def matrix(gpu: Gpu, rows: int, columns: int, block_format: BlockFormat, *, takes_int8: bool = True) -> DeviceMatrix:
@@ -37,8 +37,8 @@ def matrix(gpu: Gpu, rows: int, columns: int, block_format: BlockFormat, *, take
 def model_7b(gpu: Gpu, layers: int = LAYERS, *, takes_int8: bool = True, ranks: int = 1) -> Model:
     """Return a model with the sizes of Qwen2.5-7B.
 
-    As in llama.cpp's Q4_K_M, half of the value and down projections are Q6_K. If `ranks` is above 1, every layer is
-    shared, and the model is the part of one rank.
+    As in llama.cpp's Q4_K_M, half of the value and down projections are Q6_K. If `ranks` is above 1, the ranks share
+    every layer, and the model is the part of one rank.
     """
     own_heads, own_kv_heads, inner = HEADS // ranks, KV_HEADS // ranks, FEED_FORWARD // ranks
     no_bias = gpu.array(np.zeros(0, np.float32))
@@ -83,9 +83,9 @@ def model_7b(gpu: Gpu, layers: int = LAYERS, *, takes_int8: bool = True, ranks: 
 
 
 def read_bytes(model: Model) -> int:
-    """Return the bytes of weights that a token reads.
+    """Return the bytes of weights that are read for one token.
 
-    This includes all matrices except the embedding, because a token reads only one row of it.
+    The embedding is left out, because a token reads only one row of it.
     """
     products = [
         one.weight.size_bytes

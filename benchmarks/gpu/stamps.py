@@ -1,14 +1,14 @@
 """Check the times that kernels stamp themselves: `python -m benchmarks.gpu.stamps`.
 
-A pass of one token through a 7B in Q4_K_M is launched kernel by kernel while CUPTI records it. Both durations of each
-launch are compared. CUPTI's go from the start of a kernel to its end in the hardware.
+A pass of one token through a 7B in Q4_K_M is launched kernel by kernel while CUPTI records it. For each launch, the
+stamped duration is compared with CUPTI's, which is from the start to the end of the kernel in the hardware.
 """
 
 from __future__ import annotations
 
 import statistics
 
-import torch  # needed for its libcupti
+import torch  # provides libcupti
 
 from benchmarks.gpu.shapes import LAYERS, model_7b
 from cbtop.compute.decoder.on_gpu import GpuDecoder
@@ -24,7 +24,7 @@ CLOSE_SHARE, CLOSE_NS = 0.05, 300
 
 
 def stamped_and_told(decoder: GpuDecoder, gpu: Gpu, cupti: TorchsCupti) -> list[tuple[str, int, int]]:
-    """Return for each launch of a pass: its name, its stamped duration (ns), and CUPTI's duration (ns)."""
+    """Return the name, the stamped duration and CUPTI's duration (ns) of each launch of a pass."""
     stamps = decoder._stamps
     cupti.begin(OF_KERNELS)
     try:

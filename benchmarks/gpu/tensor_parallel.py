@@ -1,6 +1,6 @@
-"""A decoder with matrices spread over the ranks of a process group, as in tensor-parallel engines.
+"""A decoder whose matrices are divided among the ranks of a process group, as in tensor-parallel engines.
 
-Each rank has a part of every matrix and some of the heads. Two all-reduces per layer add up the parts.
+Each rank has a part of every matrix and some of the heads. Two all-reduces per layer add up the partial results.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ TOY = Sizes(layers=2, hidden=256, heads=4, intermediate=512, context=32, words=1
 
 
 class RowParallel(nn.Linear):
-    """The product with this rank's columns, summed over all ranks. `extra` more products slow a rank down on
-    purpose.
+    """The product with this rank's columns, added up over all ranks.
+
+    `extra` is a number of additional products that slow this rank down on purpose.
     """
 
     def __init__(self, columns: int, rows: int) -> None:
@@ -115,7 +116,7 @@ class Decoder(nn.Module):
 
 
 class Rank:
-    """The decoder of one rank in bf16, on the GPU with the rank's number, and its decode step."""
+    """The decoder of one rank in bf16 and its decode step. The GPU has the number of the rank."""
 
     def __init__(self, sizes: Sizes) -> None:
         self.rank, ranks = dist.get_rank(), dist.get_world_size()
@@ -139,7 +140,7 @@ class Rank:
             layer.mlp.down_proj.extra = extra
 
     def captured(self) -> tuple[Any, torch.Tensor]:
-        """Return the step as a CUDA graph that includes its collectives, and the output of the graph."""
+        """Return the step as a CUDA graph, and the graph's output. The graph includes the collectives."""
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -150,6 +151,6 @@ class Rank:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(
             graph, capture_error_mode="thread_local"
-        ):  # during the capture, a thread of NCCL queries events
+        ):  # a thread of NCCL queries events during the capture
             logits = self.step()
         return graph, logits

@@ -2,11 +2,11 @@
 
     torchrun --standalone --nproc-per-node 2 -m benchmarks.gpu.two_ranks
 
-A decode step of a 7B-shaped model in bf16 is measured, eager and as a captured graph. Each step is waited for, as in
-an engine that reads its tokens. These variants take turns in rounds, on both ranks at the same time: without cbtop
-(twice; the ratio of both is the noise), under `--overhead 1%`, and with every step recorded. Ratios are medians over
-the rounds on rank 0. In eager rounds without cbtop, it is detached and leaves nothing in torch. Graphs are captured
-with cbtop attached, except the bare one.
+A decode step of a 7B-shaped model in bf16 is measured, eager and as a captured graph. The program waits for each
+step, as an engine does that reads its tokens. These variants take turns in rounds, on both ranks at the same time:
+without cbtop (twice, and the ratio of both is the noise), under `--overhead 1%`, and with every step recorded. Ratios
+are medians over the rounds on rank 0. In eager rounds without cbtop, cbtop is detached and leaves nothing in torch.
+Graphs are captured with cbtop attached, except the bare one.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from cbtop.profiler.instrument.governor import GovernedProfiler
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
 
-ROUNDS, STEPS = 15, 20  # number of rounds, and steps of each variant per round
-WARM_UP = 400  # warm-up steps of each variant, after which the governor knows the cost of recording
+ROUNDS, STEPS = 15, 20  # number of rounds, and number of steps of each variant per round
+WARM_UP = 400  # warm-up steps of each variant; after them, the governor knows the cost of recording
 PERCENT = 1.0
 BARE, AGAIN, DEFAULT, EVERY = "bare", "bare again", "default", "every step"
 
@@ -45,7 +45,7 @@ def timed_us(step: Callable[[], object], steps: int) -> float:
 
 
 def measure(what: str, rank: int, ways: dict[str, Callable[[int], float]]) -> None:
-    """Print a line for each variant. A variant runs as many steps as its argument and returns the µs per step."""
+    """Print a line for each variant. A variant is a function of the number of steps, and returns the µs per step."""
     for run in ways.values():
         run(WARM_UP)
     found: dict[str, list[float]] = {way: [] for way in ways}

@@ -1,4 +1,4 @@
-"""A GPT in the form that many programs write by hand: blocks of attention and a feed-forward network."""
+"""A GPT as many programs write it by hand: blocks of attention and a feed-forward network."""
 
 import torch
 from torch import nn

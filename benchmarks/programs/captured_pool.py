@@ -1,4 +1,4 @@
-"""Run a GPT that replays captured CUDA graphs of several batch sizes in turn. The graphs share a pool of memory."""
+"""Run a GPT that replays captured CUDA graphs of several batch sizes in turn. The graphs share a memory pool."""
 
 from itertools import cycle
 

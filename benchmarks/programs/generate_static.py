@@ -9,7 +9,7 @@ TOKENS = 32
 model = llama()
 words = torch.randint(0, VOCABULARY, (1, 32), device=DEVICE)
 compiled = CompileConfig()
-compiled._compile_all_devices = True  # compile on a CPU, too
+compiled._compile_all_devices = True  # makes torch also compile on a CPU
 
 
 def generate():

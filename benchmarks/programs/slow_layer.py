@@ -12,7 +12,8 @@ LAYERS, SLOW = 8, 5
 
 model = GPT(WIDTH, LAYERS)
 if "faulty" in sys.argv:
-    # A layer has 12 widths x width of weights, 8 of them in the network that becomes 1.75 times as wide.
+    # The weights of a layer are 12 x width², of which the feed-forward network has 8 x width². Making the network
+    # 1.75 times as wide makes the layer 1.5 times as large.
     network, wide = model.layers[SLOW].mlp, 7 * WIDTH
     network.fc1, network.fc2 = nn.Linear(WIDTH, wide), nn.Linear(wide, WIDTH)
 model = model.eval().to(DEVICE, DTYPE)

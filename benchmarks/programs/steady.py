@@ -4,7 +4,7 @@
     python PROGRAM.py turns
 
 Warm-up is not counted. It takes a quarter of the time, and at least three calls. With `turns`, the program reads
-seconds from its standard input, one number a line. It runs that long after each, and waits between them.
+seconds from its standard input, one number a line. It runs for that time after each line, and otherwise waits.
 """
 
 import sys
@@ -19,13 +19,13 @@ DTYPE = torch.bfloat16 if DEVICE == "cuda" else torch.float32
 WARM_UP_CALLS = 3
 
 torch.manual_seed(0)
-torch.set_num_threads(1)  # one thread, because on a shared machine two threads would wait for each other
+torch.set_num_threads(1)  # one thread, because two threads would wait for each other on a shared machine
 
 
 def run(call, steps_a_call=1):
     """Call `call` for SECONDS after a warm-up, and print `steps N seconds S processor P`.
 
-    P is the processor time of these calls, which a busy machine affects less.
+    P is the processor time of these calls. It varies less than S if the machine is busy.
     """
     repeat(call, SECONDS / 4, WARM_UP_CALLS)
     for turn in sys.stdin if IN_TURNS else [SECONDS]:

@@ -12,7 +12,7 @@ models = [GPT(WIDTH, LAYERS).eval().to(DEVICE, DTYPE), GPT(WIDTH // 2, LAYERS).e
 words = torch.randint(0, 2000, (BATCH, LENGTH), device=DEVICE)
 streams = [torch.cuda.Stream() for _ in models] if DEVICE == "cuda" else [None, None]
 if DEVICE == "cuda":
-    torch.cuda.synchronize()  # wait for the models to be made, because the new streams would not wait for that
+    torch.cuda.synchronize()  # wait until the models have been made, because the new streams do not wait for that
 threads = ThreadPoolExecutor(len(models))
 
 

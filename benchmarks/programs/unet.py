@@ -1,4 +1,4 @@
-"""A UNet as diffusion models write it by hand: convolutions, norms of groups, attention in the middle."""
+"""A UNet as diffusion models write it by hand: convolutions, group norms, and attention in the middle."""
 
 import torch
 from steady import DEVICE, DTYPE, run

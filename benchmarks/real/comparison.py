@@ -21,21 +21,21 @@ from benchmarks.real.names import (
     OF_TRAINING,
 )
 
-MAX_RATIO = 1.03  # the limit that `cbtop run --overhead` has by default
+MAX_RATIO = 1.03  # the default limit of `cbtop run --overhead`
 MAX_POINTS = 3.0
-LEAST_SHARE = 3.0  # percent of the time; smaller bricks are not compared
-OTHER_KERNELS = ("Other kernels", "Other")  # on a GPU: kernels that no brick launched
-Times = dict[tuple[str, str], float]  # microseconds by brick and category
+LEAST_SHARE = 3.0  # percent of the time; bricks with smaller shares are not compared
+OTHER_KERNELS = ("Other kernels", "Other")  # on a GPU: names for kernels that no brick launched
+Times = dict[tuple[str, str], float]  # microseconds by (brick, category)
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A brick's or category's share of the time in bricks, in percent, by cbtop and by the oracle."""
+    """A brick's or category's share of the time in bricks, in percent, as measured by cbtop and by the oracle."""
 
     name: str
     ours: float
-    oracle: float  # mean of the oracle's runs
-    spread: float  # difference between both runs in percentage points
+    oracle: float  # mean of both runs of the oracle
+    spread: float  # difference between both runs of the oracle, in percentage points
 
     @property
     def difference(self) -> float:
@@ -45,10 +45,10 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Shares of categories, and of bricks with 3 % or more, the largest first."""
+    """The shares of categories, and of bricks with a share of 3 % or more. The largest share comes first."""
 
-    phase: str  # the phase in cbtop
-    kind: str  # the kind of root call in the oracle
+    phase: str  # name of the phase in cbtop
+    kind: str  # kind of the root call in the oracle
     categories: Sequence[Share]
     bricks: Sequence[Share]
 
@@ -62,13 +62,13 @@ class Overhead:
 
     bare_ms: float
     ratio: Ratio
-    control: Ratio  # ratio of a bare turn to the bare turn before it
-    processor: Ratio  # ratio of processor times
+    control: Ratio  # time of a bare turn divided by the time of the bare turn before it
+    processor: Ratio  # ratio of the processor times with and without cbtop
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The figures of a program. A part that could not be measured is replaced by a sentence with the reason."""
+    """The figures of a program. If a part could not be measured, its value is a sentence with the reason."""
 
     name: str
     overhead: Overhead | str
@@ -78,7 +78,7 @@ class Row:
 
 
 def comparison(snapshot: Mapping[str, Any], kinds: Sequence[Mapping[str, Any]]) -> Comparison:
-    """Compare a source in cbtop's JSON with the same kind of root call in each run of the oracle."""
+    """Compare a source in cbtop's JSON with the same kind of root call in both runs of the oracle."""
     ours: Times = defaultdict(float)
     for row in snapshot["bricks"]:
         if row["name"] not in BETWEEN_MODULES | OF_TRAINING and not row["name"].endswith(NO_FORWARD):

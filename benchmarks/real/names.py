@@ -1,4 +1,7 @@
-"""Name the brick of a module by its path and class. The rules are only in this file and use no code of cbtop."""
+"""Find the brick of a module by the module's path and class.
+
+The rules are only in this file and use no code of cbtop.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,8 @@ ATTENTION, FFN, NORM, OTHER = "Attention", "FFN", "Norm", "Other"
 FUSED_ATTENTION = "Attention (fused)"
 ATTENTION_REST, FEED_FORWARD_REST = "AttentionBlock", "FeedForwardBlock"
 
-# Each row: a pattern for a name in a module's path, the brick, and its category. A module inside a projection (a LoRA
-# adapter) belongs to the projection.
+# Each row has a pattern for a name in a module's path, the brick, and its category. A module inside a projection,
+# such as a LoRA adapter, belongs to the projection.
 PROJECTIONS = (
     (r"(q|k|v|qkv)_proj|query|key|value|qkv", "QkvProjection", ATTENTION),
     (r"o_proj|out_proj|proj", "OutputProjection", ATTENTION),
@@ -25,9 +28,9 @@ CLASSES = (
     (r"Rotary", "RotaryTables", ATTENTION),
     (r"GELU|SiLU|Activation|SiluAndMul", "Activation", FFN),
     (r"Embedding$", "Embedding", OTHER),
-    (r"^Attention$", FUSED_ATTENTION, ATTENTION),  # vLLM's class, which runs one kernel
+    (r"^Attention$", FUSED_ATTENTION, ATTENTION),  # this class of vLLM runs one kernel
 )
-# These bricks of cbtop are functions, not modules. The oracle measures their time as part of this module.
+# In cbtop, these bricks are functions and not modules. The oracle counts their time as part of this module.
 INSIDE = {
     "RopeEmbedding": ATTENTION_REST,
     "KvWrite": ATTENTION_REST,
@@ -36,15 +39,16 @@ INSIDE = {
     "MergeHeads": ATTENTION_REST,
     "Attention (eager)": FUSED_ATTENTION,
 }
-# These bricks of cbtop are in no module that is named here, so they are not compared.
+# These bricks of cbtop are not part of any module with a name here, so they are not compared.
 BETWEEN_MODULES = frozenset({"AttentionMask", "GenerateInputs", "ResidualAdd", "Sampling"})
-# Nor are those of a training step that are no forward: the oracle times the calls of modules.
+# These bricks of a training step are not compared either. They are not forward calls, and the oracle only times calls
+# of modules.
 OF_TRAINING = frozenset({"DataWait", "Loss", "BackwardEnd", "GradientSync", "ClipGradients", "Optimizer", "ZeroGrad"})
 NO_FORWARD = (" backward", " recompute")
 
 
 def brick_of(path: str, class_name: str, is_leaf: bool) -> tuple[str, str] | None:
-    """Return brick and category of a module, or None if its own time belongs to no brick."""
+    """Return the brick and the category of a module. Returns None if the module's own time belongs to no brick."""
     parts = path.split(".")
     if is_leaf:
         for pattern, brick, category in CLASSES:

@@ -33,7 +33,7 @@ ROOT, BRICK = "root:", "brick:"
 POSITIONS = ("input_ids", "decoder_input_ids")
 Brick = tuple[str, str] | None
 Kinds = dict[str, dict[Brick, float]]  # microseconds by kind of root call and brick
-# begins the time of a module, and returns a function that ends it
+# Begins the time of a module. Returns a function that ends it.
 Enter = Callable[[str | None, Brick], Callable[[], None]]
 
 
@@ -87,9 +87,7 @@ def by_hooks(program: str) -> tuple[Kinds, Counter[str]]:
 
 
 def hook_modules(enter: Enter) -> None:
-    """Call `enter` at the begin of each module and fused attention. Call the function that it returns at their
-    end.
-    """
+    """Call `enter` when a module or a fused attention begins. Call the function that it returns when that ends."""
     here = threading.local()
     known: dict[int, tuple[Any, Brick]] = {}
     roots: dict[int, int] = {}
@@ -120,7 +118,7 @@ def hook_modules(enter: Enter) -> None:
 
     original = torch.nn.Module.__call__
 
-    # replaced, because torch has no global hook that receives keyword arguments
+    # Replace the method, because torch's global hooks do not receive keyword arguments.
     def call(module: Any, *args: Any, **keywords: Any) -> Any:
         before(module, args, keywords)
         try:
@@ -132,14 +130,18 @@ def hook_modules(enter: Enter) -> None:
     functional = torch.nn.functional
     functional.scaled_dot_product_attention = timed(functional.scaled_dot_product_attention)
     if importlib.util.find_spec("transformers"):
-        # The function in transformers also prepares keys and values, which belong to the same brick in cbtop.
+        # The function in transformers also prepares keys and values. cbtop counts this time as part of the same
+        # brick.
         from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
         ALL_ATTENTION_FUNCTIONS["sdpa"] = timed(ALL_ATTENTION_FUNCTIONS["sdpa"])
 
 
 def positions(args: Any, keywords: Any) -> str:
-    """Return the number of positions of a call, or `input` if it has no words. It tells decode from prefill."""
+    """Return the number of positions of a call, or `input` if it has no words.
+
+    It distinguishes decode from prefill.
+    """
     words = next((keywords[name] for name in POSITIONS if keywords.get(name) is not None), None)
     if words is None:
         words = next((one for one in [*args, *keywords.values()] if isinstance(one, torch.Tensor)), None)
@@ -173,10 +175,14 @@ def by_profiler(program: str) -> tuple[Kinds, Counter[str]]:
 
 
 def of_trace(events: Iterable[dict[str, Any]]) -> tuple[Kinds, Counter[str]]:
-    """Return the time of each brick in a trace of torch.profiler. A kernel belongs to the range that launched it."""
-    ranges: dict[int, list[tuple[float, float, str]]] = defaultdict(list)  # by thread: begin, end, name
-    launches: dict[int, tuple[int, float, str]] = {}  # by correlation: thread, begin, name
-    kernels: dict[int, list[tuple[float, float, str]]] = defaultdict(list)  # by correlation: begin, duration, name
+    """Return the time of each brick in a trace of torch.profiler.
+
+    A kernel belongs to the range in which it was launched.
+    """
+    ranges: dict[int, list[tuple[float, float, str]]] = defaultdict(list)  # (begin, end, name) by thread
+    launches: dict[int, tuple[int, float, str]] = {}  # (thread, begin, name) by correlation id
+    # (begin, duration, name) by correlation id
+    kernels: dict[int, list[tuple[float, float, str]]] = defaultdict(list)
     for event in events:
         category, name = event.get("cat"), event.get("name", "")
         if category == "user_annotation" and name.startswith((ROOT, BRICK)):
@@ -218,7 +224,7 @@ def of_trace(events: Iterable[dict[str, Any]]) -> tuple[Kinds, Counter[str]]:
 def owners_of(
     ranges: dict[int, list[tuple[float, float, str]]], launches: Iterable[tuple[int, float, int]]
 ) -> dict[int, tuple[tuple[int, float], str, Brick]]:
-    """Return the root call, its kind, and the innermost brick for each launch. Keys are correlation ids."""
+    """Return the root call, its kind, and the innermost brick of each launch, by correlation id."""
     owners: dict[int, tuple[tuple[int, float], str, Brick]] = {}
     by_thread: dict[int, list[tuple[float, int]]] = defaultdict(list)
     for tid, begun, correlation in launches:

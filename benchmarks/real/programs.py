@@ -7,19 +7,22 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "benchmarks" / "programs"
-BETWEEN_STEPS = frozenset({"idle-between-steps"})  # time between steps: the backward pass and the optimizer
-LAUNCHES = frozenset({"launch-bound"})  # eager decoding of a token at a time, so a GPU waits for Python
+# expected because the time between steps contains the backward pass and the optimizer
+BETWEEN_STEPS = frozenset({"idle-between-steps"})
+# expected because eager decoding of one token at a time makes a GPU wait for Python
+LAUNCHES = frozenset({"launch-bound"})
 NONE: frozenset[str] = frozenset()
 VLLM_ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_USE_FLASHINFER_SAMPLER": "0",
-    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # the program has asked for CUDA: a forked engine could not use it
+    # The program has already used CUDA, so a forked engine could not use it.
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
 }
 
 
 class ProgramError(Exception):
-    """A program failed. The text is the last line that it wrote, or the reason."""
+    """A program failed. The text is the last line of its output, or the reason."""
 
 
 def last_line(errors: str) -> str:
@@ -36,7 +39,7 @@ class Program:
     on_cuda: frozenset[str] = NONE
     needs: tuple[str, ...] = ()  # required Python modules
     needs_cuda: bool = False
-    has_modules: bool = True  # False for compiled code, because it calls no modules whose times could be compared
+    has_modules: bool = True  # False for compiled code, which calls no modules, so that no times can be compared
     file: str = ""
     arguments: tuple[str, ...] = ()
 

@@ -1,4 +1,4 @@
-"""Run the real programs bare, under `cbtop run` and under the oracle, and print what each shows."""
+"""Run the real programs bare, under `cbtop run` and under the oracle, and print the results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from benchmarks.real.programs import PROGRAMS, ROOT, VLLM_ENVIRONMENT, Program, 
 from benchmarks.real.turns import CBTOP, MORE_SECONDS, pair
 
 ORACLE_RUNS = 2  # the difference between these runs is the noise
-TRACED_SECONDS = 1.0  # maximum on a GPU, because a second of eager steps gives half a million events in a trace
+TRACED_SECONDS = 1.0  # maximum on a GPU, because a second of eager steps makes half a million events in a trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ def skipped(program: Program, has_cuda: bool) -> str:
 
 
 def measured(program: Program, options: Options, folder: Path) -> Row:
-    """Measure a program. If a part fails, its result is the reason."""
+    """Measure a program. If a part fails, the reason is the result of that part."""
     overhead: Overhead | str
     verdicts: Sequence[str] | str
     compared: Comparison | str
@@ -113,7 +113,7 @@ def measured(program: Program, options: Options, folder: Path) -> Row:
 
 
 def overhead_of(program: Program, options: Options) -> Overhead:
-    """Compare several pairs of processes, because each process has its own bias of about 2 %."""
+    """Compare several pairs of processes, because the times of each process are off by about 2 %."""
     if not options.pairs:
         raise ProgramError("--pairs 0")
     bare, *ratios = zip(*[pair(program, options.turns, options.overhead) for _ in range(options.pairs)], strict=True)
@@ -121,7 +121,7 @@ def overhead_of(program: Program, options: Options) -> Overhead:
 
 
 def recorded(program: Program, options: Options, folder: Path) -> dict[str, Any]:
-    """Record every step of the program. Returns cbtop's JSON for the phase that took most time."""
+    """Record every step of the program. Returns cbtop's JSON of the phase that took most time."""
     if not options.seconds:
         raise ProgramError("--seconds 0")
     file = folder / "run.cbtop"
@@ -142,7 +142,7 @@ def _largest(report: dict[str, Any]) -> dict[str, Any]:
 
 
 def timed(program: Program, options: Options, folder: Path) -> dict[str, Any]:
-    """Run the oracle. Returns its figures for the kind of call that took most time."""
+    """Run the oracle. Returns its figures of the kind of call that took most time."""
     if not program.has_modules:
         raise ProgramError("no shares: compiled code calls no module that an oracle could time")
     file = folder / "oracle.json"

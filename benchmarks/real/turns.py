@@ -1,4 +1,7 @@
-"""Run a program bare and with cbtop in turns: both processes are alive, and one runs while the other waits."""
+"""Run a program bare and with cbtop in turns.
+
+Both processes exist all the time, and one runs while the other waits.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +20,14 @@ from benchmarks.real.programs import ROOT, VLLM_ENVIRONMENT, Program, ProgramErr
 
 CBTOP = [sys.executable, "-m", "cbtop"]
 STEPS = re.compile(r"^steps (\d+) seconds ([\d.]+) processor ([\d.]+)$", re.MULTILINE)
-SETTLE_SECONDS = 4.0  # first turn of a process, which is not counted
-# Each turn begins with this time, which is not counted. On a GPU, cbtop records steps by the wall clock. So it may
-# record one as soon as its turn begins, because it has waited for that.
+SETTLE_SECONDS = 4.0  # duration of a process's first turn, which is not counted
+# Each turn begins with this time, which is not counted. On a GPU, cbtop records steps at intervals of wall-clock
+# time. While the process waits, an interval may end, so a step may be recorded as soon as a turn begins.
 LATE_SECONDS = 0.5
-# cbtop's turns are longer than its pauses between two recordings on a GPU, which are up to 2.5 s by default.
+# Turns with cbtop are longer than its intervals between two recordings on a GPU. These are up to 2.5 s by default.
 WATCHED_SECONDS, BARE_SECONDS = 3.0, 1.0
-MORE_SECONDS = 420  # additional time that a program may take to start, compile and warm up
-ENDING_SECONDS = 60  # time that a process may take to end
+MORE_SECONDS = 420  # additional seconds that a program may take to start, compile and warm up
+ENDING_SECONDS = 60  # seconds that a process may take to end
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +39,7 @@ class StepMs:
 
 
 class Turns:
-    """A program, prefixed by the command `before`. It runs only during a call of `step_ms`."""
+    """A program, started with the command `before` in front. It runs only during a call of `step_ms`."""
 
     def __init__(self, program: Program, before: Sequence[str]) -> None:
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with this object
@@ -60,7 +63,7 @@ class Turns:
             process.terminate()
 
     def step_ms(self, seconds: float) -> StepMs:
-        """Let the program run for some seconds. Returns the time of a step from the line that it prints."""
+        """Let the program run for some seconds. Returns the time of a step, from the line that the program prints."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         limit = threading.Timer(MORE_SECONDS, self._process.kill)
@@ -78,10 +81,12 @@ class Turns:
 
 
 def pair(program: Program, turns: int, percent: str) -> tuple[float, ...]:
-    """Run a bare process and one with cbtop in turns. Returns medians: a bare step in ms, and the ratios.
+    """Run a bare process and one with cbtop in turns.
 
-    The ratios are those of `Overhead`. Each of the `turns` with cbtop is between two bare ones, so a change of the
-    machine's speed affects both. `percent` is the `--overhead` of `cbtop run`, or "" for its own.
+    Returns medians: a bare step in ms, then the ratios of `Overhead`.
+
+    Each of the `turns` turns with cbtop is between two bare ones, so that a change of the machine's speed affects
+    both. `percent` is the `--overhead` of `cbtop run`, or "" for the default.
     """
     overhead = [f"--overhead={percent}"] if percent else []
     with Turns(program, []) as bare, Turns(program, [*CBTOP, "run", *overhead, "--"]) as watched:

@@ -1,8 +1,8 @@
 """The contracts of kernels, one YAML file per operation. A contract states what the operation computes, the
 conditions of a call, and how to break these conditions."""
 
-# The files are the only source. Kernels read their tolerance from them, `cbtop verify` and the tests read the faults
-# to plant, and runs with `--check-contracts` read the conditions.
+# The YAML files are the only source. Kernels read their tolerance from them. `cbtop verify` and the tests read the
+# faults to plant. Runs with `--check-contracts` read the conditions.
 
 from __future__ import annotations
 
@@ -21,14 +21,17 @@ from cbtop.compute.errors import ContractError
 from cbtop.compute.jit.halves import bits, numbers
 
 FOLDER = Path(__file__).parent
-WEIGHTS = "weights_read"  # the bandwidth over as many bytes as the model's weights have
+WEIGHTS = "weights_read"  # the bandwidth over a working set of the size of the model's weights
 # libyaml reads the files in 0.03 s, the Python loader in 0.3 s. PyYAML may have been built without libyaml.
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 @dataclass(frozen=True, slots=True)
 class ArgumentChange:
-    """A change of a call's arguments: an expression for each changed place, evaluated on the unchanged arguments."""
+    """A change of a call's arguments.
+
+    It has an expression for each argument that changes, evaluated on the unchanged arguments.
+    """
 
     name: str
     values: Mapping[int, Expression]
@@ -44,8 +47,10 @@ class ArgumentChange:
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A condition on the arguments of a call, with a name like `precondition finite(x)`. `broken_by` changes the
-    arguments so that the condition does not hold."""
+    """A condition on the arguments of a call, with a name like `precondition finite(x)`.
+
+    `broken_by` changes the arguments so that the condition does not hold.
+    """
 
     name: str
     expression: Expression
@@ -64,10 +69,10 @@ class Condition:
 
 
 class Checks:
-    """Conditions that are evaluated together, by a function that is made in the first call.
+    """Conditions that are evaluated together.
 
     `failed(values)` returns 0 if all conditions hold. Otherwise bit n is set if condition n does not hold. `values`
-    are the same as for `Condition.holds`, as a tuple.
+    is a tuple with the same values as for `Condition.holds`. The function `failed` is made in the first call.
     """
 
     def __init__(self, conditions: Sequence[Condition], arguments: Sequence[str]) -> None:
@@ -92,10 +97,12 @@ class Checks:
 
 @dataclass(frozen=True, slots=True)
 class Performance:
-    """How fast the kernel is: the share of a roof (a name of `ceilings`) that it reached when it was measured.
+    """How fast the kernel is: the share of a roof that it reached when it was measured.
 
-    A call that takes `regression` times as long is a regression. Kernels that read weights have the roof WEIGHTS, and
-    only their bricks get budgets.
+    `roof` is a name of `ceilings`.
+
+    A call that takes `regression` times as long is a regression. Kernels that read weights have the roof WEIGHTS.
+    Only bricks of such kernels get budgets.
     """
 
     roof: str
@@ -107,12 +114,13 @@ class Performance:
 
 @dataclass(frozen=True, slots=True)
 class Contract:
-    """The contract of an operation, with ways to check that kernels keep it.
+    """The contract of an operation. It contains ways to check that kernels fulfil it.
 
-    `tolerance` limits max|difference| / max|reference| of an output. `output_faults` are names of
-    `verification.FAULTS`, which are planted in outputs. `argument_faults` change the kernel's arguments. `before` and
-    `after` evaluate the conditions. Postconditions also need the values that the arguments at the places `earlier`
-    had before the call.
+    `tolerance` limits max|difference| / max|reference| of an output.
+    `output_faults` are names of `verification.FAULTS`, which are planted in outputs.
+    `argument_faults` change the kernel's arguments.
+    `before` and `after` evaluate the conditions.
+    `earlier` are the places of arguments. Postconditions need the values of these from before the call.
     """
 
     name: str
@@ -146,12 +154,14 @@ class Contract:
         return self.before.all_of(arguments)
 
     def check_after(self, arguments: Values, earlier: Values) -> list[tuple[str, bool]]:
-        """Return the name of each postcondition, and whether it holds after a call. `earlier` are the arguments
-        before the call, with copies of at least those at the places `self.earlier`."""
+        """Return the name of each postcondition, and whether it holds after a call.
+
+        `earlier` are the arguments before the call. At least those at the places `self.earlier` must be copies.
+        """
         return self.after.all_of((*arguments, *earlier))
 
     def broken(self, earlier: Values, right: Values) -> list[tuple[str, bool]]:
-        """Return the name of each condition, and whether it fails after the arguments were changed to break it.
+        """Return the name of each condition, and whether it fails after its `broken_by` has changed the arguments.
 
         `earlier` are the arguments before a call, and `right` those after a correct call.
         """

@@ -1,8 +1,9 @@
-/* The conditions of a contract, evaluated together: numbers and shapes one by one, arrays in blocks.
+/* Evaluate the conditions of a contract together. Numbers and shapes are evaluated one by one, and arrays in
+   blocks.
 
    Rules
-   - If a condition holds here, that is the result. Every other case (a condition that does not hold, an unknown type,
-     shape or number, a division by zero) is decided by `Expression.evaluate`.
+   - If this file finds that a condition holds, that is the result. `Expression.evaluate` decides every other case: a
+     condition that does not hold, an unknown type, shape or number, and a division by zero.
    - Nodes come after their operands. Nodes that read arrays keep their results for other nodes in the same call.
    - Each node reads an array once, in loops that compilers vectorise for each kind of processor. The result is the same
      on all of them: no sum of floats is reordered (this file defines the order in `lengths`), and no operations are
@@ -21,7 +22,8 @@
 #include <structmember.h>
 
 #if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 12
-#define EACH_PROCESSOR __attribute__((target_clones("arch=x86-64-v4", "avx2", "default"))) /* v4: AVX-512 */
+/* x86-64-v4 includes AVX-512 */
+#define EACH_PROCESSOR __attribute__((target_clones("arch=x86-64-v4", "avx2", "default")))
 #elif defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
 #define EACH_PROCESSOR __attribute__((target_clones("avx2", "default")))
 #else
@@ -29,9 +31,9 @@
 #endif
 
 enum { BLOCK = 1024, MAX_DIMENSIONS = 4, MAX_OPERANDS = 5, MAX_DEPTH = 24, MAX_CONDITIONS = 62, MAX_NODES = 1 << 14 };
-#define EXACT (INT64_C(1) << 53) /* smaller whole numbers are exact in float64 */
+#define EXACT (INT64_C(1) << 53) /* whole numbers below this are exact in float64 */
 #define UNSURE (-1)
-#define ALIGNED __attribute__((aligned(64))) /* a cache line, so that no vector is in two lines */
+#define ALIGNED __attribute__((aligned(64))) /* a vector is never in two cache lines */
 #define OR_UNSURE(call)                                                                                               \
     do {                                                                                                              \
         if ((call) < 0)                                                                                               \
@@ -48,8 +50,8 @@ static const char *const NAMES[OPERATIONS] = {
     "less", "less_equal", "greater", "greater_equal", "equal", "unequal", "magnitude", "root", "most", "least", "size",
     "extent", "slice", "index", "finite", "largest", "maximum", "minimum", "all", "count", "lengths", "at",
 };
-/* The number of each operation's operands that are nodes. An operand after the nodes is a dimension. The only operand
-   of an argument is its place. A node of `slice` is -1 if that bound is left out. */
+/* The number of operands of each operation that are nodes. An operand that follows the nodes is a dimension. The
+   only operand of an argument is its place. In a `slice`, a node of -1 means that this bound is left out. */
 static const int NODES[OPERATIONS] = {
     0, 0, 2, 2, 2, 2, 2, 2, 1, 1, 2, 2, 2, 2, 2, 2, 2, 2, 1, 1, 2, 2, 1, 1, 4, 2, 1, 1, 1, 1, 1, 1, 1, 2,
 };
@@ -65,7 +67,8 @@ typedef struct {
     const char *data;
     Type type;
     int dimensions;
-    npy_intp extent[MAX_DIMENSIONS + 1], stride[MAX_DIMENSIONS + 1]; /* strides in bytes; one more element for `Runs` */
+    /* strides in bytes; `Runs` needs the additional element */
+    npy_intp extent[MAX_DIMENSIONS + 1], stride[MAX_DIMENSIONS + 1];
 } View;
 
 typedef struct {
@@ -76,19 +79,19 @@ typedef struct {
     };
 } Number;
 
-/* Nodes are small, because all must be read from memory again after a brick has run. */
+/* Nodes are small, because a brick that has run leaves none of them in the cache. */
 typedef struct {
     uint8_t operation, has_elements; /* has_elements: 0 if the node is always a number */
     int16_t operand[MAX_OPERANDS];
-    int16_t kept; /* the place of the node's `Kept`; constants have one, too */
+    int16_t kept; /* the index of the node's `Kept`; constants have one, too */
 } Node;
 
-/* The result of a node that reads arrays. Other nodes read it in the same call. */
+/* The result of a node that reads arrays. It is kept for other nodes of the same call. */
 typedef struct {
     uint64_t call;
     int status;
     Number number;
-    double *block; /* `count` lengths, of the rows from `first` on */
+    double *block; /* `count` lengths; the first belongs to row `first` */
     npy_intp first;
     int count;
 } Kept;
@@ -109,7 +112,7 @@ typedef struct {
 /* Loops over elements. */
 
 EACH_PROCESSOR static int are_finite(const char *data, npy_intp count, Type type) {
-    /* In NaN and infinities all exponent bits are set. Adding one to the exponent then carries into the sign. */
+    /* NaN and infinities have all exponent bits set. So adding one to the exponent sets the sign bit. */
     if (type == FLOATS) {
         const uint32_t *bits = (const uint32_t *)data;
         uint32_t found = 0;
@@ -132,7 +135,8 @@ EACH_PROCESSOR static int are_finite(const char *data, npy_intp count, Type type
 }
 
 EACH_PROCESSOR static int32_t largest_bits(const char *data, npy_intp count, Type type) {
-    /* The bits of magnitudes, read as whole numbers, have the order of the magnitudes. NaN is the largest. */
+    /* Magnitudes are compared as whole numbers with the same bits, because these have the same order. NaN is the
+       largest. */
     if (type == FLOATS) {
         const int32_t *bits = (const int32_t *)data;
         int32_t found = 0;
@@ -168,15 +172,15 @@ EACH_PROCESSOR static double length_of(const float *x, npy_intp count) {
     return sqrt(sum);
 }
 
-/* The kinds of operands of an operation: contiguous elements, one element for all, or a number. A mask of the bits
-   takes the magnitudes of an operand while it is read. */
+/* The kinds of operands of an operation: contiguous elements, one element that is used for all, or a number.
+   Operands are read through a bit mask, which can clear the sign. */
 typedef enum { ELEMENTS, ONE, LONE_NUMBER } Kind;
 typedef uint32_t __attribute__((may_alias)) float_bits;
 typedef uint64_t __attribute__((may_alias)) double_bits;
 
-/* `apply_T` applies an operation element by element; `out` may be one of the operands. `count_T` returns the number of
-   elements for which a comparison holds. `block_T` returns `count` elements of a node from (row, column) on, in `out`
-   or in their array. */
+/* `apply_T` applies an operation to each element. `out` may be one of the operands. `count_T` returns the number
+   of elements for which a comparison holds. `block_T` returns `count` elements of a node, starting at (row,
+   column). They are in `out` or in the node's array. */
 #define LEFT(T, i) value_of_##T(left[i] & a->mask)
 #define RIGHT(T, i) value_of_##T(right[i] & b->mask)
 #define APPLIED(T, SYMBOL)                                                                                            \
@@ -335,7 +339,7 @@ static double element(const char *at, Type type) {
     }
 }
 
-/* Returns UNSURE if more than one whole number becomes this float64. */
+/* Returns UNSURE if `value` may stand for several whole numbers, because float64 does not represent all of them. */
 static int as_it_is(double value, Type type) { return type == LONGS && fabs(value) >= (double)EXACT ? UNSURE : 0; }
 
 static double half(uint16_t magnitude) {
@@ -441,7 +445,7 @@ static int view_of(Conditions *self, int at, View *out) {
     return 0;
 }
 
-/* Makes a column with the one element values[row, places[row]]. */
+/* Makes a column. Its only element in each row is values[row, places[row]]. */
 static int element_at(Conditions *self, Node *node, npy_intp row, View *out) {
     View places;
     OR_UNSURE(view_of(self, node->operand[0], out));
@@ -502,7 +506,8 @@ static void begin(Runs *runs, const View *view) {
         }
     }
     int last = merged->dimensions - 1;
-    if (last < 0 || merged->stride[last] != TYPE_BYTES[view->type]) { /* elements are not contiguous: each is a run */
+    /* elements are not contiguous, so each of them is a run */
+    if (last < 0 || merged->stride[last] != TYPE_BYTES[view->type]) {
         runs->index[last + 1] = 0;
         merged->extent[last + 1] = 1;
         merged->stride[last + 1] = TYPE_BYTES[view->type];
@@ -558,7 +563,7 @@ static int largest(Conditions *self, int at, double *out) {
     float single;
     memcpy(&single, &found, sizeof single);
     *out = view.type == FLOATS ? single : half((uint16_t)found);
-    return found < 0 ? UNSURE : 0; /* without elements there is no largest */
+    return found < 0 ? UNSURE : 0; /* an array without elements has no largest element */
 }
 
 static int extreme(Conditions *self, int at, double sign, double *out) {
@@ -585,9 +590,9 @@ static int extreme(Conditions *self, int at, double sign, double *out) {
 /* Comparisons of elements. */
 
 typedef struct {
-    npy_intp rows, columns; /* 1 if no array has more */
+    npy_intp rows, columns; /* 1 if no array has more than one */
     int is_double;
-    int is_flat; /* whether every array has all rows and columns, contiguous */
+    int is_flat; /* whether every array has all rows and columns and is contiguous */
     int arrays;
 } Shape;
 
@@ -625,7 +630,7 @@ static int add_shape(Conditions *self, int at, Shape *shape) {
         if (view.dimensions != 2)
             return UNSURE;
         view.extent[1] = 1;
-        view.stride[0] = 0; /* not flat */
+        view.stride[0] = 0; /* the view is not flat */
         break;
     default:
         OR_UNSURE(view_of(self, at, &view));
@@ -647,7 +652,7 @@ static int add_shape(Conditions *self, int at, Shape *shape) {
 OF_TYPE(float, int32_t, FLOATS)
 OF_TYPE(double, int64_t, DOUBLES)
 
-/* Counts the elements for which a comparison holds (`out`), and all elements (`elements`). */
+/* Counts the elements for which a comparison holds (`out`) and all elements (`elements`). */
 static int compared(Conditions *self, int at, npy_intp *out, npy_intp *elements) {
     Node *node = self->node + at;
     Shape shape = {1, 1, 0, 1, 0};
@@ -656,7 +661,8 @@ static int compared(Conditions *self, int at, npy_intp *out, npy_intp *elements)
         return UNSURE;
     OR_UNSURE(add_shape(self, node->operand[0], &shape));
     OR_UNSURE(add_shape(self, node->operand[1], &shape));
-    if (!shape.arrays || !shape.rows || !shape.columns) /* without elements, no side would be checked */
+    /* without elements, neither side of the comparison would be checked */
+    if (!shape.arrays || !shape.rows || !shape.columns)
         return UNSURE;
     *elements = shape.rows * shape.columns;
     if (shape.is_flat) {
@@ -720,7 +726,7 @@ static int calculate_whole(Operation operation, int64_t a, int64_t b, int64_t *o
         if (__builtin_mul_overflow(a, b, out))
             return UNSURE;
         break;
-    default: /* FLOOR and REMAINDER round down, as Python does */
+    default: /* FLOOR and REMAINDER round down, as in Python */
         if (b == 0)
             return UNSURE;
         int64_t rest = a % b;
@@ -924,8 +930,8 @@ static int operation_of(PyObject *name) {
     return -1;
 }
 
-/* Reads one node, (name, operand, …). Returns the node's height, which is 1 for an argument or a
-   constant, or -1 with an error set. */
+/* Reads one node, (name, operand, …). Returns the node's height, or -1 with an error set. The height of an
+   argument or a constant is 1. */
 static int read_node(Conditions *self, PyObject *given, Py_ssize_t at, const int *depths) {
     Node *node = self->node + at;
     if (!PyTuple_Check(given) || PyTuple_GET_SIZE(given) < 2) {
@@ -937,7 +943,7 @@ static int read_node(Conditions *self, PyObject *given, Py_ssize_t at, const int
         return -1;
     node->operation = (uint8_t)operation;
     node->kept = (int16_t)at;
-    if (operation == CONSTANT) /* Python decides about numbers that are too large */
+    if (operation == CONSTANT) /* numbers that are too large are left to Python */
         return read_number(PyTuple_GET_ITEM(given, 1), &self->kept[at].number) < 0 ? MAX_DEPTH + 1 : 1;
     int wanted = operands((Operation)operation), is_right = PyTuple_GET_SIZE(given) == 1 + wanted;
     node->has_elements = operation == ARGUMENT || operation == SLICE || operation == INDEX || operation == AT ||

@@ -2,11 +2,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 class Conditions:
-    """Called with the values of a call: bit n is set where condition n does not hold.
+    """A function of the values of a call. In the result, bit n is set if condition n does not hold.
 
-    `nodes` are (operation, operand, …) with the places of nodes before as operands, `conditions` the node of each
-    condition, -1 of one that is always asked; `meaning` says of the same values whether it holds. ValueError of what
-    are no nodes.
+    `nodes` are tuples (operation, operand, …). An operand is the place of an earlier node. `conditions` has the place
+    of each condition's node, or -1 if `meaning` always decides the condition. `meaning` has a Python function for
+    each condition, which takes the same values and returns whether the condition holds. Raises ValueError for invalid
+    nodes.
     """
 
     def __new__(

@@ -1,8 +1,8 @@
-"""Turn the conditions of a contract into one function. _conditions.c evaluates them as nodes of syntax."""
+"""Turn the conditions of a contract into one function. _conditions.c evaluates their syntax trees."""
 
 # Rules
-# - A node means the same as `Expression.evaluate` of its syntax. C can only decide that a condition holds.
-#   `Condition.holds` decides every other case, and all cases if C was not built.
+# - A node has the same meaning as `Expression.evaluate` of its syntax. C only finds out that conditions hold.
+#   `Condition.holds` decides all other cases, and every case if C was not built.
 # - A subexpression that several conditions share becomes one node, so that an array is read once for all of them.
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ try:
     from cbtop.compute.contracts import _conditions
 
     compiled: type[_conditions.Conditions] | None = _conditions.Conditions
-except ImportError:  # there was no compiler, or no headers, at installation
+except ImportError:  # no compiler or no headers were found at installation
     compiled = None
 
 # called with the values of a call; bit n of the result is set if condition n does not hold
 Failed = Callable[[Values], int]
 Holds = Callable[[Values], bool]
-ASKED = -1  # C cannot evaluate this condition, and Python decides it
-NONE = -1  # this bound of a slice is left out
+ASKED = -1  # Python always decides this condition, because C cannot evaluate it
+NONE = -1  # marks a bound of a slice that is left out
 
 _OPERATIONS: Mapping[type[ast.AST], str] = {
     ast.Add: "add", ast.Sub: "subtract", ast.Mult: "multiply", ast.Div: "divide", ast.FloorDiv: "floor",
@@ -40,7 +40,7 @@ _EXTREMES: Mapping[str, tuple[str, str]] = {"max": ("maximum", "most"), "min": (
 
 
 class _UnknownError(Exception):
-    """An expression that has no nodes."""
+    """The expression contains something that nodes cannot express."""
 
 
 def failing(expressions: Sequence[Expression], names: Sequence[str], meaning: Sequence[Holds]) -> Failed:
@@ -56,7 +56,7 @@ def failing(expressions: Sequence[Expression], names: Sequence[str], meaning: Se
 
 
 class _Writer:
-    """Makes nodes of the form (operation, operand, …). Operands are the places of earlier nodes."""
+    """Makes nodes, tuples (operation, operand, …). An operand is the place of an earlier node."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = {name: place for place, name in enumerate(names)}
@@ -116,7 +116,7 @@ class _Writer:
     def _part(self, array: int, at: Sequence[ast.expr]) -> int:
         """Return the node of array[at], made one dimension at a time.
 
-        An index removes the dimension that it applies to.
+        An index removes its dimension, a slice does not.
         """
         dimension = 0
         for one in at:

@@ -1,12 +1,14 @@
-"""Evaluate small expressions over named values, such as `rows(out) == rows(x)`. Only listed syntax is allowed.
-Python's `eval` is not used."""
+"""Evaluate small expressions over named values, such as `rows(out) == rows(x)`.
+
+Only the syntax that is listed here is allowed. Python's `eval` is not used.
+"""
 
 # Rules
 # - Syntax that is not listed is refused when an expression is read, not when it is evaluated.
 # - There is no loop, power, attribute or text. So the work of an expression is at most its number of nodes times the
 #   sizes of its arrays.
 # - An expression becomes a Python function of a tuple of values. This function defines the meaning of the expression.
-#   Calls of kernels run faster nodes with the same meaning instead (`conditions`).
+#   Calls of kernels use the nodes of `conditions` instead, which have the same meaning and are faster.
 
 from __future__ import annotations
 
@@ -31,8 +33,10 @@ class ExpressionError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """An expression that is ready to evaluate, with its syntax tree. `earlier` holds the names x of all `old(x)`: the
-    values that x had before the call."""
+    """An expression that is ready to be evaluated, with its syntax tree.
+
+    `earlier` holds the names x of all `old(x)`. `old(x)` is the value of x before the call.
+    """
 
     text: str
     tree: ast.expr
@@ -43,7 +47,8 @@ class Expression:
 def parsed(text: str, names: Sequence[str]) -> Expression:
     """Return the expression `text`, which is evaluated on values in the order of `names`.
 
-    If the expression has `old(x)`, the values before the call follow in the same order. Raises ExpressionError.
+    If the expression contains `old(x)`, the values from before the call must follow, in the same order. Raises
+    ExpressionError.
     """
     if len(text) > MAX_CHARACTERS:
         raise ExpressionError(f"an expression has {len(text)} characters; {MAX_CHARACTERS} at most are read")
@@ -56,7 +61,7 @@ def parsed(text: str, names: Sequence[str]) -> Expression:
 
 
 def _at(values: Any, places: Any) -> Any:
-    """Return the column of values[t, places[t]] for all rows t."""
+    """Return the column with the elements values[t, places[t]] of all rows t."""
     return np.take_along_axis(values, places[:, None], axis=1)
 
 
@@ -66,7 +71,7 @@ def _lengths(values: Any) -> Any:
 
 
 def _extreme(choose: Callable[..., Any]) -> Callable[..., float]:
-    """Return a function whose arguments are either one array or several numbers."""
+    """Return a function that chooses an element of an array, or one of several numbers."""
     return lambda *values: float(choose(values[0] if len(values) == 1 else values))
 
 
@@ -104,7 +109,7 @@ _OPERATORS: Mapping[type[ast.AST], Callable[..., Any]] = {
 
 
 class _Reader:
-    """Makes nested functions of allowed syntax, and refuses all other syntax."""
+    """Makes nested functions from allowed syntax, and refuses all other syntax."""
 
     def __init__(self, text: str, places: Mapping[str, int]) -> None:
         self._text = text
@@ -153,7 +158,7 @@ class _Reader:
         pairs = []
         for op, left, right in zip(ops, operands, operands[1:], strict=False):
             compare, first = _OPERATORS[type(op)], self.read(left)
-            # the most frequent case, which is faster if the constant is not looked up
+            # In most comparisons, the right side is a constant. They are faster if the constant is not looked up.
             if isinstance(right, ast.Constant):
                 pairs.append(_against(compare, first, self.read(right)(())))
             else:

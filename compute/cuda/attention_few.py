@@ -6,8 +6,9 @@ The context is divided into pieces, and the last block combines their results.
 from __future__ import annotations
 
 ROWS = 8  # rows of a block
-OUTPUTS = 128  # largest number of a head's outputs that a block computes
-# Size of a block's partial result for the last block: outputs, maximum and sum of each row.
+OUTPUTS = 128  # largest number of outputs of a head that one block computes
+# Size of a block's partial result for the last block, in floats. For each row it has the outputs, the maximum and the
+# sum.
 SLOT = ROWS * (OUTPUTS + 2)
 THREADS = 256
 

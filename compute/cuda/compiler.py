@@ -16,7 +16,7 @@ from cbtop.protocol.cache import bytes_of, cache_dir, replace_whole
 
 OPTIONS = ("--std=c++17", "--extra-device-vectorization", "--ptxas-options=-v")
 MAX_KEPT_BYTES = 1 << 26
-HASH_BYTES = 8  # bytes of a PTX's digest that are `ptx_hash` in a catalog
+HASH_BYTES = 8  # number of bytes of a PTX's digest that a catalog contains as `ptx_hash`
 DIGEST_BYTES = 32
 
 
@@ -39,10 +39,10 @@ def hash_of(ptx: bytes) -> int:
 
 
 def compiled(source: str, architecture: str, *, stamped: bool = False) -> CompiledModule:
-    """Compile `source`, after the prelude, for an `architecture` in NVRTC's form (sm_90).
+    """Compile `source`, with the prelude before it, for an `architecture` in NVRTC's form (sm_90).
 
-    The same NVRTC compiles the same source only once; then the result is read from the cache. Raises ComputeError if
-    NVRTC is not installed, or, with NVRTC's text, if it rejects the source.
+    Each version of NVRTC compiles a source only once. Later calls read the result from the cache. Raises ComputeError
+    if NVRTC is not installed, or if it rejects the source. The error then contains NVRTC's text.
     """
     nvrtc = _nvrtc()
     options = (*OPTIONS, f"--gpu-architecture={architecture}", *(("--define-macro=STAMPED",) if stamped else ()))
@@ -113,7 +113,7 @@ def _bytes(size_of: Any, read: Any, program: Any) -> bytes:
 def _read(path: Path) -> CompiledModule | None:
     """Return a cached module, or None if it is missing or damaged.
 
-    The module's code is run, so a directory that another user may write to also gives None.
+    Also returns None if another user may write to the directory, because the module's code is executed.
     """
     try:
         whole = bytes_of(path, MAX_KEPT_BYTES) if is_believed(path.parent) else None
@@ -133,4 +133,4 @@ def _keep(path: Path, one: CompiledModule) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_whole(path, hashlib.sha256(body).digest() + body)
     except OSError:
-        pass  # The disk is full or read-only. The module is compiled again next time.
+        pass  # The disk is full or read-only, so the module will be compiled again next time.

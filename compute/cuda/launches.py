@@ -1,4 +1,4 @@
-"""The CUDA version of a kernel: its modules, and the launches of a call."""
+"""The CUDA version of a kernel: its modules, and the launches that compute a call."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-EACH = 256  # threads of a block if each thread has one number
+EACH = 256  # threads of a block if each thread computes one number
 WARP = 32  # number of threads that run one instruction together (CUDA C++ Programming Guide, "SIMT architecture")
-IN_REGISTERS = 2  # largest number of groups of four numbers of a row that a thread keeps
+IN_REGISTERS = 2  # largest number of groups of four numbers that a thread keeps of a row
 
 Dimensions = tuple[int, int, int]
 
@@ -23,7 +23,10 @@ class CudaModule:
 
 @dataclass(frozen=True, slots=True)
 class CudaLaunch:
-    """One launch. `arguments` are device arrays and NumPy scalars, with the types and in the order of the entry."""
+    """One launch.
+
+    `arguments` are device arrays and NumPy scalars. Their types and order are as in the entry's parameters.
+    """
 
     module: CudaModule
     entry: str
@@ -48,14 +51,16 @@ Launch = CudaLaunch | LibraryCall
 class CudaKernel:
     """The CUDA version of a kernel. `launches(*arguments)` returns the launches of a call, in order.
 
-    The arguments are the kernel's, with arrays on the device. `start`, `position` and `sequence` are int32 (1,) on
-    the device, so that a graph reads them again in each run. `launches` computes nothing, and only uses the shapes
-    and types of arrays.
+    The arguments are those of the kernel, with arrays on the device. `start`, `position` and `sequence` are int32
+    (1,) on the device, so that a graph reads their new values in each run. `launches` computes nothing. It uses only
+    the shapes and types of arrays.
 
-    `modules`: all modules that a launch may use. `together`: returns one launch for two calls of a brick, or None if
-    the kernel cannot join them. `with_codes(*arguments, codes, factors)`: returns launches that also write
-    `quantize_rows` of the (last) output, for int8 products. `with_bf16(*arguments, rounded)`: returns launches that
-    also write the (last) output in bfloat16, as uint16, for products of many tokens.
+    `modules`: all modules that a launch may use.
+    `together`: a function that returns one launch for two calls of a brick, or None if the kernel cannot join them.
+    `with_codes(*arguments, codes, factors)`: returns launches that also write `quantize_rows` of the last output, for
+    int8 products.
+    `with_bf16(*arguments, rounded)`: returns launches that also write the last output in bfloat16, as uint16, for
+    products of many tokens.
     """
 
     modules: tuple[CudaModule, ...]
@@ -71,14 +76,14 @@ def line(blocks: int, threads: int) -> tuple[Dimensions, Dimensions]:
 
 
 def of_each(numbers: int) -> tuple[Dimensions, Dimensions]:
-    """Return a grid and a block with a thread for each number."""
+    """Return a grid and a block with one thread for each number."""
     return line(-(-numbers // EACH), EACH)
 
 
 def of_fours(numbers: int) -> tuple[Dimensions, Dimensions]:
-    """Return a grid and a block with a thread for every four numbers. The last thread may have fewer.
+    """Return a grid and a block with one thread for every four numbers. The last thread may have fewer numbers.
 
-    Arrays must begin at a multiple of 16 bytes.
+    The arrays must begin at an address that is a multiple of 16 bytes.
     """
     return of_each(-(-numbers // 4))
 
@@ -91,7 +96,7 @@ def whole_warps(threads: int, most: int = 1024) -> int:
 def of_rows(rows: int, columns: int) -> tuple[Dimensions, Dimensions]:
     """Return a grid and a block, with one block for each row.
 
-    A thread processes four numbers; in a long row, several groups of four one after the other.
+    A thread processes groups of four numbers. If the row is long, it processes several groups one after the other.
     """
     return line(rows, whole_warps(-(-columns // 4)))
 

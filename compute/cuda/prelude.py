@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-# Stamps are times of "%globaltimer" (CUDA Guide, PTX ISA). The first block writes the begin, and the last block to
-# end writes the end, by `atomicMax`. Stamps need no reset, because time only grows.
+# Stamps are times of "%globaltimer" (CUDA Guide, PTX ISA). The first block of a kernel writes the begin. Every block
+# that ends writes the end with `atomicMax`, so the last one counts. Stamps need no reset, because time only grows.
 PRELUDE = r"""
 typedef signed char int8_t;
 typedef unsigned char uint8_t;

@@ -1,4 +1,5 @@
-"""CUDA C++ of products. A block computes some rows of a matrix, and each of its threads some units of these rows.
+"""CUDA C++ of products. A block computes some rows of a matrix. Each thread of the block multiplies some units of
+these rows.
 
 Activations are int8 from quantize_rows, or unrounded float32.
 """
@@ -15,10 +16,10 @@ from cbtop.compute.cuda.units import UNITS
 from cbtop.compute.quantization.base import BlockFormat
 from cbtop.compute.quantization.planes import UNIT
 
-# A thread reads one unit of each of ROWS rows, so that ROWS loads are pending, and uses its activations ROWS times.
-# dp4a computes four products of int8 and their sum (CUDA math API, "SIMD intrinsics"). A byte is converted to float32
-# by inserting it as the low byte of a float32 with a step of 1. That is faster than a conversion instruction, of
-# which an SM executes few.
+# A thread reads one unit of each of ROWS rows, so that ROWS loads are pending. It uses the activations of the unit
+# ROWS times. dp4a computes four products of int8 and their sum (CUDA math API, "SIMD intrinsics"). A byte is
+# converted to float32 by putting it into the low byte of a float32. The last bit of that float32 is worth 1. An SM
+# executes few conversion instructions at a time, so this is faster.
 PRODUCTS = r"""
 struct Int8 {  // of quantize_rows
     const uint8_t* codes;    // int8 (tokens, columns)
@@ -285,17 +286,17 @@ __device__ __forceinline__ void write_gated(
 }
 """
 
-TOKENS = (1, 2, 4, 8)  # numbers of tokens that share a read of weights; there is an entry for each number
+TOKENS = (1, 2, 4, 8)  # numbers of tokens that share a read of weights; the module has an entry for each of them
 MOST_THREADS = 128
 FEW_UNITS = 256  # units of a row
 
 
 def ways_of(block_format: BlockFormat, tokens: int, is_int8: bool, is_beside_others: bool = False) -> tuple[int, int]:
-    """Return how many rows a thread computes. For int8, also return how many units it reads together.
+    """Return how many rows a thread computes, and for int8 how many units it reads together.
 
     These numbers are the fastest on an H100, for one token in all projections of a 7B (`python -m
     benchmarks.gpu.gemv`). `is_beside_others` means that several matrices share a launch. Some of these are small, so
-    fewer rows per thread give them more threads.
+    they get fewer rows per thread and more threads.
     """
     if not is_int8:
         return 4 if tokens == 1 and block_format.block_elements > 1 else 2, 1
@@ -311,13 +312,13 @@ def _at_once(block_format: BlockFormat) -> int:
 
 
 def block_of(block_format: BlockFormat, columns: int, is_int8: bool, is_beside_others: bool = False) -> Dimensions:
-    """Return the size of a block. Along x, threads share rows; along y are groups of such threads."""
+    """Return the size of a block. Threads along x share rows. Along y there are groups of such threads."""
     if is_int8 and (is_beside_others or _at_once(block_format) == 1):
         return (MOST_THREADS, 1, 1) if columns // UNIT > FEW_UNITS else (WARP, MOST_THREADS // WARP, 1)
     return whole_warps(-(-columns // UNIT), MOST_THREADS // 2 if is_int8 else MOST_THREADS), 1, 1
 
 
-# The parameters of an entry for activations, and the expression that makes the struct from them.
+# The parameters of an entry for int8 activations, and the expression that makes the struct from them.
 INT8_PARAMETERS, INT8 = "const uint8_t* codes, const float* factors", "Int8{codes, factors}"
 FLOATS_PARAMETERS, FLOATS = "const float* x", "Floats{x}"
 
@@ -340,7 +341,7 @@ def space_of(formats: Iterable[BlockFormat], is_int8: bool) -> str:
 
 
 def together(tokens: int) -> int:
-    """Return how many tokens a launch for `tokens` tokens processes at a time, one of TOKENS."""
+    """Return how many tokens a launch for `tokens` tokens processes at a time. The result is one of TOKENS."""
     return next((some for some in TOKENS if some >= tokens), max(TOKENS))
 
 
@@ -362,7 +363,7 @@ def matrix(name: str) -> str:
 
 
 # In a mixture of experts, `blockIdx.z` selects the expert of a block. `x_step` is the distance between the
-# activations of two experts, or 0 if all experts share a row.
+# activations of two experts. It is 0 if all experts read the same row.
 EXPERTS = "const int64_t* experts, int x_step"
 INT8_OF_EXPERT = "Int8{codes + blockIdx.z * x_step, factors + blockIdx.z * (x_step / 8)}"
 FLOATS_OF_EXPERT = "Floats{x + blockIdx.z * x_step}"

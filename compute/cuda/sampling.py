@@ -1,19 +1,21 @@
-"""CUDA C++ of sampling: the first largest logit, or a token drawn from the likeliest, without sorting all logits.
+"""CUDA C++ of sampling.
 
-A logit and its place become one number. Larger numbers come first in sampling: they have larger logits, or equal
-logits and earlier places. The search is for three tokens: the last of top_k, the last of top_p, and the drawn one. At
-each of them, the sum over all larger numbers passes a bound.
+It finds the first largest logit or draws one of the likeliest tokens, without sorting all logits.
 
-First all logits are counted and weighed in BINS of equal width. Then each search has one launch, whose last block
-sorts only the bin that contains the result. If the bin has too many logits (equal ones, or wide bins because of
-outliers), the block searches all logits digit by digit.
+A logit and its place are combined into one number. A larger number comes earlier in sampling: its logit is larger, or
+the logits are equal and its place is earlier. The search is for three tokens: the last of top_k, the last of top_p,
+and the drawn one. For each of them, it finds the number at which the sum over all larger numbers passes a bound.
+
+First all logits are counted and summed in BINS of equal width. Then each search takes one launch. Its last block
+sorts only the bin that contains the result. If this bin has too many logits, the block searches all logits digit by
+digit. That happens with equal logits, or with outliers, which make bins wide.
 """
 
 from __future__ import annotations
 
-PLACE_BITS = 22  # bits for a logit's place, so there are at most 2^22 logits
+PLACE_BITS = 22  # number of bits for a logit's place; there are at most 2^22 logits
 THREADS = 256
-BLOCKS = 128  # number of blocks that share a pass over the logits; the last block does the rest
+BLOCKS = 128  # number of blocks that share a pass over the logits; the last block to end does the rest
 
 SAMPLING = r"""
 #define PLACE_BITS 22

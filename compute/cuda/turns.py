@@ -1,8 +1,8 @@
 """CUDA C++ of products of one token with int8 activations.
 
-There are few blocks, and their warps process rows in turn. All rows use the same activations, so each thread keeps
-its part of them in registers. A thread's loads of two rows are pending together. On an H100 with Q4_K, this reads
-18,944 x 3,584 weights at 2.34 TB/s. One block per row reads only 1.86 TB/s.
+There are few blocks. Their warps process one row after another. All rows use the same activations, so each thread
+keeps its part of the activations in registers. A thread loads two rows at the same time. On an H100 with Q4_K, this
+reads 18,944 x 3,584 weights at 2.34 TB/s, and one block per row reads only 1.86 TB/s.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ from cbtop.compute.cuda.products import (
 from cbtop.compute.quantization.base import BlockFormat
 from cbtop.compute.quantization.planes import UNIT
 
-UNITS_OF_THREAD = (1, 2, 4, 5)  # numbers of units per thread; more do not stay in registers
-MOST_WARPS = 16  # largest number of warps that share a row
-WARPS_OF_BLOCK = 4  # warps of a block if each warp has its own rows
+UNITS_OF_THREAD = (1, 2, 4, 5)  # possible numbers of units per thread; more do not fit into registers
+MOST_WARPS = 16  # largest number of warps that share one row
+WARPS_OF_BLOCK = 4  # warps of a block if each warp has rows of its own
 BLOCKS_OF_MULTIPROCESSOR = 8
-# Numbers of warps on a multiprocessor at a time; FEWER_WARPS if a thread has more than MANY_UNITS units.
+# Numbers of warps that run on a multiprocessor at a time. FEWER_WARPS is used if a thread has more than MANY_UNITS
+# units.
 WARPS_AT_A_TIME, FEWER_WARPS, MANY_UNITS = 16, 12, 4
 
 TURNS = r"""
@@ -215,9 +216,9 @@ __device__ __forceinline__ void gated_in_turn(Matrix gate, Matrix up, float* out
 
 @dataclass(frozen=True, slots=True)
 class ThreadShape:
-    """The threads of a row: `warps` warps, with `units` units of the row per thread.
+    """The threads that share a row: `warps` warps, with `units` units of the row per thread.
 
-    These are arguments of a template.
+    Both are template arguments.
     """
 
     units: int
@@ -225,7 +226,7 @@ class ThreadShape:
 
     @property
     def block(self) -> Dimensions:
-        """The size of a block. Along x, threads share a row; along y are different rows."""
+        """The size of a block. Threads along x share a row. Along y there are different rows."""
         return self.warps * WARP, 1 if self.warps > 1 else WARPS_OF_BLOCK, 1
 
     @property
@@ -238,7 +239,7 @@ class ThreadShape:
     def blocks(self, pieces: int, multiprocessors: int) -> int:
         """Return the number of blocks for `pieces` pieces of work.
 
-        Blocks take the pieces in turn. Each block takes as many pieces at a time as it has rows of threads along y.
+        Blocks take pieces in turn. A block takes as many pieces at a time as it has rows of threads along y.
         """
         return min(-(-pieces // self.block[1]), BLOCKS_OF_MULTIPROCESSOR * multiprocessors)
 
@@ -250,8 +251,8 @@ class ThreadShape:
 def shape_of(columns: int) -> ThreadShape | None:
     """Return the best shape for rows of `columns` columns, or None if rows are too long.
 
-    Shapes must leave at most an eighth of the threads idle, or the fewest possible. The best of them has the most
-    pending loads.
+    The shape leaves at most an eighth of the threads idle, or as few as possible. If several shapes do, the result is
+    the one with the most pending loads.
     """
     units, ways = columns // UNIT, []
     for warps in range(1, MOST_WARPS + 1):
@@ -266,7 +267,7 @@ def shape_of(columns: int) -> ThreadShape | None:
 
 
 def _code_bytes(block_format: BlockFormat) -> int:
-    """Return the bytes that a unit takes in the first plane."""
+    """Return the number of bytes that a unit takes in the first plane."""
     assert block_format.planes is not None
     return block_format.planes.bits[0] * UNIT // 8
 
@@ -282,11 +283,11 @@ def module(
 ) -> CudaModule:
     """Return a module with one entry, `name`, which calls the function `name` of TURNS.
 
-    The entry takes matrices of `formats` under the parameters `names`, then an output `more`, then int8 activations.
-    With `of_experts`, the entry is `expert_` + `name`, and does not prefetch rows, because the experts are chosen too
-    late.
+    The parameters of the entry are matrices of `formats`, called `names`, then an output `more`, then int8
+    activations. With `of_experts`, the entry is called `expert_` + `name`. It does not prefetch rows, because experts
+    are chosen too late for that.
     """
-    rows = 1 if more else 2  # rows of a matrix per turn
+    rows = 1 if more else 2  # rows of a matrix that are processed per turn
     ahead = "".join(
         f"    ahead<{_code_bytes(one)}, {shape.units}, {shape.warps}, {rows}>({of}_weights, {of}_rows, columns);\n"
         for of, one in [*zip(names, formats, strict=True)][: 3 - rows]

@@ -21,7 +21,10 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class KernelArguments:
-    """Makes the arguments of kernel calls. Products use the scratch of floats or of int8. All norms use `epsilon`."""
+    """Makes the arguments of kernel calls.
+
+    Products use the scratch for floats or the scratch for int8. All norms use `epsilon`.
+    """
 
     epsilon: float
     scratch: Any
@@ -30,8 +33,10 @@ class KernelArguments:
     def qkv(
         self, brick: ComputeBrick, weights: LayerWeights, space: Workspace, codes: Int8Scratch | None
     ) -> tuple[Arguments, ...]:
-        """Return the calls that compute a layer's queries, keys and values: one call if the brick is fused, otherwise
-        three."""
+        """Return the calls that compute a layer's queries, keys and values.
+
+        This is one call if the brick is fused, otherwise three.
+        """
         q, k, v, x = weights.q, weights.k, weights.v, space.normed
         outs = space.q_product, space.k_product, space.v
         if len(brick.kernels) > 1:
@@ -41,15 +46,19 @@ class KernelArguments:
     def norm_of_stream(
         self, brick: ComputeBrick, norm: Norm, space: Workspace, codes: Int8Scratch | None
     ) -> Arguments:
-        """Return the arguments of the norm that writes the norm of space.x into space.normed. A fused brick first
-        adds space.delta to space.x."""
+        """Return the arguments of the norm of space.x, which is written into space.normed.
+
+        A fused brick first adds space.delta to space.x.
+        """
         x, *others = self.norm(space.x, norm, space.normed, codes)
         return (x, space.delta, *others) if brick.spec is brick_specs.ADD_RMS_NORM else (x, *others)
 
     def norm(self, x: Floats, norm: Norm | None, out: Floats, codes: Int8Scratch | None = None) -> Arguments:
-        """Return the arguments of a norm. The kernel writes the int8 codes of its output into `codes`, unless that is
-        None."""
-        assert norm is not None  # a model without this norm has no brick for it
+        """Return the arguments of a norm.
+
+        Unless `codes` is None, the kernel also writes its output as int8 codes into `codes`.
+        """
+        assert norm is not None  # models without this norm have no brick that needs its arguments
         of_both = (norm.weight,) if norm.bias is None else (norm.weight, norm.bias)
         in_int8 = () if codes is None else (out, codes.codes, codes.factors)
         return x, *of_both, self.epsilon, out, *in_int8
@@ -57,8 +66,10 @@ class KernelArguments:
     def gated(
         self, gate: Projection, up: Projection, x: Floats, *outs: Floats, codes: Int8Scratch | None = None
     ) -> Arguments:
-        """Return the arguments of the products gate and up and the SwiGLU of their outputs. The kernel writes into
-        `outs`. `codes` are the int8 codes of `x`, or None if no norm made them."""
+        """Return the arguments of the products gate and up, and the SwiGLU of both.
+
+        The kernel writes into `outs`. `codes` are the int8 codes of `x`, or None if no norm made them.
+        """
         return (*_of(gate), *_of(up), x, *outs, self.scratch_of(gate.weight, codes))
 
     def product(self, projection: Projection, x: Floats, out: Floats, codes: Int8Scratch | None = None) -> Arguments:

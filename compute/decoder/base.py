@@ -1,4 +1,4 @@
-"""The sizes and the weights of a decoder, and how they are read from the files of each architecture family."""
+"""The sizes and the weights of a decoder, and the code that reads them from the files of each architecture family."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from cbtop.compute.kernels.rope import angle_table
 from cbtop.compute.quantization.base import QuantizedMatrix
 from cbtop.compute.quantization.interleaved import Matrix
 
-# Limits of metadata. They are above any model that runs on one machine, and below values that would overflow the size
-# of a buffer.
+# Limits of metadata. They exceed every model that runs on one machine. Larger values could overflow the size of a
+# buffer.
 MAX_LAYERS = 1_000
 MAX_HIDDEN = 1 << 17
 MAX_HEADS = 1_024
@@ -28,10 +28,10 @@ MAX_CONTEXT = 1 << 24
 MAX_EXPERTS = 4_096
 SOFTMAX_GATING = 1  # llama.cpp's LLAMA_EXPERT_GATING_FUNC_TYPE_SOFTMAX
 
-# Keys of an architecture that do not change what a decoder computes. Some only describe the model, or repeat what the
-# tensors show (whether the halves of a layer are parallel). Some matter only together with other keys that are
-# refused or off (the number of used experts). Keys with the beginnings in OF_IMAGES are ignored as well, because they
-# describe tensors outside the file.
+# Keys that do not change what a decoder computes. Some only describe the model, or repeat what the tensors show
+# (whether the halves of a layer are parallel). Some matter only together with other keys, which are refused or off
+# (the number of used experts). Keys that begin with a prefix in OF_IMAGES are ignored, too, because they describe
+# tensors in other files.
 DESCRIBING = frozenset(
     {
         "vocab_size", "tensor_data_layout", "pooling_type", "rope.scaling.finetuned",
@@ -42,7 +42,7 @@ DESCRIBING = frozenset(
 OF_IMAGES = "vision.", "mm."
 TENSORS_OF_IMAGES = "v.", "mm."
 
-YARN_SHORTEST_RAMP = 0.001  # the shortest ramp in pairs, as in rope_yarn_ramp of ggml
+YARN_SHORTEST_RAMP = 0.001  # the shortest ramp, in pairs; from rope_yarn_ramp of ggml
 # defaults of beta_fast and beta_slow, as in llama.cpp and in the paper (for llama)
 YARN_TURNS = 32.0, 1.0
 
@@ -63,10 +63,10 @@ class Family:
     `activation`: the activation of the feed-forward network's gate.
     `post_norms`: whether the output of a half layer is normalised before it is added.
     `scales_embedding`: whether embeddings are multiplied by the square root of the hidden size.
-    `attention_cap`, `logit_cap`: caps of scores and logits if the file has none. 0 means no cap. None means that the
-    family has no such key.
-    `window_period`: every `window_period`-th layer sees all positions, and the other layers have a sliding window. 0:
-    all layers have a sliding window. None: no layer has one, and a context ends at the window.
+    `attention_cap`, `logit_cap`: caps of scores and logits if the file does not have them. 0 means no cap. None means
+    that the family does not have this key.
+    `window_period`: every `window_period`-th layer sees all positions, and the other layers have a sliding window. 0
+    means that all layers have one. None means that no layer has one. A context then ends at the window.
     `window`: the size of the window if the file has none.
     `sliding_rope_base`: the RoPE base of layers with a sliding window, if the file has none. Positions in these
     layers are not scaled. None: these layers rotate like the other layers.
@@ -113,9 +113,13 @@ class Norm:
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """The settings of a mixture of experts. Each token uses the `used` of `count` experts with the largest router
-    logits. The weights of the experts are `scale` times the softmax, over the used experts if `normalised`, otherwise
-    over all."""
+    """The settings of a mixture of experts.
+
+    Each token uses the `used` of `count` experts with the largest router logits.
+
+    The weights of the experts are `scale` times a softmax. If `normalised`, the softmax is over the used experts,
+    otherwise over all.
+    """
 
     count: int
     used: int
@@ -125,8 +129,10 @@ class Experts:
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """The weights of one transformer layer. In a mixture of experts, `gate`, `up` and `down` hold the rows of all
-    experts, one expert after the other."""
+    """The weights of one transformer layer.
+
+    In a mixture, `gate`, `up` and `down` hold the rows of all experts, one expert after the other.
+    """
 
     attention_norm: Norm
     q: Projection
@@ -142,15 +148,17 @@ class LayerWeights:
     down: Projection
     router: Projection | None  # weights (experts, hidden); None without experts
     ffn_post_norm: Norm | None
-    slides: bool  # whether a token sees only the model's window of positions
+    slides: bool  # whether a token sees only the positions in the model's window
 
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """The RoPE settings. `dimensions` of each head rotate. The frequencies are divided by the factors.
+    """The RoPE settings.
 
-    Rotated values are also multiplied by `magnitude`: llama.cpp's `attn_factor` times a factor of YaRN that depends
-    on the scale.
+    `dimensions` dimensions of each head are rotated. The frequencies are divided by the factors.
+
+    Rotated values are also multiplied by `magnitude`. This is llama.cpp's `attn_factor` times a factor of YaRN that
+    depends on the scale.
     """
 
     layout: RopeLayout
@@ -158,24 +166,28 @@ class Rope:
     base: float
     scale: float
     magnitude: float
-    short_factors: NDArray[np.float32] | None  # factors in a context of up to `original_context`
-    long_factors: NDArray[np.float32] | None  # factors in a longer context (LongRoPE, Ding et al. 2024)
+    short_factors: NDArray[np.float32] | None  # factors if the context is at most `original_context`
+    long_factors: NDArray[np.float32] | None  # factors if the context is longer (LongRoPE, Ding et al. 2024)
     original_context: int
-    extrapolation: float  # the unscaled share of a fast pair's frequency; 0 without YaRN
-    # Limits in turns over the original context. A pair with more turns than the first is fast. One with fewer than
-    # the second is slow.
+    extrapolation: float  # share of a fast pair's frequency that is not scaled; 0 without YaRN
+    # Limits in turns over the original context. A pair with more turns than the first limit is fast. A pair with
+    # fewer than the second is slow.
     turns: tuple[float, float]
 
     def table(self, context: int) -> NDArray[np.float32]:
-        """Return the cosines and sines of all positions of a context, in the layout of `angle_table`, times the
-        magnitude."""
+        """Return the cosines and sines of all positions of a context, multiplied by the magnitude.
+
+        They have the layout of `angle_table`.
+        """
         table = angle_table(context, self._frequencies(context))
         table *= np.float32(self.magnitude)
         return table
 
     def _frequencies(self, context: int) -> NDArray[np.float64]:
-        """Return radians per position, float64 (pairs,). YaRN follows Peng et al. 2023, section 3.2, with whole pairs
-        as in ggml."""
+        """Return radians per position, float64 (pairs,).
+
+        YaRN follows Peng et al. 2023, section 3.2, with whole pairs as in ggml.
+        """
         unscaled = self.base ** (-np.arange(0, self.dimensions, 2, dtype=np.float64) / self.dimensions)
         factors = self.long_factors if context > self.original_context else self.short_factors
         if factors is not None:
@@ -207,10 +219,10 @@ class Model:
     feed_forward: int
     vocabulary: int
     context_length: int
-    window: int  # positions that a token sees in sliding layers, including its own; 0: all positions
+    window: int  # number of positions that a token sees in sliding layers, including its own; 0: all positions
     epsilon: float
     rope: Rope
-    sliding_rope: Rope  # RoPE of sliding layers; the same object as `rope` if all layers are alike
+    sliding_rope: Rope  # RoPE of sliding layers; the same object as `rope` if they do not differ from other layers
     activation: Activation
     embedding_scale: float
     attention_scale: float
@@ -223,7 +235,7 @@ class Model:
     lm_head: Matrix
     parameters: int
     weights_bytes: int
-    first_layer: int = 0  # the model's index of `layers[0]`; above 0 if another rank has the earlier layers
+    first_layer: int = 0  # the model's index of `layers[0]`; not 0 if another rank has earlier layers
 
 
 def read_model(path: Path, families: dict[str, Family]) -> Model:
@@ -268,7 +280,8 @@ class _FamilyReader:
         self._window = window = file.metadata.integer(key, MAX_CONTEXT, default=family.window, least=least)
         self._slides = self._sliding_layers() if window else (False,) * layers
         if window and family.window_period is None:
-            # In a context that is no longer than the window, all layers see all positions.
+            # A context that is not longer than the window needs no sliding layers, because every layer sees all
+            # positions.
             self._window, self._context_length = 0, min(self._context_length, window)
 
     def model(self) -> Model:
@@ -281,7 +294,7 @@ class _FamilyReader:
         self._refuse_what_would_be_ignored()
         vocabulary = file.rows_of("token_embd.weight")
         embedding = file.matrix("token_embd.weight", vocabulary, hidden)
-        # With tied embeddings, the output matrix is the embedding.
+        # A file without an output matrix has tied embeddings. The embedding is then also the output matrix.
         tied = not file.has_tensor("output.weight")
         model = Model(
             name=file.metadata.text("general.name", default=file.path.stem),
@@ -375,8 +388,8 @@ class _FamilyReader:
         base = self._file.metadata.number(f"{self._prefix}.rope.freq_base_swa", default=own_base or rope.base)
         if own_base is None:
             return rope if base == rope.base else replace(rope, base=base)
-        # The scale of these layers is 1. So the part of the magnitude that comes from the scale is removed, as in
-        # llama.cpp.
+        # These layers are not scaled. So divide the magnitude by the factor that comes from the scale, as llama.cpp
+        # does.
         of_scale = 1 + 0.1 * math.log(1 / rope.scale) if rope.extrapolation else 1.0
         return replace(rope, base=base, scale=1.0, extrapolation=0.0, magnitude=rope.magnitude / of_scale)
 
@@ -412,8 +425,10 @@ class _FamilyReader:
         )
 
     def _quantization(self) -> str:
-        """Return the weight formats by their share of the bytes, largest first: `Q4_K+Q6_K`. F32 is listed only if it
-        is the only format."""
+        """Return the weight formats, ordered by their share of the bytes, largest first: `Q4_K+Q6_K`.
+
+        F32 is listed only if the file has only this format.
+        """
         sizes = self._file.format_sizes()
         names = sorted(sizes, key=lambda name: -sizes[name])
         return "+".join(name for name in names if name != "F32") or "F32"
@@ -426,7 +441,7 @@ class _FamilyReader:
                 f"{file.path} rotates {dimensions} of {self._head_dim} dimensions; "
                 "an even number up to that is wanted: convert the model again"
             )
-        # As in llama.cpp, a factor without a type is linear, and the old key is used only if the new key is missing.
+        # As in llama.cpp, the default type of a factor is linear. The old key is used only if the new key is missing.
         scaling = file.metadata.text(f"{prefix}.rope.scaling.type", default="linear")
         if scaling not in ("none", "linear", "yarn", "longrope"):
             raise ModelError(
@@ -444,7 +459,7 @@ class _FamilyReader:
             raise ModelError(
                 f"{file.path} has {base:g} as {prefix}.rope.freq_base; above 1 is wanted: convert it again"
             )
-        if extrapolation:  # as in llama.cpp, which replaces the magnitude of the file
+        if extrapolation:  # llama.cpp also replaces the magnitude of the file here
             yarn_magnitude = 1 + 0.1 * math.log(max(1 / scale, 1.0))  # Peng et al. 2023, section 3.4
         both = ("rope_factors_short.weight", "rope_factors_long.weight")
         of_all = "rope_freqs.weight"
@@ -528,8 +543,10 @@ class _FamilyReader:
         return self._norm(name, self._hidden) if self._family.post_norms else None
 
     def _rows_of_one(self, name: str, rows: tuple[int, ...], columns: int) -> Iterator[Projection]:
-        """Yield one projection for each number of rows in `rows`. The projections are views of consecutive rows of
-        one tensor."""
+        """Yield one projection for each number of rows in `rows`.
+
+        Each is a view of consecutive rows of one tensor.
+        """
         matrix = self._file.matrix(f"{name}.weight", sum(rows), columns)
         for first, count in zip(accumulate(rows, initial=0), rows, strict=False):
             part = QuantizedMatrix(matrix.format, matrix.data[first : first + count], columns)

@@ -47,7 +47,8 @@ class ExpertBricks:
     """The bricks of a mixture of experts.
 
     A pass of one token runs `of_token` once, with the weights of all experts that the token chose. A pass of several
-    tokens runs `experts` once for each chosen expert. Both bricks count the weights that were read.
+    tokens runs `experts` once for each chosen expert. The work of both bricks includes only the weights that were
+    read.
     """
 
     router: ComputeBrick
@@ -60,8 +61,8 @@ class ExpertBricks:
 class LayerBricks:
     """The bricks of one layer, in the order of execution.
 
-    If the norm after a sum is an RMSNorm, one brick computes both: `ffn_norm` includes `attention_add`, and the next
-    layer's `attention_norm` includes `ffn_add`. The last layer has an `ffn_add` of its own.
+    If an RMSNorm follows a sum, one brick computes both: `ffn_norm` includes `attention_add`, and the next layer's
+    `attention_norm` includes `ffn_add`. The last layer has a separate `ffn_add`.
     """
 
     attention_norm: ComputeBrick
@@ -74,8 +75,8 @@ class LayerBricks:
     attention_post_norm: ComputeBrick | None
     attention_add: ComputeBrick | None
     ffn_norm: ComputeBrick
-    # Gate, up and activation in one brick, or None if these are the next three bricks. In a mixture, all four are
-    # None.
+    # Gate, up and activation in one brick. None if the next three fields have separate bricks for these. In a
+    # mixture, all four fields are None.
     gated: ComputeBrick | None
     gate: ComputeBrick | None
     up: ComputeBrick | None
@@ -106,8 +107,10 @@ class ModelBricks:
         return places | {brick: None for brick in last if brick is not None}
 
     def adds_up(self, layer: int) -> ComputeBrick:
-        """Return the brick that adds the output of the layer's second half to the residual stream. Its first argument
-        is the residual stream, which afterwards holds the layer's output."""
+        """Return the brick that adds the output of the layer's second half to the residual stream.
+
+        Its first argument is the residual stream, which afterwards contains the layer's output.
+        """
         add = self.layers[layer].ffn_add
         return self.layers[layer + 1].attention_norm if add is None else add
 
@@ -217,7 +220,7 @@ class BrickMaker:
         return self._brick(brick_specs.QKV_PROJECTION, BrickLaunch(kernel, work, sum(one.rows for one in matrices)))
 
     def _can_gate(self, weights: LayerWeights) -> bool:
-        """Return whether one kernel computes gate, up and activation."""
+        """Return whether one kernel can compute gate, up and activation together."""
         return self._model.activation == "silu" and can_share((weights.gate.weight, weights.up.weight))
 
     def _experts(self, weights: LayerWeights) -> ExpertBricks | None:
@@ -260,9 +263,10 @@ class BrickMaker:
     def _norm(self, norm: Norm, behind: Sequence[Matrix] = (), *, adds: bool = False) -> ComputeBrick:
         """Return the brick of a norm.
 
-        `behind`: the matrices that the norm's output is multiplied by. If some of them take int8, the norm also makes
-        int8 codes, except on a GPU, where passes make them. `adds`: whether the brick first computes the sum before
-        the norm.
+        `behind`: the matrices that the norm's output is multiplied by. If some of these take int8, the norm also
+        makes int8 codes. On a GPU it does not, because there the passes make them.
+
+        `adds`: whether the brick first computes the sum before the norm.
         """
         makes_codes = norm.bias is None and not self._names_launches and any(one.takes_int8 for one in behind)
         hidden = norm.weight.size
@@ -307,7 +311,7 @@ class BrickMaker:
 
 
 def _can_add(norm: Norm) -> bool:
-    """Return whether one kernel computes this norm together with the sum before it."""
+    """Return whether one kernel can compute this norm and the sum before it."""
     return norm.bias is None
 
 

@@ -32,7 +32,7 @@ from cbtop.profiler.steps import ActiveStep
 from cbtop.protocol.messages import CheckResult
 
 Floats = NDArray[np.float32]
-Cache = NDArray[np.float32] | NDArray[np.uint16]  # uint16 holds the bits of float16
+Cache = NDArray[np.float32] | NDArray[np.uint16]  # float16 is stored as uint16 with the same bits
 Scope = Callable[[int], AbstractContextManager[object]]
 Observer = Callable[[ComputeBrick, Sequence[Arguments]], None]  # called after each brick of a pass has run
 User = TypeVar("User", bound="Decoder")
@@ -42,13 +42,13 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """A layer with its bricks, weights and caches. The caches have the layout of `kv_caches.empty_caches`."""
+    """A layer with its bricks, weights and caches. The caches have the layout that `kv_caches.empty_caches` makes."""
 
     bricks: LayerBricks
     weights: LayerWeights
     k_cache: Cache
     v_cache: Cache
-    angles: Floats  # the angles of all positions, made by Rope's `table`
+    angles: Floats  # the angles of all positions, made by `Rope.table`
     window: int
 
 
@@ -59,7 +59,7 @@ def _timed(brick: ComputeBrick, elements: int, *calls: Arguments) -> None:
 def _by_contract(announce: Callable[[CheckResult], None]) -> Run:
     """Return a function that runs bricks and checks the conditions of their contracts.
 
-    When a brick first runs, the conditions that hold are announced as met. A condition that does not hold is
+    When a brick first runs, each condition that holds is announced as passed. A condition that does not hold is
     announced as failed, but only the first time.
     """
     said: dict[tuple[str, str], bool] = {}
@@ -93,14 +93,15 @@ def _observed(run_brick: Run, observe: Observer) -> Run:
 def one_call_at_a_time(method: Callable[Concatenate[User, P], R]) -> Callable[Concatenate[User, P], R]:
     """Let only one call at a time use the decoder, because two calls would write into the same cache.
 
-    A second call raises ComputeError, from another thread or from inside the first (an observer, a signal handler).
+    A second call raises ComputeError. It may come from another thread, or from inside the first call: from an
+    observer or a signal handler.
     """
 
     @wraps(method)
     def alone(self: User, /, *arguments: P.args, **named: P.kwargs) -> R:
         users, process, use = self._users, os.getpid(), object()
-        # An interrupt may come when any call returns, even the call that reserves the decoder. So `finally` looks up
-        # in the dictionary whether the decoder is reserved, and releases it without a call.
+        # An interrupt may come when any call returns, even right after the decoder was reserved. So `finally` looks
+        # in the dictionary whether it is reserved, and releases it without a call.
         try:
             if users.setdefault(process, use) is use:
                 return method(self, *arguments, **named)
@@ -113,7 +114,7 @@ def one_call_at_a_time(method: Callable[Concatenate[User, P], R]) -> Callable[Co
 
 
 def _require_settings(threads: int, context: int, settings: DecoderSettings) -> None:
-    """Raise ComputeError for numbers or a cache type that no decoder can have."""
+    """Raise ComputeError for invalid numbers or an unknown cache type."""
     if not all(isinstance(one, int | np.integer) and one is not True and one > 0 for one in (threads, context)):
         raise ComputeError(f"{threads} threads and a context of {context}; whole numbers from 1 are wanted")
     if settings.cache_type not in kv_caches.CACHE_TYPES:
@@ -144,8 +145,8 @@ def _layers_of(
 def _require_room(model: Model, context: int, item_bytes: int) -> None:
     """Raise ComputeError if a context needs more than the available memory.
 
-    A context needs the angles of its positions, and the larger of two others: the caches, which fill up later, or the
-    last angles in float64, which are needed only while they are computed.
+    A context always needs the angles of its positions. It also needs the caches, which fill up later, or float64
+    angles, which exist only while angles are computed. The larger of these two counts.
     """
     caches = 2 * len(model.layers) * model.kv_heads * kv_caches.padded(model.head_dim) * item_bytes
     tables = 4 * model.rope.dimensions
@@ -164,10 +165,10 @@ class Decoder:
     """Runs one model over one sequence of at most `context` tokens.
 
     With `settings.check_contracts`, each brick also checks the pre- and postconditions of its kernels' contracts. The
-    results are announced as CheckResults. A `guard`, if set, watches the passes.
+    results are announced as CheckResults. If `guard` is set, it watches the passes.
 
-    With a `rank`, the decoder runs only its part of the model, and only a rank that chooses tokens has logits. All
-    ranks must make the same calls.
+    With a `rank`, the decoder runs only its part of the model. Only ranks that choose tokens have logits. All ranks
+    must make the same calls.
     """
 
     def __init__(
@@ -187,17 +188,18 @@ class Decoder:
         self.context = context
         self.position = 0  # number of tokens in the KV cache
         self.guard: JidokaGuard | None = None
-        self._start: Any = 0  # the first position of the running pass, in the form that kernels take
+        self._start: Any = 0  # the first position of the running pass, in the type that kernels take
         dtype = np.dtype(kv_caches.CACHE_TYPES[settings.cache_type])
         if machine is None:
             _require_room(model, context, dtype.itemsize)
             machine = Host(threads)
         self._machine = machine
-        self._users: dict[int, object] = {}  # the running call by process id, because a fork has its own calls
+        # the running call, by process id, because a forked process has calls of its own
+        self._users: dict[int, object] = {}
         self._profiler = profiler
         self._run_brick = _by_contract(profiler.announce) if settings.check_contracts else _timed
         self._sampling = settings.sampling
-        self._sequence = 0  # number of the sequence; each sequence has random draws of its own
+        self._sequence = 0  # number of the sequence; random draws depend on it
         chooser = kernels.GREEDY if settings.sampling.is_greedy else kernels.DRAWN
         names_launches = machine.names_launches
         maker = BrickMaker(model, backend, profiler, dtype.itemsize, chooser, names_launches=names_launches)
@@ -208,7 +210,7 @@ class Decoder:
         columns = max(model.hidden, model.feed_forward, model.heads * model.head_dim)
         most, experts = min(context, machine.most_together), model.experts
         scratch = machine.scratch(columns)
-        used = 1 if experts is None else experts.used  # number of rows that the activations of one token have
+        used = 1 if experts is None else experts.used  # number of activation rows that one token needs
         self.int8_scratch = machine.int8_scratch(model, max(most, used), columns)
         self._attention_scratch = machine.attention_scratch(model, context)
         self._no_bias = machine.array(np.zeros(0, np.float32))
@@ -219,8 +221,7 @@ class Decoder:
 
     @one_call_at_a_time
     def restart(self) -> None:
-        """Forget the sequence. Raises ComputeError while another call uses the decoder, like every call that runs
-        it."""
+        """Forget the sequence. Raises ComputeError while another call uses the decoder."""
         self._begin()
 
     def _begin(self) -> None:
@@ -229,15 +230,17 @@ class Decoder:
         self._sequence += 1
 
     def tell(self) -> None:
-        """Publish the measurements of recorded steps. This does nothing here, because steps are published when they
-        end."""
+        """Publish the measurements of recorded steps.
+
+        Here this does nothing, because steps are published when they end.
+        """
 
     @one_call_at_a_time
     def prefill(self, tokens: Sequence[int], observe: Observer | None = None) -> int:
         """Append `tokens` to the sequence and return the next token.
 
-        Raises ComputeError if the tokens do not fit or are not in the vocabulary, and NoTokenError if a logit is NaN
-        or infinite and no guard handles it. After an error or an interrupt, no token has been appended.
+        Raises ComputeError if the tokens do not fit or are not in the vocabulary. Raises NoTokenError if a logit is
+        NaN or infinite and no guard handles it. After an error or an interrupt, no token has been appended.
         """
         self._check(tokens)
         with self._profiler.step("prefill", tokens=len(tokens)) as step:
@@ -253,14 +256,16 @@ class Decoder:
             return self._guarded((token,), self._run(observe))
 
     def _say(self, step: ActiveStep) -> None:
-        """Record the size of a step: one sequence, and the number of cached positions. The step is compared with
-        steps of similar size."""
+        """Record the size of a step: one sequence, and the number of cached positions.
+
+        The size is used to compare the step with steps of similar size.
+        """
         step.sequences, step.cached = 1, self.position
 
     def _guarded(self, tokens: Sequence[int], run: Run) -> int:
-        """Run a pass. If its logits show a fault and there is a guard, run it again with every brick checked."""
+        """Run a pass. If there is a guard and the logits show a fault, run the pass again and check every brick."""
         guard, start, layer, space = self.guard, self.position, self._profiler.layer, self._space
-        # Look at the logits before and after a soft cap. The cap hides infinities, and may itself compute NaN or
+        # Look at the logits before and after a soft cap. The cap hides infinities, and may itself produce NaN or
         # infinity.
         if guard is None:
             token = self._forward(tokens, run, layer)
@@ -282,7 +287,8 @@ class Decoder:
     def plan(self, tokens: Sequence[int], run: Run, scope: Scope) -> None:
         """Call `run` with the bricks of a pass. `run` need not run them.
 
-        In a mixture no router chooses experts. Instead, as many experts as a token uses each get all tokens.
+        In a mixture, no router chooses experts in a plan. All tokens go to the same experts, as many as one token
+        uses.
         """
         if self._mixture is not None:
             self._mixture.plan(len(tokens))
@@ -296,12 +302,14 @@ class Decoder:
 
     @one_call_at_a_time
     def verify(self, *prompts: Sequence[int]) -> list[CheckResult]:
-        """Check each brick against its reference, untimed, in both kinds of pass. All tokens of each prompt except
-        the last run together from position 0. Then the last token runs alone.
+        """Check each brick against its reference, in both kinds of pass. Nothing is timed.
+
+        All tokens of each prompt except the last run together from position 0. Then the last token runs alone.
+        Restarts the sequence.
 
         Returns one result for each pair of brick name and assertion, over all places that use the brick. If the
-        output of a brick was not finite and could not be replaced, failures of later bricks are skipped, because
-        later bricks may be right. Restarts the sequence.
+        output of a brick was not finite and could not be replaced, failures of later bricks count as skipped, because
+        the bad input may have caused them.
         """
         findings: list[tuple[str, str, AssertionResult]] = []
         in_turn, last_kept = list(self.bricks.places()), self.bricks.layers[-1].kv_write
@@ -313,13 +321,15 @@ class Decoder:
                 if part:
                     self._forward(part, self._checking(findings, spoilt_by), lambda index: nullcontext())
                 if spoilt_by and in_turn.index(spoilt_by[0]) > in_turn.index(last_kept):
-                    spoilt_by.clear()  # a pass reads nothing of the previous pass except its cache
+                    spoilt_by.clear()  # a pass reads only the cache of the previous pass
         self._begin()
         return summary(findings)
 
     def _checking(self, findings: list[tuple[str, str, AssertionResult]], spoilt_by: list[ComputeBrick]) -> Run:
-        """Return a function that runs and checks the bricks of a pass and appends the results to `findings`. It
-        stores in `spoilt_by` the first brick of a sequence whose output stayed NaN or infinite."""
+        """Return a function that runs and checks the bricks of a pass, and appends the results to `findings`.
+
+        If the output of a brick stays NaN or infinite, the function stores the first such brick in `spoilt_by`.
+        """
         check = self._check_of_pass()
 
         def run(brick: ComputeBrick, elements: int, *calls: Arguments) -> None:
@@ -336,7 +346,7 @@ class Decoder:
     def _check_of_pass(
         self,
     ) -> Callable[[ComputeBrick, tuple[Arguments, ...]], Iterator[tuple[str, str, AssertionResult]]]:
-        """Return a function that runs a brick of the next pass and yields (brick, assertion, finding)."""
+        """Return a function for the next pass. It runs a brick and yields (brick, assertion, finding)."""
         return ComputeBrick.check
 
     def _check(self, tokens: Sequence[int]) -> None:
@@ -360,14 +370,17 @@ class Decoder:
         try:
             with self._machine.turn():
                 return int(self._whole_pass(tokens, run, scope).choice[0])
-        # Ctrl-C also undoes the pass. Otherwise tokens that the caller gives again would be in the cache twice.
+        # Undo the pass after Ctrl-C, too. Otherwise the tokens would be in the cache twice when the caller passes
+        # them again.
         except BaseException:
             self.position = start
             raise
 
     def _whole_pass(self, tokens: Sequence[int], run: Run, scope: Scope) -> Workspace:
-        """Run every brick of a pass. Returns the buffers. They hold the chosen token when the machine has
-        finished."""
+        """Run every brick of a pass. Returns the buffers.
+
+        They contain the chosen token as soon as the machine has finished.
+        """
         for first in range(0, len(tokens), self._machine.most_together):
             space = self._through_layers(tokens[first : first + self._machine.most_together], run, scope)
         if self._rank.chooses:

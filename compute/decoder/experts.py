@@ -1,4 +1,4 @@
-"""The buffers of a mixture of experts for a pass, and views of the weights of one expert."""
+"""The buffers of a mixture of experts for a pass, and functions that return the weights of one expert."""
 
 from __future__ import annotations
 
@@ -26,16 +26,17 @@ def of_expert(matrix: Matrix | DeviceMatrix, expert: int, count: int) -> Any:
 
 
 def of_all(matrix: Matrix | DeviceMatrix, count: int) -> Any:
-    """Return a view of the weights of all `count` experts, in the shape that `expert_linear` takes."""
+    """Return a view of the weights of all `count` experts, in the shape that `expert_linear` expects."""
     return matrix.data if isinstance(matrix, DeviceMatrix) else matrix.data.reshape(count, matrix.rows // count, -1)
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertSpace:
-    """Buffers for a pass over some tokens. Each element of a (tokens, used) array belongs to a pair of a token and an
-    expert.
+    """Buffers for a pass over some tokens.
 
-    Pairs are ordered by expert. Expert e has the pairs from place starts[e] to starts[e + 1].
+    Each element of a (tokens, used) array belongs to one token and one of its experts.
+
+    These pairs are ordered by expert. Expert e has the pairs from starts[e] to starts[e + 1].
     """
 
     logits: Floats  # (tokens, experts)
@@ -44,7 +45,7 @@ class ExpertSpace:
     tokens: Places  # (tokens * used,), the token of the pair at each place
     experts: Places  # (tokens * used,), the expert of the pair at each place
     starts: Places  # (experts + 1,)
-    taken: Floats  # (tokens, hidden), the inputs of one expert, which uses a token at most once
+    taken: Floats  # (tokens, hidden), the inputs of one expert, which gets each token at most once
     outputs: Floats  # (tokens * used, hidden), the output of the pair at each place
     gate: Floats  # (used, feed_forward), for all experts of one token
     up: Floats

@@ -1,4 +1,4 @@
-"""Interleave a model's matrices in place, so that its products take int8 activations."""
+"""Interleave a model's matrices in place, so that its products can use int8 activations."""
 
 from __future__ import annotations
 
@@ -19,20 +19,19 @@ OF_EXPERTS = ("gate", "up", "down")  # names of the projections of a layer that 
 
 
 def model_to_run(path: Path, *, is_exact: bool = False) -> Model:
-    """Read the model at `path` in the form that is fastest on this processor. With `is_exact`, activations are not
-    rounded.
+    """Read the model at `path`, and arrange its weights in the layout that is fastest on this processor.
 
-    Raises ModelError if the model cannot be run.
+    With `is_exact`, activations are not rounded. Raises ModelError if the model cannot be run.
     """
     model = read_model(path, FAMILIES)
     return model if is_exact else interleaved(model, exact_bytes=exact_bytes())
 
 
 def exact_bytes() -> int:
-    """Return the size in bytes of the smallest matrix that is not interleaved, as measured or set.
+    """Return the smallest size in bytes of matrices that are not interleaved. The size was measured or set.
 
-    The default is larger than any matrix. On a processor without instructions for integer products, no matrix is
-    interleaved by default, because float products are faster there.
+    By default it exceeds the size of every matrix. On a processor without instructions for integer products, no
+    matrix is interleaved by default, because float products are faster there.
     """
     found = crossovers()
     is_known = found.exact_bytes != NEVER or "exact_bytes" in found.measured
@@ -40,15 +39,14 @@ def exact_bytes() -> int:
 
 
 def interleaved(model: Model, reorder: Reorder = InterleavedMatrix.of, exact_bytes: int = NEVER) -> Model:
-    """Interleave every matrix of `model` that allows it and has fewer than `exact_bytes` bytes. Do not use `model`
-    afterwards.
+    """Interleave every matrix of `model` that can be interleaved and has fewer than `exact_bytes` bytes.
 
-    The embedding is interleaved only if it is also the output matrix. Otherwise its rows are looked up one by one.
-    `reorder` is the function that interleaves a matrix.
+    Do not use `model` afterwards. The embedding is interleaved only if it is also the output matrix. Otherwise its
+    rows are looked up one by one. `reorder` is the function that interleaves a matrix.
     """
 
     def reordered(matrix: Matrix, parts: int = 1) -> Matrix:
-        """Return `matrix` interleaved if each of its `parts` allows it, otherwise unchanged."""
+        """Return `matrix` interleaved if each of its `parts` can be interleaved, otherwise unchanged."""
         rows, size_bytes = matrix.rows // parts, matrix.size_bytes // parts
         if not isinstance(matrix, QuantizedMatrix) or rows % ROWS or not can_interleave(matrix):
             return matrix

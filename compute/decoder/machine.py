@@ -18,21 +18,22 @@ from cbtop.compute.memory import line_aligned_zeros
 
 
 class Machine(Protocol):
-    """Makes the arrays of a decoder once. Kernels write into them."""
+    """Makes the arrays of a decoder once. Kernels write into these arrays."""
 
-    #: Whether each kernel records its own launch, with its shape. A brick's definition then names no kernels.
+    # : Whether each kernel records its own launch, with its shape. If so, the definition of a brick does not name
+    # kernels.
     names_launches: bool
-    #: Largest number of tokens in one pass, so that no buffer grows with a prompt.
+    # : Largest number of tokens in one pass. A longer prompt takes several passes, so that buffers stay small.
     most_together: int
 
     def check(self) -> None:
-        """Raise ComputeError if the machine can no longer run."""
+        """Raise ComputeError if the machine cannot run any longer."""
 
     def turn(self) -> AbstractContextManager[None]:
         """Return the context manager of a pass. Entering it waits for other passes if only one can run at a time."""
 
     def array(self, values: Any) -> Any:
-        """Return a host array in memory that kernels read."""
+        """Return a host array in memory that kernels can read."""
 
     def zeros(self, shape: Any, dtype: Any) -> Any: ...
 
@@ -42,27 +43,30 @@ class Machine(Protocol):
     def attention_scratch(self, model: Model, context: int) -> Any: ...
 
     def scratch(self, columns: int) -> Any:
-        """Return the scratch of products that take unrounded activations."""
+        """Return the scratch memory of products with unrounded activations."""
 
     def int8_scratch(self, model: Model, tokens: int, columns: int) -> Any:
-        """Return the scratch of products that take int8 activations."""
+        """Return the scratch memory of products with int8 activations."""
 
     def put(self, array: Any, values: Sequence[int]) -> Any:
-        """Return `values` in memory that kernels read: in `array`, or in inputs that have already been sent."""
+        """Return `values` in memory that kernels can read.
+
+        They are in `array`, or in inputs that were sent before.
+        """
 
     def position(self, value: int) -> Any:
-        """Return the first position of a pass, in the form that kernels take."""
+        """Return the first position of a pass, in the type that kernels take."""
 
     def host(self, array: Any) -> Any:
-        """Return the contents of an array in memory that Python reads."""
+        """Return the contents of an array in memory that Python can read."""
 
 
 def activations(shape: int | tuple[int, ...], dtype: Any) -> Any:
     """Return zeros for the activations of tokens.
 
     On a Zen 4 the activations begin 16 bytes after the start of a cache line. Products of BF16 then read weights at
-    0.97 to 0.99 of the memory bandwidth, instead of 0.65 if activations begin at a line. Products of F16 read at 0.94
-    to 0.98, instead of 0.91 to 0.95.
+    0.97 to 0.99 of the memory bandwidth, and products of F16 at 0.94 to 0.98. If activations begin at the start of a
+    line, the figures are 0.65 for BF16 and 0.91 to 0.95 for F16.
     """
     if not LOOKS_AHEAD:
         return np.zeros(shape, dtype)
@@ -79,11 +83,11 @@ class Host:
         self._threads = threads
 
     def check(self) -> None:
-        """Raise ComputeError in a fork of a process whose kernels have run on threads."""
+        """Raise ComputeError in a fork of a process that has run kernels on threads."""
         refuse_threads_of_fork(self._threads)
 
     def turn(self) -> AbstractContextManager[None]:
-        """Return `backends.turn`, or a context that does not wait if the machine runs on one thread."""
+        """Return `backends.turn`, or a context that does not wait if the machine has only one thread."""
         return turn() if self._threads > 1 else nullcontext()
 
     def array(self, values: Any) -> Any:
@@ -91,7 +95,7 @@ class Host:
         return values
 
     def zeros(self, shape: Any, dtype: Any) -> Any:
-        """Return a NumPy array of zeros, aligned so that float products read it fastest."""
+        """Return a NumPy array of zeros, with the alignment that makes float products fastest."""
         return activations(shape, dtype)
 
     def caches(self, layers: int, kv_heads: int, context: int, head_dim: int, dtype: Any) -> list[tuple[Any, Any]]:

@@ -19,7 +19,7 @@ Run = Callable[..., None]  # called with (brick, elements, *calls); runs one bri
 
 
 class Mixture:
-    """The experts of a model, with their buffers for at most `most` tokens on a machine."""
+    """The experts of a model, with buffers for at most `most` tokens on a machine."""
 
     def __init__(
         self, model: Model, experts: Experts, machine: Machine, arguments: KernelArguments, most: int
@@ -28,12 +28,15 @@ class Mixture:
         self._space = ExpertSpace.of(experts, model.hidden, model.feed_forward, most, machine.zeros)
 
     def plan(self, tokens: int) -> None:
-        """Choose experts for a plan, because no router runs in it. As many experts as a token uses get all tokens."""
+        """Choose experts for a plan, because no router runs in a plan.
+
+        All tokens go to the same experts, as many as one token uses.
+        """
         starts = self._space.starts
         starts[:] = tokens * np.minimum(np.arange(len(starts)), self._experts.used)
 
     def mix(self, weights: LayerWeights, bricks: ExpertBricks, space: Workspace, count: int, run: Run) -> None:
-        """Write the experts' combined output for space.normed into space.delta_product."""
+        """Mix the experts' outputs for space.normed. Writes the result into space.delta_product."""
         experts = self._experts
         assert weights.router is not None
         mixed = self._space.first(count)
@@ -53,8 +56,10 @@ class Mixture:
     def _of_token(
         self, weights: LayerWeights, brick: ComputeBrick, space: Workspace, mixed: ExpertSpace, run: Run
     ) -> None:
-        """Write the outputs of the experts that the token chose into mixed.outputs. The host does not read which
-        experts these are."""
+        """Write the outputs of the experts that the token chose into mixed.outputs.
+
+        The host does not read which experts were chosen.
+        """
         model, experts = self._model, self._experts
         chosen, outs = mixed.experts, (mixed.gate, mixed.up, mixed.activated)
         gate, up, down = (
@@ -62,7 +67,7 @@ class Mixture:
             for one in (weights.gate, weights.up, weights.down)
         )
         inner: tuple[Arguments, ...] = ((*gate[0], *up[0], chosen, space.normed, *outs, gate[1]),)
-        if len(brick.kernels) > 2:  # if not fused, three kernels in place of one
+        if len(brick.kernels) > 2:  # the brick is not fused: three kernels compute what one fused kernel would
             pair = (gate, mixed.gate), (up, mixed.up)
             inner = *((*matrix, chosen, space.normed, out, scratch) for (matrix, scratch), out in pair), outs
         run(
@@ -88,7 +93,7 @@ class Mixture:
             taken, gated, upped = mixed.taken[:tokens], space.gate[:tokens], space.up[:tokens]
             activated = space.activated[:tokens]
             inner: tuple[Arguments, ...] = (self._arguments.gated(gate, up, taken, gated, upped, activated),)
-            if len(brick.kernels) > 3:  # if not fused, three kernels in place of one
+            if len(brick.kernels) > 3:  # the brick is not fused: three kernels compute what one fused kernel would
                 products = self._arguments.product(gate, taken, gated), self._arguments.product(up, taken, upped)
                 inner = (*products, (gated, upped, activated))
             run(

@@ -1,16 +1,17 @@
 """Run the decoder on a GPU. The weights and the cache stay there.
 
-A pass of a given number of tokens always makes the same launches, because kernels read the tokens and positions on
-the device. The launches are therefore prepared once and launched again. For one token they are captured as a graph,
-unless `is_eager`. For a prompt they run one by one.
+Passes with the same number of tokens make the same launches, because kernels read the tokens and positions on the
+device. So launches are prepared once and repeated. For one token they are captured as a graph, unless `is_eager`. For
+a prompt they run one by one.
 
 Rules
 - A recorded step launches the variants of kernels that stamp their times. Any other step launches the plain variants.
   Both variants of a one-token pass are prepared with the first token.
-- The measurements of a recorded step are published while the device works for the next step, or when the sequence
-  ends. `tell` publishes the last step. If the measurements cannot be known, the step is recorded and its kernels
-  count as lost.
-- If a pass ends in an error or an interrupt, it has also ended on the device, and none of its tokens is appended.
+- The measurements of a recorded step are published while the device computes the next step, or when the sequence
+  ends. `tell` publishes the last step. If the measurements are lost, the step is recorded and its kernels count as
+  lost.
+- If a pass ends in an error or an interrupt, none of its tokens is appended. The pass has then ended on the device,
+  too.
 """
 
 from __future__ import annotations
@@ -48,8 +49,10 @@ from cbtop.profiler.steps import ActiveStep
 from cbtop.protocol.vocabulary import TransferDirection
 
 TOGETHER = 8
-MOST_LAUNCHES = 1 << 14  # launches of a pass with stamps; the measurements of a longer pass are lost
-# number of prompt passes that are kept, to be launched again for as many tokens at the same position
+# largest number of launches of a pass with stamps; the measurements of a longer pass are lost
+MOST_LAUNCHES = 1 << 14
+# Number of prompt passes that are kept. A kept pass can be repeated for the same number of tokens at the same
+# position.
 KEPT_PROMPTS = 4
 
 Elements = Mapping[ComputeBrick, int]
@@ -58,10 +61,10 @@ _Key = tuple[int, int, bool]
 
 
 def model_on(gpu: Gpu, model: Model, *, is_exact: bool, rank: Rank = ALONE) -> Model:
-    """Return `model`, which is the part of `rank`, with its weights on the GPU. Products take int8 activations unless
-    `is_exact`.
+    """Return `model` with its weights on the GPU. Products use int8 activations unless `is_exact`.
 
-    Raises ModelError if the model cannot run on the GPU or does not fit. `model` itself stays on the host.
+    `model` is the part of the model that `rank` runs. It stays on the host unchanged. Raises ModelError if the model
+    cannot run on the GPU or does not fit.
     """
     if model.head_dim > attention.LARGEST_HEAD or model.vocabulary > 1 << PLACE_BITS:
         raise ModelError(
@@ -84,8 +87,7 @@ def model_on(gpu: Gpu, model: Model, *, is_exact: bool, rank: Rank = ALONE) -> M
         if one.columns % TOGETHER:
             raise ModelError(f"a matrix of {one.columns:,} columns, no multiple of {TOGETHER}, runs on no GPU yet")
         rounds = takes_int8 and one.format.code in LINEAR_INT8
-        # With rounded activations, threads take the rows of the experts in turn. `shape_of` returns None if that is
-        # not possible.
+        # Int8 products of experts need a thread shape. `shape_of` returns None if rows are too long for every shape.
         if experts is not None:
             rounds = rounds and shape_of(one.columns) is not None
         return DeviceMatrix.of(gpu, one, takes_int8=rounds, experts=experts)
@@ -94,7 +96,7 @@ def model_on(gpu: Gpu, model: Model, *, is_exact: bool, rank: Rank = ALONE) -> M
         LayerWeights(**{field.name: moved(field.name, getattr(layer, field.name)) for field in fields(layer)})
         for layer in model.layers
     )
-    head, embedding = model.lm_head, model.embedding  # matrices that only another rank uses stay on the host
+    head, embedding = model.lm_head, model.embedding  # a matrix that only another rank uses stays on the host
     if rank.chooses:
         head = matrix(model.lm_head, takes_int8=not is_exact)
     if rank.embeds:
@@ -104,8 +106,10 @@ def model_on(gpu: Gpu, model: Model, *, is_exact: bool, rank: Rank = ALONE) -> M
 
 
 def host_matrices(model: Model) -> Matrices:
-    """Return the host copy of each device matrix, by device pointer. A matrix of experts has one entry for each
-    expert."""
+    """Return a dict from device pointers to the host copies of the matrices there.
+
+    A matrix of experts has one entry for each expert.
+    """
     every = (model.embedding, model.lm_head, *_matrices_of_layers(model))
     moved = [one for one in every if isinstance(one, DeviceMatrix)]
     return {one.data.data.ptr: one.host for one in moved if one.host is not None}
@@ -125,13 +129,14 @@ def _products_of(layer: LayerWeights) -> Iterator[DeviceMatrix]:
 class GpuMachine:
     """The arrays of a decoder on a GPU.
 
-    The inputs of a pass are adjacent, so that one copy transfers all of them (`write`). They are its tokens, the
-    start of each of its parts, the position after the pass, and the number of the sequence, which selects the random
-    draws.
+    The inputs of a pass are adjacent in memory, so that one copy transfers all of them (`write`). They are the
+    tokens, the start of each part of the pass, the position after the pass, and the number of the sequence, which
+    random draws depend on.
     """
 
     names_launches = True
-    most_together = 512  # from this number of tokens per read of a matrix, computation limits the speed of products
+    # with this many tokens per read of a matrix, products are limited by computation and not by memory
+    most_together = 512
 
     def __init__(self, gpu: Gpu, context: int) -> None:
         self.gpu = gpu
@@ -139,13 +144,16 @@ class GpuMachine:
         self.sent = gpu.pinned((most,), np.int64)
         self.inputs = gpu.zeros((most,), np.int64)
         self._start = gpu.zeros((1,), np.int32)  # the first position of a pass without sent inputs
-        # Whether the inputs of the pass are sent. The next line has the pass's numbers of tokens and parts, and how
-        # many of each kernels have received.
+        # Whether the inputs of the pass are sent. The next line has the numbers of tokens and parts of the pass, and
+        # how many of both were given to kernels.
         self.takes_inputs = False
         self._tokens = self._parts = self._tokens_given = self._parts_given = 0
 
     def write(self, tokens: Sequence[int], start: int, sequence: int) -> int:
-        """Write the inputs of a pass into `sent`, the source of their copy. Returns their number of words."""
+        """Write the inputs of a pass into `sent`.
+
+        From there they are copied to the device. Returns the number of words.
+        """
         starts = range(start, start + len(tokens), self.most_together)
         words = [*tokens, *starts, start + len(tokens), sequence]
         self.sent[: len(words)] = words
@@ -163,7 +171,7 @@ class GpuMachine:
             self.takes_inputs = False
 
     def _number(self, at: int) -> Any:
-        """Return the input word at `at` as int32 (1,)."""
+        """Return the input word number `at` as int32 (1,)."""
         return self.inputs[at : at + 1].view(np.int32)[:1]
 
     @property
@@ -177,11 +185,11 @@ class GpuMachine:
         return self._number(self._tokens + self._parts + 1)
 
     def check(self) -> None:
-        """Raise ComputeError in a fork, which cannot use the GPU of its parent."""
+        """Raise ComputeError in a forked process, which cannot use its parent's GPU."""
         self.gpu.check()
 
     def turn(self) -> AbstractContextManager[None]:
-        """Return a context that only one decoder can enter at a time, because decoders share the GPU."""
+        """Return a context that only one decoder can be in at a time, because decoders share the GPU."""
         return self.gpu.turn()
 
     def array(self, values: Any) -> Any:
@@ -197,20 +205,22 @@ class GpuMachine:
         return [plain_caches(kv_heads, context, head_dim, dtype, self.gpu.zeros) for _ in range(layers)]
 
     def attention_scratch(self, model: Model, context: int) -> Any:
-        """Return a buffer for the parts of a split context before they are combined."""
+        """Return a buffer for partial results. A long context is split into parts, and their results are combined."""
         return self.gpu.zeros(attention.scratch_shape(self.gpu.multiprocessors), np.float32)
 
     def scratch(self, columns: int) -> Any:
-        """Return one row of zeros, because the CUDA kernels need no scratch."""
+        """Return one row of zeros. The CUDA kernels need no scratch."""
         return self.gpu.zeros((1, columns), np.float32)
 
     def int8_scratch(self, model: Model, tokens: int, columns: int) -> Any:
-        """Return buffers for the codes and factors of activations, and for one matrix in bfloat16, which products of
-        many tokens need."""
+        """Return buffers for the int8 codes and factors of activations, and for one matrix in bfloat16.
+
+        Products of many tokens need the matrix.
+        """
         codes, factors = (
             self.gpu.zeros((tokens, size), kind) for size, kind in ((columns, "u1"), (columns // 8, "f4"))
         )
-        # The output matrix is left out, because it is multiplied by one token at a time.
+        # The output matrix does not count, because it is always multiplied by one token.
         rows = max(sum(one.weight.rows for one in (layer.q, layer.k, layer.v)) for layer in model.layers)
         largest = max(rows * model.hidden, *(one.rows * one.columns for one in _matrices_of_layers(model)))
         self.gpu.require_room(2 * largest, "a matrix in bfloat16")
@@ -219,7 +229,10 @@ class GpuMachine:
         return Int8Scratch(codes, factors, self.gpu.multiprocessors, tiles)
 
     def put(self, array: Any, values: Sequence[int]) -> Any:
-        """Copy the values into `array` and return it, or return the part of the sent inputs that holds the values."""
+        """Copy the values into `array` and return it.
+
+        If the inputs were sent, return the part of them that has these values.
+        """
         if not self.takes_inputs:
             array[...] = self.gpu.array(np.asarray(values, array.dtype))
             return array
@@ -241,9 +254,9 @@ class GpuMachine:
 
 @dataclass(slots=True)
 class _KeptPass:
-    """A pass that can be launched again, with its parts.
+    """A pass that can be repeated, with its parts.
 
-    `stamps` is the host copy of the pass's stamps, or None if it has none or too many.
+    `stamps` is the host copy of the pass's stamps. It is None if the pass has no stamps or too many launches.
     """
 
     launch: Callable[[], object]
@@ -252,8 +265,10 @@ class _KeptPass:
 
 
 class GpuDecoder(Decoder):
-    """A Decoder of a model on `gpu` (made by `model_on`). With `is_eager`, a single token also runs launch by
-    launch."""
+    """A Decoder of a model on `gpu`, made by `model_on`.
+
+    With `is_eager`, one token runs as single launches, not as a graph.
+    """
 
     def __init__(
         self,
@@ -283,7 +298,7 @@ class GpuDecoder(Decoder):
         self._untold: tuple[ActiveStep, PassParts, Times | None, Elements] | None = None
         self._told_until_ns = 0  # end of the last published stamp, in nanoseconds of the device's clock
         with self._on.turn():
-            # Takes the turn, because waiting for the whole GPU would spoil a graph that another decoder captures.
+            # Wait inside `turn`, because waiting for the whole GPU would spoil a graph that another decoder captures.
             gpu.synchronize()  # earlier writes were on another stream
 
     @one_call_at_a_time
@@ -296,7 +311,7 @@ class GpuDecoder(Decoder):
                 self._say(step)
                 token = self._ran(tokens, step)
             self.tell()
-        except BaseException:  # after an error, the caller gives the same tokens again
+        except BaseException:  # After an error, the caller passes the same tokens again.
             self.position = start
             raise
         return token
@@ -335,15 +350,18 @@ class GpuDecoder(Decoder):
 
     @contextmanager
     def _whole_or_none(self) -> Iterator[None]:
-        """Run a pass on the stream, while no other decoder's pass runs. After an error or an interrupt, wait for its
-        launches and undo the pass."""
+        """Run a pass on the stream, while no other decoder's pass runs.
+
+        After an error or an interrupt, wait for the pass's launches and undo the pass.
+        """
         start = self.position
         with self._on.turn(), self._stream:
             try:
                 yield
             except BaseException:
                 self.position = start
-                with suppress(self._gpu.cupy.cuda.runtime.CUDARuntimeError):  # the error that is raised says more
+                # the exception that is raised already says more
+                with suppress(self._gpu.cupy.cuda.runtime.CUDARuntimeError):
                     self._stream.synchronize()
                 raise
 
@@ -353,7 +371,7 @@ class GpuDecoder(Decoder):
         with self._whole_or_none():
             self._words = self._on.write(tokens, start, self._sequence)
             one = self._launched(count, is_recorded)
-            self.tell()  # while the device works
+            self.tell()  # publish while the device computes
             self._stream.synchronize()
             chosen = self._token()
             if is_recorded:
@@ -362,12 +380,12 @@ class GpuDecoder(Decoder):
         return chosen
 
     def _launched(self, count: int, is_recorded: bool) -> _KeptPass:
-        """Launch a pass of `count` tokens, or repeat it if the same pass was kept."""
+        """Launch a pass of `count` tokens. If such a pass was kept, repeat it."""
         start = self.position
         key = count, 0 if count == 1 else start, is_recorded
         kept = self._kept.pop(key, None)
         if kept is None and count == 1:
-            # preparing the pass also runs it, which writes the same values into the cache
+            # Preparing the pass also runs it. Each run writes the same values into the cache.
             for is_stamped in (False, True):
                 self._kept[1, 0, is_stamped] = self._prepared(is_stamped=is_stamped)
                 self.position = start
@@ -388,22 +406,22 @@ class GpuDecoder(Decoder):
         return kept
 
     def _prepared(self, *, is_stamped: bool) -> _KeptPass:
-        """Run the pass of one token, and return it in a form that can be launched again."""
+        """Run the pass of one token. Returns the pass in a form that can be repeated."""
         ran = self._pass(is_stamped=is_stamped, is_early=True)
-        self._launch(ran, 1)  # loads everything, because nothing may be loaded during the capture
+        self._launch(ran, 1)  # loads all modules, because the capture must not load any
         self._stream.synchronize()
         stamps = self._copy_stamps(ran) if is_stamped else None
         return _KeptPass(ran.again if self._is_eager else self._captured(ran), PassParts(ran.launched), stamps)
 
     def _captured(self, ran: LaunchedPass) -> Callable[[], object]:
-        """Return a function that launches all launches of `ran` as one graph."""
-        stream = self._stream  # a reference to the decoder would keep the decoder alive
+        """Return a function that runs all launches of `ran` as one graph."""
+        stream = self._stream  # a closure over `self` would keep the decoder alive
         try:
             stream.begin_capture()
             ran.again()
             captured = stream.end_capture()
         except BaseException:
-            # the capture has not begun, made no graph, or has ended
+            # The capture did not begin, produced no graph, or has ended already.
             with suppress(self._gpu.cupy.cuda.runtime.CUDARuntimeError):
                 stream.end_capture()
             raise
@@ -415,7 +433,7 @@ class GpuDecoder(Decoder):
 
     @property
     def _code_space(self) -> Int8Scratch | None:
-        """The scratch for int8 codes that BrickLaunches takes, or None if no product takes int8."""
+        """Int8 scratch for BrickLaunches, or None if no product takes int8."""
         return self.int8_scratch if self.model.layers[0].q.weight.takes_int8 else None
 
     def _launch(self, ran: LaunchedPass, count: int) -> None:
@@ -427,25 +445,25 @@ class GpuDecoder(Decoder):
 
     def _token(self) -> int:
         token = int(self._chosen[0])
-        # the sampling kernel chooses an invalid token if a logit is not finite (sampling.py)
+        # The sampling kernel returns an invalid token if a logit is not finite (sampling.py).
         if not 0 <= token < self.model.vocabulary:
             raise NoTokenError
         return token
 
     def _copy_stamps(self, ran: LaunchedPass) -> Times:
-        """Copy the stamps into host memory, after everything that was launched."""
+        """Copy the stamps into host memory after all earlier launches. Returns the host array."""
         stamps: Times = self._told[: len(ran.launched)]
         ran.tell(stamps, self._stamps[: len(stamps)])
         return stamps
 
-    # --- publishing what a recorded step has measured ---------------------------------------------------------------
+    # --- publish the measurements of a recorded step ----------------------------------------------------------------
 
     def _hold(self, step: ActiveStep, parts: PassParts, stamps: Times | None, elements: Elements) -> None:
         step.wait()
         self._untold = step, parts, None if stamps is None else stamps.copy(), elements
 
     def _elements_at(self, position: int) -> Elements:
-        """Return the elements of the bricks that do more work at a later position, for a pass of one token."""
+        """Return the elements of bricks that do more work at later positions, for a pass of one token."""
         heads = self.model.heads
         return {
             layer.bricks.attention: heads * attention.positions_seen(position, 1, layer.window)
@@ -457,15 +475,15 @@ class GpuDecoder(Decoder):
         if self._untold is None:
             return
         (step, parts, stamps, elements), self._untold = self._untold, None
-        if self._gpu.is_of_parent:  # a fork must not publish its parent's step
+        if self._gpu.is_of_parent:  # a forked process must not publish its parent's step
             return
         offset_ns = None
         try:
             if stamps is not None and have_run(stamps, self._told_until_ns):
                 self._told_until_ns = int(stamps[-1, 1])
                 offset_ns = self._gpu.offset_ns(self._told_until_ns)
-            # The clock may have been set back. The kernels only raise the end times (`atomicMax`), so earlier ones
-            # are cleared.
+            # The clock may have been set back. Clear the stamps, because kernels only increase the end times
+            # (`atomicMax`).
             elif stamps is not None:
                 self._told_until_ns = 0
                 with self._on.turn(), self._stream:

@@ -1,5 +1,6 @@
-"""Phi-3, Phi-3.5 and Phi-4-mini. They differ from Llama in that queries, keys and values are one tensor, and gate and
-up another.
+"""Phi-3, Phi-3.5 and Phi-4-mini.
+
+They differ from Llama in that one tensor holds queries, keys and values, and one tensor holds gate and up.
 
 Source: Phi-3 technical report (2024). Tensor names and the RoPE layout are from llama.cpp's LLM_ARCH_PHI3.
 """

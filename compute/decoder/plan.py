@@ -29,18 +29,18 @@ from cbtop.compute.quantization.planes import PlaneLayout
 from cbtop.profiler.profiler import BrickProfiler
 
 CONTEXT = 2048
-SMALL = 1 << 13  # largest number of elements of an array that is really allocated
+SMALL = 1 << 13  # arrays of at most this many elements are really allocated
 PACKAGE = Path(__file__).resolve().parents[2]
-# Multiprocessors of an H100. Their number decides into how many parts an attention context is split.
+# Number of multiprocessors of an H100. It determines into how many parts an attention context is split.
 MULTIPROCESSORS = 132
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A kernel of a brick, which is launched `launches` times in a pass.
+    """A kernel of a brick. A pass launches it `launches` times.
 
-    `layer` is None outside the layers. The kernel's source is at `line` of `file`, relative to the repository. `grid`
-    and `block` are set on GPUs only.
+    `layer` is None outside the layers. `file` and `line` are the place of the kernel's source, relative to the
+    repository. `grid` and `block` are set only on GPUs.
     """
 
     layer: int | None
@@ -54,7 +54,10 @@ class Planned:
 
 
 class ShapedArrays:
-    """Replaces a GPU in a plan. A large array is one zero that is broadcast to the array's shape."""
+    """Takes the place of a GPU in a plan.
+
+    A large array consists of a single zero that is broadcast to the array's shape.
+    """
 
     multiprocessors = MULTIPROCESSORS
 
@@ -99,10 +102,9 @@ class _PlannedMachine(GpuMachine):
 
 
 def planned(path: Path, backend: str, tokens: int = 1) -> list[Planned]:
-    """Return the launches of a pass of `tokens` tokens, in order. The model at `path` is planned for `backend`, one
-    of BACKENDS.
+    """Return the launches of a pass of `tokens` tokens, in order, for the model at `path` and the backend `backend`.
 
-    Raises ModelError if the model cannot run on that backend.
+    `backend` is one of BACKENDS. Raises ModelError if the model cannot run on that backend.
     """
     model = read_model(path, FAMILIES)
     profiler, context = BrickProfiler(enabled=False), min(CONTEXT, model.context_length)
@@ -159,7 +161,7 @@ def _cuda_launches(
 
 @cache
 def _written(file: str, line: int, entry: str) -> tuple[str, int]:
-    """Return the file and the line that define an entry. The line is `line` if a template makes the entry."""
+    """Return the file and the line that define an entry. If a template makes the entry, the line is `line`."""
     for number, text in enumerate(Path(file).read_text("utf-8").splitlines(), 1):
         if f"KERNEL {entry}(" in text:
             return _file(file), number

@@ -1,6 +1,6 @@
 """Probes read the data of a trace. Each probe reads the arguments of bricks that have just run."""
 
-# A probe measures at once, because the next layer overwrites the buffers.
+# A probe measures immediately, because the next layer overwrites the buffers.
 
 from __future__ import annotations
 
@@ -30,15 +30,14 @@ from cbtop.profiler.traces.tracer import ModelTracer
 
 PRODUCTS = ("linear", "linear_int8")  # contract names of kernels that multiply by weights
 Calls = Sequence[Arguments]
-Watch = Callable[[Calls], int]  # called with the brick's calls; returns the number of values that it read
+Watch = Callable[[Calls], int]  # called with the calls of a brick; returns the number of values that it read
 
 
 class Probe(Protocol):
-    """A watcher of bricks in a traced pass."""
+    """Something that looks at the bricks of a traced pass."""
 
     def watches(self, turn: int) -> Iterator[tuple[ComputeBrick, Watch]]:
-        """Yield each brick to watch in traced pass number `turn`, with the function to call after the brick has
-        run."""
+        """Yield each brick to watch in traced pass number `turn`, and a function to call after the brick has run."""
 
 
 class ActivationProbe:
@@ -103,7 +102,7 @@ class AttentionProbe:
                 yield bricks.attention, partial(self._weighed, layer)
 
     def _weighed(self, layer: int, calls: Calls) -> int:
-        # the kernel stores no attention weights, so they are computed again
+        # The kernel does not store attention weights, so compute them again.
         q, k_cache, _, start, *scores, _, _ = calls[0]
         weights = attention.attention_weights(q[-1], k_cache, start + len(q) - 1, *scores)
         self._tracer.record_attention(
@@ -113,13 +112,15 @@ class AttentionProbe:
 
 
 class LogitProbe:
-    """MLT-03: the logit lens. The output of each layer is copied, and multiplied by the head when the pass has chosen
-    its token."""
+    """MLT-03: the logit lens. Multiplies the output of each layer by the head.
+
+    The outputs are copied during the pass, and multiplied after the pass has chosen its token.
+    """
 
     def __init__(self, bricks: ModelBricks, tracer: ModelTracer) -> None:
         self._bricks = bricks
         self._tracer = tracer
-        self._outputs: list[Floats] = []  # arrays (1, hidden), one for each layer
+        self._outputs: list[Floats] = []  # one array (1, hidden) for each layer
         self._norm: Arguments = ()
         self._head: Arguments = ()
         self._cap: Arguments = ()
@@ -161,8 +162,8 @@ class LogitProbe:
         code, weights, bias, normed_last, logits_last, scratch = self._head
         normed, logits = np.empty_like(normed_last), np.empty_like(logits_last)
         (product,) = self._bricks.lm_head.kernels
-        # If the kernel also makes int8 codes, use only its norm, because the codes of the pass belong to one layer's
-        # output.
+        # If the final norm's kernel also makes int8 codes, use only its norm. The existing codes belong to the output
+        # of one layer only.
         norm, (_, *how, _) = next(_taken_apart([(self._bricks.final_norm.kernels[0], self._norm)]))
         if isinstance(scratch, Int8Scratch):
             scratch = replace(scratch, holds_codes=False)
@@ -177,10 +178,10 @@ class LogitProbe:
 class QuantizationProbe:
     """MLT-04: compares products with float64 on sampled rows.
 
-    Each traced pass compares the matrices of the head and of one layer, the next layer in each pass. Two errors can
-    be measured with a GGUF. One is the kernel's own error, which includes rounded activations if the kernel rounds
-    them. The other is the error that rounding activations to Q8_0 would add, if the kernel does not round them. The
-    error of the weights' quantisation cannot be measured, because the file does not hold the original floats.
+    Each traced pass compares the matrices of the head and of one layer, a different layer each time. It measures two
+    errors. One is the kernel's own error, including the rounding of activations if the kernel rounds them. The other
+    is the error that rounding activations to Q8_0 would add, if the kernel does not round them. The error of the
+    weights' quantisation cannot be measured, because a GGUF file does not contain the original floats.
     """
 
     def __init__(self, bricks: ModelBricks, tracer: ModelTracer) -> None:
@@ -217,7 +218,7 @@ class QuantizationProbe:
             )
             record(ErrorSource.KERNEL, exact + bias if bias.size else exact, found)
             can_round = x.shape[1] % Q8_0.block_elements == 0 and (np.abs(x) <= Q8_0.largest).all()
-            if can_round and not is_int8:  # int8 products have already rounded their activations
+            if can_round and not is_int8:  # int8 products already use rounded activations
                 rounded = Q8_0.dequantize(Q8_0.quantize(np.ascontiguousarray(x)))
                 record(ErrorSource.ACTIVATIONS, exact, rounded.astype(np.float64) @ weights.T)
             looked_at += weights.size
@@ -237,13 +238,16 @@ class QuantizationProbe:
 
 
 def _taken_apart(calls: Iterable[Part]) -> Iterator[Part]:
-    """Yield kernels with their arguments. A fused kernel is replaced by its parts."""
+    """Yield kernels with their arguments. Yields the parts of a fused kernel instead of the kernel."""
     for kernel, call in calls:
         yield from ((kernel, call),) if kernel.parts is None else kernel.parts(call)
 
 
 class KvCacheProbe:
-    """MLT-05: reports the decoder's own cache, which grows by a position per token and is emptied as a whole."""
+    """MLT-05: reports the decoder's own cache.
+
+    It grows by one position per token, and is always emptied completely.
+    """
 
     def __init__(self, bricks: ModelBricks, tracer: ModelTracer, context: int) -> None:
         self._bricks = bricks
@@ -254,8 +258,10 @@ class KvCacheProbe:
         self._size_bytes = 0
 
     def step(self, position: int) -> None:
-        """Begin a decode step with `position` cached tokens. If there are not more than in the previous step, the
-        cache was emptied."""
+        """Begin a decode step with `position` cached tokens.
+
+        If this is not more than in the previous step, the cache was emptied in between.
+        """
         self._steps += 1
         if position <= self._position:
             self._evictions += 1

@@ -1,4 +1,6 @@
-"""Qwen3. It differs from Qwen2 in that it has no biases, and normalises each head of queries and keys before RoPE.
+"""Qwen3.
+
+It differs from Qwen2 in two ways: it has no biases, and it normalises each head of queries and keys before RoPE.
 
 Source: Qwen3 technical report (2025). Tensor names and the RoPE layout are from llama.cpp's LLM_ARCH_QWEN3.
 """

@@ -1,14 +1,15 @@
-"""Split a model over several processes, the ranks. Each rank has an even share of the layers, or a part of every
+"""Split a model over several processes, called ranks. Each rank has an even share of the layers, or a part of every
 layer.
 
 Rules
 - Split by layers: a rank sends its output to the next rank, and the last rank sends the chosen token to all.
 - Split of every layer, by heads and by columns of the feed-forward network (Shoeybi et al., "Megatron-LM", 2019,
-  section 3): the outputs of the ranks are added up twice a layer. Each rank has the whole embedding and output matrix
-  and chooses tokens by itself, because all ranks receive the same bits of a sum (NCCL's user guide, "AllReduce").
+  section 3): the outputs of the ranks are added up twice per layer. All ranks receive exactly the same sums (NCCL's
+  user guide, "AllReduce"). So each rank chooses tokens by itself, with its own copy of the embedding and the output
+  matrix.
 - With either split, every rank runs the same passes in the same order and returns the same tokens.
-- An exchange is a brick in the category Communication, with the name, label and counts of a torch.distributed
-  exchange (profiler/instrument/collectives.py). It has no assertions, because checks are for computed values.
+- An exchange is a brick in the category Communication. It has the name, label and counts of a torch.distributed
+  exchange (profiler/instrument/collectives.py). It has no assertions, because it computes nothing.
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ from cbtop.compute.settings import Split
 from cbtop.protocol.attributes import Work
 
 TOKEN_BYTES = 8
-# The contract's performance of an exchange: no roof, because an exchange is limited by a link that is not measured.
+# The performance in the contract of an exchange. It has no roof, because the link that limits it is not measured.
 UNBOUND = Performance("", 0.0, "", "", math.inf)
 
 
 class RankLink(Protocol):
     """The connection of a rank to the other ranks. Each rank receives arrays in the order of sending.
 
-    Arrays are in the decoder's memory, row after row, float32 or int64. On a device, a transfer runs after everything
+    Arrays are in the decoder's memory, contiguous, float32 or int64. On a device, a transfer runs after everything
     that was launched before it.
     """
 
@@ -59,8 +60,9 @@ class RankLink(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """The number of a process among `count` ranks, its link to the other ranks (None if it is alone), and what they
-    split."""
+    """One process among `count` ranks: its number, its link to the other ranks (None if it is alone), and how they
+    split the model.
+    """
 
     number: int
     count: int
@@ -80,7 +82,7 @@ class Rank:
     def layers_of(self, layers: int) -> range:
         """Return this rank's even share of the layers.
 
-        If the shares differ, the last rank has the smallest, because it also has the head. Raises ModelError if a
+        If the shares differ, the last rank has the smallest, because it also runs the head. Raises ModelError if a
         rank would have no layer.
         """
         if self.count > layers:
@@ -89,7 +91,10 @@ class Rank:
         return range(own.start, own.stop)
 
     def share_of(self, total: int, unit: int, what: str) -> slice:
-        """Return this rank's share of `total`, in whole units. Raises ModelError if a rank would have no unit."""
+        """Return this rank's share of `total`, in multiples of `unit`.
+
+        Raises ModelError if a rank would get nothing.
+        """
         units = total // unit
         if self.count > units:
             ways = f"--gpus {units} or fewer, or --split layers" if units > 1 else "--split layers"
@@ -107,9 +112,9 @@ ALONE = Rank(0, 1, None)
 
 
 def part_of(model: Model, rank: Rank) -> Model:
-    """Return the part of a model that a rank runs. Raises ModelError if there are too many ranks to split the model.
+    """Return the part of a model that a rank runs. Raises ModelError if this number of ranks cannot split the model.
 
-    An embedding or head that the rank does not use stays in the model, because its sizes are read.
+    An embedding or head that the rank does not use stays in the model, because its sizes are needed.
     """
     if rank.count == 1:
         return model
@@ -129,7 +134,7 @@ def part_of(model: Model, rank: Rank) -> Model:
 def _share_of_layers(model: Model, rank: Rank) -> Model:
     """Return the rank's part of every layer: its heads, and its columns of the feed-forward network.
 
-    Both are whole blocks of the formats.
+    Both consist of whole blocks of the weights' formats.
     """
     seen_by = model.heads // model.kv_heads
     block = max(_blocks_of(layer.output) for layer in model.layers)  # elements of a block: 1, 32 or 256
@@ -174,14 +179,15 @@ def _rows(one: Projection, own: slice, parts: int, groups: int = 1) -> Projectio
 
 
 def _columns(one: Projection, own: slice, *, has_bias: bool) -> Projection:
-    """Return the columns `own`. `has_bias` is true for one rank only, so that the bias is added once."""
+    """Return the columns `own`. Only one rank has `has_bias` set, so that the bias is added once."""
     first, end = (one.weight.format.row_bytes(at) for at in (own.start, own.stop))
     matrix = _matrix(one.weight, one.weight.data[:, first:end], own.stop - own.start)
     return Projection(matrix, one.bias if has_bias else one.bias[:0])
 
 
 def _matrix(whole: Matrix, data: Any, columns: int) -> Matrix:
-    assert isinstance(whole, QuantizedMatrix)  # the matrix still has the layout of the file
+    # the matrix still has the layout of the file, because it has not been interleaved
+    assert isinstance(whole, QuantizedMatrix)
     kept = np.ascontiguousarray(data)
     kept.flags.writeable = False
     return replace(whole, data=kept, columns=columns)
@@ -194,7 +200,7 @@ def _bytes_of(layer: LayerWeights) -> int:
 
 
 class Exchanges:
-    """The exchange bricks of a rank, in the order of a pass. An exchange that the rank does not use is None."""
+    """The exchange bricks of a rank, in the order of a pass. None: the rank does not make that exchange."""
 
     def __init__(self, rank: Rank, backend: str, profiler: Profiler, *, names_launches: bool) -> None:
         self.recv: ComputeBrick | None = None
@@ -226,7 +232,7 @@ class Exchanges:
 
 
 def _kernel(spec: BrickSpec, call: Callable[[Any], None]) -> Kernel:
-    """Return the kernel of an exchange. On a GPU it is a call of NCCL, in order with the other launches."""
+    """Return the kernel of an exchange. On a GPU it is a call of NCCL, which runs in order with the launches."""
     name = f"nccl{spec.name}"
 
     def launches(x: Any) -> tuple[LibraryCall, ...]:

@@ -53,8 +53,10 @@ def _times(x: Wide, projection: Projection) -> Wide:
 
 
 def _product(x: Wide, matrix: Matrix, first: int, end: int) -> Wide:
-    """Return x times the rows `first` to `end` of the matrix, some rows at a time. A whole output matrix in float64
-    would take gigabytes."""
+    """Return x times the transposed rows `first` to `end` of the matrix, computed a few rows at a time.
+
+    A whole output matrix in float64 would take gigabytes.
+    """
     step = max(TOGETHER // matrix.columns, 1)
     parts = [np.arange(at, min(at + step, end)) for at in range(first, end, step)]
     return np.concatenate([x @ matrix.dequantized(rows).astype(np.float64).T for rows in parts], axis=-1)
@@ -68,9 +70,9 @@ def _norm(x: Wide, norm: Norm, epsilon: float) -> Wide:
 
 
 def _turns(rope: Rope, tokens: int, context: int) -> NDArray[np.complex128]:
-    """Return the complex factor that rotates each pair, complex128 (tokens, 1, pairs)."""
+    """Return the complex factors that rotate the pairs, complex128 (tokens, 1, pairs)."""
     wavelengths = 2 * np.pi * rope.base ** (2.0 * np.arange(rope.dimensions // 2) / rope.dimensions)
-    # YaRN counts turns before the frequencies are divided by factors.
+    # YaRN counts the turns of the frequencies before they are divided by the factors.
     pair_of = [
         rope.dimensions * np.log(rope.original_context / (2 * np.pi * turns)) / np.log(rope.base) / 2
         for turns in rope.turns
@@ -87,7 +89,10 @@ def _turns(rope: Rope, tokens: int, context: int) -> NDArray[np.complex128]:
 
 
 def _rotated(x: Wide, rope: Rope, turn: NDArray[np.complex128]) -> Wide:
-    """Rotate x, (tokens, heads, head_dim). Each pair is rotated as a complex number, by multiplication."""
+    """Rotate x, (tokens, heads, head_dim).
+
+    A pair is treated as a complex number and multiplied by a factor of `turn`.
+    """
     half = rope.dimensions // 2
     rotating = x[..., : rope.dimensions]
     pairs = rotating.reshape(*x.shape[:2], 2, half).swapaxes(2, 3)

@@ -27,8 +27,8 @@ from cbtop.profiler.traces.tracer import ModelTracer
 
 TRACE_BRICK = "Trace"
 MIN_INTERVAL_S = 1.0
-# Age at which a summary is published again, as a share of the run. A catalog only grows, so a long run must publish
-# less often.
+# A summary is published again when its age exceeds this share of the run. A catalog only grows, so a long run must
+# publish less often.
 MAX_AGE_SHARE = 0.05
 
 

@@ -31,8 +31,8 @@ class Workspace:
     q_product: Floats  # shape of q; the same array as q if queries are not normalised
     k_product: Floats
     attended: Floats  # (tokens, heads * head_dim)
-    delta: Floats  # (tokens, hidden), the output of a half layer, which is added to x
-    delta_product: Floats  # shape of delta; the same array as delta if that is not normalised
+    delta: Floats  # (tokens, hidden), the output of half a layer, which is added to x
+    delta_product: Floats  # shape of delta; the same array as delta if outputs of half layers are not normalised
     gate: Floats  # (tokens, feed_forward)
     up: Floats
     activated: Floats
@@ -52,8 +52,8 @@ class Workspace:
     ) -> Workspace:
         """Make the buffers with `zeros(shape, dtype)`.
 
-        `int8_scratch` is the scratch of products if norms make int8 codes, otherwise None. The norms of layers and
-        the final norm then write codes into buffers of their own.
+        `int8_scratch` is the scratch of products if norms make int8 codes, otherwise None. If norms make codes, the
+        norms of the layers and the final norm write them into separate buffers.
         """
 
         def floats(*shape: int) -> Any:

@@ -1,2 +1,4 @@
-"""Code that runs on a GPU, through CuPy. CuPy is not imported with this package, because CuPy or a GPU may be
-missing."""
+"""Code that runs on a GPU, through CuPy.
+
+Importing this package does not import CuPy, because CuPy or a GPU may be missing.
+"""

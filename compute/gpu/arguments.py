@@ -18,13 +18,15 @@ from cbtop.compute.quantization import FORMATS
 from cbtop.compute.quantization.base import BlockFormat, Bytes
 from cbtop.compute.quantization.interleaved import rows_of
 
-# these arguments are int32 (1,) on the device, so that a graph that runs again reads new values
+# These arguments are int32 (1,) on the device, so that a graph reads new values in each run.
 POSITIONS = ("start", "position", "sequence")
 
 
 def on_device(kernel: Kernel, arguments: Arguments, device: Gpu) -> Arguments:
-    """Convert arguments of a kernel's Numba version to arguments of its CUDA version: weights in planes, plain
-    caches, and POSITIONS as arrays."""
+    """Convert arguments of a kernel's Numba version to arguments of its CUDA version.
+
+    Weights are stored in planes, caches in the plain layout, and the arguments in POSITIONS as arrays.
+    """
     names = kernel.contract.arguments
     of_interleaved = isinstance(arguments[-1], Int8Scratch | TileScratch)
     is_interleaved = of_interleaved or kernel is INTERLEAVED_EMBEDDING
@@ -38,7 +40,7 @@ def on_device(kernel: Kernel, arguments: Arguments, device: Gpu) -> Arguments:
         elif name == "k_cache":
             found.extend(_plain_on_device(one, arguments[at + 1], device))
         elif name == "v_cache":
-            pass  # the values were moved together with the keys
+            pass  # values are converted together with the keys
         elif name == "scratch" and kernel.contract.name == "attention":
             found.append(device.zeros(attention.scratch_shape(device.multiprocessors), np.float32))
         elif isinstance(one, TileScratch):
@@ -55,9 +57,9 @@ def on_device(kernel: Kernel, arguments: Arguments, device: Gpu) -> Arguments:
 
 
 def _scratch(arguments: Arguments, device: Gpu) -> CudaScratch:
-    """Return scratch for products in bfloat16 of all matrices among `arguments`.
+    """Return scratch memory for bfloat16 products of all matrices among `arguments`.
 
-    It is large enough for weights of two or more bits: a byte has at most four of them.
+    Its size suffices for formats of two or more bits per weight, which have at most four weights per byte.
     """
     weights = sum(4 * one.size for one in arguments if isinstance(one, np.ndarray) and one.dtype == np.uint8)
     numbers = [one.size for one in arguments if isinstance(one, np.ndarray) and one.dtype == np.float32]
@@ -84,7 +86,7 @@ def run_on(gpu: Gpu, kernel: Kernel, arguments: Arguments) -> None:
 
 
 def _plain_on_device(k_cache: Any, v_cache: Any, device: Gpu) -> tuple[Any, Any]:
-    """Return caches made by `empty_caches` in the layout of `plain_caches`, on the device."""
+    """Convert caches made by `empty_caches` to the layout of `plain_caches`, on the device."""
     kv_heads, context, _ = v_cache.shape
     head_dim = k_cache.shape[2]
     plain = kv_caches.plain_caches(kv_heads, context, head_dim, k_cache.dtype, device.zeros)

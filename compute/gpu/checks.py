@@ -1,5 +1,7 @@
-"""Check a brick on a GPU: run its launches, then run the references of its kernels on the host with the same
-input."""
+"""Check a brick on a GPU.
+
+Its launches run there, and the references of its kernels run on the host with the same input.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +22,16 @@ from cbtop.compute.quantization import FORMATS
 from cbtop.compute.quantization.base import QuantizedMatrix
 from cbtop.compute.quantization.interleaved import interleave
 
-Matrices = Mapping[int, QuantizedMatrix]  # host matrices by the device address of their planes
+Matrices = Mapping[int, QuantizedMatrix]  # from the device address of a matrix's planes to the matrix on the host
 
 
 def checked(
     gpu: Gpu, matrices: Matrices, launches: BrickLaunches, brick: ComputeBrick, calls: tuple[Arguments, ...]
 ) -> Iterator[tuple[str, str, AssertionResult]]:
-    """Launch a brick as in a pass of `launches`, then compare each kernel with its reference. Yields (brick,
-    assertion, finding)."""
+    """Launch a brick as in a pass of `launches`, then compare each kernel with its reference.
+
+    Yields (brick, assertion, finding).
+    """
     every = [{place: gpu.host(call[place]) for place in kernel.outputs} for kernel, call in _pairs(brick, calls)]
     for _, one in launches.of(brick.kernels, calls):
         gpu.launch(one)
@@ -51,9 +55,11 @@ def _compared(
     before: Mapping[int, Any],
     after: Mapping[int, Any],
 ) -> Iterator[tuple[Any, Any, Any]]:
-    """Yield each output of a kernel: all of it, its compared rows, and the reference's output for these rows."""
+    """Yield three arrays for each output of a kernel: the whole output, its compared rows, and the reference's output
+    for these rows.
+    """
     if kernel.parts is not None:
-        # Check some rows of each product, and the whole of the fused kernel's other outputs.
+        # Check a few rows of each product. Check the other outputs of the fused kernel completely.
         for part, call in kernel.parts(arguments):
             own = {place: gpu.host(call[place]) for place in part.outputs}
             yield from _compared(gpu, matrices, part, call, own, own)
@@ -63,7 +69,7 @@ def _compared(
     if "start" in names:
         given[names.index("start")] = int(given[names.index("start")][0])
     shown = dict(after)
-    if "code" in names:  # the kernel multiplies by a matrix or looks up its rows
+    if "code" in names:  # this kernel multiplies by a matrix or looks up its rows
         matrix = matrices[arguments[names.index("weights")].data.ptr]
         given[names.index("weights")] = matrix.data
         if "bias" in names:
@@ -76,7 +82,7 @@ def _compared(
 def _of_some_rows(
     given: list[Any], after: dict[int, Any], names: tuple[str, ...]
 ) -> tuple[list[Any], dict[int, Any]]:
-    """Return the arguments and outputs of the same product with only CHECKED_ROWS rows, spread over the matrix.
+    """Return the arguments and outputs of the same product, but with only CHECKED_ROWS rows, spread over the matrix.
 
     For an int8 product, the rows are interleaved.
     """

@@ -76,7 +76,7 @@ class Gpu:
 
     @property
     def is_of_parent(self) -> bool:
-        """Whether this process was forked. CUDA works only in the process that initialised it."""
+        """Whether this process is a fork of the process that initialised CUDA. CUDA does not work in such a fork."""
         return os.getpid() != self._process
 
     @contextmanager
@@ -89,7 +89,10 @@ class Gpu:
             yield
 
     def offset_ns(self, device_ns: int) -> int | None:
-        """Return `LaunchTimes.offset_ns`, or None if it is unknown or the driver refuses to read its clock."""
+        """Return `LaunchTimes.offset_ns`.
+
+        Returns None if it is not known, or the driver refuses to read its clock.
+        """
         try:
             with self.turn():
                 if self._times is None:
@@ -109,8 +112,10 @@ class Gpu:
         self.cupy.cuda.runtime.deviceSynchronize()
 
     def require_room(self, size_bytes: int, what: str) -> None:
-        """Raise ComputeError if fewer than `size_bytes` bytes of the GPU are free. `what` names the data that needs
-        them."""
+        """Raise ComputeError if fewer than `size_bytes` bytes of the GPU's memory are free.
+
+        `what` names the data for the message.
+        """
         self.cupy.get_default_memory_pool().free_all_blocks()
         free_bytes, all_bytes = self.device.mem_info
         if size_bytes > free_bytes:
@@ -118,7 +123,7 @@ class Gpu:
             raise ComputeError(f"{what} take {wanted}; of {there} {free} are free on {self.name}")
 
     def array(self, values: Any) -> Any:
-        """Return a copy of a host array on the device. Raises ComputeError without room for it."""
+        """Return a copy of a host array on the device. Raises ComputeError if it does not fit."""
         try:
             return self.cupy.asarray(values)
         except self.cupy.cuda.memory.OutOfMemoryError as error:
@@ -129,7 +134,7 @@ class Gpu:
         return self.cupy.asnumpy(array)
 
     def zeros(self, shape: Any, dtype: Any) -> Any:
-        """Return zeros on the device. Raises ComputeError without room for them."""
+        """Return zeros on the device. Raises ComputeError if they do not fit."""
         try:
             return self.cupy.zeros(shape, dtype)
         except self.cupy.cuda.memory.OutOfMemoryError as error:
@@ -138,9 +143,9 @@ class Gpu:
     def planes(self, layout: PlaneLayout, matrix: QuantizedMatrix, experts: int | None = None) -> Any:
         """Return the planes of a host matrix on the device, uint8 (size of all planes,).
 
-        With `experts`, the matrix holds that number of experts with equal numbers of rows, and the planes are uint8
-        (experts, size of the planes of one). The conversion needs at most 0.2 GB more. Raises ComputeError without
-        room.
+        With `experts`, the matrix holds that number of experts with equal numbers of rows. The planes are then uint8
+        (experts, size of one expert's planes). The conversion needs at most 0.2 GB of extra memory. Raises
+        ComputeError if the planes do not fit.
         """
         block_format = matrix.format
         blocks = matrix.data.reshape(experts or 1, -1, block_format.block_bytes)
@@ -183,8 +188,7 @@ class Gpu:
         return self._functions[key]
 
     def launch(self, one: CudaLaunch | LibraryCall, *, is_early: bool = False) -> None:
-        """Launch a kernel or a library call once, without stamps. `is_early` has the same meaning as in
-        `prepared`."""
+        """Launch a kernel or a library call once, without stamps. `is_early` is explained in `prepared`."""
         self.prepared(one, is_early=is_early)()
 
     def prepared(
@@ -209,8 +213,7 @@ class Gpu:
         return PreparedLaunch(self._driver, function.ptr, one, arguments, stream, is_early=is_early)
 
     def mark(self, module: CudaModule, address: int) -> Callable[[], object]:
-        """Return a function that writes the time into the word at `address`, after everything launched before has
-        ended."""
+        """Return a function that writes the time into the word at `address`. It waits for all earlier launches."""
         one = CudaLaunch(module, module.name, (1, 1, 1), (1, 1, 1), (np.uint64(address),))
         return self._prepared(one, one.arguments, stamped=True, is_early=False)
 
@@ -263,31 +266,31 @@ def _occupancy_percent(cupy: Any, function: Any, one: CudaLaunch, most_threads: 
 class BrickLaunches:
     """Yields the launches of the bricks of a pass, in order.
 
-    `space` holds the int8 codes of products' activations, or with many tokens their bfloat16 values. It is None if no
+    `space` holds the activations of products as int8 codes, or in bfloat16 if there are many tokens. It is None if no
     product takes int8.
     """
 
     def __init__(self, space: Int8Scratch | None = None) -> None:
         self._space = space
-        self._coded: Any = None  # the array that the codes in `space` belong to
+        self._coded: Any = None  # `space` contains the codes of this array
 
     def of(self, kernels: Sequence[Kernel], calls: tuple[Arguments, ...]) -> Iterator[tuple[Kernel, Launch]]:
         """Yield each launch with its kernel.
 
-        If two calls can be joined, they become one launch. A kernel that writes the input of a product also writes
-        the input as int8 codes (one token) or in bfloat16 (many tokens). The product's own conversion is then left
-        out.
+        If two calls can be joined, they become one launch. If a kernel's output is the input of a product, the kernel
+        also writes it as int8 codes (one token) or in bfloat16 (many tokens). The product then needs no conversion of
+        its own.
         """
         first = kernels[0]
         for kernel, arguments in zip(kernels, calls, strict=True):
             if any(arguments[place] is self._coded for place in kernel.outputs):
-                self._coded = None  # `space` holds codes of the array's previous values
+                self._coded = None  # the array has changed, so its codes in `space` are old
         if len(calls) == 2 and kernels[1] is first and first.cuda is not None and first.cuda.together is not None:
             yield from ((first, one) for one in first.cuda.together(*calls))
             return
         for kernel, arguments in zip(kernels, calls, strict=True):
             output = arguments[kernel.outputs[-1]]
-            # a brick of head norms has two calls
+            # a brick that normalises heads has two calls
             coded = self._coded_with(kernel, arguments, output) if len(calls) == 1 else None
             for one in launches_of(kernel, arguments) if coded is None else coded:
                 if isinstance(one, CudaLaunch) and (one.module is QUANTIZE or one.entry == ROUND_ROWS):
@@ -299,10 +302,10 @@ class BrickLaunches:
                 self._coded = output
 
     def _coded_with(self, kernel: Kernel, arguments: Arguments, output: Any) -> Sequence[Launch] | None:
-        """Return launches of `kernel` that also write `output` in the form that the next product takes: in bfloat16
-        if that product uses tiles (`takes_tiles`), otherwise as int8 codes.
+        """Return launches of `kernel` that also write `output` in the form that the next product takes.
 
-        Returns None if the kernel should be launched as usual.
+        This is bfloat16 if that product uses tiles (`takes_tiles`), otherwise int8 codes. Returns None if the kernel
+        has no such launches.
         """
         cuda, space = kernel.cuda, self._space
         if cuda is None or space is None:
@@ -315,8 +318,10 @@ class BrickLaunches:
 
 
 def launches_of(kernel: Kernel, arguments: Arguments) -> Iterator[CudaLaunch | LibraryCall]:
-    """Yield the launches of a call. A fused kernel without a CUDA version is launched as its parts. Raises
-    ComputeError if a part has no CUDA version either."""
+    """Yield the launches of a call. If a fused kernel has no CUDA version, its parts are launched.
+
+    Raises ComputeError if a part has no CUDA version either.
+    """
     if kernel.cuda is not None:
         yield from kernel.cuda.launches(*arguments)
         return

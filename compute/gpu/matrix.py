@@ -17,11 +17,10 @@ if TYPE_CHECKING:
 class DeviceMatrix:
     """A weight matrix in planes (quantization/planes.py).
 
-    `data` is uint8 (size of all planes,) on the device. For a matrix of experts, which are one below the other, it is
-    uint8 (experts, size of the planes of one expert).
-
+    `data` is uint8 (size of all planes,) on the device. For the rows of several experts, it is uint8 (experts, size
+    of one expert's planes).
     `takes_int8`: whether products round activations to int8.
-    `host`: the host copy of the matrix, for checks. None: the matrix was made on the device.
+    `host`: the host copy of the matrix, for checks. None if the matrix was made on the device.
     """
 
     format: BlockFormat
@@ -52,8 +51,10 @@ class DeviceMatrix:
 
     @classmethod
     def of(cls, gpu: Gpu, matrix: QuantizedMatrix, *, takes_int8: bool, experts: int | None = None) -> DeviceMatrix:
-        """Move a host matrix to the device. With `experts`, it holds the matrices of that number of experts. Raises
-        ModelError if its format has no planes, and ComputeError without room."""
+        """Move a host matrix to the device. With `experts`, it holds the matrices of that number of experts.
+
+        Raises ModelError if its format has no planes, and ComputeError if it does not fit.
+        """
         layout = matrix.format.planes
         if layout is None:
             raise ModelError(f"weights of {matrix.format.name} run on no GPU yet: run it with --backend cpu")

@@ -1,7 +1,7 @@
 """Link ranks that each have a GPU of the same host, with NCCL through CuPy.
 
 Calls go to the current stream, so that a captured graph contains them like kernels. A rank that waits for a rank that
-has ended waits for ever. The program that started the ranks must end them.
+has ended waits forever, so the program that started the ranks must end them.
 """
 
 from __future__ import annotations
@@ -21,15 +21,19 @@ _TYPES = {np.dtype(np.int64): INT64, np.dtype(np.float32): FLOAT32}
 
 
 def new_id(gpu: Gpu) -> bytes:
-    """Return an id that lets ranks find each other. One rank makes the id, and all ranks need it. Raises ComputeError
-    without NCCL."""
+    """Return an id that ranks use to find each other. One rank makes the id and passes it to all other ranks.
+
+    Raises ComputeError without NCCL.
+    """
     unique_id: bytes = _nccl(gpu).get_unique_id()
     return unique_id
 
 
 class NcclLink:
-    """A `decoder.ranks.RankLink` for arrays on `gpu`. Creating it waits until all ranks have done so. Raises
-    ComputeError without NCCL, and for NCCL's errors."""
+    """A `decoder.ranks.RankLink` for arrays on `gpu`. Its constructor waits until all ranks have called theirs.
+
+    Raises ComputeError if NCCL is missing or reports an error.
+    """
 
     def __init__(self, gpu: Gpu, number: int, count: int, unique_id: bytes) -> None:
         self._gpu = gpu

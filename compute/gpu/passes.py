@@ -1,7 +1,7 @@
-"""The launches of a pass on a GPU, in order. Each launch has its brick, its layer and the place of its stamps.
+"""The launches of a pass on a GPU, in order. Each launch has its brick, its layer and the address of its stamps.
 
-Our kernels write their own stamps (cuda/prelude.py). A library's launch, or a copy, is put between two launches of
-`mark`. Its measured time includes the time of both marks, about 1 us each.
+Our kernels write their own stamps (cuda/prelude.py). A launch of a library, or a copy, has a launch of `mark` before
+it and one after it. Its measured time includes both marks, about 1 us each.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from cbtop.protocol.vocabulary import NodeKind, TransferDirection
 STAMPS = 2  # number of stamps of a launch: its begin and its end, in ns of %globaltimer
 MARK = CudaModule("mark", 'extern "C" __global__ void mark(uint64_t* at) { *at = now(); }')
 
-# The largest difference between the clocks of multiprocessors, a static value. On an H100, none of 76,440 launches
-# began less than 416 ns after the end of the previous launch.
+# The largest difference between the clocks of multiprocessors. This is a static value. On an H100, each of 76,440
+# launches began at least 416 ns after the end of the previous launch.
 APART_NS = 1_000
 
 Times = NDArray[np.uint64]  # array of (launches, STAMPS)
@@ -38,10 +38,11 @@ Times = NDArray[np.uint64]  # array of (launches, STAMPS)
 def have_run(stamps: Times, after_ns: int) -> bool:
     """Return whether every launch of the pass has written its stamps.
 
-    Each launch must end after its begin, and begin after the end of the previous launch. The first must begin after
-    `after_ns`. Stamps of an earlier pass fail this test, and so do stamps of a clock that was set.
+    Each launch must end after its own begin, and begin after the end of the previous launch. The first must begin
+    after `after_ns`. Stamps of an earlier pass do not pass this test. Neither do stamps if the clock was set
+    meanwhile.
     """
-    times = stamps.reshape(-1).astype(np.int64)  # nanoseconds since 1970 fit 61 bits
+    times = stamps.reshape(-1).astype(np.int64)  # signed, because nanoseconds since 1970 need only 61 bits
     passed = np.diff(times, prepend=np.int64(after_ns))
     return bool((passed[::2] >= -APART_NS).all() and (passed[1::2] >= 0).all())
 
@@ -54,7 +55,7 @@ class Launched:
     layer: int | None  # None outside the layers
     elements: int  # elements of the brick
     what: KernelDefinition | Transfer
-    run: int = 0  # number of bricks before this one; it differs between two runs of the same brick in a row
+    run: int = 0  # number of bricks before this one; it tells apart two consecutive runs of the same brick
 
 
 class LaunchedPass:
@@ -66,7 +67,7 @@ class LaunchedPass:
     def __init__(
         self, gpu: Gpu, stamps: Any = None, space: Int8Scratch | None = None, *, is_early: bool = False
     ) -> None:
-        """Create a pass without launches. `space` is passed to BrickLaunches, and `is_early` to `Gpu.prepared`."""
+        """Create a pass without launches. `space` is for BrickLaunches, and `is_early` for `Gpu.prepared`."""
         self._launches = BrickLaunches(space)
         self.launched: list[Launched] = []
         self._gpu = gpu
@@ -84,7 +85,7 @@ class LaunchedPass:
 
     @contextmanager
     def layer(self, index: int) -> Iterator[None]:
-        """Enter this context to record launches as launches of layer `index`."""
+        """Enter this context to record launches under layer `index`."""
         self._layer = index
         yield
         self._layer = None
@@ -94,8 +95,8 @@ class LaunchedPass:
         for _, one in self._launches.of(brick.kernels, calls):
             if isinstance(one, CudaLaunch):
                 what = self._gpu.definition(one)
-                # The last launch of a library call may not be a kernel. Nothing can be scheduled before such a launch
-                # ends.
+                # The last launch of a library call may not be a kernel. The next launch cannot be scheduled before
+                # that one ends.
                 is_early = self._is_early and not self._is_behind_library
                 self._do(self._gpu.prepared(one, self._slot, is_early=is_early))
             else:
@@ -112,7 +113,7 @@ class LaunchedPass:
         self.launched.append(Launched(None, None, 1, Transfer(*ends, int(source.nbytes), direction)))
 
     def tell(self, target: Any, stamps: Any) -> None:
-        """Copy the stamps to pinned host memory. The copy does not count as part of the pass."""
+        """Copy the stamps to pinned host memory. This copy is not a part of the pass."""
         self._do(self._copying(target, stamps, TransferDirection.D2H).call)
 
     def _copying(self, target: Any, source: Any, direction: TransferDirection) -> LibraryCall:
@@ -122,7 +123,7 @@ class LaunchedPass:
 
     @property
     def _slot(self) -> int | None:
-        """Return the address of the stamps of the next launch, or None if it writes no stamps."""
+        """Return the address for the stamps of the next launch, or None if the launch does not write stamps."""
         at = len(self.launched)
         if self._stamps is None or at >= len(self._stamps):
             return None
@@ -143,8 +144,9 @@ class LaunchedPass:
 
 
 class PassParts:
-    """The recorded parts of a pass, in order: every launch, every brick after its launches, and every layer after its
-    bricks.
+    """The recorded parts of a pass, in order.
+
+    Parts are launches, bricks and layers. A brick follows its launches, and a layer follows its bricks.
 
     A brick lasts from the begin of its first launch to the end of its last launch. A layer lasts from the begin of
     its first brick to the end of its last brick.
@@ -180,18 +182,20 @@ class PassParts:
         self._ends = np.array(ends, np.int64).reshape(-1, 2)
 
     def times(self, stamps: Times, offset_ns: int) -> tuple[list[int], list[int]]:
-        """Return the begin and the end of each part on the host's clock.
+        """Return the begin and the end of each part, in ns of the host's clock.
 
-        `stamps` holds the times of the launches on the device's clock. `offset_ns` is the host's clock minus that
-        clock.
+        `stamps` are the times of the launches on the device's clock. `offset_ns` is the host's clock minus the
+        device's clock.
         """
         begun, ended = (stamps.astype(np.int64) + offset_ns).T
-        behind = np.append(ended, 0)  # an additional element, because a part may end with the last launch
+        behind = np.append(ended, 0)  # one more element, because a part may end with the last launch
         return begun[self._ends[:, 0]].tolist(), np.maximum.reduceat(behind, self._ends.ravel())[::2].tolist()
 
     def elements(self, others: Mapping[ComputeBrick, int]) -> list[int]:
-        """Return the elements of each part. `others` holds the elements of bricks that have changed since the
-        launches were recorded."""
+        """Return the elements of each part.
+
+        `others` has the elements of bricks that changed after the launches were recorded.
+        """
         if not others:
             return self._elements
         return [

@@ -1,8 +1,8 @@
 """Prepare a launch for CUDA's driver, so that it is packed once and launched any number of times.
 
-CuPy packs the arguments again for each launch, and has no launch attributes. A pass has hundreds of launches, and the
-device waits while they are packed. Here, all words of a launch are in one array, which is quick to pack: the
-arguments, a pointer to each argument, then the seven words of CUlaunchConfig (cuda.h).
+CuPy packs the arguments again for each launch, and does not support launch attributes. A pass has hundreds of
+launches, and the device waits while they are packed. Here, one array has all words of a launch, which is quick to
+pack. It contains the arguments, a pointer to each argument, and the seven words of CUlaunchConfig (cuda.h).
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from cbtop.compute.cuda.launches import CudaLaunch
 from cbtop.compute.errors import ComputeError
 
 WORD_BYTES = 8
-CONFIG_WORDS = 7  # grid, block and shared bytes with 32 bits each; then the stream, the attributes and their number
-# A CUlaunchAttribute that turns on CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION. A launch may then begin
+# words for grid, block and shared bytes (32 bits each), then the stream, the attributes and their number
+CONFIG_WORDS = 7
+# A CUlaunchAttribute that turns on CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION. With it, a launch may begin
 # before the previous one ends.
 _EARLY = np.array([6, 1, *[0] * 7], np.uint64)
 _EARLY_AT = _EARLY.ctypes.data
@@ -32,8 +33,10 @@ def driver() -> Any:
 
 
 class PreparedLaunch:
-    """A callable that launches `one` with the given arguments on `stream`. It keeps the arrays of the arguments
-    alive."""
+    """A callable that launches `one` with the given arguments on `stream`.
+
+    It keeps the arrays among the arguments alive.
+    """
 
     __slots__ = ("_alive", "_call", "_config_at", "_driver", "_entry", "_function", "_pointers_at", "_words")
 
@@ -67,7 +70,7 @@ class PreparedLaunch:
 def _word(value: Any) -> int:
     """Return an argument as a word: the address of an array, or a number in the first bytes of the word.
 
-    The kernel reads the number there through a pointer to the number's type.
+    The kernel gets a pointer to the word, and reads a number of its own type there.
     """
     if isinstance(value, np.generic):
         return int.from_bytes(value.tobytes(), "little")

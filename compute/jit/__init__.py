@@ -8,10 +8,10 @@ from cbtop.compute.errors import ComputeError
 
 
 def _refuse_no_threads() -> None:
-    """Raise ComputeError here, because importing Numba would raise a ValueError."""
+    """Raise ComputeError if NUMBA_NUM_THREADS is too small. Importing Numba would raise a ValueError."""
     try:
         threads = int(os.environ["NUMBA_NUM_THREADS"])
-    except (KeyError, ValueError):  # Numba warns about a value that is not a number, and uses its default
+    except (KeyError, ValueError):  # if the value is not a number, Numba logs a warning and uses its default
         return
     if threads < 1:
         raise ComputeError(f"NUMBA_NUM_THREADS is {threads}: kernels run on 1 thread or more; unset it")

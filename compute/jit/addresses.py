@@ -1,12 +1,12 @@
-"""Call compiled code by its address, so that one loop over threads serves the rows of every format.
+"""Call compiled code by its address, so that one loop over threads can run the rows of every format.
 
-If a compiled function calls another one, Numba compiles the called function again inside the caller. For a product of
-integers that takes seconds, and there are two callers: the loop over one thread and the loop over several. Code that
-is called by its address exists only once.
+If a compiled function calls another one, Numba compiles the called function again as part of the caller. For an int8
+product that takes seconds. It would be compiled twice, because the loop over one thread and the loop over several
+both call it. Code that is called by its address exists only once.
 """
 
-# Nothing checks that the code at an address was compiled for the types of the arguments. So only `address_of` makes
-# addresses, and only contiguous arrays are passed.
+# Nothing checks whether the code at an address was compiled for the types of the arguments. So only `address_of`
+# returns addresses, and only contiguous arrays are passed.
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _code_and_description = attrgetter("library", "fndesc")
 
 
 def address_of(function: Any, *arguments: Any) -> int:
-    """Return the address of the machine code of a function under @jit for these arguments.
+    """Return the address of the machine code of a function under @jit, for arguments of these types.
 
     Compiles the function if needed.
     """
@@ -46,7 +46,7 @@ def call_rows(
     """
     kinds = weights, bias, x, beside, out, chunk, chunks
     if any(one.layout != "C" for one in kinds[:5]):
-        return None  # Numba then raises an error that contains the types
+        return None  # Numba then raises an error that contains the types.
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         address, *rest = values
@@ -62,8 +62,8 @@ def call_rows(
 def on_threads(function: Any, weights: Any, bias: Any, x: Any, beside: Any, out: Any, chunks: Any) -> None:
     """Call the code at the address `function` on several threads, once for each chunk number below `chunks`.
 
-    This loop takes as long to compile as several of the functions that it calls. All of these functions have the same
-    parameters, so the loop is compiled only once.
+    All functions that are called in this way have the same parameters, so this loop is compiled only once. Compiling
+    it takes as long as compiling several of these functions.
     """
     for chunk in prange(chunks):
         call_rows(function, weights, bias, x, beside, out, np.int64(chunk), chunks)

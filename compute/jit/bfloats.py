@@ -1,7 +1,7 @@
-"""Vectors of sixteen words that each contain two bfloat16 numbers, and sums of their products in float32.
+"""Vectors of sixteen words, and sums of products in float32. Each word contains two bfloat16 numbers.
 
-With AVX512-BF16, one instruction adds two products to each of sixteen sums. Without it the numbers are multiplied one
-by one.
+With AVX512-BF16, one instruction adds two products to each of sixteen sums. Without it, the numbers are multiplied
+one by one.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _high(builder: Any, words: Any) -> Any:
 
 
 def _rounded(builder: Any, vector: Any) -> Any:
-    """Return sixteen float32 as the bits of bfloat16, by integer operations. NaN stays NaN."""
+    """Round sixteen float32 to bfloat16 with integer operations. Returns their bits. NaN stays NaN."""
     bits = builder.bitcast(vector, _INTS)
     odd = builder.and_(builder.lshr(bits, _all(16)), _all(1))
     nearest = builder.lshr(builder.add(bits, builder.add(odd, _all(0x7FFF))), _all(16))
@@ -73,9 +73,9 @@ def _rounded(builder: Any, vector: Any) -> Any:
 
 @_intrinsic
 def bfloats(typing: Any, low: Any, high: Any) -> tuple[Any, Codegen]:
-    """Round two Floats16 to bfloat16, halves to even.
+    """Round two Floats16 to bfloat16, ties to even.
 
-    Returns Ints16 with two numbers in each word: the numbers of `low`, followed by the numbers of `high`.
+    Returns Ints16 with two numbers in each word. The numbers of `low` come first, then the numbers of `high`.
     """
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
@@ -123,7 +123,10 @@ def store_ints(typing: Any, array: Any, row: Any, column: Any, vector: Any) -> t
 
 
 def _pairs(builder: Any, low: Any, high: Any) -> Any:
-    """Cut two vectors of sixteen float32 to bfloat16 without rounding. Each word gets a number from both vectors."""
+    """Cut two vectors of sixteen float32 to bfloat16, without rounding.
+
+    Each word gets one number from each vector.
+    """
     words = builder.bitcast(low, _INTS), builder.bitcast(high, _INTS)
     return builder.or_(builder.lshr(words[0], _all(16)), _high(builder, words[1]))
 
@@ -143,10 +146,10 @@ def _add_pairs(builder: Any, total: Any, pairs: Any, others: Any) -> Any:
 def add_products_of_pairs(
     typing: Any, sums: Any, shared: Any, at: Any, on: Any, factors: Any, place: Any, rows: Any, vectors: Any
 ) -> tuple[Any, Codegen]:
-    """Do the same as `sums.add_products`, for two rows of `shared` at once. Their numbers are cut to bfloat16.
+    """Do the same as `sums.add_products` for two rows of `shared` at once. Their numbers are cut to bfloat16.
 
-    `at` is (low, high, column). Each word of `factors` contains one number for the low row and one for the high row.
-    `shared` is uint16, the bits of binary16.
+    `at` is (low, high, column): both rows and the first column. Each word of `factors` contains one number for the
+    low row and one for the high row. `shared` is uint16 with the bits of binary16.
     """
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
@@ -181,7 +184,7 @@ def add_products_of_pairs(
 def add_pairs_again(typing: Any, totals: Any, words: Any) -> tuple[Any, Codegen]:
     """Add the squares of the two numbers in each word to each Floats16 of the tuple `totals`.
 
-    No sum depends on another sum.
+    The sums do not depend on each other.
     """
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:

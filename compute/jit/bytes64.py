@@ -1,4 +1,4 @@
-"""Vectors of sixty-four bytes, and sums of four products for each of sixteen rows, for int8 kernels.
+"""Vectors of sixty-four bytes, for int8 kernels. Sums of four products are computed for sixteen rows at a time.
 
 `Bytes64` is a Numba type without a Python value, like the types of `vectors`. Byte 4r + j belongs to row r of
 sixteen.
@@ -36,7 +36,7 @@ _BYTE = ir.IntType(8)
 _BYTES = ir.VectorType(_BYTE, 4 * LANES)
 
 
-Weights = Sequence[Callable[[], Any]]  # each function makes a Bytes64
+Weights = Sequence[Callable[[], Any]]  # functions that each make one Bytes64
 
 
 class Bytes64(types.Type):
@@ -74,7 +74,7 @@ def load_64(typing: Any, array: Any, row: Any, column: Any) -> tuple[Any, Codege
 
 @_intrinsic
 def store_64(typing: Any, array: Any, row: Any, column: Any, vector: Any) -> tuple[Any, Codegen]:
-    """Set array[row, column : column + 64] = vector, in a uint8 matrix."""
+    """Set array[row, column : column + 64] = vector, for a uint8 matrix."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         pointer = _address(context, builder, signature.args[0], *values[:3])
@@ -86,10 +86,12 @@ def store_64(typing: Any, array: Any, row: Any, column: Any, vector: Any) -> tup
 
 @_intrinsic
 def shifted(typing: Any, vector: Any, amount: Any) -> tuple[Any, Codegen]:
-    """Shift each byte right by `amount` bits. The caller must mask the high bits, which come from the next byte.
+    """Shift each byte right by `amount` bits.
 
-    Words are shifted, because no processor can shift bytes. Emulating it for an amount that is known only at run time
-    made products of Q5_K take 1.4 times as long.
+    The caller must mask the high bits, because they come from the next byte.
+
+    No processor can shift bytes, so words are shifted. If LLVM emulated a shift of bytes by an amount that is only
+    known at run time, products of Q5_K would take 1.4 times as long.
     """
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
@@ -121,10 +123,12 @@ def flipped(typing: Any, vector: Any, mask: Any) -> tuple[Any, Codegen]:
 
 @_intrinsic
 def with_upper_bits(typing: Any, low: Any, high: Any, place: Any, mask: Any) -> tuple[Any, Codegen]:
-    """Return low | (high & mask), with `high` shifted so that its bit `place` (0 to 7) becomes the fifth bit.
+    """Return low | (high & mask).
+
+    Before that, `high` is shifted so that its bit `place` (0 to 7) becomes the fifth bit.
 
     Words are shifted as a whole, and the mask removes the bits of other bytes. AVX-512 rotates in one instruction,
-    and performs `&` and `|` in one.
+    and computes `&` and `|` in one.
     """
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
@@ -144,7 +148,7 @@ def with_upper_bits(typing: Any, low: Any, high: Any, place: Any, mask: Any) -> 
 
 @_intrinsic
 def with_fifth_bits(typing: Any, low: Any, words: Any, shift: Any) -> tuple[Any, Codegen]:
-    """Return low[4r + j], with 16 added if bit shift + j of words[r] (Ints16) is one."""
+    """Return the bytes of `low`. 16 is added to byte 4r + j if bit shift + j of words[r] (Ints16) is 1."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         low, words, shift = values
@@ -161,17 +165,17 @@ def with_fifth_bits(typing: Any, low: Any, words: Any, shift: Any) -> tuple[Any,
 
 @_intrinsic
 def looked_up(typing: Any, table: Any, places: Any) -> tuple[Any, Codegen]:
-    """Look up each byte of `places` (0 to 15) in the sixteen int8 of its part of `table`.
+    """Replace each byte of `places` (0 to 15) by an int8 of `table`, plus 128.
 
-    Returns the results plus 128.
+    The vector has four parts of sixteen bytes. A byte is looked up in the part of `table` at the same position.
     """
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         table, places = values
         more = ir.Constant(_BYTES, [128] * 4 * LANES)
-        if HAS_VNNI:  # LLVM moves the `xor` of the table out of a loop
+        if HAS_VNNI:  # LLVM moves the `xor` of the table out of the loop
             return _called(builder, "llvm.x86.avx512.pshuf.b.512", _BYTES, [builder.xor(table, more), places])
-        if HAS_AVX2:  # the product has the same `xor` of its weights, and LLVM removes both
+        if HAS_AVX2:  # LLVM removes this `xor` together with the product's `xor` of its weights
             kind = ir.VectorType(_BYTE, 32)
             parts = [[_part(builder, one, first, 32) for one in (table, places)] for first in (0, 32)]
             halves = [_called(builder, "llvm.x86.avx2.pshuf.b", kind, part) for part in parts]
@@ -187,8 +191,8 @@ def looked_up(typing: Any, table: Any, places: Any) -> tuple[Any, Codegen]:
     return _bytes(_bytes, _bytes), generate
 
 
-# The order of the rows in a tile: two of every four rows, then the other two. Two columns in this order need no
-# permutation across a register, which would take two instructions for 32 weights.
+# The order of the rows in a tile: two of every four rows, then the other two. In this order, two columns need no
+# permutation across a register. Such permutations would take two instructions for 32 weights.
 _TILE_ROWS = [4 * quarter + 2 * half + lane for half in range(2) for quarter in range(4) for lane in range(2)]
 
 
@@ -212,7 +216,7 @@ def column_pairs(typing: Any, vector: Any, pair: Any, half: Any) -> tuple[Any, C
 
 @constant_intrinsic
 def row_pairs(typing: Any, vector: Any, half: Any) -> tuple[Any, Codegen]:
-    """Return eight rows of a Floats16, each twice, in the order of `column_pairs`."""
+    """Return eight rows of a Floats16, each of them twice, in the order of `column_pairs`."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         rows = _TILE_ROWS[8 * half.literal_value :][:8]
@@ -223,7 +227,7 @@ def row_pairs(typing: Any, vector: Any, half: Any) -> tuple[Any, Codegen]:
 
 @_intrinsic
 def from_tile(typing: Any, vector: Any) -> tuple[Any, Codegen]:
-    """Reorder sixteen rows from the order of a tile to the order of rows."""
+    """Reorder sixteen rows from the order in a tile to ascending order."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         places = [_TILE_ROWS.index(row) for row in range(LANES)]
@@ -237,9 +241,9 @@ _ONES = ir.Constant(_PAIRS, [1] * LANES)
 
 
 def _sums_with_avx2(builder: Any, weights: Weights, codes: Sequence[Sequence[Any]], largest: int) -> list[Any]:
-    """Compute `sums_of_products` in two halves, because a register of AVX2 has 32 bytes.
+    """Compute `sums_of_products` in two halves of 32 bytes, the size of an AVX2 register.
 
-    With four tokens, the sums and factors fill the sixteen registers.
+    With four tokens, the sums and factors fill all sixteen registers.
     """
     quads = [partial(_halves, builder, one) for one in weights]
     of_tokens = [[_part(builder, x, 0, 32) for x in own] for own in codes]  # both halves are equal
@@ -256,7 +260,7 @@ def _halves(builder: Any, weights: Callable[[], Any]) -> list[Any]:
 def _sums_of_small(
     builder: Any, quads: Sequence[Callable[[], Sequence[Any]]], codes: Sequence[Sequence[Any]], largest: int
 ) -> list[list[Any]]:
-    """Return the two halves of each token's sums. Products are added as int16 while the sums fit."""
+    """Return the sums of each token, in two halves. Products are added as int16 while these sums cannot overflow."""
     at_once = (1 << 15) // (2 * largest * 128)
     totals: list[list[Any]] = [[] for _ in codes]
     for begin in range(0, len(quads), at_once):
@@ -277,8 +281,8 @@ def _sums_of_signed(
 ) -> list[list[Any]]:
     """Do the same as `_sums_of_small` if LESS_128 is set.
 
-    Weights become int8. The instruction needs unsigned weights, so their signs are moved to the codes. Two products
-    fit an int16.
+    Weights become int8. The instruction needs unsigned weights, so the sign of each weight is moved to its code. The
+    sum of two products fits into an int16.
     """
     kind = ir.VectorType(_BYTE, 32)
     totals: list[list[Any]] = [[] for _ in codes]
@@ -312,8 +316,8 @@ def sums_of_products(
     """Return a tuple of Ints16, one for each of `tokens` tokens t.
 
     Element r is the sum over i and j < 4 of weights[i][4r + j] * codes[row + t, column + 4i + j]. `weights` is a
-    tuple of unsigned Bytes64. No weight is above `largest` (see LESS_128 if that is above 127). `codes` is a uint8
-    matrix of int8 other than -128. `tokens` and `largest` are constants.
+    tuple of unsigned Bytes64 that are at most `largest`. If `largest` is above 127, LESS_128 applies. `codes` is a
+    uint8 matrix of int8 other than -128. `tokens` and `largest` are constants.
     """
     count, result = weights.count, _tuple_of(_ints, tokens.literal_value)
 
@@ -329,9 +333,10 @@ def sums_of_products(
 def sums_of_loaded(
     typing: Any, count: Any, weights: Any, at: Any, codes: Any, row: Any, column: Any, tokens: Any, largest: Any
 ) -> tuple[Any, Codegen]:
-    """Compute `sums_of_products` with weights from a uint8 matrix: `count` times 64 bytes, from weights[0, at] on.
+    """Compute `sums_of_products` with weights from a uint8 matrix: `count` vectors of 64 bytes, from weights[0, at]
+    on.
 
-    Weights are loaded when they are multiplied.
+    Each vector is loaded when it is multiplied.
     """
     result = _tuple_of(_ints, tokens.literal_value)
 
@@ -390,8 +395,8 @@ def add_products_apart(
 def multiplied_again(typing: Any, weights: Any, totals: Any) -> tuple[Any, Codegen]:
     """Multiply the 64 bytes of each Ints16 in `totals` by `weights`, and add the products to that Ints16.
 
-    This measures the roof of the processor's instruction for int8 products. The sums mean nothing. AVX2 adds all
-    products as int16.
+    This measures the roof of the processor's instruction for int8 products, so the sums are meaningless. AVX2 adds
+    all products as int16.
     """
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
@@ -426,7 +431,7 @@ def _splat_of_four(builder: Any, pointer: Any) -> Any:
 
 
 def _sums_one_by_one(builder: Any, weights: Weights, codes: Sequence[Sequence[Any]]) -> list[Any]:
-    """Compute `sums_of_products` with VNNI, or with instructions that every processor has."""
+    """Compute `sums_of_products` with VNNI. Without VNNI, use instructions that every processor has."""
     totals: list[Any] = [ir.Constant(_INTS, [0] * LANES)] * len(codes)
     for i, made in enumerate(weights):
         q = made()

@@ -1,4 +1,4 @@
-"""Numba for all kernels: typed decorators, a shared cache, and bit operations."""
+"""Numba for all kernels: decorators with types, a shared cache, and bit operations."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ from cbtop.protocol.cache import cache_dir
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-untyped: Any = numba  # its stubs do not export all of it
+untyped: Any = numba  # Numba's stubs do not export everything
 settings: Any = numba.config  # the attributes are made at run time, so type checkers do not know them
-_Dispatcher: Any = CPUDispatcher  # has no type annotations
+_Dispatcher: Any = CPUDispatcher  # this class has no type annotations
 
 if settings.DISABLE_JIT:
     raise ComputeError("NUMBA_DISABLE_JIT is set: kernels are for vectors, which Python has none of; unset it")
 
-HALF_TO_SINGLE_BIAS = np.int32((127 - 15) << 23)  # difference of the exponent's biases in binary32 and binary16
+HALF_TO_SINGLE_BIAS = np.int32((127 - 15) << 23)  # difference between the exponent biases of binary32 and binary16
 SMALLEST_NORMAL_HALF = np.int32(0x0400)
-# From this number on, all bits of the exponent are one, and numbers are not finite. The same holds in binary32.
+# From this number on, all exponent bits of a binary16 are one, so it is not finite. In binary32, the same bits show
+# this.
 INFINITE_HALF = np.int32(0x7C00)
 SMALLEST_NORMAL_HALF_VALUE = np.float32(2.0**-14)
 
@@ -41,7 +42,7 @@ CODE_SETTINGS = (
     "OPT", "LOOP_VECTORIZE", "SLP_VECTORIZE", "LLVM_REFPRUNE_PASS", "BOUNDSCHECK", "DEBUGINFO_DEFAULT", "ENABLE_AVX",
     "ENABLE_PROFILING",
 )  # fmt: skip
-# Numba should not spend time compiling wrappers for calls from C.
+# These options save Numba the time to compile wrappers for calls from C.
 OPTIONS = {
     "nopython": True, "error_model": "numpy", "nogil": True, "no_cfunc_wrapper": True, "debug": False,
     "boundscheck": None,
@@ -61,7 +62,7 @@ prange = numba.prange
 
 
 class _Kernel(_Dispatcher):  # type: ignore[misc]
-    """A function that Numba compiles for the argument types of each call. Its code is stored in the cache."""
+    """A function that Numba compiles for the argument types of each call. Its machine code is stored in the cache."""
 
     def __init__(self, function: Any, types: Any = None, options: Any = None, compiler: Any = KernelCompiler) -> None:
         super().__init__(function, types or {}, options, compiler)
@@ -74,10 +75,10 @@ class _Kernel(_Dispatcher):  # type: ignore[misc]
 
 
 class _Inlined(_Dispatcher):  # type: ignore[misc]
-    """A function that only compiled code can call, because it has no machine code for Python to call."""
+    """A function that only compiled code can call. It has no machine code that Python could call."""
 
     def _insert(self, *_: Any) -> None:
-        """Do nothing, because otherwise Python would call machine code that does not exist."""
+        """Do nothing. Otherwise Python would call machine code that does not exist."""
 
     def _compile_for_args(self, *_: Any, **__: Any) -> None:
         raise TypeError(f"{self.py_func.__qualname__} is for compiled code alone")
@@ -90,7 +91,7 @@ def _options(**own: Any) -> dict[str, Any]:
 def is_kept(function: Any) -> bool:
     """Return whether the cache contains code of `function`, for any argument types. Returns True without a cache.
 
-    The function must be under one of the decorators below.
+    The function must have one of the decorators below.
     """
     return bool(function.is_kept())
 
@@ -98,8 +99,9 @@ def is_kept(function: Any) -> bool:
 def jit(function: Function) -> Function:
     """Compile a function for one thread.
 
-    fastmath allows sums to be reordered, and so to be vectorised. error_model="numpy" is set because a division that
-    raises on zero prevents vectorisation (8x on the softmax).
+    fastmath allows LLVM to reorder sums, and so to vectorise them. error_model="numpy" makes a division by zero
+    return infinity or NaN instead of raising, because a division that raises prevents vectorisation (8x on the
+    softmax).
     """
     return cast(Function, _Kernel(function, options=_options(fastmath=True)))
 
@@ -107,7 +109,7 @@ def jit(function: Function) -> Function:
 def jit_as_written(function: Function) -> Function:
     """Compile a function like `jit`, but without fastmath, for code that rounds to whole numbers.
 
-    With fastmath LLVM may turn x * (1 / y) into x / y. The results may differ in the last bit, which decides how a
+    With fastmath, LLVM may turn x * (1 / y) into x / y. Both may differ in the last bit, and this bit decides how a
     value halfway between two numbers is rounded.
     """
     return cast(Function, _Kernel(function, options=_options()))
@@ -119,15 +121,18 @@ def _inlined(function: Function, *, fastmath: bool) -> Function:
 
 
 def jit_inlined(function: Function) -> Function:
-    """Compile a function that LLVM always inlines. It suits functions with five arrays that are called for every row.
+    """Compile a function that LLVM always inlines, for functions with five arrays that are called for every row.
 
-    Only compiled code can call the function, and it is not cached.
+    Only compiled code can call the function. It is not cached.
     """
     return _inlined(function, fastmath=True)
 
 
 def jit_inlined_as_written(function: Function) -> Function:
-    """Compile a function like `jit_inlined`, but without fastmath. Its callers must use `jit_as_written`."""
+    """Compile a function like `jit_inlined`, but without fastmath.
+
+    Its callers must be compiled by `jit_as_written`.
+    """
     return _inlined(function, fastmath=False)
 
 
@@ -139,12 +144,12 @@ def jit_parallel(function: Function) -> Function:
 def copy_of(function: Function, name: str, **functions: Any) -> Function:
     """Return a copy of `function`, called `name`, in which `functions` replace the globals of these names.
 
-    The copy is not compiled; use a decorator above. Formats share code in this way: for each format that runs, the
-    code is compiled with the format's functions. (Closures would be compiled again in every process, because the ids
-    of a closure's functions are part of its key.)
+    The copy is not compiled yet. Use one of the decorators above. Formats share code in this way: for each format
+    that runs, the code is compiled with the format's functions. (A closure would be compiled again in every process,
+    because its key in the cache contains the ids of its functions.)
     """
     copied = FunctionType(function.__code__, {**function.__globals__, **functions}, name)
-    copied.__qualname__ = name  # together with the file, the name identifies the function in the cache
+    copied.__qualname__ = name  # the cache identifies a function by its file and this name
     return cast(Function, copied)
 
 
@@ -152,9 +157,9 @@ def copy_of(function: Function, name: str, **functions: Any) -> Function:
 def half_to_float(bits: Any) -> Any:
     """Return the 16 bits of an IEEE binary16 as a float32. This is exact, also for infinities and NaN.
 
-    The function uses shifts and additions. A scalar conversion instruction is 2-3x slower, because it has a false
-    dependency. Multiplying by 2^112 is shorter, but takes the processor's slow path for subnormal numbers. The scales
-    of Q6_K are often subnormal, so products of Q6_K took three times as long.
+    The function uses shifts and additions. The conversion instruction for one number is 2-3x slower, because it has a
+    false dependency. Multiplying by 2^112 is shorter, but processors handle subnormal numbers slowly. The scales of
+    Q6_K are often subnormal, so products of Q6_K took three times as long.
     """
     wide = np.int32(bits)
     sign = np.int32((wide & np.int32(0x8000)) << np.int32(16))
@@ -162,7 +167,7 @@ def half_to_float(bits: Any) -> Any:
     bias = HALF_TO_SINGLE_BIAS if magnitude < INFINITE_HALF else np.int32(2 * HALF_TO_SINGLE_BIAS)
     shifted = np.int32(np.int32(magnitude << np.int32(13)) + bias)
     normal = np.int32(sign | shifted).view(np.float32)
-    # A subnormal number has no leading one. Add a leading one to it, then subtract that as a float32.
+    # A subnormal number has no leading one. Add one to its bits, and subtract it again as a float32.
     leading = np.int32(shifted + np.int32(1 << 23)).view(np.float32) - SMALLEST_NORMAL_HALF_VALUE
     subnormal = -leading if sign else leading
     return normal if magnitude >= SMALLEST_NORMAL_HALF else subnormal

@@ -1,12 +1,11 @@
 """Numba's compiler for kernels, with fewer passes from Python to machine code.
 
-Numba runs all of its passes on each function. Several passes look for constructs that no kernel contains: closures,
-literal_unroll, sums of whole arrays. Without these passes, compiling the functions of a model takes a tenth less
-time.
+Several of Numba's passes look for constructs that no kernel contains: closures, literal_unroll, sums of whole arrays.
+Without these passes, compiling the functions of a model takes a tenth less time.
 
-Numba makes machine code of every function, stores it in the cache, and gives callers the LLVM code from before that
-step. Functions that only compiled code calls become part of their callers' machine code. Their own machine code is
-not needed, and took a twelfth of the time.
+Numba makes machine code of every function and stores it in the cache. Callers get the LLVM code from before that
+step. Functions that only compiled code calls become part of their callers' machine code. So machine code of their own
+is not made here, because that took a twelfth of the time.
 """
 
 from __future__ import annotations
@@ -16,11 +15,12 @@ from typing import Any
 
 from numba.core import codegen, compiler
 
-# These modules have no types.
+# Numba's modules have no type annotations.
 _codegen: Any = codegen
 _compiler: Any = compiler
 
-# Without these passes, a closure or literal_unroll is an error, and a sum of whole arrays allocates an array.
+# Names of passes that are left out. Without them, a closure or literal_unroll is an error, and a sum of whole arrays
+# allocates an array.
 UNUSED = (
     "WithLifting", "InlineClosureLikes", "RewriteDynamicRaises", "MakeFunctionToJitFunction", "InlineInlinables",
     "FindLiterallyCalls", "LiteralUnroll", "LiteralPropagationSubPipelinePass", "InlineOverloads", "NopythonRewrites",
@@ -41,7 +41,7 @@ class KernelCompiler(_compiler.Compiler):  # type: ignore[misc]
 
 
 class _Library(_codegen.JITCodeLibrary):  # type: ignore[misc]
-    """The LLVM code of one function, linked with all the code that it calls, and not yet optimised."""
+    """The LLVM code of one function and of everything that it calls, before optimisation."""
 
     def finalize(self) -> None:
         """Finish the library as Numba does, but without making machine code."""
@@ -58,15 +58,15 @@ class _Library(_codegen.JITCodeLibrary):  # type: ignore[misc]
 
     @property
     def codegen(self) -> Any:
-        """Return an object that ignores the Python globals which Numba sets for machine code.
+        """Return an object that ignores the Python globals that Numba sets for machine code.
 
-        Kernels have only constants.
+        Kernels use only constants.
         """
         return SimpleNamespace(set_env=lambda *_: None)
 
 
 class InlinedCompiler(KernelCompiler):
-    """The compiler of kernels for functions that are always inlined. It uses `_Library`."""
+    """The compiler of functions that are always inlined. It uses `_Library`."""
 
     def __init__(self, typing: Any, target: Any, library: Any, *more: Any) -> None:
         super().__init__(typing, target, library or _Library(target.codegen(), "inlined"), *more)

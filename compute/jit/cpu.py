@@ -1,7 +1,7 @@
 """The features of the processor that kernels are compiled for.
 
-Kernels are compiled for this processor, unless NUMBA_CPU_NAME names another. Features that NUMBA_CPU_FEATURES
-(`-avx2`) or NUMBA_ENABLE_AVX=0 removes count as missing, because then LLVM cannot compile code for them.
+This is the present processor, unless NUMBA_CPU_NAME names a different one. Features that NUMBA_CPU_FEATURES (`-avx2`)
+or NUMBA_ENABLE_AVX=0 removes count as missing, because LLVM cannot compile code for them.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ import numba
 from llvmlite import binding
 
 _settings: Any = numba.config  # the attributes are made at run time, so type checkers do not know them
-# From Linux's asm/prctl.h. A process must ask once to use tiles, because the system saves them for each thread.
+# From Linux's asm/prctl.h. A process must request permission once to use tiles, because the system saves them for
+# each thread.
 _ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA = 158, 0x1023, 18
-# For each feature, the features that it needs. If one of them is removed, LLVM removes the feature, too.
+# The features that each feature needs. If one of them is removed, LLVM also removes the feature.
 _AVX = {"sse3", "ssse3", "sse4.1", "sse4.2", "avx"}
 _AVX512 = _AVX | {"f16c", "fma", "avx2", "avx512f"}
 _NEEDED = {
@@ -48,24 +49,26 @@ def _may_use_tiles() -> bool:
 
 
 CPU_NAME: str = _settings.CPU_NAME or binding.get_host_cpu_name()  # the name that LLVM uses
-# Zen 4 and 5 read a stream from memory at full speed if it is not prefetched. Prefetched lines occupy the few slots
-# of L1 for pending lines, and then the processor's own prefetching, into L2, does not start.
+# Zen 4 and 5 read a stream from memory at full speed only if the code does not prefetch it. Prefetched lines occupy
+# the few slots of L1 for pending lines, and then the processor's own prefetching into L2 does not start.
 LOOKS_AHEAD = CPU_NAME in ("znver4", "znver5")
-# Whether the processor can convert binary16. Without that, LLVM calls a function that does not exist.
+# Whether the processor can convert binary16. If it cannot, LLVM calls a function that does not exist.
 HAS_F16C = _has("f16c")
-HAS_AVX2 = _has("avx2")  # whether the processor multiplies pairs of int16 and adds them, sixteen at a time
-HAS_VNNI = _has("avx512vnni")  # whether the processor adds products of four bytes to an int32
-# Other processors with AVX-512 use two prefetches: into L2 long before a line is needed, and into L1 shortly before.
-# A line that goes from memory directly into L1 occupies one of the few slots for pending lines all that time. With
-# one prefetch, a Xeon reads Q4_K, F16 and BF16 at 0.8 of its bandwidth, and with two at 0.9 to 1.0.
+# whether the processor can multiply pairs of int16 and add both products, for sixteen pairs at a time
+HAS_AVX2 = _has("avx2")
+HAS_VNNI = _has("avx512vnni")  # whether the processor can add products of four bytes to an int32
+# Other processors with AVX-512 need two prefetches: one into L2 long before a line is used, and one into L1 shortly
+# before. A line that comes from memory directly into L1 occupies one of the few slots for pending lines for a long
+# time. With one prefetch, a Xeon reads Q4_K, F16 and BF16 at 0.8 of its bandwidth, and with two at 0.9 to 1.0.
 ASKS_TWICE = HAS_VNNI and not LOOKS_AHEAD
-L1_AHEAD, L2_AHEAD = 2048, 16384  # distances in bytes
+L1_AHEAD, L2_AHEAD = 2048, 16384  # prefetch distances in bytes
 # The instructions that compute products of integers.
 TIER = "AVX-512 VNNI" if HAS_VNNI else "AVX2" if HAS_AVX2 else "generic"
-HAS_BF16 = _has("avx512bf16")  # whether the processor adds products of two bfloat16 to a float32
-# Per cycle, a Zen 4 begins a vector of sixteen products of float32, or one of 32 products of bfloat16. A Xeon begins
-# two vectors of float32, so its attention takes 1.9 times as long with pairs of bfloat16 (one token at position
-# 2,000).
+HAS_BF16 = _has("avx512bf16")  # whether the processor can add products of two bfloat16 to a float32
+# Whether products of bfloat16 are faster than float32. Per cycle, a Zen 4 begins one vector of sixteen float32
+# products or one of 32 bfloat16 products. A Xeon begins two vectors of float32. Its attention takes 1.9 times as long
+# with pairs of bfloat16 (one token at position 2,000).
 BF16_PAYS = HAS_BF16 and CPU_NAME == "znver4"
-# AMX multiplies tiles of bfloat16. Code that is compiled for another processor need not run here.
+# Whether AMX can multiply tiles of bfloat16. If NUMBA_CPU_NAME names a processor, code is compiled for that one, and
+# need not run here.
 HAS_TILES = HAS_BF16 and all(map(_has, ("amx-tile", "amx-bf16"))) and (bool(_settings.CPU_NAME) or _may_use_tiles())

@@ -1,8 +1,6 @@
-"""exp() and tanh() of a float32 that can be vectorised, for activations and soft caps, and powers of two for a
-softmax.
-"""
+"""Vectorised exp() and tanh() of a float32 for activations and soft caps, and powers of two for a softmax."""
 
-# math.exp in a loop remains a scalar library call, which is 3.6-8x slower than this polynomial.
+# math.exp in a loop remains a call of the scalar library function, which is 3.6-8x slower than this polynomial.
 
 from __future__ import annotations
 
@@ -13,9 +11,9 @@ import numpy as np
 from cbtop.compute.jit.compile import jit_inlined
 from cbtop.compute.jit.vectors import larger, multiply, multiply_add, power_of_two, rounded, splat, subtract
 
-EXPONENTIAL_FLOPS = 19  # operations of `exponential` without the clamping
+EXPONENTIAL_FLOPS = 19  # operations of `exponential`, not counting the limits at both ends
 LOG2_E = np.float32(1.4426950408889634)
-LN2_HIGH = np.float32(0.693359375)  # from Cephes expf: ln 2 in two parts, so that k * LN2_HIGH is exact
+LN2_HIGH = np.float32(0.693359375)  # from Cephes expf: ln 2 as the sum of two numbers, so that k * LN2_HIGH is exact
 LN2_LOW = np.float32(-2.12194440e-4)
 SMALLEST = np.float32(-87.0)  # below this, the result is not a normal float32
 LARGEST = np.float32(88.0)
@@ -28,16 +26,19 @@ T0, T1, T2 = np.float32(-5.70498872745e-3), np.float32(2.06390887954e-2), np.flo
 T3, T4 = np.float32(1.33314422036e-1), np.float32(-3.33332819422e-1)
 SMALL_TANGENT = np.float32(0.625)
 POWER_FLOPS = 12
-NOTHING = np.float32(-127)  # 2 to this power is smaller than any normal float32, and is computed as 0
-# 1 + r times this polynomial is 2^r within 1e-7 over |r| <= 1/2. It is minimax, found by least squares with Lawson's
-# weights.
+NOTHING = np.float32(-127)  # 2 to this power is below every normal float32, so the result is 0
+# 1 + r times this polynomial is 2^r within 1e-7 for |r| <= 1/2. It is a minimax polynomial, found by least squares
+# with Lawson's weights.
 P0, P1, P2 = np.float32(1.32647272e-3), np.float32(9.67151264e-3), np.float32(5.550733743e-2)
 P3, P4 = np.float32(2.402224209e-1), np.float32(6.931469776e-1)
 
 
 @jit_inlined
 def exponential(value: Any) -> Any:
-    """Return exp(value) with a relative error below 2e-7, limited to the range of normal numbers at both ends."""
+    """Return exp(value) with a relative error below 2e-7.
+
+    The result is limited to normal float32 numbers at both ends.
+    """
     value = min(max(value, SMALLEST), LARGEST)
     k = np.floor(np.float32(value * LOG2_E + np.float32(0.5)))
     r = np.float32(np.float32(value - k * LN2_HIGH) - k * LN2_LOW)

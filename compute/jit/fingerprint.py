@@ -3,16 +3,16 @@
 # A stale cache runs old code, so the hash must change unless all dependencies are certainly unchanged.
 #
 # Rules
-# - The names, globals and cells in a function's code are followed to functions, numbers and the Python code of
-#   intrinsics, as Numba does when it compiles. This also finds functions that `copy_of` has inserted, which the
-#   imports of the code's file do not contain.
-# - The whole file of every function is hashed as bytecode, because its types, data models and overloads cannot be
-#   found by name. Comments, line numbers and docstrings do not count.
+# - As Numba does when it compiles, the hash follows the names, globals and cells in a function's code to functions,
+#   numbers and the Python code of intrinsics. This also finds functions that `copy_of` has inserted. The file of the
+#   code does not import these.
+# - The whole file of every function is hashed as bytecode, because types, data models and overloads cannot be found
+#   by name. Comments, line numbers and docstrings do not change the hash.
 # - If compiled code calls a plain function, the overloads of that function may be in any file. So all files of ours
 #   that its file imports are hashed, too.
 # - The passes that compile kernels are always hashed. For an intrinsic, the decorators of intrinsics are hashed, too.
 # - A number is hashed by its value. If a value has an unknown kind, all of our files are hashed.
-# - A file is hashed after it was imported. If it has changed since then, there is no hash.
+# - A file is hashed after it was imported. If the file has changed since its import, it is not hashed.
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ from numba.core.extending import _Intrinsic
 NAME = "cbtop.compute"
 PACKAGE = Path(__file__).parents[1]
 _COMPILERS = str(PACKAGE / "jit" / "compilers.py")
-_INTRINSICS = str(PACKAGE / "jit" / "vectors.py")  # contains the decorators of intrinsics
+_INTRINSICS = str(PACKAGE / "jit" / "vectors.py")  # this file defines the decorators of intrinsics
 _VERSIONS = f"{numba.__version__} {llvmlite.__version__}"
 _LIBRARIES = {"numba", "llvmlite", "numpy", *sys.stdlib_module_names}
 _NUMBERS = (int, float, str, bytes, type(None), np.generic)
-# A flag of functions from Python 3.14 on.
+# A flag of functions with a docstring, from Python 3.14 on.
 HAS_DOCSTRING: int = getattr(inspect, "CO_HAS_DOCSTRING", 0)
 EXTENDED_ARG, STORE_NAME = dis.EXTENDED_ARG, bytes([dis.opmap["STORE_NAME"]])
 TAKES_CONSTANT = re.compile(b"[" + re.escape(bytes(one for one in dis.hasconst if one < 256)) + b"]")
@@ -54,7 +54,7 @@ Stamp = tuple[int, int, int]
 
 
 class ChangedError(Exception):
-    """A file cannot be hashed, because it has changed since it was imported or cannot be read."""
+    """A file cannot be hashed. It has changed since it was imported, or cannot be read."""
 
 
 def _stamp(path: str) -> Stamp:
@@ -62,12 +62,12 @@ def _stamp(path: str) -> Stamp:
     return found.st_mtime_ns, found.st_size, found.st_ino
 
 
-# The stamps of our files, taken when the first module that compiles anything is imported.
+# The stamps of our files when the first module that compiles anything was imported.
 _STAMPS = {str(path): _stamp(str(path)) for path in PACKAGE.rglob("*.py")}
 
 
 def fingerprint(function: FunctionType, options: object) -> str:
-    """Return 32 hexadecimal digits that identify a Python function compiled with `options`.
+    """Return 32 hexadecimal digits that identify a Python function which is compiled with `options`.
 
     Raises ChangedError if a file has changed or cannot be read.
     """
@@ -89,7 +89,7 @@ class _Walk:
         self.files: set[str] = set()
         self.values: set[str] = set()
         self._todo: list[tuple[Any, bool]] = []
-        self._met: dict[tuple[int, bool], Any] = {}  # keeps the objects alive, so that no id is used twice
+        self._met: dict[tuple[int, bool], Any] = {}  # keeps the objects alive, so that no new object gets the same id
 
     def begin(self, function: FunctionType) -> None:
         self._function(function, is_compiled=True)
@@ -147,7 +147,7 @@ class _Walk:
 def _named_by(function: FunctionType) -> Iterator[tuple[str, Any]]:
     """Yield the globals, closure variables and defaults that the function's code may read.
 
-    A global that has the name of an attribute in the code is also yielded. Extra values do no harm.
+    Also yields globals with the same name as an attribute in the code. Additional values do no harm.
     """
     for code in _codes(function.__code__):
         for name in code.co_names:
@@ -167,7 +167,7 @@ def _relative(path: str) -> str:
 
 
 def _checked(path: str) -> Stamp:
-    """Return the stamp of a file. Raises ChangedError if it is one of our files and has changed since the import."""
+    """Return the stamp of a file. Raises ChangedError if one of our files has changed since it was imported."""
     stamp = _stamp(path)
     if _STAMPS.get(path, stamp) != stamp:
         raise ChangedError
@@ -175,7 +175,7 @@ def _checked(path: str) -> Stamp:
 
 
 def _code_of(path: str) -> CodeType:
-    # This reads the bytecode file that the import used, which is faster than compiling.
+    # Read the bytecode file that the import used, because that is faster than compiling.
     code = SourceFileLoader(NAME, path).get_code(NAME)
     assert code is not None
     return code
@@ -194,10 +194,10 @@ def _hash_of_file(path: str, stamp: Stamp) -> str:
 
 
 def _operations(code: CodeType) -> tuple[bytes, bytes, list[str]]:
-    """Return the operations, their arguments, and the constants that they load.
+    """Return the operations with their arguments, and the constants that they load.
 
-    The numbers of the constants become 0. A docstring is the first constant, so a new docstring changes the numbers.
-    A function does not load its docstring. A module or a class stores its docstring; this constant is left out.
+    The indices of constants become 0. A docstring is the first constant, so adding one would change these indices. A
+    function never loads its docstring. A module or a class stores its docstring, and this constant is left out.
     """
     operations, arguments, loaded = code.co_code[::2], bytearray(code.co_code[1::2]), []
     for match in TAKES_CONSTANT.finditer(operations):
@@ -212,7 +212,7 @@ def _operations(code: CodeType) -> tuple[bytes, bytes, list[str]]:
 
 
 def _written(constant: object) -> str:
-    """Return the `repr` of a constant, but with sorted sets, because their order differs between processes."""
+    """Return the `repr` of a constant, with sorted sets. The order of a set differs between processes."""
     if isinstance(constant, CodeType):
         return "code"
     if isinstance(constant, frozenset):

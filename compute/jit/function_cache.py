@@ -1,9 +1,12 @@
-"""A cache of compiled functions. The key is everything that a function depends on, not its place in a file."""
+"""A cache of compiled functions.
+
+The key is a hash of everything that a function depends on, not its position in a file.
+"""
 
 # Rules
 # - Each function and signature has a file. The file's name contains a hash of the function's dependencies, and a hash
-#   of the signature and the processor. (Numba's key is the function's line and the text of its file. That key misses
-#   edits of called functions in other files, and recompiles after edits of comments.)
+#   of the signature and the processor. (Numba's key is the function's line and the text of its file. With that key,
+#   edits of called functions in other files have no effect, and edits of comments recompile.)
 # - A file is either complete or absent. It begins with a hash of its content. A damaged file is compiled again and
 #   rewritten. (Numba writes an index, and then the code that the index names. If two processes compile one function
 #   at the same time, the index of one process may name the code of the other.)
@@ -34,7 +37,7 @@ from cbtop.compute.jit.kernel_cache import CODE, remove_unused_files
 from cbtop.compute.memory import give_back_code
 from cbtop.protocol.cache import replace_whole
 
-# These modules have no types.
+# Numba's modules have no type annotations.
 _caching: Any = caching
 _add_symbol: Any = binding.add_symbol
 _dumps: Any = serialize.dumps
@@ -46,10 +49,10 @@ _PYTHON = f"py{sys.version_info[0]}{sys.version_info[1]}{sys.abiflags}"
 
 
 class FunctionCache(_caching.FunctionCache):  # type: ignore[misc]
-    """The cache of one function, compiled with `options`, in `directory`.
+    """The cache of one function, which is compiled with `options`. The files are in `directory`.
 
-    The dependencies are hashed when each signature is compiled, because called functions may be defined later than
-    the function. If they cannot be hashed, the function is compiled, and not cached.
+    The dependencies are hashed when a signature is compiled, because called functions may be defined after the
+    function. If they cannot be hashed, the function is compiled but not cached.
     """
 
     def __init__(self, directory: Path, function: Any, options: object) -> None:
@@ -98,7 +101,7 @@ class FunctionCache(_caching.FunctionCache):  # type: ignore[misc]
             return False
 
     def flush(self) -> None:
-        """Do nothing, because newly compiled code has a different file name or replaces the file."""
+        """Do nothing. Newly compiled code has a different file name, or replaces the old file."""
 
     def _path(self, key: tuple[Any, ...]) -> Path | None:
         try:

@@ -1,11 +1,10 @@
 """Convert float32 to the bits of IEEE binary16, or to the element type of an array, and convert such bits to numbers.
 
-Infinities and values beyond the range of the array become NaN. An infinite key could give a weight of 0, which looks
-valid.
+Infinities and values beyond the range of the array become NaN. An infinite key could lead to a weight of 0, which
+looks valid.
 """
 
-# The conversion uses integers, as compile.half_to_float does, because a processor without F16C has no instruction for
-# it.
+# The conversion uses integers, as compile.half_to_float does. A processor without F16C has no instruction for it.
 
 from __future__ import annotations
 
@@ -20,17 +19,18 @@ from cbtop.compute.jit.compile import jit
 
 _SIGN, MAGNITUDE = np.int32(0x8000), np.int32(0x7FFFFFFF)
 _SMALLEST_NORMAL = np.int32(0x38800000)  # 2^-14
-_BEYOND = np.int32(0x477FF000)  # 65,520 is halfway between the largest binary16 and 2^16, and rounds up
+_BEYOND = np.int32(0x477FF000)  # 65,520, halfway between the largest binary16 and 2^16; it rounds up
 INFINITE, NOT_A_NUMBER = np.int32(0x7F800000), np.int32(0x7FC00000)
 _BIAS = np.int32((127 - 15) << 23)
-# The bits of 0.5. Added to 0.5, a float32 is rounded to multiples of 2^-24, the smallest binary16.
+# The bits of 0.5. Adding 0.5 rounds a float32 to multiples of 2^-24, the smallest binary16.
 _HALF_BITS = np.int32(0x3F000000)
 
 
 @jit
 def float_to_half(value: Any) -> Any:
-    """Return the bits (uint16) of the binary16 nearest to a float32, halves to even, or NaN if the value is too
-    large.
+    """Return the bits (uint16) of the binary16 nearest to a float32, ties to even.
+
+    Returns NaN if the value is too large.
     """
     bits = np.float32(value).view(np.int32)
     magnitude = np.int32(bits & MAGNITUDE)
@@ -45,12 +45,15 @@ def float_to_half(value: Any) -> Any:
 
 
 def rounded_to(array: Any, value: Any) -> Any:
-    """Return a float32 as an element of `array`: unchanged, or as the bits of its binary16 if `array` is uint16."""
+    """Return a float32 as an element of `array`.
+
+    For uint16 this is the bits of its binary16, otherwise the float32 itself.
+    """
     return held_by(array, np.float32(value)).view(array.dtype)
 
 
 def held_by(array: Any, values: Any) -> Any:
-    """Return float32 values as `array` stores them: as float16 if `array` is uint16."""
+    """Return float32 values with the precision of `array`: float16 if `array` is uint16, otherwise float32."""
     with np.errstate(over="ignore"):
         rounded = values.astype(np.float16 if array.dtype == np.uint16 else np.float32)
     return np.where(np.isfinite(rounded), rounded, rounded.dtype.type(np.nan))
@@ -70,7 +73,10 @@ def _rounded_to(array: Any, value: Any) -> Any:
 
 
 def from_bits(array: Any) -> Any:
-    """Return the numbers in `array`. uint16 stands for the bits of float16, because Numba has no type for float16."""
+    """Return the numbers in `array`.
+
+    Elements of uint16 are the bits of float16, because Numba has no type for float16.
+    """
     return array.view(np.float16) if array.dtype == np.uint16 else array
 
 

@@ -1,14 +1,17 @@
-"""The directory of our compiled kernels, one for each version of Numba, and the removal of unused directories."""
+"""The directory of our compiled kernels, and the removal of unused directories.
+
+Each version of Numba has a directory.
+"""
 
 # Rules
 # - A process that uses a directory touches it and holds a shared lock on it (flock(2)) until it ends.
-# - Other directories are removed if no process has used them for UNUSED_S and no process holds the lock. A file, or a
-#   directory with a different form of name, is not ours and is never removed.
+# - Other directories are removed if no process has used them for UNUSED_S and no process holds the lock. Files, and
+#   directories with a different form of name, are not ours and are never removed.
 # - Unused directories are only searched for when a directory is created, because compiling its kernels takes a minute
 #   anyway.
-# - A file in a directory is removed if no process has loaded or written it for UNUSED_S, because functions in earlier
-#   forms are left behind. Loading a file touches the file. A process searches for such files once, after it has
-#   compiled something.
+# - A file in a directory is removed if no process has loaded or written it for UNUSED_S. Such files belong to earlier
+#   forms of functions. Loading a file touches it. A process searches for such files once, after it has compiled
+#   something.
 # - If an existing directory cannot be written to, as in a container's image, the process uses a copy (2 MB). Missing
 #   kernels are compiled into the copy.
 # - The files of a directory are executed. So the directory and its parent must belong to this user, to root, or to
@@ -32,7 +35,7 @@ UNUSED_S = 30 * 24 * 3600
 CODE = ".nbc"
 _NAME = re.compile(r"numba-[0-9a-f]{16}")
 _LOOKED_AFTER: set[Path] = set()
-_IN_USE: list[int] = []  # descriptors that hold the locks until the process ends
+_IN_USE: list[int] = []  # descriptors that hold the locks until this process ends
 
 
 def use_directory(root: Path, digest: str) -> Path | None:
@@ -67,12 +70,15 @@ def use_directory(root: Path, digest: str) -> Path | None:
 
 
 def is_believed(directory: Path) -> bool:
-    """Return whether other users cannot write to the files of `directory`. Raises OSError if it does not exist."""
+    """Return whether only trusted users can write to the files of `directory`.
+
+    Raises OSError if it does not exist.
+    """
     owners = {os.geteuid(), 0, os.stat(__file__).st_uid}
     for place, is_enough in ((directory, 0), (directory.parent, stat.S_ISVTX)):
         status = place.stat()
-        # On some systems the user's own group may write to new files. Its only member is the user if it has the
-        # user's number; a group such as `users` has other members.
+        # On some systems, the user's own group may write to new files. If the group has the user's number, its only
+        # member is the user. A group such as `users` has other members.
         is_own_group = status.st_gid == os.getegid() == os.geteuid()
         others = status.st_mode & (stat.S_IWOTH if is_own_group else stat.S_IWOTH | stat.S_IWGRP)
         if status.st_uid not in owners or (others and not status.st_mode & is_enough):
@@ -81,7 +87,7 @@ def is_believed(directory: Path) -> bool:
 
 
 def _copied(directory: Path) -> Path | None:
-    """Return a copy that is removed when this process ends, or None if there is no room for it."""
+    """Return a copy of the directory, or None without room for it. The copy is removed when this process ends."""
     try:
         copy = Path(tempfile.mkdtemp(prefix="cbtop-kernels-"))
     except OSError:
@@ -94,14 +100,14 @@ def _copied(directory: Path) -> Path | None:
                 target.mkdir(parents=True, exist_ok=True)
             else:
                 target.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(found, target)  # copies without the mode, because the file may be read-only, too
+                shutil.copyfile(found, target)  # does not copy the mode, because the file may be read-only
     except OSError:
         return None
     return copy
 
 
 def _remove_copy(copy: Path, pid: int) -> None:
-    if os.getpid() == pid:  # a fork may end earlier than the process that uses the copy
+    if os.getpid() == pid:  # a forked process must not remove the copy, because its parent may still use it
         shutil.rmtree(copy, ignore_errors=True)
 
 
@@ -131,7 +137,7 @@ def remove_unused_files(directory: Path, now_s: float) -> None:
         for entry in entries:
             if entry.is_file(follow_symlinks=False) and now_s - entry.stat().st_mtime > UNUSED_S:
                 with suppress(OSError):
-                    # The file is owned by another user, or already removed. A process that needs the file compiles
+                    # Another user owns the file, or it was removed already. If a process needs the file, it compiles
                     # again.
                     os.unlink(entry)
 

@@ -1,6 +1,8 @@
-"""Products of bytes by AVX2. A loop adds up either pairs of products as int16, or sums of products of signed bytes.
+"""Products of bytes with AVX2.
 
-The processor must have AVX2 (`cpu.HAS_AVX2`). `bytes64` works on every processor.
+A loop adds either pairs of products as int16, or sums of four products of signed bytes.
+
+The processor must have AVX2 (`cpu.HAS_AVX2`). The functions of `bytes64` work on every processor.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ _ALL_PAIRS, _HALF = ir.VectorType(ir.IntType(16), 2 * LANES), ir.VectorType(_BYT
 
 
 def _codes(context: Any, builder: Any, array_type: Any, place: Any) -> Any:
-    """Return four codes, repeated to fill an AVX2 register."""
+    """Return four codes as a vector that fills an AVX2 register with repetitions of them."""
     return _part(builder, _splat_of_four(builder, _address(context, builder, array_type, *place)), 0, 32)
 
 
@@ -29,9 +31,9 @@ def _joined(builder: Any, halves: list[Any], count: int) -> Any:
 def add_pairs(typing: Any, total: Any, weights: Any, codes: Any, row: Any, column: Any) -> tuple[Any, Codegen]:
     """Add the products of weights and codes to `total`, which holds two int16 for each row.
 
-    In row r, the first int16 gets weights[4r + j] * codes[row, column + j] for j = 0 and 1, the second for j = 2 and
-    3. The sums must not overflow. A product is up to 127 times the largest weight. `weights` is an unsigned Bytes64;
-    `codes` are int8 in a uint8 matrix.
+    In row r, the first int16 gets weights[4r + j] * codes[row, column + j] for j = 0 and 1. The second gets these for
+    j = 2 and 3. The sums must not overflow. A product is at most 127 times the largest weight. `weights` is an
+    unsigned Bytes64. `codes` are int8 in a uint8 matrix.
     """
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
@@ -48,7 +50,7 @@ def add_pairs(typing: Any, total: Any, weights: Any, codes: Any, row: Any, colum
 
 @_intrinsic
 def sums_of_pairs(typing: Any, pairs: Any) -> tuple[Any, Codegen]:
-    """Return the sum of the two int16 of `add_pairs` for each row, as Ints16."""
+    """Return the sum of both int16 of each row, as Ints16. `pairs` is a total of `add_pairs`."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         pairs = builder.bitcast(values[0], _ALL_PAIRS)

@@ -1,6 +1,4 @@
-"""Random numbers that depend only on a counter and a key, so they are the same on every machine, thread and
-backend.
-"""
+"""Random numbers that depend only on a counter and a key. They are the same on every machine, thread and backend."""
 
 # Philox4x32-10: Salmon, Moraes, Dror and Shaw, "Parallel Random Numbers: As Easy as 1, 2, 3", SC11, section 5.
 
@@ -21,7 +19,10 @@ _WEYL = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)  # added to the key in each
 
 @jit
 def philox(a: Any, b: Any, c: Any, d: Any, key: Any, other_key: Any) -> Any:
-    """Return four random words of 32 bits, each in a uint64, for a counter of four such words and a key of two."""
+    """Return four random words of 32 bits, each in a uint64.
+
+    They depend on the counter, which has four such words, and the key, which has two.
+    """
     for _ in range(ROUNDS):
         first, second = _MULTIPLIERS[0] * a, _MULTIPLIERS[1] * c
         a, b, c, d = (second >> _WORD) ^ b ^ key, second & _LOW, (first >> _WORD) ^ d ^ other_key, first & _LOW

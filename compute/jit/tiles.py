@@ -1,7 +1,7 @@
-"""Tiles: registers of sixteen rows of 64 bytes, and the instruction that multiplies two of them (Intel AMX).
+"""Tiles are registers of sixteen rows of 64 bytes. One instruction multiplies two of them (Intel AMX).
 
-A thread configures its tiles before it uses them and releases them afterwards, because the system saves 8 KB more for
-a thread while tiles are in use. A tile is identified by its number, a constant in the code.
+A thread configures its tiles before it uses them and releases them afterwards. While tiles are in use, the system
+saves 8 KB more for the thread. A tile is identified by its number, which is a constant in the code.
 """
 
 from __future__ import annotations
@@ -92,8 +92,9 @@ def store_tile(typing: Any, tile: Any, array: Any, row: Any, column: Any) -> tup
 
 @constant_intrinsic
 def multiply_tiles(typing: Any, total: Any, a: Any, b: Any) -> tuple[Any, Codegen]:
-    """Set total[m, n] += sum over k < 32 of a[m, k] * b[k // 2, 2 n + k % 2], with bfloat16 a and b, and float32
-    totals.
+    """Set total[m, n] += sum over k < 32 of a[m, k] * b[k // 2, 2 n + k % 2].
+
+    a and b contain bfloat16, and totals are float32.
     """
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:

@@ -1,12 +1,12 @@
 """LLVM vectors of sixteen numbers, used as values inside compiled kernels.
 
-`Ints16` (int32) and `Floats16` (float32) are Numba types without a Python value. They only exist between the calls
-below, inside a function under @jit. LLVM puts them into the processor's registers: one of 512 bits, two of 256, or
-four of 128.
+`Ints16` (int32) and `Floats16` (float32) are Numba types without a Python value. Only calls of the functions below,
+inside a function under @jit, can pass them on. LLVM puts them into the processor's registers: one of 512 bits, two of
+256, or four of 128.
 """
 
-# In plain loops, a quantised dot product needs a sum across lanes for each block, and converts each scale separately.
-# If sums and scales stay in vectors, the product is about twice as fast.
+# In plain loops, a quantised dot product sums across lanes for each block, and converts each scale separately. With
+# sums and scales in vectors, the product is about twice as fast.
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from cbtop.compute.jit.compile import (
 )
 from cbtop.compute.jit.cpu import HAS_F16C
 
-# Numba has no type annotations for these.
+# This module of Numba has no type annotations.
 cgutils: Any = numba_cgutils
 _initialise_model: Any = models.PrimitiveModel.__init__
 
@@ -99,12 +99,12 @@ def _splat(builder: Any, scalar: Any, vector: ir.VectorType) -> Any:
 
 
 def _address(context: Any, builder: Any, array_type: Any, array: Any, row: Any, column: Any) -> Any:
-    """Return a pointer to array[row, column] of a matrix with contiguous rows."""
+    """Return a pointer to array[row, column]. The rows of the matrix must be contiguous."""
     if array_type.layout != "C":
         raise LoweringError(f"{array_type} where rows that lie one after the other are wanted (np.ascontiguousarray)")
     view = context.make_array(array_type)(context, builder, array)
     row_stride = cgutils.unpack_tuple(builder, view.strides, 2)[0]
-    # The element's size is a constant. A stride from the array would cost an addition for every load.
+    # The element's size is a constant. Using a stride of the array would take an addition for every load.
     size_bytes = ir.IntType(64)(array_type.dtype.bitwidth // 8)
     offset = builder.add(builder.mul(row, row_stride), builder.mul(column, size_bytes))
     return builder.gep(builder.bitcast(view.data, ir.IntType(8).as_pointer()), [offset])
@@ -122,7 +122,8 @@ def _widened(builder: Any, halves: Any) -> Any:
     def all_of(value: int) -> Any:
         return ir.Constant(_INTS, [value] * LANES)
 
-    # Use integers, as compile.half_to_float does: add the leading one that subnormal numbers lack, then subtract it.
+    # Use integers, as compile.half_to_float does: add the leading one that subnormal numbers lack, and subtract it
+    # later.
     wide = builder.zext(builder.bitcast(halves, ir.VectorType(ir.IntType(16), LANES)), _INTS)
     sign = builder.shl(builder.and_(wide, all_of(0x8000)), all_of(16))
     magnitude = builder.and_(wide, all_of(0x7FFF))
@@ -254,7 +255,8 @@ def _prefetched(array: Any, locality: int) -> tuple[Any, Codegen]:
         pointer = _address(context, builder, array, *values)
         kind = ir.FunctionType(ir.VoidType(), [pointer.type, _INT, _INT, _INT])
         function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        builder.call(function, [pointer, _INT(0), _INT(locality), _INT(1)])  # LLVM's arguments for reading data
+        # arguments of LLVM's prefetch for reading data
+        builder.call(function, [pointer, _INT(0), _INT(locality), _INT(1)])
         return context.get_dummy_value()
 
     return types.void(array, types.uint64, types.uint64), generate
@@ -274,10 +276,10 @@ def prefetch_to_l2(typing: Any, array: Any, row: Any, column: Any) -> tuple[Any,
 
 @constant_intrinsic
 def on_stack(typing: Any, lines: Any) -> tuple[Any, Codegen]:
-    """Return a pointer to `lines` times 64 bytes on the stack, aligned to a cache line, for `carray`."""
+    """Return a pointer to `lines` times 64 bytes on the stack, aligned to a cache line. Pass it to `carray`."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        with builder.goto_entry_block():  # allocated once, not in every turn of a loop
+        with builder.goto_entry_block():  # allocates once, and not in every turn of a loop
             room = builder.alloca(ir.ArrayType(ir.IntType(8), 64 * lines.literal_value))
         room.align = 64
         return builder.bitcast(room, ir.IntType(8).as_pointer())
@@ -287,8 +289,9 @@ def on_stack(typing: Any, lines: Any) -> tuple[Any, Codegen]:
 
 @_intrinsic
 def turns(typing: Any, number: Any) -> tuple[Any, Codegen]:
-    """Return `number` in a way that hides its value from LLVM, so that a loop with this number of turns is not
-    unrolled.
+    """Return `number`, but hide its value from LLVM.
+
+    LLVM then does not unroll a loop with this number of turns.
     """
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
@@ -421,7 +424,7 @@ def subtract(typing: Any, a: Any, b: Any) -> tuple[Any, Codegen]:
 
 @_intrinsic
 def multiply(typing: Any, a: Any, b: Any) -> tuple[Any, Codegen]:
-    """Return a * b for two Floats16."""
+    """Return a * b + c for Floats16, as one fused operation."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         return builder.fmul(*values, flags=_FAST)
@@ -453,7 +456,10 @@ def chains(typing: Any, value: Any, count: Any) -> tuple[Any, Codegen]:
 
 @_intrinsic
 def multiply_add_again(typing: Any, totals: Any, factor: Any, term: Any) -> tuple[Any, Codegen]:
-    """Return each Floats16 of the tuple `totals` times `factor`, plus `term`. No result depends on another."""
+    """Return each Floats16 of the tuple `totals` times `factor`, plus `term`.
+
+    The results do not depend on each other.
+    """
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         found = [
@@ -537,7 +543,10 @@ def power_of_two(typing: Any, vector: Any) -> tuple[Any, Codegen]:
 
 @_intrinsic
 def largest_magnitude(typing: Any, a: Any, b: Any) -> tuple[Any, Codegen]:
-    """Return the bits of the largest magnitude in the lanes of two Floats16. The bits of NaN are above all others."""
+    """Return the bits of the largest magnitude in the lanes of two Floats16.
+
+    NaN counts as larger than all numbers.
+    """
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         mask = _INTS([0x7FFFFFFF] * LANES)
@@ -553,10 +562,10 @@ def _larger_of(builder: Any, a: Any, b: Any) -> Any:
 
 @_intrinsic
 def store_rounded(typing: Any, array: Any, row: Any, column: Any, vector: Any, factor: Any) -> tuple[Any, Codegen]:
-    """Set array[row, column : column + 16] of a uint8 matrix to the int8 nearest to each lane times `factor`, halves
-    to even.
+    """Multiply each lane by `factor`, and store the nearest int8 in array[row, column : column + 16], a uint8 matrix.
 
-    Returns the sum of the int8. The result is exact to the last bit, because nothing is reordered.
+    Ties are rounded to even. Returns the sum of the int8. The result is exact to the last bit, because nothing is
+    reordered.
     """
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:

@@ -1,6 +1,6 @@
 """The kernels, with one file per operation."""
 
-# The table is imported on first use, because importing it loads Numba, which takes half a second.
+# The table is imported on first use, because it loads Numba, which takes half a second.
 
 from __future__ import annotations
 

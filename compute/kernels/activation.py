@@ -20,7 +20,7 @@ from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWor
 
 Activation = Literal["silu", "gelu"]
 
-# gelu(x) is about x / (1 + exp(-LINEAR * x - CUBIC * x³)) (Hendrycks and Gimpel 2016, who write it with tanh).
+# gelu(x) is about x / (1 + exp(-LINEAR * x - CUBIC * x³)). Hendrycks and Gimpel 2016 give this formula with tanh.
 LINEAR = np.float32(2 * np.sqrt(2 / np.pi))
 CUBIC = np.float32(0.044715 * 2 * np.sqrt(2 / np.pi))
 
@@ -31,7 +31,7 @@ def reference(gate: Any, up: Any, out: Any) -> None:
     All arrays are float32 (tokens, feed_forward).
     """
     wide = gate.astype(np.float64)
-    # The parentheses contain the logistic function, in a form that cannot overflow.
+    # 0.5 * (1 + tanh(x / 2)) is the logistic function, in a form that cannot overflow.
     out[:] = wide * (0.5 * (1 + np.tanh(wide / 2))) * up
 
 
@@ -53,7 +53,7 @@ def swiglu(gate: Any, up: Any, out: Any) -> None:
 def work() -> KernelWork:
     """Return the work of a call. Its elements are outputs.
 
-    Each takes a negation, an exponential, an addition, a division, a multiplication, two reads and one write.
+    An output takes a negation, an exponential, an addition, a division, a multiplication, two reads and one write.
     """
     return KernelWork(flops_per_element=EXPONENTIAL_FLOPS + 4.0, bytes_per_element=3.0 * FLOAT_BYTES)
 
@@ -80,11 +80,14 @@ def geglu(gate: Any, up: Any, out: Any) -> None:
 
 
 def geglu_work() -> KernelWork:
-    """Return the work of a call: as in `work`, plus four multiplications and an addition for the cube."""
+    """Return the work of a call.
+
+    It is the same as in `work`, plus four multiplications and an addition for the cube.
+    """
     return KernelWork(flops_per_element=EXPONENTIAL_FLOPS + 8.0, bytes_per_element=3.0 * FLOAT_BYTES)
 
 
-# The activation functions of a gate. Other CUDA sources include them, too.
+# The activation functions of gates in CUDA C++. Other CUDA sources include them, too.
 GATES = r"""
 __device__ __forceinline__ float silu(float gate) { return gate / (1 + expf(-gate)); }
 __device__ __forceinline__ float gelu(float gate)
@@ -132,7 +135,7 @@ KERNEL {name}_bf16(const float* gate, const float* up, float* out, int64_t size,
 
 
 def _cuda(entry: str) -> CudaKernel:
-    """Return the CUDA version, which has a thread for every four outputs."""
+    """Return the CUDA version. It has a thread for every four outputs."""
 
     def launches(gate: Any, up: Any, out: Any) -> tuple[CudaLaunch, ...]:
         return (CudaLaunch(CUDA, entry, *of_fours(out.size), (gate, up, out, np.int64(out.size))),)

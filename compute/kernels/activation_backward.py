@@ -1,4 +1,4 @@
-"""The backward of SwiGLU and GEGLU: the gradients of gate and up from the gradient of their output.
+"""The backward of SwiGLU and GEGLU. It computes the gradients of gate and up from the gradient of their output.
 
 reference    NumPy, float64
 numba        one vectorised pass with its own exponential
@@ -44,7 +44,7 @@ def swiglu_backward(gate: Any, up: Any, d_out: Any, d_gate: Any, d_up: Any) -> N
 def work() -> KernelWork:
     """Return the work of a call. Its elements are outputs.
 
-    Each takes an exponential, eleven other operations, three reads and two writes.
+    An output takes an exponential, eleven other operations, three reads and two writes.
     """
     return KernelWork(flops_per_element=EXPONENTIAL_FLOPS + 11.0, bytes_per_element=5.0 * FLOAT_BYTES)
 
@@ -74,7 +74,10 @@ def geglu_backward(gate: Any, up: Any, d_out: Any, d_gate: Any, d_up: Any) -> No
 
 
 def geglu_work() -> KernelWork:
-    """Return the work of a call: as in `work`, plus seven operations for the cube and its slope."""
+    """Return the work of a call.
+
+    It is the same as in `work`, plus seven operations for the cube and its derivative.
+    """
     return KernelWork(flops_per_element=EXPONENTIAL_FLOPS + 18.0, bytes_per_element=5.0 * FLOAT_BYTES)
 
 

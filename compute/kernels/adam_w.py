@@ -1,4 +1,4 @@
-"""AdamW: a step of the optimizer, from the gradient and the running means of it and of its square.
+"""AdamW: one step of the optimizer. It uses the gradient, and running means of the gradient and of its square.
 
 reference    NumPy, float64
 numba        one vectorised pass over the weights and both means
@@ -14,15 +14,15 @@ from cbtop.compute.contracts import contract
 from cbtop.compute.jit.compile import jit
 from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWork, floats
 
-# The settings that Kingma and Ba 2015 recommend.
+# The values that Kingma and Ba 2015 recommend.
 MEAN_KEPT, SQUARE_KEPT, EPSILON = 0.9, 0.999, 1e-8
 
 
 def reference(weights: Any, gradient: Any, mean: Any, square: Any, step: int, rate: float, decay: float) -> None:
     """Update the weights and both means, all float32 (rows, columns). Steps are counted from 1.
 
-    `rate` is the learning rate, and `decay` the part of a weight that is subtracted at a rate of 1. (Loshchilov and
-    Hutter 2019)
+    `rate` is the learning rate. With a rate of 1, a step would subtract the share `decay` of each weight. (Loshchilov
+    and Hutter 2019)
     """
     wide = gradient.astype(np.float64)
     new_mean = MEAN_KEPT * mean.astype(np.float64) + (1 - MEAN_KEPT) * wide
@@ -54,7 +54,7 @@ def adam_w(weights: Any, gradient: Any, mean: Any, square: Any, step: int, rate:
 def work() -> KernelWork:
     """Return the work of a call. Its elements are weights.
 
-    Each takes fourteen operations, four reads and three writes.
+    A weight takes fourteen operations, four reads and three writes.
     """
     return KernelWork(flops_per_element=14.0, bytes_per_element=7.0 * FLOAT_BYTES)
 

@@ -35,7 +35,7 @@ def reference(x: Any, delta: Any, weight: Any, epsilon: float, out: Any) -> None
 
 @jit_inlined
 def sum_and_scale_of_row(x: Any, delta: Any, t: Any, epsilon: Any) -> Any:
-    """Set x[t] += delta[t], and return `scale_of` the sum."""
+    """Set x[t] += delta[t]. Returns `scale_of` the sum."""
     hidden = np.uint64(x.shape[1])
     squares = np.float32(0)
     for i in range(hidden):
@@ -53,7 +53,7 @@ def add_rms_norm(x: Any, delta: Any, weight: Any, epsilon: float, out: Any) -> N
 
 
 def parts(arguments: Arguments) -> tuple[Part, ...]:
-    """Return the two kernels that compute the sum and its norm."""
+    """Return two kernels with their arguments: one computes the sum, the other computes its norm."""
     x, delta, weight, epsilon, out = arguments
     return (RESIDUAL_ADD, (x, delta)), (RMS_NORM, (x, weight, epsilon, out))
 
@@ -71,7 +71,7 @@ def with_bf16(x: Any, delta: Any, weight: Any, epsilon: float, out: Any, rounded
 def with_codes(
     x: Any, delta: Any, weight: Any, epsilon: float, out: Any, codes: Any, factors: Any
 ) -> tuple[CudaLaunch, ...]:
-    """Return the launches that also quantize `out`, see `rms_norm.with_codes`."""
+    """Return the launches that also quantise `out`, see `rms_norm.with_codes`."""
     hidden = x.shape[1]
     if hidden % BLOCK or not stays_in_registers(hidden):
         return *launches(x, delta, weight, epsilon, out), *quantize_launches(out, codes, factors)
@@ -79,7 +79,7 @@ def with_codes(
 
 
 def work(hidden: int, *, is_on_gpu: bool = False) -> KernelWork:
-    """Return RMSNorm's work, plus an addition, a read of `delta` and a write of `x` for each output."""
+    """Return the work of RMSNorm, plus an addition, a read of `delta` and a write of `x` for each output."""
     alone = rms_norm.work(hidden, is_on_gpu=is_on_gpu)
     return replace(
         alone,

@@ -1,4 +1,4 @@
-"""Residual add, then RMSNorm of the sum. The output is also quantized to int8 for the products that follow.
+"""Residual add, then RMSNorm of the sum. The output is also quantised to int8, for the products that follow.
 
 reference    the three operations one after the other
 numba        the sum, then the loops of rms_norm_int8
@@ -23,7 +23,7 @@ from cbtop.compute.kernels.rms_norm_int8 import quantize_finite, with_quantizing
 def reference(
     x: Any, delta: Any, weight: Any, epsilon: float, out: Any, normed: Any, codes: Any, factors: Any
 ) -> None:
-    """Add `delta` to `x`, norm the sum, and quantize the result.
+    """Add `delta` to `x`, compute the norm of the sum, and quantise the result.
 
     x and out are as in `add_rms_norm`. The other arguments are as in `rms_norm_int8`.
     """
@@ -43,7 +43,7 @@ def add_rms_norm_int8(
 
 
 def parts(arguments: Arguments) -> tuple[Part, ...]:
-    """Return the kernels that compute the sum and its norm, and the one that quantizes the result."""
+    """Return two kernels with their arguments: one computes the sum and its norm, the other quantises the norm."""
     *norm, normed, codes, factors = arguments
     return (ADD_RMS_NORM, tuple(norm)), (QUANTIZE_ROWS, (normed, codes, factors))
 

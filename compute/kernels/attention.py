@@ -38,8 +38,10 @@ def reference(
     """Set out[t, h] = sum over p <= start + t of softmax(scale * q[t, h] . k[h // group, p]) * v[h // group, p].
 
     A token sees only the last `window` positions, including its own (0: all positions). A score s becomes cap *
-    tanh(s / cap), unless `cap` is 0. A group of heads shares a key head (Ainslie et al. 2023). q, out: float32
-    (tokens, heads * head_dim); k_cache, v_cache: from `empty_caches` or `plain_caches`. `scratch` is not used.
+    tanh(s / cap), unless `cap` is 0. A group of heads shares a key head (Ainslie et al. 2023).
+
+    q, out: float32 (tokens, heads * head_dim). k_cache, v_cache: from `empty_caches` or `plain_caches`. `scratch` is
+    not used.
     """
     head_dim = k_cache.shape[2]
     for t in range(len(q)):
@@ -56,14 +58,14 @@ def first_seen(position: int, window: int) -> int:
 
 
 def positions_seen(start: int, tokens: int, window: int) -> int:
-    """Return the sum of the numbers of positions that `tokens` tokens see. The first token is at position `start`."""
-    # Number of tokens that see one position more than the token before them.
+    """Return the number of positions that each token sees, added up over `tokens` tokens from position `start` on."""
+    # Number of tokens that see one position more than the previous token sees.
     growing = min(max(window - start, 0), tokens) if window else tokens
     return growing * start + growing * (growing + 1) // 2 + (tokens - growing) * window
 
 
 def attention_weights(q: Any, k_cache: Any, position: int, scale: float, window: int, cap: float) -> Any:
-    """Return the softmax of one token's query, which is 0 outside the token's window.
+    """Return the softmax of one token's query. It is 0 for positions outside the token's window.
 
     q is float32 (heads * head_dim,), and the result is float64 (heads, position + 1).
     """
@@ -78,7 +80,7 @@ def attention_weights(q: Any, k_cache: Any, position: int, scale: float, window:
     return np.pad(powers / powers.sum(axis=1, keepdims=True), ((0, 0), (first, 0)))
 
 
-# Separate loops run without a cap. Testing for a cap in each call would cost 4 % (a query of 6 heads, 513 positions).
+# Without a cap, separate loops run. A test for a cap in each call would cost 4 % (a query of 6 heads, 513 positions).
 _attend, _attend_parallel = compiled_loops("_attend")
 _attend_held, _attend_held_parallel = compiled_loops("_attend_held", _held=hold)
 
@@ -86,21 +88,22 @@ _attend_held, _attend_held_parallel = compiled_loops("_attend_held", _held=hold)
 def attention(
     q: Any, k_cache: Any, v_cache: Any, start: int, scale: float, window: int, cap: float, out: Any, scratch: Any
 ) -> None:
-    """Compute `reference` with Numba. `scratch` is from `scratch_for`; its size sets the number of threads."""
+    """Compute `reference` with Numba. `scratch` is from `scratch_for`. Its size determines the number of threads."""
     loops = (_attend_held, _attend_held_parallel) if cap else (_attend, _attend_parallel)
     attend(loops, q, (k_cache, v_cache), start, (scale, window, cap), out, scratch)
 
 
-# How far scores rise from block to block in examples: by less and by more than `attention_loops.ABOVE`, but not by
-# enough to make the earlier blocks count for nothing.
+# How far scores rise from block to block in examples. Some rises are below `attention_loops.ABOVE`, and others above.
+# All are small enough that the earlier blocks still contribute to the result.
 RISES = np.array([0, 5, 10, 15], np.float32)
 LARGEST_HEAD = 256
-LARGEST_OF_MANY = 128  # largest head_dim for many rows; larger heads need too many registers for 16 rows per warp
+# largest head_dim of the kernel for many rows; larger heads need too many registers for 16 rows per warp
+LARGEST_OF_MANY = 128
 HELD = "_held"
 
 
 def _entries(name: str, numbers: str, call: str, *, of_pieces: bool = True) -> str:
-    """Return the CUDA entries for one size of heads, without and with a cap."""
+    """Return the CUDA entries for one size of heads: one without a cap and one with a cap."""
     more, given = ("float* scratch, float share, ", "scratch, share, ") if of_pieces else ("", "")
     return "".join(
         f"""
@@ -150,7 +153,7 @@ def scratch_shape(multiprocessors: int) -> tuple[int, int]:
     """Return the shape of the float32 scratch of the CUDA version, for this number of multiprocessors.
 
     One row contains counters. Each other row is for the partial result of a block, which the last block reads. The
-    scratch must contain zeros before the first call. Calls that do not overlap may share a scratch.
+    scratch must contain zeros before its first use. Calls that do not overlap may share a scratch.
     """
     return multiprocessors + 1, few.SLOT
 
@@ -184,7 +187,7 @@ def launches(
 
 
 def work(head_dim: int, heads_per_key: int, cache_bytes: int, is_capped: bool = False) -> KernelWork:
-    """Return the work of a call. Its elements are heads x positions, summed over the tokens.
+    """Return the work of a call. Its elements are heads x positions, added up over the tokens.
 
     A number in the cache takes `cache_bytes`. A key and its value are read once for all heads that share them.
     """
@@ -197,7 +200,9 @@ def work(head_dim: int, heads_per_key: int, cache_bytes: int, is_capped: bool = 
 def examples_of(
     tokens: int, threads: int, dtype: Any, slides: bool, cap: float, group: int = 3, rises: bool = False
 ) -> Any:
-    """Return a function that makes examples. Its `size` is head_dim up to 64; larger sizes have a head_dim of 256.
+    """Return a function that makes examples.
+
+    Its parameter `size` is head_dim up to 64. Larger sizes have a head_dim of 256.
 
     `group` heads share keys and values. With `rises`, scores rise by RISES from block to block.
     """
@@ -210,12 +215,12 @@ def examples_of(
         k_cache, v_cache = empty_caches(kv_heads, start + tokens + 1, head_dim, np.float32)
         k_cache[:], v_cache[:] = floats(rng, *k_cache.shape), floats(rng, *v_cache.shape)
         columns = kv_heads * group * head_dim
-        times = 1 if rises or tokens == 1 else 3  # with one token, every position must count
+        times = 1 if rises or tokens == 1 else 3  # if there is only one token, every position must matter
         q, out = times * floats(rng, tokens, columns), np.zeros((tokens, columns), np.float32)
         if rises:
             q[:, ::head_dim] = 1
             rise = np.take(RISES, np.arange(k_cache.shape[1]) * LANES // POSITIONS, mode="clip")
-            rise[start // LANES :] += RISES[1]  # makes the token's own position count among thousands
+            rise[start // LANES :] += RISES[1]  # otherwise the token's own position would not matter among thousands
             k_cache[:, :, 0] += (head_dim**0.5 * LN_2 * rise)[:, None]
         if dtype == np.uint16:
             k_cache, v_cache = (cache.astype(np.float16).view(np.uint16) for cache in (k_cache, v_cache))
@@ -234,10 +239,9 @@ def kernel_for(
     group: int = 3,
     rises: bool = False,
 ) -> Kernel:
-    """Return the kernel.
+    """Return the kernel. Its examples have `tokens` tokens, `threads` threads and a cache of `dtype`.
 
-    Its examples have `tokens`, `threads` and a cache of `dtype`, and their scores are limited by `cap`. If `slides`,
-    they have a window. See `examples_of` for the other arguments.
+    Their scores are limited by `cap`. If `slides`, they have a window. See `examples_of` for the other arguments.
     """
     return Kernel(
         name="attention",

@@ -63,7 +63,8 @@ def attention_backward(
             end = t + np.uint64(1)
             first = end - np.uint64(window) if window and end > np.uint64(window) else np.uint64(0)
             largest = factor * _dot(q, t, head, k, first, of)
-            total, mean = np.float32(0), np.float32(0)  # of the weights, and of the weights times their gradients
+            # sums of the weights, and of the weights times their gradients
+            total, mean = np.float32(0), np.float32(0)
             for p in range(first, end):
                 score = factor * _dot(q, t, head, k, p, of)
                 if score > largest:
@@ -84,9 +85,9 @@ def attention_backward(
 
 
 def work(head_dim: int, heads_per_key: int) -> KernelWork:
-    """Return the work of a call. Its elements are heads x positions, summed over the tokens.
+    """Return the work of a call. Its elements are heads x positions, added up over the tokens.
 
-    Keys, values and their gradients are read once for all heads that share them, and the gradients are written.
+    Keys, values and their gradients are read once for all heads that share them. The gradients are also written.
     """
     return KernelWork(
         flops_per_element=14.0 * head_dim + 2.0 * EXPONENTIAL_FLOPS + 14.0,
@@ -95,11 +96,11 @@ def work(head_dim: int, heads_per_key: int) -> KernelWork:
 
 
 def _examples(rng: np.random.Generator, size: int) -> Arguments:
-    """Up to 64, `size` is head_dim. Beyond, head_dim is 64."""
+    """Return examples. Up to 64, `size` is head_dim. For larger sizes, head_dim is 64."""
     tokens, kv_heads, group, head_dim = 9, 2, 3, min(size, 64)
     q, k, v = (floats(rng, tokens, heads, head_dim) for heads in (kv_heads * group, kv_heads, kv_heads))
     d_q, d_k, d_v = np.zeros_like(q), np.zeros_like(k), np.zeros_like(v)
-    # A scale of 2 makes few positions count even in heads of one number.
+    # With a scale of 2, only a few positions matter, even in heads of one number.
     return q, k, v, 2.0 * head_dim**-0.5, 0 if size % 2 else 4, floats(rng, *q.shape), d_q, d_k, d_v
 
 

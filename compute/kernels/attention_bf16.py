@@ -4,7 +4,7 @@ reference    NumPy: the same numbers, multiplied in float64
 numba        the loops of `attention`, but with an instruction of AVX512-BF16 that multiplies and adds twice as many
              numbers as one of float32. Queries and weights are rounded to bfloat16. Keys and values in the cache are
              float16, with three bits more than bfloat16. These bits are cut off, because rounding takes twice as
-             long. The average loss is made up for all numbers together.
+             long. A factor for all numbers makes up for the average loss.
 
 Models with int8 products use this kernel on processors that run it faster (`cpu.BF16_PAYS`).
 """
@@ -42,12 +42,12 @@ from cbtop.compute.kernels.kv_caches import POSITIONS, keys_of
 from cbtop.compute.quantization.floats import BF16
 
 U = np.uint64
-# Cutting off the last three of ten bits of m * 2^e, with m in [1, 2), loses 3.5 * 2^-10 * 2^e on average. As a share
-# of the number this is 3.5 * 2^-10 / m. The average of 1 / m is 1 / (2 ln 2), because m is as often below sqrt(2) as
-# above it (Benford).
+# Values m * 2^e, with m in [1, 2), lose their last three of ten bits. The average loss is 3.5 * 2^-10 * 2^e, which is
+# 3.5 * 2^-10 / m of the value. The average of 1 / m is 1 / (2 ln 2), because m is as often below sqrt(2) as above it
+# (Benford).
 CUT = 1 / (1 - 3.5 * 2**-10 / (2 * np.log(2)))
 
-_ROWS, _VECTORS = 2, 2  # replaced in copies of the functions, see `attention_loops`
+_ROWS, _VECTORS = 2, 2  # copies of the functions have different numbers, see `attention_loops`
 
 
 def _scores(
@@ -78,7 +78,7 @@ def _add_values(
         for vector in range(U(_VECTORS)):
             prefetch_to_l2(values, first + ahead, column * U(POSITIONS) + (p * U(_VECTORS) + vector * U(2)) * lanes)
         # Positions that are not visible are not read. If the other position of a pair is not visible, the visible one
-        # is read twice. The weight of the second read is 0.
+        # is read twice, and the weight of the second read is 0.
         low, high = max(p, skipped), min(p + U(1), count - U(1))
         sums = add_products_of_pairs(
             sums,
@@ -100,7 +100,7 @@ def _take_query(
     """Do the same as `attention_loops.take_query`, but pack two numbers into each word."""
     take_query(q, token, first, head_dim, scale, scratch, row, query)
     lanes = U(LANES)
-    for i in range(U(0), head_dim, lanes + lanes):  # numbers beyond the end are written to unused words
+    for i in range(U(0), head_dim, lanes + lanes):  # numbers after the end of a head are written to unused words
         low, high = load_floats(scratch, row, query + i), load_floats(scratch, row, query + i + lanes)
         store_ints(scratch, row, query + i // U(2), bfloats(low, high))
 
@@ -141,14 +141,14 @@ def attention_bf16(
 ) -> None:
     """Compute `reference` with Numba.
 
-    `scratch` is from `attention_loops.scratch_for`; its size sets the number of threads.
+    `scratch` is from `attention_loops.scratch_for`. Its size determines the number of threads.
     """
     loops = (_attend_held, _attend_held_parallel) if cap else (_attend, _attend_parallel)
     attend(loops, q, (k_cache, v_cache), start, (scale * CUT, window, cap), out, scratch)
 
 
 def can_take(head_dim: int, cache_bytes: int) -> bool:
-    """Return whether this kernel supports heads of `head_dim` dimensions and a cache with `cache_bytes` per
+    """Return whether this kernel supports heads of `head_dim` dimensions and caches of `cache_bytes` bytes per
     number.
     """
     return head_dim % 2 == 0 and cache_bytes == 2
@@ -159,9 +159,9 @@ def reference(
 ) -> None:
     """Compute `attention.reference` with numbers in bfloat16.
 
-    q * scale and the weights are rounded to bfloat16, keys and values are cut to bfloat16 and multiplied by `CUT`.
-    Weights are rounded as 2^(score - floor(largest score)), before the division by their sum. k_cache, v_cache:
-    float16 as uint16; head_dim is even.
+    q * scale and the weights are rounded to bfloat16. Keys and values are cut to bfloat16 and multiplied by `CUT`.
+    Weights are rounded as 2^(score - floor(largest score)), before they are divided by their sum. k_cache, v_cache:
+    float16 as uint16. head_dim is even.
     """
     (kv_heads, _, head_dim, _), end = k_cache.shape, start + len(q)
     queries = _rounded(q * np.float32(scale * CUT * LOG2_E)).reshape(len(q), kv_heads, -1, head_dim)
@@ -183,7 +183,7 @@ def _rounded(values: Any) -> Any:
 
 
 def _cut(values: Any) -> Any:
-    """Return the next bfloat16 numbers towards zero, as float64."""
+    """Return the nearest bfloat16 numbers towards zero, as float64."""
     words = np.ascontiguousarray(values, np.float32).view(np.uint32)
     return (words & np.uint32(0xFFFF0000)).view(np.float32).astype(np.float64)
 

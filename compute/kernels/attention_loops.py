@@ -31,35 +31,38 @@ from cbtop.compute.kernels.kv_caches import POSITIONS, padded
 from cbtop.compute.memory import line_aligned_zeros
 from cbtop.compute.settings import crossovers
 
-# Numbers of rows that share a read. A processor begins two multiply-adds per cycle, and each takes four cycles. So
-# eight registers of sums keep the processor busy, and a few more leave some slack. In pairs of rows, each row has two
-# vectors of sums. With AVX-512, where a vector is one register, rows of larger groups have two vectors, too. Zen 4 is
-# an exception: it begins one multiply-add per cycle, and takes 1.16 times as long with two vectors.
+# Numbers of rows that share a read. A processor begins two multiply-adds per cycle, and each of them takes four
+# cycles. So eight registers of sums keep it busy, and a few more leave a margin. In pairs of rows, each row has two
+# vectors of sums. With AVX-512, a vector is one register, so rows of larger groups have two vectors, too. A Zen 4
+# begins only one multiply-add per cycle and takes 1.16 times as long with two vectors, so there rows of larger groups
+# have one.
 MANY, SOME, PAIR = 6, 4, 2
 WIDE = HAS_VNNI and CPU_NAME != "znver4"
 MAX_ROWS = 64  # rows in one piece of work
-# Scores are multiplied by log2(e), so that weights are powers of two.
+# Scores are multiplied by log2(e), so that softmax weights are powers of two.
 LOG2_E, LN_2 = math.log2(math.e), np.float32(math.log(2))
-# LOWEST is below every score. UNSEEN, the score of a position that is not visible, is even lower, so its weight is 0
-# even if no position has been visible yet. Infinity would be undefined under fastmath.
+# LOWEST is below every score. UNSEEN is the score of a position that is not visible. It is lower than LOWEST, so its
+# weight is 0 even before any position has been visible. Infinity cannot be used, because it is undefined under
+# fastmath.
 LOWEST, UNSEEN = np.float32(-1e30), np.float32(-2e30)
-# A row's reference score is subtracted from its scores. A score may exceed it by this much before a higher reference
-# replaces it, because finding the largest score of every block takes 4 % of the time. No weight is above 2^8, so sums
-# of weights stay far from infinity.
+# A reference score is subtracted from the scores of a row. A higher reference replaces it only if a score exceeds it
+# by more than this, because finding the largest score of every block takes 4 % of the time. No weight exceeds 2^8, so
+# sums of weights stay far below infinity.
 ABOVE = np.float32(8)
 NOTHING_LEFT = np.float32(126)  # if the reference rises by this much, all earlier sums become 0
-TIMES = 1  # factor of the outputs, for variants that read values too small by this factor
+TIMES = 1  # factor of the outputs; variants that read too small values change it
 
 
 def scratch_for(threads: int, head_dim: int) -> Any:
     """Return a scratch, float32 (threads * 64, columns).
 
-    Each row contains its weights, its output, its query, the reference of its weights, and the sums of its weights.
+    A row contains the weights, output and query of a head, its reference score, and the sums of its weights.
     """
     return line_aligned_zeros((threads * MAX_ROWS, POSITIONS + 2 * padded(head_dim) + 2 * LANES), np.float32)
 
 
-# Numbers of rows and vectors whose sums stay in registers. `of_rows` copies the functions below with other numbers.
+# Numbers of rows and vectors of sums. The sums stay in registers. `of_rows` makes copies of the functions below with
+# other numbers.
 _ROWS, _VECTORS = 2, 2
 
 
@@ -68,7 +71,7 @@ def _scores(
 ) -> None:
     """Multiply the queries of _ROWS rows by the keys of 16 * _VECTORS positions.
 
-    The results are set in scratch[row : row + _ROWS, column : + 16 * _VECTORS].
+    The results replace scratch[row : row + _ROWS, column : + 16 * _VECTORS].
     """
     # compiled
     sums = zero_sums(_ROWS, _VECTORS)
@@ -100,7 +103,7 @@ def _add_values(
 
 @cache
 def of_rows(function: Any, rows: int, vectors: int) -> Any:
-    """Return `function`, compiled for `rows` rows and `vectors` vectors of sums at a time."""
+    """Return a compiled copy of `function` for `rows` rows and `vectors` vectors of sums at a time."""
     own = {"_ROWS": rows, "_VECTORS": vectors}
     return jit_inlined(copy_of(function, f"{function.__name__}_of_{rows}_by_{vectors}", **own))
 
@@ -108,7 +111,8 @@ def of_rows(function: Any, rows: int, vectors: int) -> Any:
 _scores_of_six, _scores_of_four = (of_rows(_scores, rows, 2 if WIDE else 1) for rows in (MANY, SOME))
 _add_values_of_six, _add_values_of_four = (of_rows(_add_values, rows, 2 if WIDE else 1) for rows in (MANY, SOME))
 _scores_of_pair, _add_values_of_pair = of_rows(_scores, PAIR, 2), of_rows(_add_values, PAIR, 2)
-# For the last vector of a head with an odd number of vectors. Not needed if functions process one vector at a time.
+# These functions process the last vector of a head with an odd number of vectors. They are not needed if the
+# functions above process only one vector at a time.
 _add_last_of_six, _add_last_of_four, _add_last_of_pair = (
     of_rows(_add_values, rows, 1) for rows in (MANY, SOME, PAIR)
 )
@@ -123,12 +127,12 @@ def _first_seen(position: Any, window: Any) -> Any:
 
 @jit_inlined
 def _leave(scratch: Any, row: Any, hidden: Any, visible: Any, cap: Any) -> None:
-    """Do not change the scores. This function replaces `hold` in variants without a cap."""
+    """Do nothing. Variants without a cap call this function instead of `hold`."""
 
 
 @jit_inlined
 def hold(scratch: Any, row: Any, hidden: Any, visible: Any, cap: Any) -> None:
-    """Limit the scores of positions `hidden` to `visible` - 1 to between -cap and cap."""
+    """Limit the scores from position `hidden` to position `visible` - 1 to the range from -cap to cap."""
     largest, inverse = np.float32(cap), np.float32(1 / cap)
     for p in range(hidden, visible):
         scratch[row, p] = largest * tangent(np.float32(scratch[row, p] * inverse))
@@ -136,9 +140,9 @@ def hold(scratch: Any, row: Any, hidden: Any, visible: Any, cap: Any) -> None:
 
 @jit_inlined
 def _rise(scratch: Any, row: Any, hidden: Any, visible: Any, head_dim: Any, output: Any, state: Any) -> None:
-    """Set the scores before position `hidden` and from `visible` on to UNSEEN.
+    """Set the scores of positions before `hidden` and from `visible` on to UNSEEN.
 
-    If a score is far above the reference of the weights, the largest score becomes the reference, and the sums are
+    If a score is far above the reference of the row, the largest score becomes the new reference, and the sums are
     rescaled.
     """
     positions, lanes = np.uint64(POSITIONS), np.uint64(LANES)
@@ -151,7 +155,8 @@ def _rise(scratch: Any, row: Any, hidden: Any, visible: Any, head_dim: Any, outp
     for p in range(np.uint64(0), positions, lanes):
         most = larger(load_floats(scratch, row, p), most)
     if any_above(most, np.float32(before + ABOVE)):
-        # This is a whole number, so the factor is an exact power of two and rounding is unchanged.
+        # `largest` is a whole number, so the factor is an exact power of two, which does not change how sums are
+        # rounded.
         largest = np.floor(largest_of(most))
         rise = np.float32(largest - before)
         factor = exponential(np.float32(-rise * LN_2)) if rise < NOTHING_LEFT else np.float32(0)
@@ -171,7 +176,10 @@ def take_query(q: Any, token: Any, first: Any, head_dim: Any, scale: Any, scratc
 
 @jit_inlined
 def _weigh(scratch: Any, row: Any, state: Any) -> None:
-    """Turn a row's scores into powers of two, and add them to its sums. UNSEEN becomes 0."""
+    """Turn the scores of a row into weights, which are powers of two, and add them to the row's sum.
+
+    The weight of UNSEEN is 0.
+    """
     positions, lanes = np.uint64(POSITIONS), np.uint64(LANES)
     less, sums = splat(np.float32(-scratch[row, state])), load_floats(scratch, row, state + lanes)
     for p in range(np.uint64(0), positions, lanes):
@@ -183,15 +191,15 @@ def _weigh(scratch: Any, row: Any, state: Any) -> None:
 
 @jit_inlined
 def _columns(head_dim: Any) -> Any:
-    """Return the padded size of a head, and the scratch columns of output, query and state."""
+    """Return the size of a head with padding, and the columns of output, query and state in the scratch."""
     lanes = np.uint64(LANES)
     size = (head_dim + lanes - np.uint64(1)) // lanes * lanes
     output = np.uint64(POSITIONS)
     return size, output, output + size, output + size + size
 
 
-# Each variant has its own copy of the functions from `_take_rows` to `attend_any`, with its own `_held` and its own
-# products.
+# Each variant has copies of the functions from `_take_rows` to `attend_any`. The copies use the variant's own `_held`
+# and products.
 _held = _leave  # variants with a cap use `hold`
 
 
@@ -200,7 +208,8 @@ def _take_rows(q: Any, scale: Any, piece: Any, head_dim: Any, scratch: Any, base
     first_token, first_head, heads, rows = piece
     size, output, query, state = _columns(head_dim)
     lanes, pair = np.uint64(LANES), np.uint64(PAIR)
-    for one in range((rows + np.uint64(1)) // pair * pair):  # an even number, because at least two rows share a read
+    # rounded up to an even number, because at least two rows share a read
+    for one in range((rows + np.uint64(1)) // pair * pair):
         for i in range(np.uint64(2) * size):
             scratch[base + one, output + i] = np.float32(0)
         scratch[base + one, state] = np.float32(LOWEST)
@@ -242,7 +251,7 @@ def _weigh_rows(scratch: Any, base: Any, head_dim: Any, p: Any, rows: Any, heads
         _held(scratch, base + one, hidden, visible, cap)
         _rise(scratch, base + one, hidden, visible, size, output, state)
         of_token += np.uint64(1)
-        if of_token == heads:  # dividing once for each row took 5 % of the time
+        if of_token == heads:  # dividing once for each row would take 5 % of the time
             position, of_token = position + np.uint64(1), np.uint64(0)
     for one in range(first, end):
         _weigh(scratch, base + one, state)
@@ -320,9 +329,9 @@ def attend_any(  # compiled
     q: Any, keys: Any, values: Any, begin: Any, groups: Any, dimensions: Any, pieces: Any, scale: Any, width: Any,
     cap: Any, out: Any, scratch: Any, chunk: Any, chunks: Any,
 ) -> None:  # fmt: skip
-    """Do every `chunks`-th piece of work, beginning with number `chunk`.
+    """Process every `chunks`-th piece of work, beginning with number `chunk`.
 
-    A piece consists of some tokens and some heads of a group (all heads if `pieces` is 1).
+    A piece of work is a number of tokens and a number of heads of a group (all heads if `pieces` is 1).
     """
     start, kv_heads, head_dim, parts = np.uint64(begin), np.uint64(groups), np.uint64(dimensions), np.uint64(pieces)
     context, group = np.uint64(values.shape[0]) // kv_heads, np.uint64(q.shape[1]) // head_dim // kv_heads
@@ -342,8 +351,8 @@ def attend_any(  # compiled
         end = start + first_token + (rows - np.uint64(1)) // heads + np.uint64(1)
         begin_of_all = _first_seen(start + first_token, window) // positions * positions
         for p in range(begin_of_all, end, positions):
-            # Prefetch the block of positions that comes next, in this head or in the next one. Prefetch it only into
-            # L2, because L1 is full of the present block.
+            # Prefetch the next block of positions, which may belong to the next head. Prefetch it only into L2,
+            # because L1 is full of the present block.
             ahead = positions if p + positions < end else context + begin_of_all - p
             place = kv_head, context, p, ahead
             _attend_positions(keys, values, place, piece, (start, window, cap), head_dim, scratch, base)
@@ -362,10 +371,10 @@ def attend_any_parallel(  # compiled
 def compiled_loops(name: str, **own: Any) -> tuple[Any, Any]:
     """Return two loops of a variant: one for a single thread, called `name`, and one for several threads.
 
-    `own` replaces functions and numbers above.
+    `own` contains functions and numbers that replace those above.
     """
     parts = _take_rows, _multiply_keys, _weigh_rows, _multiply_values, _attend_positions, _write_rows
-    for part in parts:  # `_attend_positions` calls the functions before it in this tuple
+    for part in parts:  # `_attend_positions` calls the functions that precede it in this tuple
         own[part.__name__] = jit_inlined(copy_of(part, f"{part.__name__}_of{name}", **own))
     alone = jit(copy_of(attend_any, name, **own))
     return alone, jit_parallel(copy_of(attend_any_parallel, f"{name}_parallel", attend_any=alone))
@@ -375,7 +384,7 @@ def attend(
     loops: tuple[Any, Any], q: Any, caches: tuple[Any, Any], start: int, scores: tuple[float, int, float], out: Any,
     scratch: Any,
 ) -> None:  # fmt: skip
-    """Run the loop for one thread, or the loop for all threads of `scratch` if there is enough work.
+    """Run the loop for one thread. If there is enough work, run the loop for all threads that `scratch` has room for.
 
     `scores` is a tuple of scale, window and cap.
     """

@@ -1,4 +1,4 @@
-"""The class of a kernel, which contains its reference, its fast version, its work and its example inputs."""
+"""The class of a kernel. A kernel has a reference, a fast version, its work and example inputs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from cbtop.compute.contracts import Contract
 from cbtop.compute.cuda.launches import CudaKernel
 
-FLOAT_BYTES = 4  # all activations and norms are float32
+FLOAT_BYTES = 4  # bytes of a float32, the type of all activations and norms
 
 Arguments = tuple[Any, ...]
 
@@ -31,7 +31,7 @@ class KernelWork:
 
 
 def everything(arguments: Arguments, turn: int) -> Arguments:
-    """Return all arguments. For kernels whose reference is fast enough to compute all outputs."""
+    """Return all arguments, because the reference is fast enough to compute all outputs."""
     return arguments
 
 
@@ -42,7 +42,7 @@ class Kernel:
     `reference` (in NumPy) defines the result, and `implementation` (in Numba) computes it. Both take the same
     arguments, write to the arguments at the positions `outputs`, and return and allocate nothing.
     `work`: computes the KernelWork from shapes. Its parameters depend on the kernel.
-    `contract`: what must be true before and after a call, and how far the two versions may differ, in float32.
+    `contract`: the conditions before and after a call, and how far the two versions may differ, in float32.
     `examples`: makes arguments with about `size` elements per dimension.
     `narrow`: reduces arguments to fewer rows, so that the reference is quick. Each turn selects different rows.
     `parallel`: whether the kernel may use all threads of the backend. Other kernels run on one thread.
@@ -65,7 +65,7 @@ class Kernel:
     cuda: CudaKernel | None = None
 
     def single_tokens(self, arguments: Arguments) -> Iterator[Arguments]:
-        """Yield, for each token, the arguments of a call for that token alone, as views."""
+        """Yield the arguments of single-token calls, as views. There is one call per token."""
         names = self.contract.arguments
         start = names.index("start") if "start" in names else None
         for token in range(len(arguments[self.by_token[0]])):
@@ -81,7 +81,7 @@ Part = tuple[Kernel, Arguments]
 
 
 def with_copies(arguments: Arguments, places: Collection[int]) -> Arguments:
-    """Return the arguments, with those at `places` replaced by copies."""
+    """Return the arguments. Those at `places` are copies."""
     copied = list(arguments)
     for place in places:
         copied[place] = copied[place].copy()
@@ -89,7 +89,7 @@ def with_copies(arguments: Arguments, places: Collection[int]) -> Arguments:
 
 
 def check_floats(x: Any) -> None:
-    """Raise ValueError if `x` is not float32, because vectorised code would misread its numbers."""
+    """Raise ValueError if `x` is not float32, because vectorised code would misinterpret its bytes."""
     if x.dtype != np.float32:
         raise ValueError(f"activations are {x.dtype}; float32 are wanted: give x.astype(np.float32)")
 

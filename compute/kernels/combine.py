@@ -68,7 +68,10 @@ def launches(outputs: Any, places: Any, weights: Any, out: Any) -> tuple[CudaLau
 
 
 def work(used: int) -> KernelWork:
-    """Return the work of a call. Its elements are outputs. For each expert a value is read, multiplied and added."""
+    """Return the work of a call.
+
+    Its elements are outputs. For each expert, one value is read, multiplied and added.
+    """
     return KernelWork(flops_per_element=2.0 * used - 1.0, bytes_per_element=FLOAT_BYTES * (used + 1.0))
 
 

@@ -48,7 +48,7 @@ def cross_entropy(logits: Any, targets: Any, losses: Any) -> None:
 def work() -> KernelWork:
     """Return the work of a call. Its elements are logits.
 
-    Each takes a comparison, a subtraction, an exponential, an addition and two reads.
+    A logit takes a comparison, a subtraction, an exponential, an addition and two reads.
     """
     return KernelWork(flops_per_element=EXPONENTIAL_FLOPS + 3.0, bytes_per_element=2.0 * FLOAT_BYTES)
 

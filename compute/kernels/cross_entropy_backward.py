@@ -1,4 +1,6 @@
-"""The backward of cross-entropy: the gradient of the mean loss, (softmax(logits) - 1 at the target) / tokens.
+"""The backward of cross-entropy.
+
+It computes the gradient of the mean loss, (softmax(logits) - 1 at the target) / tokens.
 
 reference    NumPy, float64
 numba        three vectorised passes over a row: its maximum, the powers and their sum, the division
@@ -48,7 +50,8 @@ def cross_entropy_backward(logits: Any, targets: Any, d_logits: Any) -> None:
 def work() -> KernelWork:
     """Return the work of a call. Its elements are logits.
 
-    Each takes a comparison, a subtraction, an exponential, an addition, a multiplication, three reads and two writes.
+    A logit takes a comparison, a subtraction, an exponential, an addition, a multiplication, three reads and two
+    writes.
     """
     return KernelWork(flops_per_element=EXPONENTIAL_FLOPS + 4.0, bytes_per_element=5.0 * FLOAT_BYTES)
 

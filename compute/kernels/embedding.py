@@ -1,4 +1,5 @@
-"""Embedding: for each token, one row of the embedding matrix, dequantised, and scaled if the model scales embeddings.
+"""Embedding: look up the row of each token in the embedding matrix, and dequantise it. Scale it if the model scales
+embeddings.
 
 reference    dequantises the rows with NumPy
 numba        the row dequantiser of the weight's format writes directly to the output
@@ -33,7 +34,7 @@ def reference(code: int, weights: Any, tokens: Any, scale: float, out: Any) -> N
     out[:] = scale * FORMATS[code].dequantize(weights[tokens]).astype(np.float64)
 
 
-# Each format has a copy of the code below, with its own function in place of this one.
+# Each format has a copy of the code below that uses the format's own `_dequantize_row`.
 _dequantize_row = F32.dequantize_row
 
 
@@ -125,7 +126,7 @@ def launches(code: int, weights: Any, tokens: Any, scale: float, out: Any) -> Se
 def work(matrix: QuantizedMatrix | InterleavedMatrix, is_scaled: bool) -> KernelWork:
     """Return the work of a call. Its elements are outputs, tokens x hidden.
 
-    Each takes one multiplication by a block's scale, and one by the embedding scale.
+    An output takes a multiplication by a block's scale. If `is_scaled`, it also takes one by the embedding scale.
     """
     return KernelWork(
         flops_per_element=float(matrix.format.block_elements > 1) + is_scaled,

@@ -1,4 +1,4 @@
-"""Expert gated: for each of a token's experts, the products gate and up, and SwiGLU of both, in one call.
+"""Expert gated: compute the products gate and up and SwiGLU of both, for each expert of a token, in one call.
 
 reference    calls `gated` for one expert after another
 numba        calls `gated` for one expert after another
@@ -64,7 +64,10 @@ def reference(
 
 
 def expert_gated(*arguments: Any) -> None:
-    """Compute `reference` with Numba. Formats of float products must prepare x in the same way (`can_share`)."""
+    """Compute `reference` with Numba.
+
+    For float products, both formats must prepare x in the same way (`can_share`).
+    """
     for call in _calls(arguments):
         gated.gated(*call)
 
@@ -82,7 +85,7 @@ def _calls(arguments: Arguments) -> list[Arguments]:
 
 
 def parts(arguments: Arguments) -> tuple[Part, ...]:
-    """Return the products of a call. The products of each pair are followed by its SwiGLU."""
+    """Return the kernels of a call with their arguments: for each pair the two products, then SwiGLU."""
     return tuple(part for call in _calls(arguments) for part in gated.parts(call))
 
 
@@ -106,7 +109,7 @@ KERNEL expert_gated({expert_parameters("gate")},
 
 @cache
 def module_of(code: int) -> CudaModule:
-    """Return the CUDA C++ of gate and up for weights of a format and activations that are not rounded."""
+    """Return the CUDA C++ of gate and up for weights of a format and unrounded activations."""
     block_format = FORMATS[code]
     name = f"expert_gated_{block_format.name.lower()}"
     return CudaModule(name, source_of([block_format], [_entry(block_format)]))
@@ -120,9 +123,9 @@ def module_in_turn(codes: tuple[int, int], shape: turns.ThreadShape) -> CudaModu
 
 
 def launches(*arguments: Any) -> Sequence[Launch]:
-    """Return one launch for all pairs. For int8, a launch that quantizes precedes it.
+    """Return one launch for all pairs. For int8, a launch that quantises x comes before it.
 
-    If activations are not rounded and the weights have two formats, return two products and SwiGLU.
+    If activations are unrounded and the weights have two formats, returns two products and SwiGLU.
     """
     gate_code, gate_weights, up_code, up_weights, experts, x, gate, up, out, scratch = arguments
     (pairs, rows), columns = out.shape, x.shape[1]
@@ -149,7 +152,7 @@ def launches(*arguments: Any) -> Sequence[Launch]:
 
 
 def narrow(arguments: Arguments, turn: int) -> Arguments:
-    """Return the same call for some rows. The rows are the same in all matrices."""
+    """Return the same call for a few rows. The rows are the same in all matrices."""
     gate_code, gate_weights, up_code, up_weights, experts, x, *outs, scratch = arguments
     rows = rows_of((gate_code, gate_weights, experts, x, outs[0], scratch), turn)
     gate_weights, up_weights = (np.ascontiguousarray(one[:, rows]) for one in (gate_weights, up_weights))
@@ -178,7 +181,7 @@ def _examples(codes: Sequence[int], threads: int, is_int8: bool) -> Callable[...
         for code in codes:
             matrices += [code, example_matrices(FORMATS[code], rng, (rows, columns), is_int8)]
         experts = np.sort(rng.permutation(expert_linear.COUNT)[:PAIRS])
-        x = floats(rng, PAIRS, columns) * np.float32(columns**-0.5)  # makes products near 1
+        x = floats(rng, PAIRS, columns) * np.float32(columns**-0.5)  # makes the products about 1
         outs = [np.zeros((PAIRS, rows), np.float32) for _ in range(3)]
         return (*matrices, experts, x, *outs, example_scratch(columns, threads, is_int8))
 

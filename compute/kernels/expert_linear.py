@@ -45,10 +45,11 @@ COUNT, PAIRS = 5, 3
 
 
 def reference(code: int, weights: Any, experts: Any, x: Any, out: Any, scratch: Any) -> None:
-    """Set out[p] to the result of `linear` or, with an Int8Scratch, `linear_int8` for x[p] and weights[experts[p]].
+    """Set out[p] to a product of x[p] and weights[experts[p]]. Each p is a pair of a token and an expert.
 
-    weights: uint8 (all experts, rows, row_bytes); experts: int64 (pairs,); x: float32 (pairs, columns), or one row
-    for all pairs; out: float32 (pairs, rows).
+    It is the result of `linear`, or of `linear_int8` if the scratch is an Int8Scratch. weights: uint8 (all experts,
+    rows, row_bytes). experts: int64 (pairs,). x: float32 (pairs, columns), or one row for all pairs. out: float32
+    (pairs, rows).
     """
     for kernel, call in parts((code, weights, experts, x, out, scratch)):
         kernel.reference(*call)
@@ -61,7 +62,7 @@ def expert_linear(code: int, weights: Any, experts: Any, x: Any, out: Any, scrat
 
 
 def parts(arguments: Arguments) -> tuple[Part, ...]:
-    """Return the products of a call, one for each pair."""
+    """Return the kernels of a call with their arguments: one product for each pair."""
     code, weights, experts, x, out, scratch = arguments
     kernel = (linear_int8.LINEAR_INT8 if isinstance(scratch, Int8Scratch) else linear.LINEAR)[code]
     return tuple(
@@ -103,12 +104,12 @@ def module_in_turn(code: int, shape: turns.ThreadShape) -> CudaModule:
 
 
 def step_of(x: Any) -> Any:
-    """Return the distance between the activations of two pairs, in numbers."""
+    """Return the distance between the activations of two pairs, as a number of elements."""
     return np.int32(x.shape[1] if len(x) > 1 else 0)
 
 
 def launches(code: int, weights: Any, experts: Any, x: Any, out: Any, scratch: Any) -> Sequence[CudaLaunch]:
-    """Return one launch for all pairs. For int8, a launch that quantizes precedes it."""
+    """Return one launch for all pairs. For int8, a launch that quantises x comes before it."""
     (pairs, rows), columns = out.shape, x.shape[1]
     own = *expert_arguments(weights, out), experts, step_of(x)
     if not isinstance(scratch, Int8Scratch):
@@ -137,7 +138,7 @@ def work(weight: Matrix, pairs: int, rows_of_x: int) -> KernelWork:
 
 
 def narrow(arguments: Arguments, turn: int) -> Arguments:
-    """Return the same call for some rows. The rows are the same for all experts."""
+    """Return the same call for a few rows. The rows are the same for all experts."""
     code, weights, experts, x, out, scratch = arguments
     rows = rows_of(arguments, turn)
     return code, np.ascontiguousarray(weights[:, rows]), experts, x, out[:, rows], scratch
@@ -163,11 +164,11 @@ def example_matrices(
 
 
 def example_sizes(codes: Sequence[int], size: int, is_int8: bool) -> tuple[int, int]:
-    """Return numbers of rows and columns that are valid for matrices of all these formats."""
+    """Return numbers of rows and columns that are valid in all these formats."""
     rows = ROWS * (1 + size // 16) if is_int8 else size + 3
     columns = 256 * (1 + size // 128)
     if all(FORMATS[code].block_elements < 256 for code in codes):
-        columns += 160  # makes the number of columns not divisible by large powers of two
+        columns += 160  # so that the number of columns is not divisible by a large power of two
     return rows, columns
 
 

@@ -1,4 +1,4 @@
-"""Gated: gate and up, two products of the same activations, and SwiGLU of both, in one call.
+"""Gated: compute gate, up and SwiGLU of both in one call. gate and up are products of the same activations.
 
 reference    two calls of `linear`, and `swiglu`
 numba        prepares the activations once (int8: their codes). One loop over threads computes the rows and SwiGLU.
@@ -48,9 +48,10 @@ def reference(
     gate_code: int, gate_weights: Any, gate_bias: Any, up_code: int, up_weights: Any, up_bias: Any, x: Any, gate: Any,
     up: Any, out: Any, scratch: Any,
 ) -> None:  # fmt: skip
-    """Set gate and up to results of `linear` or, with an Int8Scratch, `linear_int8`. Set out to `swiglu` of both.
+    """Compute two products and their SwiGLU. gate and up are set to the products, and out to `swiglu` of both.
 
-    x is float32 (tokens, columns). Both matrices have the same number of rows.
+    The products are computed as in `linear`, or as in `linear_int8` if the scratch is an Int8Scratch. x is float32
+    (tokens, columns). Both matrices have the same number of rows.
     """
     gate_part, up_part = (gate_code, gate_weights, gate_bias), (up_code, up_weights, up_bias)
     for kernel, call in parts((*gate_part, *up_part, x, gate, up, out, scratch)):
@@ -58,7 +59,10 @@ def reference(
 
 
 def gated(*arguments: Any) -> None:
-    """Compute `reference` with Numba. Formats of float products must prepare x in the same way (`can_share`)."""
+    """Compute `reference` with Numba.
+
+    For float products, both formats must prepare x in the same way (`can_share`).
+    """
     gate_code, gate_weights, gate_bias, up_code, up_weights, up_bias, x, gate, up, out, scratch = arguments
     rows, x, beside, threads = prepared(gate_code, x, scratch)
     multiply_gated(
@@ -106,9 +110,9 @@ def module_of(code: int, is_int8: bool) -> CudaModule:
 
 
 def launches(*arguments: Any) -> Sequence[Launch]:
-    """Return one launch. For int8, a launch that quantizes precedes it.
+    """Return one launch. For int8, a launch that quantises x comes before it.
 
-    With tiles, or with two formats, return two products and SwiGLU.
+    With tiles, or with two formats, returns two products and SwiGLU.
     """
     gate_code, gate_weights, gate_bias, up_code, up_weights, up_bias, x, gate, up, out, scratch = arguments
     matrices = (gate_code, gate_weights, gate_bias, gate), (up_code, up_weights, up_bias, up)
@@ -149,7 +153,7 @@ def launches(*arguments: Any) -> Sequence[Launch]:
 def with_bf16(*arguments: Any) -> Sequence[Launch]:
     """Return the launches for many tokens that also write `out` as bfloat16.
 
-    The last argument, `rounded`, receives the bfloat16 at its beginning.
+    The bfloat16 are written to the beginning of the last argument, `rounded`.
     """
     *matrices, x, gate, up, out, scratch, rounded = arguments
     both = (*matrices[:3], gate), (*matrices[3:], up)
@@ -177,7 +181,7 @@ def cuda_for(codes: tuple[int, int], is_int8: bool) -> CudaKernel:
 
 
 def parts(arguments: Arguments) -> tuple[Part, ...]:
-    """Return the two products of a call, and SwiGLU."""
+    """Return the kernels of a call with their arguments: both products, then SwiGLU."""
     *matrices, x, gate, up, out, scratch = arguments
     kernels = linear_int8.LINEAR_INT8 if isinstance(scratch, Int8Scratch) else linear.LINEAR
     calls = [(*matrices[at : at + 3], x, product, scratch) for at, product in ((0, gate), (3, up))]
@@ -185,7 +189,7 @@ def parts(arguments: Arguments) -> tuple[Part, ...]:
 
 
 def narrow(arguments: Arguments, turn: int) -> Arguments:
-    """Return the same call for some rows. The rows are the same in both matrices."""
+    """Return the same call for a few rows. The rows are the same in both matrices."""
     (gate_kernel, gate_call), (up_kernel, up_call), _ = parts(arguments)
     gate, up = gate_kernel.narrow(gate_call, turn), up_kernel.narrow(up_call, turn)
     with_out = gate_kernel.narrow((*gate_call[:4], arguments[9], gate_call[5]), turn)
@@ -211,7 +215,7 @@ def _examples(codes: Sequence[int], tokens: int, threads: int, is_int8: bool) ->
 
     def examples(rng: np.random.Generator, size: int) -> Arguments:
         gate, up = (kernel_for(FORMATS[code], tokens, threads).examples(rng, size) for code in codes)
-        # makes products near 1, so that the gate is neither open nor shut
+        # makes the products about 1, so that the gate is neither fully open nor closed
         gate[3][:] *= np.float32(gate[3].shape[1] ** -0.5)
         return (*gate[:3], *up[:3], gate[3], gate[4], up[4], np.zeros_like(gate[4]), gate[5])
 

@@ -1,8 +1,8 @@
-"""The compiled rows of products in int8, for each format: sixteen rows at a time, from interleaved weights.
+"""The compiled rows of int8 products, for each format. They process sixteen rows at a time, from interleaved weights.
 
-Some formats are unpacked a whole block at a time, others 32 columns at a time. The factors belong to 32 columns, or
-to 16 in some formats. For one token, weights are unpacked as they are read. Four tokens share weights that are
-unpacked to bytes once.
+Some formats are unpacked a whole block at a time, others 32 columns at a time. Factors belong to 32 columns, in some
+formats to 16. For one token, weights are unpacked when they are read. Four tokens share weights that are unpacked to
+bytes once.
 """
 
 from __future__ import annotations
@@ -34,10 +34,11 @@ from cbtop.compute.quantization.interleaved_layout import BlockColumns, Factors,
 from cbtop.compute.quantization.unpacking import ask_ahead, ask_out_of_order
 
 U = np.uint64
-LINE = 64  # bytes
-SCALES = 8 * LINE  # offset of the factors in `panel`; before them are 32 columns of sixteen rows, one byte per weight
+LINE = 64  # bytes of a cache line
+# offset of the factors in `panel`, after the weights of 32 columns of sixteen rows (one byte per weight)
+SCALES = 8 * LINE
 SPREAD = SCALES + 2 * LINE
-STRETCH = 32  # blocks of 32 columns that are unpacked together: 20 KiB, which stay in L1
+STRETCH = 32  # number of blocks of 32 columns that are unpacked together; they take 20 KiB and stay in L1
 
 
 @jit_inlined
@@ -51,7 +52,7 @@ def _with_minimum(products: Any, factors: Any, token: Any, block: Any, scale: An
 def _without_minimum(
     products: Any, factors: Any, token: Any, block: Any, scale: Any, minimum: Any, total: Any
 ) -> Any:
-    """Replaces `_with_minimum` if LESS_128 is set, because the products then already include the minimum."""
+    """Takes the place of `_with_minimum` if LESS_128 is set. The products then already include the minimum."""
     return multiply_add(multiply(to_floats(products), splat(factors[token, block * U(FACTORS)])), scale, total)
 
 
@@ -84,11 +85,11 @@ def _less_32(low: Any, high: Any, factors: Any, token: Any, block: Any, first: A
     return _half_less_32(high, factors, token, block, U(1), last, total)
 
 
-_LARGEST = 15  # the largest weight that `_unpack` returns; each format has its own
+_LARGEST = 15  # the largest weight that `_unpack` returns; each format has its own value
 
 
 def _add_with_minimum(found: Any, codes: Any, factors: Any, t: Any, block: Any, total: Any) -> Any:  # compiled
-    """Return total + scale * (weights . x) - minimum * (sum of x). Each 32 columns have one scale and one minimum."""
+    """Return total + scale * (weights . x) - minimum * (sum of x). 32 columns share one scale and one minimum."""
     q, r, s, u, a, b, c, d, scale, minimum = found
     (sums,) = sums_of_products((q, r, s, u, a, b, c, d), codes, t, block * U(BLOCK), 1, _LARGEST)
     return _with_minimum(sums, factors, t, block, scale, minimum, total)
@@ -151,7 +152,10 @@ def _store_four_factors(panel: Any, at: Any, first: Any, last: Any, minimum: Any
 
 @jit_inlined
 def _spread(found: Any, panel: Any, at: Any) -> None:
-    """Store 32 columns of sixteen rows in panel[0, at:]: one byte per weight, then two factors of each row."""
+    """Store 32 columns of sixteen rows in panel[0, at:].
+
+    One byte per weight comes first, then two factors for each row.
+    """
     q, r, s, u, a, b, c, d, first, second = found
     store_64(panel, U(0), at, q)
     store_64(panel, U(0), at + U(LINE), r)
@@ -164,7 +168,7 @@ def _spread(found: Any, panel: Any, at: Any) -> None:
     _store_factors(panel, at, first, second)
 
 
-# Each format has a copy of the code below, with its own functions in place of these.
+# Each format has a copy of the code below with its own functions in place of the following ones.
 _unpack: Any = None
 _add, _add_four = _add_with_minimum, _add_four_with_minimum
 
@@ -174,7 +178,7 @@ def _spread_32(w: Any, row: Any, step: Any, panel: Any, at: Any) -> None:  # com
 
 
 def _spread_128(w: Any, row: Any, step: Any, panel: Any, at: Any) -> None:  # compiled
-    # This is not a loop, because the shifts and places of each part must be constants.
+    # The calls are not in a loop, because the shifts and places of each part must be constants.
     _spread(_unpack(w, row, step, U(0)), panel, at)
     _spread(_unpack(w, row, step, U(1)), panel, at + U(SPREAD))
     _spread(_unpack(w, row, step, U(2)), panel, at + U(2 * SPREAD))
@@ -193,9 +197,9 @@ def _one_token_128(w: Any, row: Any, step: Any, codes: Any, factors: Any, t: Any
     return _add(_unpack(w, row, step, U(3)), codes, factors, t, block + U(3), total)
 
 
-# Below, a step is a block. A loop reads the block once, in memory order, with few loads. On a Zen 4, two to five
-# loads in a loop read memory at 30 GB/s, but sixteen to 48 loads only at 15 to 22 GB/s. The processor treats each
-# load as a stream of its own, and lines of a stream are one turn of the loop apart.
+# In the functions below, a step is a block. A loop reads the block once, in memory order, with few loads. On a Zen 4,
+# a loop with two to five loads reads memory at 30 GB/s. A loop with sixteen to 48 loads reads only 15 to 22 GB/s. The
+# processor treats each load as a separate stream. In such a stream, lines are one turn of the loop apart.
 _four_columns: Any = None
 _factors: Any = None
 _factors_of_16: Any = None
@@ -262,7 +266,7 @@ def _add_half_less_32(
 
 def _one_token_less_32(w: Any, row: Any, step: Any, codes: Any, factors: Any, t: Any, total: Any) -> Any:  # compiled
     base, block, zero = step * U(_BLOCK_BYTES * ROWS), step * U(8), no_ints()
-    for half in range(U(2)):  # half of each 32 columns
+    for half in range(U(2)):  # each half of the 32 columns
         sums = zero, zero, zero, zero, zero, zero, zero, zero
         for i in range(half * U(4), half * U(4) + U(4)):
             ask_ahead(w, row, base + i * U(_TURN_BYTES), _TURN_BYTES // LINE)
@@ -283,7 +287,7 @@ def _one_token_less_32(w: Any, row: Any, step: Any, codes: Any, factors: Any, t:
 def _add_sixteen(
     w: Any, row: Any, base: Any, at: Any, columns: Any, codes: Any, factors: Any, place: Any, total: Any
 ) -> Any:  # compiled
-    """Do the same as `_add_with_minimum` for 16 of 32 columns: the first 16, or the last 16 if `second`.
+    """Do the same as `_add_with_minimum` for 16 of 32 columns: the first 16, or the last 16 if `second` is true.
 
     The 32 columns begin 128 * half + 32 * part columns after the start of the block.
     """
@@ -321,12 +325,12 @@ _STEP_BYTES, _PARTS = 72, 4
 
 @jit_inlined
 def _store(out: Any, token: Any, row: Any, total: Any, is_first: Any) -> None:
-    """Store `total` if this is the first stretch of columns. Otherwise add it to the row's earlier sum in `out`."""
+    """Store `total` if this is the first stretch of columns. Otherwise add `total` to the value in `out`."""
     store_floats(out, token, row, total if is_first else add(total, load_floats(out, token, row)))
 
 
 def _four_by_four(w: Any, row: Any, codes: Any, factors: Any, out: Any, panel: Any, begin: Any) -> Any:  # compiled
-    """Multiply tokens, four at a time, by a group of rows. Returns the number of tokens done."""
+    """Multiply all groups of four tokens by a group of rows. Returns the number of tokens that were processed."""
     tokens, steps, most = U(out.shape[0]) // U(4) * U(4), U(w.shape[1] // _STEP_BYTES), U(STRETCH // _PARTS)
     for first in range(U(0), steps, most):
         count = min(steps - first, most)
@@ -348,7 +352,10 @@ def _four_by_four(w: Any, row: Any, codes: Any, factors: Any, out: Any, panel: A
 
 
 def _groups(w: Any, bias: Any, codes: Any, factors: Any, out: Any, chunk: Any, chunks: Any) -> None:  # compiled
-    """Compute the groups of rows in chunk number `chunk` of `chunks`: for four tokens at a time, then one by one."""
+    """Compute the groups of rows in chunk number `chunk` of `chunks`.
+
+    Four tokens are processed at a time, the rest one by one.
+    """
     tokens, groups, steps = U(out.shape[0]), w.shape[0] // ROWS, w.shape[1] // _STEP_BYTES
     panel = np.empty((1, LINE + STRETCH * SPREAD if tokens > U(3) else 0), np.uint8)
     begin = U(-panel.ctypes.data % LINE)
@@ -390,7 +397,7 @@ def _compiled(
 
 
 def _sums_of(largest: int) -> dict[str, Any]:
-    """Return the functions that a format needs in place of those above if its weights are at most `largest`."""
+    """Return the functions that a format with weights up to `largest` needs in place of the functions above."""
     return {"_LARGEST": largest, "_with_minimum": _without_minimum if largest > 127 and LESS_128 else _with_minimum}
 
 
@@ -409,7 +416,7 @@ def _of_32_columns(block_format: BlockFormat, layout: InterleavedLayout) -> Comp
     )
 
 
-# For each kind of factors: the functions for one token, for a part of its block, and for four tokens.
+# By kind of factors: the functions for one token, for a part of its block, and for four tokens.
 _OF_BLOCKS = {
     Factors.OF_32: (_one_token_256, _add_part, _add_four_with_minimum),
     Factors.LESS_32: (_one_token_less_32, _add_half_less_32, _add_four_less_32),
@@ -432,7 +439,7 @@ def _of_blocks(block_format: BlockFormat, layout: InterleavedLayout, block: Bloc
     }
     more: dict[str, Any] = {}
     if layout.factors is Factors.OF_16:
-        more = {"SPREAD": SPREAD + 2 * LINE}  # room for two minima
+        more = {"SPREAD": SPREAD + 2 * LINE}  # more room, for two minima
         own |= {"_store_factors": _store_four_factors, **more}
     own[add_part.__name__] = jit_inlined(copy_of(add_part, f"{add_part.__name__}_{name}", **own))
     return _compiled(

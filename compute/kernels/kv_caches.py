@@ -11,7 +11,7 @@ from cbtop.compute.jit.vectors import LANES
 from cbtop.compute.memory import zeros_on_huge_pages
 
 CACHE_TYPES = {"f16": np.uint16, "f32": np.float32}  # element types of a KV cache; uint16 holds the bits of a float16
-POSITIONS = 64  # positions that attention processes at a time; the size of a cache is a multiple of it
+POSITIONS = 64  # number of positions that attention processes at a time; the size of a cache is a multiple of it
 
 
 def empty_caches(kv_heads: int, context: int, head_dim: int, dtype: Any) -> tuple[Any, Any]:
@@ -25,7 +25,7 @@ def empty_caches(kv_heads: int, context: int, head_dim: int, dtype: Any) -> tupl
 
 
 def caches_of_layers(layers: int, kv_heads: int, context: int, head_dim: int, dtype: Any) -> list[tuple[Any, Any]]:
-    """Return the pair of `empty_caches` for each layer, on huge pages.
+    """Return the arrays of `empty_caches` for each layer, on huge pages.
 
     With small pages, reading the caches of a token takes 1.1 times as long (position 2,000, AMD EPYC).
     """
@@ -46,7 +46,7 @@ def plain_caches(kv_heads: int, context: int, head_dim: int, dtype: Any, zeros: 
 
 
 def padded(head_dim: int) -> int:
-    """Return how many numbers a position takes in a cache: head_dim, rounded up to whole vectors."""
+    """Return how many numbers a position takes in a cache. This is head_dim, rounded up to whole vectors."""
     return -(-head_dim // LANES) * LANES
 
 

@@ -25,7 +25,7 @@ from cbtop.compute.kernels.kv_caches import empty_caches, keys_of, padded
 def reference(k: Any, v: Any, start: int, k_cache: Any, v_cache: Any) -> None:
     """Write k and v, float32 (tokens, kv_heads * head_dim), to caches from `empty_caches` or `plain_caches`.
 
-    Values that are infinite or beyond the cache's range become NaN.
+    Infinite values, and values that the cache's type cannot represent, become NaN.
     """
     kv_heads, _, head_dim = k_cache.shape[:3]
     tokens = k.shape[0]
@@ -102,7 +102,7 @@ KERNEL kv_write_{name}(const float* k, const float* v, const int* start, {number
 def launches(k: Any, v: Any, start: Any, k_cache: Any, v_cache: Any) -> tuple[CudaLaunch, ...]:
     """Return one launch that writes `plain_caches`.
 
-    A thread writes the numbers with the same index of a key and a value.
+    A thread writes one number of a key, and the number at the same index of the value.
     """
     columns, (_, context, head_dim) = k.shape[1], k_cache.shape
     entry = "kv_write_f16" if k_cache.dtype == np.uint16 else "kv_write_f32"
@@ -113,14 +113,14 @@ def launches(k: Any, v: Any, start: Any, k_cache: Any, v_cache: Any) -> tuple[Cu
 def work(cache_bytes: int) -> KernelWork:
     """Return the work of a call. Its elements are the written numbers of keys and values.
 
-    Each is read once and written once, and takes `cache_bytes` in the cache.
+    A number is read once and written once. It takes `cache_bytes` in the cache.
     """
     return KernelWork(bytes_per_element=FLOAT_BYTES + cache_bytes)
 
 
 def _examples(dtype: Any) -> Any:
     def examples(rng: np.random.Generator, size: int) -> Arguments:
-        # begins and ends inside a block of positions, with a whole block between
+        # The new positions begin and end inside blocks of positions, and there is a whole block in between.
         new = (floats(rng, 37, 2 * size) for _ in range(2))
         return *new, 4, *empty_caches(2, 41, size, dtype)
 

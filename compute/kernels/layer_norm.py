@@ -31,8 +31,8 @@ from cbtop.compute.kernels.rms_norm import CUDA_SCALE, LARGEST_SUM
 def reference(x: Any, weight: Any, bias: Any, epsilon: float, out: Any) -> None:
     """Set out to the LayerNorm of x, both float32 (tokens, hidden). weight, bias: float32 (hidden,).
 
-    `bias` may be empty. (Ba, Kiros & Hinton 2016, "Layer Normalization", equations 3 and 4; all implementations add
-    epsilon)
+    `bias` may be empty. (Ba, Kiros & Hinton 2016, "Layer Normalization", equations 3 and 4; epsilon is added as in
+    all implementations)
     """
     wide = x.astype(np.float64)
     apart = wide - wide.mean(axis=1, keepdims=True)
@@ -187,7 +187,7 @@ KERNEL layer_norm_int8(const float* x, const float* weight, const float* bias, i
 
 
 def _by_row(entry: str, x: Any, weight: Any, bias: Any, epsilon: float, out: Any, *more: Any) -> CudaLaunch:
-    """Return a launch of `entry` with a block for each row. `more` contains further arguments."""
+    """Return a launch of `entry` with a block for each row. `more` contains additional arguments."""
     rows, hidden = x.shape
     arguments = x, weight, bias, np.int32(bias.size > 0), np.float32(epsilon), out, np.int32(hidden), *more
     return CudaLaunch(CUDA, entry, *of_rows(rows, hidden), arguments)
@@ -206,9 +206,9 @@ def with_bf16(x: Any, weight: Any, bias: Any, epsilon: float, out: Any, rounded:
 def with_codes(
     x: Any, weight: Any, bias: Any, epsilon: float, out: Any, codes: Any, factors: Any
 ) -> tuple[CudaLaunch, ...]:
-    """Return the launches that also quantize `out`, to the beginning of `codes` and `factors`.
+    """Return the launches that also quantise `out`, to the beginning of `codes` and `factors`.
 
-    There is one launch if rows consist of whole blocks of 32 and fit into registers.
+    This is a single launch if rows consist of whole blocks of 32 and fit into registers.
     """
     hidden = x.shape[1]
     if hidden % BLOCK or not stays_in_registers(hidden):
@@ -219,8 +219,9 @@ def with_codes(
 def work(hidden: int, *, has_bias: bool, is_on_gpu: bool = False) -> KernelWork:
     """Return the work of a call. Its elements are outputs.
 
-    Each takes an addition for the mean; a subtraction, a square and an addition for the variance; then a subtraction,
-    two multiplications and the bias. x is read three times, or once on a GPU if its registers can hold the row.
+    An output takes an addition for the mean. It takes a subtraction, a square and an addition for the variance. Then
+    it takes a subtraction, two multiplications and the bias. x is read three times, or once on a GPU if its registers
+    can hold the row.
     """
     readings = 1.0 if is_on_gpu and stays_in_registers(hidden) else 3.0
     return KernelWork(

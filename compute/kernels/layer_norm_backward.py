@@ -18,9 +18,11 @@ from cbtop.compute.kernels.rms_norm import LARGEST_SUM
 
 
 def reference(x: Any, weight: Any, epsilon: float, d_out: Any, adds: bool, d_x: Any) -> None:
-    """Set d_x to the gradient of x, or add it if `adds`. d_out is the gradient of the LayerNorm of x.
+    """Set d_x to the gradient of x, or add the gradient to d_x if `adds`. d_out is the gradient of the LayerNorm of
+    x.
 
-    x, d_out, d_x: float32 (tokens, hidden); weight: float32 (hidden,). A bias does not change the gradient of x.
+    x, d_out, d_x: float32 (tokens, hidden). weight: float32 (hidden,). The bias does not matter for the gradient of
+    x.
     """
     wide, weighted = x.astype(np.float64), d_out.astype(np.float64) * weight
     apart = wide - wide.mean(axis=1, keepdims=True)
@@ -57,7 +59,7 @@ def layer_norm_backward(x: Any, weight: Any, epsilon: float, d_out: Any, adds: b
 def work(hidden: int) -> KernelWork:
     """Return the work of a call. Its elements are the numbers of x.
 
-    Each takes seventeen operations. x and d_out are read three times, and d_x is read and written.
+    A number takes seventeen operations. x and d_out are read three times, and d_x is read and written.
     """
     return KernelWork(
         flops_per_element=17.0, bytes_per_call=hidden * FLOAT_BYTES, bytes_per_element=8.0 * FLOAT_BYTES

@@ -38,7 +38,7 @@ from cbtop.compute.quantization.base import BlockFormat, QuantizedMatrix
 from cbtop.compute.quantization.floats import F32
 from cbtop.compute.quantization.interleaved import ROWS, Matrix
 
-# number of rows of a real matrix that are checked; dequantising a whole output matrix would take seconds
+# number of rows of a model's matrix that are checked; dequantising a whole output matrix would take seconds
 CHECKED_ROWS = 64
 
 
@@ -48,14 +48,14 @@ def reference(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: Any
     out[:] = x.astype(np.float64) @ matrix.T + (bias if bias.size else 0.0)
 
 
-# The row functions that the code below calls. Each format has a copy of the code with its own row functions, so that
-# only the formats of a model are compiled.
+# The row functions that the code below calls. Each format has a copy of the code that calls its own row functions.
+# Only the copies for the formats of a model are compiled.
 _dequantize_row, _dot_row = F32.dequantize_row, F32.dot_row
 
 
 @jit
 def _dot_tokens(scratch: Any, chunk: Any, x: Any, out: Any, row: Any, bias: Any) -> None:
-    """Set out[:, row] = x @ scratch[chunk] + bias. Each read of the scratch row serves four tokens."""
+    """Set out[:, row] = x @ scratch[chunk] + bias. Four tokens share each read of the scratch row."""
     tokens = np.uint64(x.shape[0])
     columns = np.uint64(x.shape[1])
     whole = tokens - tokens % np.uint64(4)
@@ -103,7 +103,7 @@ ROWS_OF: dict[int, CompiledRows] = {code: _compiled(block_format) for code, bloc
 
 
 def prepare(code: int, x: Any, scratch: Any) -> None:
-    """Write the values that rows of a format need besides x into `scratch`.
+    """Write values that rows of a format need in addition to x into `scratch`.
 
     Raises ValueError for an unknown code, or if x is one token and not float32.
     """
@@ -147,7 +147,7 @@ MODULES = {code: _module(one) for code, one in FORMATS.items()}
 
 
 def launches(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: Any) -> Sequence[CudaLaunch]:
-    """Return one launch. It processes up to eight tokens at a time, and does not need `scratch`."""
+    """Return one launch. It processes up to eight tokens at a time, and does not use `scratch`."""
     tokens, columns = x.shape
     arguments = *matrix_arguments(weights, bias, out), x, np.int32(columns), np.int32(tokens)
     block, several = block_of(FORMATS[code], columns, is_int8=False), together(tokens)
@@ -174,7 +174,10 @@ def work(weights: Matrix, has_bias: bool) -> KernelWork:
 
 
 def narrow(arguments: Arguments, turn: int) -> Arguments:
-    """Return the same product for only CHECKED_ROWS rows, spread over the matrix. Each turn takes other rows."""
+    """Return the same product for only CHECKED_ROWS rows, spread over the matrix.
+
+    Each turn selects different rows.
+    """
     code, weights, bias, x, out, scratch = arguments
     rows = spread(weights.shape[0], CHECKED_ROWS, turn)
     return code, weights[rows], bias[rows] if bias.size else bias, x, out[:, rows], scratch
@@ -183,7 +186,7 @@ def narrow(arguments: Arguments, turn: int) -> Arguments:
 def narrow_interleaved(arguments: Arguments, turn: int) -> Arguments:
     """Return the same product for only CHECKED_ROWS rows: groups of interleaved rows, spread over the matrix.
 
-    Each turn takes other groups.
+    Each turn selects different groups.
     """
     code, weights, bias, x, out, scratch = arguments
     groups = spread(len(weights) // ROWS, CHECKED_ROWS // ROWS, turn)
@@ -192,7 +195,7 @@ def narrow_interleaved(arguments: Arguments, turn: int) -> Arguments:
 
 
 def spread(number: int, at_most: int, turn: int) -> Any:
-    """Return indices below `number`, int64, as far apart as possible.
+    """Return at most `at_most` indices below `number`, int64, as far apart as possible.
 
     In turn 0 they include the first and the last.
     """
@@ -201,10 +204,10 @@ def spread(number: int, at_most: int, turn: int) -> Any:
 
 def _examples(block_format: BlockFormat, tokens: int, threads: int) -> Any:
     def examples(rng: np.random.Generator, size: int) -> Arguments:
-        # The largest example is enough work for two threads in every format.
+        # The largest example has enough work for two threads in every format.
         rows, columns = 2 * size + 3, 256 * (1 + size // 64)
         if block_format.block_elements < 256:
-            # The number of columns should not be divisible by a large power of two.
+            # The number of columns must not be divisible by a large power of two.
             columns += 5 * block_format.block_elements
         matrix = QuantizedMatrix.of(block_format, floats(rng, rows, columns))
         bias = floats(rng, rows if size % 2 or tokens == 1 else 0)

@@ -2,7 +2,7 @@
 
 reference    dequantises all of W
 numba        four rows at a time are dequantised into scratch rows, and added to every token in blocks of columns that
-             stay in L1. One thread, or some tokens per thread; each thread then dequantises all rows.
+             stay in L1. With several threads, each thread has some of the tokens and dequantises all rows.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from cbtop.compute.quantization.base import BlockFormat, QuantizedMatrix
 from cbtop.compute.quantization.floats import F32
 from cbtop.compute.quantization.interleaved import Matrix
 
-TOGETHER = 4  # rows of W that share a read and a write of d_x
-BLOCK = 1024  # columns; with TOGETHER rows and a token they take 20 KB of L1
-CHECKED_COLUMNS = 256  # columns of a real gradient that are checked; all would take seconds
+TOGETHER = 4  # number of rows of W that share a read and a write of d_x
+BLOCK = 1024  # number of columns; TOGETHER rows and a token take 20 KB of L1
+CHECKED_COLUMNS = 256  # number of columns of a model's gradient that are checked; all of them would take seconds
 NO_BIAS = np.zeros(0, np.float32)
 
 
 def reference(code: int, weights: Any, d_out: Any, adds: bool, d_x: Any, scratch: Any) -> None:
-    """Set d_x[tokens, columns] = d_out[tokens, rows] @ W, or add the product if `adds`."""
+    """Set d_x[tokens, columns] = d_out[tokens, rows] @ W. If `adds`, add the product to d_x instead."""
     matrix = FORMATS[code].dequantize(weights).astype(np.float64)  # shape (rows, columns)
     d_x[:] = (d_x if adds else 0.0) + d_out.astype(np.float64) @ matrix
 
 
-# Replaced in the copy of `_tokens` of each format, as in linear.py.
+# The copy of `_tokens` for each format has its own function here, as in linear.py.
 _dequantize_row = F32.dequantize_row
 
 
 @jit
 def _add_rows(scratch: Any, chunk: Any, d_out: Any, row: Any, d_x: Any, t: Any, begin: Any, end: Any) -> None:
-    """Add the four scratch rows from `chunk` on to columns `begin` to `end` of token t."""
+    """Add the four scratch rows from `chunk` on, times their gradients, to columns `begin` to `end` of token t."""
     one, two = chunk + np.uint64(1), chunk + np.uint64(2)
     three = chunk + np.uint64(3)
     a, b = d_out[t, row], d_out[t, row + np.uint64(1)]
@@ -48,7 +48,10 @@ def _add_rows(scratch: Any, chunk: Any, d_out: Any, row: Any, d_x: Any, t: Any, 
 
 
 def _tokens(weights: Any, bias: Any, d_out: Any, scratch: Any, d_x: Any, chunk: Any, chunks: Any) -> None:
-    """Add the product to the tokens of chunk number `chunk` of `chunks`. `bias` is not used (see `CompiledRows`)."""
+    """Add the product to d_x for the tokens of chunk number `chunk` of `chunks`.
+
+    `bias` is not used (see `CompiledRows`).
+    """
     tokens, rows, columns = d_x.shape[0], np.uint64(weights.shape[0]), np.uint64(d_x.shape[1])
     first, last = np.uint64(chunk * tokens // chunks), np.uint64((chunk + 1) * tokens // chunks)
     whole, own = rows - rows % np.uint64(TOGETHER), np.uint64(chunk * TOGETHER)
@@ -69,7 +72,7 @@ def _tokens(weights: Any, bias: Any, d_out: Any, scratch: Any, d_x: Any, chunk: 
 
 
 def _compiled(block_format: BlockFormat) -> CompiledRows:
-    """Return `_tokens` for weights of one format. It is compiled when it is first called."""
+    """Return `_tokens` for weights of one format. The first call compiles it."""
     name, dequantize_row = block_format.name, block_format.dequantize_row
     return CompiledRows(jit(copy_of(_tokens, f"_tokens_{name}", _dequantize_row=dequantize_row)))
 
@@ -80,8 +83,8 @@ TOKENS_OF: dict[int, CompiledRows] = {code: _compiled(block_format) for code, bl
 def linear_backward(code: int, weights: Any, d_out: Any, adds: bool, d_x: Any, scratch: Any) -> None:
     """Compute `reference` with Numba.
 
-    `scratch` is from `scratch_for`; its size sets the number of threads. Raises ValueError for an unknown format
-    code, or if d_out is not float32.
+    `scratch` is from `scratch_for`. Its size determines the number of threads. Raises ValueError for an unknown
+    format code, or if d_out is not float32.
     """
     tokens_of = TOKENS_OF[known(code)]
     check_floats(d_out)
@@ -108,7 +111,7 @@ def work(weights: Matrix) -> KernelWork:
 
 
 def narrow(arguments: Arguments, turn: int) -> Arguments:
-    """Return the same product for CHECKED_COLUMNS columns, in whole blocks. Each turn takes the next ones."""
+    """Return the same product for CHECKED_COLUMNS columns, in whole blocks. Each turn selects the next columns."""
     code, weights, d_out, adds, d_x, scratch = arguments
     block_format, columns = FORMATS[code], d_x.shape[1]
     wide = max(CHECKED_COLUMNS, block_format.block_elements)

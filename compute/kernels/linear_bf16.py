@@ -55,8 +55,8 @@ U = np.uint64
 TOKENS = 16  # tokens of a tile
 STEP = 32  # columns of a tile
 WORDS = 256  # 32-bit words of a tile
-STRETCH = 1024  # columns that are dequantised at once; together with the same columns of 128 tokens they stay in L2
-PANEL = STRETCH // STEP * WORDS  # words of the weights of sixteen rows
+STRETCH = 1024  # columns that are dequantised at once; their panel and the same columns of 128 tokens stay in L2
+PANEL = STRETCH // STEP * WORDS  # number of words for the weights of sixteen rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +66,8 @@ class TileScratch:
     `tiles`: uint32 (tokens / 16, columns * 8), the activations in blocks of 16 tokens x 32 columns.
     `panels`: float32 (threads, words). Each thread has the weights of 32 rows, then four tiles of sums.
 
-    Rows of tiles are aligned to cache lines. Otherwise each row would be in two lines, and a product would take twice
-    as long.
+    Rows of tiles are aligned to cache lines. Without that, each row would be in two lines, and a product would take
+    twice as long.
     """
 
     tiles: Any
@@ -83,11 +83,11 @@ class TileScratch:
 
 @dataclass(frozen=True, slots=True)
 class CudaScratch:
-    """The buffers that a product on a GPU writes to, with bfloat16 as uint16.
+    """The buffers that a product on a GPU writes to. bfloat16 is stored as uint16.
 
     `x`: (tokens * columns or more,). `weights`: (rows * columns or more,). `sums`: float32 (tokens * rows or more,),
-    for matrices that are multiplied together. All matrices of a decoder share one scratch. It has room for the
-    largest of them, and for those that are multiplied together.
+    for matrices that are multiplied together. All matrices of a decoder share one scratch. It is large enough for
+    each matrix, and for matrices that are multiplied together.
     """
 
     x: Any
@@ -103,7 +103,7 @@ def _on_pages(dtype: Any, rows: int, columns: int) -> Any:
 def reference(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: TileScratch) -> None:
     """Set out[tokens, rows] = bf16(x)[tokens, columns] @ bf16(W).T + bias.
 
-    `weights` are interleaved; `bias` may be empty.
+    `weights` are interleaved. `bias` may be empty.
     """
     block_format = FORMATS[code]
     matrix = block_format.dequantize(rows_of(block_format, weights, np.arange(len(weights))))
@@ -155,7 +155,7 @@ def _sixteen_columns(
 
 @jit_inlined
 def _write_with_minimum(found: Any, panels: Any, chunk: Any, at: Any) -> None:
-    """Write a tile of scale * weights - minimum. The 32 columns have one scale and one minimum."""
+    """Write a tile of scale * weights - minimum. 32 columns share one scale and one minimum."""
     q, r, s, t, a, b, c, d, scale, minimum = found
     offset = multiply(minimum, splat(np.float32(-1)))
     _sixteen_columns(q, r, s, t, scale, offset, panels, chunk, at)
@@ -164,7 +164,7 @@ def _write_with_minimum(found: Any, panels: Any, chunk: Any, at: Any) -> None:
 
 @jit_inlined
 def _write_less_32(found: Any, panels: Any, chunk: Any, at: Any) -> None:
-    """Write a tile of scale * (weights - 32). Each 16 columns have a scale."""
+    """Write a tile of scale * (weights - 32). 16 columns share a scale."""
     q, r, s, t, a, b, c, d, first, last = found
     less = splat(np.float32(-32))
     _sixteen_columns(q, r, s, t, first, multiply(first, less), panels, chunk, at)
@@ -173,20 +173,20 @@ def _write_less_32(found: Any, panels: Any, chunk: Any, at: Any) -> None:
 
 @jit_inlined
 def _write_with_minima(found: Any, panels: Any, chunk: Any, at: Any) -> None:
-    """Write a tile of scale * weights - minimum. Each 16 columns have a scale and a minimum."""
+    """Write a tile of scale * weights - minimum. 16 columns share a scale and a minimum."""
     q, r, s, t, a, b, c, d, first, last, minimum, other_minimum = found
     less = splat(np.float32(-1))
     _sixteen_columns(q, r, s, t, first, multiply(minimum, less), panels, chunk, at)
     _sixteen_columns(a, b, c, d, last, multiply(other_minimum, less), panels, chunk, at + U(WORDS // 2))
 
 
-# Each format has a copy of the code below, with its own functions and sizes in place of these.
+# Each format has a copy of the code below, with its own functions and sizes in place of the following ones.
 _unpack: Any = None
 _write, _BLOCK_BYTES, _BLOCK_COLUMNS = _write_with_minimum, 144, 256
 
 
 def _dequantize_32(w: Any, row: Any, first: Any, count: Any, panels: Any, chunk: Any, at: Any) -> None:  # compiled
-    """Write `count` columns of sixteen rows, from column `first` on, as tiles."""
+    """Write `count` columns of sixteen rows, starting with column `first`, as tiles."""
     begin = first // U(STEP)
     for step in range(count // U(STEP)):
         _write(_unpack(w, row, begin + step, U(0)), panels, chunk, at + step * U(WORDS))
@@ -206,7 +206,7 @@ _dequantize = _dequantize_128
 
 
 def _two_tiles(tiles: Any, tile: Any, begin: Any, steps: Any, panels: Any, chunk: Any) -> None:  # compiled
-    """Multiply two tiles of tokens, from word `begin` on, by both panels.
+    """Multiply two tiles of tokens, starting at word `begin`, by both panels.
 
     The sums are stored in four tiles after the panels.
     """
@@ -253,7 +253,7 @@ def _number(word: Any, is_high: Any) -> Any:
 
 
 def _one_tile_plainly(tiles: Any, tile: Any, begin: Any, steps: Any, panels: Any, chunk: Any) -> None:  # compiled
-    """Do the same as `_one_tile` without AMX, for tests on processors that do not have it."""
+    """Do the same as `_one_tile`, but without AMX. Used in tests on processors without AMX."""
     for panel in range(U(2)):
         for token in range(U(TOKENS)):
             to = U(2 * PANEL) + panel * U(WORDS) + token * U(ROWS)
@@ -280,7 +280,7 @@ def _add_sums(
 ) -> None:
     """Store the sums of `count` tokens and `groups` groups of rows in `out`.
 
-    From the second stretch of columns on, the sums are added to `out`.
+    Sums of the first stretch of columns replace the values in `out`, and later sums are added to them.
     """
     for i in range(count):
         at = U(2 * PANEL) + i // U(TOKENS) * U(2 * WORDS) + i % U(TOKENS) * U(ROWS)
@@ -309,7 +309,10 @@ def _multiply(tiles: Any, first: Any, count: Any, panels: Any, chunk: Any, out: 
 
 
 def _groups(w: Any, bias: Any, tiles: Any, panels: Any, out: Any, chunk: Any, chunks: Any) -> None:  # compiled
-    """Compute the groups of rows in chunk number `chunk` of `chunks`, two groups at a time, for all tokens."""
+    """Compute the groups of rows in chunk number `chunk` of `chunks`, for all tokens.
+
+    Two groups are processed at a time.
+    """
     groups, columns = w.shape[0] // ROWS, U(w.shape[1] // _BLOCK_BYTES * _BLOCK_COLUMNS)
     group: Any = U(chunk * groups // chunks)
     end, own = U((chunk + 1) * groups // chunks), U(chunk)
@@ -340,7 +343,7 @@ _WRITE = {
 
 def _compiled(block_format: BlockFormat, layout: InterleavedLayout) -> CompiledRows:
     """Return `_groups` of one format. The first call compiles it."""
-    # Processes that may use tiles share the cache with processes that may not. So the name says which code this is.
+    # Processes that may use tiles share the cache with processes that may not, so the name contains the kind of code.
     name = f"{block_format.name}_{'tiles' if HAS_TILES else 'plain'}"
     columns = block_format.block_elements
     dequantize = copy_of(
@@ -363,7 +366,7 @@ ROWS_OF: dict[int, CompiledRows] = {code: _compiled(FORMATS[code], layout) for c
 
 
 def prepared(x: Any, scratch: TileScratch) -> tuple[Any, Any]:
-    """Return the prepared activations in tiles, and the panels. Raises ValueError if x is not float32."""
+    """Return the activations as tiles, and the panels. Raises ValueError if x is not float32."""
     check_floats(x)
     _round_tokens(x, scratch.tiles)
     return scratch.tiles, scratch.panels
@@ -484,8 +487,8 @@ def launches_of_several(matrices: Iterable[CudaMatrix], x: Any, scratch: CudaScr
 def launches_of_three(matrices: Sequence[CudaMatrix], x: Any, scratch: CudaScratch) -> Sequence[Launch]:
     """Return the launches of one product of three matrices with the same activations.
 
-    The sums are separated afterwards. A matrix of few rows leaves most of a GPU idle. On an H100, 512 tokens of a 7B
-    took 22.1 ms with one product, and 22.6 ms with three (one run each).
+    The sums are separated afterwards. A matrix of few rows would leave most of a GPU idle. On an H100, 512 tokens of
+    a 7B took 22.1 ms with one product, and 22.6 ms with three products (one run each).
     """
     (tokens, columns), all_rows = x.shape, sum(out.shape[1] for *_, out in matrices)
     sums = scratch.sums[: tokens * all_rows].reshape(tokens, all_rows)
@@ -503,7 +506,9 @@ def launches_of_three(matrices: Sequence[CudaMatrix], x: Any, scratch: CudaScrat
 
 
 def launches(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: CudaScratch) -> Sequence[Launch]:
-    """Return launches that round activations and weights to bfloat16, multiply them, and add the bias, if any."""
+    """Return launches that round activations and weights to bfloat16, multiply them, and add the bias if there is
+    one.
+    """
     return launches_of_several([(code, weights, bias, out)], x, scratch)
 
 
@@ -517,7 +522,7 @@ def _examples(block_format: BlockFormat, tokens: int, threads: int) -> Callable[
         # The largest example has more columns than STRETCH.
         rows, columns = ROWS * (1 + size // 8), 256 * (1 + size // 32)
         if block_format.block_elements < 256:
-            # The number of columns should not be divisible by a large power of two.
+            # The number of columns must not be divisible by a large power of two.
             columns += 5 * block_format.block_elements
         matrix = InterleavedMatrix.of(QuantizedMatrix.of(block_format, floats(rng, rows, columns)))
         bias = floats(rng, rows if size % 2 else 0)

@@ -2,10 +2,10 @@
 
 reference    product in float64 of the dequantised weights and the same int8 activations
 numba        sixteen rows at a time (int8_rows.py). One instruction multiplies four weights of each row by four codes
-             and adds the products exactly (AVX-512 VNNI; AVX2 needs four or five). Then each row is scaled once.
-             For one token, AVX2 has its own code (one_token_avx2). Four tokens share some columns of sixteen rows
-             that are unpacked once. With several threads, each thread computes some groups of rows. If the processor
-             has AMX, linear_bf16 computes products of many tokens.
+             and adds the products exactly (AVX-512 VNNI; AVX2 needs four or five). Then each row is scaled once. For
+             one token, AVX2 has its own code (one_token_avx2). Four tokens share columns of sixteen rows that are
+             unpacked once. With several threads, each thread computes some groups of rows. If the processor has AMX,
+             linear_bf16 computes products of many tokens.
 cuda         a block per row, from planes (quantization/planes.py), with the instruction dp4a
 
 Because x is rounded to int8, y differs from the product with x itself.
@@ -60,9 +60,9 @@ class Int8Scratch:
 
     `codes` and `factors`: the outputs of `quantize_rows`.
     `threads`: the number of threads, or of multiprocessors on a GPU.
-    `tiles`: for products of many tokens, a TileScratch if the processor has tiles, or a CudaScratch on a GPU.
-    Otherwise None.
-    `holds_codes`: whether `rms_norm_int8` has already written the activations' codes.
+    `tiles`: buffers for products of many tokens. A TileScratch if the processor has tiles, a CudaScratch on a GPU,
+    otherwise None.
+    `holds_codes`: whether `rms_norm_int8` has already written the codes of the activations.
     """
 
     codes: Any
@@ -83,10 +83,10 @@ class Int8Scratch:
 
 
 def reference(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: Int8Scratch) -> None:
-    """Set out[tokens, rows] = x'[tokens, columns] @ W.T + bias, where x' is x as `quantize_rows` rounds it.
+    """Set out[tokens, rows] = x'[tokens, columns] @ W.T + bias, where x' is x after rounding by `quantize_rows`.
 
-    `weights` are interleaved; `bias` may be empty. If the scratch has tiles, `linear_bf16` computes products of
-    `bf16_tokens` (Crossovers) or more tokens.
+    `weights` are interleaved. `bias` may be empty. If the scratch has tiles, products of at least `bf16_tokens`
+    tokens (Crossovers) are computed by `linear_bf16`.
     """
     if scratch.tiles is not None and len(x) >= crossovers().bf16_tokens:
         linear_bf16.reference(code, weights, bias, x, out, scratch.tiles)
@@ -102,9 +102,9 @@ def reference(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: Int
 def prepared(code: int, x: Any, scratch: Any) -> tuple[Mapping[int, CompiledRows], Any, Any, int]:
     """Prepare activations once for all rows that use them.
 
-    An Int8Scratch selects int8 products. Any other `scratch` is that of `linear`. Returns the functions of rows by
-    format, their arguments `x` and `beside`, and the number of threads. Raises ValueError if x is not float32, except
-    in `linear` with several tokens.
+    If `scratch` is an Int8Scratch, the products are in int8. Any other scratch is for `linear`. Returns the row
+    functions by format, their arguments `x` and `beside`, and the number of threads. Raises ValueError if x is not
+    float32, except in `linear` with several tokens.
     """
     if isinstance(scratch, Int8Scratch):
         check_floats(x)
@@ -165,9 +165,9 @@ def takes_tiles(x: Any, scratch: Any) -> bool:
 
 
 def launches(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: Int8Scratch) -> Sequence[Launch]:
-    """Return the launches that quantize the activations, then multiply up to eight tokens at a time.
+    """Return the launches that quantise the activations, then multiply up to eight tokens at a time.
 
-    If `takes_tiles`, return the launches of `linear_bf16`.
+    If `takes_tiles`, returns the launches of `linear_bf16`.
     """
     tokens, columns = x.shape
     if takes_tiles(x, scratch):
@@ -198,10 +198,10 @@ def cuda_for(code: int) -> CudaKernel:
 
 def _examples(block_format: BlockFormat, tokens: int, threads: int) -> Any:
     def examples(rng: np.random.Generator, size: int) -> Arguments:
-        # Small sizes have one stretch of columns, the largest size has two.
+        # Small sizes have one stretch of columns. The largest size has two.
         rows, columns = ROWS * (1 + size // 8), 256 * (1 + size // 40)
         if block_format.block_elements < 256:
-            # The number of columns should not be divisible by a large power of two.
+            # The number of columns must not be divisible by a large power of two.
             columns += 5 * block_format.block_elements
         matrix = InterleavedMatrix.of(QuantizedMatrix.of(block_format, floats(rng, rows, columns)))
         bias = floats(rng, rows if size % 2 or tokens == 1 else 0)

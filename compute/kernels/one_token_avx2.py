@@ -1,11 +1,12 @@
-"""The product of one token and sixteen interleaved rows of Q4_K, Q5_K, Q6_K or Q8_0, by AVX2.
+"""The product of one token and sixteen interleaved rows of Q4_K, Q5_K, Q6_K or Q8_0, with AVX2.
 
-Each call does one block. A Zen 2 reads memory at its full bandwidth, 17 GB/s, if a loop reads line by line and
-prefetches each line, in order, about 1 KiB ahead. The processor recognises the loop's load instruction as a stream,
-and itself brings the lines into L2.
-Without a loop, each of many load instructions skips lines. The processor then reads only 7 to 10 GB/s, because L1 can
-wait for 22 lines, and each takes 139 ns. So the loops here are not unrolled (`turns`), and lines are read nearly in
-order. The factors of a block follow its weights. Until they are read, sums are stored on the stack.
+Each call processes one block. A Zen 2 reads memory at its full bandwidth, 17 GB/s, if a loop reads line after line
+and prefetches each line, in order, about 1 KiB ahead. The processor then recognises the loop's load instruction as a
+stream, and brings the lines into L2 by itself.
+
+If the loop is unrolled, each of its many load instructions skips lines, and the processor reads only 7 to 10 GB/s. L1
+can wait for 22 lines, and each takes 139 ns. So the loops here are not unrolled (`turns`), and lines are read nearly
+in order. The factors of a block follow its weights. Until they are read, sums are stored on the stack.
 """
 
 from __future__ import annotations
@@ -43,13 +44,14 @@ from cbtop.compute.quantization.q6_k import TURN_BYTES as Q6_K_TURN
 from cbtop.compute.quantization.q8_0 import Q8_0
 from cbtop.compute.quantization.unpacking import ask_ahead, high_with, low_with
 
-# The functions of formats replace `_one_token` of int8_rows. A step is a block. They return total + the products of
-# the block.
+# In the formats below, these functions take the place of `_one_token` of int8_rows. A step is a block. They return
+# total + the products of the block.
 
 carray: Any = numpy_support.carray  # makes an array from a pointer
 U = np.uint64
-LINE = 64  # bytes
-# Prefetch distances in bytes. Q5_K needs a larger one, because every four turns of its loop begin with later lines.
+LINE = 64  # bytes of a cache line
+# Prefetch distances in bytes. Q5_K needs a larger distance, because every four turns of its loop begin at later
+# lines.
 AHEAD, Q5_K_AHEAD = U(1024), U(1344)
 
 
@@ -67,7 +69,7 @@ def _q8_0(w: Any, row: Any, step: Any, codes: Any, factors: Any, t: Any, total: 
 def _store_six_bits(w: Any, row: Any, at: Any, kept: Any, place: Any) -> None:
     """Store the eight scales and eight minima of 16 rows in kept[0, place:].
 
-    At `at`, they are stored as in Q4_K and Q5_K.
+    They are read from `at`. They have the layout of Q4_K and Q5_K.
     """
     zero, six, four, two = U(0), np.int32(63), np.int32(15), np.int32(48)
     a, m = load_64(w, row, at), load_64(w, row, at + U(LINE))
@@ -83,7 +85,10 @@ def _store_six_bits(w: Any, row: Any, at: Any, kept: Any, place: Any) -> None:
 def _add_part(
     sums: Any, kept: Any, place: Any, part: Any, factors: Any, t: Any, step: Any, scaled: Any, minima: Any
 ) -> Any:
-    """Add the products of 32 columns to `scaled` and `minima`, and return both. `kept` is from `_store_six_bits`."""
+    """Add the products of 32 columns to `scaled` and `minima`, and return both.
+
+    `kept` was filled by `_store_six_bits`.
+    """
     at, own = place + part * U(ROWS), (step * U(8) + part) * U(FACTORS)
     scale = multiply(to_floats(load_bytes(kept, U(0), at)), splat(factors[t, own]))
     minimum = to_floats(load_bytes(kept, U(0), at + U(2 * LINE)))
@@ -95,7 +100,10 @@ def _add_part(
 
 @jit_inlined
 def _with_halves(w: Any, row: Any, at: Any, scaled: Any, minima: Any, total: Any) -> Any:
-    """Return total + scale * `scaled` + minimum * `minima`, with the block's scale and minimum from w[row, at]."""
+    """Return total + scale * `scaled` + minimum * `minima`.
+
+    The scale and the minimum of the block are at w[row, at].
+    """
     total = multiply_add(load_halves(w, row, at), scaled, total)
     return multiply_add(load_halves(w, row, at + U(2 * ROWS)), minima, total)
 
@@ -132,7 +140,7 @@ def _store_sums(kept: Any, turn: Any, pairs: Any) -> None:
 
 @jit_inlined
 def _kept_sums(kept: Any, at: Any) -> Any:
-    """Return the sum of 32 columns (16 in Q6_K), which is stored in two parts."""
+    """Return the sum of 32 columns (16 in Q6_K). It is stored in two parts, which are added."""
     return add_ints(load_words(kept, U(0), at), load_words(kept, U(0), at + U(8 * LINE)))
 
 
@@ -140,7 +148,7 @@ def _kept_sums(kept: Any, at: Any) -> Any:
 def _store_five_bits(w: Any, row: Any, step: Any, two: Any, half: Any, codes: Any, t: Any, kept: Any) -> None:
     """Store four sums of 16 columns each.
 
-    `half` is a constant at each call, because each half has its own shifts.
+    `half` is a constant in each call, because the shifts differ between the halves.
     """
     base, zero, turn = step * U(176 * ROWS), no_ints(), two * U(2) + half
     first, place = base + two * U(4 * Q5_K_TURN), step * U(256) + half * U(128) + two * U(16)

@@ -1,6 +1,6 @@
 """Multiply activations by the rows of one or several matrices, on one or several threads.
 
-Several matrices share one loop over threads, because waking the threads costs as much as a small product. Each thread
+Several matrices share one loop over threads, because waking the threads takes as long as a small product. Each thread
 computes the same share of every matrix.
 """
 
@@ -22,8 +22,8 @@ class CompiledRows:
     """The compiled rows of one format.
 
     `function(weights, bias, x, beside, out, chunk, chunks)` computes the rows in chunk number `chunk` of `chunks`,
-    `unit` rows at a time. `x` and `beside` are the prepared activations: x and a scratch row for each thread, or
-    codes and factors.
+    `unit` rows at a time. `x` and `beside` are the prepared activations. They are x and a scratch row for each
+    thread, or codes and factors.
     """
 
     function: Any
@@ -31,7 +31,10 @@ class CompiledRows:
     _addresses: dict[str, int] = field(default_factory=dict, init=False)
 
     def address(self, weights: Any, bias: Any, x: Any, beside: Any, out: Any) -> int:
-        """Return the address of the machine code for arguments of these types. Other code would misread them."""
+        """Return the address of the machine code for arguments of these types.
+
+        Code for other types would misinterpret them.
+        """
         kinds = weights.dtype.char + bias.dtype.char + x.dtype.char + beside.dtype.char + out.dtype.char
         address = self._addresses.get(kinds)
         if address is None:
@@ -39,7 +42,7 @@ class CompiledRows:
         return address
 
 
-# Each part is passed as four arguments. Tuples would make each call 0.3 us longer, 4 % of a small call.
+# Each product is passed as four arguments. Tuples would make each call 0.3 us longer, which is 4 % of a small call.
 @jit_parallel
 def _three(
     first: Any, weights: Any, bias: Any, out: Any,
@@ -53,8 +56,8 @@ def _three(
         call_rows(third, third_weights, third_bias, x, beside, third_out, np.int64(chunk), chunks)
 
 
-# `first` and `second` are tuples: address of the rows' code, weights, bias and output. Tuples cost 0.1 us per call
-# here.
+# `first` and `second` are tuples of the address of the rows' code, weights, bias and output. Here, tuples make a call
+# only 0.1 us longer.
 @jit_parallel
 def _gated(first: Any, second: Any, x: Any, beside: Any, out: Any, unit: Any, chunks: Any) -> None:
     a, weights, bias, gate = first
@@ -63,7 +66,7 @@ def _gated(first: Any, second: Any, x: Any, beside: Any, out: Any, unit: Any, ch
     for chunk in prange(chunks):
         call_rows(a, weights, bias, x, beside, gate, np.int64(chunk), chunks)
         call_rows(b, up_weights, up_bias, x, beside, up, np.int64(chunk), chunks)
-        # The rows of this chunk, divided as in `call_rows`.
+        # The range of rows of this chunk. `call_rows` divides rows in the same way.
         begin, end = chunk * groups // chunks * unit, (chunk + 1) * groups // chunks * unit
         swiglu_columns(gate, up, out, np.uint64(begin), np.uint64(end))
 

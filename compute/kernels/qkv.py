@@ -1,4 +1,4 @@
-"""QKV: queries, keys and values, which are three products of the same activations, in one call.
+"""QKV: compute queries, keys and values in one call. They are three products of the same activations.
 
 reference    three calls of `linear`
 numba        prepares the activations once (int8: their codes). One loop over threads computes the rows of all
@@ -46,9 +46,10 @@ def reference(
     q_code: int, q_weights: Any, q_bias: Any, k_code: int, k_weights: Any, k_bias: Any, v_code: int, v_weights: Any,
     v_bias: Any, x: Any, q: Any, k: Any, v: Any, scratch: Any,
 ) -> None:  # fmt: skip
-    """Set q, k and v to the results of `linear` or, with an Int8Scratch, `linear_int8` for x.
+    """Set q, k and v to products of x.
 
-    x is float32 (tokens, columns), and each result is float32 (tokens, rows).
+    They are the results of `linear`, or of `linear_int8` if the scratch is an Int8Scratch. x is float32 (tokens,
+    columns), and each result is float32 (tokens, rows).
     """
     q_part, k_part, v_part = (q_code, q_weights, q_bias), (k_code, k_weights, k_bias), (v_code, v_weights, v_bias)
     for kernel, call in parts((*q_part, *k_part, *v_part, x, q, k, v, scratch)):
@@ -56,7 +57,10 @@ def reference(
 
 
 def qkv(*arguments: Any) -> None:
-    """Compute `reference` with Numba. Formats of float products must prepare x in the same way (`can_share`)."""
+    """Compute `reference` with Numba.
+
+    For float products, all formats must prepare x in the same way (`can_share`).
+    """
     q_code, q_weights, q_bias, k_code, k_weights, k_bias, v_code, v_weights, v_bias, x, q, k, v, scratch = arguments
     rows, x, beside, threads = prepared(q_code, x, scratch)
     multiply_three(
@@ -127,9 +131,9 @@ def module_in_turn(codes: tuple[int, int, int], shape: turns.ThreadShape) -> Cud
 
 
 def launches(*arguments: Any) -> Sequence[Launch]:
-    """Return one launch. For int8, a launch that quantizes precedes it.
+    """Return one launch. For int8, a launch that quantises x comes before it.
 
-    With tiles, return launches of one product in bfloat16, whose sums are then separated.
+    With tiles, returns the launches of one product in bfloat16 and of the separation of its sums.
     """
     x, q, k, v, scratch = arguments[9:]
     matrices = (*arguments[:3], q), (*arguments[3:6], k), (*arguments[6:9], v)
@@ -165,7 +169,7 @@ def cuda_for(codes: tuple[int, int, int], is_int8: bool) -> CudaKernel:
 
 
 def parts(arguments: Arguments) -> tuple[Part, ...]:
-    """Return the three products of a call."""
+    """Return the kernels of a call with their arguments: three products."""
     *matrices, x, q, k, v, scratch = arguments
     kernels = linear_int8.LINEAR_INT8 if isinstance(scratch, Int8Scratch) else linear.LINEAR
     calls = [(*matrices[at : at + 3], x, out, scratch) for at, out in ((0, q), (3, k), (6, v))]
@@ -173,7 +177,7 @@ def parts(arguments: Arguments) -> tuple[Part, ...]:
 
 
 def narrow(arguments: Arguments, turn: int) -> Arguments:
-    """Return the same call for some rows of each matrix."""
+    """Return the same call for a few rows of each matrix."""
     calls = [kernel.narrow(call, turn) for kernel, call in parts(arguments)]
     matrices = [one for call in calls for one in call[:3]]
     return (*matrices, arguments[9], *(call[4] for call in calls), arguments[13])

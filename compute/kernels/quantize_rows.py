@@ -1,4 +1,4 @@
-"""Quantise rows: activations to int8, for products in int8. Every 32 activations have a scale.
+"""Quantise rows: round activations to int8, for products in int8. 32 activations share a scale.
 
 reference    NumPy
 numba        a block is two vectors, because it needs two sums; first the largest magnitude, then the codes
@@ -19,18 +19,19 @@ from cbtop.compute.jit.vectors import largest_magnitude, load_floats, store_roun
 from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWork, floats
 
 BLOCK = 32
-# Number of factors of a block: its scale, and -scale times three sums of codes (of all, the first 16, the last 16).
+# Number of factors of a block. They are its scale, and -scale times three sums of codes: of all codes, of the first
+# 16, and of the last 16.
 FACTORS = 4
 LARGEST = np.float32(127)
-SMALLEST = np.float32(2.0**-126)  # the smallest scale except 0; a smaller scale would have an infinite inverse
+SMALLEST = np.float32(2.0**-126)  # the smallest scale except 0; the inverse of a smaller one would be infinite
 
 
 def reference(x: Any, codes: Any, factors: Any) -> None:
     """Write codes and factors so that x is about codes * scale. The error is at most half the scale.
 
-    x: float32 (tokens, columns), whole blocks of 32; codes: the bytes of int8 (tokens, columns); factors: float32
-    (tokens, columns / 8). A block of zeros has the scale 0; other scales are at least 2^-126. A block that contains
-    NaN or infinity has the scale NaN.
+    x: float32 (tokens, columns), whole blocks of 32. codes: the bytes of int8 (tokens, columns). factors: float32
+    (tokens, columns / 8). A block of zeros has the scale 0. Other scales are at least 2^-126. A block with NaN or
+    infinity has the scale NaN.
     """
     tokens, columns = x.shape
     is_finite = np.isfinite(x.reshape(tokens, -1, BLOCK)).all(axis=2)
@@ -49,9 +50,9 @@ def reference(x: Any, codes: Any, factors: Any) -> None:
 
 @jit_inlined_as_written
 def quantize_block(x: Any, t: Any, block: Any, codes: Any, factors: Any) -> None:
-    """Compute `reference` for one block of a row, equal to the last bit.
+    """Compute `reference` for one block of a row. The result is equal to the last bit.
 
-    If a code differed by one, the product that uses it would be wrong.
+    This matters because a code that differs by one would make the product that uses it wrong.
     """
     half = np.uint64(BLOCK // 2)
     first, place = block * np.uint64(BLOCK), block * np.uint64(FACTORS)
@@ -79,7 +80,7 @@ def quantize_rows(x: Any, codes: Any, factors: Any) -> None:
             quantize_block(x, t, block, codes, factors)
 
 
-# CUDA C++ for other sources. `scale_of` computes a block's scale from the bits of its largest magnitude.
+# CUDA C++ that other sources include. `scale_of` computes a block's scale from the bits of its largest magnitude.
 # `write_coded` writes codes and `factors` (as in `reference`). Each thread has four numbers of a row, so eight
 # threads share a block. All threads of a warp must call the function.
 SCALES = r"""
@@ -157,7 +158,8 @@ WARPS = 8
 def launches(x: Any, codes: Any, factors: Any) -> tuple[CudaLaunch, ...]:
     """Return one launch with a warp for every 32 numbers.
 
-    `codes` and `factors` have as many columns as x, or one row.
+    The results are written without gaps. So the rows of `codes` and `factors` must have exactly the length that x
+    needs, unless there is only one row.
     """
     blocks = x.size // BLOCK
     arguments = x, codes, factors, np.int64(blocks)
@@ -167,7 +169,7 @@ def launches(x: Any, codes: Any, factors: Any) -> tuple[CudaLaunch, ...]:
 def work() -> KernelWork:
     """Return the work of a call. Its elements are activations.
 
-    Each is read, compared to find the largest, scaled, rounded and summed.
+    An activation is read, compared to find the largest, scaled, rounded and summed.
     """
     return KernelWork(flops_per_element=4.0, bytes_per_element=FLOAT_BYTES + 1.0 + FACTORS * FLOAT_BYTES / BLOCK)
 

@@ -27,13 +27,14 @@ from cbtop.compute.kernels.quantize_rows import BLOCK, SCALES
 from cbtop.compute.kernels.quantize_rows import launches as quantize_launches
 
 # The largest allowed sum of the squares of a row, a third of float32's range. Rows with larger sums become NaN. If a
-# sum became infinite, the norm would be zeros, which look valid, and fastmath does not allow a test for infinity.
+# sum were infinite, the norm would be zeros, which look valid. Infinity cannot be tested for, because of fastmath.
 LARGEST_SUM = np.float32(1e38)
 
 
 def reference(x: Any, weight: Any, epsilon: float, out: Any) -> None:
-    """Set out to the RMSNorm of x, both float32 (tokens, hidden). weight: float32 (hidden,). (Zhang & Sennrich
-    2019)
+    """Set out to the RMSNorm of x, both float32 (tokens, hidden).
+
+    weight: float32 (hidden,). (Zhang & Sennrich 2019)
     """
     wide = x.astype(np.float64)
     out[:] = wide / np.sqrt((wide * wide).mean(axis=1, keepdims=True) + epsilon) * weight
@@ -41,7 +42,10 @@ def reference(x: Any, weight: Any, epsilon: float, out: Any) -> None:
 
 @jit_inlined
 def scale_of(squares: Any, count: Any, epsilon: Any) -> Any:
-    """Return the scale of a row of `count` numbers, or NaN if their sum of squares is above LARGEST_SUM."""
+    """Return the scale of a row of `count` numbers.
+
+    `squares` is their sum of squares; above LARGEST_SUM, the scale is NaN.
+    """
     if squares > LARGEST_SUM:
         return np.int32(NOT_A_NUMBER).view(np.float32)
     return np.float32(1.0 / np.sqrt(squares / count + epsilon))
@@ -61,7 +65,7 @@ def scale_of_row(x: Any, t: Any, epsilon: Any) -> Any:
 def multiply_row(x: Any, t: Any, scale: Any, weight: Any, out: Any) -> None:
     """Set out[t] = x[t] * scale * weight.
 
-    This is compiled without fastmath, so that the result is NaN if the scale is.
+    Compiled without fastmath, so that the result is NaN if the scale is NaN.
     """
     for i in range(np.uint64(x.shape[1])):
         out[t, i] = x[t, i] * scale * weight[i]
@@ -247,9 +251,9 @@ def with_bf16(x: Any, weight: Any, epsilon: float, out: Any, rounded: Any) -> tu
 
 
 def with_codes(x: Any, weight: Any, epsilon: float, out: Any, codes: Any, factors: Any) -> tuple[CudaLaunch, ...]:
-    """Return the launches that also quantize `out`, to the beginning of `codes` and `factors`.
+    """Return the launches that also quantise `out`, to the beginning of `codes` and `factors`.
 
-    There is one launch if rows consist of whole blocks of 32 and fit into registers.
+    This is a single launch if rows consist of whole blocks of 32 and fit into registers.
     """
     hidden = x.shape[1]
     if hidden % BLOCK or not stays_in_registers(hidden):
@@ -258,7 +262,9 @@ def with_codes(x: Any, weight: Any, epsilon: float, out: Any, codes: Any, factor
 
 
 def work(hidden: int, *, is_on_gpu: bool = False) -> KernelWork:
-    """Return the work of a call. Its elements are outputs. Each takes a square, an addition and two multiplications.
+    """Return the work of a call.
+
+    Its elements are outputs. An output takes a square, an addition and two multiplications.
 
     x is read twice, or once on a GPU if its registers can hold the row.
     """

@@ -17,9 +17,9 @@ from cbtop.compute.kernels.rms_norm import scale_of_row
 
 
 def reference(x: Any, weight: Any, epsilon: float, d_out: Any, adds: bool, d_x: Any) -> None:
-    """Set d_x to the gradient of x, or add it if `adds`. d_out is the gradient of the RMSNorm of x.
+    """Set d_x to the gradient of x, or add the gradient to d_x if `adds`. d_out is the gradient of the RMSNorm of x.
 
-    x, d_out, d_x: float32 (tokens, hidden); weight: float32 (hidden,).
+    x, d_out, d_x: float32 (tokens, hidden). weight: float32 (hidden,).
     """
     wide, weighted = x.astype(np.float64), d_out.astype(np.float64) * weight
     scale = 1 / np.sqrt((wide * wide).mean(axis=1, keepdims=True) + epsilon)
@@ -52,7 +52,7 @@ def rms_norm_backward(x: Any, weight: Any, epsilon: float, d_out: Any, adds: boo
 def work(hidden: int) -> KernelWork:
     """Return the work of a call. Its elements are the numbers of x.
 
-    Each takes ten operations. x and d_out are read twice, and d_x is read and written.
+    A number takes ten operations. x and d_out are read twice, and d_x is read and written.
     """
     return KernelWork(
         flops_per_element=10.0, bytes_per_call=hidden * FLOAT_BYTES, bytes_per_element=6.0 * FLOAT_BYTES

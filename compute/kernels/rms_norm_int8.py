@@ -1,8 +1,8 @@
-"""RMSNorm, with the output also quantized to int8 for the products that follow.
+"""RMSNorm. The output is also quantised to int8, for the products that follow.
 
 reference    the two operations one after the other
-numba        each row is quantized right after it is written, while it is in L1. 0.77x the time of two calls for a
-             row of 768, 0.96x for 128 rows (AVX2)
+numba        each row is quantised right after it is written, while it is in L1. 0.77x the time of two calls for a row
+             of 768, 0.96x for 128 rows (AVX2)
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from cbtop.compute.kernels.rms_norm import RMS_NORM, multiply_row, scale_of_row
 def reference(x: Any, weight: Any, epsilon: float, out: Any, normed: Any, codes: Any, factors: Any) -> None:
     """Set `out` to the result of `rms_norm`. Set codes and factors to `quantize_rows` of `normed`.
 
-    Rows have whole blocks. The implementation receives the same array as `out` and `normed`. The reference receives
-    the implementation's output as `normed`. Its own output could be rounded to a neighbouring code. If a row of
-    `normed` is not finite, the codes are those of `out`.
+    Rows consist of whole blocks. The implementation receives the same array as `out` and as `normed`. The reference
+    receives the implementation's output as `normed`, because its own output could be rounded to a neighbouring code.
+    If a row of `normed` is not finite, `out` is quantised instead.
     """
     rms_norm.reference(x, weight, epsilon, out)
     quantize_finite(normed, out, codes, factors)
@@ -34,7 +34,7 @@ def reference(x: Any, weight: Any, epsilon: float, out: Any, normed: Any, codes:
 def quantize_finite(normed: Any, out: Any, codes: Any, factors: Any) -> None:
     """Write the codes and factors of `normed`.
 
-    Rows that are not finite were computed wrongly; `out` replaces them.
+    A row that is not finite was computed wrongly. For such a row, `out` is quantised instead.
     """
     is_finite = np.isfinite(normed).all(axis=1, keepdims=True)
     quantize_rows.reference(np.where(is_finite, normed, out), codes, factors)
@@ -50,13 +50,13 @@ def rms_norm_int8(x: Any, weight: Any, epsilon: float, out: Any, normed: Any, co
 
 
 def parts(arguments: Arguments) -> tuple[Part, ...]:
-    """Return the kernels that compute the norm and quantize it."""
+    """Return two kernels with their arguments: one computes the norm, the other quantises it."""
     *norm, normed, codes, factors = arguments
     return (RMS_NORM, tuple(norm)), (QUANTIZE_ROWS, (normed, codes, factors))
 
 
 def with_quantizing(norm: KernelWork) -> KernelWork:
-    """Return the work of a norm and of quantizing the norm's output."""
+    """Return the work of a norm plus the work of quantising its output."""
     alone = quantize_rows.work()
     return replace(
         norm,

@@ -1,7 +1,8 @@
 """RoPE: rotates pairs of a head's dimensions by an angle that grows with the position.
 
 reference    NumPy, float64
-numba        in place; angles come from a table made once per model, so a decode needs no sine (4-6x as fast as NumPy)
+numba        in place. Angles are read from a table that is made once per model, so no sine is computed (4-6x as fast
+             as NumPy)
 cuda         one thread per pair; the position is read on the device, so that a graph can run at every position
 
 Two layouts of the pairs: "normal" (llama) rotates neighbours (2i, 2i+1), NEOX (qwen2) rotates (i, i + n/2).
@@ -23,11 +24,12 @@ from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWor
 def angle_table(positions: int, frequencies: NDArray[np.float64]) -> NDArray[np.float32]:
     """Return the cosines and sines of position * frequency, float32 (2, positions, pairs).
 
-    Each pair has a frequency.
+    There is one frequency for each pair.
     """
     angles = np.arange(positions, dtype=np.float64)[:, None] * frequencies
     table = np.empty((2, *angles.shape), np.float32)
-    np.cos(angles, out=table[0])  # round to float32 at once, because float64 takes 4 GB more for a million positions
+    # Round to float32 at once, because float64 would take 4 GB more for a million positions.
+    np.cos(angles, out=table[0])
     np.sin(angles, out=table[1])
     return table
 
@@ -100,7 +102,7 @@ def launches(x: Any, head_dim: int, start: Any, table: Any, neox: bool) -> tuple
 
 
 def together(first: Arguments, second: Arguments) -> tuple[CudaLaunch, ...]:
-    """Return one launch that rotates both queries and keys, because their positions and table are the same."""
+    """Return one launch that rotates both queries and keys. Their positions and table are the same."""
     (x, head_dim, *how), (other, *_) = first, second
     table = how[1]
     of_x, of_other = (_pairs_of(one, head_dim, table) for one in (x, other))

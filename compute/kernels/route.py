@@ -2,7 +2,8 @@
 
 reference    NumPy, float64
 numba        searches for the next largest logit once for each chosen expert, then sorts pairs by counting
-cuda         one block. First each warp does a token. Then each thread finds the pairs of an expert among all pairs
+cuda         one block. First each warp processes a token. Then each thread searches all pairs for the pairs of one
+             expert
 
 A pair is a token and one of its experts. Pairs are sorted by expert, so that an expert's weights are read once for
 all its tokens.
@@ -21,16 +22,18 @@ from cbtop.compute.jit.exponential import EXPONENTIAL_FLOPS, exponential
 from cbtop.compute.jit.halves import INFINITE, MAGNITUDE, NOT_A_NUMBER
 from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWork, floats
 
-LEAST = np.float32(-3e38)  # stands for a logit that is not finite, so that it comes last
+LEAST = np.float32(-3e38)  # takes the place of a logit that is not finite, so that it is chosen last
 
 
 def reference(
     logits: Any, normalised: bool, scale: Any, weights: Any, places: Any, tokens: Any, experts: Any, starts: Any
 ) -> None:
-    """Choose the experts with the largest logits for each token, largest first. Equal logits keep their order.
+    """Choose the experts with the largest logits for each token, largest first.
 
-    logits: float32 (tokens, experts). weights: float32 (tokens, used), `scale` times the softmax over the chosen
-    experts if `normalised`, otherwise over all experts.
+    Among equal logits, the earlier expert is first.
+
+    logits: float32 (tokens, experts). weights: float32 (tokens, used). The weights are `scale` times the softmax. If
+    `normalised`, the softmax is over the chosen experts, otherwise over all experts.
 
     Pairs are ordered by expert, then by token. places: int64 (tokens, used), the place of each pair in that order.
     tokens and experts: int64 (tokens * used,), the token and the expert of the pair at each place. starts: int64
@@ -69,7 +72,7 @@ def route(
                 follows = last < 0 or value < last_value or (value == last_value and expert > last)
                 if follows and (best < 0 or value > best_value):
                     best, best_value = expert, value
-            places[t, j] = best  # holds the expert for now, and the place from the loop below on
+            places[t, j] = best  # contains the expert for now; the loop below replaces it by the place
             weights[t, j] = best_value
             starts[best + 1] += 1
             last, last_value = best, best_value
@@ -77,7 +80,7 @@ def route(
     for expert in range(count):
         starts[expert + 1] += starts[expert]
     # starts[e] is the place of the next pair of expert e. At the end it is the start of the next expert, so the
-    # starts are moved back afterwards.
+    # starts are moved back by one afterwards.
     for t in range(logits.shape[0]):
         for j in range(used):
             expert = places[t, j]
@@ -92,7 +95,7 @@ def route(
 
 @jit
 def _weigh(logits: Any, t: Any, normalised: Any, scale: Any, weights: Any) -> None:
-    """Turn the chosen logits in weights[t] into weights."""
+    """Replace the logits of the chosen experts in weights[t] by their weights."""
     largest, total = weights[t, 0], np.float32(0)
     is_finite: Any = True
     for expert in range(logits.shape[1]):
@@ -209,7 +212,7 @@ def launches(
 def work(used: int) -> KernelWork:
     """Return the work of a call. Its elements are logits.
 
-    Each is compared once for every chosen expert, and has at most one exponential.
+    A logit is compared once for every chosen expert, and takes at most one exponential.
     """
     return KernelWork(flops_per_element=used + EXPONENTIAL_FLOPS + 1.0, bytes_per_element=FLOAT_BYTES)
 

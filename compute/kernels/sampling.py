@@ -1,6 +1,6 @@
 """Sampling: the first token with the largest logit (greedy), or a token drawn from the likeliest ones.
 
-reference    NumPy's argmax; NumPy's stable sort, softmax and cumulative sum
+reference    greedy: NumPy's argmax; drawn: NumPy's stable sort, softmax and cumulative sum
 numba        greedy: one scan for the largest; drawn: one scan that keeps the likeliest few in order
 cuda         greedy: all blocks search for the largest; drawn: sums of weights in 2,048 bins find the last token of
              top_k, the last of top_p and the drawn token (cuda/sampling.py)
@@ -20,7 +20,8 @@ from cbtop.compute.jit.compile import jit
 from cbtop.compute.jit.philox import uniform
 from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWork, floats
 
-# Up to this `top_k`, one scan keeps the likeliest tokens in order. For a larger `top_k`, all tokens are sorted.
+# With a `top_k` up to this number, one scan keeps the likeliest tokens in order. With a larger one, all tokens are
+# sorted.
 FEW = 256
 
 
@@ -33,7 +34,7 @@ def reference(logits: Any, out: Any) -> None:
 def greedy(logits: Any, out: Any) -> None:
     """Compute `reference` with Numba.
 
-    The first pass finds the largest value (vectorised), the second its first position.
+    A first pass finds the largest value (vectorised). A second pass finds its first position.
     """
     vocabulary = np.uint64(logits.shape[1])
     for t in range(np.uint64(logits.shape[0])):
@@ -49,7 +50,7 @@ def greedy(logits: Any, out: Any) -> None:
 def work() -> KernelWork:
     """Return the work of a call. Its elements are logits. Each is read once.
 
-    The comparison of each is not counted, because it is not an operation on floats.
+    Comparisons are not counted, because they are not operations on floats.
     """
     return KernelWork(bytes_per_element=float(FLOAT_BYTES))
 
@@ -63,10 +64,12 @@ def drawn_reference(
 ) -> None:
     """Set out[0] to a token drawn from the softmax of logits[0] / temperature over the likeliest tokens.
 
-    These are the `top_k` likeliest tokens (0: all; equal tokens in order), reduced to the fewest whose probabilities
-    add up to `top_p` of the total. The draw is number `position` of `sequence` with `seed` (`jit.philox.uniform`).
-    The probabilities are added up, largest first, until the sum exceeds the draw. The last added token is chosen.
-    logits: float32 (1, vocabulary); out: int64 (1,).
+    The likeliest are the `top_k` tokens with the largest logits (0: all; equal logits keep their order). Only as many
+    of these remain as are needed for probabilities that add up to `top_p` of the total. The draw is number `position`
+    of `sequence` with `seed` (`jit.philox.uniform`). Probabilities are added, largest first, until the sum exceeds
+    the draw. The token of the last added probability is chosen.
+
+    logits: float32 (1, vocabulary). out: int64 (1,).
     """
     order = np.argsort(-logits[0], kind="stable")[: top_k or None]
     scaled = logits[0, order].astype(np.float64) / temperature
@@ -79,7 +82,10 @@ def drawn_reference(
 
 @jit
 def _likeliest(logits: Any, wanted: Any) -> Any:
-    """Return the places of the `wanted` largest logits, largest first. Equal logits keep their order."""
+    """Return the places of the `wanted` largest logits, largest first.
+
+    Among equal logits, the earlier place is first.
+    """
     vocabulary = logits.shape[1]
     if wanted > FEW:
         return np.argsort(-logits[0], kind="mergesort")[:wanted]
@@ -115,7 +121,8 @@ def drawn(
     out[0] = order[min(np.searchsorted(cumulative[:kept], draw, "right"), kept - 1)]
 
 
-CUDA = CudaModule("sampling", cuda.SAMPLING)  # The module keeps values between launches, so calls must not overlap.
+# calls must not overlap, because the module keeps values between launches
+CUDA = CudaModule("sampling", cuda.SAMPLING)
 GRID = line(cuda.BLOCKS, cuda.THREADS)
 
 
@@ -130,8 +137,9 @@ def launches(logits: Any, out: Any) -> tuple[CudaLaunch, ...]:
 def drawn_launches(
     logits: Any, temperature: float, top_k: int, top_p: float, seed: int, position: Any, sequence: Any, out: Any
 ) -> tuple[CudaLaunch, ...]:
-    """Return launches that find the range of logits, the weights of bins, the last tokens of top_k and top_p, and
-    the draw.
+    """Return launches that draw a token.
+
+    They find the range of logits, the weights of bins, the last tokens of top_k and top_p, and the drawn token.
     """
     vocabulary = logits.shape[1]
 

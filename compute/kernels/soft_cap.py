@@ -1,4 +1,4 @@
-"""Soft cap: limits logits to between two bounds, and leaves small logits nearly unchanged.
+"""Soft cap: limit logits to the range from -cap to cap, and leave small logits nearly unchanged.
 
 reference    NumPy, float64
 numba        one vectorised pass with its own hyperbolic tangent
@@ -52,7 +52,7 @@ def launches(x: Any, cap: float, out: Any) -> tuple[CudaLaunch, ...]:
 
 
 def work() -> KernelWork:
-    """Return the work of a call. Its elements are outputs. Each takes one read and one write."""
+    """Return the work of a call. Its elements are outputs. An output takes one read and one write."""
     return KernelWork(flops_per_element=TANGENT_FLOPS + 2.0, bytes_per_element=2.0 * FLOAT_BYTES)
 
 

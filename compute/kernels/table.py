@@ -1,4 +1,4 @@
-"""All kernels, in the order of a token's pass, then those of training."""
+"""All kernels, in the order of a token's pass. The kernels that only training uses follow."""
 
 from __future__ import annotations
 

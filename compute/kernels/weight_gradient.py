@@ -37,7 +37,7 @@ def weight_gradient(d_out: Any, x: Any, d_weights: Any) -> None:
 def work(rows: int, columns: int) -> KernelWork:
     """Return the work of a call. Its elements are the numbers of x, tokens x columns.
 
-    x and d_out are read once, and d_weights is read and written once.
+    x and d_out are read once. d_weights is read and written once.
     """
     return KernelWork(
         flops_per_element=2.0 * rows,

@@ -23,7 +23,7 @@ INTERLEAVABLE: dict[int, InterleavedLayout] = {
 
 
 def known(code: int) -> int:
-    """Return `code` if a format has it. Otherwise raises ValueError with the known codes."""
+    """Return `code` if it belongs to a format. Otherwise raises ValueError with the known codes."""
     if code not in FORMATS:
         names = ", ".join(f"{code} {block_format.name}" for code, block_format in FORMATS.items())
         raise ValueError(f"weights of block format {code}; known are {names}")

@@ -1,4 +1,4 @@
-"""The block formats, and a matrix stored in one."""
+"""The class of block formats, and a matrix that is stored in a block format."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ class BlockFormat:
     """One ggml tensor type: `block_elements` weights packed into `block_bytes` bytes.
 
     `code` is ggml's own number (enum ggml_type), as in a GGUF file. `unpack` turns uint8 (blocks, block_bytes) into
-    float32 (blocks, block_elements). `pack` is the reverse, with a small squared error, for weights up to `largest`
-    in magnitude (infinity: any float).
+    float32 (blocks, block_elements). `pack` does the reverse, with a small squared error. It takes weights up to
+    `largest` in magnitude (infinity: any float).
 
     The compiled functions process one row. `dequantize_row(weights, row, out, out_row)` writes the row as float32.
     `dot_row(weights, row, x, sums)` returns the product of the row and x[0]. `prepare(x, sums)` runs once before all
     rows. It fills `sums`, float32 (1, columns or more), with values derived from x for `dot_row`.
 
-    `planes`: the layout on a GPU, if there is one. `interleaved`: the layout for products in int8 and bfloat16, if
-    there is one. `has_budget`: whether int8 products are as fast as the bound in their contract.
+    `planes`: the layout on a GPU, or None. `interleaved`: the layout for products in int8 and bfloat16, or None.
+    `has_budget`: whether int8 products reach the bound in their contract, so that bricks can have budgets.
     """
 
     name: str
@@ -53,15 +53,15 @@ class BlockFormat:
         return columns // self.block_elements * self.block_bytes
 
     def dequantize(self, data: Bytes) -> Floats:
-        """Return uint8 (rows, row_bytes) as float32 (rows, columns). Raises ValueError for another type or shape."""
+        """Return uint8 (rows, row_bytes) as float32 (rows, columns). Raises ValueError for a wrong type or shape."""
         self.check_bytes(data)
         return self.unpack(data.reshape(-1, self.block_bytes)).reshape(len(data), -1)
 
     def quantize(self, weights: Floats) -> Bytes:
         """Return float32 (rows, columns) as uint8 (rows, row_bytes).
 
-        Raises ValueError if a row is not whole blocks, if the array is not contiguous, or if the format cannot hold a
-        weight.
+        Raises ValueError if the array is not contiguous, if a row does not consist of whole blocks, or if a weight is
+        too large for the format.
         """
         _check(self.name, weights, np.float32, self.block_elements, "weights")
         if self.largest < np.inf and not (within := np.abs(weights) <= self.largest).all():
@@ -73,7 +73,7 @@ class BlockFormat:
         return self.pack(weights.reshape(-1, self.block_elements)).reshape(len(weights), -1)
 
     def check_bytes(self, data: Bytes) -> None:
-        """Raise ValueError if `data` is not contiguous or its rows are not whole blocks."""
+        """Raise ValueError if `data` is not contiguous or its rows do not consist of whole blocks."""
         _check(self.name, data, np.uint8, self.block_bytes, "bytes")
 
 
@@ -92,9 +92,9 @@ def _check(name: str, array: NDArray[Any], wanted: type[np.generic], block: int,
 
 @dataclass(frozen=True, slots=True)
 class QuantizedMatrix:
-    """A weight matrix as in the file. `data` is uint8 (rows, row_bytes), read-only.
+    """A weight matrix with the bytes of the file. `data` is uint8 (rows, row_bytes), read-only.
 
-    Raises ValueError if the rows of `data` do not have `columns` weights, because compiled code does not check.
+    Raises ValueError if the rows of `data` do not have `columns` weights, because compiled code does not check that.
     """
 
     format: BlockFormat
@@ -120,12 +120,12 @@ class QuantizedMatrix:
         return self.data.nbytes
 
     def dequantized(self, rows: Places | None = None) -> Floats:
-        """Return float32 (rows, columns): the whole matrix, or only `rows`. For references and checks."""
+        """Return the whole matrix or only `rows`, float32 (rows, columns). Used by references and checks."""
         return self.format.dequantize(self.data if rows is None else self.data[rows])
 
     @classmethod
     def of(cls, block_format: BlockFormat, weights: Floats) -> QuantizedMatrix:
-        """Return `weights` (rows, columns) quantised. Raises ValueError as `BlockFormat.quantize` does."""
+        """Quantise `weights` (rows, columns). Raises ValueError as `BlockFormat.quantize` does."""
         data = block_format.quantize(weights)
         data.flags.writeable = False
         return cls(block_format, data, weights.shape[1])
@@ -142,6 +142,6 @@ def of_halves(data: Bytes) -> Floats:
 
 
 def nearest(values: Floats) -> Floats:
-    """Round half away from zero, as ggml's roundf does."""
+    """Round to the nearest whole number, ties away from zero, as ggml's roundf does."""
     rounded: Floats = np.copysign(np.floor(np.abs(values) + np.float32(0.5)), values)
     return rounded

@@ -1,8 +1,8 @@
 """Find scales and offsets so that rounding the weights gives a small squared error.
 
-A block of weights x is stored as levels q, which are whole numbers in a range: x is about scale * q + offset, or
+A block of weights x is stored as levels q, which are whole numbers in a range. x is about scale * q + offset, or
 scale * q in formats without offsets. For given levels, least squares give the best scale and offset. For a given
-scale and offset, the best levels are the nearest ones. The search tries some scales around the one that just spans
+scale and offset, the best levels are the nearest ones. The search tries several scales near the one that just covers
 the block, and keeps the fit with the smallest error. Then it rounds and fits again a few times. (This is Lloyd's
 algorithm with evenly spaced levels.)
 """
@@ -18,9 +18,9 @@ import numpy as np
 from cbtop.compute.jit.compile import jit
 from cbtop.compute.quantization.base import LARGEST_HALF, Bytes, Floats, halves_of, nearest, of_halves
 
-CANDIDATES = 21  # number of scales that are tried; more of them reduce the error by less than 0.1 %
+CANDIDATES = 21  # number of scales that are tried; trying more reduces the error by less than 0.1 %
 REFINEMENTS = 4
-# far below the smallest binary16; a block whose weights are all smaller becomes zeros
+# far below the smallest binary16; if all weights of a block are smaller, the block becomes zeros
 SMALLEST = np.float32(2.0**-40)
 HALF = np.float32(0.5)
 
@@ -35,7 +35,7 @@ def _level(value: Any, lowest: Any, highest: Any) -> Any:
 def _fit_scale(blocks: Any, block: Any, inverse: Any, lowest: Any, highest: Any) -> tuple[Any, Any]:
     """Round blocks[block] * inverse to levels, and fit a scale to the levels.
 
-    Returns how much the fit reduces the block's sum of squares, and the scale.
+    Returns how much the fit reduces the block's sum of squares, and the fitted scale.
     """
     xq, qq = np.float32(0), np.float32(0)
     for i in range(np.uint64(blocks.shape[1])):
@@ -57,8 +57,9 @@ def _fit_scales(blocks: Any, lowest: Any, highest: Any, scales: Any) -> None:
         best, scale = np.float32(0), np.float32(0)
         if abs(extreme) > SMALLEST:
             for candidate in range(CANDIDATES):
-                # There is one more level below zero than above. So the extreme is mapped to the lowest level, with a
-                # negative scale if the extreme is positive. The other candidates map it up to a level away.
+                # There is one level more below zero than above. So the largest magnitude is mapped to the lowest
+                # level. If that weight is positive, the scale is negative. Other candidates map it to up to one level
+                # away.
                 share = np.float32(2 * candidate) / np.float32(CANDIDATES - 1) - np.float32(1)
                 explained, fitted = _fit_scale(blocks, block, (lowest + share) / extreme, lowest, highest)
                 if explained > best:
@@ -84,7 +85,8 @@ def _fit_line(
 ) -> tuple[Any, Any, Any]:
     """Round (y - shift) * inverse to levels, where y = blocks[block] - base, and fit a scale and an offset.
 
-    Returns how much the fit reduces the sum of the squares of y, the scale, and the offset (at most `most`).
+    Returns three numbers: how much the fit reduces the sum of the squares of y, the scale, and the offset (at most
+    `most`).
     """
     count = np.float32(blocks.shape[1])
     y_sum, q_sum, yq, qq = np.float32(0), np.float32(0), np.float32(0), np.float32(0)
@@ -96,7 +98,7 @@ def _fit_line(
         yq += y * q
         qq += q * q
     spread = count * qq - q_sum * q_sum
-    if spread <= np.float32(0):  # all weights have the same level
+    if spread <= np.float32(0):  # all weights have the same level, so no line can be fitted
         return np.float32(0), np.float32(0), np.float32(0)
     scale = (count * yq - y_sum * q_sum) / spread
     offset = (y_sum - scale * q_sum) / count
@@ -143,7 +145,7 @@ def _fit_lines(blocks: Any, highest: Any, is_minimum: Any, scales: Any, offsets:
 def fit_lines(blocks: Floats, highest: int, is_minimum: bool) -> tuple[Floats, Floats]:
     """Return a scale and an offset for each block of float32 (blocks, size). Levels are 0 to `highest`.
 
-    Scales are not negative. With `is_minimum`, as in the formats of 256 weights, offsets are not positive.
+    Scales are at least 0. With `is_minimum`, offsets are at most 0, as in the formats of 256 weights.
     """
     scales, offsets = np.empty(len(blocks), np.float32), np.empty(len(blocks), np.float32)
     _fit_lines(blocks, np.float32(highest), is_minimum, scales, offsets)
@@ -163,7 +165,8 @@ def _levels(blocks: Any, scales: Any, offsets: Any, lowest: Any, highest: Any, o
 def levels_of(blocks: Floats, scales: Floats, offsets: Floats | None, lowest: int, highest: int) -> Bytes:
     """Return the nearest level of each weight, minus `lowest`, as uint8 (blocks, size).
 
-    There is a scale and an offset for each block. None as offsets means zeros. If a scale is zero, so are its levels.
+    Each block has a scale and an offset. `offsets` may be None if all are zero. If a scale is zero, the block's
+    levels are zero.
     """
     out = np.empty(blocks.shape, np.uint8)
     if offsets is None:
@@ -175,9 +178,9 @@ def levels_of(blocks: Floats, scales: Floats, offsets: Floats | None, lowest: in
 def in_units(values: Floats, lowest: int, highest: int) -> tuple[Bytes, Floats]:
     """Return the scales of sub-blocks, float32 (blocks, sub-blocks), as multiples of one unit per block.
 
-    The results are the unit as a binary16, uint8 (blocks, 2), and the multiples: whole numbers from `lowest` to
-    `highest`, as float32. The largest magnitude gets `lowest` or `highest`, whichever is farther from zero, so a unit
-    may be negative.
+    Returns the units as binary16, uint8 (blocks, 2), and the multiples, which are whole numbers from `lowest` to
+    `highest` in float32. The largest magnitude becomes `lowest` or `highest`, whichever is farther from zero. So a
+    unit may be negative.
     """
     farthest = np.float32(lowest if -lowest > highest else highest)
     extreme = np.take_along_axis(values, np.abs(values).argmax(axis=1, keepdims=True), axis=1)

@@ -31,7 +31,7 @@ from cbtop.compute.quantization.planes import PlaneLayout
 #     Zen 2 (EPYC), F16 and BF16    0.63 with 4 KiB, 0.95 with 1 KiB, 0.97 to 1.02 with 768 bytes
 #     Zen 2 (EPYC), F32             0.76 with 1 KiB, 0.93 with 256 bytes
 #     Zen 4                         0.39 with 4 KiB, 0.9 to 1.0 if only the loaded bytes are prefetched, in order
-# A Zen 4 prefetches by itself.
+# On a Zen 4, the code does not prefetch, because the processor does.
 AHEAD, F32_AHEAD = (np.uint64(0 if LOOKS_AHEAD else L1_AHEAD if ASKS_TWICE else near) for near in (768, 256))
 
 
@@ -48,7 +48,7 @@ def _unpack_bf16(blocks: Bytes) -> Floats:
 
 
 def _pack_bf16(blocks: Floats) -> Bytes:
-    # Round to nearest, ties to even. NaN becomes a quiet NaN, because rounding could turn NaN into infinity or zero.
+    # Round to nearest, ties to even. NaN becomes a quiet NaN, because rounding its bits could give infinity or zero.
     bits = blocks.view(np.uint32)
     rounded = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
     kept = np.where(np.isnan(blocks), bits | np.uint32(0x400000), rounded)
@@ -70,16 +70,16 @@ def _load_bfloat(weights: Any, row: Any, at: Any) -> Any:
     return _bfloat_to_float(weights[row, at : at + np.uint64(2)].view(np.uint16)[0])
 
 
-# Each format has a copy of the code below, with its own functions and size in place of these.
+# Each format has a copy of the code below, with its own functions and size in place of the following ones.
 _load_16, _load_one, _size_bytes = load_halves, load_half, np.uint64(2)
 
 
 def _dot_row(weights: Any, row: Any, x: Any, sums: Any) -> Any:
     """Return the product of row `row` of uint8 (rows, row_bytes) and x[0].
 
-    There are four sums of sixteen lanes, so that an addition need not wait for the one before. If the processor
-    prefetches too little by itself, the loop also prefetches the next rows. Without that, the processor reads memory
-    at 0.55 to 0.75 of its bandwidth.
+    There are four sums of sixteen lanes, so that additions need not wait for each other. If the processor prefetches
+    too little by itself, the loop also prefetches the next rows. Without that, memory is read at 0.55 to 0.75 of its
+    bandwidth.
     """
     columns, token, i = np.uint64(x.shape[1]), np.uint64(0), np.uint64(0)
     a, b, c, d = splat(np.float32(0)), splat(np.float32(0)), splat(np.float32(0)), splat(np.float32(0))

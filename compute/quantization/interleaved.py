@@ -1,8 +1,8 @@
-"""Matrices with interleaved rows, sixteen together, so that one instruction works on sixteen rows.
+"""Matrices with interleaved rows. Sixteen rows are stored together, so that one instruction can process sixteen rows.
 
-The matrix has the same bytes as in the file, in a different order. A group of sixteen rows begins with the first unit
-of each row, then come the second units, and so on. A unit is the part of a row that a kernel reads at once: a scale,
-or four bytes of weights.
+The matrix has the same bytes as in the file, in a different order. A unit is the part of a row that a kernel reads at
+once: a scale, or four bytes of weights. A group of sixteen rows begins with the first unit of each row. Then come
+their second units, and so on.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from cbtop.compute.quantization.base import BlockFormat, Bytes, Floats, Places, 
 from cbtop.compute.quantization.interleaved_layout import InterleavedLayout
 
 ROWS = 16
-AT_ONCE_BYTES = 1 << 20  # bytes that are copied at a time, few enough to stay in the cache
+AT_ONCE_BYTES = 1 << 20  # bytes that are copied at a time; they stay in the cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ def can_interleave(matrix: QuantizedMatrix) -> bool:
 
 
 def rows_of(block_format: BlockFormat, data: Bytes, rows: NDArray[np.int64]) -> Bytes:
-    """Return some rows of interleaved `data` with their bytes in the order of the file, uint8 (rows, row_bytes)."""
+    """Return some rows of interleaved `data`, uint8 (rows, row_bytes). Their bytes are in the order of the file."""
     base, step = _places(block_format.interleaved, data.shape[1])
     group, lane = rows // ROWS, rows % ROWS
     taken: Bytes = data.reshape(-1)[group[:, None] * (ROWS * data.shape[1]) + base + lane[:, None] * step]
@@ -75,7 +75,7 @@ def interleave(block_format: BlockFormat, data: Bytes) -> None:
     for rows, places in _groups(block_format, data):
         at = 0
         for size, count, firsts in block_format.interleaved.units:
-            unit = np.dtype(f"u{size}")  # a unit is moved as one number, which is eight times as fast as byte by byte
+            unit = np.dtype(f"u{size}")  # a unit is moved as one number, which is eight times as fast as moving bytes
             end = at + ROWS * size * count * len(firsts)
             between = places[..., at:end].view(unit)
             in_turn = between.reshape(*between.shape[:2], count, len(firsts), ROWS)
@@ -99,8 +99,8 @@ def _groups(block_format: BlockFormat, data: Bytes) -> Iterator[tuple[Bytes, Byt
 
 @cache
 def _places(layout: InterleavedLayout | None, row_bytes: int) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return where each byte of a group's first row is in the group, and how far it is to this byte of the next
-    row.
+    """Return two arrays for the bytes of a group's first row: their places in the group, and the distances to the
+    next row.
     """
     assert layout is not None
     block_bytes = sum(size * count * len(firsts) for size, count, firsts in layout.units)

@@ -1,8 +1,8 @@
 """A GPU's layout of a quantised matrix: units of 32 weights of a row, with codes and scales in separate planes.
 
-The size of a ggml block is not a multiple of 16 bytes, so threads cannot read blocks in pieces of 16 bytes. Therefore
-each field of all blocks is stored in a plane of its own. First come the planes of the codes, divided by bits, then
-the fields that are stored unchanged. Only the padding of each plane is added, at most 255 bytes.
+The size of a ggml block is not a multiple of 16 bytes, so threads cannot read blocks in pieces of 16 bytes. So each
+field has a plane, which contains that field of all blocks. First come the planes of the codes, divided by bits, then
+the fields that are stored unchanged. Each plane is padded by at most 255 bytes.
 
 The codes of a unit are eight words of four bytes. Weight 4 g + b is byte b of word g. For each unit, a plane of
     8 bits   has 32 bytes, the codes unchanged
@@ -28,8 +28,9 @@ class PlaneLayout:
     """The planes of one format.
 
     `codes` turns uint8 (blocks, block_bytes) into uint8 (blocks, block_elements), one code per weight. `bits` divides
-    the bits of a code among planes, lowest first: (4, 1) for codes of five bits. Each range of a block's bytes in
-    `kept` has a plane, in which it is unchanged. `source` is CUDA C++ of the format's struct (see `cuda.units`).
+    the bits of a code among planes, lowest first: (4, 1) for codes of five bits. `kept` lists ranges of a block's
+    bytes. Each range has a plane that stores its bytes unchanged. `source` is CUDA C++ of the format's struct (see
+    `cuda.units`).
 
     `at_once`: how many rows a thread reads together, and how many units of each, in int8 products of one token.
 
@@ -54,11 +55,11 @@ class PlaneLayout:
         return sum(size + -size % ALIGNED for size in self.sizes(blocks, block_elements))
 
     def blocks_in(self, size_bytes: int, block_elements: int) -> int:
-        """Return the largest number of blocks whose planes take `size_bytes` bytes.
+        """Return the largest number of blocks with planes of `size_bytes` bytes in total.
 
-        Padding may let a smaller number take as many bytes. Its planes begin at the same places.
+        Because of padding, a smaller number may take the same size. The planes begin at the same places then.
         """
-        low, high = 0, size_bytes + 1  # a block has at least one byte
+        low, high = 0, size_bytes + 1  # a block has at least one byte, so `size_bytes` is an upper limit
         while high - low > 1:
             middle = (low + high) // 2
             if self.size_bytes(middle, block_elements) <= size_bytes:
@@ -70,8 +71,8 @@ class PlaneLayout:
     def fill(self, blocks: Array, out: Array, first: int = 0, of: int | None = None) -> None:
         """Write the planes of `blocks`, uint8 (blocks, block_bytes), into `out`, uint8 (size_bytes,).
 
-        `blocks` may be a part of the matrix: the blocks from number `first` on, of `of` blocks in all. None: `blocks`
-        is the whole matrix. Needs about 4 more bytes of memory per weight while it runs.
+        `blocks` may be a part of a matrix of `of` blocks, from number `first` on. If `of` is None, `blocks` is the
+        whole matrix. While this runs, it needs about 4 bytes of additional memory per weight.
         """
         shift, parts = 0, []
         units: Array = None if self.codes is None else self.codes(blocks).reshape(-1, UNIT)

@@ -38,7 +38,7 @@ from cbtop.compute.quantization.unpacking import U, of_sixteen_columns, two_bits
 
 BLOCK_ELEMENTS = 256
 BLOCK_BYTES = 84
-TURN_BYTES = 2 * 64  # of interleaved rows
+TURN_BYTES = 2 * 64  # bytes of a turn in interleaved rows, see BlockColumns
 SUB_BLOCK_ELEMENTS = 16
 QS_OFFSET, D_OFFSET, DMIN_OFFSET = 16, 80, 82
 

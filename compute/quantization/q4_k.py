@@ -10,11 +10,11 @@ ggml's block_q4_K, 144 bytes:
     weight[32s+i] = d * scale[s] * q - dmin * minimum[s]
 """
 
-# Why the product is fast: scales and minima are unpacked together in 64-bit words and converted as one vector, and
+# The product is fast because scales and minima are unpacked together in 64-bit words and converted as one vector, and
 # all sums stay in vectors until the row ends. A minimum is multiplied only once per sub-block, by the sum of x over
-# the sub-block. `sums` holds these sums, which all rows share. Quantised GB/s of one thread (2.6 GHz Xeon with
-# AVX-512): 6.3 on rows of 768, 8.4 on rows of 3840, 7.8 from DRAM. Plain loops reach 3.5 from DRAM and 5.7 from
-# cache.
+# the sub-block. `sums` holds these sums, which all rows share. One thread reads 6.3 GB/s of quantised weights on rows
+# of 768, 8.4 on rows of 3840, and 7.8 from DRAM (2.6 GHz Xeon with AVX-512). Plain loops reach 3.5 from DRAM and 5.7
+# from cache.
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ BLOCK_BYTES = 144
 SUB_BLOCK_ELEMENTS = 32
 LARGEST_6_BIT, LARGEST_4_BIT = 63, 15
 LOW_NIBBLE, NIBBLE_BITS = np.int32(15), np.int32(4)
-PREFETCH_BYTES = np.uint64(2048)  # 1 to 4 KiB are equally fast; without prefetching, DRAM is read at half the speed
+PREFETCH_BYTES = np.uint64(2048)  # 1 to 4 KiB are equally fast; without prefetching, DRAM is read at half this speed
 
 
 def _unpack(blocks: Bytes) -> Floats:

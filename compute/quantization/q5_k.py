@@ -47,7 +47,7 @@ from cbtop.compute.quantization.unpacking import (
 
 BLOCK_ELEMENTS = 256
 BLOCK_BYTES = 176
-TURN_BYTES = 5 * 64  # of interleaved rows
+TURN_BYTES = 5 * 64  # bytes of a turn in interleaved rows, see BlockColumns
 SUB_BLOCK_ELEMENTS = 32
 SCALES_OFFSET, QH_OFFSET, QS_OFFSET = 4, 16, 48
 

@@ -10,7 +10,7 @@ ggml's block_q6_K, 210 bytes; each half h (128 weights) has 64 bytes of ql and 3
     weight[i] = d * scales[i // 16] * (q - 32)
 """
 
-# Why the product is fast: the sixteen scales of a block are one vector, each sub-block is one vector, and all sums
+# The product is fast because the sixteen scales of a block are one vector, each sub-block is one vector, and all sums
 # stay in vectors until the row ends. The -32 is multiplied only once per sub-block, by the sum of x over the
 # sub-block. `sums` holds these sums, which all rows share.
 
@@ -52,7 +52,7 @@ BLOCK_BYTES = 210
 QH_OFFSET = 128
 SCALES_OFFSET = 192
 D_OFFSET = 208
-TURN_BYTES = 6 * 64  # of interleaved rows
+TURN_BYTES = 6 * 64  # bytes of a turn in interleaved rows, see BlockColumns
 SUB_BLOCK_ELEMENTS = 16
 LOW_NIBBLE, HIGH_PAIR = np.int32(0x0F), np.int32(0x30)
 PREFETCH_BYTES = np.uint64(2048)
@@ -93,7 +93,7 @@ def _scale(weights: Any, row: Any, offset: Any) -> Any:
 
 @jit
 def _weight(low: Any, high: Any) -> Any:
-    """Return the weight with four low bits and two high bits. `high` is already shifted (0x30)."""
+    """Return the weight with four low bits and two high bits. `high` is already shifted to the mask 0x30."""
     return np.float32(np.int32(np.int32(low | high) - np.int32(32)))
 
 
@@ -120,7 +120,7 @@ def _add_quarter(
 ) -> Any:
     """Return total + the products of the four sub-blocks that share 16 bytes of qh.
 
-    The sub-blocks begin 32 columns apart. Their scales are every other one from `scale` on.
+    The sub-blocks begin 32 columns apart. Their scales are the lanes `scale`, `scale` + 2, and so on.
     """
     a, b = load_bytes(weights, row, ql), load_bytes(weights, row, ql + np.uint64(32))
     h = load_bytes(weights, row, qh)

@@ -1,7 +1,7 @@
-"""Make the compiled row functions of a format from its function that unpacks sixteen weights."""
+"""Make the compiled row functions of a format. The format provides a function that unpacks sixteen weights."""
 
-# The scales of a block are unpacked again for every sixteen weights, unless LLVM avoids that. Formats that need a
-# faster product have their own row functions.
+# The scales of a block are unpacked for every sixteen weights, unless LLVM finds out that they are the same. Formats
+# that need a faster product have row functions of their own.
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from cbtop.compute.jit.vectors import (
 PREFETCH_BYTES = np.uint64(2048)  # 1 to 4 KiB are equally fast
 LINE_BYTES = np.uint64(64)
 
-# Each format has a copy of the functions below, with its own values in place of these.
+# Each format has a copy of the functions below, with its own values in place of the following ones.
 _BLOCK_ELEMENTS, _BLOCK_BYTES = 256, 1
 _sixteen: Any = None
 
@@ -68,8 +68,8 @@ def row_functions(name: str, block_elements: int, block_bytes: int, sixteen: Any
 
 @jit
 def nibbles(weights: Any, row: Any, offset: Any, high: Any) -> Any:
-    """Return the nibbles of sixteen bytes from weights[row, offset] on: the low ones if `high` is 0, the high
-    ones if 1.
+    """Return sixteen nibbles of the bytes from weights[row, offset] on: the low ones if `high` is 0, the high ones if
+    1.
     """
     return bits_and(shift_right(load_bytes(weights, row, offset), np.int32(high << np.uint64(2))), np.int32(15))
 

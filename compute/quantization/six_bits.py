@@ -24,7 +24,7 @@ def unpack_six_bits(data: Bytes) -> tuple[Floats, Floats]:
 
 
 def pack_six_bits(scales: Floats, minima: Floats) -> Bytes:
-    """Reverse `unpack_six_bits`. Scales and minima are whole numbers from 0 to 63."""
+    """Do the reverse of `unpack_six_bits`. Scales and minima are whole numbers from 0 to 63."""
     scale, minimum = scales.astype(np.uint8), minima.astype(np.uint8)
     a = scale[:, :4] | ((scale[:, 4:] >> 4) << 6)
     b = minimum[:, :4] | ((minimum[:, 4:] >> 4) << 6)

@@ -1,4 +1,4 @@
-"""The sixteen levels of IQ4_NL and IQ4_XS, which are denser around zero, and the search for scales.
+"""The sixteen levels of IQ4_NL and IQ4_XS, and the search for scales. The levels are denser around zero.
 
 The levels are ggml's `kvalues_iq4nl`. Byte i of 16 holds weight i (low nibble) and weight 16 + i (high nibble).
 """
@@ -16,10 +16,10 @@ from cbtop.compute.quantization.fitting import CANDIDATES, REFINEMENTS, SMALLEST
 from cbtop.compute.quantization.rows import nibbles
 
 LEVELS = np.array([[-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113]], np.float32)
-_BORDERS = (LEVELS[0, 1:] + LEVELS[0, :-1]) / np.float32(2)  # the middle between each two neighbouring levels
+_BORDERS = (LEVELS[0, 1:] + LEVELS[0, :-1]) / np.float32(2)  # the middle between every two neighbouring levels
 _STEPS = LEVELS[0, 1:] - LEVELS[0, :-1]
 _FARTHEST = LEVELS[0, 0]
-_AROUND = np.float32(24)  # how far the candidates move the lowest level; the next level is 23 away
+_AROUND = np.float32(24)  # how far candidates of the search move the lowest level; the next level is 23 away
 
 
 def unpack_uneven(data: Bytes) -> Floats:
@@ -29,7 +29,10 @@ def unpack_uneven(data: Bytes) -> Floats:
 
 
 def pack_uneven(blocks: Floats, scales: Floats) -> Bytes:
-    """Return float32 (blocks, 32) as uint8 (blocks, 16). Each weight gets the nearest level for its block's scale."""
+    """Return float32 (blocks, 32) as uint8 (blocks, 16).
+
+    Each weight becomes the nearest level at the scale of its block.
+    """
     inverse = np.divide(np.float32(1), scales, out=np.zeros_like(scales), where=np.abs(scales) > SMALLEST)
     places = np.searchsorted(_BORDERS, blocks * inverse.reshape(-1, 1)).astype(np.uint8)
     data: Bytes = places[:, :16] | (places[:, 16:] << np.uint8(4))

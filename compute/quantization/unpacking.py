@@ -1,4 +1,7 @@
-"""The code that formats share to unpack interleaved rows: sixteen rows as bytes, and their scales."""
+"""The functions that formats share to unpack interleaved rows.
+
+They return sixteen rows as bytes, and their scales.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +34,12 @@ from cbtop.compute.quantization.uneven_levels import LEVELS
 U = np.uint64
 # Prefetch distances in bytes, into L1 and into L2.
 AHEAD, FAR_AHEAD = map(np.uint64, (L1_AHEAD, L2_AHEAD) if ASKS_TWICE else (4096, 8192))
-# Without AVX-512, a Zen 2 (EPYC) reads Q4_0 and Q4_1 from memory at 0.90 to 0.95 of its bandwidth with 768 bytes, and
-# at 0.80 and 0.83 with 4 KiB. The processor itself has already prefetched such near lines into L2 (see
-# one_token_avx2).
+# Without AVX-512, the distance is 768 bytes. A Zen 2 (EPYC) then reads Q4_0 and Q4_1 from memory at 0.90 to 0.95 of
+# its bandwidth, but with 4 KiB at 0.80 and 0.83. Lines that are so near have already been prefetched into L2 by the
+# processor itself (see one_token_avx2).
 NEAR_AHEAD = np.uint64(768) if TIER == "AVX2" else AHEAD
-UNEVEN = np.tile(LEVELS.astype(np.int8).view(np.uint8), 4)  # the levels for each sixteen bytes of a vector
+# the sixteen levels, repeated for each sixteen bytes of a vector
+UNEVEN = np.tile(LEVELS.astype(np.int8).view(np.uint8), 4)
 
 
 @jit_inlined
@@ -49,7 +53,9 @@ def ask_ahead(w: Any, row: Any, at: Any, lines: Any, ahead: Any = AHEAD) -> None
 
 @jit_inlined
 def ask_out_of_order(w: Any, row: Any, at: Any, lines: Any) -> None:
-    """Prefetch into L2 for reads that are not in memory order, which no processor recognises as a stream.
+    """Prefetch into L2.
+
+    Call this for reads that are not in memory order, because no processor recognises them as a stream.
 
     Without this, a product of four tokens and a Q5_K matrix in memory takes 1.5 times as long on a Zen 4.
     """
@@ -66,7 +72,7 @@ def nibbles_64(w: Any, row: Any, at: Any, shift: Any) -> Any:
 
 @jit_inlined
 def four_bits_64(w: Any, row: Any, at: Any) -> Any:
-    """Return thirty-two columns: the low nibbles, then the high ones."""
+    """Return 32 columns. The low nibbles come first, then the high ones."""
     low, high = np.int32(0), np.int32(4)
     return (
         nibbles_64(w, row, at, low),
@@ -82,7 +88,7 @@ def four_bits_64(w: Any, row: Any, at: Any) -> Any:
 
 @jit_inlined
 def five_bits_64(w: Any, row: Any, at: Any) -> Any:
-    """Do the same as `four_bits_64`, but add the highest bits, which are in the sixteen words before the nibbles."""
+    """Do the same as `four_bits_64`, and add the highest bits. They are in the sixteen words before the nibbles."""
     words = load_words(w, row, at)
     q, r, s, t, a, b, c, d = four_bits_64(w, row, at + U(64))
     return (
@@ -126,7 +132,7 @@ def less_32(low: Any, low_shift: Any, high: Any, high_shift: Any) -> Any:
 def _of_either_half(a: Any, c: Any, whole: Any, low: Any, high: Any) -> Any:
     """Return six bits.
 
-    The masks select all six of `a`, or the low four of `c` with the upper two of `a` above them.
+    The masks select either all six bits of `a`, or the low four of `c` and the upper two of `a`.
     """
     return bits_or(bits_or(bits_and(a, whole), bits_and(c, low)), bits_and(shift_right(a, np.int32(2)), high))
 
@@ -137,8 +143,8 @@ def six_bit_factors(w: Any, row: Any, base: Any, half: Any, part: Any) -> Any:
 
     They are stored from `base` on as in Q4_K and Q5_K (see six_bits.py).
     """
-    # There is no branch here, because LLVM loads all weights and activations of a step before a branch. It then runs
-    # out of registers, and cannot make the loads part of the instructions that need them.
+    # A branch is avoided here. Before a branch, LLVM would load all weights and activations of a step. It would then
+    # run out of registers, and could not make loads part of the instructions that need them.
     is_last = np.int32(half)
     whole, low, high = np.int32(63) - np.int32(63) * is_last, np.int32(15) * is_last, np.int32(48) * is_last
     a = load_bytes(w, row, base + U(4 * ROWS) + part * U(ROWS))
@@ -152,7 +158,7 @@ def six_bit_factors(w: Any, row: Any, base: Any, half: Any, part: Any) -> Any:
     )
 
 
-# In blocks of Q5_K and Q6_K, a turn is the bytes with the low bits, followed by the bytes with the upper bits.
+# In blocks of Q5_K and Q6_K, a turn contains bytes with the low bits, followed by bytes with the upper bits.
 
 
 @jit_inlined
@@ -162,7 +168,10 @@ def _with_upper(w: Any, row: Any, low: Any, high: Any, low_shift: Any, high_shif
 
 @jit_inlined
 def with_uppers(w: Any, row: Any, low: Any, high: Any, apart: Any, low_shift: Any, high_shift: Any, mask: Any) -> Any:
-    """Return 32 columns, four from every `apart` bytes: nibbles, with the bits of `high` in `mask` above them."""
+    """Return 32 columns, four from every `apart` bytes.
+
+    They are nibbles, combined with the bits of `high` that `mask` selects.
+    """
     return (
         _with_upper(w, row, low, high, low_shift, high_shift, mask),
         _with_upper(w, row, low + apart, high + apart, low_shift, high_shift, mask),
@@ -185,8 +194,8 @@ def high_with(low: Any, high: Any, place: Any, mask: Any) -> Any:
     return low_with(shifted(low, np.int32(4)), high, place, mask)
 
 
-# Q2_K and Q3_K have a scale and a minimum for each sixteen columns. Each byte with low bits belongs to four columns
-# that are 32 apart, two bits each.
+# In Q2_K and Q3_K, sixteen columns share a scale and a minimum. Each byte with low bits belongs to four columns that
+# are 32 apart, with two bits each.
 
 
 @jit_inlined
@@ -195,7 +204,7 @@ def two_bits_64(w: Any, row: Any, at: Any, half: Any, part: Any) -> Any:
     return masked(shifted(load_64(w, row, at + U(64) * U(half)), np.int32(2) * np.int32(part)), np.int32(3))
 
 
-# Each format has a copy of the code below, with its own functions and sizes in place of these.
+# Each format has a copy of the code below, with its own functions and sizes in place of the following ones.
 _four: Any = None
 _factors_of_16: Any = None
 _TURN_BYTES, _BLOCK_BYTES = 2 * 64, 84
@@ -242,7 +251,7 @@ def _unpack(w: Any, row: Any, step: Any, part: Any) -> Any:  # compiled
 def of_sixteen_columns(
     name: str, block_bytes: int, turn_bytes: int, four: Any, factors_of_16: Any
 ) -> tuple[Any, BlockColumns]:
-    """Return `unpack` and `block` of a layout whose every sixteen columns have a scale and a minimum.
+    """Return `unpack` and `block` for a layout with a scale and a minimum for every sixteen columns.
 
     They are made from the format's own `four` and `factors_of_16`, which are compiled by @jit_inlined.
     """

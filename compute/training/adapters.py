@@ -1,4 +1,4 @@
-"""The trained weights: small matrices next to frozen projections, as in LoRA (Hu et al. 2022)."""
+"""The trained weights. They are small matrices next to frozen projections, as in LoRA (Hu et al. 2022)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Factor:
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """Two factors that add (x @ down.T) @ up.T to the output of a projection with the input x."""
+    """An adapter of two factors. It adds (x @ down.T) @ up.T to the output of a projection of x."""
 
     down: Factor  # (rank, columns)
     up: Factor  # (rows, rank)
@@ -41,8 +41,8 @@ class Adapter:
 class Parameters:
     """The adapters of the queries and values of each layer.
 
-    The other fields have all weights in one row, float32 (1, number of weights), as the optimizer reads them: the
-    weights, their gradients, and the means of these and of their squares.
+    The optimizer reads all weights as one row, float32 (1, number of weights). The other fields are such rows: the
+    weights, their gradients, the means of the gradients, and the means of their squares.
     """
 
     layers: tuple[tuple[Adapter, Adapter], ...]
@@ -53,7 +53,7 @@ class Parameters:
 
     @classmethod
     def of(cls, model: Model, rank: int, seed: int) -> Parameters:
-        """Make adapters that add nothing yet: `down` is random and `up` is 0."""
+        """Make adapters that do not change the model yet. `down` is random and `up` is 0."""
         projections = [one.weight for layer in model.layers for one in (layer.q, layer.v)]
         shapes = [shape for one in projections for shape in ((rank, one.columns), (one.rows, rank))]
         count = sum(rows * columns for rows, columns in shapes)
@@ -68,6 +68,6 @@ class Parameters:
 
 
 def _views(row: Floats, shapes: Sequence[tuple[int, int]]) -> list[Floats]:
-    """Return consecutive parts of the row, in these shapes."""
+    """Return consecutive parts of the row, with these shapes."""
     ends = np.cumsum([rows * columns for rows, columns in shapes])
     return [part.reshape(shape) for part, shape in zip(np.split(row[0], ends[:-1]), shapes, strict=True)]

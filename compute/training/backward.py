@@ -28,12 +28,12 @@ from cbtop.compute.quantization.interleaved import Matrix
 from cbtop.compute.training.adapters import Adapter, Factor
 
 Floats = NDArray[np.float32]
-Part = tuple[BrickLaunch, Arguments]  # a kernel of a brick, and its call
+Part = tuple[BrickLaunch, Arguments]  # a kernel of a brick, and the arguments of its call
 
 
 @dataclass(frozen=True, slots=True)
 class BrickCall:
-    """A brick with everything that it is called with. The buffers are the same in every step."""
+    """A brick with all arguments of its call. The buffers are the same in every step."""
 
     brick: ComputeBrick
     elements: int
@@ -42,16 +42,16 @@ class BrickCall:
 
 @dataclass(frozen=True, slots=True)
 class LayerActivations:
-    """Copies of activations of a layer, which its backward pass reads. All have a row per token.
+    """Copies of a layer's activations that its backward pass reads. All have a row per token.
 
-    Products before a norm are None if the model has no such norm.
+    Products before a norm are None if the model does not have that norm.
     """
 
     x: Floats  # (tokens, hidden): the input of the attention norm
     normed: Floats
     inner: tuple[Floats, Floats]  # (tokens, rank): between the factors of the adapters of queries and values
     qk_products: tuple[Floats, Floats] | None  # queries and keys before their norm
-    q: Floats  # rotated
+    q: Floats  # queries after rotation
     k: Floats
     v: Floats
     attention_delta: Floats | None  # the output of the attention before its norm
@@ -99,13 +99,13 @@ class BackwardPlanner:
         return BrickCall(brick, round(self._tokens * of_token), tuple(arguments for _, arguments in parts))
 
     def through(self, weight: Matrix, d_out: Floats, d_x: Floats, *, adds: bool = False) -> Part:
-        """Return the part that sets the gradient of a product's input, or adds to it."""
+        """Return the part that computes the gradient of a product's input. It sets d_x, or adds to it if `adds`."""
         kernel, code = linear_backward.LINEAR_BACKWARD[weight.format.code], weight.format.code
         launch = BrickLaunch(kernel, linear_backward.work(weight), weight.columns)
         return launch, (code, weight.data, d_out, adds, d_x, self._scratch)
 
     def norm(self, norm: Norm, x: Floats, d_out: Floats, d_x: Floats, *, adds: bool = True) -> Part:
-        """Return the part that adds the gradient of a norm's input to d_x, or sets d_x."""
+        """Return the part that computes the gradient of a norm's input. It sets d_x, or adds to it if `adds`."""
         columns = norm.weight.size
         kernel, work = rms_norm_backward.RMS_NORM_BACKWARD, rms_norm_backward.work(columns)
         if norm.bias is not None:
@@ -127,8 +127,8 @@ class BackwardPlanner:
     ) -> list[BrickCall]:
         """Return the backward pass of a layer, in order.
 
-        `gradients.x` holds the gradient of the layer's output before, and the gradient of its input afterwards. The
-        pass of the first layer ends at the adapters, because nothing before them is trained.
+        Before the pass, `gradients.x` holds the gradient of the layer's output. Afterwards it holds the gradient of
+        its input. The pass of the first layer ends at the adapters, because nothing before them is trained.
         """
         return [
             *self._feed_forward(weights, bricks, kept),
@@ -177,7 +177,7 @@ class BackwardPlanner:
         launch = BrickLaunch(attention_backward.ATTENTION_BACKWARD, work, seen)
         arguments = q, k, v, model.attention_scale, window, d_out, d_q, d_k, d_v
         calls.append(self.call(backward_of(brick_specs.ATTENTION), (launch, arguments)))
-        # The gradient turns back by the angle of the forward pass.
+        # The backward pass rotates gradients back by the angles of the forward pass.
         back, is_neox = angles * np.array([1, -1], np.float32)[:, None, None], model.rope.layout == "neox"
         kernel = rope.ROPE_NEOX if is_neox else rope.ROPE_NORMAL
         turned: list[Part] = [
@@ -228,7 +228,7 @@ class BackwardPlanner:
 
 
 def _gradient(factor: Factor, d_out: Floats, x: Floats) -> Part:
-    """Return the part that adds the gradient of a trained matrix."""
+    """Return the part that adds the gradient of a trained matrix to `factor`."""
     rows, columns = factor.weights.shape
     launch = BrickLaunch(weight_gradient.WEIGHT_GRADIENT, weight_gradient.work(rows, columns), columns)
     return launch, (d_out, x, factor.gradient)

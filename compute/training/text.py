@@ -1,4 +1,4 @@
-"""The text that the demo trains on, as tokens that every model has: the numbers of its bytes."""
+"""The text that the demo trains on. Its tokens are the numbers of its bytes, which every model has."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ suddenly a White Rabbit with pink eyes ran close by her.
 
 
 def batches(tokens: int, vocabulary: int, seed: int) -> Iterator[list[int]]:
-    """Yield parts of the text without end, each from a random place. A part has one token more than `tokens`, because
-    the last is only a target.
+    """Yield parts of the text without end, each from a random place.
+
+    A part has one token more than `tokens`, because its last token is only a target.
     """
     numbers, rng = np.frombuffer(TEXT.encode(), np.uint8).astype(np.int64) % vocabulary, np.random.default_rng(seed)
     while True:

@@ -1,4 +1,4 @@
-"""Measure the parts of training steps, and sum them up for an announcement."""
+"""Measure the times of the parts of training steps, and add them up for an announcement."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class PartTimes:
         self._clock_ns = clock_ns
         self._steps: deque[dict[TrainingPart, int]] = deque(maxlen=MAX_TIMED_STEPS)
         self._parts: dict[TrainingPart, int] = {}
-        #: When the latest part ended.
+        # : Time at which the latest part ended, in ns.
         self.ended_ns = clock_ns()
 
     def begin(self) -> None:
@@ -27,19 +27,19 @@ class PartTimes:
         self.ended_ns = self._clock_ns()
 
     def end(self, part: TrainingPart) -> None:
-        """Count the time since the previous part as `part`."""
+        """Count the time since the end of the previous part as `part`."""
         now_ns = self._clock_ns()
         self._parts[part] = self._parts.get(part, 0) + now_ns - self.ended_ns
         self.ended_ns = now_ns
 
     def end_step(self) -> None:
-        """Count the rest of a step, and begin the next one."""
+        """Count the remaining time as the end of a step, and begin the next step."""
         self.end(TrainingPart.OTHER)
         self._steps.append(self._parts)
         self._parts = {}
 
     def latest(self) -> TrainingTimes:
-        """Return the sums of the latest steps. There must be at least one step."""
+        """Return the sums over the latest steps. At least one step must have ended."""
         parts = []
         for part in TrainingPart:
             times_ns = [step.get(part, 0) for step in self._steps]

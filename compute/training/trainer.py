@@ -1,4 +1,7 @@
-"""Train a decoder's adapters: a forward pass that keeps activations, the loss, a backward pass, AdamW."""
+"""Train a decoder's adapters.
+
+A step is a forward pass that keeps activations, the loss, a backward pass and AdamW.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ from cbtop.protocol.vocabulary import TRAIN, TrainingPart
 
 Floats = NDArray[np.float32]
 RANK = 8
-RATE, DECAY = 3e-3, 0.01  # of AdamW
+RATE, DECAY = 3e-3, 0.01  # learning rate and weight decay of AdamW
 SEED = 11
 
 
@@ -52,11 +55,10 @@ def require_trainable(model: Model) -> None:
 
 
 class Trainer(Decoder):
-    """Trains adapters of the queries and values of `model`, on sequences of `tokens` tokens. All weights of the model
-    are frozen. Products take unrounded activations, so `model` must not be interleaved.
+    """Trains adapters of the queries and values of `model`, on sequences of `tokens` tokens.
 
-    With `check_contracts`, bricks check the conditions of their contracts. `prefill` and `decode` do not use the
-    adapters.
+    All weights of the model are frozen. Products use unrounded activations, so `model` must not be interleaved. With
+    `check_contracts`, bricks check the conditions of their contracts. `prefill` and `decode` do not use the adapters.
     """
 
     def __init__(
@@ -84,7 +86,8 @@ class Trainer(Decoder):
         columns = max(model.hidden, model.feed_forward, model.heads * model.head_dim)
         scratch = linear_backward.scratch_for(threads, columns)
         self._planner = BackwardPlanner(model, backend, profiler, self._gradients, scratch)
-        # By brick of the forward pass: copies of activations that are made after it, and the adapters that run next.
+        # By brick of the forward pass: copies of activations to make after it has run, and the adapters that run
+        # next.
         self._copies: dict[ComputeBrick, list[tuple[Floats, Floats]]] = {}
         self._adapted: dict[ComputeBrick, BrickCall] = {}
         self._backward = [
@@ -96,10 +99,10 @@ class Trainer(Decoder):
 
     @one_call_at_a_time
     def step(self, batches: Iterator[Sequence[int]]) -> float:
-        """Train on the next batch, which has one token more than a sequence, and return its mean loss in nats. The
-        loss is that from before the step's update.
+        """Train on the next batch and return its mean loss in nats, from before the update.
 
-        Raises LossError if the loss is NaN or infinite. The step then changes no weight.
+        A batch has one token more than a sequence. Raises LossError if the loss is NaN or infinite. The step then
+        changes no weight.
         """
         times, profiler = self.times, self._profiler
         if not self._done:
@@ -124,12 +127,15 @@ class Trainer(Decoder):
 
     @one_call_at_a_time
     def gradients(self, batch: Sequence[int]) -> float:
-        """Add the gradients of a batch to `parameters.gradient` and return its mean loss, unrecorded."""
+        """Add the gradients of a batch to `parameters.gradient`. Returns the mean loss. Records nothing."""
         return self._forward_and_backward(batch, self._run_brick, lambda index: nullcontext(), lambda part: None)
 
     @one_call_at_a_time
     def verify_step(self, batch: Sequence[int]) -> list[CheckResult]:
-        """Check each brick of a step, except the optimizer, against its reference, untimed. See `Decoder.verify`."""
+        """Check each brick of a step, except the optimizer, against its reference.
+
+        Nothing is timed. See `Decoder.verify`.
+        """
         findings: list[tuple[str, str, AssertionResult]] = []
         run = self._checking(findings, [])
         self._forward_and_backward(batch, run, lambda index: nullcontext(), lambda part: None)
@@ -138,7 +144,7 @@ class Trainer(Decoder):
     def _forward_and_backward(
         self, batch: Sequence[int], run: Run, scope: Scope, end: Callable[[TrainingPart], None]
     ) -> float:
-        """Compute the loss of a batch and add its gradients. `end` is called at the end of each part."""
+        """Compute the loss of a batch and add its gradients. `end` is called when a part has ended."""
         tokens = batch[:-1]
         self._begin()
         self._check(tokens)
@@ -174,20 +180,23 @@ class Trainer(Decoder):
         run(bricks.lm_head, self._logits.size, arguments.product(head, self._normed, self._logits))
 
     def _kept(self, brick: ComputeBrick, *arrays: Floats) -> list[Floats]:
-        """Return copies of the arrays, which are made each time that the brick has run."""
+        """Return buffers of the shapes of `arrays`.
+
+        Each time that the brick has run, the arrays are copied into them.
+        """
         copies = [np.zeros_like(array) for array in arrays]
         self._copies.setdefault(brick, []).extend(zip(copies, arrays, strict=True))
         return copies
 
     def _layer_backward(self, index: int, bricks: LayerBricks, angles: Floats, window: int) -> list[BrickCall]:
-        """Return the backward pass of a layer, and arrange that the forward pass keeps what it reads."""
+        """Return the backward pass of a layer. Also make the forward pass keep the activations that it reads."""
         space, adapters = self._buffers, self.parameters.layers[index]
         x, normed = self._kept(bricks.attention_norm, space.x, space.normed)
         products = self._kept(bricks.qk_norm, space.q_product, space.k_product) if bricks.qk_norm else None
         q, k, v = self._kept(bricks.rope, space.q, space.k, space.v)
         (middle,) = self._kept(bricks.ffn_norm, space.x)
         activation = bricks.gated or bricks.activation
-        assert activation is not None  # only a mixture of experts has neither
+        assert activation is not None  # only layers with a mixture of experts have neither
         assert bricks.down is not None
         gate, up = self._kept(activation, space.gate, space.up)
         deltas = [
@@ -218,7 +227,7 @@ class Trainer(Decoder):
         return self._planner.layer(weights, bricks, kept, adapters, angles, window, is_first=index == 0)
 
     def _adapter(self, adapter: Adapter, inner: Floats, out: Floats) -> list[Part]:
-        """Return the parts that add an adapter's product to the output of its projection."""
+        """Return the parts that add the product of an adapter to the output of its projection."""
         delta = np.zeros_like(out)
         parts: list[Part] = []
         for factor, x, product in ((adapter.down, self._buffers.normed, inner), (adapter.up, inner, delta)):
@@ -246,7 +255,7 @@ class Trainer(Decoder):
         ]
 
     def _update(self) -> Part:
-        """Return the update of the weights in step number `_done`."""
+        """Return the part that updates the weights in step number `_done`."""
         own = self.parameters
         launch = BrickLaunch(adam_w.ADAM_W, adam_w.work())
         return launch, (own.weights, own.gradient, own.mean, own.square, self._done, RATE, DECAY)

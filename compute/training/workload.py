@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from cbtop.compute.places import ComputeTarget
     from cbtop.compute.training.trainer import Trainer
 
-TOKENS = 64  # of a step, if the user gives no number
+TOKENS = 64  # tokens of a step if the user gives no number
 ANNOUNCED_EVERY_NS = 1_000_000_000
 SEED = 3
 
@@ -28,21 +28,22 @@ Report = Callable[[int, float], None]  # called after each step with the number 
 def run(
     options: WorkloadOptions, profiler: Profiler, should_stop: ShouldStop, progress: Progress, report: Report
 ) -> None:
-    """Announce the model, the checks of its bricks and the machine's ceilings, then train until `should_stop` or the
-    end.
+    """Announce the model, the checks of its bricks and the machine's ceilings.
+
+    Then train until `should_stop` or the end.
 
     `should_stop` is called between steps. `progress` gets the name of each long task, and "" when none is running.
-    Options of decoding are not used. Raises ModelError if the model cannot be trained, and LossError if the loss is
-    NaN or infinite.
+    Options that are only for decoding are ignored. Raises ModelError if the model cannot be trained, and LossError if
+    the loss is NaN or infinite.
     """
-    # Imported here, because they load Numba.
+    # Imported here, because these modules load Numba.
     from cbtop.compute.backends import is_first_run
     from cbtop.compute.demo_model import demo_model
     from cbtop.compute.first_run import compile_in_fork
     from cbtop.compute.places import place_of
     from cbtop.compute.training.text import batches
 
-    options = replace(options, is_exact=True)  # gradients are of products with unrounded activations
+    options = replace(options, is_exact=True)  # gradients are computed for products with unrounded activations
     path = options.model or demo_model(progress)
     if is_first_run():
         compile_in_fork(partial(_compile, options, path), lambda: progress("compiling kernels", None))
@@ -78,7 +79,7 @@ def _trainer(
 ) -> Trainer:
     from cbtop.compute.training.trainer import Trainer
 
-    assert place.threads is not None  # on a CPU
+    assert place.threads is not None  # training runs on a CPU
     return Trainer(model, place.label, place.threads, profiler, tokens, check_contracts=options.check_contracts)
 
 
@@ -95,7 +96,10 @@ def _tokens(options: WorkloadOptions, model: Model) -> int:
 
 
 def _warm_up(options: WorkloadOptions, place: ComputeTarget, model: Model, tokens: int) -> None:
-    """Run a step unrecorded, because the first call of each kernel compiles. Its trainer is not used further."""
+    """Run a step without recording it, because the first call of each kernel compiles.
+
+    Its trainer is not used afterwards.
+    """
     from cbtop.compute.training.text import batches
     from cbtop.profiler.profiler import BrickProfiler
 
@@ -110,7 +114,7 @@ def _compile(options: WorkloadOptions, path: Path) -> None:
     from cbtop.compute.places import place_of
 
     place = place_of(options)
-    if is_first_run():  # the disk cannot be written, so that compiled kernels would be lost
+    if is_first_run():  # still true if the disk cannot be written; compiled kernels would then be lost
         return
     model = place.model(path)
     _warm_up(options, place, model, _tokens(options, model))
