@@ -14,15 +14,18 @@ from dataclasses import dataclass
 from cbtop.protocol.messages import ClockReading
 
 EXCHANGES = 8  # number of answers kept
-FIRST_EXCHANGES = 4  # number of first questions without a pause between them; later questions follow every REFRESH_S
-REFRESH_S = 5.0  # an answer that takes longer is given up
+FIRST_EXCHANGES = 4  # number of questions at the start without a pause; later questions are REFRESH_S apart
+REFRESH_S = 5.0  # seconds between two questions; an answer that takes longer is ignored
 DRIFT = 100e-6  # s/s: a quartz clock may be off by 50e-6, and two clocks may be off in opposite directions
 _DRIFT_NS_PER_S = DRIFT * 1e9
 
 
 @dataclass(frozen=True, slots=True)
 class ClockOffset:
-    """The clocks of the daemon's host minus ours. Each of the two differences is accurate to `uncertainty_ns`."""
+    """The monotonic and the real-time clock of the daemon's host minus ours.
+
+    Both are accurate to `uncertainty_ns`.
+    """
 
     monotonic_ns: int
     realtime_ns: int

@@ -1,4 +1,6 @@
-"""Roofs that were measured on this machine after a process had announced the roofs that it knew."""
+"""Roofs (speed limits of the hardware) that were measured here after a process had announced the roofs known to
+it.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from cbtop.protocol.roofs import (
 )
 from cbtop.protocol.vocabulary import Provenance
 
-WEIGHTS = "weights_read"  # measured over a working set as large as the model's weights
+WEIGHTS = "weights_read"  # name of the roof that is measured over a working set as large as the model's weights
 
 
 def lacks_roofs(record: SourceRecord) -> bool:
@@ -37,7 +39,10 @@ class StoredRoofs:
         self._known: tuple[DeviceRoofs, ...] = ()
 
     def over(self, record: SourceRecord) -> Iterable[Ceiling]:
-        """Return the roofs of a source. A roof measured later on the same device replaces the announced one."""
+        """Return the roofs of a source.
+
+        If a roof was measured later on the same device, it replaces the announced roof.
+        """
         announced = record.ceilings.values()
         hello, manifest = record.hello, record.manifest
         if hello is None or manifest is None or not self._boot_id or hello.boot_id != self._boot_id:

@@ -66,7 +66,7 @@ class Link:
 
     @property
     def refused(self) -> str:
-        """Why the daemon and this viewer reject each other, or "" without a final rejection."""
+        """Why the daemon and this viewer will never accept each other. Empty if they may."""
         return self._collector.refused
 
     @property

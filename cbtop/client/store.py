@@ -40,9 +40,10 @@ MAX_SOURCES = 1024
 MAX_BYTES = 256 << 20
 MAX_WINDOW_BYTES = 64 << 20  # the part of MAX_BYTES that recent windows may use
 MAX_RECENT_BYTES = 32 << 20  # the part of MAX_BYTES that the newest records may use while a timeline is shown
-# The data of samplers comes on top of MAX_BYTES. It takes at most 24 MiB, if every text has the maximum length.
+# Limits for all samplers of a daemon together. Their data is not part of MAX_BYTES. If every text has the maximum
+# length, it takes 24 MiB.
 MAX_SAMPLERS, MAX_DEVICES, MAX_TOLD = 4, 256, 8_192
-NAMED = 3  # number of dropped sources that the complaint lists by name
+NAMED = 3  # number of dropped sources that `complaint` lists by name
 
 
 class Budget:
@@ -56,7 +57,7 @@ class Budget:
         self.stores: list[Store] = []
 
     def hold(self) -> None:
-        """Drop data until all limits are kept."""
+        """Drop data until every limit is met."""
         while sum(store.recent_bytes for store in self.stores) > MAX_RECENT_BYTES:
             max(self.stores, key=lambda store: store.recent_bytes).shorten_records()
         while sum(store.window_bytes for store in self.stores) > MAX_WINDOW_BYTES:
@@ -192,7 +193,7 @@ class Store:
             case SourceCatalog():
                 try:
                     self._catalog(message)
-                finally:  # the part of the message before the contradiction is kept
+                finally:  # also after an error, because the first part of the message was already applied
                     self._count(message.source)
             case SourceState():
                 if message.source in self.sources:
@@ -230,8 +231,10 @@ class Store:
         self._total = AnnouncedTotal()
 
     def _beat(self, heartbeat: Heartbeat) -> None:
-        """Store the states of sources. For a running source, every heartbeat adds a sample, even if nothing
-        changed."""
+        """Store the states of sources.
+
+        Each heartbeat adds a sample of a running source, even if its statistics did not change.
+        """
         self.heard_ns = heartbeat.monotonic_ns
         for state in heartbeat.sources:
             if isinstance(state, SourceState) and state.source in self.sources:
@@ -275,5 +278,5 @@ class Store:
             if self._range_from_ns is None or not isinstance(said, HostHello):
                 continue
             if not record.window.has_begun and said.monotonic_ns >= self._range_from_ns:
-                # The process began after the begin of the range, so all of its work belongs to the range.
+                # The process began within the range, so the range contains all of its work.
                 record.window.tick(said.monotonic_ns, losses=Losses())
