@@ -31,7 +31,10 @@ if TYPE_CHECKING:
 
 
 class Command(Protocol):
-    """A module of `cbtop.commands`. A module with TAKES_COMMAND gets the words after `--` in `options.command`."""
+    """The interface of a module of `cbtop.commands`.
+
+    A module with the attribute TAKES_COMMAND gets the words after `--` in `options.command`.
+    """
 
     DESCRIPTION: str
     EPILOG: str
@@ -51,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail("standard output is closed; there is nowhere to print to", 1)
     for stream in (sys.stdout, sys.__stderr__):  # stdout is for reports, stderr for the screen
         if isinstance(stream, io.TextIOWrapper):
-            # a text for a file or another program must not be changed
+            # Replace special signs only on a terminal. Text for a file or another program stays unchanged.
             is_ascii = stream.isatty() and ascii_signs.are_wanted()
             stream.reconfigure(encoding="ascii" if is_ascii else None, errors=ascii_signs.ERRORS)
     _name_errors_of(sys.stdout)
