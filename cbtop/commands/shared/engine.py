@@ -1,4 +1,4 @@
-"""Report that the demo's engine, the packages of the extra `compute`, is not installed."""
+"""Report that the packages of the extra `compute` are not installed. The demo's model needs them."""
 
 from __future__ import annotations
 
@@ -16,6 +16,6 @@ def require_engine(what: str) -> None:
 
 
 def how_to_demo() -> str:
-    """Return a text with the commands that start something to watch."""
+    """Return a text with commands that start a process to watch."""
     demo = "`cbtop demo --serve-only`"
     return demo if engine.is_installed() else f"`{engine.INSTALL}`, then {demo}"

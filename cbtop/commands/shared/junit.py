@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from xml.etree import ElementTree as ET
 
-# A test case: its class, its name, lines about a failure (empty if it passed), the reason if it was skipped, and what
-# a passed test reports.
+# A test case: class, name, lines about the failure (empty if passed), reason for skipping, and output of a passed
+# test.
 Case = tuple[str, str, Sequence[str], str, str]
 
 

@@ -13,7 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 
 MAX_FILE_BYTES = 4096
-Orders = Mapping[str, tuple[str, bool]]  # (title of the column, whether the largest values come first) by table
+# maps a table to (title of the column, whether the largest values come first)
+Orders = Mapping[str, tuple[str, bool]]
 
 
 def sort_file() -> Path:
@@ -39,7 +40,7 @@ def remembered_orders() -> dict[str, tuple[str, bool]]:
 
 
 def remember_orders(orders: Orders) -> None:
-    """Add `orders` to the stored orders of other tables. The file is replaced as a whole or not at all."""
+    """Add `orders` to the stored orders of other tables. The file is replaced atomically."""
     if not orders:
         return
     path = sort_file()
