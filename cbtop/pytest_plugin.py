@@ -3,9 +3,11 @@
 PYTEST_DONT_REWRITE
 """
 
-# Rules - Each measured run of a test is a separate process. `cbtop check` starts pytest with this test alone. Runs in
-# one process have the same memory layout, so they would not show how runs vary. - The pytest session of the user runs
-# no fixture of a measured test. - Every pytest session imports this module, so nothing slow is imported at its top.
+# Rules
+# - Each measured run of a test is a separate process. `cbtop check` starts pytest with this test alone. Runs in one
+#   process have the same memory layout, so they would not show how runs vary.
+# - The pytest session of the user runs no fixture of a measured test.
+# - Every pytest session imports this module, so nothing slow is imported at its top.
 
 from __future__ import annotations
 

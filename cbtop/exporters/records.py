@@ -1,9 +1,10 @@
 """The records of one process, by end or by start. Iterating keeps only a bounded number in memory."""
 
-# Rules - Each iteration reads the records again, chunk by chunk and batch by batch. No record is kept. - Records are
-# stored in the order of their end. To iterate by start, repeatedly take the first MAX_SORTED / 2 of the remaining
-# records, and skip chunks that start later. - If records are in order, each record is read twice. Long overlaps cost
-# more time, but not more memory.
+# Rules
+# - Each iteration reads the records again, chunk by chunk and batch by batch. No record is kept.
+# - Records are stored in the order of their end. To iterate by start, repeatedly take the first MAX_SORTED / 2 of the
+#   remaining records, and skip chunks that start later.
+# - If records are in order, each record is read twice. Long overlaps cost more time, but not more memory.
 
 from __future__ import annotations
 

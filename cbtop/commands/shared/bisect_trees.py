@@ -1,11 +1,14 @@
 """Find the commits for `cbtop bisect`, and make a temporary worktree for each commit."""
 
-# Rules - The user's checkout, index and branches are never changed. Worktrees are detached, in a temporary folder,
-# and made without hooks. - A bisection removes the temporary folders of killed bisections. It removes only its own:
-# they are listed in the state folder, and contain a marker file with the listed identifier. - A git hook sets
-# variables such as GIT_DIR. They are removed from the environment of git and of all commands. - Each worktree is the
-# first entry of PYTHONPATH. Otherwise an editable install elsewhere might be measured. - With a build command, each
-# worktree has its own virtual environment, because `pip install` would change a shared one.
+# Rules
+# - The user's checkout, index and branches are never changed. Worktrees are detached, in a temporary folder, and made
+#   without hooks.
+# - A bisection removes the temporary folders of killed bisections. It removes only its own: they are listed in the
+#   state folder, and contain a marker file with the listed identifier.
+# - A git hook sets variables such as GIT_DIR. They are removed from the environment of git and of all commands.
+# - Each worktree is the first entry of PYTHONPATH. Otherwise an editable install elsewhere might be measured.
+# - With a build command, each worktree has its own virtual environment, because `pip install` would change a shared
+#   one.
 
 from __future__ import annotations
 

@@ -1,9 +1,11 @@
 """Measure the roofs that are unknown in a run, once, as soon as the machine is quiet.
 
-Rules - The command has priority. Nothing is measured in its processes or on a GPU. Nothing is measured while a
-processor that the measurement needs is in use. - A measurement yields to all other processes. It ends as soon as
-another process begins to work, and then stores nothing. - CI machines are not measured, because the next job begins
-at once and no viewer shows the roofs.
+Rules
+- The command has priority. Nothing is measured in its processes or on a GPU. Nothing is measured while a processor
+  that the measurement needs is in use.
+- A measurement yields to all other processes. It ends as soon as another process begins to work, and then stores
+  nothing.
+- CI machines are not measured, because the next job begins at once and no viewer shows the roofs.
 """
 
 from __future__ import annotations

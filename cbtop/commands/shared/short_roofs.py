@@ -2,9 +2,12 @@
 
 `main` is run in a separate process. It prints one JSON object.
 
-Rules - The measurement runs only while processors are idle (SCHED_IDLE). If another process begins to work, it ends
-within one round. - A disturbed measurement is reported as disturbed, without figures. - NumPy must compute on the
-calling thread only, and this is set before NumPy is loaded. This module starts the threads of the measurement itself.
+Rules
+- The measurement runs only while processors are idle (SCHED_IDLE). If another process begins to work, it ends within
+  one round.
+- A disturbed measurement is reported as disturbed, without figures.
+- NumPy must compute on the calling thread only, and this is set before NumPy is loaded. This module starts the
+  threads of the measurement itself.
 """
 
 from __future__ import annotations
