@@ -1,4 +1,4 @@
-"""Verdict starved: the process waits for a processor because other programs use all of them."""
+"""The verdict "starved": the process waits for a processor because other programs use all of them."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.verdict import About, Evidence, Severity, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule
 
-BUSY_PERCENT = 95.0  # Load of all processors together.
-MISSING_PERCENT = 20.0  # Share of the time in which steps run but the process has no processor.
-# If waits take this share of the extra time of long steps, they explain it.
+BUSY_PERCENT = 95.0  # minimum load of all processors together
+MISSING_PERCENT = 20.0  # minimum percentage of the time when steps run but the process has no processor
+# Waiting explains long steps if its share of the time is at least this part of their share of extra time.
 EXPLAINED = 0.5
 
 
 def processor_times(view: SourceView) -> tuple[float, float, float] | None:
-    """Return three shares (%) of the last seconds: steps ran, the process had a processor, all processors were busy.
+    """Return (steps ran, the process had a processor, all processors were busy), each in percent of the last seconds.
 
     Returns None if one of them is unknown. Also returns None if the process uses a GPU, because it may wait for the
     GPU.
@@ -39,9 +39,9 @@ def processor_times(view: SourceView) -> tuple[float, float, float] | None:
 
 
 def is_explained_by_waiting(view: SourceView, longer_percent: float) -> bool:
-    """Return whether waits may explain the extra time of long steps.
+    """Return whether waiting for a processor may explain the extra time of long steps.
 
-    `longer_percent` is the share of the extra time in all step time.
+    `longer_percent` is the extra time in percent of all step time.
     """
     return view.waiting_percent is not None and view.waiting_percent >= EXPLAINED * longer_percent
 
