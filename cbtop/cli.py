@@ -73,7 +73,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # The reader has closed the pipe. Now stdout is /dev/null, so that the flush at exit reports no second error.
+        # The reader has closed the pipe. Replace stdout by /dev/null, because otherwise the flush at exit fails
+        # again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except OSError as error:
@@ -81,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         if error.filename == STDOUT:
             with contextlib.suppress(OSError):
-                # now stdout is /dev/null, so that the flush at exit reports no second error
+                # Replace stdout by /dev/null, because otherwise the flush at exit fails again.
                 os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return _fail(f"{error.filename}: {reason(error)}" if error.filename else reason(error), 1)
     except MemoryError:

@@ -1,4 +1,5 @@
-"""A pytest plugin: a test with the mark `cbtop` is measured by `cbtop check`, against a base file next to it.
+"""A pytest plugin. `cbtop check` measures each test with the mark `cbtop`, and compares it with a base file next to
+it.
 
 PYTEST_DONT_REWRITE
 """
@@ -111,9 +112,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture
 def cbtop_budget() -> Callable[..., None]:
-    """Return a function that adds thresholds which are known only while the test runs.
+    """Return a function that adds thresholds to this test, for example `cbtop_budget("decode.p50 <= 1.05x")`.
 
-    For example `cbtop_budget("decode.p50 <= 1.05x")`.
+    It is for thresholds that are known only while the test runs.
     """
     if EXCHANGE not in os.environ:
         raise pytest.UsageError(f"{FIXTURE} must be an argument of the test, so that the test is measured")
@@ -230,7 +231,9 @@ def _need_base(thresholds: Sequence[str]) -> bool:
 
 
 def check_names(thresholds: Sequence[str], base_file: Path) -> None:
-    """Raise MeasurementError if a threshold is invalid, or if the runs in the base file lack a name in it."""
+    """Raise MeasurementError if a threshold is invalid, or if it has a name that is missing in the runs of the
+    base file.
+    """
     from cbtop.comparison.contents import contents_together
     from cbtop.comparison.run_diff import diff_of
     from cbtop.comparison.structure import judge_structure, parse_any, split

@@ -1,6 +1,6 @@
 """Format numbers and units for screens, reports, messages and verdicts."""
 
-# None is a number that was not measured and is written `n/a`. 0 is a measured zero and is written as 0.
+# None means that a number was not measured, and is written as `n/a`. 0 is a measured zero.
 
 from __future__ import annotations
 

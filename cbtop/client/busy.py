@@ -63,7 +63,7 @@ class BusySlices:
 
     @property
     def count(self) -> int:
-        """Number of slices, including those without steps of a given phase."""
+        """Number of all slices, whether or not they contain steps of the shown phase."""
         return max(0, len(self._taken) - 1)
 
     @property

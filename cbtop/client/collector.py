@@ -20,7 +20,7 @@ SILENT_AFTER_S = 3.0  # seconds without a message until the daemon counts as sil
 # Block this long for the answer with the daemon's clock. Its arrival time is accurate only if we wait for it.
 CLOCK_WAIT_S = 0.2
 ASK_AGAIN_S = 2.0  # repeat the request for an ended source after this time, because the answer may be lost
-MAX_DRAINED = 200  # messages per poll, so that a flood of messages cannot block the screen
+MAX_DRAINED = 200  # maximum number of messages per poll, because more would block the screen
 # Apply no further message in a poll after this time. Applying the catalog of 100,000 nodes takes a second.
 MAX_DRAIN_S = 0.25
 
@@ -73,7 +73,7 @@ class Collector:
 
     @property
     def silent_s(self) -> float:
-        """Seconds since the last message, or since the start if none has arrived."""
+        """Seconds since the last message. If none has arrived, seconds since the start."""
         return self._clock_s() - self._heard_s
 
     @property

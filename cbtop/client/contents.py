@@ -28,7 +28,7 @@ class AnnouncedContents:
     compiled: CompiledCode | None = None
 
     def take(self, message: StructureMessage) -> None:
-        """Replace the announcement of the same kind and phase."""
+        """Store the announcement. It replaces an earlier one of the same kind and phase."""
         match message:
             case Conditions():
                 self.conditions = {one.name: one.value for one in message.conditions}

@@ -56,7 +56,7 @@ class Link:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the daemon has sent everything that it knows."""
+        """Whether the daemon has sent all of its data."""
         return self.store.daemon is not None
 
     @property

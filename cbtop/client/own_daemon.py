@@ -1,4 +1,4 @@
-"""The daemon that runs inside a viewer, so that `cbtop` alone is enough."""
+"""The daemon that runs inside of a viewer if no other daemon runs."""
 
 from __future__ import annotations
 
@@ -50,5 +50,5 @@ class DaemonIfNone:
         try:
             self.inside = DaemonInside(self.endpoint, history_s=self._history_s)
         except EndpointError as error:
-            self.inside = None  # another daemon runs or is starting, so connect to that one
+            self.inside = None  # Another daemon runs or is starting, so connect to it.
             self.trouble = str(error)

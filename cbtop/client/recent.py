@@ -11,7 +11,7 @@ from cbtop.protocol.messages import RecordBatch
 from cbtop.protocol.record_batch import RecordTally, joined, unpack
 from cbtop.protocol.ring_reader import Batch
 
-MAX_RECENT = 1 << 15  # records kept per source
+MAX_RECENT = 1 << 15  # maximum number of stored records per source
 RECENT_BYTES = 40  # approximate bytes of memory per record
 MAX_HOLES = 64
 

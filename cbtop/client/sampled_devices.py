@@ -10,7 +10,7 @@ from cbtop.client.source_record import HISTORY_S
 from cbtop.protocol.device_messages import DeviceProcess, DeviceSample
 from cbtop.protocol.vocabulary import DeviceKind
 
-MAX_FOLLOWED = 64  # largest number of processes per sampler with kept samples
+MAX_FOLLOWED = 64  # maximum number of processes per sampler with stored samples
 KeyT = TypeVar("KeyT")
 ValueT = TypeVar("ValueT")
 

@@ -35,7 +35,7 @@ from cbtop.protocol.training_messages import GradientMessage, TrainingTimes
 from cbtop.protocol.vocabulary import NodeKind, SourceStatus
 
 HISTORY_S = 120
-MAX_PHASES = 64  # largest number of phases per source with kept rates
+MAX_PHASES = 64  # maximum number of phases per source with stored rates
 # Approximate bytes of memory of: a source, a node without its names, a dependency, an announcement with texts of
 # maximum length, and a phase.
 SOURCE_BYTES, NODE_BYTES, DEPENDENCY_BYTES, SAID_BYTES, PHASE_BYTES = 16 << 10, 600, 300, 3 << 10, 48 << 10
@@ -49,7 +49,7 @@ class StepSample:
 
     monotonic_ns: int
     tokens: int
-    count: int = 0  # number of steps
+    count: int = 0  # number of steps since the start
     time_ns: int = 0  # sum over the steps
     sequences: int = 0  # sum over the steps that reported sequences
     sequences_given: int = 0  # number of steps that reported sequences
@@ -59,7 +59,7 @@ class StepSample:
 
 @dataclass(slots=True)
 class SourceRecord:
-    """Everything that this viewer knows about one profiled process."""
+    """All data of this viewer about one profiled process."""
 
     key: str
     window: Window
@@ -153,7 +153,7 @@ class SourceRecord:
         """
         self.window = self.window.from_now_on(length_s)
         if not self.window.has_begun and not self.has_ended:
-            # begin now, so that the first report counts as ended within the range
+            # Begin the window now. Otherwise a report about an earlier time could count as part of the range.
             self.window.tick(now_ns, losses=Losses())
         self.recent, self.trend = RecentRecords(), BrickTrend()
         at_ns = self.window.now_ns

@@ -1,4 +1,4 @@
-"""Everything that a viewer knows: the sources and devices of one daemon, updated by messages."""
+"""All data of a viewer about one daemon: its sources and devices, updated by messages."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from cbtop.protocol.messages import (
 from cbtop.protocol.vocabulary import SourceStatus
 
 MAX_SOURCES = 1024
-# Memory limit for all daemons together. 64 processes with 365 places each take a quarter of it.
+# Memory limit for all daemons together. 64 processes with 365 nodes each use a quarter of it.
 MAX_BYTES = 256 << 20
 MAX_WINDOW_BYTES = 64 << 20  # the part of MAX_BYTES that recent windows may use
 MAX_RECENT_BYTES = 32 << 20  # the part of MAX_BYTES that the newest records may use while a timeline is shown
@@ -50,7 +50,8 @@ class Budget:
     """The memory limit for all stores of a viewer. Above the limit, windows are shortened first, then sources are
     dropped.
 
-    The largest source of the largest daemon is dropped, so that one daemon cannot push out the data of other daemons.
+    The largest source of the largest daemon is dropped first. So a daemon with much data does not displace the data
+    of other daemons.
     """
 
     def __init__(self) -> None:
@@ -133,7 +134,7 @@ class Store:
                 self._weigh(key)
 
     def forget_records(self) -> None:
-        """Drop all kept records. Count missing records from zero again."""
+        """Drop all stored records. Count missing records from zero again."""
         for key, record in self.sources.items():
             record.recent.forget()
             self._weigh(key)
@@ -217,7 +218,7 @@ class Store:
                 assert_never(message)
 
     def _begin(self, hello: DaemonHello) -> None:
-        """Forget all data. The daemon sends snapshots of everything that it knows after its hello."""
+        """Drop all data. After its hello, the daemon sends snapshots of all of its sources."""
         if hello.protocol_major != PROTOCOL_MAJOR:
             raise VersionError(
                 f"the daemon (cbtop {hello.version}) speaks protocol {hello.protocol_major}."

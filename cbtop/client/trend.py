@@ -129,8 +129,8 @@ class BrickTrend:
     def trail(self, brick: int) -> tuple[tuple[float, float] | None, ...]:
         """Return (FLOP/byte, GFLOP/s) of a brick's calls in each of the last 60 s. `brick` is the brick's first node.
 
-        It is None for a second without an ended call, or with a call that did not declare its FLOP or bytes. Returns
-        an empty tuple if all seconds are None.
+        A second is None if no call ended in it, or if a call did not declare its FLOP or bytes. Returns an empty
+        tuple if all seconds are None.
         """
         points = tuple(_point(second, at) for second, at in self._of(brick))
         return points if any(points) else ()

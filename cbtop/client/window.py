@@ -19,9 +19,9 @@ from cbtop.profiler.analysis.node_columns import SPARSE_COLUMNS
 from cbtop.profiler.analysis.sparse_columns import SPARSE_BYTES
 from cbtop.profiler.analysis.stats import NodeStats
 
-# A slice begins every SPACING_S, or every tenth of a window longer than ten seconds. Slices are aligned to the
-# daemon's clock, so that all viewers show the same figures. A window begins with a whole slice, so it may be one
-# slice longer than requested.
+# A slice begins every SPACING_S seconds. If the window is longer than ten seconds, a slice begins every tenth of it.
+# Slices are aligned to the daemon's clock, so all viewers show the same figures. A window begins with a whole slice,
+# so it may be one slice longer than requested.
 SPACING_S = 1.0
 SLICES = 10
 SUM_KEPT_S = 5.0  # keep the sum this long after it was last requested
@@ -154,7 +154,7 @@ class Window:
         return monotonic_ns // self._spacing_ns > self._slices[-1].begin_ns // self._spacing_ns
 
     def clip(self, node: Column, begin_ns: Column, length_ns: Column) -> None:
-        """For each slice, store how much of the counted step time is from before the slice began.
+        """For each slice, store the step time from before the slice that is counted in the slice or later.
 
         The arguments are the newest time intervals of steps (see StatsUpdate).
         """

@@ -97,7 +97,7 @@ def run(options: argparse.Namespace) -> int:
     _check_command(options.command, repository)
     good, bad = repository.ends(options.good, options.bad)
     asked = Asked(good, bad, thresholds, options.rounds, options.first_parent, options.anyway)
-    # The recorder reads only processes of this machine, so it needs no address and no keys.
+    # Read processes of this machine only, so no address and no keys are used.
     vars(options).update(connect=None, server_key=None, key=None)
     with locked(repository):
         return _search(options, repository, asked)
@@ -135,9 +135,9 @@ def _search(options: argparse.Namespace, repository: Repository, asked: Asked) -
 
 
 def estimate(run_s: float, low_min: float, high_min: float, limit_min: float, which: str) -> str:
-    """Return how long a bisection takes, estimated from its first run.
+    """Return a text with the time that a bisection takes, estimated from its first run.
 
-    The text says if that is longer than `--limit`.
+    If it may be longer than `--limit`, the text states this.
     """
     low, high = math.ceil(low_min), math.ceil(high_min)
     said = f"the first run took {run_s:.1f} s, so {which} take about {low} to {high} min"

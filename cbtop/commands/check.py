@@ -275,7 +275,7 @@ def _error_of(judged: Sequence[Judged]) -> CbtopError | None:
 
 
 def _allowed(judged: Sequence[Judged], options: argparse.Namespace) -> list[Judged]:
-    """Return the results as the options want them: `unsure` passes if the options allow it."""
+    """Return the results. If the options allow `unsure`, such results pass."""
     from cbtop.comparison.judged import must_be_sure
 
     return list(judged) if options.allow_unsure else must_be_sure(judged)
@@ -315,10 +315,7 @@ def _gate_of_structure(
 
 
 def _warn_of_few(base_runs: int, judged: Sequence[Judged], *, has_thresholds: bool) -> None:
-    """If there are only one or two base runs, write on stderr how this limits the result.
-
-    A verdict may say it already.
-    """
+    """Write on stderr how one or two base runs limit the result. Write nothing if a verdict already contains this."""
     from cbtop.comparison.default_gate import SCATTER_UNKNOWN
     from cbtop.comparison.noise import MIN_LEARNED
 
@@ -453,9 +450,9 @@ def _flat(path: Path, table: dict[str, Any], above: tuple[str, ...]) -> Iterator
 
 
 def _line(lines: Sequence[str], name: str, value: str) -> int:
-    """Return the number of the line that defines a budget.
+    """Return the number (from 1) of the line that defines a budget.
 
-    It is the first line that contains `value` and the last part of the dotted `name`, or 1 without such a line.
+    It is the first line with `value` and the last part of the dotted `name`. If no line has both, return 1.
     """
     last = name.rpartition(".")[2]
     return next((at for at, line in enumerate(lines, 1) if last in line and value in line), 1)

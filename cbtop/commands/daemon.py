@@ -34,7 +34,7 @@ examples:
 
 PARENT_CHECK_S = 0.25
 MAX_MINUTES = 60
-LAST_WORDS_S = 1.0  # seconds to serve after the parent has ended, so that viewers learn how it ended
+LAST_WORDS_S = 1.0  # seconds to continue after the parent has ended, so that viewers receive its last state
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,7 +1,4 @@
-"""`cbtop map`: list the kernels that a model runs, by layer and brick.
-
-Each kernel has the place of its definition.
-"""
+"""`cbtop map`: list the kernels that a model runs, by layer and brick, with the file and line of each kernel."""
 
 from __future__ import annotations
 

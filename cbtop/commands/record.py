@@ -123,9 +123,9 @@ class _Beside:
         os.close(begun)
 
     def is_over(self, recorder: StreamRecorder) -> bool:
-        """Return whether that process has ended and the data of all new processes is read.
+        """Return whether the watched process has ended and the data of all new processes is read.
 
-        Also returns True if the process ended READ_ON_S ago.
+        Also returns True if the process ended at least READ_ON_S ago.
         """
         if process_start(self._pid) == self._start:
             return False

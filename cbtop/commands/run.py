@@ -244,8 +244,8 @@ def _summarize_at_end(mark: str, record: str | None) -> None:
 def _is_detached_child() -> bool:
     """Fork a process that is not our child and has its own session. Returns True in the new process.
 
-    The new process has an empty stdin and stdout. SIGCHLD is ignored during the fork, so that the CPU time of the
-    intermediate child does not count as time of this process's children.
+    The new process has an empty stdin and stdout. An intermediate child makes the new process. SIGCHLD is ignored
+    meanwhile. Otherwise the CPU time of the intermediate child would count as time of our children.
     """
     before = _signal.signal(_signal.SIGCHLD, _signal.SIG_IGN)
     try:

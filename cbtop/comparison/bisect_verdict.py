@@ -1,11 +1,11 @@
-"""Verdicts of `cbtop bisect`, derived from runs: whether a commit is slower in the same way as BAD."""
+"""Verdicts of `cbtop bisect`: whether a commit is slower in the same way as BAD. They are derived from runs."""
 
 # Rules
-# - A commit is bad if it breaks a rule that BAD breaks, by the same brick. Other slowdowns are ignored, because a
-#   later commit has fixed them.
+# - A commit is bad if it breaks a rule that BAD also breaks, by the same brick. Other slowdowns are ignored, because
+#   a later commit has fixed them.
 # - A commit is good if the interval of BAD's largest slowdown ends below half of that slowdown.
-# - A threshold has no such interval, and neither has a brick that GOOD lacks. Then a commit is good if it keeps all
-#   rules that BAD breaks.
+# - A threshold has no such interval. A brick that GOOD lacks has none, either. In these cases, a commit is good if it
+#   keeps all rules that BAD breaks.
 # - Any other commit is unclear. More runs may decide.
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from cbtop.comparison.threshold_grammar import Threshold
 from cbtop.comparison.thresholds import judge
 
 LIKE_BAD = 0.5  # share of BAD's slowdown; a good commit's slowdown is surely smaller
-_NO_SINGLE = "no single brick"  # first words of the cause if several places share a slowdown
+_NO_SINGLE = "no single brick"  # first words of the cause if several bricks or layers share a slowdown
 _IN_LAYER = " in "  # text between the brick and the layer in a cause
 
 
@@ -53,7 +53,7 @@ class Assessment:
     def keys(self, judged: Sequence[Judged]) -> set[tuple[str, str]]:
         """Return (rule, place) for each result.
 
-        The place is in the threshold, or it is the brick that causes the slowdown.
+        The place is a text. It comes from the threshold, or it is the brick that causes the slowdown.
         """
         if self.is_of_thresholds:
             return {(one.rule, one.about) for one in judged}
@@ -81,10 +81,7 @@ class Slowdown:
         return _IN_LAYER.join(filter(None, (self.brick[0] if self.brick else whole, self.layer)))
 
     def change_in(self, found: RunDiff) -> Change | None:
-        """Return the change of the same brick or step in another comparison.
-
-        Return None if that comparison lacks it.
-        """
+        """Return the change of the same brick or step in another comparison. Return None if it is missing there."""
         part = next((one for one in found.parts if (one.phase, one.now.work) == (self.phase, self.work)), None)
         if part is None:
             return None
@@ -103,7 +100,7 @@ class Wanted:
     slowdown: Slowdown | None
 
     def of(self, assessment: Assessment) -> list[Judged]:
-        """Return the broken results of a commit that BAD also breaks in the same way."""
+        """Return the broken results of a commit with a rule and place that BAD breaks, too."""
         shared = {rule for rule, cause in self.keys if cause.startswith(_NO_SINGLE)}
         return [one for one in assessment.broken if one.rule in shared or assessment.keys([one]) & self.keys]
 

@@ -1,16 +1,14 @@
-"""The number of calls of a place per step, and its change between two runs.
+"""The number of calls of a place per step, and the change of this number between two runs.
 
-A place is a brick, a layer, or a brick in a layer.
-
-All numbers are derived from records.
+A place is a brick, a layer, or a brick in a layer. All numbers are derived from records.
 """
 
 # Rules
-# - If every block of steps calls a place equally often, the number has no noise. Any other number is then a change of
-#   the program.
-# - Otherwise the number of calls varies by chance, and its variation between blocks shows how much.
-# - Neighbouring blocks may be similar. This is judged over most places together. A place that is called in bursts is
-#   judged by itself.
+# - If every block of steps calls a place (a brick or layer) equally often, the number of calls has no noise. Any
+#   other number is then a change of the program.
+# - Otherwise the number of calls varies by chance. Its variation between blocks shows how much.
+# - Neighbouring blocks may be similar, and then they count as fewer blocks. This is judged over most places together.
+#   A place that is called in bursts is judged by itself.
 
 from __future__ import annotations
 
@@ -106,7 +104,7 @@ def _whole(calls: float) -> str:
 
 
 def calls_change(before: Figure | None, now: Figure | None, compared: int) -> CallsChange:
-    """Return the change of the calls per step. A figure is None if a run does not call the place.
+    """Return the change of the calls per step. A figure is None if a run does not call the brick or layer.
 
     `compared` is the number of figures that are tested together.
     """
@@ -118,11 +116,11 @@ def calls_change(before: Figure | None, now: Figure | None, compared: int) -> Ca
 
 
 def new_calls(now: Figure, compared: int, steps: tuple[int, int]) -> CallsChange:
-    """Return the change of a place that only the new run calls. `steps` is (steps of the baseline, steps of the new
-    run).
+    """Return the change for a brick or layer that only the new run calls.
 
-    The test assumes that chance decides which steps call the place. Then each independent group of calls is in the
-    baseline with a probability in proportion to its steps.
+    `steps` is (steps of the baseline, steps of the new run). The test assumes that chance decides which steps make
+    the calls. Then each independent group of calls is in the baseline with a probability in proportion to the
+    baseline's steps.
     """
     found = calls_change(None, now, compared)
     if found.is_exact:
@@ -138,10 +136,11 @@ def _none(known: Figure) -> Figure:
 
 
 def learned_calls(rows: Sequence[Sequence[Figure]]) -> list[Figure]:
-    """Return the mean of each row with its scatter between runs. A row has the calls of one place in several runs.
+    """Return the mean of each row with its scatter between runs. A row has the calls of one brick or layer in several
+    runs.
 
     Runs may differ by more than their blocks do, for example because of other input. The ratio of both scatters is at
-    least the ratio of the median row.
+    least as large as in the median row.
     """
     means = np.array([[one.mean for one in row] for row in rows])
     within = np.sqrt([np.mean([one.error**2 for one in row]) for row in rows])
@@ -171,7 +170,7 @@ def learned_calls(rows: Sequence[Sequence[Figure]]) -> list[Figure]:
 def looks(befores: Sequence[Figure | None], nows: Sequence[Figure | None]) -> int:
     """Return the number of figures of two runs that are tested together.
 
-    Each place counts once for the time of a call, and once for its calls per step if they vary.
+    Each brick or layer counts once for the time of a call, and once for its calls per step if they vary.
     """
     return sum(
         1 + any(one and (one.error or one.scatter) for one in both) for both in zip(befores, nows, strict=True)

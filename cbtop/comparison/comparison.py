@@ -1,8 +1,9 @@
 """The changes between two snapshots by brick and layer, or the reason why the snapshots are not comparable."""
 
 # Rules
-# - Times of different work do not compare speed. If the model, batch or mix of phases differs, report that instead.
-# - A different machine, backend or cache length is only noted, because the user may want to compare just that.
+# - Times of different work cannot be compared. If the model, batch or mix of phases differs, this is reported in
+#   place of changes.
+# - A different machine, backend or cache length is only noted, because the user may want to compare exactly these.
 
 from __future__ import annotations
 
@@ -22,8 +23,9 @@ from cbtop.units import count, number, percent
 ALIKE = 0.02
 ALIKE_SHARE = 0.05  # difference of a phase's share of all steps that is ignored
 ALIKE_CACHE = 0.10  # relative difference of cached positions that is ignored
-MAX_LOST_PERCENT = 0.1  # percent of the records; the verdict data-incomplete has the same limit
-# These bricks of attention do not read the cache, so the length of the cache does not affect them.
+# percent of the records; more lost records make a comparison invalid, like the verdict data-incomplete
+MAX_LOST_PERCENT = 0.1
+# Bricks of attention that do not read the cache. The length of the cache does not affect them.
 _READ_NO_CACHE = (BrickId.QKV_PROJECTION, BrickId.OUTPUT_PROJECTION, BrickId.ROPE_EMBEDDING)
 _NO_CACHE = {brick.display_name for brick in _READ_NO_CACHE}
 
@@ -217,7 +219,7 @@ def slower(changes: Iterable[PlaceChange], *, is_same_cache: bool = True) -> lis
 def _is_most(part: Change, whole: Change) -> bool:
     """Whether the change `part` is more than half of the change `whole`.
 
-    If known, both are relative to all other places.
+    Both are taken relative to all other bricks and layers if this is known.
     """
     if part.own and whole.own:
         part, whole = part.own, whole.own

@@ -15,7 +15,7 @@ MIN_STEPS = 3  # number of recorded steps of a phase that makes its numbers exac
 Range = tuple[int, int]  # (fewest, most)
 Place = tuple[str, str, str]  # (layer, brick, label); a text is "" outside of layers or bricks
 OUTSIDE: Place = ("", "", "")
-BESIDE = " › "  # separator between the names of a place
+BESIDE = " › "  # separator in texts such as `Layer 3 › DownProjection`
 
 
 class PieceKind(StrEnum):
@@ -53,7 +53,7 @@ class Piece:
     kind: PieceKind
     layer: str = ""  # "" outside of layers
     brick: str = ""  # "" outside of bricks
-    label: str = ""  # distinguishes several bricks with the same name in a layer
+    label: str = ""  # label of the brick, which distinguishes several bricks with the same name in a layer
     name: str = ""
     dtype: str = ""
     kernel: KernelAttributes = NO_KERNEL

@@ -78,7 +78,7 @@ def _is_steady(part: PartDiff) -> list[Judged]:
 def known_to_scatter(judged: Sequence[Judged], base_runs: int) -> list[Judged]:
     """Return the results. If the baseline has fewer than MIN_LEARNED runs, broken results become `unknown`.
 
-    The reason is that the scatter between runs is not known then. (On a busy machine, a third of identical runs were
+    With so few runs, the scatter between runs is not known. (On a busy machine, a third of identical runs were
     slower, see docs/gate.md.)
     """
     if base_runs >= MIN_LEARNED:
@@ -147,7 +147,7 @@ def _may_be_the_machine(found: RunDiff, rate: RateDiff) -> bool:
 
 
 def _machine_is_no_slower(part: PartDiff) -> Judged:
-    """Return a result if all bricks changed by the same factor. The machine may be the cause.
+    """Return a result if all bricks became slower by the same factor. The machine may be the cause.
 
     A single baseline run does not show how much the machine's pace varies.
     """
@@ -325,9 +325,9 @@ def _cause(part: PartDiff, more_us: float, between_steps_us: float) -> str:
 
 
 def _told(part: PartDiff, place: PlaceDiff) -> str:
-    """Return the change that decides the verdict on a slower place as text.
+    """Return a text with the change that decides the verdict on a slower brick or layer.
 
-    Other figures are added if they also grew.
+    Other figures that grew are added.
     """
     if place.decisive is None:
         return f"new: {place.delta_us:+.1f} µs/{part.unit}"

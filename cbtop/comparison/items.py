@@ -38,16 +38,17 @@ BETWEEN_BRICKS: Brick = (BETWEEN, BrickCategory.OTHER)
 Place = tuple[Brick | None, str | None]  # (brick, None), (None, layer), (brick, layer), or WHOLE_STEP
 WHOLE_STEP: Place = (None, None)
 _OVERLAP = SPARSE_COLUMNS.index("overlap_ns")
-_UNEVEN = 1.5  # If all calls of a place are of one kind, chance keeps `Quantile.stretch` below this value.
+_UNEVEN = 1.5  # If all calls of a brick or layer are of one kind, chance keeps `Quantile.stretch` below this value.
 MIN_SHARING = 8  # minimum number of bricks in layers; with fewer, a single slow brick would change the ratio of all
 
 
 @dataclass(frozen=True, slots=True)
 class PlaceTimes:
-    """The times of one place (see `Place`): µs per unit, µs of a typical call, and quantiles of calls in µs.
+    """The times of one brick, layer, or brick in a layer: µs per unit, µs of a typical call, and quantiles of calls
+    in µs.
 
-    `calls` is the number of calls per step. `call` is exclusive, and quantiles are inclusive. A figure is None if the
-    place has too few calls.
+    `calls` is the number of calls per step. `call` is exclusive, and quantiles are inclusive. A figure is None if
+    there are too few calls.
     """
 
     time: Figure
@@ -58,9 +59,9 @@ class PlaceTimes:
 
 
 def tells_pace(place: Place) -> bool:
-    """Whether a place is a brick in one layer.
+    """Whether `place` is a brick in one layer.
 
-    Such places do not overlap, so together they show the machine's pace.
+    These places do not overlap, so together they show how fast the machine is.
     """
     return place[0] is not None and place[0] != BETWEEN_BRICKS and place[1] is not None
 
@@ -108,7 +109,8 @@ class PhasePlaces:
 
     @property
     def nodes(self) -> list[Column]:
-        """The nodes of each place, in the order `bricks`, `cells`, `layers`. Their calls are the calls of the place.
+        """The nodes of each place, in the order `bricks`, `cells`, `layers`. The calls of a place are the calls of
+        its nodes.
 
         The time between bricks has no calls of its own, so the nodes of the layer or step are used.
         """
@@ -261,7 +263,7 @@ class _NodePlaces:
         return found
 
     def stretch(self, p50: Quantile, calls: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the factor by which the error of each typical time grows. `calls` is the number of calls of each
+        """Return the factor that multiplies the error of each typical time. `calls` is the number of calls of each
         place.
 
         The factor is about 1 if all calls of a place are of one kind, as in most bricks. A layer has calls of several

@@ -28,7 +28,10 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """The result of a threshold, or of a rule of the default gate, for one place in one group of steps."""
+    """The result of a threshold, or of a rule of the default gate.
+
+    It is for one brick or layer in one group of steps.
+    """
 
     rule: str
     about: str  # for example `decode: RmsNorm in Layer 5`

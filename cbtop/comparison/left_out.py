@@ -1,6 +1,4 @@
-"""Results about steps that a threshold or the default gate does not cover, if they take much of the new run's
-time.
-"""
+"""Results about steps that a threshold or the default gate leaves out, if they take much of the new run's time."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 Flags = NDArray[np.bool_]
 
 MIN_LEARNED = 3  # minimum number of runs to learn their scatter
-MIN_BLOCKS = 5  # minimum number of blocks to know their spread
+MIN_BLOCKS = 5  # with fewer blocks, their spread is not known
 # Minimum length of a call as a multiple of the clock's resolution. The clock's error is then at most a fifth of the
 # call.
 READINGS = 5.0
@@ -28,9 +28,10 @@ READINGS = 5.0
 WARM_UP_SPREADS = 4.0
 ENOUGH_BLOCKS = 20  # number of uncorrelated blocks that show their spread well enough
 LEAST_PERCENT = 3.0  # percent; two runs on one machine may differ by about this much without a change of the program
-# percent; the same limit if the scatter of runs is known: the error of a histogram's median
+# percent; the limit in place of LEAST_PERCENT if the scatter of runs is known; it is the error of a histogram's
+# median
 LEAST_LEARNED_PERCENT = 1.0
-# probability that chance alone moves none of the figures that are tested together beyond its interval
+# probability that chance moves no figure beyond its interval, over all figures that are tested together
 CONFIDENCE = 0.99
 MAX_ALIKE = 0.9  # maximum correlation of neighbouring blocks; above it, the effective number of blocks is unknown
 # Number of kinds of figures with a learned scatter between runs: bricks, and bricks in a layer.
@@ -58,7 +59,7 @@ class Figure:
     slope_error: float = 0.0
     scatter: float = 0.0
     runs: int = 1
-    # Error without the changes that all places have in common, such as a clock drift. None if these changes are
+    # Error without the changes that all bricks have in common, such as a clock drift. None if these changes are
     # unknown.
     own_error: float | None = None
     own_scatter: float = 0.0
@@ -68,8 +69,8 @@ class Figure:
 class Change:
     """The change of a figure. Chance alone moves the figure by at most `half` in either direction.
 
-    `own` is the change relative to all other places, for example without a clock change. It is None if the common
-    change is unknown.
+    `own` is the change relative to all other bricks and layers, for example without a clock change. It is None if the
+    common change is unknown.
     """
 
     before: float
@@ -101,11 +102,10 @@ class Change:
 
     @property
     def is_beyond_noise(self) -> bool:
-        """Whether the change exceeds noise, by itself or relative to all other places. The median call must have
-        moved, too.
+        """Whether the change exceeds noise, by itself or relative to all other bricks and layers.
 
-        Other programs delay a few calls. Such delays do not move the median, even if they always affect the same
-        place.
+        The median call must have moved, too. Other programs delay a few calls, and such delays do not move the
+        median.
         """
         return (
             self.noise_percent is not None
@@ -115,7 +115,7 @@ class Change:
 
     @property
     def is_told_by_others(self) -> bool:
-        """Whether the change exceeds noise only if it is taken relative to all other places."""
+        """Whether the change exceeds noise only if it is taken relative to all other bricks and layers."""
         return self.is_beyond_others and not self._is_beyond_interval
 
     @property
@@ -129,10 +129,11 @@ class Change:
 
     @property
     def is_beyond_others(self) -> bool:
-        """Whether the change exceeds noise relative to all other places, and is by itself large enough to report.
+        """Whether the change exceeds noise relative to all other bricks and layers, and is large enough to report by
+        itself.
 
-        The second condition is needed if most places become faster: a place with an unchanged time is then not
-        slower.
+        The second condition matters if most bricks become faster. Then a brick with an unchanged time is not reported
+        as slower.
         """
         return (
             self.own is not None
@@ -229,7 +230,7 @@ def divided(amount: NDArray[np.float64], by: NDArray[np.float64]) -> NDArray[np.
 def _longest_errors(
     off: NDArray[np.float64], weight: NDArray[np.float64], fitted: int, known: Flags, mean: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], float]:
-    """Find the length of blocks with the largest errors. Return its errors, weights and effective number of blocks.
+    """Return the errors, weights and effective number of blocks, for the block length that has the largest errors.
 
     Longer blocks are tried because they also show disturbances that last longer than two short blocks.
     """
@@ -267,9 +268,9 @@ def _by_twos(blocks: NDArray[np.float64]) -> NDArray[np.float64]:
 def change(before: Figure, now: Figure, compared: int, shared: float | None = None) -> Change:
     """Return the change from `before` to `now`. `compared` is the number of figures that are tested together.
 
-    `shared` is the factor by which all places together became slower, if known. The interval is Welch's, with
-    Bonferroni's correction. If the scatter between runs is learned, a single run has at least this error. The number
-    of runs then also limits how well the common change is known.
+    `shared` is the factor by which all bricks together became slower, or None if it is unknown. The interval is
+    Welch's, with Bonferroni's correction. If the scatter between runs is learned, a single run has at least this
+    error. The number of runs then also limits how well the common factor is known.
     """
     if shared is None or before.own_error is None or now.own_error is None:
         return _change(before, now, compared, 1)
@@ -356,9 +357,9 @@ def _change(before: Figure, now: Figure, compared: int, looks: int, *, by_ratio:
 def _half_of_ratio(before: float, now: float, squares: tuple[float, float], errors: float) -> float:
     """Return how far chance alone may move `now` towards `before`, computed from the ratio of both times.
 
-    A brick that takes 100 times as long also scatters about 100 times as much, so the difference would never exceed
-    its error. The relative errors are therefore combined into the error of the ratio. Returns inf if the times differ
-    by less than a factor of _LEAST_RATIO.
+    A brick that takes 100 times as long also scatters about 100 times as much. By the usual error, no difference
+    would then exceed noise. So the relative errors of both times are combined into the error of their ratio. Returns
+    inf if the times differ by less than a factor of _LEAST_RATIO.
     """
     if min(before, now) <= 0:
         return inf

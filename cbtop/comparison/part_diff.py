@@ -1,6 +1,6 @@
-"""The change of one group of steps between two runs, and of the bricks and layers in it.
+"""The change of one group of steps between two runs, and the changes of its bricks and layers.
 
-It is derived from records.
+All are derived from records.
 """
 
 # Rule
@@ -70,8 +70,8 @@ class PlaceDiff:
 
     @property
     def moved_by(self) -> str:
-        """A text that explains why the mean and the typical time changed in opposite directions, or "" if they did
-        not.
+        """A text that explains a mean and a typical time with opposite changes, or "" if their changes have the
+        same direction.
         """
         is_against = self.change is not None and self.change.delta * self.delta_us < 0
         if is_against and self.calls and not self.calls.is_exact:
@@ -124,7 +124,7 @@ class PartDiff:
     before: StepGroup
     now: StepGroup
     cached: float | None
-    # bricks, bricks in layers, and layers; those with the largest additional time per unit come first
+    # bricks, bricks in layers, and layers, sorted by additional time per unit, the largest first
     places: tuple[PlaceDiff, ...]
     step: PlaceDiff
     wall: Change  # wall-clock time in µs per unit
@@ -197,9 +197,8 @@ class PartDiff:
 
     @property
     def guilty(self) -> list[PlaceDiff]:
-        """The places in `slower` that are also slower relative to all other places.
-
-        If that is unknown, they stay in the list.
+        """The entries of `slower` that are also slower relative to all other bricks and layers, or if that is
+        unknown.
         """
         return [one for one in self.slower if one.change and (one.change.own is None or one.change.is_beyond_others)]
 
@@ -238,8 +237,8 @@ class PartDiff:
 
     @property
     def machine_ratio(self) -> float | None:
-        """The factor of all bricks' times, if all bricks changed by about the same factor and beyond noise. Otherwise
-        None.
+        """The common factor of all bricks' times. None unless all bricks changed by about the same factor and beyond
+        noise.
 
         The cause may be a different clock or load of the machine, or a different program.
         """
@@ -251,7 +250,7 @@ class PartDiff:
 
     @property
     def is_shared(self) -> bool:
-        """Whether all places became slower by the same factor.
+        """Whether all bricks became slower by the same factor.
 
         Then no brick changed relative to the others, and the common factor explains the time per unit. The cause may
         be a different clock or load of the machine, or the program.
@@ -375,7 +374,7 @@ def _place(
 ) -> PlaceDiff:
     """Return the change of a place.
 
-    `units` has the units per step of both runs, and `steps` has their numbers of steps.
+    `units` is the number of units per step, and `steps` the number of steps, in both runs.
     """
     brick, layer = place
     before, now = befores.get(was_called), afters.get(place)
@@ -469,7 +468,7 @@ def _moved(part: StepGroup, off: float) -> dict[Place, PlaceTimes]:
 
 
 def _moved_wall(figure: Figure, off: float) -> Figure:
-    """Convert a figure to `off` more cached positions. Its median is per unit and is converted by the same slope."""
+    """Convert a figure to `off` more cached positions. Its median is per unit, so the same slope is used for it."""
     by_us = off * figure.slope
     return replace(_shifted(figure, off), median_us=None if figure.median_us is None else figure.median_us + by_us)
 

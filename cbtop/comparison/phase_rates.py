@@ -3,11 +3,11 @@ alone.
 """
 
 # Rules
-# - A rate is the number that the screen, the reports and the metrics show for the whole run. It is the tokens of a
-#   phase, divided by wall-clock time. This time begins with the first step after the warm-up. It includes waits and
-#   the steps of other phases. The rate in steps divides by the time of the phase's own steps.
+# - A rate is the number that the screen, the reports and the metrics show for the whole run. It is the number of
+#   tokens of a phase, divided by wall-clock time. This time begins with the first step after the warm-up. It includes
+#   waits and the steps of other phases. The rate in steps is divided by the time of the phase's own steps.
 # - A rate is stored as its inverse, the time of one token. The mean over blocks is defined for times, not for rates.
-# - Slow steps at the beginning are part of a rate. Only several runs show how these vary.
+# - Slow steps at the beginning are part of a rate. Only several runs show how much they vary.
 
 from __future__ import annotations
 

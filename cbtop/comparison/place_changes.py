@@ -1,10 +1,10 @@
-"""The change of a place between two runs: the time of its calls, and the number of calls per step."""
+"""The change of a brick or layer between two runs: the time of its calls, and the number of calls per step."""
 
 # Rules
-# - If the number of calls per step did not change beyond noise, the typical call is judged. Then a chance difference
-#   in the number of calls does not make a place slower.
-# - Otherwise the time of all calls is judged. For example, a brick that was split into two calls of half the time is
-#   not slower.
+# - If the number of calls per step did not change beyond noise, the typical call is judged. So a chance difference in
+#   the number of calls does not look like a slowdown.
+# - Otherwise the time of all calls is judged. So a brick that was split into two calls of half the time does not look
+#   slower.
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _ROUNDING = 1e-6  # calls per step; smaller differences are rounding errors
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """The change of a place. A change is None if a run has too few calls.
+    """The change of a brick or layer. A change is None if a run has too few calls.
 
     `judged` is in µs per unit, for the baseline's number of calls. If the number of calls changed beyond noise,
-    `judged` includes this change. `call` is in µs of a typical call.
+    `judged` includes this change. `call` is the change of a typical call in µs.
     """
 
     judged: Change | None = None
@@ -36,10 +36,10 @@ class Move:
 
 
 def shared_ratio(befores: Places, afters: Places) -> float | None:
-    """Return the common factor of the times of all bricks. It is taken as the machine's effect.
+    """Return the common factor of the times of all bricks. It is attributed to the machine.
 
-    The factor is the median over places, weighted by time. Returns None for fewer than MIN_SHARING places, because
-    one slow brick would then look like a slow machine.
+    The factor is the median over all places, weighted by time. Returns None for fewer than MIN_SHARING places,
+    because one slow brick would then look like a slow machine.
     """
     ratios = sorted(
         (now.call.mean / was.call.mean, was.call.mean * was.calls.mean)
@@ -53,7 +53,7 @@ def shared_ratio(befores: Places, afters: Places) -> float | None:
     )
     if len(ratios) < MIN_SHARING:
         return None
-    # The weights matter: cache pollution slows many places that take little of the time.
+    # The weights matter: cache pollution slows many bricks that take little of the time.
     reached_us = list(accumulate(us for _, us in ratios))
     return ratios[bisect_left(reached_us, reached_us[-1] / 2)][0]
 
@@ -69,8 +69,8 @@ def place_change(
 ) -> Move:
     """Return the change of a place. `was` is its name in the baseline, if it was renamed.
 
-    `compared` is the number of figures that are tested together. `shared` is the common factor of all places' times.
-    `units` is the number of units in a step of the baseline.
+    `compared` is the number of figures that are tested together. `shared` is the common factor of all times. `units`
+    is the number of units in a step of the baseline.
     """
     before, now = fixed_mix(befores, afters, place, was or place)
     if before.calls is None or now.calls is None:
@@ -115,7 +115,7 @@ def fixed_mix(befores: Places, afters: Places, place: Place, was: Place) -> tupl
 
 
 def _mix(whole: PlaceTimes, cells: list[PlaceTimes]) -> list[tuple[float, float]] | None:
-    """Return (calls per step, µs of a call) for each layer of a brick, and last for the rest of the brick."""
+    """Return (calls per step, µs of a call) for each of `cells`, then for the rest of the brick."""
     if whole.call is None or whole.calls is None:
         return None
     found = [(one.calls.mean, one.call.mean) for one in cells if one.calls and one.call]

@@ -1,8 +1,10 @@
-"""Combine the places of several runs of one program: the mean of each figure, and its scatter between runs."""
+"""Combine the bricks and layers of several runs of one program: the mean of each figure, and its scatter between
+runs.
+"""
 
 # Rule
-# - If a place runs only in some steps, a run may have no calls of it, or too few. The place is known if enough runs
-#   have calls. A run without calls counts as a run with zero calls.
+# - If a brick or layer runs only in some steps, a run may have too few calls of it, or none. It is known if enough
+#   runs have calls. A run without calls counts as a run with zero calls.
 
 from __future__ import annotations
 
@@ -19,9 +21,9 @@ Places = Mapping[Place, PlaceTimes]
 def places_together(
     runs: Sequence[Places], paces: Sequence[float | None] | None, least: int
 ) -> dict[Place, PlaceTimes]:
-    """Return the places of `runs`. A figure is None if fewer than `least` runs know it.
+    """Return the times of each brick and layer over all `runs`. A figure is None if fewer than `least` runs know it.
 
-    `paces` is the common factor of all places' times in each run.
+    `paces` is the common factor of all times in each run.
     """
     names = list(dict.fromkeys(place for run in runs for place in run))
     times = _learned(names, [[_time(run, name, runs) for run in runs] for name in names], paces, least)
@@ -42,7 +44,7 @@ def places_together(
 def _learned(
     names: Sequence[Place], rows: Sequence[Sequence[Figure | None]], paces: Sequence[float | None] | None, least: int
 ) -> list[Figure | None]:
-    """Return each row's mean over the runs that know it. A row has one figure of each run.
+    """Return the mean of each row over the runs that have a value. A row has one figure of each run.
 
     The scatter is learned separately for bricks, bricks in layers, layers, and the time between bricks.
     """

@@ -2,9 +2,10 @@
 
 # The interval of a quantile is Woodruff's (R. S. Woodruff, "Confidence intervals for medians and other position
 # measures", Journal of the American Statistical Association 47, 1952). The share of calls above a quantile is a mean,
-# and its error comes from the blocks. The histogram converts this error from a share of calls to microseconds. The
-# conversion covers as many calls as a comparison does. With fewer calls, their distances vary by chance. In addition,
-# the median of two kinds of calls may jump from one kind to the other.
+# and its error comes from the blocks. The histogram converts this error from a share of calls to microseconds.
+#
+# The conversion uses as many calls as the interval of a comparison covers. With fewer calls, their distances vary by
+# chance. In addition, the median of two kinds of calls may jump from one kind to the other.
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ from cbtop.profiler.analysis.histograms import (
 
 MEDIAN, P99 = 0.5, 0.99
 MIN_BEYOND = 4  # minimum number of calls on either side of a quantile: a p99 needs at least 400 calls
-# Errors of a share are converted to µs over this many standard errors on either side, like the interval of a change.
+# Errors of a share are converted to µs over this many standard errors on either side. The interval of a change is as
+# wide.
 _COVERED_ERRORS = 4.0
 # For blocks, over this many standard errors. Over fewer, the distances between calls vary too much by chance.
 _NEAR_ERRORS = 2.0
@@ -37,11 +39,12 @@ _MAX_STRETCH = 4.0
 
 @dataclass(frozen=True, slots=True)
 class Quantile:
-    """One quantile of the calls of each place.
+    """One quantile of the calls of each place (brick, layer, or brick in a layer).
 
-    `figures` are µs per call, or None if too few calls show the error. `us` has the quantile of each place, also of
-    places with few calls. It is 0 without calls. `typical_us`, shape (blocks, places), is the time of a block if each
-    call took as long as this quantile. The error of the mean of `typical_us` must be multiplied by `stretch`.
+    `figures` are µs per call, or None if there are too few calls to know the error. `us` has the quantile of each
+    place, also if there are few calls. It is 0 without calls. `typical_us`, shape (blocks, places), is the time of a
+    block if each call took as long as this quantile. The error of the mean of `typical_us` must be multiplied by
+    `stretch`.
     """
 
     figures: list[Figure | None]
@@ -86,7 +89,9 @@ class CallTimes:
         np.add.at(self.by_block, (self._block, self._place), self._count)
 
     def quantile(self, fraction: float) -> Quantile:
-        """Return the quantile at `fraction` (0 to 1) of each place. Its error is computed as in `noise.figures`."""
+        """Return the quantile at `fraction` (0 to 1) of the calls of each place, with errors as in
+        `noise.figures`.
+        """
         value_us = np.nan_to_num(self._sorted.at(np.full(len(self.calls), fraction)))
         begin, end = bucket_begin_ns(self._bucket), bucket_begin_ns(self._bucket + 1)
         above = np.zeros(self.by_block.shape)
@@ -118,7 +123,10 @@ class CallTimes:
         )
 
     def _us_a_share(self, fraction: float, off: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the slope of each place's quantile: µs per share of calls, over both sides together."""
+        """Return how many µs the quantile of each place changes per share of calls.
+
+        Both sides of the quantile are used.
+        """
         reach = np.minimum(_NEAR_ERRORS * off, min(fraction, 1 - fraction) / 2)
         low_us, high_us = (np.nan_to_num(self._sorted.at(fraction + side * reach)) for side in (-1, 1))
         return divided(high_us - low_us, 2 * reach)
@@ -126,9 +134,9 @@ class CallTimes:
     def _steepest(
         self, fraction: float, off: NDArray[np.float64], value_us: NDArray[np.float64]
     ) -> NDArray[np.float64]:
-        """Return the slope of each place's quantile on its steeper side: µs per share of calls.
+        """Return how many µs the quantile of each place changes per share of calls, on its steeper side.
 
-        At most half of the calls on a side are used, because a single pause says nothing about the other calls.
+        At most half of the calls on that side are used, because a single pause is not typical of the other calls.
         """
         steepest = np.zeros(len(off))
         for side, most in ((-1, fraction), (1, 1 - fraction)):
@@ -145,7 +153,7 @@ class CallTimes:
         blocks, places = len(self._off), len(self._growth_us)
         each = _Sorted(self._block * places + self._place, self._bucket, self._count, blocks * places)
         median_us = each.at(np.full(blocks * places, MEDIAN)).reshape(blocks, places)
-        known = np.flatnonzero(np.isfinite(median_us).all(axis=0))  # indices of places with calls in every block
+        known = np.flatnonzero(np.isfinite(median_us).all(axis=0))  # indices of places that have calls in every block
         rate_us = median_us[:, known] if pace is None else median_us[:, known] / pace[:, None]
         one, other = np.triu_indices(blocks, 1)
         is_apart = self._off[one] != self._off[other]

@@ -52,9 +52,10 @@ def phase_measure(found: RunDiff, rate: str, phase: str, *, is_relative: bool) -
 
 
 def batch_measure(part: PartDiff, rate: str, *, is_relative: bool, compared: int) -> Measure:
-    """Return a rate of one batch size.
+    """Return a rate for one batch size.
 
-    The rate is over the wall-clock time of its own steps including the time before each, or over its steps alone.
+    The time is the wall-clock time of the steps including the time before each. For the rate in steps, it is the time
+    of the steps alone.
     """
     if part.unit != "token" and rate != SAMPLES:
         return Measure("", NO_TOKENS)

@@ -1,8 +1,8 @@
 """Find bricks that only have a different name in the new run."""
 
 # Rule
-# - A new brick is a renamed one if a removed brick ran the same kernels, in the same layers, and about as often. If
-#   several removed bricks match, the one at the same position in the order of bricks is used.
+# - A new brick counts as renamed if a removed brick ran the same kernels, in the same layers, and about as often. If
+#   several removed bricks match, the one with the same position in the order of bricks is used.
 
 from __future__ import annotations
 
@@ -56,8 +56,9 @@ def _by_layer(places: Places, brick: Brick) -> dict[str | None, PlaceTimes]:
 
 
 def _slot(order: list[Brick], brick: Brick, other: list[Brick]) -> tuple[Brick | None, int]:
-    """Return the position of a brick in `order`: the nearest earlier brick that is also in `other`, and the
-    distance to it.
+    """Return the position of a brick in `order` as (earlier brick, distance).
+
+    It is the nearest earlier brick that `other` contains, too. Return None as brick if there is no such brick.
     """
     at = order.index(brick)
     known = max((before for before in range(at) if order[before] in other), default=-1)

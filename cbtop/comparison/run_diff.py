@@ -1,4 +1,4 @@
-"""The comparison of two runs by group of steps and by place, or the reason why they are not comparable.
+"""The comparison of two runs by group of steps, brick and layer, or the reason why they are not comparable.
 
 All changes are derived from records.
 """
@@ -157,7 +157,7 @@ def _not_alike(runs: Sequence[Run], *, anyway: bool, may_lack_records: bool) -> 
 
 
 def is_same_run(one: Run, other: Run) -> bool:
-    """Whether two runs are the same steps of the same process, read twice."""
+    """Whether both runs have the same steps of the same process, because it was read twice."""
     return one is not other and one.key == other.key and one.parts == other.parts and bool(one.parts)
 
 
@@ -237,7 +237,7 @@ def _place_notes(part: PartDiff) -> Iterator[str]:
 
 
 def lacking_text(part: StepGroup, other: Run, has: str, lacks: str) -> str:
-    """Return a text about a group of steps that one run has, and that `other` lacks or has too few steps of.
+    """Return a text about a group of steps that one run has. The run `other` has none or too few of these steps.
 
     `has` and `lacks` are the names of the two runs.
     """
@@ -291,7 +291,7 @@ def _short(whose: str, run: Run, phase: str | None) -> Iterator[str]:
 
 
 def _nearly_enough(run: Run, phase: str | None) -> list[TooShort]:
-    """Return for each phase the group of steps with the most steps, among those with too few."""
+    """Return for each phase the largest of the groups with too few steps."""
     most: dict[str, TooShort] = {}
     for one in run.too_short:
         if is_warm_up(one.phase) and phase is None:

@@ -1,11 +1,11 @@
 """Combine several runs of one program into one run: the means of its figures, and their scatter between runs."""
 
 # Rules
-# - A group of steps, a place or a figure is averaged over the runs that have it, if at least MIN_LEARNED have it.
-#   Runs that lack it are ignored, and the gap is reported.
+# - A group of steps, a brick or a figure is averaged over the runs that have it, if at least MIN_LEARNED runs do.
+#   Other runs are ignored, and the gap is reported.
 # - If fewer runs have it, one of them is used alone. Its scatter between runs is then unknown.
-# - The order of the runs has no effect on the result, except in a set of two. Then the first run is used. The second
-#   run is used only for steps and bricks that the first lacks.
+# - The order of the runs has no effect on the result, except for a set of two runs. Then the first run is used. The
+#   second run is used only for steps and bricks that the first run lacks.
 
 from __future__ import annotations
 

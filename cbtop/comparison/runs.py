@@ -57,7 +57,7 @@ class StepGroup:
 
     phase: str
     work: tuple[int | None, int | None]  # (tokens, sequences) per step, rounded down as in `StepWork`
-    unit: str  # "token" or "step"
+    unit: str  # "token" or "step": times are in µs per this unit
     steps: int
     tokens: float | None  # mean number of tokens per step
     sequences: float | None
@@ -67,7 +67,7 @@ class StepGroup:
     wall_us: Figure  # time from the end of the previous step to the end of this step, per unit
     warm_up: int  # number of slow steps at the beginning, which are excluded
     inside_us: Figure  # time of the recorded steps themselves, per unit
-    places: Mapping[Place, PlaceTimes]  # times by place; WHOLE_STEP is also a place, and it includes plain steps
+    places: Mapping[Place, PlaceTimes]  # times by place; WHOLE_STEP is also a key, and its times include plain steps
     budgets: Mapping[Brick, float] = field(default_factory=dict)  # allowed µs per token of bricks with a budget
     # `wall_us` if every step took the median time and was not delayed by a pause. None if unknown.
     typical_us: Figure | None = None

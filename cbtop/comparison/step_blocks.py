@@ -41,7 +41,7 @@ Flags = NDArray[np.bool_]
 LEAST_STEPS = MIN_BLOCKS * STEPS_A_BLOCK  # minimum number of steps in a group
 MAX_BLOCKS = 64  # maximum number of blocks per work; at this number, neighbouring blocks are merged in pairs
 MAX_WORKS = 256
-MAX_HELD = 1 << 20  # maximum number of records kept for steps that have not ended
+MAX_HELD = 1 << 20  # maximum number of records that wait for the end of their steps
 ALIKE_BITS = 3  # number of significant bits; amounts count as equal if they differ only in lower bits
 
 

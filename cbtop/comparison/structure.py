@@ -282,7 +282,10 @@ def _text(number: Range) -> str:
 
 
 def of_lost_records(thresholds: Sequence[Structural], runs: Sequence[Run]) -> list[Judged]:
-    """Return results with the run that lost records, or [] if no run did. Without all records, no number is exact."""
+    """Return a result for each threshold that names the run with lost records. Return [] if no records were lost.
+
+    A number is only exact if all records are known.
+    """
     lost = next((run for run in runs if run.lost), None)
     if lost is None:
         return []
@@ -296,6 +299,6 @@ def is_about_base(threshold: Structural) -> bool:
 
 
 def split(thresholds: Sequence[Threshold | Structural]) -> tuple[list[Threshold], list[Structural]]:
-    """Return the thresholds on times, and those on contents."""
+    """Return the thresholds on times, and the thresholds on contents."""
     timed = [one for one in thresholds if isinstance(one, Threshold)]
     return timed, [one for one in thresholds if isinstance(one, Structural)]

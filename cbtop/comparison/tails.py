@@ -25,8 +25,7 @@ class Tail:
     change: Change
     base_runs: int  # number of averaged base runs
     median_ratio: float  # the new median call divided by the old one
-    # The largest ratio of new to old time that another result of the gate reports: a drift, or a slowdown in one
-    # layer.
+    # The largest slowdown (new time / old time) that another result of the gate reports: by drift, or in one layer.
     named_ratio: float
 
     @property

@@ -59,7 +59,10 @@ _OPERATORS: dict[str, Callable[[float, float], bool]] = {
 
 
 def judge(threshold: Threshold, found: RunDiff) -> list[Judged]:
-    """Return the result of a threshold for each place that it covers. Raises UsageError without such a place."""
+    """Return the result of a threshold for each brick, layer or step that it covers.
+
+    Raises UsageError without any.
+    """
     threshold = _of_step(threshold, found)
     name = threshold.names[-1]
     if is_of_records(threshold.names, threshold.unit):
@@ -132,7 +135,10 @@ def _of_phase(threshold: Threshold, phase: str, found: RunDiff) -> Judged:
 
 
 def _in_parts(threshold: Threshold, parts: Sequence[PartDiff], found: RunDiff) -> list[Judged]:
-    """Return the result for each group of steps that has the named place. Raises UsageError if no group has it."""
+    """Return the result for each group of steps with the named brick or layer.
+
+    Raises UsageError if no group has it.
+    """
     places, lacks = [], []
     for part in parts:
         try:
@@ -177,7 +183,10 @@ def of_contracts(found: RunDiff, bounds: Mapping[Brick, tuple[float, tuple[str, 
 
 
 def _places_in(threshold: Threshold, part: PartDiff) -> Sequence[PlaceDiff | None]:
-    """Return the places that a threshold covers in a group of steps. None means a figure of the whole group."""
+    """Return the bricks and layers of a group of steps that a threshold covers.
+
+    None means a figure of the whole group.
+    """
     name = threshold.names[-1]
     if name in RATES or name == UNATTRIBUTED or training_part(part, name) is not None:
         return [None]
@@ -283,7 +292,10 @@ def _change_of(threshold: Threshold, place: PlaceDiff) -> Change | None:
 
 
 def _guilty(part: PartDiff, place: PlaceDiff) -> str:
-    """Return the name of a place. For a brick over all layers, the layer with the largest growth is added."""
+    """Return the name of a brick or layer.
+
+    For a brick over all layers, the layer with the largest growth is added.
+    """
     if place.layer is not None:
         return place.name
     cells = [one for one in part.cells if one.brick == place.brick and one.verdict == "slower"]
@@ -292,7 +304,7 @@ def _guilty(part: PartDiff, place: PlaceDiff) -> str:
 
 
 def _places(threshold: Threshold, part: PartDiff) -> list[PlaceDiff]:
-    """Return the places that a threshold names. Raises UsageError without such a place."""
+    """Return the bricks and layers that a threshold names. Raises UsageError if it names none that exists."""
     wanted = bare_name(threshold.names[-1])
     bricks = {one.brick for one in part.bricks if one.brick}
     named = {brick for brick in bricks if bare_name(brick[0]) == wanted}

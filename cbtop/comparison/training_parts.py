@@ -17,14 +17,17 @@ import numpy as np
 from cbtop.comparison.noise import MIN_BLOCKS, Figure, figures
 from cbtop.protocol.training_messages import TrainingTimes
 
-MAX_REPORTS = 512  # maximum number of reports per phase; the newest are kept
+MAX_REPORTS = 512  # maximum number of stored reports per phase; the newest remain
 MAX_PHASES = 64  # maximum number of pairs of phase and model
 NEW_STEPS = 0.5  # minimum share of new steps in a report
 
 
 @dataclass(slots=True)
 class _Reports:
-    """The kept reports of one phase and model. `at_step` is the number of ended steps at the newest kept report."""
+    """The stored reports of one phase and model.
+
+    `at_step` is the number of ended steps when the newest was stored.
+    """
 
     at_step: int
     kept: deque[TrainingTimes] = field(default_factory=lambda: deque(maxlen=MAX_REPORTS))

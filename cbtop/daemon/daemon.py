@@ -68,7 +68,7 @@ from cbtop.version import __version__
 LOOK_S = 0.1  # seconds between reads; a ring of default size overflows in this time at 2.6 million records a second
 PUBLISH_S = 0.25  # seconds between updates; no screen draws more often
 DISCOVER_S = 0.2
-EARLY = 0.2  # fraction of a job's period; a job that is due within this time runs together with jobs that are due now
+EARLY = 0.2  # share of a job's period; if any job is due, a job that is due within this share runs, too
 JOIN_S = 0.1  # seconds; requests of viewers that arrive within this time are answered together
 HEARTBEAT_S = 1.0
 KEYFRAME_S = 5.0

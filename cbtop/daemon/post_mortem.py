@@ -39,8 +39,9 @@ class EndedRecord:
 class Unfinished:
     """A brick that a thread, task or greenlet had begun but not finished.
 
-    `provenance` is `measured` if the ring shows the brick as running. It is `derived` if the brick is a guess: an
-    earlier step began in the same way, and then ran this brick. The thread of a guess is unknown.
+    `provenance` is `measured` if the ring shows that the brick was running. It is `derived` if the brick is a guess
+    from an earlier step. That step began with the same records, and then ran this brick. The thread of a guess is
+    unknown.
     """
 
     path: str

@@ -45,9 +45,9 @@ class QuietWatch:
         """Store the time of the last progress. New data arrived at `now_ns`, and its newest record ended at
         `ended_ns`.
 
-        The time of progress is `ended_ns`. Then a daemon that starts late knows how long the process has been quiet.
-        If `ended_ns` is in the future or before the last known progress, the time is `now_ns`. Such a record has a
-        different clock or arrived late.
+        The time of progress is `ended_ns`. So a daemon that starts late still finds out how long the process has been
+        quiet. If `ended_ns` is in the future or before the last known progress, the record has a different clock or
+        arrived late. Then the time of progress is `now_ns`.
         """
         earliest_ns = self._ring.monotonic_ns if self._moved_ns is None else self._moved_ns
         self._moved_ns = ended_ns if ended_ns is not None and earliest_ns <= ended_ns <= now_ns else now_ns
@@ -80,9 +80,9 @@ class QuietWatch:
         if self._threads is None or self._moved_ns is None:
             return None
         inside = [thread for thread in self._threads if thread.node != NO_NODE]
-        # If several threads run, the brick that began last shows where progress stopped. Threads in a step come
-        # first, because threads outside of steps may only wait for a request. If the begin of a brick is unknown, its
-        # time counts from the last known progress, because something inside the brick has ended since it began.
+        # If several threads run, the stall is shown at the brick that began last. Bricks in a step come first,
+        # because threads outside of steps may only wait for a request. If the begin of a brick is unknown, it counts
+        # from the last known progress.
         moved_ns = self._moved_ns
         inside.sort(key=lambda thread: self._begun_ns(thread, now_ns) or moved_ns, reverse=True)
         in_steps = [thread for thread in inside if thread.node < 0 or is_in_step(thread.node)]

@@ -1,4 +1,4 @@
-"""One profiled process, as the daemon sees it. Its ring and catalog are read, checked and added up."""
+"""One profiled process in the daemon. Its ring and catalog are read, checked and added up."""
 
 from __future__ import annotations
 
@@ -204,10 +204,10 @@ class Source:
         ]
 
     def keyframe(self) -> list[SourceCatalog | StatsUpdate | SourceState]:
-        """Return all data again, or less if it did not change.
+        """Return all data again. Unchanged data is mostly left out.
 
-        An unchanged catalog is left out, except in two keyframes and then in one of QUIET_ROUNDS keyframes. If
-        nothing has changed, the same holds for all other data.
+        Unchanged data is repeated in two keyframes, and then in one of QUIET_ROUNDS keyframes. The catalog and the
+        other data are counted separately.
         """
         self._quiet_rounds = self._quiet_rounds + 1 if self.version == self._quiet_version else 0
         self._quiet_version = self.version

@@ -115,7 +115,7 @@ class _Said:
                     pass
 
     def kept(self) -> int:
-        """Return how many announcements are kept."""
+        """Return the number of stored announcements."""
         return len(self.nodes) + len(self.dependencies)
 
     def recorded(self, records: Records, overwritten: int, rejected: int, missed: int = 0) -> RecordedProcess:
@@ -209,8 +209,8 @@ class _Recorded:
 
     def recorded(self, books: RecordTally) -> RecordedProcess:
         records = Records(self._chunks)
-        # Rejected records are the growth of the daemon's own count, which starts at 0 again if the daemon restarts.
-        # The record batches only tell the total number of lost records.
+        # The number of rejected records is the growth of the daemon's own count, which begins at 0 if the daemon
+        # restarts. Record batches only contain the total number of lost records.
         least, most = self.rejected or (0, 0)
         rejected = min(most - least, books.dropped)
         return self.said.recorded(

@@ -21,7 +21,7 @@ from cbtop.exporters.tracks import events_of, laid_out
 from cbtop.profiler.analysis.graph.nodes import display_name
 
 SCHEMA = "https://www.speedscope.app/file-format-schema.json"
-MAX_WAITING = 1 << 16  # number of records kept in memory, over all tracks except the first
+MAX_WAITING = 1 << 16  # maximum number of records in memory, over all tracks except the first
 
 
 def write_speedscope(processes: Sequence[RecordedProcess], out: TextIO) -> None:

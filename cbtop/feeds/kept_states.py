@@ -38,7 +38,7 @@ class KeptStates:
             self._states.append(KeptState(at_ns, offset, pickle.dumps(store, pickle.HIGHEST_PROTOCOL)))
 
     def before(self, target_ns: int) -> KeptState | None:
-        """Return the latest copy at or before the target, or None if none is within `reach_ns` of it."""
+        """Return the latest copy that is at or before the target and within `reach_ns` of it, or None."""
         found = [one for one in self._states if one.at_ns <= target_ns <= one.at_ns + self._reach_ns]
         return max(found, key=lambda one: one.at_ns, default=None)
 

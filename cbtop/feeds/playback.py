@@ -23,15 +23,15 @@ from cbtop.protocol.recording import Frame, FrameKind, RecordingReader
 from cbtop.viewmodels.selection import is_selected
 
 SLACK = 1.1  # factor for the length of a curve; its samples come once a second and may be late
-# ns; a jump starts this much earlier than necessary and stores copies on its way, so that small steps back are fast
+# ns; a jump starts this much too early and stores copies on its way, so that small steps back are fast
 STEPS_BACK_NS = 15_000_000_000
 RECENT_NS = 10_000_000_000  # ns; a timeline shows the records of this time, which may end with the process
-RANGE_RECENT_NS = 60_000_000_000  # ns; the same for a chosen range
+RANGE_RECENT_NS = 60_000_000_000  # ns; the same time if a range is chosen
 
 
 @dataclass(slots=True)
 class _Range:
-    """The chosen range of a recording. It is shown in place of a single moment."""
+    """The chosen range of a recording. While it is set, it is shown in place of a single moment."""
 
     begin_ns: int
     end_ns: int
@@ -132,8 +132,8 @@ class Playback:
         Return whether the target is reached. Before that, the view is not valid.
         """
         until_s = self._clock_s() + limit_s
-        # The time of a frame may be damaged and after the recording's end. Treat it as the end, so that later frames
-        # are read.
+        # A damaged frame may have a time after the end of the recording. Use the end as its time, so that later
+        # frames are read.
         while self._next is not None and (time_ns := min(self._next.time_ns, self._reader.end_ns)) <= self.target_ns:
             if self._range is not None:
                 self._enter(self._range, time_ns)

@@ -21,7 +21,7 @@ class End(StrEnum):
     """The outcome of a bisection."""
 
     FOUND = "found"  # one commit is slower than GOOD and slower than its parent
-    UNCONFIRMED = "unconfirmed"  # one commit is slower than GOOD, but not clearly slower than its parent
+    UNCONFIRMED = "unconfirmed"  # one commit is slower than GOOD, but perhaps not slower than its parent
     RANGE = "range"  # the first bad commit is one of several, because others could not be judged
     NOTHING = "nothing"  # BAD is not slower than GOOD
     UNTRUSTED = "untrusted"  # GOOD and BAD cannot be judged
@@ -66,7 +66,7 @@ class BisectResult:
     good: Commit
     bad: Commit
     suspects: tuple[Commit, ...]
-    # the rules that the first bad commit breaks compared with its parent, or else the rules that BAD breaks
+    # the rules that the first bad commit breaks compared with its parent; if there is none, the rules that BAD breaks
     broken: tuple[Judged, ...]
     commits: tuple[CommitResult, ...]
     between: int  # number of commits after GOOD, including BAD

@@ -17,9 +17,9 @@ MAX_NAMED = 6  # maximum number of figures in one line
 
 
 def other_changes(part: PartDiff, shown: Sequence[PlaceDiff]) -> list[str]:
-    """Return the lines.
+    """Return a line for each such change. `shown` are the bricks and layers in the report.
 
-    `shown` are the places in the report. An empty list means that no shown figure has changed.
+    An empty list means that no shown figure has changed.
     """
     lines = [f"new: {part.phase}: {one.name}, {one.delta_us:+.1f} µs/{part.unit}" for one in part.new]
     lines += [

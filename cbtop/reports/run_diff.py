@@ -494,7 +494,7 @@ FORMATS: dict[str, Callable[[RunDiff], str]] = {
 
 
 def _quiet_text(found: RunDiff) -> str:
-    """Return the text for runs without a change: nothing has changed, or too little was compared to know."""
+    """Return a text that no change was found. If too little was compared, the text says `not known`."""
     if found.alone_percent <= BLIND_PERCENT:
         return "nothing has changed beyond noise"
     share = percent(found.alone_percent)

@@ -19,7 +19,7 @@ MAX_KEPT = 4 * MAX_SERIES  # maximum number of stored series; the one exported l
 
 @dataclass(slots=True)
 class _Counted:
-    """The state of a series: the highest value of the current life of its process, and the sum over earlier lives."""
+    """The state of a series. `highest` is the highest value of the current life of its process."""
 
     life: HostHello | None
     since_ns: int

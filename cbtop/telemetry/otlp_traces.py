@@ -28,8 +28,8 @@ PREVIOUS = "previous step sent of this process"
 RUN_BEFORE = "same place in the last step sent of this program before this process began"
 MAX_PROGRAMS = 16  # maximum number of programs; the last step of each takes up to 2 MB
 
-# Position of a span in its trace: the names from the step down to the span. The number tells siblings of one name
-# apart.
+# Position of a span in its trace: the names from the step down to the span. Numbers distinguish siblings with equal
+# names.
 Place = tuple[tuple[str, int], ...]
 Places = Mapping[Place, "SpanContext"]
 
@@ -45,9 +45,8 @@ def spans(
     node.
 
     The span of the step comes first. It links to `before`, the previously sent step of this process. `run_before` has
-    the spans of a step of an earlier run. Each span links to the span at the same position in it. Times are Unix
-    times. They are converted with the two clocks that the process read together at its start. Returns [] if the times
-    are impossible.
+    the spans of a step of an earlier run. Each span links to the span at the same position there. Times are Unix
+    times, converted with the two clocks that the process read at its start. Returns [] if the times are impossible.
     """
     # Import here, because the SDK takes a third of a second to load.
     from opentelemetry.sdk.trace import ReadableSpan

@@ -25,7 +25,7 @@ from cbtop.protocol.vocabulary import SourceStatus
 
 SAMPLE_S = 5.0  # maximum seconds to wait for a step to begin and end
 POLL_MS = 50
-MAX_HELD_RECORDS = 1 << 18  # maximum number of records kept per source while waiting for a step
+MAX_HELD_RECORDS = 1 << 18  # maximum number of stored records per source while waiting for a step
 # maximum number of records in a step; larger steps are skipped, because a part of a step would mislead
 MAX_STEP_RECORDS = 4_096
 
@@ -87,7 +87,7 @@ def whole_step(batch: Batch, nodes: NodeTable) -> Batch | None:
 
 
 class _Waiting:
-    """The records of one source since its last gap. They are kept until they contain a whole step."""
+    """The records of one source since its last gap. They are stored until they contain a whole step."""
 
     def __init__(self) -> None:
         self._held: list[Batch] = []

@@ -44,7 +44,7 @@ def step_beside(found: Comparison, step: TimelineSpan) -> str:
 
 
 def baseline_rates(found: Comparison) -> list[str]:
-    """Return the changes of the token rate and of the step as texts, such as `41.20 tokens/s, was 42.10 (noise: ±
+    """Return texts with the changes of the token rate and the step, such as `41.20 tokens/s, was 42.10 (noise: ±
     4.0 %)`.
     """
     parts = []
@@ -57,10 +57,7 @@ def baseline_rates(found: Comparison) -> list[str]:
 
 
 def baseline(found: Comparison) -> str:
-    """Format the time range of the baseline: `the 10.0 s before 20:02:11`.
-
-    If the baseline is of a different process, name it.
-    """
+    """Format the time range of the baseline: `the 10.0 s before 20:02:11`. A different process is named, too."""
     base, where = found.base, found.base.surroundings
     is_other = base.key != found.now.key
     when = "" if base.ended_s is None else f" before {date(base.ended_s)[0 if is_other else 11 :]}"

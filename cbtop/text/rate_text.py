@@ -10,7 +10,7 @@ from cbtop.viewmodels.verdict import Verdict
 
 
 def rate(of: SourceRow | SourceView, per_sec: float | None) -> str:
-    """Format a rate: `42.1`. If records of that time were lost, the rate is a minimum: `≥42.1`."""
+    """Format a rate: `42.1`. If records were lost, the true rate may be higher: `≥42.1`."""
     return f"{'≥' if of.are_rates_least and per_sec is not None else ''}{number(per_sec)}"
 
 

@@ -1,4 +1,4 @@
-"""The table of all statistics, and the lists of where each is shown.
+"""The table of all statistics, and lists of the outputs that show them.
 
 There are statistics of bricks, categories, graph nodes, devices and processes. The screen's columns, the panel of a
 brick, the text report, the JSON and the help are all made from this table. To add a statistic, add a row to
@@ -383,7 +383,7 @@ BRICK_COLUMNS = _places(
     ("gflops", 8, 13),
     ("us_per_token", 12, 16),
 )
-# These columns are shown if the host was timed while a GPU worked.
+# These columns are shown only if the host was timed while a GPU worked.
 HOST_COLUMNS = _places(Of.BRICK, ("host_us", 8, 3), ("launches", 8, 7))
 BUDGET_COLUMNS = _places(Of.BRICK, ("budget_used_percent", 7, 6))  # these columns are shown if a brick has a budget
 CHECK_COLUMNS = _places(Of.BRICK, ("checks_failed", 7, 6))  # these columns are shown if a brick was checked

@@ -1,8 +1,8 @@
 """Detect whether the terminal's background is light.
 
 cbtop asks the terminal with the sequence OSC 11. The app does not wait, because the answer may come at any time, or
-never. The answer is removed from the input, because Textual would treat it as keys. Only if the app exits directly
-after the question, it waits, because otherwise the shell would receive the answer.
+never. The answer is removed from the input, because Textual would treat it as keys. An exit directly after the
+question waits for the answer, because otherwise the shell would receive it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from textual.message import Message
 from cbtop.tui.patience import SlowPollSelector
 
 ASK = "\x1b]11;?\x1b\\"
-ANSWER_WITHIN_S = 1.0  # seconds; a terminal that has not answered by then does not answer at all
+ANSWER_WITHIN_S = 1.0  # seconds; if no answer has come by then, the terminal does not answer
 _ANSWER = re.compile(r"\x1b?\]11;([^\x07\x1b]{0,64})(?:\x07|\x1b\\)")
 # Matches the beginning of an answer. The rest comes with the next input.
 _BEGUN = re.compile(r"\x1b?\]1(?:1(?:;[^\x07\x1b]{0,64}\x1b?)?)?\Z")

@@ -52,7 +52,7 @@ class BackgroundTask(ABC, Generic[Found]):
 
     TITLE: ClassVar[str]
     AT_IT: ClassVar[str]  # message if the user starts the task again while it runs
-    # A question before the task starts. The user says yes by pressing the key again within READ_S seconds.
+    # A question before the task starts. To confirm it, the user presses the key again within READ_S seconds.
     QUESTION: ClassVar[str] = ""
 
     def __init__(self, app: App[int], show_progress: Progress) -> None:

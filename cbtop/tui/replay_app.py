@@ -31,7 +31,7 @@ class ReplayApp(CbtopApp, inherit_bindings=False):
         _seek("home", "seek_to(0)", "to the beginning"),
         _seek("end", "seek_to(1)", "to the end"),
         Binding("w", "save_history", "write the range to a file", show=False),
-        # These bindings must come last. The footer always shows its last two: help and quit.
+        # These bindings must come last, because the footer always shows the last two bindings: help and quit.
         *(each for each in CbtopApp.BINDINGS if not (isinstance(each, Binding) and each.action in _NOT_HERE)),
     ]
 

@@ -17,7 +17,7 @@ from types import FrameType
 TERMINAL_CHECK_S = 1.0
 LEAVE_WITHIN_S = 8.0  # maximum seconds to leave, including up to five seconds to stop the workload of a demo
 MAKE_WAY_EVERY_S = 0.05
-ROOM_FOR_GOOD = 3  # number of consecutive checks with room in the output buffer; then no writer is blocked any longer
+ROOM_FOR_GOOD = 3  # number of consecutive checks with room in the output buffer, after which no writer is blocked
 HANG_UP_EXIT = 129
 # Sequences that restore the modes of a terminal. They turn off synchronised drawing, and the reports of pastes,
 # sizes, mouse and focus. They turn on line wrap, normal keys, the main screen and the cursor.

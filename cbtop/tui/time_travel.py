@@ -23,7 +23,7 @@ from cbtop.tui.errand import READ_S, Progress
 from cbtop.tui.widgets.lines import clean
 from cbtop.viewmodels.time_travel import TimeView
 
-# seconds of reading a recording between two turns of handling keys, and seconds of such a turn
+# seconds of reading a recording at a time, and seconds of handling keys after that
 ADVANCE_S, ANSWER_S = 0.05, 0.005
 # Requests the history. The returned function blocks until the history has been read.
 AskBack = Callable[[], Callable[[], ReplayFeed]]
@@ -36,8 +36,8 @@ class TimeTravel:
     """Moves the screen through the recording `past`. If `past` is None, moves through the history that `ask`
     requests.
 
-    `show` redraws the same moment, and `arrive` draws a different moment. If the user moves by steps, the steps of
-    the process that `source` returns are counted.
+    `show` redraws the same moment, and `arrive` draws a different moment. `source` returns a process. If the user
+    moves by steps, the steps of this process count.
     """
 
     def __init__(

@@ -20,7 +20,7 @@ from cbtop.tuning.tuner import Tuned
 
 SCHEMA = "cbtop.tuned/1"
 MAX_FILE_BYTES = 1 << 20
-MAX_KEPT = 64  # maximum number of stored settings; the newest are kept
+MAX_KEPT = 64  # maximum number of stored settings; the newest remain
 
 
 @dataclass(frozen=True, slots=True)

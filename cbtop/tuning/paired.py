@@ -56,7 +56,7 @@ class PairedTest:
     def change(self) -> Change | None:
         """The change from A (1.0) to B with its noise, or None if there are too few rounds to know their scatter.
 
-        The noise comes from the scatter of the ratio of both times in a round, because these times belong together.
+        The noise is the scatter of the ratio of both times in a round, because both were measured together.
         """
         if len(self.a_ns) < MIN_BLOCKS:
             return None

@@ -78,10 +78,10 @@ class Try:
 
     @property
     def rounds_to_tell(self) -> int | None:
-        """The approximate number of rounds that would distinguish LEAST_PERCENT from noise, at the same scatter
-        (derived).
+        """The approximate number of rounds that are needed to distinguish LEAST_PERCENT from noise (derived).
 
-        None if the difference is not noise, or if the measured rounds are enough.
+        The scatter is assumed not to change. None if the difference is not noise, or if the measured rounds are
+        enough.
         """
         change = self.request.change
         if change is None or self.request.is_beyond_noise or change.half <= LEAST_PERCENT / 100:
@@ -199,10 +199,10 @@ class BrickTuner:
         )  # fmt: skip
 
     def _has_int8(self) -> bool:
-        """Return whether the model uses int8 products on this machine unless exact products are required.
+        """Return whether the model uses int8 products on this machine by default.
 
-        This is not the case if the weights are floats, if the processor has no int8 instructions, or if the weights
-        are read faster in their stored layout.
+        It does not if the weights are floats, if the processor has no int8 instructions, or if the weights are read
+        faster in their stored layout.
         """
         decoder = self._bench.decoder(replace(self._setting, is_exact=False))
         works = (brick.definition.work for brick in decoder.bricks.places())
@@ -232,7 +232,7 @@ class BrickTuner:
         for brick in decoder.bricks.places():
             names = frozenset(kernel.contract.name for kernel in brick.kernels)
             if "attention" in names and BF16_PAYS and self._setting.cache_type == "f16":
-                names |= {"attention_bf16"}  # This kernel replaces `attention` if int8 products are used.
+                names |= {"attention_bf16"}  # if int8 products are used, this kernel replaces `attention`
             kernels[brick.spec.name] = any(kernel.parallel for kernel in brick.kernels), names
         return shares_of(report, kernels)
 

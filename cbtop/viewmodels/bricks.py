@@ -104,7 +104,7 @@ class BrickRow:
 
     @property
     def budget_over_us(self) -> float | None:
-        """µs/token above the budget, or 0 if the budget is kept."""
+        """µs/token above the budget, or 0 if the time is within the budget."""
         if self.us_per_token is None or not self.budget_us_per_token:
             return None
         return max(0.0, self.us_per_token - self.budget_us_per_token)

@@ -42,7 +42,7 @@ class CommunicationView:
     Exposed communication is not overlapped with computation. It is also the part `communication` of a step.
     """
 
-    exposed: tuple[ExposedRow, ...]  # the longest first
+    exposed: tuple[ExposedRow, ...]  # exposed communication by kind, the longest first
     # upper limit of the communication during other parts of the mean step; None if unknown
     overlapped_us: float | None
     why_unknown: str  # why a time is not known, or ""

@@ -11,7 +11,7 @@ from cbtop.client.store import Store
 from cbtop.protocol.device_messages import Device, DeviceProcess
 from cbtop.protocol.vocabulary import DeviceKind, SourceStatus
 
-STALE_AFTER_S = 3.0  # seconds: three samples
+STALE_AFTER_S = 3.0  # seconds after which a sample is old; a sample is taken every second
 # Number of newest samples that are used, and the minimum number. There is one sample a second.
 LATEST, LEAST_SAMPLES = 10, 3
 

@@ -22,8 +22,8 @@ from cbtop.protocol.attributes import NO_KERNEL, KernelAttributes, TransferAttri
 from cbtop.protocol.messages import Dependency, KernelTimes, Node
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind
 
-# Maximum number of nodes with a critical path. For this many, the critical path and its graph take 0.3 s, and the
-# rest of the view takes 0.03 s (2 shared cores). A view is made twice a second, so it must not take longer.
+# Maximum number of nodes with a critical path. For this many nodes, the path and its graph take 0.3 s, and the rest
+# of the view takes 0.03 s (2 shared cores). A view is made twice a second, so more would be too slow.
 MAX_PATH_NODES = 10_000
 # The path may be this many times as long as the mean step, because the two times come from different clocks.
 LONGER = 1.01

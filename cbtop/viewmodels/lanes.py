@@ -32,8 +32,8 @@ BRICKS = "bricks"  # name of a lane's time in bricks
 STEPS, BESIDE, HOST, ADOPTED, OUTSIDE = "steps", "beside steps", "host", "adopted", "outside steps"
 
 
-# These are named tuples because a timeline makes hundreds per frame. Making a frozen dataclass takes five times as
-# long.
+# These are named tuples, because a timeline makes hundreds per frame. A frozen dataclass takes five times as long to
+# make.
 class TimelineSpan(NamedTuple):
     """One record. `start_ns` counts from the beginning of the timeline.
 

@@ -22,7 +22,7 @@ from cbtop.profiler.analysis.phase_totals import PhaseTotals
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind, is_training
 from cbtop.viewmodels.on_demand import Lazy, LazyValue, with_parts
 
-ODD = 1.2  # factor; a layer is odd if it takes at least this many times the median of its peers; noise is smaller
+ODD = 1.2  # minimum ratio of an odd layer's time to the median of its peers; noise stays below it
 # Distance of an interval's lower end from the median, in standard deviations of the number of calls below the median.
 # The interval misses one median in 1,500. It is this wide because the slowest of many layers is judged.
 Z = 3.0
@@ -31,8 +31,9 @@ MIN_LAYERS = 6  # minimum number of peers, because the variation of fewer is unk
 # The modified z-score 0.6745 (x - median) / MAD, and its limit for outliers. Source: Iglewicz and Hoaglin, "How to
 # detect and handle outliers" (1993).
 Z_OF_MAD, OUTLIER_Z = 0.6745, 3.5
-ODD_PART = 0.1  # share of the layers; if more of them are slow, the model is built that way and no layer is odd
-# additional µs per brick in the first layer of a recorded step, because cbtop's own code is not in the cache then
+# maximum share of odd layers; if more layers are slow, the model is built that way and no layer is odd
+ODD_PART = 0.1
+# additional µs per brick in the first layer of a recorded step; there, cbtop's own code is not yet in the cache
 FIRST_US = 15.0
 
 
@@ -50,7 +51,7 @@ class LayerRow:
 
     id: int
     name: str  # For example `Layer 3` or `Layer 3 (encoder)`.
-    index: str  # For example `3`.
+    index: str  # the number in the name, for example `3`
     stack: str
     us: float  # mean time, including the time between bricks
     p50_us: float | None  # median of one call of the layer
@@ -129,12 +130,12 @@ class LayersView:
     def stands_out(self, row: LayerRow) -> int:
         """Return the number of odd peers of `row`, including itself. Return 0 if `row` is not odd.
 
-        A peer counts if its excess over the median is at least half as large. If too many peers count, the result is
-        0, because the model is then built that way.
+        A peer counts if its excess over the median is at least half of the excess of `row`. If too many peers count,
+        the result is 0, because the model is then built that way.
 
         The first layer of a stack runs with cold caches, so it is not counted for other layers. cbtop's own code is
-        cold there, too. So the first layer must exceed the limit by FIRST_US for each of its bricks. In a training
-        step, the first layer follows the optimizer, which has used all weights. There it is never odd.
+        also cold there, so the first layer must exceed the limit by FIRST_US for each of its bricks. In a training
+        step, the first layer is never odd, because it follows the optimizer, which has used all weights.
         """
         times_us = [other.p50_us for other in self.like(row) if other.p50_us is not None]
         too_few = self.steps is not None and self.steps < MIN_STEPS
@@ -268,7 +269,7 @@ def layers_view(totals: PhaseTotals) -> LayersView | None:
     p50_of = partial(_p50_of, totals, places, p50_cells)
     trains = totals.step is not None and is_training(totals.step.name)
     found = LayersView("step" if totals.step else "call", bricks, rows, p50_of, steps, trains)
-    # The new rows refer to the old rows, and not the other way round. This avoids a reference cycle.
+    # The new rows refer to the old rows. The old rows do not refer to the new ones, so there is no reference cycle.
     odd = tuple(
         with_parts(row, excess=LazyValue(partial(_of_id, excess, row.id))) if row.is_odd else row for row in rows
     )

@@ -11,10 +11,10 @@ from cbtop.client.source_record import SourceRecord
 class LossView:
     """Counts of records. The equation produced == received + dropped always holds.
 
-    `dropped` includes three kinds of records. `before_attach` records were overwritten before the daemon first read
-    the ring. `rejected` records had an unknown node. `on_the_wire` records will come with the next update. `unread`
-    records are written but not read yet. `left_out` is a number of announcements, not of records: they exceeded a
-    limit.
+    Three kinds of records are part of `dropped`. `before_attach` records were overwritten before the daemon first
+    read the ring. `rejected` records had an unknown node. `on_the_wire` records will come with the next update.
+    `unread` records are written but not read yet. `left_out` is a number of announcements beyond a limit, not of
+    records.
     """
 
     produced: int

@@ -108,11 +108,11 @@ def _range_of(records: Sequence[SourceRecord]) -> tuple[float, float] | None:
 
 
 def members_of(record: SourceRecord, records: Iterable[SourceRecord]) -> list[SourceRecord]:
-    """Return the members of `records` that can be merged with `record`: they have the same model, program and state.
+    """Return the members of `records` that can be merged with `record`.
 
-    A killed process is merged with processes that ran at the same time, so that its loss is visible. For ranks of a
-    job, return the newest process of each rank, in any state. If two processes of one rank ran at the same time,
-    return both, because they belong to two jobs that look equal.
+    They have the same model, program and state. A killed process is merged with processes that ran at the same time,
+    so that its loss is visible. For ranks of a job, return the newest process of each rank, in any state. If two
+    processes of one rank ran at the same time, return both, because they belong to two jobs that look equal.
     """
     job = job_of(record)
     if job is None:
@@ -359,7 +359,7 @@ def _together(records: Sequence[SourceRecord]) -> int:
 def _with_rates(view: SourceView, records: Sequence[SourceRecord], together: int, *, window: bool) -> SourceView:
     """Return `view` with the sum of the members' rates.
 
-    A member's rate is over its own time. In a chosen range, it is over the time of the range. If `together` members
+    The rate of a member is over the member's own time, or over the time of a chosen range. If `together` members
     compute the same tokens, the sum is divided by `together`.
     """
     members = [shown(record, window=window) for record in records]
@@ -429,7 +429,7 @@ def _with_rates_of(steps: StepsView, members: Sequence[StepsView], together: int
         steps_per_sec=_sum_of_rates([(member.steps_per_sec, member.count) for member in members], together),
         samples_per_sec=_sum_of_rates([(member.samples_per_sec, member.count) for member in members], together),
         tokens_per_sec_in_steps=_sum_of_rates([(m.tokens_per_sec_in_steps, m.count) for m in members], together),
-        # It is unknown which steps of different members overlapped.
+        # it is not known how steps of different members overlapped
         at_once=members[0].at_once if len(members) == 1 else None,
         wall_us=max(member.wall_us for member in members),
         is_sample=any(member.is_sample for member in members),

@@ -16,7 +16,7 @@ from cbtop.viewmodels.steps import StepsView
 NOT_MEASURED = "not measured by this source"
 NOT_ANNOUNCED = f"{NOT_MEASURED}; measure_ceilings() in its program measures them"
 _CALIBRATE = "`cbtop calibrate"
-LOWER_PRECISIONS = frozenset({"tf32", "bfloat16", "float16"})  # lower than float32
+LOWER_PRECISIONS = frozenset({"tf32", "bfloat16", "float16"})  # data types with a lower precision than float32
 
 
 @dataclass(frozen=True, slots=True)

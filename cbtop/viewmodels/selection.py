@@ -51,10 +51,10 @@ class PhaseSelection:
 
 
 def shown(record: SourceRecord, *, window: bool) -> PhaseSelection:
-    """Return all data of `record`. If `window` is true, return only its window.
+    """Return all data of `record`. If `window` is true, return only the data of its window.
 
-    A source has no window if it was watched for less than a second, or had ended when it was found. Then all data is
-    returned.
+    A source has no window if it was watched for less than a second, or had already ended when it was found. In these
+    cases, all data is returned.
     """
     is_all = not (window and record.window.has_watched)
     stats, seconds = (record.stats, None) if is_all else record.window.statistics(record.stats)

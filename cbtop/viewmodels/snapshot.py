@@ -34,7 +34,7 @@ def snapshot(
     *,
     inside: bool = True,
 ) -> Snapshot:
-    """Return a snapshot of the window of `record`, with the times of every phase, or only of `phase`.
+    """Return a snapshot of the window of `record`, with the times of all phases or only of `phase`.
 
     If `beside` has a snapshot of the same process, blocks that overlap its time are excluded. Otherwise data would be
     compared with itself. With `inside`, the times of bricks and layers are included.

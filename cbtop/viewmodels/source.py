@@ -206,7 +206,7 @@ class SourceView:
 
     @property
     def gpus(self) -> tuple[DeviceRow, ...]:
-        """The GPUs that the process uses. If none is known and the machine has only one GPU, this GPU."""
+        """The GPUs that the process uses. If none is known and the machine has only one GPU, return this GPU."""
         used = tuple(row for machine in self.machines for row in machine.gpus_of(self.key))
         all_there_are = tuple(row for machine in self.machines for row in machine.gpus)
         return used or (all_there_are if len(all_there_are) == 1 else ())
@@ -262,8 +262,8 @@ def source_view(
 ) -> SourceView:
     """Return the view of `record` for `phase` (default: `shown_phase`), over its window or since the start.
 
-    `ceilings` are the roofs of its roofline (default: the roofs that it announced). With `is_recording`, notes do not
-    advise to measure roofs, because that is not possible any longer.
+    `ceilings` are the roofs of its roofline (default: the roofs that it announced). With `is_recording`, notes
+    contain no advice to measure roofs, because this is not possible for a recording.
     """
     found = shown(record, window=window)
     phases = found.phases
@@ -410,8 +410,8 @@ class _Parts:
     def bricks(self) -> list[BrickStats]:
         bricks = brick_stats(self.totals)
         if self._found.window and self.totals is not self.whole and self.totals.step is not None:
-            # At the window's border, the records of a brick may be inside the window and the records of its inner
-            # bricks outside. Exclusive times could then be negative, so they are taken from ended steps.
+            # At the border of a window, the records of a brick and of its inner bricks may be separated. Exclusive
+            # times could then be negative, so they are taken from ended steps.
             bricks = [
                 replace(
                     one,

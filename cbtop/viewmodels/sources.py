@@ -45,7 +45,7 @@ class ClockView:
 
 @dataclass(frozen=True, slots=True)
 class SourceRow:
-    """A source in the list: its name, its state, and how much this cbtop knows about it.
+    """A source in the list: its name, its state, and how complete its data is.
 
     The figures of steps are of `phase`, in the `window` or since the start. `unknown` has the reason for each None.
     """
@@ -78,7 +78,7 @@ class SourceRow:
     unknown: tuple[Unknown, ...] = ()
     stale_s: float | None = None  # seconds since the daemon's last message, or None if the daemon is not silent
     straggler: StragglerView | None = None  # the straggler of the source's job, or None
-    tokens_per_sec_history: tuple[float, ...] = ()  # as in SourceView
+    tokens_per_sec_history: tuple[float, ...] = ()  # tokens/s in each second, as in SourceView
     steps_per_sec_history: tuple[float, ...] = ()
     step_us_history: tuple[float | None, ...] = ()
     rate_change: Change | None = None  # change of tokens/s since the baseline

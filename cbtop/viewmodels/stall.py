@@ -43,16 +43,16 @@ class StallKind(StrEnum):
 
     STALLED = "stalled"  # a step or brick takes far longer than usual
     SUSPENDED = "suspended"  # stopped by a signal or a debugger
-    IDLE = "idle"  # between two steps
-    QUIET = "quiet"  # one of the other kinds, but it is unknown which; `why` has the reason
+    IDLE = "idle"  # no step is running
+    QUIET = "quiet"  # stalled, idle or suspended, but it is unknown which; `why` has the reason
 
 
 @dataclass(frozen=True, slots=True)
 class StallView:
-    """A running process that makes no progress. For `age_s`, nothing was recorded and nothing began.
+    """A running process that makes no progress. During the last `age_s`, nothing was recorded and nothing began.
 
-    `place` has the names of what is running, outermost first (`decode`, `Layer 17`, `AllReduce`). It is empty if
-    unknown. If several `threads` are running something, it is the brick that began last. `after` is the brick that
+    `place` has the names of the running nodes, outermost first (`decode`, `Layer 17`, `AllReduce`). It is empty if
+    unknown. If several `threads` are running a brick, `place` is the one that began last. `after` is the node that
     ended last inside of `place`.
     """
 
@@ -63,7 +63,7 @@ class StallView:
     phase: str | None = None  # phase of the running step
     layer: str | None = None
     brick: str | None = None
-    runs_s: float | None = None  # how long the innermost part of `place` has been running, or None if unknown
+    runs_s: float | None = None  # how long the innermost node of `place` has been running, or None if unknown
     after: tuple[str, ...] = ()
     threads: int = 0
     usual_s: float | None = None  # p99 of the calls of `usual_of`; None if it is unknown or not compared with the age

@@ -87,7 +87,7 @@ class StepsView:
     at_once: float | None = None  # mean number of concurrent steps: sum of their times / union_us
     sequences: SpanView | None = None  # number of sequences per step
     cached: SpanView | None = None  # number of cached positions of each sequence before a step
-    # wall-clock time that the rates are divided by; the longest one of several processes; 0 if unknown
+    # wall-clock time of the rates (their divisor); for several processes, the longest one; 0 if unknown
     wall_us: float = 0.0
     is_sample: bool = False  # whether some steps may be missing because they left no record
     # Histogram of step times, from short to long.
@@ -134,9 +134,9 @@ def steps_views(record: SourceRecord, stats: NodeStats, time_range: TimeRange | 
     def is_sample(step: Node) -> bool:
         """Return whether some steps of this name may be missing because they left no record.
 
-        A step without recorded bricks normally leaves a plain record. If no step of this name has a plain record,
-        some steps may have left none (as in llama.cpp). Steps inside a plain step leave no record, either. If later
-        steps of a name are known to be a sample, the earlier ones count as a sample, too.
+        Normally, a step without recorded bricks leaves a plain record. If no step of this name has a plain record,
+        some steps may have left none (as in llama.cpp). Steps inside of a plain step also leave no record. If later
+        steps of a name are known to be a sample, earlier steps count as a sample, too.
         """
         name = display_name(step)
         if name.endswith(SAMPLE) or name + SAMPLE in names:
@@ -227,7 +227,7 @@ def pace(record: SourceRecord, phase: str | None) -> tuple[PaceView, ...]:
     """Return the mean step time of each second, oldest first."""
     samples = list(record.history.get(phase or "", ()))
     found = []
-    # in a chosen range, the first sample is only the start, so that earlier steps do not count
+    # In a chosen range, the first sample is only the start. Steps before the range do not count.
     seen_before = [] if record.window.is_range else [StepSample(0, 0)]
     for old, new in pairwise([*seen_before, *samples]):
         steps, given = new.count - old.count, new.cached_given - old.cached_given
@@ -251,10 +251,11 @@ def are_alike(tokens: int, steps: int, squared: int | None) -> bool:
 
     `squared` is the sum of the squares of these numbers.
     """
-    # Older daemons do not send `squared`. Then only a mean that is not a whole number proves that the numbers differ.
+    # Older daemons do not send `squared`. Then the numbers are only known to differ if their mean is not a whole
+    # number.
     if squared is None:
         return tokens % steps == 0
-    # This difference is 0 only if all numbers are equal (Cauchy-Schwarz inequality).
+    # This difference is 0 only if all numbers of tokens are equal (Cauchy-Schwarz inequality).
     return abs(squared * steps - tokens**2) <= UNEVEN * tokens**2
 
 

@@ -14,8 +14,9 @@ from cbtop.client.source_record import SourceRecord
 from cbtop.protocol.vocabulary import LAUNCHES, BrickCategory
 
 THRESHOLD = 0.10  # the straggler takes longer than every other rank by at least this share
-# A rank waits for the straggler if the whole steps of both take about equally long. The difference must be at most 10
-# % of the straggler's step, and at most half of the difference of their busy times.
+# A rank waits for the straggler if the whole steps of both take about equally long. The difference must be at most
+# this share of the straggler's step (first number), and at most this share of the difference of their busy times
+# (second).
 WAIT_WITHIN, NEARER = 0.10, 0.5
 ALPHA = 0.1  # probability that a confidence bound of a median is wrong; a verdict uses two bounds
 MIN_SLICES = 4  # minimum number of slices, because a median of fewer has no such bounds
@@ -43,12 +44,12 @@ class StragglerView:
     phase: str
     steps: int  # number of this rank's steps that were used
     busy_us: float  # time per step outside of communication; median over slices
-    others_us: float  # the same time of the other ranks; median over ranks
+    others_us: float  # `busy_us` of the other ranks; median over ranks
     percent: float  # how much larger `busy_us` is than `others_us`, in percent
     brick: str  # the brick (or the gaps between bricks) with the largest excess over other ranks
     brick_excess_us: float  # time per step of `brick` minus the median over the other ranks
     step_us: float  # time of the whole step, including communication; median over slices
-    others_step_us: float  # the same time of the other ranks; median over ranks
+    others_step_us: float  # `step_us` of the other ranks; median over ranks
     others_wait: bool  # whether all other ranks wait for the straggler, because their whole steps take about as long
 
     @property
@@ -105,10 +106,10 @@ class _Rank:
 
 @cache
 def bound_of_median(count: int, alpha: float = ALPHA) -> int:
-    """Return the index k (from 1) of a lower bound for the median: the k-th smallest of `count` values.
+    """Return an index k (from 1), such that the k-th smallest of `count` values is a lower bound of the median.
 
-    k is the largest index with a probability of at most `alpha` that the value is above the median. Returns 0 without
-    such an index. The number of values below the median is binomial with p = 1/2.
+    The probability that this value is above the median is at most `alpha`. Returns the largest such k, or 0 if there
+    is none. The number of values below the median is binomial with p = 1/2.
     """
     at_most, k = 0.0, 0
     while (at_most := at_most + comb(count, k) / 2**count) <= alpha:

@@ -17,7 +17,7 @@ GPU_WAITED, NOT_ITS_KERNELS = "GPU waited", "GPU waited, or ran what came before
 
 @dataclass(frozen=True, slots=True)
 class BesideView:
-    """Calls that are not part of the wall time of any step: their number and the sum of their times (derived)."""
+    """Calls outside of the wall time of steps: their number and the sum of their times (derived)."""
 
     calls: int
     us: float
@@ -29,8 +29,9 @@ class TimeBreakdownView:
     """The wall time of a phase's ended, recorded steps: wall = bricks + gaps - overlap + unattributed.
 
     Other fields are not part of this sum. If bricks overlap, for example on two streams of a device, `bricks_us`
-    contains the full time of each. `close` is false if parts are longer than their whole. `over` steps are exceeded
-    by their parts, by `over_us` in total. `exceeded` names the layers and bricks with this problem.
+    contains the full time of each. `close` is false if parts are longer than their whole. `over` is the number of
+    steps that are shorter than their parts, by `over_us` in total. `exceeded` has the layers and bricks that are
+    shorter than their parts.
     """
 
     wall_us: float

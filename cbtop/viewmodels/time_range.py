@@ -13,8 +13,8 @@ from cbtop.profiler.analysis.stats import NodeStats
 from cbtop.protocol.messages import Compilation, Node
 from cbtop.protocol.vocabulary import NodeKind, is_warm_up
 
-# Tolerance. Every record should end after the process's hello and not in the future. If one is further outside of
-# this range, it has a different clock than the host, and its time is unknown.
+# Tolerance. No record should end before the process's hello or in the future. A record that is further away has a
+# different clock than the host, so its time is unknown.
 OF_HOST_WITHIN_NS = 10_000_000_000
 
 
@@ -28,9 +28,9 @@ class NamedTime:
 class TimeRangeView:
     """The wall-clock time of the figures: wall = in steps + between steps + since the last step ended (derived).
 
-    The range begins with the window, or with the first step without a window. It ends now, or with the last step of
-    an ended process. If a step began earlier, only a part of it counts. After the end of the last step, another step
-    may be running. A field is None if it is unknown when steps ran or when the last step ended.
+    The range begins with the window or, if there is no window, with the first step. It ends now, or with the last
+    step of an ended process. If a step began before the range, only a part of it counts. After the end of the last
+    step, another step may be running. A field is None if it is unknown when steps ran or when the last step ended.
     """
 
     wall_us: float

@@ -215,7 +215,8 @@ class _Records:
         """
         start_ns = self.batch.start_ns[at]
         ended_ns = np.maximum.accumulate(self.batch.end_ns[at])[:-1]
-        # `<` and not `<=`, because a record of zero length may be inside of a record that ends at the same moment.
+        # `<` in place of `<=`, because a record of zero length may be inside of a record that ends at the same
+        # moment.
         quiet = np.flatnonzero((ended_ns < start_ns[1:]) & (ended_ns <= moment_ns))
         return (at[quiet[-1] + 1 :], int(ended_ns[quiet[-1]])) if len(quiet) else (at, 0)
 

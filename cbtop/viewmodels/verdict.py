@@ -10,7 +10,7 @@ class Severity(StrEnum):
     """The severity of a verdict."""
 
     ERROR = "error"  # the figures cannot be trusted, or nothing runs
-    WARNING = "warning"  # time is wasted
+    WARNING = "warning"  # time is lost that could be saved
     NOTE = "note"  # the process has a limit, or a figure leaves something out
 
 

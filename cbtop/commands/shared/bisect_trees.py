@@ -39,7 +39,7 @@ STATE = "cbtop-bisect"  # name of our folder in the git directory
 PREFIX = "cbtop-bisect-"  # prefix of the names of temporary folders
 MARKER = ".cbtop-bisect"  # name of a file in each temporary folder; it contains the folder's identifier
 FOLDERS = "folders.json"  # name of a file in `STATE`; it maps temporary folders to their identifiers
-# Python reads .pth files in the order of their names, so this one is read after the files of a build
+# Python reads .pth files in the order of their names. This name is read after the .pth files of a build.
 LAST_PATH_FILE = "zz-of-the-user.pth"
 SHOWN_ERROR = 200
 

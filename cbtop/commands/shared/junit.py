@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from xml.etree import ElementTree as ET
 
-# A test case: class, name, lines about the failure (empty if passed), reason for skipping, and output of a passed
-# test.
+# A test case: (class, name, lines about the failure, reason for skipping, output).
+#
+# The lines are empty if the test passed.
 Case = tuple[str, str, Sequence[str], str, str]
 
 

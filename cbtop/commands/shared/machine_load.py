@@ -15,8 +15,8 @@ PROC_STAT = "/proc/stat"
 # out.
 TICKS_S, TICKS_S_OF_EACH = 0.03, 0.004
 QUIET_PROCESSORS = 0.1  # maximum number of processors used by other processes on a quiet machine
-# On large machines, this share of all processors is the limit in place of QUIET_PROCESSORS, because more services
-# run.
+# share of all processors; if it is more than QUIET_PROCESSORS, it is the limit, because large machines run more
+# services
 QUIET_SHARE = 0.01
 
 

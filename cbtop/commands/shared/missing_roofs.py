@@ -144,7 +144,7 @@ def missing_threads(said: Iterable[Manifest | Ceiling]) -> int | None:
 
 
 def _is_wanted() -> bool:
-    """Return whether roofs may be measured without a request of the user.
+    """Return whether roofs may be measured although the user did not ask for it.
 
     They are not measured in CI, and not on a processor without a model name.
     """

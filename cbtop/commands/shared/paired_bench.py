@@ -62,7 +62,7 @@ class ComparisonOutcome:
 
 
 class _Measured:
-    """The completed rounds. They are kept if the measurement is interrupted."""
+    """The completed rounds. They remain available if the measurement is interrupted."""
 
     def __init__(self, line: ProgressLine, rounds: int) -> None:
         self.rounds: list[Round] = []

@@ -88,7 +88,7 @@ def run_ranks(count: int, command: Sequence[str], is_stopped: Callable[[], bool]
     """Run `command` as `count` ranks until they end. The output of the first rank is printed.
 
     Once `is_stopped` returns true, the first rank gets SIGTERM and stops the other ranks. If a rank fails or is
-    killed, all other ranks are ended, and CbtopError is raised with the exit code and last message of the failed
+    killed, all other ranks are ended. Then CbtopError is raised with the exit code and the last message of the failed
     rank.
     """
     with ExitStack() as stack:
@@ -147,9 +147,9 @@ def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
 
 
 def _failed(codes: Sequence[int | None]) -> int | None:
-    """Return the rank that caused the end.
+    """Return the number of the rank that caused the end.
 
-    It is the first rank that was killed, or else the first with an error, or else the first that still runs.
+    A killed rank is most likely, then a rank with an error, then a rank that still runs.
     """
     for is_it in (lambda code: code is not None and code < 0, bool, lambda code: code is None):
         for number, code in enumerate(codes):

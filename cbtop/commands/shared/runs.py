@@ -182,7 +182,7 @@ def _record(
                     raise NoDataError(f"no answer from {recorder.unanswered}")
                 if process and process.poll() is not None:
                     until_s = until_s or time.monotonic() + READ_ON_S
-                    # do not wait for the data of a failed command, because it is not used
+                    # the data of a failed command is not used, so do not wait for it
                     if process.returncode or _is_read(recorder):
                         break
                 line.show(f"recording {path.name}: {time.monotonic() - begun_s:.0f} s")

@@ -36,7 +36,7 @@ SHARE_OF_FREE_MEMORY = 8
 UNKNOWN_CACHE_BYTES = 32 * MIB
 # Number of rows of the square matrices. Three matrices of this size fit into a cache of level 2 or 3.
 PRODUCT_SIZE = 512
-ROUND_S = 0.03  # seconds per round; starting the threads takes only a small part of this time
+ROUND_S = 0.03  # seconds per round; this is long compared with the time to start the threads
 RECENT_S = 0.1  # seconds; the work of other processes is checked over this time
 KIND_S = 0.4  # seconds for all rounds of one roof
 MIN_ROUNDS, MAX_ROUNDS = 5, 12

@@ -184,9 +184,10 @@ def viewer_keys(options: argparse.Namespace) -> ViewerKeys | None:
 
 
 def is_headless(options: argparse.Namespace) -> bool:
-    """Return whether to print a report. The user may ask for it, or there may be no suitable terminal.
+    """Return whether to print a report in place of the screen.
 
-    Textual reads keys from stdin and draws on stderr. A user who redirects stdout wants text.
+    This is the case if the user asked for it, or if there is no suitable terminal. Textual reads keys from stdin and
+    draws on stderr, but a user who redirects stdout wants text.
     """
     is_terminal = all(s.isatty() for s in (sys.stdin, sys.stdout, sys.stderr)) and os.environ.get("TERM") != "dumb"
     return bool(options.headless) or not is_terminal
@@ -231,8 +232,8 @@ def show_on_screen(
     The output of `program` is shown as a view. Returns the exit code when the screen closes.
     """
     settle_colours(options)
-    # The objects that are loaded here live as long as the screen. To search them for garbage would take a tenth of
-    # the start time, and later the time of several frames every ten seconds.
+    # The objects that are loaded here live as long as the screen. A garbage collection that searches them takes a
+    # tenth of the start time, and later the time of several frames every ten seconds.
     gc.disable()
     # Imported here, because Textual takes a fifth of a second to load. Reports and --help do not need it.
     from cbtop.client.stream_recorder import save_history

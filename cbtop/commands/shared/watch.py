@@ -16,9 +16,9 @@ from cbtop.feeds.look_back import look_back
 
 
 class RunFeed(Feed):
-    """A feed that shows only processes that began with the program or later.
+    """A feed that shows only the processes that began with the program or later.
 
-    Its status says if the program has ended.
+    Its status shows if the program has ended.
     """
 
     def __init__(self, program: Program, name: str) -> None:

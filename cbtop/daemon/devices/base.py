@@ -38,8 +38,7 @@ class NotKnownError(Exception):
 class Rates:
     """Converts growing counters to mean rates between two samples.
 
-    The first sample has no rate. If a counter decreased because it wrapped or its driver restarted, there is also
-    none.
+    A rate is missing for the first sample, and if the counter decreased because it wrapped or its driver restarted.
     """
 
     def __init__(self) -> None:

@@ -44,7 +44,7 @@ SLOWED_BY = {
     0x200: "board limit",
     0x400: "reliability",
 }
-IDLE = 0x001  # not reported, because an idle device is not slowed down
+IDLE = 0x001  # bit of an idle device; it is not reported as a slowed clock
 
 
 class LostError(Exception):

@@ -16,10 +16,7 @@ from cbtop.viewmodels.source import SourceView
 
 
 class View(Vertical):
-    """A view fills the screen between the tabs and the footer.
-
-    It draws view models and does not know their origin.
-    """
+    """A view fills the screen between the tabs and the footer. It draws view models, whatever their origin."""
 
     title: ClassVar[str]
     doc: ClassVar[str]  # a paragraph for the help

@@ -52,8 +52,8 @@ def books_rule(source: SourceView, title: str, width: int) -> Line:
 def beside_books(source: SourceView) -> list[Line]:
     """Return notes about the time breakdown, the worst first.
 
-    A note is about parts that do not add up to the wall time, about much time that is not instrumented or between
-    steps, or about time outside of the wall time.
+    There is a note if parts do not add up to the wall time, if much time is not instrumented or between steps, or if
+    calls ran outside of the wall time.
     """
     trouble = breakdown_text.books_trouble(source.books)
     found: list[Line] = [((trouble.partition(":")[0], "bad strong"),)] if trouble else []

@@ -141,7 +141,7 @@ def _tile_list(source: SourceView) -> list[_Tile]:
         tiles.insert(0, _Tile("samples/s", ((rate_text.rate(source, steps.samples_per_sec), "strong"),)))
     if steps and steps.overlap:
         tiles.insert(5, _Tile("at once", ((units.number(steps.at_once), ""),)))
-    # If records were lost, their tile comes first, so that a narrow screen does not drop it.
+    # If records were lost, their tile comes first. A narrow screen then still shows it.
     tiles.insert(0 if source.loss.lost else len(latencies), _Tile("drops", drops(source.loss)))
     return tiles
 

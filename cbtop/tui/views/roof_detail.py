@@ -77,10 +77,7 @@ class RoofDetail(Drawing):
 def _roofs(
     brick: BrickRow, ceilings: Sequence[CeilingRow], said: Sequence[Line], width: int, height: int
 ) -> list[Line]:
-    """Return a table of the roofs, followed by the lines `said`.
-
-    The table has the share of each roof that the brick reaches.
-    """
+    """Return a table of the roofs and the share of each that the brick reaches. The lines `said` follow."""
     look = CATEGORY_LOOKS[brick.category]
     title: Line = ((f"{look.glyph} ", look.role), (clean(brick.name), "strong"), (" under each roof", "dim"))
     rates = f"{units.number(brick.gb_per_sec)} GB/s · {units.number(brick.gflops)} GFLOP/s"
@@ -162,7 +159,7 @@ def _roof_columns(brick: BrickRow) -> tuple[Column[CeilingRow], ...]:
 
 
 def _growing(title: str, points: tuple[SizePoint, ...], unit: str, role: str) -> ScreenPart:
-    """Return a part with the brick's time per token by size of its steps.
+    """Return a part with the brick's time per token for each size of step, such as the number of cached positions.
 
     The part is empty if all steps had about the same size.
     """

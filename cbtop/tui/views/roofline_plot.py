@@ -149,7 +149,7 @@ def _of_kind(roofline: RooflineView, kind: str) -> list[CeilingRow]:
 
 
 def _cells(plot: LogLogPlot, points: Sequence[LetteredPoint]) -> Cells:
-    """Return for each cell of the plot the points in it."""
+    """Return the points in each cell of the plot."""
     cells: Cells = {}
     for row in points:
         cells.setdefault(plot.cell(row.flop_per_byte, row.gflops), []).append(row)

@@ -178,7 +178,7 @@ class TimelineMap(SourceDrawing, can_focus=True):
         self.redraw()
 
     def move_row(self, rows: int) -> None:
-        """Move the cursor to another row. Its time stays the same."""
+        """Move the cursor to the block at the same time in another row."""
         if not self._rows:
             return
         block = self._block

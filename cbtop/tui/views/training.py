@@ -98,9 +98,9 @@ def legend(training: TrainingView, width: int) -> list[Line]:
 
 
 def training_rows(bricks: Sequence[BrickRow]) -> tuple[BrickRow, ...]:
-    """Return one row for each brick: its forward pass or, if this was not recorded, another pass.
+    """Return one row for each brick. It is the row of its forward pass or, if this was not recorded, of another pass.
 
-    The table shows the other passes of a brick as columns of this row.
+    The columns of the table show the times of all passes.
     """
     rows: dict[str, BrickRow] = {}
     for row in sorted(bricks, key=lambda row: bool(pass_of(row.name)[1])):

@@ -15,7 +15,10 @@ SEAM = "▏"  # line between two parts of a stacked bar
 
 @dataclass(frozen=True, slots=True)
 class BarSegment:
-    """One part of a stacked bar. `label` is drawn inside of the part if it fits. `fill` is the role of the rest."""
+    """One part of a stacked bar.
+
+    `label` is drawn inside of the part if it fits. `fill` is the role of the other cells.
+    """
 
     value: float
     role: str

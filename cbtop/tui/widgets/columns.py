@@ -30,7 +30,7 @@ class Column(Generic[RowT]):
     max_width: int = 0  # maximum width after spare width was added; 0 means no maximum
     # Returns the sort key of a row. None if the table cannot be sorted by this column.
     sort_key: Callable[[RowT], float | str] | None = None
-    # whether the column only draws values of other columns, so that it is not copied or exported
+    # whether the column is only a drawing of other columns; such a column is not copied or exported
     is_drawn: bool = False
     # Whether the figures scatter because they come from few calls. If the table is sorted by such a column, rows
     # change places less often.

@@ -59,8 +59,8 @@ class Drawing(Widget):
     def render_lines(self, crop: Region) -> list[Strip]:
         """Return the strips of `crop`. Whole rows are painted once and cached.
 
-        Textual's own method takes twice as long, because it needs ten styles per row, and filters each row in each
-        frame. It is only used for widgets with a border or padding. cbtop's stylesheet sets no opacity and no tints.
+        Textual's own method takes twice as long. It needs ten styles per row, and filters each row in each frame. It
+        is used only for widgets with a border or padding. cbtop's stylesheet sets no opacity and no tints.
         """
         if self._has_gutter:
             return super().render_lines(crop)
@@ -137,7 +137,7 @@ class Drawing(Widget):
             style += self.app.get_component_styles(role).partial_rich_style
         for one in self.get_line_filters():  # reduce the style to the abilities of the terminal
             style = one.apply([Segment(" ", style)], self.background_colors[1])[0].style or style
-        # All roles with the same style share one _Look.
+        # Use the same _Look for all roles with this style.
         look = next((known for known in self._looks.values() if known.style == style), _Look(style))
         self._looks[roles] = look
         return look
@@ -163,8 +163,8 @@ def _cut(text: str, begin: int, end: int) -> str:
 
 
 def changed_cells(before: Line, now: Line, width: int) -> tuple[int, int] | None:
-    """Return the range of columns (within `width`) that differ between `now` and `before`. Return None if none
-    differs.
+    """Return the range of columns (within `width`) that differ between `now` and `before`, or None without a
+    difference.
 
     It is a single range, because with several ranges Textual would send everything to their left again.
     """

@@ -79,8 +79,8 @@ class SortedTable(Table[RowT]):
     def show_rows(self, rows: Sequence[RowT], *, of: object = None) -> None:
         """Replace the rows.
 
-        If `of` differs from its previous value, sort the rows exactly. Otherwise rows change places only if the
-        difference persists.
+        If `of` differs from its previous value, sort the rows exactly. Otherwise rows change places only after a
+        lasting difference.
         """
         if of != self._of:
             self._of = of

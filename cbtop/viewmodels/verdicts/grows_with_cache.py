@@ -38,7 +38,7 @@ def _find(view: SourceView) -> Finding | None:
     short_us, long_us = (begin_us + slope_us * positions for positions in (least, most))
     if most < LONGER * least or short_us <= 0 or long_us < GROWTH * short_us:
         return None
-    # all bricks became slower alike, and a growing cache does not cause that
+    # all bricks became slower by the same factor, which a growing cache does not cause
     if alike(view.brick_growth) is not None:
         return None
     growing = _growing(view)

@@ -18,7 +18,7 @@ def _find(view: SourceView) -> Finding | None:
     if steps is None or time_range is None or time_range.between_us is None or time_range.between_percent is None:
         return None
     if view.training is not None:
-        # A training step begins when the last one ends, so the time between steps is only evaluation or a new epoch.
+        # A training step begins when the last one ends. The time between steps is only evaluation or a new epoch.
         return None
     on_gpu_us = min(time_range.between_us, _kernels_after_steps_us(view))
     idle_us = time_range.between_us - on_gpu_us

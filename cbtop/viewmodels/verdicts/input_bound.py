@@ -12,8 +12,7 @@ from cbtop.viewmodels.verdicts.starved import is_explained_by_waiting
 
 # minimum number of steps, because a loader may serve its first batches from a full queue or start its workers
 MIN_TRAINING_STEPS = 20
-# Percent of a step. A loader that is fast enough only hands over a batch and copies it to a device, which takes a few
-# percent.
+# Percent of a step. A fast loader only hands over a batch and copies it to a device, which takes a few percent.
 WAIT_PERCENT = 10.0
 
 

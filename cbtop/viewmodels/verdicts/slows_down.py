@@ -1,4 +1,6 @@
-"""The verdict "slows down": every brick takes longer by the same factor, second by second."""
+"""The verdict "slows down": the steps become longer with time, because every brick takes longer by the same
+factor.
+"""
 
 from __future__ import annotations
 

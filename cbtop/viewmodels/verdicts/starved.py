@@ -11,7 +11,7 @@ from cbtop.viewmodels.verdicts.base import Finding, Rule
 
 BUSY_PERCENT = 95.0  # minimum load of all processors together
 MISSING_PERCENT = 20.0  # minimum percentage of the time when steps run but the process has no processor
-# Waiting explains long steps if its share of the time is at least this part of their share of extra time.
+# Waiting explains long steps if the share of time spent waiting is at least this part of the share of extra time.
 EXPLAINED = 0.5
 
 
