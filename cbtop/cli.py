@@ -119,7 +119,7 @@ def _fail(message: str, exit_code: int) -> int:
 
 
 def _in_one_line(message: str) -> str:
-    """Return the message with unprintable characters escaped. They may come from a name in the message."""
+    """Return the message with unprintable characters escaped. A name in the message may contain such characters."""
     from cbtop.profiler.analysis.graph.nodes import printable  # takes 40 ms to import, so only for errors
 
     return printable(message)

@@ -281,7 +281,7 @@ def _reason(done: subprocess.CompletedProcess[str], exchange: Path) -> str:
 
 
 def _explained(done: subprocess.CompletedProcess[str], exchange: Path) -> str:
-    """Return why a check failed, and what to do. If the test itself failed, its output has the reason."""
+    """Return why a check failed, and advice. If the test itself failed, the text contains the output of the test."""
     own = _own_lines(done.stderr)
     if done.returncode == FAILED or not (own or done.stdout):
         return f"{done.stderr}\n`cbtop check` ended with exit code {done.returncode}"

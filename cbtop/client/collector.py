@@ -17,7 +17,8 @@ from cbtop.protocol.publisher import RECORDS
 from cbtop.protocol.subscriber import Subscriber
 
 SILENT_AFTER_S = 3.0  # seconds without a message until the daemon counts as silent: three missed heartbeats
-# Block this long for the answer with the daemon's clock. Its arrival time is accurate only if we wait for it.
+# Block this long to wait for the answer with the daemon's clock. Without waiting, the arrival time would be
+# inaccurate.
 CLOCK_WAIT_S = 0.2
 ASK_AGAIN_S = 2.0  # repeat the request for an ended source after this time, because the answer may be lost
 MAX_DRAINED = 200  # maximum number of messages per poll, because more would block the screen
@@ -161,7 +162,7 @@ class Collector:
             if isinstance(message, DaemonHello):
                 self._other_version = ""
                 if self.store.daemon and self.store.daemon.boot_id != message.boot_id:
-                    # the daemon now runs on a different host or boot, so measure the offset anew
+                    # the daemon now runs on a different host or boot, so measure the offset again from the start
                     self._exchange = ClockExchange()
             if isinstance(message, ClockReading):
                 self._exchange.answer(message, time.perf_counter_ns(), time.time_ns())

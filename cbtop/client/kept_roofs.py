@@ -1,5 +1,6 @@
-"""Roofs (speed limits of the hardware) that were measured here after a process had announced the roofs known to
-it.
+"""Find roofs that were measured on this machine after a process had announced its roofs.
+
+A roof is a speed limit of the hardware.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ WEIGHTS = "weights_read"  # name of the roof that is measured over a working set
 
 
 def lacks_roofs(record: SourceRecord) -> bool:
-    """Return whether a torch model on the CPU announced that no roofs are known for it."""
+    """Return whether a torch model on the CPU announced that its roofs are unknown."""
     manifest = record.manifest
     return manifest is not None and not record.ceilings and manifest.roofs == way_out_on_cpu(manifest.threads)
 

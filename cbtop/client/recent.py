@@ -26,8 +26,8 @@ class Hole(NamedTuple):
 class RecentRecords:
     """The newest MAX_RECENT records in the order of their end, and the time ranges with missing records.
 
-    Records that ended before `horizon_ns` are dropped. `missing` is the number of records lost since `horizon_ns`:
-    overwritten, rejected, or lost on the way.
+    Records that ended before `horizon_ns` are dropped. `missing` is the number of records that were lost after
+    `horizon_ns`. They were overwritten, rejected, or lost on the way.
     """
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class RecentRecords:
         self.shorten(MAX_RECENT)
 
     def forget(self) -> None:
-        """Drop all records and the count of missing ones. The next records start anew."""
+        """Drop all records, and set the count of missing records to zero."""
         self.shorten(0)
         self.missing = 0
         self.holes.clear()

@@ -1,4 +1,7 @@
-"""Writes a daemon's messages to a recording: either live, or the daemon's history of the last minutes."""
+"""Write a daemon's messages to a recording.
+
+They are either live messages, or the daemon's history of the last minutes.
+"""
 
 from __future__ import annotations
 
@@ -187,7 +190,8 @@ def new_path(directory: Path, what: str = "") -> Path:
 
 
 def save_history(endpoint: str, keys: ViewerKeys | None, directory: Path) -> SavedHistory:
-    """Write the history of the daemon at `endpoint` to a new file in `directory`. Blocks until all of it has arrived.
+    """Write the history of the daemon at `endpoint` to a new file in `directory`. Blocks until the whole history has
+    arrived.
 
     Raises CbtopError or ProtocolError with the reason.
     """

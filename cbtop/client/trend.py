@@ -57,7 +57,8 @@ class BrickTrend:
         self._begin_ns: int | None = None  # begin of the current second on the daemon's clock
         self._totals = _Totals(_NONE, _NONE, _NONE, _NONE, {}, np.zeros((5, 0)))  # the totals at `_begin_ns`
         self._work_bytes = 0  # size of the work arrays of all stored seconds
-        self._us_made: dict[int, tuple[float | None, ...]] = {}  # cached results of `us`; cleared when a second ends
+        # cached results of `us`, which are dropped when a second ends
+        self._us_made: dict[int, tuple[float | None, ...]] = {}
         # The cached result of `_tables`.
         self._us_tables: list[tuple[Column, NDArray[np.float64]]] | None = None
 

@@ -47,7 +47,9 @@ class TimeRange:
 
 @dataclass(frozen=True, slots=True)
 class Losses:
-    """The number of records `seen` since the daemon attached, and how many of them were `lost`."""
+    """The number of records since the daemon attached (`seen`), and the number of lost records among them
+    (`lost`).
+    """
 
     lost: int = 0
     seen: int = 0
@@ -226,9 +228,9 @@ class Window:
 
     @property
     def has_watched(self) -> bool:
-        """Whether the window covers at least one slice.
+        """Whether the window has data of at least one slice. Always true for a chosen range.
 
-        A window without a slice means that data is still missing, or that the source ended before we connected.
+        A recent window has no slice while data is still missing, or if the source ended before we connected.
         """
         if self.is_range:
             return True

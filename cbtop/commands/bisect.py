@@ -156,7 +156,7 @@ def runs_needed(commits: int, rounds: int) -> tuple[int, int]:
     from cbtop.comparison.noise import MIN_LEARNED
 
     least, most = (2 + 3 * each + halvings(commits) * (1 + 2 * each) for each in (MIN_LEARNED, rounds))
-    return least, most + 2 + 2 * rounds  # added: the runs that compare the result with its parent
+    return least, most + 2 + 2 * rounds  # add the runs that compare the result with its parent
 
 
 def _check_command(command: Sequence[str], repository: Repository) -> None:

@@ -1,4 +1,7 @@
-"""`cbtop doctor`: list what profiling can use on this machine. Each fact is looked up or measured now."""
+"""`cbtop doctor`: list the features of this machine that profiling can use.
+
+Each fact is looked up or measured now.
+"""
 
 # Slow imports are inside the functions that need them, because the command line imports this module.
 

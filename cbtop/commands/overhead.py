@@ -145,7 +145,7 @@ def _pairs(profiler: BrickProfiler) -> Callable[[int], None]:
         brick = BrickId.RMS_NORM
         for _ in repeat(None, times):
             profiler.stop_brick(profiler.start_brick(brick), 1)
-        profiler.finalize()  # deferred work is part of the cost
+        profiler.finalize()  # include deferred work in the measured cost
 
     return loop
 

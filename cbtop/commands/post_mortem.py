@@ -1,4 +1,4 @@
-"""`cbtop post-mortem`: show what an ended process was doing when it ended."""
+"""`cbtop post-mortem`: show the last activity of an ended process."""
 
 from __future__ import annotations
 

@@ -179,7 +179,7 @@ def _report(feed: Feed, options: argparse.Namespace, was_live: bool) -> int:
 
     records = known(feed)
     live = [record for record in records if is_live(record)]
-    # Show ended processes only if no source runs, and then only the newest of them.
+    # If no source runs, show the newest ended process. Otherwise show only running processes.
     if live:
         shown = [record for record in live if has_data(record, options.phase)]
     else:

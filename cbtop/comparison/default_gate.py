@@ -70,7 +70,7 @@ def _of_part(found: RunDiff, part: PartDiff) -> list[Judged]:
 def _is_steady(part: PartDiff) -> list[Judged]:
     """Judge the drift and the long calls.
 
-    They can only be broken if at least MIN_LEARNED base runs have the figure.
+    Either can only be `broken` if at least MIN_LEARNED base runs have the figure.
     """
     return [found for one, runs in steadiness(part) for found in known_to_scatter([one], runs)]
 

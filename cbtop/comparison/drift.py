@@ -80,8 +80,8 @@ def thirds_of(
     tokens: NDArray[np.float64],
     cached: NDArray[np.float64] | None,
 ) -> Thirds | None:
-    """Return the thirds of a run. Return None if they are too short, or if their steps have different numbers of
-    tokens.
+    """Return the thirds of a run. Return None if they have too few blocks, or if their steps have different numbers
+    of tokens.
 
     Each argument except `place_of` has one entry per block. `place_of` is 0 for the step's node and -1 for others.
     """

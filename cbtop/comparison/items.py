@@ -202,9 +202,9 @@ def _by_kind(
     along: NDArray[np.float64] | None,
     pace: NDArray[np.float64] | None,
 ) -> list[Figure]:
-    """Return the figures of bricks, of bricks in layers, and of layers, computed separately.
+    """Return the figures of bricks, of bricks in layers, and of layers.
 
-    They are separate because the noise is about equal only within one of these kinds.
+    Each of the three kinds is computed separately, because noise is about equal only within a kind.
     """
     ends = np.cumsum([len(places.bricks), len(places.cells)])
     weights = np.split(weight, ends, axis=1) if weight.ndim == 2 else [weight] * 3

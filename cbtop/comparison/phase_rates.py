@@ -122,7 +122,10 @@ def _per_sec(whole: RateBlock, sums: PhaseSums) -> dict[str, float | None]:
 
 
 def _times_us(blocks: Sequence[RateBlock], node: int, per_sec: Mapping[str, float | None]) -> dict[str, Figure]:
-    """Return the time of one token, step and sample, unless the rate is unknown."""
+    """Return the time of one token, of one step and of one sample.
+
+    A time is missing if its rate in `per_sec` is None.
+    """
     ran = [at for at, block in enumerate(blocks) if node in block.phases]
     if len(ran) < MIN_BLOCKS:
         return {}

@@ -27,9 +27,8 @@ from cbtop.profiler.analysis.histograms import (
 )
 
 MEDIAN, P99 = 0.5, 0.99
-MIN_BEYOND = 4  # minimum number of calls on either side of a quantile: a p99 needs at least 400 calls
-# Errors of a share are converted to µs over this many standard errors on either side. The interval of a change is as
-# wide.
+MIN_BEYOND = 4  # minimum number of calls above a quantile, and also below; a p99 needs at least 400 calls
+# Errors of a share are converted to µs over this many standard errors on either side, as wide as a change's interval.
 _COVERED_ERRORS = 4.0
 # For blocks, over this many standard errors. Over fewer, the distances between calls vary too much by chance.
 _NEAR_ERRORS = 2.0

@@ -47,7 +47,7 @@ class RateDiff:
     def is_by_others(self) -> bool:
         """Whether other phases or another mix of batches explain most of the additional time.
 
-        This is the case if the phase's own steps, with the time before each, explain less than half of it.
+        The phase's own steps, with the time before each, then explain less than half of it.
         """
         whole = sum(part.now.amount for part in self.parts)
         own_us = sum(part.wall.delta * part.now.amount for part in self.parts)

@@ -68,7 +68,7 @@ class StepGroup:
     warm_up: int  # number of slow steps at the beginning, which are excluded
     inside_us: Figure  # time of the recorded steps themselves, per unit
     places: Mapping[Place, PlaceTimes]  # times by place; WHOLE_STEP is also a key, and its times include plain steps
-    budgets: Mapping[Brick, float] = field(default_factory=dict)  # allowed µs per token of bricks with a budget
+    budgets: Mapping[Brick, float] = field(default_factory=dict)  # allowed µs per token, for each brick with a budget
     # `wall_us` if every step took the median time and was not delayed by a pause. None if unknown.
     typical_us: Figure | None = None
     failed: int = 0  # number of steps that ended by an exception or were cancelled

@@ -1,4 +1,4 @@
-"""Rules of the default gate about drift inside a run and about long calls. A median does not show either."""
+"""Rules of the default gate for drift inside a run and for long calls. Neither changes a median."""
 
 from __future__ import annotations
 

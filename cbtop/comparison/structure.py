@@ -1,4 +1,4 @@
-"""Thresholds on what steps contain, such as `decode.launches==338` or `graph==base`. They have no noise."""
+"""Thresholds on the contents of steps, such as `decode.launches==338` or `graph==base`. Contents have no noise."""
 
 # Grammar
 #     threshold = [PHASE "."] WHAT OPERATOR (NUMBER | "base")

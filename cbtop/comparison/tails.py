@@ -1,8 +1,8 @@
 """The change of long calls: the p99 of a step and of each brick. It is judged separately from the median."""
 
 # Rules
-# - A p99 is longer if it grew beyond its interval, by more than LEAST_PERCENT, and by more than other results
-#   explain. The gate has other results for longer calls in general, in one layer, or at the end of the run.
+# - A p99 counts as longer if it grew beyond its interval and by more than LEAST_PERCENT. It must also grow by more
+#   than other results of the gate explain: a longer median, drift, or a slowdown in one layer.
 # - Pauses by other programs make a p99 noisy. So its scatter between runs is part of the interval, if it is learned.
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ def _only_new(threshold: Threshold, phase: str, found: RunDiff) -> PartDiff | No
 
 
 def _named_parts(threshold: Threshold, phase: str, known: Sequence[PartDiff]) -> Sequence[PartDiff]:
-    """Return the groups of steps of the phase and batch in a threshold. Raises UsageError without such a group."""
+    """Return the groups of steps with the phase and batch of a threshold. Raises UsageError if no group has them."""
     parts = [part for part in known if phase in ("", part.phase)]
     if not parts and bare_name(phase) in {bare_name(one.name) for part in known for one in part.bricks}:
         name = threshold.names[-1]

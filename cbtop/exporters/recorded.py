@@ -56,8 +56,8 @@ def process_of_files(ring: Path, catalog: Path) -> RecordedProcess:
 def processes_of_recording(reader: RecordingReader) -> dict[str, RecordedProcess]:
     """Return every process of a recording, by key. Messages that cannot be decoded count as lost on the way.
 
-    The records stay in the recording, so `reader` must stay open until they are read. Raises LimitError if the
-    metadata of the processes exceeds the memory limit.
+    The records are read later, so `reader` must stay open until then. Raises LimitError if the metadata of the
+    processes exceeds the memory limit.
     """
     sources: dict[str, _Recorded] = {}
     tallies: dict[str, RecordTally] = {}

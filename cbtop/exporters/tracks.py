@@ -80,7 +80,7 @@ class _Room(NamedTuple):
     is_far: bool  # whether the innermost open record is not the record's parent
     held: int
     end_ns: int
-    depth: int  # number of records that stay open
+    depth: int  # number of records on the track that stay open
 
 
 _OUTSIDE = _Room(True, False, 0, 0, 0)

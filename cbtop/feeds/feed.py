@@ -368,7 +368,7 @@ class Feed(Views):
         return view
 
     def _verdicts_on(self, view: SourceView) -> tuple[Verdict, ...]:
-        """Return the verdicts on `view`. They are made once per heartbeat."""
+        """Return the verdicts on `view`. New verdicts are made once per heartbeat."""
         what = view.key, view.phase, view.window is None, frozenset(self.silenced)
         known = self._verdicts.get(what)
         if known is None or known[0] is not self.baselines:

@@ -163,7 +163,7 @@ class Playback:
 
     @property
     def on_its_way(self) -> float | None:
-        """The completed part of the way to the target (0 to 1), or None if the target is reached."""
+        """The completed share of the move to the target (0 to 1). None if the target is reached."""
         way_ns = self.target_ns - self._begun_ns
         return None if self.is_there else (self.at_ns - self._begun_ns) / way_ns if way_ns > 0 else 1.0
 

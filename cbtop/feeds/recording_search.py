@@ -81,7 +81,7 @@ class RecordingSearch:
                     if keys is None or message.source in keys:
                         scratch.apply(message)
             except DecodeError:
-                continue  # damaged frame; playback counts it
+                continue  # skip the damaged frame; playback counts it
             now = sum(record.steps_ended for record in scratch.sources.values())
             if scratch.sources and now > steps:
                 yield at_ns
@@ -102,7 +102,7 @@ class RecordingSearch:
             try:
                 scratch.apply(said)
             except (DecodeError, LimitError):
-                continue  # damaged frame; playback counts it
+                continue  # skip the damaged frame; playback counts it
             record = scratch.sources.get(said.source) if isinstance(said, StatsUpdate) else None
             if record is None or not has_data(record):
                 continue
@@ -119,4 +119,4 @@ class RecordingSearch:
                     if isinstance(said, SourceCatalog | StatsUpdate):
                         yield at_ns, said
             except DecodeError:
-                continue  # damaged frame; playback counts it
+                continue  # skip the damaged frame; playback counts it

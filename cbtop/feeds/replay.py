@@ -150,7 +150,7 @@ class ReplayFeed(StoreViews):
 
     @property
     def on_its_way(self) -> float | None:
-        """The completed part of the way to the target (0 to 1), or None if the target is reached."""
+        """The completed share of the move to the target (0 to 1). None if the target is reached."""
         return self.playback.on_its_way
 
     @property

@@ -66,11 +66,10 @@ class _Read:
 
 
 def runs_in(path: Path, selected: Sequence[str] = ()) -> list[Run]:
-    """Return the runs in the recording at `path`: one for each process with recorded steps. `selected` limits the
-    processes.
+    """Return the runs in the recording at `path`: one for each process with recorded steps.
 
-    Records count as lost if they were lost on the way, or if they are from before the recording. Raises
-    RecordingError or VersionError, and DecodeError if the contents do not fit in memory.
+    `selected` limits the processes. Records count as lost if they were lost on the way, or if they are from before
+    the recording. Raises RecordingError or VersionError, and DecodeError if the contents do not fit in memory.
     """
     with ReplayFeed(path, selected=selected) as feed:
         feed.seek(feed.duration_s)

@@ -53,7 +53,7 @@ _POINT_KEYS = (
     "above_roof",
     "roof_unsure",
 )
-# Origins of a source's figures that are not in the table of statistics. Figures in neither are counted or measured.
+# Keys by origin, for figures of a source outside of the table of statistics. Other figures are counted or measured.
 OTHER_ORIGINS = {
     Origin.SHAPES: [],
     Origin.MEASUREMENTS: [

@@ -36,7 +36,7 @@ THE_REST = "the rest: --view all"
 def overview_report(
     sources: Sequence[SourceView], replay: ReplayView | None = None, rows: RowChoice | None = None
 ) -> str:
-    """Return at most 60 lines. The first source fills one screen, and each other source has one line."""
+    """Return at most 60 lines. The first source takes most of them, and each other source has one line."""
     first, *others = sources
     before = [] if replay is None else [replay_text(replay), ""]
     after = _others(others)

@@ -183,9 +183,8 @@ def cost_fields(cost: ProcessCost) -> dict[str, Any]:
 
 
 def change_fields(found: Change) -> dict[str, Any]:
-    """Return the JSON fields for the change of a figure since the baseline.
-
-    The interval is the one that decides the verdict.
+    """Return the JSON fields for the change of a figure since the baseline, with the interval that decides the
+    verdict.
     """
     told = found.decisive
     return {

@@ -367,7 +367,7 @@ def _cell(statistic: Statistic, row: BrickRow | CategoryRow) -> str:
     if statistic.key == "percent_of_roof" and isinstance(row, BrickRow) and row.roof is not None:
         return f"{'!' * row.above_roof}{'?' * bool(row.roof_unsure)}{statistic.bare(row)}"
     if statistic.unit == "count":
-        return str(statistic.value(row))  # unrounded, because programs read logs, too
+        return str(statistic.value(row))  # not rounded, because programs read logs, too
     return statistic.bare(row)
 
 

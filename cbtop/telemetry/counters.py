@@ -14,7 +14,8 @@ from cbtop.client.store import Store
 from cbtop.protocol.messages import HostHello
 from cbtop.telemetry.metrics import MAX_SERIES, DurationHistogram, Metric, MetricType, Point, Snapshot
 
-MAX_KEPT = 4 * MAX_SERIES  # maximum number of stored series; the one exported longest ago is dropped and starts again
+# maximum number of stored series; beyond it, the series with the oldest export is dropped and starts again
+MAX_KEPT = 4 * MAX_SERIES
 
 
 @dataclass(slots=True)

@@ -196,7 +196,7 @@ def _data(metric: Metric, points: list[Point], now_ns: int) -> Sum | Gauge | His
             ],
             cumulative,
         )
-    # Floats are exact up to 2^53. They can also hold the large sums that forged numbers may cause.
+    # Use floats: they are exact up to 2^53, and they can hold larger sums that forged numbers may cause.
     numbers = [
         export.NumberDataPoint(attributes(point), point.since_ns, now_ns, float(point.value))
         for point in points

@@ -375,7 +375,7 @@ class CbtopApp(App[int]):
 
     def _freeze(self) -> None:
         self.paused = True
-        # The user may scroll or unfold other parts later. They must show the data of this moment, too.
+        # Freeze all parts of the source. If the user scrolls or unfolds a part later, it must show this moment.
         if self.source is not None:
             self.source = self.source.held()
         self._show_surroundings()
@@ -403,7 +403,10 @@ class CbtopApp(App[int]):
         self._travel.move(by_s)
 
     def action_range(self) -> None:
-        """Begin a time range at the shown moment. If a range has begun, end it there and show it."""
+        """Begin a time range at the shown moment.
+
+        If a range has already begun, end it at the shown moment and show it.
+        """
         self._hold()
         self._travel.mark()
 

@@ -18,7 +18,7 @@ from cbtop.viewmodels.source import SourceView
 class Kernels(BackgroundTask[BurstView]):
     """The background task that records kernels.
 
-    The graph shows the recorded kernels, or does so after a pause. They are not part of the statistics.
+    The graph shows the recorded kernels as soon as it is not paused. They are not part of the statistics.
     """
 
     TITLE = "kernels"

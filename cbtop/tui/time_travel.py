@@ -89,9 +89,9 @@ class TimeTravel:
         return replace(self.past.watched(), chosen_s=self.chosen_s)
 
     def hold(self) -> None:
-        """Store that the screen is paused at the present.
+        """Store that the screen is paused at the present moment.
 
-        If the user looks at the past later, the way begins at this moment.
+        If the user moves in time later, the move starts here.
         """
         self._held_s = self._clock_s()
 

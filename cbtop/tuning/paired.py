@@ -16,7 +16,7 @@ from cbtop.comparison.noise import CONFIDENCE, MIN_BLOCKS, Change, Figure, chang
 SIDES = ("A", "B")
 Turn = Callable[[], Mapping[str, int]]  # runs one side; returns the time (ns) of each of its tests by name
 Round = tuple[Mapping[str, int], Mapping[str, int]]  # (times of A, times of B)
-Progress = Callable[[int, int], None]  # called with the number of the round (from 0) and the index of the side
+Progress = Callable[[int, int], None]  # called with (number of the round from 0, index of the side)
 
 
 def in_turns(pairs: Sequence[tuple[Turn, Turn]], rounds: int, progress: Progress) -> Iterator[Round]:

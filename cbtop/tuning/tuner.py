@@ -91,7 +91,7 @@ class Try:
 
 @dataclass(frozen=True, slots=True)
 class Untried:
-    """A setting that was not tried. `why` has the reason, or what is needed to try it."""
+    """A setting that was not tried. `why` has the reason, or the condition for trying it."""
 
     what: str
     why: str

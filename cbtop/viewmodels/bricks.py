@@ -78,8 +78,8 @@ class BrickRow:
     trend_us: Lazy[tuple[float | None, ...]] = Lazy(())
     # (intensity, GFLOP/s) in each of the last 60 s, or None for an unknown second. Empty if all seconds are unknown.
     trail: Lazy[tuple[tuple[float, float] | None, ...]] = Lazy(())
-    # The brick's time by number of cached positions, and by number of sequences per step. Both are in ascending
-    # order. They are empty if unknown.
+    # The brick's time by number of cached positions (`by_cached`), and by number of sequences per step (`by_batch`).
+    # Both are in ascending order of size. They are empty if unknown.
     by_cached: Lazy[tuple[SizePoint, ...]] = Lazy(())
     by_batch: Lazy[tuple[SizePoint, ...]] = Lazy(())
 

@@ -18,7 +18,7 @@ class CheckRow:
     tolerance: float | None
     not_finite: str = ""
     skipped: str = ""  # why the check was not evaluated, or ""
-    note: str = ""  # the position in the model, and how often the check ran there
+    note: str = ""  # position of the check in the model, and number of times it ran there
 
     @property
     def is_of_input(self) -> bool:

@@ -76,7 +76,7 @@ class MachineView:
     daemon: str  # host, boot id and pid of the daemon, as one key
     host: str
     devices: tuple[DeviceRow, ...]
-    processes: tuple[ProcessRow, ...]  # profiled processes come first
+    processes: tuple[ProcessRow, ...]  # processes on the machine, profiled ones first
     unknown: tuple[WhyView, ...]
     elsewhere: tuple[str, ...]  # keys of sources in other pid namespaces, which the samplers cannot see
     troubles: tuple[str, ...]  # samplers without a result, each with the reason: `nvml: reason`

@@ -55,7 +55,7 @@ class LossScaleView:
     """The loss scale of a gradient scaler. If a gradient is not finite, the scaler skips the step and lowers the
     scale.
 
-    Among the newest 64 updates, the ones from the first decrease on are the `latest` updates. The first 32 updates of
+    `latest` is a number of updates: of the newest 64, the updates from the first decrease on. The first 32 updates of
     the program are never part of them.
     """
 

@@ -32,7 +32,8 @@ class MergedView:
     # Members that are gone, suspended or stalled, the worst first. The worst of all is left out, because the merge
     # has its state.
     troubled: tuple[TroubledMember, ...] = ()
-    together: int = 1  # number of members that report to compute each token together; rates count such a token once
+    # number of members that compute each token together, according to their reports; rates count such a token once
+    together: int = 1
     # whether members exchange data but do not report whether they compute the same tokens
     may_share_tokens: bool = False
 

@@ -19,7 +19,7 @@ UNKNOWN = "code without modules or functions that are timed: a fused path, a scr
 class NotInstrumented:
     """The time of the recorded steps outside of bricks (derived).
 
-    It is unknown what ran in this time, and on which device.
+    It is unknown which code ran in this time, and on which device.
     """
 
     percent: float

@@ -71,7 +71,7 @@ class RidgeRow:
 class RooflineView:
     ceilings: tuple[CeilingRow, ...]
     points: tuple[BrickRow, ...]  # bricks with a known intensity
-    # Names of bricks with unknown intensity. They do not declare both FLOP and bytes.
+    # Names of bricks with unknown intensity, because they do not declare both FLOP and bytes.
     without_work: tuple[str, ...]
     note: str = ""  # why roofs are unknown, and advice
 

@@ -108,7 +108,7 @@ class SourceView:
     phase: str | None  # the shown phase, or None if the process has no steps
     phases: tuple[StepsView, ...]
     steps: StepsView | None  # steps of the shown phase
-    bricks: Lazy[tuple[BrickRow, ...]] = Lazy()  # sorted by exclusive time, the largest first
+    bricks: Lazy[tuple[BrickRow, ...]] = Lazy()  # bricks of the phase, sorted by exclusive time, the largest first
     categories: Lazy[tuple[CategoryRow, ...]] = Lazy()
     roofline: Lazy[RooflineView] = Lazy()
     graph: Lazy[Sequence[GraphRow]] = Lazy()
@@ -215,7 +215,7 @@ class SourceView:
     def shares_close(self) -> bool | None:
         """Whether the bricks' shares add up to at most 100 %, or None without shares.
 
-        They may add up to more if work overlaps inside a step. A merge by maximum mixes several steps.
+        The sum may be larger if work overlaps inside a step, or in a merge by maximum, which mixes several steps.
         """
         shares = [row.percent for row in self.bricks if row.percent is not None]
         return min(shares) >= 0 and sum(shares) <= 100 * (1 + 1e-9) if shares else None
@@ -435,8 +435,8 @@ class _Parts:
     def roofs_note(self) -> str:
         manifest = self._record.manifest
         said = manifest.roofs if manifest else ""
-        # If the manifest lacks roofs but they are known here, they were measured later. Then do not repeat its
-        # advice.
+        # Roofs are known here, although the manifest lacks them. They were measured later, so do not repeat the
+        # manifest's advice.
         if manifest and self.roofs and said == way_out_on_cpu(manifest.threads):
             said = said if missing_ceilings(roofline(self.roofs, self.rows)) else ""
         if self._is_recording:

@@ -36,7 +36,7 @@ TWO_SAMPLES = "a mean needs two samples"
 
 @dataclass(frozen=True, slots=True)
 class ClockView:
-    """The difference of a host's clocks minus our clocks (derived). They are accurate to `uncertainty_us`."""
+    """A host's clocks minus our clocks (derived). Both differences are accurate to `uncertainty_us`."""
 
     offset_us: float  # offset of the real-time clock
     monotonic_offset_us: float  # offset of the monotonic clock, which records use
@@ -190,7 +190,7 @@ def _devices(key: str, machine: MachineView | None) -> tuple[str, ...] | None:
 def _unknown(row: SourceRow, machine: MachineView | None, no_lag: str, *, is_unread: bool) -> Iterator[Unknown]:
     """Yield the reason for each figure that is not available.
 
-    The device and the lag of an ended process have no reason, because n/a is expected there.
+    The device and the lag of an ended process get no reason, because they are never available.
     """
     is_live, steps = row.state is SourceStatus.LIVE, row.steps
     if row.model is None:

@@ -23,7 +23,7 @@ class TimeView:
 
     at_s: float
     duration_s: float
-    marks: Mapping[int, Mark]  # the most urgent kind of event in each second that has one
+    marks: Mapping[int, Mark]  # most urgent kind of event by second; seconds without an event are missing
     chosen_s: tuple[float, float] | None = None  # (begin, end) of a chosen range, or None
     is_now: bool = False  # whether the screen is paused at the present moment
 

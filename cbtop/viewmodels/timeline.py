@@ -158,9 +158,8 @@ class _Records:
         self.is_placed = self._placed()
 
     def _placed(self) -> NDArray[np.bool_]:
-        """Return a mask of the records that can be put on a lane.
-
-        These are steps, records in a known step, and records outside of steps.
+        """Return a mask of the records that can be put on a lane: steps, records in a known step, and records
+        outside of steps.
         """
         found: NDArray[np.bool_] = self.is_step | (self.step_of < 0)
         start_ns, end_ns = self.batch.start_ns, self.batch.end_ns

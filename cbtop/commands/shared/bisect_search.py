@@ -52,7 +52,7 @@ class Asked:
 
     @property
     def looks(self) -> list[int]:
-        """Numbers of rounds. After each of them, the commit is judged."""
+        """Numbers of rounds. A commit is judged after each of these numbers."""
         return sorted({MIN_LEARNED, self.rounds})
 
 
@@ -182,7 +182,7 @@ class Search:
     def _confirm(self) -> tuple[End, str]:
         """Compare the first bad commit with its parent.
 
-        This shows whether small changes of several commits add up instead.
+        Small changes of several commits may add up without a bad commit.
         """
         parent = self._repository.parent(self._bad)
         if parent is None or parent == self._asked.good:

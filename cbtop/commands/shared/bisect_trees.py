@@ -198,7 +198,7 @@ class Trees:
     def _is_of_packages(self, path: str) -> bool:
         """Return whether a folder of `sys.path` has installed packages.
 
-        That is not the case for the user's checkout and for Python's own library.
+        It has none if it is the user's checkout or Python's own library.
         """
         if "site-packages" in path or "dist-packages" in path:
             return True
@@ -242,7 +242,7 @@ class Trees:
 
     def _made_folder(self) -> Path:
         """Make a temporary folder and list it, so that `_remove_left` finds it."""
-        folder = Path(tempfile.mkdtemp(prefix=PREFIX)).resolve()  # resolved, because git writes resolved paths
+        folder = Path(tempfile.mkdtemp(prefix=PREFIX)).resolve()  # git writes paths without symbolic links
         identifier = secrets.token_hex(16)
         (folder / MARKER).write_text(identifier, encoding="utf-8")
         self._write_folders({str(folder): identifier})

@@ -7,9 +7,9 @@ from cbtop.errors import UsageError
 
 
 def require_engine(what: str) -> None:
-    """Raise UsageError with the command that installs the engine if one of its packages is missing.
+    """Raise UsageError if a package of the extra `compute` is missing. The error has the command that installs it.
 
-    `what` is what needs the engine, such as `cbtop demo`.
+    `what` is the feature that needs the packages, such as `cbtop demo`.
     """
     if not engine.is_installed():
         raise UsageError(f"{what} needs the engine; {engine.INSTALL}")

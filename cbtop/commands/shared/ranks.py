@@ -66,7 +66,7 @@ class FirstRank:
                 return self._read(size)
             made = make()
             for pipe in self._pipes:
-                # The data is shorter than PIPE_BUF, so the kernel writes all of it or nothing.
+                # The kernel writes data in one piece if it is shorter than PIPE_BUF, as here.
                 os.write(pipe, len(made).to_bytes(SIZE_BYTES, "big") + made)
         except (BrokenPipeError, EOFError):
             # the parent ends this process meanwhile, because only the parent can report the reason
@@ -134,7 +134,10 @@ def _started(count: int, command: Sequence[str], said: Sequence[IO[str]]) -> lis
 
 
 def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    """End all ranks that still run. They are killed if they ignore SIGTERM, as a rank does that waits on a device."""
+    """End all ranks that still run.
+
+    A rank that waits on a device for another rank ignores SIGTERM, so such a rank is killed.
+    """
     for process in processes:
         process.terminate()
     until_s = time.monotonic() + STOP_S

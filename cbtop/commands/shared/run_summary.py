@@ -25,7 +25,7 @@ MAX_RECORDS = 1 << 17  # maximum number of records to read from a ring; adding t
 # read from disk.
 WARM_UP_STEPS = 3
 MAX_READ = 16  # maximum number of processes to read; reading one takes 0.1 to 0.2 s
-MIN_STEPS = 10  # if there are fewer steps, all of them are counted
+MIN_STEPS = 10  # minimum number of steps to leave out a warm-up; if there are fewer, all count
 
 
 class SteadySource(Source):

@@ -200,7 +200,7 @@ def _is_read(recorder: StreamRecorder) -> bool:
 
 
 def _only(path: Path, source: str | None) -> Run:
-    """Return the only run of a recording. If there are several, return the one that `source` names."""
+    """Return the only run of a recording. If it has several runs, return the run that `source` names."""
     from cbtop.feeds.run_reader import runs_in
 
     try:

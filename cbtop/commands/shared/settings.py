@@ -75,7 +75,7 @@ def config_file() -> Path:
 
 def read_config() -> Config:
     """Read the file, if it exists. Raises UsageError if it cannot be read."""
-    import tomllib  # imported here, because most users have no file
+    import tomllib  # imported here, because most users have no config file
 
     path = config_file()
     try:

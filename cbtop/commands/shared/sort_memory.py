@@ -1,6 +1,7 @@
 """Store the sort order of the screen's tables from one run to the next.
 
-This is a convenience. Errors when reading or writing are ignored, and the tables then open in their default order.
+Errors when reading or writing are ignored, because this is only a convenience. The tables then have their default
+order.
 """
 
 from __future__ import annotations

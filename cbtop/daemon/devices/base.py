@@ -48,8 +48,8 @@ class Rates:
         """Return the mean growth of a counter per second since its previous sample. `value` is the counter at
         `now_ns`.
 
-        With `over_ns`, the rate covers at least this time. If the samples do not reach back that far, it covers all
-        of them. Raises NotKnownError if no rate can be computed.
+        With `over_ns`, the rate is over at least this time. If the samples do not reach back so far, it is over all
+        samples. Raises NotKnownError if no rate can be computed.
         """
         read = self._read.pop(counter, None) or deque()
         self._read[counter] = read

@@ -49,7 +49,7 @@ class NewestSamples:
         return [run.latest for run in self._runs if run.latest is not None]
 
     def close(self) -> None:
-        """Stop sampling. Each thread closes what it opened."""
+        """Stop sampling. Each thread closes its sampler."""
         for run in self._runs:
             run.stop()
         deadline_s = time.monotonic() + LEAVE_S

@@ -33,7 +33,7 @@ _LABEL_WIDTH = 13
 
 
 class BrickDetail(Drawing):
-    """The panel with details of the brick under the cursor of the table next to it."""
+    """The panel with details of one brick. It is the brick under the cursor of the table next to the panel."""
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)

@@ -147,9 +147,9 @@ def _tile_list(source: SourceView) -> list[_Tile]:
 
 
 def _latencies(steps: StepsView) -> tuple[str, tuple[float | None, float | None, float | None]]:
-    """Return a word for the unit, and (p50, p99, max) in µs.
+    """Return (a word for the unit, (p50, p99, max) in µs).
 
-    They are of a token or, if that is unknown, of a step.
+    The times are of a token or, if the time of a token is unknown, of a step.
     """
     if steps.why_no_us_per_token:
         return "ms/step", (steps.p50_us, steps.p99_us, steps.max_us)
@@ -270,7 +270,7 @@ class Notice(Drawing):
         self._show()
 
     def show_progress(self, what: str, done: float | None = None) -> None:
-        """Show the progress of a request. It takes priority over notices. An empty `what` hides it."""
+        """Show the progress of a request in place of notices. An empty `what` hides the progress."""
         self._progress = (("  ", ""), *progress_line(what, done, _BAR_WIDTH)) if what else BLANK
         self._show()
 

@@ -29,7 +29,7 @@ TWO_COLUMNS = 110  # minimum width in cells to show pictures to the right of the
 
 
 class NodeDetail(Drawing):
-    """The panel with details of the node under the cursor of the graph next to it."""
+    """The panel with details of one node. It is the node under the cursor of the graph next to the panel."""
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)

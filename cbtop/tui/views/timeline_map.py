@@ -172,7 +172,7 @@ class TimelineMap(SourceDrawing, can_focus=True):
                 self._show_from(block.start_ns - margin_ns, length_ns)
             elif block.end_ns > self._end_ns and block.end_ns - block.start_ns <= length_ns:
                 self._show_from(block.end_ns + margin_ns - length_ns, length_ns)
-            # the block is longer than the visible range, so only move if no part of it is visible
+            # The block is longer than the visible range. Move only if no part of the block is visible.
             elif block.end_ns <= self._begin_ns or block.start_ns >= self._end_ns:
                 self._show_from(block.start_ns - margin_ns, length_ns)
         self.redraw()

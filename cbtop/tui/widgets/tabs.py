@@ -36,7 +36,7 @@ class TabBar(Drawing):
         self.redraw()
 
     def set_note(self, note: Line, *, keep: bool = False) -> None:
-        """Set the note at the right end. With `keep`, the tabs leave room for it."""
+        """Set the note at the right end. With `keep`, tabs are shortened to leave room for the note."""
         self.note, self._is_note_kept = note, keep
         self.redraw()
 

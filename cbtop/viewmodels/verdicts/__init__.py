@@ -75,7 +75,7 @@ VERDICTS: tuple[Rule, ...] = (
 )
 
 OF_WARM_UP = (STUCK, DATA_INCOMPLETE, FAILED_CHECKS, GRADIENT_NOT_FINITE)
-# Verdicts about the program's own speed. They would be wrong while the process waits for a processor.
+# Verdicts about the program's own speed. While the process waits for a processor, these verdicts would be wrong.
 OF_LATENCY = (
     SLOWER_THAN_BASELINE,
     INPUT_BOUND,
