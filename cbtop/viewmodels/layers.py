@@ -269,7 +269,7 @@ def layers_view(totals: PhaseTotals) -> LayersView | None:
     p50_of = partial(_p50_of, totals, places, p50_cells)
     trains = totals.step is not None and is_training(totals.step.name)
     found = LayersView("step" if totals.step else "call", bricks, rows, p50_of, steps, trains)
-    # The new rows refer to the old rows. The old rows do not refer to the new ones, so there is no reference cycle.
+    # The excess needs `found`. It is set in new rows, because in the rows of `found` it would be a reference cycle.
     odd = tuple(
         with_parts(row, excess=LazyValue(partial(_of_id, excess, row.id))) if row.is_odd else row for row in rows
     )

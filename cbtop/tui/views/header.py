@@ -332,7 +332,7 @@ def activity_line(source: SourceView, bar_width: int) -> Line:
 
 
 def progress_line(what: str, done: float | None, bar_width: int) -> Line:
-    """Return a line such as `compiling kernels ▕████ ▏ 43 %`."""
+    """Return a line such as `compiling kernels ▕████   ▏ 43 %`."""
     line: Line = ((clean(what), "accent"),)
     if done is None:
         return (*line, (" …", "dim"))
