@@ -1,8 +1,9 @@
-"""cbtop: measure the bricks of an inference process, and watch them live.
+"""cbtop: measure the bricks (named operations) of an inference process, and watch them live.
 
 No slow module is imported here. The public names are imported on first use (PEP 562).
 
-PYTEST_DONT_REWRITE: otherwise pytest warns that it cannot rewrite the asserts of a package imported before.
+PYTEST_DONT_REWRITE: this word keeps pytest from rewriting the asserts of this package. Otherwise pytest warns if the
+package was imported before.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 import _signal  # Python has already loaded this part of `signal`. Every other import here delays `cbtop run`.
 import sys
 
-# Until a handler is installed, Ctrl-C ends the process at once, without a traceback from the middle of an import.
+# At this point, Ctrl-C must end the process at once. Otherwise it would print a traceback from the middle of an
+# import.
 _catches = _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler
 if _catches:
     _signal.signal(_signal.SIGINT, _signal.SIG_DFL)

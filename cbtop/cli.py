@@ -31,7 +31,10 @@ if TYPE_CHECKING:
 
 
 class Command(Protocol):
-    """A module of `cbtop.commands`. A module with TAKES_COMMAND gets the words after `--` in `options.command`."""
+    """The interface of a module of `cbtop.commands`.
+
+    A module with the attribute TAKES_COMMAND gets the words after `--` in `options.command`.
+    """
 
     DESCRIPTION: str
     EPILOG: str
@@ -51,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail("standard output is closed; there is nowhere to print to", 1)
     for stream in (sys.stdout, sys.__stderr__):  # stdout is for reports, stderr for the screen
         if isinstance(stream, io.TextIOWrapper):
-            # a text for a file or another program must not be changed
+            # Replace special signs only on a terminal. Text for a file or another program stays unchanged.
             is_ascii = stream.isatty() and ascii_signs.are_wanted()
             stream.reconfigure(encoding="ascii" if is_ascii else None, errors=ascii_signs.ERRORS)
     _name_errors_of(sys.stdout)
@@ -70,7 +73,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # The reader has closed the pipe. Now stdout is /dev/null, so that the flush at exit reports no second error.
+        # The reader has closed the pipe. Replace stdout by /dev/null, because otherwise the flush at exit fails
+        # again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except OSError as error:
@@ -78,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         if error.filename == STDOUT:
             with contextlib.suppress(OSError):
-                # now stdout is /dev/null, so that the flush at exit reports no second error
+                # Replace stdout by /dev/null, because otherwise the flush at exit fails again.
                 os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return _fail(f"{error.filename}: {reason(error)}" if error.filename else reason(error), 1)
     except MemoryError:
@@ -115,7 +119,7 @@ def _fail(message: str, exit_code: int) -> int:
 
 
 def _in_one_line(message: str) -> str:
-    """Return the message with unprintable characters escaped. They may come from a name in the message."""
+    """Return the message with unprintable characters escaped. A name in the message may contain such characters."""
     from cbtop.profiler.analysis.graph.nodes import printable  # takes 40 ms to import, so only for errors
 
     return printable(message)

@@ -1,11 +1,13 @@
-"""A pytest plugin: a test with the mark `cbtop` is measured by `cbtop check`, against a base file next to it.
+"""A pytest plugin. `cbtop check` measures each test with the mark `cbtop`, and compares it with a base file next to
+it.
 
 PYTEST_DONT_REWRITE
 """
 
 # Rules
-# - Each measured run of a test is a process: `cbtop check` runs pytest with this test alone. Runs in one process have
-#   the same memory layout, so they would not show how runs vary. The session itself runs no fixture of the test.
+# - Each measured run of a test is a separate process. `cbtop check` starts pytest with this test alone. Runs in one
+#   process have the same memory layout, so they would not show how runs vary.
+# - The pytest session of the user runs no fixture of a measured test.
 # - Every pytest session imports this module, so nothing slow is imported at its top.
 
 from __future__ import annotations
@@ -25,9 +27,11 @@ import pytest
 
 MARK, FIXTURE, PROPERTY = "cbtop", "cbtop_budget", "cbtop"
 FOLDER = "cbtop-baselines"
-EXCHANGE = "CBTOP_PYTEST"  # in a measured process: the folder for what the process reports to the session
-BUDGET, SKIPPED, VERDICTS, NEW = "budget", "skipped", "verdicts.json", "new.json"  # files in it
-LEARNED_RUNS = 6  # an interval is then 5.6 times the scatter, with three runs 20 times (docs/gate.md)
+EXCHANGE = "CBTOP_PYTEST"  # variable of a measured process: the folder for its reports to the session
+# names of files in the folder EXCHANGE
+BUDGET, SKIPPED, VERDICTS, NEW = "budget", "skipped", "verdicts.json", "new.json"
+# With 6 runs, an interval is 5.6 times the scatter. With 3 runs, it is 20 times the scatter (docs/gate.md).
+LEARNED_RUNS = 6
 FAILED, TOO_LITTLE, UNTRUSTED = 1, 3, 5  # exit codes of `cbtop check`
 STEPS_NEEDED = (
     "a measured test needs at least 20 steps of a phase: `with profiler.step(…)` of a BrickProfiler, or calls of a "
@@ -39,7 +43,7 @@ WAYS_OUT = {
     "unknown": "let the test run more steps, or learn from more runs: --cbtop-update --cbtop-runs N",
     "different": "to compare them anyway: --cbtop-anyway; to write a base file on this machine: --cbtop-update",
 }
-# Tools measure or control the session by these variables. A measured process is not part of that.
+# Prefixes of variables that pytest and coverage set for the session. A measured process must not inherit them.
 _OF_THE_SESSION = ("PYTEST_ADDOPTS", "COV_CORE_", "COVERAGE_PROCESS_")
 
 
@@ -72,7 +76,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Replace the tests that are to be measured. In a measured process, tests stay as they are."""
+    """Replace each test with the mark by a MeasuredTest. In a measured process, do nothing."""
     if EXCHANGE in os.environ:
         return
     for at, item in enumerate(items):
@@ -108,7 +112,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture
 def cbtop_budget() -> Callable[..., None]:
-    """Judge this test by thresholds that are known only while it runs: `cbtop_budget("decode.p50 <= 1.05x")`."""
+    """Return a function that adds thresholds to this test, for example `cbtop_budget("decode.p50 <= 1.05x")`.
+
+    It is for thresholds that are known only while the test runs.
+    """
     if EXCHANGE not in os.environ:
         raise pytest.UsageError(f"{FIXTURE} must be an argument of the test, so that the test is measured")
     file = Path(os.environ[EXCHANGE], BUDGET)
@@ -124,7 +131,7 @@ class MeasuredTest(pytest.Function):
     """A test that runs in measured processes, and not in this session."""
 
     def setup(self) -> None:
-        """Set up no fixture, because the measured processes do that."""
+        """Set up no fixture, because the measured processes set up their own."""
 
     def runtest(self) -> None:
         """Measure the test and judge it. Raises MeasurementError if it is too slow or could not be judged."""
@@ -148,7 +155,7 @@ class MeasuredTest(pytest.Function):
         thresholds = [text for mark in reversed(marks) for text in mark.args]
         if any(mark.kwargs for mark in marks) or not all(isinstance(text, str) for text in thresholds):
             raise MeasurementError(f"the mark {MARK} takes thresholds as texts: @pytest.mark.{MARK}('step <= 1.05x')")
-        may_add = FIXTURE in self.fixturenames  # thresholds that are known only after a run
+        may_add = FIXTURE in self.fixturenames  # the fixture adds thresholds during a run
         needs_base = _need_base(thresholds)
         if options.cbtop_update and (needs_base or may_add):
             self.base_file.parent.mkdir(parents=True, exist_ok=True)
@@ -174,9 +181,10 @@ class MeasuredTest(pytest.Function):
         self._check(exchange, *words, "--format", "text", "--format", f"json={exchange / VERDICTS}", *thresholds)
 
     def _check(self, exchange: Path, *words: str) -> subprocess.CompletedProcess[str]:
-        """Run `cbtop check` with this test as its command, except if `words` have the new run.
+        """Run `cbtop check` with `words` and with a command that runs this test.
 
-        Raises MeasurementError if the check fails, and skips this test if it skips itself.
+        If `words` contain --new, the run already exists and no command is added. Raises MeasurementError if the check
+        fails. Skips this test if it skips itself in the measured process.
         """
         command = [] if "--new" in words else ["--", *self._command(exchange)]
         environment = {name: value for name, value in os.environ.items() if not name.startswith(_OF_THE_SESSION)}
@@ -197,7 +205,7 @@ class MeasuredTest(pytest.Function):
         return done
 
     def _command(self, exchange: Path) -> list[str]:
-        """Return a command that runs this test alone, with the options by which this session found it."""
+        """Return a command that runs this test alone, with the pytest options of this session."""
         options = self.config.option
         words = [sys.executable, "-m", "pytest", f"{self.path}::{self.nodeid.partition('::')[2]}"]
         words += ["--runxfail", "--no-header", "-q"]
@@ -211,7 +219,8 @@ class MeasuredTest(pytest.Function):
 
 def _need_base(thresholds: Sequence[str]) -> bool:
     """Whether the thresholds need a base file. Without any threshold, the default gate needs one."""
-    from cbtop.comparison.structure import is_about_base, parse_any, split  # imported here: few sessions need it
+    # imported here, because few sessions need this module
+    from cbtop.comparison.structure import is_about_base, parse_any, split
     from cbtop.errors import UsageError
 
     try:
@@ -222,7 +231,9 @@ def _need_base(thresholds: Sequence[str]) -> bool:
 
 
 def check_names(thresholds: Sequence[str], base_file: Path) -> None:
-    """Raise MeasurementError if a threshold is invalid, or names what the runs in the base file do not have."""
+    """Raise MeasurementError if a threshold is invalid, or if it has a name that is missing in the runs of the
+    base file.
+    """
     from cbtop.comparison.contents import contents_together
     from cbtop.comparison.run_diff import diff_of
     from cbtop.comparison.structure import judge_structure, parse_any, split
@@ -254,7 +265,7 @@ def _own_lines(stderr: str) -> list[str]:
 
 
 def _reason(done: subprocess.CompletedProcess[str], exchange: Path) -> str:
-    """Return `unsure`, `unknown`, `different` or `untrusted`: why a check did not pass. Return "" if it is broken."""
+    """Return why a check did not pass: `unsure`, `unknown`, `different` or `untrusted`. Return "" if it is broken."""
     if done.returncode != UNTRUSTED or not (exchange / VERDICTS).exists():
         return ""
     document = json.loads((exchange / VERDICTS).read_text(encoding="utf-8"))
@@ -270,7 +281,7 @@ def _reason(done: subprocess.CompletedProcess[str], exchange: Path) -> str:
 
 
 def _explained(done: subprocess.CompletedProcess[str], exchange: Path) -> str:
-    """Return why a check failed, and what to do. If the test itself failed, its output has the reason."""
+    """Return why a check failed, and advice. If the test itself failed, the text contains the output of the test."""
     own = _own_lines(done.stderr)
     if done.returncode == FAILED or not (own or done.stdout):
         return f"{done.stderr}\n`cbtop check` ended with exit code {done.returncode}"

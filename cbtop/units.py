@@ -1,6 +1,6 @@
 """Format numbers and units for screens, reports, messages and verdicts."""
 
-# None is a number that was not measured and is written `n/a`. 0 is a measured zero and is written as 0.
+# None means that a number was not measured, and is written as `n/a`. 0 is a measured zero.
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ NOT_MEASURED = "n/a"
 NONE_THERE = "–"
 
 _SI_PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
-_LEAST_TWO_DECIMALS, _LEAST = 0.005, 0.00005  # smaller values would be written as 0.00 and 0.0000
+_LEAST_TWO_DECIMALS, _LEAST = 0.005, 0.00005  # values below these would be written as 0.00 and 0.0000
 _MAX_PLAIN = 9_999_999  # seven digits and two separators, the width of the widest number in a column
 
 
@@ -80,7 +80,7 @@ def milliseconds(us: float | None) -> str:
 
 
 def percent(value: float | None) -> str:
-    """Format a percentage: `42.1 %`. A share that is too small for the decimals is `<0.1 %`, not 0."""
+    """Format a percentage, for example `42.1 %`. A share below the last decimal is written as `<0.1 %`, not as 0."""
     return NOT_MEASURED if value is None else f"{percent_number(value)} %"
 
 

@@ -1,3 +1,3 @@
-"""The version. This file contains nothing else, so that a build can read the version without importing anything."""
+"""The version. This file has no other content, because a build must read the version without importing anything."""
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""The time of each brick in one rank during its last seconds, in slices. Ranks are compared by these times.
+"""The time of each brick in one rank during its last seconds, in slices of at least 0.1 s. Ranks are compared by it.
 
 A daemon that updates 4 times a second fills 20 slices in 5 s.
 """
@@ -18,7 +18,8 @@ from cbtop.profiler.analysis.histograms import Column
 from cbtop.profiler.analysis.stats import NodeStats
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind
 
-# an update begins at most one slice; slices follow the daemon's clock, so all viewers see equal slices
+# Minimum length of a slice. Each update of the daemon begins at most one slice. Slices are aligned to the daemon's
+# clock, so all viewers see the same slices.
 SLICE_S = 0.1
 _SLICE_NS = round(SLICE_S * 1e9)
 SLICES = 20
@@ -37,8 +38,10 @@ class Slice:
 
 
 class BusySlices:
-    """The totals of one source, taken at each update with ended steps. A slice lies between two consecutive
-    totals."""
+    """The totals of one source, stored at each update with ended steps.
+
+    A slice is the time between two stored totals.
+    """
 
     def __init__(self) -> None:
         self._taken: deque[_Taken] = deque(maxlen=SLICES + 1)
@@ -60,7 +63,7 @@ class BusySlices:
 
     @property
     def count(self) -> int:
-        """Number of slices, including those without steps of a given phase."""
+        """Number of all slices, whether or not they contain steps of the shown phase."""
         return max(0, len(self._taken) - 1)
 
     @property
@@ -92,7 +95,10 @@ class BusySlices:
 
 @dataclass(frozen=True, slots=True)
 class _Taken:
-    """The totals of each node at one moment, over recorded steps. `closed_ns` is the time inside ended steps."""
+    """The totals of each node at one moment, over recorded steps only.
+
+    `closed_ns` is the node's time inside ended steps.
+    """
 
     monotonic_ns: int
     count: Column
@@ -115,7 +121,7 @@ def _owners(nodes: NodeTable, step: int) -> dict[Brick, tuple[list[int], list[in
     holder: dict[int, Brick | None] = {step: None}  # the brick that contains each node, or None
     for node in nodes.descendants(step):
         if node.kind is NodeKind.ADOPTED or (node.parent is not None and node.parent not in holder):
-            continue  # an adopted node ran in parallel with the step
+            continue  # an adopted node ran in parallel with the step, so it is not part of it
         inside = holder[node.parent] if node.parent is not None else None
         holder[node.id] = inside
         if node.kind is NodeKind.STEP and inside is not None:

@@ -1,9 +1,9 @@
-"""Offset between the clocks of a daemon's host and ours.
+"""Measure the offset between the clocks of a daemon's host and ours.
 
 We ask the daemon for its clocks, and it answers with a reading (Cristian, Distributed Computing 3, 1989). The daemon
-read its clocks at some time between our question and its answer. We assume the middle, so the error is at most half
-of the time between. This limit is the uncertainty of the answer. It grows with age, because two clocks drift apart.
-We use the answer with the smallest uncertainty.
+read its clocks at some time between our question and its answer. We assume the middle of this interval. So the error
+is at most half of the interval, and this limit is called the uncertainty of the answer. It grows with age, because
+two clocks drift apart. We use the answer with the smallest uncertainty.
 """
 
 from __future__ import annotations
@@ -13,23 +13,26 @@ from dataclasses import dataclass
 
 from cbtop.protocol.messages import ClockReading
 
-EXCHANGES = 8  # number of answers kept
-FIRST_EXCHANGES = 4  # number of first questions without a pause between them; later questions follow every REFRESH_S
-REFRESH_S = 5.0  # an answer that takes longer is given up
+EXCHANGES = 8  # maximum number of stored answers
+FIRST_EXCHANGES = 4  # number of questions at the start without a pause; later questions are REFRESH_S apart
+REFRESH_S = 5.0  # seconds between two questions; an answer that takes longer is ignored
 DRIFT = 100e-6  # s/s: a quartz clock may be off by 50e-6, and two clocks may be off in opposite directions
 _DRIFT_NS_PER_S = DRIFT * 1e9
 
 
 @dataclass(frozen=True, slots=True)
 class ClockOffset:
-    """The clocks of the daemon's host minus ours. Each of the two differences is accurate to `uncertainty_ns`."""
+    """The monotonic and the real-time clock of the daemon's host minus ours.
+
+    Both are accurate to `uncertainty_ns`.
+    """
 
     monotonic_ns: int
     realtime_ns: int
     uncertainty_ns: int
 
 
-SAME_CLOCK = ClockOffset(0, 0, 0)  # two processes of one boot read the same clocks
+SAME_CLOCK = ClockOffset(0, 0, 0)  # two processes on one host since the same boot read the same clocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +42,10 @@ class _Exchange:
 
 
 class ClockExchange:
-    """Decides when to ask and estimates the offset from the answers. `now_ns` is always our monotonic clock."""
+    """Decides when to ask for the clocks, and estimates the offset from the answers.
+
+    `now_ns` is our monotonic clock.
+    """
 
     def __init__(self) -> None:
         self._found: deque[_Exchange] = deque(maxlen=EXCHANGES)

@@ -16,11 +16,12 @@ from cbtop.protocol.process import boot_id
 from cbtop.protocol.publisher import RECORDS
 from cbtop.protocol.subscriber import Subscriber
 
-SILENT_AFTER_S = 3.0  # three missed heartbeats
-# Wait this long for the answer with the daemon's clock. The arrival time is only accurate while we wait.
+SILENT_AFTER_S = 3.0  # seconds without a message until the daemon counts as silent: three missed heartbeats
+# Block this long to wait for the answer with the daemon's clock. Without waiting, the arrival time would be
+# inaccurate.
 CLOCK_WAIT_S = 0.2
 ASK_AGAIN_S = 2.0  # repeat the request for an ended source after this time, because the answer may be lost
-MAX_DRAINED = 200  # messages per poll, so that a flood of messages cannot block the screen
+MAX_DRAINED = 200  # maximum number of messages per poll, because more would block the screen
 # Apply no further message in a poll after this time. Applying the catalog of 100,000 nodes takes a second.
 MAX_DRAIN_S = 0.25
 
@@ -44,7 +45,7 @@ class Collector:
         self._boot_id = boot_id()
         self._other_version = ""
         self._waiting: deque[bytes] = deque()  # messages received but not applied yet
-        self._asked_for, self._asked_s = "", 0.0  # the source requested last, and when
+        self._asked_for, self._asked_s = "", 0.0  # the key of the source requested last, and the time of the request
         self._subscriber = Subscriber(endpoint, keys)
 
     @property
@@ -53,12 +54,12 @@ class Collector:
 
     @property
     def refused(self) -> str:
-        """Why the daemon and this viewer reject each other, or "" without a final rejection."""
+        """Why the daemon and this viewer will never accept each other. Empty if they may."""
         return self._other_version or (self.trouble if self._subscriber.is_refused else "")
 
     @property
     def trouble(self) -> str:
-        """Why there is no connection. Empty if there is a connection, or if the reason is unknown."""
+        """Why the connection is missing. Empty if it exists, or if the reason is unknown."""
         return self._subscriber.trouble
 
     @property
@@ -73,7 +74,7 @@ class Collector:
 
     @property
     def silent_s(self) -> float:
-        """Seconds since the last message, or since the start if none has arrived."""
+        """Seconds since the last message. If none has arrived, seconds since the start."""
         return self._clock_s() - self._heard_s
 
     @property
@@ -136,7 +137,7 @@ class Collector:
                 try:
                     _topic, frames = self._subscriber.receive_frames(timeout_ms)
                 except DecodeError:
-                    frames = [b""]  # the frame is no message, but the daemon is alive
+                    frames = [b""]  # not a cbtop message, but it shows that the daemon is alive
                 self._waiting.extend(frames)
                 timeout_ms = 0
             if not self._waiting:
@@ -144,7 +145,8 @@ class Collector:
             self._has_left = False
             while self._waiting:
                 self._take(self._waiting.popleft())
-                # while one long message is applied, more messages may arrive
+                # Read the clock again after each message. Applying a long message takes time, and more messages may
+                # arrive meanwhile.
                 self._heard_s = self._clock_s()
                 if time.monotonic() > until_s:
                     return
@@ -160,7 +162,8 @@ class Collector:
             if isinstance(message, DaemonHello):
                 self._other_version = ""
                 if self.store.daemon and self.store.daemon.boot_id != message.boot_id:
-                    self._exchange = ClockExchange()  # the daemon's host has changed
+                    # the daemon now runs on a different host or boot, so measure the offset again from the start
+                    self._exchange = ClockExchange()
             if isinstance(message, ClockReading):
                 self._exchange.answer(message, time.perf_counter_ns(), time.time_ns())
             if not self._other_version:

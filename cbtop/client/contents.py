@@ -1,4 +1,7 @@
-"""The announcements of a source that have no noise: what its steps contain, its compiled code, its conditions."""
+"""The announcements of a source about its steps, its compiled code and its conditions.
+
+These values do not vary by chance.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,12 @@ from cbtop.protocol.structure_messages import (
     StructureMessage,
 )
 
-Phase = tuple[str, str]  # name of the phase without the suffix of a warm-up, and the model
+Phase = tuple[str, str]  # name of the phase without a warm-up suffix, and name of the model
 
 
 @dataclass(slots=True)
 class AnnouncedContents:
-    """The newest announcement of each kind. None, or without an entry: not announced."""
+    """The newest announcement of each kind. A kind that was not announced is None or has no entry."""
 
     conditions: dict[str, str] = field(default_factory=dict)
     operations: dict[Phase, StepOperations] = field(default_factory=dict)
@@ -25,7 +28,7 @@ class AnnouncedContents:
     compiled: CompiledCode | None = None
 
     def take(self, message: StructureMessage) -> None:
-        """Replace the announcement of the same kind and phase."""
+        """Store the announcement. It replaces an earlier one of the same kind and phase."""
         match message:
             case Conditions():
                 self.conditions = {one.name: one.value for one in message.conditions}

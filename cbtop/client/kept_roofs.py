@@ -1,4 +1,7 @@
-"""Roofs that were measured on this machine after a process had announced the roofs that it knew."""
+"""Find roofs that were measured on this machine after a process had announced its roofs.
+
+A roof is a speed limit of the hardware.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +22,11 @@ from cbtop.protocol.roofs import (
 )
 from cbtop.protocol.vocabulary import Provenance
 
-WEIGHTS = "weights_read"  # measured over a working set as large as the model's weights
+WEIGHTS = "weights_read"  # name of the roof that is measured over a working set as large as the model's weights
 
 
 def lacks_roofs(record: SourceRecord) -> bool:
-    """Return whether a torch model on the CPU announced that no roofs are known for it."""
+    """Return whether a torch model on the CPU announced that its roofs are unknown."""
     manifest = record.manifest
     return manifest is not None and not record.ceilings and manifest.roofs == way_out_on_cpu(manifest.threads)
 
@@ -37,7 +40,10 @@ class StoredRoofs:
         self._known: tuple[DeviceRoofs, ...] = ()
 
     def over(self, record: SourceRecord) -> Iterable[Ceiling]:
-        """Return the roofs of a source. A roof measured later on the same device replaces the announced one."""
+        """Return the roofs of a source.
+
+        If a roof was measured later on the same device, it replaces the announced roof.
+        """
         announced = record.ceilings.values()
         hello, manifest = record.hello, record.manifest
         if hello is None or manifest is None or not self._boot_id or hello.boot_id != self._boot_id:

@@ -56,7 +56,7 @@ class Link:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the daemon has sent everything that it knows."""
+        """Whether the daemon has sent all of its data."""
         return self.store.daemon is not None
 
     @property
@@ -66,7 +66,7 @@ class Link:
 
     @property
     def refused(self) -> str:
-        """Why the daemon and this viewer reject each other, or "" without a final rejection."""
+        """Why the daemon and this viewer will never accept each other. Empty if they may."""
         return self._collector.refused
 
     @property

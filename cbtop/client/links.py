@@ -59,7 +59,10 @@ class Links:
         return next((record.key for record in records if record.hello and record.hello.pid == pid), None)
 
     def clock_offset_of(self, link: Link) -> ClockOffset | None:
-        """Return the most accurate clock offset known for the host of `link`. Daemons of one boot share clocks."""
+        """Return the most accurate clock offset known for the host of `link`.
+
+        Daemons with the same boot id run on one host, so an offset of any of them is valid for all.
+        """
         boot_id = link.store.daemon.boot_id if link.store.daemon else ""
         same = [other for other in self._links if other.store.daemon and other.store.daemon.boot_id == boot_id]
         offsets = [offset for other in (same if boot_id else [link]) if (offset := other.clock_offset)]
@@ -82,8 +85,10 @@ class Links:
 
     @property
     def unanswered(self) -> tuple[str, ...]:
-        """The addresses at which no daemon has answered yet, each with the reason, or with a hint if the reason is
-        unknown."""
+        """The addresses at which no daemon has answered yet.
+
+        Each has the reason, or a hint if the reason is unknown.
+        """
         silent = [link for link in self._links if not link.is_complete]
         return tuple(f"{link.endpoint}: {link.trouble or link.no_daemon or NO_ANSWER}" for link in silent)
 
@@ -109,7 +114,10 @@ class Links:
 
     @property
     def refused(self) -> str:
-        """Why every daemon and this viewer reject each other, or "" if any link works or may still work."""
+        """Why no daemon and this viewer will ever accept each other.
+
+        Empty if at least one link works or may still work.
+        """
         refused = [link.refused for link in self._links]
         return "; ".join(refused) if all(refused) else ""
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from cbtop.client import DEFAULT_WINDOW_S
 
-SPACING_S = 1.0  # time between readings; a figure that changed with every redraw could not be read
+SPACING_S = 1.0  # seconds between two readings; a figure that changes with every redraw is hard to read
 
 
 def resident_bytes() -> int | None:

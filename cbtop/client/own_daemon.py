@@ -1,4 +1,4 @@
-"""The daemon that runs inside a viewer, so that `cbtop` alone is enough."""
+"""The daemon that runs inside of a viewer if no other daemon runs."""
 
 from __future__ import annotations
 
@@ -31,8 +31,10 @@ class DaemonIfNone:
             self._start()
 
     def check(self, *, is_silent: bool) -> None:
-        """Start a daemon in this process if the other daemon is silent. No data is lost, because both read the same
-        rings."""
+        """Start a daemon in this process if the other daemon is silent.
+
+        No data is lost, because both daemons read the same files.
+        """
         alone = self._own and self.inside is None and is_silent
         if alone and time.monotonic() - self._tried_s > RETRY_INSIDE_S:
             self._tried_s = time.monotonic()
@@ -48,5 +50,5 @@ class DaemonIfNone:
         try:
             self.inside = DaemonInside(self.endpoint, history_s=self._history_s)
         except EndpointError as error:
-            self.inside = None  # another daemon runs or is starting: listen to that daemon
+            self.inside = None  # Another daemon runs or is starting, so connect to it.
             self.trouble = str(error)

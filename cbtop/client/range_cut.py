@@ -1,4 +1,7 @@
-"""Writes a range of a recording to a new recording: all frames from the last keyframe before the range to its end."""
+"""Write a range of a recording to a new recording.
+
+The copy begins at the last keyframe before the range, because a keyframe contains the complete state.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,13 @@ from cbtop.client.stream_recorder import SavedHistory, new_path
 from cbtop.protocol.errors import RecordingError
 from cbtop.protocol.recording import FrameKind, RecordingReader, RecordingWriter, encode_frame, frame_bytes
 
-# Also copy the records of the last second before a range. They show how many records are missing within the range.
+# Also copy the records of the second before the range. Only with them, missing records in the range can be counted.
 LEAD_NS = 1_000_000_000
 MAX_RANGE_BYTES = 1 << 30  # the size limit of every recording
 
 
 class RangeCut:
-    """The range from `begin_ns` to `end_ns` of `reader`. Closing the range closes the reader."""
+    """The range from `begin_ns` to `end_ns` of the recording in `reader`. `close` also closes the reader."""
 
     def __init__(self, reader: RecordingReader, begin_ns: int, end_ns: int) -> None:
         self._reader = reader

@@ -11,8 +11,8 @@ from cbtop.protocol.messages import RecordBatch
 from cbtop.protocol.record_batch import RecordTally, joined, unpack
 from cbtop.protocol.ring_reader import Batch
 
-MAX_RECENT = 1 << 15  # records kept per source
-RECENT_BYTES = 40  # approximate memory per record
+MAX_RECENT = 1 << 15  # maximum number of stored records per source
+RECENT_BYTES = 40  # approximate bytes of memory per record
 MAX_HOLES = 64
 
 
@@ -24,10 +24,10 @@ class Hole(NamedTuple):
 
 
 class RecentRecords:
-    """At most MAX_RECENT records in the order in which they ended, and the time ranges with missing records.
+    """The newest MAX_RECENT records in the order of their end, and the time ranges with missing records.
 
-    All records that ended before `horizon_ns` are dropped. `missing` counts the records lost since then: overwritten,
-    rejected, or lost on the way.
+    Records that ended before `horizon_ns` are dropped. `missing` is the number of records that were lost after
+    `horizon_ns`. They were overwritten, rejected, or lost on the way.
     """
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class RecentRecords:
         self.shorten(MAX_RECENT)
 
     def forget(self) -> None:
-        """Drop all records and the count of missing ones. The next records start anew."""
+        """Drop all records, and set the count of missing records to zero."""
         self.shorten(0)
         self.missing = 0
         self.holes.clear()

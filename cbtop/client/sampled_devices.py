@@ -10,7 +10,7 @@ from cbtop.client.source_record import HISTORY_S
 from cbtop.protocol.device_messages import DeviceProcess, DeviceSample
 from cbtop.protocol.vocabulary import DeviceKind
 
-MAX_FOLLOWED = 64  # processes per sampler with a history
+MAX_FOLLOWED = 64  # maximum number of processes per sampler with stored samples
 KeyT = TypeVar("KeyT")
 ValueT = TypeVar("ValueT")
 
@@ -20,7 +20,7 @@ class DeviceMoment(NamedTuple):
 
     busy_percent: float | None
     memory_bytes: float | None
-    watts: float | None  # the mean power as in DeviceRow.watts; if there is no mean, the momentary power
+    watts: float | None  # mean power as in DeviceRow.watts, or the momentary power if the mean is not available
     clock_mhz: float | None
     celsius: float | None
 
@@ -35,14 +35,15 @@ class ProcessMoment(NamedTuple):
 
 @dataclass(slots=True)
 class SampledDevices:
-    """The newest sample of one of the daemon's samplers, and the samples of the last two minutes, oldest first."""
+    """The newest sample of one sampler of the daemon, and its samples of the last two minutes, oldest first."""
 
     newest: DeviceSample
-    history: dict[str, deque[DeviceMoment]] = field(default_factory=dict)  # by uuid
-    of_processes: dict[tuple[int, int], deque[ProcessMoment]] = field(default_factory=dict)  # by pid and start time
+    history: dict[str, deque[DeviceMoment]] = field(default_factory=dict)  # keys are uuids of devices
+    # keys are (pid, start time)
+    of_processes: dict[tuple[int, int], deque[ProcessMoment]] = field(default_factory=dict)
 
     def take(self, sample: DeviceSample) -> None:
-        """Store `sample` as the newest. A sample that a keyframe repeats is not added to the history."""
+        """Store `sample` as the newest. Add it to the history, unless a keyframe only repeats an earlier sample."""
         is_new = not self.history or sample.monotonic_ns > self.newest.monotonic_ns
         self.newest = sample
         processes = [one for device in sample.devices if device.kind is DeviceKind.CPU for one in device.processes]

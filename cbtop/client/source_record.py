@@ -35,11 +35,11 @@ from cbtop.protocol.training_messages import GradientMessage, TrainingTimes
 from cbtop.protocol.vocabulary import NodeKind, SourceStatus
 
 HISTORY_S = 120
-MAX_PHASES = 64  # phases with known rates, per source
-# Approximate bytes of a source, a node without its names, a dependency, an announcement with the longest texts, and a
-# phase.
+MAX_PHASES = 64  # maximum number of phases per source with stored rates
+# Approximate bytes of memory of: a source, a node without its names, a dependency, an announcement with texts of
+# maximum length, and a phase.
 SOURCE_BYTES, NODE_BYTES, DEPENDENCY_BYTES, SAID_BYTES, PHASE_BYTES = 16 << 10, 600, 300, 3 << 10, 48 << 10
-BUSY_BYTES = 16 * (SLICES + 1)  # bytes that the slices of a rank take per node
+BUSY_BYTES = 16 * (SLICES + 1)  # bytes per node for the slices of a rank
 _HAVE_ENDED = (SourceStatus.ENDED, SourceStatus.GONE, SourceStatus.FAULTY)
 
 
@@ -49,7 +49,7 @@ class StepSample:
 
     monotonic_ns: int
     tokens: int
-    count: int = 0  # number of steps
+    count: int = 0  # number of steps since the start
     time_ns: int = 0  # sum over the steps
     sequences: int = 0  # sum over the steps that reported sequences
     sequences_given: int = 0  # number of steps that reported sequences
@@ -59,19 +59,19 @@ class StepSample:
 
 @dataclass(slots=True)
 class SourceRecord:
-    """Everything that this viewer knows about one profiled process."""
+    """All data of this viewer about one profiled process."""
 
     key: str
     window: Window
     hello: HostHello | None = None
     nodes: NodeTable = field(default_factory=NodeTable)
-    dependencies: dict[Dependency, None] = field(default_factory=dict)  # in order of arrival
+    dependencies: dict[Dependency, None] = field(default_factory=dict)  # a set in order of arrival
     manifest: Manifest | None = None
     ceilings: dict[str, Ceiling] = field(default_factory=dict)
     checks: dict[tuple[str, str], CheckResult] = field(default_factory=dict)
     traces: dict[str, TraceSummary] = field(default_factory=dict)  # by id, such as MLT-01
     activity: Activity = Activity("")  # noqa: RUF009 - frozen
-    # If None, one step in `hello.sample_every` is recorded, and the cost of recording is unknown.
+    # If this is None, one step in `hello.sample_every` is recorded, and the cost of recording is unknown.
     sampling: Sampling | None = None
     # the newest compilations, by their number modulo MAX_COMPILATIONS
     compilations: dict[int, Compilation] = field(default_factory=dict)
@@ -85,7 +85,7 @@ class SourceRecord:
     stats: NodeStats = field(default_factory=NodeStats)
     history: dict[str, deque[StepSample]] = field(default_factory=dict)  # phase -> one sample a second
     trend: BrickTrend = field(default_factory=BrickTrend)
-    busy: BusySlices | None = None  # None unless the process is a rank
+    busy: BusySlices | None = None  # None if the process is not one of several ranks
     recent: RecentRecords = field(default_factory=RecentRecords)  # empty unless the store keeps records
     names_bytes: int = 0  # total length of node names
     trains: bool = False
@@ -108,14 +108,17 @@ class SourceRecord:
 
     @property
     def sample_every(self) -> int:
-        """One step in this many is recorded."""
+        """N if one step in N is recorded."""
         if self.sampling is not None:
             return self.sampling.every
         return self.hello.sample_every if self.hello else 1
 
     @property
     def leaves_steps_out(self) -> bool:
-        """Whether some steps are not recorded. A process that measures its recording cost skips steps to limit it."""
+        """Whether some steps are not recorded.
+
+        A process with a limit on its recording cost skips steps to keep that limit.
+        """
         return self.sampling is not None or self.sample_every > 1
 
     def kept(self) -> int:
@@ -150,7 +153,7 @@ class SourceRecord:
         """
         self.window = self.window.from_now_on(length_s)
         if not self.window.has_begun and not self.has_ended:
-            # begin now, so that the first report counts as ended within the range
+            # Begin the window now. Otherwise a report about an earlier time could count as part of the range.
             self.window.tick(now_ns, losses=Losses())
         self.recent, self.trend = RecentRecords(), BrickTrend()
         at_ns = self.window.now_ns
@@ -181,12 +184,12 @@ class SourceRecord:
 
 
 def remember(record: SourceRecord, monotonic_ns: int, growth: Growth | None = None) -> None:
-    """Set the clock of a source to `monotonic_ns`. The statistics have already grown by `growth`.
+    """Set the clock of a source to `monotonic_ns`, and store samples. `growth` is already part of the statistics.
 
     The window of an ended source ends when the source ended.
     """
-    # A heartbeat carries the time when the daemon read its first source. Ignore that time for a source that was read
-    # later or has ended.
+    # A heartbeat carries the time when the daemon read its first source. This time is wrong for a source that was
+    # read later or has ended, so keep the source's own time.
     monotonic_ns = (
         record.window.now_ns or monotonic_ns if record.has_ended else max(monotonic_ns, record.window.now_ns)
     )
@@ -197,7 +200,8 @@ def remember(record: SourceRecord, monotonic_ns: int, growth: Growth | None = No
         )
     record.window.tick(monotonic_ns, growth, losses)
     if record.history and growth is not None and growth.is_empty:
-        # a keyframe repeats old statistics; curves must not depend on keyframes, because not every viewer gets them
+        # A keyframe only repeats statistics. Add no sample, because not every viewer receives keyframes and all
+        # should show the same curves.
         return
     record.trend.tick(monotonic_ns, record.nodes, record.stats)
     if record.busy:

@@ -14,10 +14,10 @@ from cbtop.protocol.columns import unpack_columns
 from cbtop.protocol.errors import DecodeError
 from cbtop.protocol.messages import StatsUpdate
 
-MAX_RARE = 1e30  # upper limit of values in sparse columns, such as FLOP and bytes
+MAX_RARE = 1e30  # upper limit of sparse columns, such as FLOP and bytes
 CELLS_END = (MAX_NODES + 1) * BUCKETS
-SANE = 1 << 62  # upper limit of totals, so that the sum of two cannot overflow
-# a node without records has the largest int64 here, so only the lower bound is checked
+SANE = 1 << 62  # upper limit of totals; the sum of two such totals fits int64
+# A node without records has the largest int64 in this row, so the row has no upper limit.
 _MIN_ROW = COLUMNS.index("min_ns")
 _UNION, _FIRST = SPARSE_COLUMNS.index("union_ns"), SPARSE_COLUMNS.index("first_ns")
 

@@ -1,4 +1,4 @@
-"""Everything that a viewer knows: the sources and devices of one daemon, updated by messages."""
+"""All data of a viewer about one daemon: its sources and devices, updated by messages."""
 
 from __future__ import annotations
 
@@ -36,27 +36,29 @@ from cbtop.protocol.messages import (
 from cbtop.protocol.vocabulary import SourceStatus
 
 MAX_SOURCES = 1024
-# Memory limit for all daemons together. 64 processes with 365 places each take a quarter of it.
+# Memory limit for all daemons together. 64 processes with 365 nodes each use a quarter of it.
 MAX_BYTES = 256 << 20
 MAX_WINDOW_BYTES = 64 << 20  # the part of MAX_BYTES that recent windows may use
 MAX_RECENT_BYTES = 32 << 20  # the part of MAX_BYTES that the newest records may use while a timeline is shown
-# The data of samplers comes on top of MAX_BYTES. It takes at most 24 MiB, if every text has the maximum length.
+# Limits for all samplers of a daemon together. Their data is not part of MAX_BYTES. If every text has the maximum
+# length, it takes 24 MiB.
 MAX_SAMPLERS, MAX_DEVICES, MAX_TOLD = 4, 256, 8_192
-NAMED = 3  # number of dropped sources that the complaint lists by name
+NAMED = 3  # number of dropped sources that `complaint` lists by name
 
 
 class Budget:
     """The memory limit for all stores of a viewer. Above the limit, windows are shortened first, then sources are
     dropped.
 
-    The largest source of the largest daemon is dropped, so that one daemon cannot push out the data of other daemons.
+    The largest source of the largest daemon is dropped first. So a daemon with much data does not displace the data
+    of other daemons.
     """
 
     def __init__(self) -> None:
         self.stores: list[Store] = []
 
     def hold(self) -> None:
-        """Drop data until all limits are kept."""
+        """Drop data until every limit is met."""
         while sum(store.recent_bytes for store in self.stores) > MAX_RECENT_BYTES:
             max(self.stores, key=lambda store: store.recent_bytes).shorten_records()
         while sum(store.window_bytes for store in self.stores) > MAX_WINDOW_BYTES:
@@ -132,7 +134,7 @@ class Store:
                 self._weigh(key)
 
     def forget_records(self) -> None:
-        """Drop all kept records. Count missing records from zero again."""
+        """Drop all stored records. Count missing records from zero again."""
         for key, record in self.sources.items():
             record.recent.forget()
             self._weigh(key)
@@ -192,7 +194,7 @@ class Store:
             case SourceCatalog():
                 try:
                     self._catalog(message)
-                finally:  # the part of the message before the contradiction is kept
+                finally:  # also after an error, because the first part of the message was already applied
                     self._count(message.source)
             case SourceState():
                 if message.source in self.sources:
@@ -216,7 +218,7 @@ class Store:
                 assert_never(message)
 
     def _begin(self, hello: DaemonHello) -> None:
-        """Forget all data. The daemon sends snapshots of everything that it knows after its hello."""
+        """Drop all data. After its hello, the daemon sends snapshots of all of its sources."""
         if hello.protocol_major != PROTOCOL_MAJOR:
             raise VersionError(
                 f"the daemon (cbtop {hello.version}) speaks protocol {hello.protocol_major}."
@@ -230,8 +232,10 @@ class Store:
         self._total = AnnouncedTotal()
 
     def _beat(self, heartbeat: Heartbeat) -> None:
-        """Store the states of sources. For a running source, every heartbeat adds a sample, even if nothing
-        changed."""
+        """Store the states of sources.
+
+        Each heartbeat adds a sample of a running source, even if its statistics did not change.
+        """
         self.heard_ns = heartbeat.monotonic_ns
         for state in heartbeat.sources:
             if isinstance(state, SourceState) and state.source in self.sources:
@@ -275,5 +279,5 @@ class Store:
             if self._range_from_ns is None or not isinstance(said, HostHello):
                 continue
             if not record.window.has_begun and said.monotonic_ns >= self._range_from_ns:
-                # The process began after the begin of the range, so all of its work belongs to the range.
+                # The process began within the range, so the range contains all of its work.
                 record.window.tick(said.monotonic_ns, losses=Losses())

@@ -1,4 +1,7 @@
-"""Writes a daemon's messages to a recording: either live, or the daemon's history of the last minutes."""
+"""Write a daemon's messages to a recording.
+
+They are either live messages, or the daemon's history of the last minutes.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ KINDS = {LIVE: FrameKind.LIVE, RECORDS: FrameKind.RECORDS}
 
 
 class StreamRecorder:
-    """Records the messages of the daemon at `endpoint`, except messages of rings in `left_out`.
+    """Records the messages of the daemon at `endpoint`, except messages of sources in `left_out`.
 
     If `endpoint` is None, it records this user's daemon, or starts a daemon in this process if none runs. Raises
     RecordingError if the file cannot be made, EndpointError for an invalid address, and KeysError for an address on
@@ -60,7 +63,8 @@ class StreamRecorder:
             opened.callback(self._daemon.close)
             self._subscriber = Subscriber(self._daemon.endpoint, keys, topics=(RECORDS, LIVE))
             opened.callback(self._subscriber.close)
-            # Open the file last, so that an existing file is only overwritten if recording can start.
+            # Open the file last, because opening may overwrite an existing file. All other errors have been raised
+            # before.
             self._writer = RecordingWriter(path, _origin(), max_bytes, overwrite=overwrite)
             opened.pop_all()
         self._heard_s = self._asked_s = time.monotonic()
@@ -68,7 +72,7 @@ class StreamRecorder:
 
     @property
     def unanswered(self) -> str:
-        """The address, and the reason why no daemon answers there. If the reason is unknown, a hint."""
+        """The address, with the reason why no daemon answers there, or with a hint if the reason is unknown."""
         return f"{self._daemon.endpoint}: {self._daemon.trouble or self.trouble or NO_ANSWER}"
 
     @property
@@ -83,7 +87,7 @@ class StreamRecorder:
 
     @property
     def has_only_ended(self) -> bool:
-        """Whether every process had ended before recording began, and no record came from any of them."""
+        """Whether every process had ended before recording began, and no records of any process arrived."""
         return (
             bool(self.tallies) and not self._has_seen_running and not any(one.taken for one in self.tallies.values())
         )
@@ -100,7 +104,7 @@ class StreamRecorder:
 
     @property
     def refused(self) -> str:
-        """Why the daemon rejects us, or "" without a final rejection."""
+        """Why the daemon will never accept us. Empty if it may."""
         return self._subscriber.trouble if self._subscriber.is_refused else ""
 
     def poll(self, timeout_ms: int) -> None:
@@ -120,7 +124,7 @@ class StreamRecorder:
         kind = KINDS.get(topic, FrameKind.KEYFRAME)
         self._began |= kind is FrameKind.KEYFRAME
         if not self._began:
-            return  # the first keyframe contains the messages before it
+            return  # The first keyframe will repeat the content of this message.
         known = set(self.store.sources)
         try:
             heard = list(self._kept(frames))
@@ -139,7 +143,7 @@ class StreamRecorder:
             self.damaged += 1
             return
         if kind is FrameKind.LIVE and any(_heals(message, known) for message in messages):
-            return  # skip the message, because the keyframes that we request contain it, too
+            return  # The keyframes that we requested repeat the content of this message.
         kept = [frame for frame, _ in heard]
         self.is_full = bool(kept) and not self._writer.append(encode_frame(kind, time.perf_counter_ns(), kept))
 
@@ -168,7 +172,7 @@ class StreamRecorder:
 
 
 def _heals(message: Message, known: set[str]) -> bool:
-    """Whether `message` repeats the whole catalog of a known source."""
+    """Whether `message` repeats the whole catalog of a source that is already known."""
     return isinstance(message, SourceCatalog) and message.complete and message.source in known
 
 
@@ -186,7 +190,8 @@ def new_path(directory: Path, what: str = "") -> Path:
 
 
 def save_history(endpoint: str, keys: ViewerKeys | None, directory: Path) -> SavedHistory:
-    """Write the history of the daemon at `endpoint` to a new file in `directory`. Blocks until all of it has arrived.
+    """Write the history of the daemon at `endpoint` to a new file in `directory`. Blocks until the whole history has
+    arrived.
 
     Raises CbtopError or ProtocolError with the reason.
     """
@@ -199,7 +204,7 @@ def save_history(endpoint: str, keys: ViewerKeys | None, directory: Path) -> Sav
         origin = RecordingOrigin(head.host, head.monotonic_ns, head.realtime_ns)
         writer = RecordingWriter(path, origin, 2 * MAX_HISTORY_BYTES)
         try:
-            end = head.end  # the file ends here; later messages arrived after our first request
+            end = head.end  # The file ends with the last message of the history at our first request.
             while frames and all(writer.append(frame) for frame in frames):
                 number = head.first + len(frames)
                 if number >= end:
@@ -213,7 +218,10 @@ def save_history(endpoint: str, keys: ViewerKeys | None, directory: Path) -> Sav
 
 
 def _ask_history(subscriber: Subscriber, number: int) -> tuple[HistoryPiece, list[bytes]]:
-    """Request one piece of the history and return it. With several requests, pieces could be lost in a full queue."""
+    """Request one piece of the history and return it.
+
+    Only one request is open at a time, because a full queue would drop pieces.
+    """
     topic = subscriber.ask(HISTORY_PREFIX, b"/%d" % number)
     deadline_s = time.monotonic() + ANSWER_WITHIN_S
     while (left_s := deadline_s - time.monotonic()) > 0:

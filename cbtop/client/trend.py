@@ -1,4 +1,4 @@
-"""The time per token and the work of each brick in each of the last sixty seconds."""
+"""For each brick: the time per token and the amount of work in each of the last sixty seconds."""
 
 from __future__ import annotations
 
@@ -18,31 +18,34 @@ from cbtop.protocol.attributes import BYTES, FLOPS
 from cbtop.protocol.vocabulary import NodeKind
 
 SECONDS = 60
-_SECOND_NS = 1_000_000_000  # seconds are aligned to the daemon's clock, so all viewers see equal seconds
-MAX_BRICKS = 256  # bricks kept per source; bricks that were defined later are left out
-_SECOND_BYTES = 400  # approximate, without the arrays of a second
+_SECOND_NS = 1_000_000_000  # Seconds are aligned to the daemon's clock, so all viewers show the same values.
+MAX_BRICKS = 256  # largest number of bricks per source; later bricks have no trend
+_SECOND_BYTES = 400  # approximate bytes of a `_Second` without its arrays
 
 
 @dataclass(frozen=True, slots=True)
 class _Totals:
-    """The totals of each brick: its time, and as units the tokens of its step. Outside steps, the units are calls."""
+    """The totals of each brick since the source began: its time and its units.
 
-    brick: Column  # the first node of each brick (NodeTable.first_of), ascending
+    Inside a step, the units are the tokens of the step. Outside steps, they are the calls of the brick.
+    """
+
+    brick: Column  # id of the first node of each brick (NodeTable.first_of), ascending
     time_ns: Column
     units: Column
-    step: Column  # the step that contains the brick, or -1
-    tokens: dict[int, int]  # by step
-    work: NDArray[np.float64]  # a column per brick, with the rows of `_work`
+    step: Column  # id of the step that contains the brick, or -1
+    tokens: dict[int, int]  # number of tokens by id of the step
+    work: NDArray[np.float64]  # shape (5, bricks), with the rows that `_work` returns
 
 
 @dataclass(frozen=True, slots=True)
 class _Second:
-    """Time per unit (µs) of each brick between two moments. NaN if no call of the brick ended."""
+    """Time per unit (µs) of each brick between two moments. It is NaN for a brick without an ended call."""
 
     end_ns: int
     brick: Column
     us: NDArray[np.float64]
-    # FLOP, bytes and ns of each brick's calls, shape (3, bricks); shape (3, 0) if no work is declared
+    # FLOP, bytes and ns of each brick's calls, shape (3, bricks). If no brick declares its work, the shape is (3, 0).
     work: NDArray[np.float32]
 
 
@@ -51,11 +54,12 @@ class BrickTrend:
 
     def __init__(self) -> None:
         self._seconds: deque[_Second] = deque(maxlen=SECONDS)
-        self._begin_ns: int | None = None  # begin of the current second
-        self._totals = _Totals(_NONE, _NONE, _NONE, _NONE, {}, np.zeros((5, 0)))  # totals at `_begin_ns`
+        self._begin_ns: int | None = None  # begin of the current second on the daemon's clock
+        self._totals = _Totals(_NONE, _NONE, _NONE, _NONE, {}, np.zeros((5, 0)))  # the totals at `_begin_ns`
         self._work_bytes = 0  # size of the work arrays of all stored seconds
-        self._us_made: dict[int, tuple[float | None, ...]] = {}  # results of `us`, cached until the next second ends
-        # the tables that `us` makes its results from
+        # cached results of `us`, which are dropped when a second ends
+        self._us_made: dict[int, tuple[float | None, ...]] = {}
+        # The cached result of `_tables`.
         self._us_tables: list[tuple[Column, NDArray[np.float64]]] | None = None
 
     @property
@@ -70,11 +74,12 @@ class BrickTrend:
             return
         before, now = self._totals, _totals(nodes, stats)
         if np.array_equal(before.brick, now.brick):
-            now = replace(now, brick=before.brick)  # equal seconds share one array
+            now = replace(now, brick=before.brick)  # if the bricks are unchanged, share one array to save memory
         if self._begin_ns is not None:
-            known = np.isin(before.brick, now.brick)  # MAX_BRICKS may have cut off a brick of the last second
+            # false for a brick that was measured in the last second but is now beyond MAX_BRICKS
+            known = np.isin(before.brick, now.brick)
             at = np.searchsorted(now.brick, before.brick[known])
-            # For a new brick, do not count tokens from before it first ran.
+            # For a new brick, do not count the tokens of steps from before its first call.
             units = now.units - np.array([before.tokens.get(step, 0) for step in now.step.tolist()], np.int64)
             units[at] = now.units[at] - before.units[known]
             took_ns = now.time_ns.copy()
@@ -93,9 +98,10 @@ class BrickTrend:
         self._us_tables = None
 
     def us(self, brick: int) -> tuple[float | None, ...]:
-        """Return the time of a brick in each of the last 60 s, oldest first: µs per token, or per call outside steps.
+        """Return the time of a brick in each of the last 60 s, oldest first.
 
-        `brick` is the brick's first node. A second without an ended call of the brick is None.
+        Inside steps it is µs per token, outside steps µs per call. It is None for a second without an ended call of
+        the brick. `brick` is the brick's first node.
         """
         found = self._us_made.get(brick)
         if found is None:
@@ -116,15 +122,16 @@ class BrickTrend:
         return self._us_tables
 
     def by_second(self, brick: int) -> dict[int, float]:
-        """Return the time of a brick by second of the daemon's clock: µs per token, or per call outside steps."""
+        """Return the time of a brick by second of the daemon's clock: µs per token inside steps, µs per call
+        outside.
+        """
         return {second.end_ns // _SECOND_NS: us for second, us in self._us(brick) if us == us}
 
     def trail(self, brick: int) -> tuple[tuple[float, float] | None, ...]:
-        """Return FLOP/byte and GFLOP/s of a brick's calls in each of the last 60 s. `brick` is the brick's first
-        node.
+        """Return (FLOP/byte, GFLOP/s) of a brick's calls in each of the last 60 s. `brick` is the brick's first node.
 
-        A second is None if no call ended, or if a call did not declare its FLOP or bytes. Empty if all seconds are
-        None.
+        A second is None if no call ended in it, or if a call did not declare its FLOP or bytes. Returns an empty
+        tuple if all seconds are None.
         """
         points = tuple(_point(second, at) for second, at in self._of(brick))
         return points if any(points) else ()
@@ -133,8 +140,7 @@ class BrickTrend:
         return ((second, np.nan if at is None else float(second.us[at])) for second, at in self._of(brick))
 
     def _of(self, brick: int) -> Iterator[tuple[_Second, int | None]]:
-        """Yield the seconds, oldest first, each with the column of `brick`, or with None if the second lacks the
-        brick."""
+        """Yield each second, oldest first, with the index of `brick` in it, or None if the second lacks the brick."""
         begin_ns = (self._begin_ns or 0) - SECONDS * _SECOND_NS
         bricks, at = _NONE, 0
         for second in self._seconds:
@@ -149,8 +155,10 @@ _NONE = np.zeros(0, np.int64)
 
 
 def _column_of(bricks: Column, rows: NDArray[np.float64], brick: int) -> list[float]:
-    """Return the column of `brick` in `rows`, which have a column for each of `bricks`. Without a column, return
-    NaN."""
+    """Return the column of `brick` from `rows`, an array with a column for each of `bricks`.
+
+    Returns NaN values if `bricks` does not contain the brick.
+    """
     at = int(np.searchsorted(bricks, brick))
     found: list[float] = rows[:, at].tolist() if at < len(bricks) and bricks[at] == brick else [np.nan] * len(rows)
     return found
@@ -164,7 +172,7 @@ def _totals(nodes: NodeTable, stats: NodeStats) -> _Totals:
     ran = np.flatnonzero((kind_of == NodeKind.BRICK) & (count > 0))
     bricks = distinct(first_of[ran])[:MAX_BRICKS]
     work = _work(ran, np.searchsorted(bricks, first_of[ran]), len(bricks), nodes, stats)
-    # Count nested bricks of the same name once, as in BrickStats.closed.once_ns.
+    # If a brick contains a brick of the same name, count only the outer one, as in BrickStats.closed.once_ns.
     ran = ran[outermost(ran, nodes)[ran]]
     at = np.searchsorted(bricks, first_of[ran])
     ran, at = ran[at < len(bricks)], at[at < len(bricks)]
@@ -183,9 +191,9 @@ def _totals(nodes: NodeTable, stats: NodeStats) -> _Totals:
 def _work(ran: Column, at: Column, bricks: int, nodes: NodeTable, stats: NodeStats) -> NDArray[np.float64]:
     """Return the work of each brick, shape (5, bricks).
 
-    The rows are FLOP, bytes and time (ns) of the brick's calls, and the number of calls without FLOP and without
-    bytes. If no work is declared, all values are zero. All sums follow `brick_stats`. `at` is the brick index of each
-    node in `ran`, or `bricks` for a node that is left out.
+    The rows are FLOP, bytes, time (ns), the number of calls that did not declare FLOP, and the number of calls that
+    did not declare bytes. If no brick declares work, all values are zero. Sums are made as in `brick_stats`. `at` is
+    the brick index of each node in `ran`, or the number of bricks for a node that is left out.
     """
     found = np.zeros((5, bricks))
     per_call, per_element = nodes.made_of("lines", None, ran, lambda: _lines(ran, nodes))
@@ -211,7 +219,10 @@ def _work(ran: Column, at: Column, bricks: int, nodes: NodeTable, stats: NodeSta
 
 
 def _lines(ran: Column, nodes: NodeTable) -> NDArray[np.float64]:
-    """Return FLOP and bytes of each node, per call and per element, shape (2, 2, nodes). NaN if not declared."""
+    """Return the declared FLOP and bytes of each node, per call and per element, shape (2, 2, nodes).
+
+    Values that are not declared are NaN.
+    """
     likes, which = np.unique(nodes.column("like_of")[ran], return_inverse=True)
     works = [nodes[like].work for like in likes.tolist()]
     units = zip(FLOPS, BYTES, strict=True)
@@ -223,7 +234,7 @@ def _known(work: NDArray[np.float64]) -> NDArray[np.float32]:
     """Return FLOP, bytes and time per brick for a second. FLOP and bytes are NaN if a call did not declare them."""
     if not work.any():
         return np.zeros((3, 0), np.float32)
-    with np.errstate(over="ignore"):  # values too large for float32 are not plotted
+    with np.errstate(over="ignore"):  # float32 turns larger values into infinity, and infinite values are not plotted
         known = work[:3].astype(np.float32)
     known[:2][work[3:] != 0] = np.nan
     return known

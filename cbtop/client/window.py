@@ -1,7 +1,7 @@
-"""The recent window of a source, in addition to its totals.
+"""The statistics of a source over its last seconds.
 
-Statistics are sums since the source began. Their growth is stored in slices of about a second. The window is the sum
-of the slices of the last seconds.
+A daemon sends statistics as sums since the source began. Their growth is stored in slices of about a second. The
+window is the sum of the slices of the last seconds.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from cbtop.profiler.analysis.node_columns import SPARSE_COLUMNS
 from cbtop.profiler.analysis.sparse_columns import SPARSE_BYTES
 from cbtop.profiler.analysis.stats import NodeStats
 
-# A slice begins every SPACING_S, or every tenth of a window longer than ten seconds. Slices are aligned to the
-# daemon's clock, so that all viewers show the same figures. A window begins with a whole slice, so it may be one
-# slice longer than requested.
+# A slice begins every SPACING_S seconds. If the window is longer than ten seconds, a slice begins every tenth of it.
+# Slices are aligned to the daemon's clock, so all viewers show the same figures. A window begins with a whole slice,
+# so it may be one slice longer than requested.
 SPACING_S = 1.0
 SLICES = 10
 SUM_KEPT_S = 5.0  # keep the sum this long after it was last requested
@@ -32,8 +32,8 @@ _UNION = SPARSE_COLUMNS.index("union_ns")
 class TimeRange:
     """A time range on the clock of the source's host.
 
-    Statistics count a step when it ends, so they may include time from before the range. `before_ns` is that part of
-    the counted time, per step node. None if the daemon does not report when steps ran.
+    A step is counted when it ends, so the counted time may include time from before the range. `before_ns` is that
+    time for each step node. It is None if the daemon does not report when steps ran.
     """
 
     begin_ns: int
@@ -47,7 +47,9 @@ class TimeRange:
 
 @dataclass(frozen=True, slots=True)
 class Losses:
-    """The number of records `seen` since the daemon attached, and how many of them were `lost`."""
+    """The number of records since the daemon attached (`seen`), and the number of lost records among them
+    (`lost`).
+    """
 
     lost: int = 0
     seen: int = 0
@@ -65,9 +67,9 @@ class SliceGrowth:
 @dataclass(slots=True)
 class _Slice:
     begin_ns: int
-    losses: Losses | None  # all losses before the slice began, or None if unknown
+    losses: Losses | None  # all losses before the slice began; None if unknown
     parts: list[Growth] = field(default_factory=list)
-    # `before_ns` of a TimeRange that begins with this slice
+    # The value of `TimeRange.before_ns` for a range that begins with this slice.
     before_ns: dict[int, int] = field(default_factory=dict)
 
     @property
@@ -76,7 +78,7 @@ class _Slice:
 
 
 def reaches_back_s(length_s: float) -> float:
-    """Return how many seconds of the past a window of `length_s` seconds may need."""
+    """Return how many seconds before now a window of `length_s` seconds may begin."""
     return length_s + 3 * _spacing_s(length_s)
 
 
@@ -96,10 +98,10 @@ class Window:
         self.now_ns = 0  # the daemon's clock in its latest message
         self._is_told = False  # whether the daemon reports when steps ran
         self._losses: Losses | None = None
-        # The sum of the window, kept while the window is viewed. New growth is added to the sum, and old growth
-        # subtracted.
+        # The sum over the window. It exists while the window is viewed. Growth is added when it arrives and
+        # subtracted when it leaves the window.
         self._sum: NodeStats | None = None
-        self._before = 0  # number of oldest slices that are not in the sum
+        self._before = 0  # number of oldest slices that are not part of `_sum`
         self._asked_ns = 0  # when the sum was last requested
 
     @property
@@ -121,12 +123,12 @@ class Window:
         return found
 
     def tick(self, monotonic_ns: int, growth: Growth | None = None, losses: Losses | None = None) -> None:
-        """Set the daemon's clock to `monotonic_ns`, add the growth, and begin a slice if it is time for one.
+        """Set the daemon's clock to `monotonic_ns`, add `growth`, and begin a new slice if one is due.
 
-        Statistics repeated by a keyframe do not begin a slice, because not every viewer receives keyframes.
+        Statistics that a keyframe repeats do not begin a slice, because not every viewer receives keyframes.
         """
         self.now_ns = monotonic_ns
-        if self._losses is None:  # do not count the losses from before the first report
+        if self._losses is None:  # records that were lost before the first report are not counted
             for one in self._slices:
                 one.losses = losses
         self._losses = losses = losses or self._losses
@@ -146,7 +148,7 @@ class Window:
             self.size_bytes += sum(part.size_bytes for part in together) - sum(part.size_bytes for part in parts)
             self._slices[-1].parts = together
         self._slices.append(_Slice(monotonic_ns, losses))
-        # Keep one slice more than the length requires, because a window begins with a whole slice.
+        # Keep one extra slice, because the window begins with a whole slice and may be longer than `length_s`.
         while len(self._slices) > 1 and monotonic_ns - self._slices[1].begin_ns >= self.length_s * 1e9:
             self.shorten()
 
@@ -154,9 +156,9 @@ class Window:
         return monotonic_ns // self._spacing_ns > self._slices[-1].begin_ns // self._spacing_ns
 
     def clip(self, node: Column, begin_ns: Column, length_ns: Column) -> None:
-        """Store the part of the step time that lies before the begin of each slice.
+        """For each slice, store the step time from before the slice that is counted in the slice or later.
 
-        The arguments are the newest intervals of steps (see StatsUpdate).
+        The arguments are the newest time intervals of steps (see StatsUpdate).
         """
         self._is_told |= len(node) > 0
         grown: Counter[int] = Counter()
@@ -164,7 +166,7 @@ class Window:
         for one in reversed(self._slices):
             began = begin_ns <= one.begin_ns
             if not began.any():
-                return  # earlier slices need no look: no interval began before this slice
+                return  # no interval began before this slice, so none began before an earlier slice
             for part in one.parts:
                 grown.update({step: part.rare.get((_UNION, step), 0) for step in steps})
             before = len(one.before_ns)
@@ -172,7 +174,7 @@ class Window:
             for step in distinct(node[began]).tolist():
                 before_ns = grown[step] - int(inside_ns[node == step].sum())
                 if before_ns > 0:
-                    # limited, because a forged length would make sums overflow
+                    # The limit protects against forged lengths, which would make sums overflow.
                     one.before_ns[step] = min(before_ns, grown[step])
                 else:
                     one.before_ns.pop(step, None)
@@ -202,7 +204,7 @@ class Window:
         return stats.recent_part(self._sum), TimeRange(begins.begin_ns, self.now_ns, before_ns)
 
     def _begin_sum_at(self, total: NodeStats, first: int) -> None:
-        """Let the sum begin at slice `first`. Subtract the slices before `first`, or add slices that are missing."""
+        """Change `total` so that it begins at slice `first`, by adding or subtracting the slices in between."""
         for at in range(min(first, self._before), max(first, self._before)):
             for part in self._slices[at].parts:
                 total.count(part, -1 if first > self._before else 1)
@@ -226,8 +228,9 @@ class Window:
 
     @property
     def has_watched(self) -> bool:
-        """Whether the window covers at least one slice. If not, data is still missing, or the source had already
-        ended.
+        """Whether the window has data of at least one slice. Always true for a chosen range.
+
+        A recent window has no slice while data is still missing, or if the source ended before we connected.
         """
         if self.is_range:
             return True

@@ -3,7 +3,7 @@
 Only the module of the given subcommand is imported, so that `cbtop keys` does not wait for all imports.
 """
 
-# Name and help line of each subcommand. The module has the same name, with _ for -.
+# The name of each subcommand, and its line in `cbtop --help`. A name with - belongs to a module with _.
 COMMANDS = {
     "demo": "decode a model with instrumented bricks, and watch it",
     "run": "start a program whose torch models are shown, without a change to it",
@@ -28,5 +28,5 @@ COMMANDS = {
     "doctor": "say what profiling finds on this machine, and what is missing",
 }
 DEFAULT_COMMAND = "top"
-# Commands that do nothing without the extra `compute`. Some options of other commands also need it.
+# Commands that need the extra `compute`. Some options of other commands need it, too.
 NEED_ENGINE = frozenset({"demo", "map", "bench", "tune", "verify", "overhead"})

@@ -55,7 +55,7 @@ more than noise. Ctrl-C leaves the rounds that are over.
 """
 EXACT = "products take activations as they are, not rounded to int8: slower"
 REPETITIONS = 5
-LEFT = (0, 3)  # indices of the columns with text
+LEFT = (0, 3)  # indices of the left-aligned columns
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -130,13 +130,13 @@ def run(options: argparse.Namespace) -> int:
         if longest.tokens > model.context_length:
             raise UsageError(f"{longest.name} does not fit the model's context of {model.context_length} tokens")
         if is_on_cpu:
-            cpu_backend(max(threads))  # raises for too many threads, before anything is measured
+            cpu_backend(max(threads))  # raises an error for too many threads before the first measurement
         asked = [(each, test) for each in threads for test in tests]
         measured = _measured(model, asked, options, line)
         for part in OUTPUTS[options.output](path, model, measured):
             line.clear()
             sys.stdout.write(part)
-            sys.stdout.flush()  # the next part is printed seconds later
+            sys.stdout.flush()  # write this part now, because the next one takes seconds
     except ComputeError as error:
         raise UsageError(str(error)) from error
     finally:
@@ -174,7 +174,7 @@ def _asked(options: argparse.Namespace, threads: int) -> WorkloadOptions:
 
 
 def _fields(path: Path, model: Model, result: _Result) -> dict[str, Any]:
-    """Return the result as a dictionary. Where llama-bench has the same field, the key is the same."""
+    """Return the result as a dictionary. A field that llama-bench also has gets the key of llama-bench."""
     ns, ns_deviation = mean_and_deviation(result.samples_ns)
     rate, rate_deviation = mean_and_deviation(result.samples_ts)
     return {
@@ -211,7 +211,7 @@ _Results = Iterator[_Result]
 
 
 def _markdown(path: Path, model: Model, results: _Results) -> Iterator[str]:
-    """Yield the rows of the table as they are measured."""
+    """Yield the rows of the Markdown table as soon as they are measured."""
     head = ("model", "size", "params", "backend", "threads", "test", "t/s")
     size = _scaled(model.weights_bytes, 1024, ("B", "KiB", "MiB", "GiB"))
     facts = (_model_type(model), size, _scaled(model.parameters, 1000, ("", "K", "M", "B")))

@@ -97,7 +97,7 @@ def run(options: argparse.Namespace) -> int:
     _check_command(options.command, repository)
     good, bad = repository.ends(options.good, options.bad)
     asked = Asked(good, bad, thresholds, options.rounds, options.first_parent, options.anyway)
-    # The recorder reads the processes of this machine, without keys.
+    # Read processes of this machine only, so no address and no keys are used.
     vars(options).update(connect=None, server_key=None, key=None)
     with locked(repository):
         return _search(options, repository, asked)
@@ -124,7 +124,7 @@ def _search(options: argparse.Namespace, repository: Repository, asked: Asked) -
         _say(estimate(run_s, low, high, options.limit, "the others" if runs.kept else "all of them"))
 
     with closing(Trees(repository, options.build, until_s)) as trees:
-        # -P: Python imports no module of the worktree instead of cbtop's own
+        # -P keeps Python from importing a module of the worktree in place of one that cbtop needs.
         under = [sys.executable, "-P", "-m", "cbtop", "run", "--quiet", "--overhead", recorded_overhead(), "--"]
         runs = CommitRuns(state, trees, [*under, *options.command], options, until_s, say_how_long)
         if runs.kept:
@@ -135,7 +135,10 @@ def _search(options: argparse.Namespace, repository: Repository, asked: Asked) -
 
 
 def estimate(run_s: float, low_min: float, high_min: float, limit_min: float, which: str) -> str:
-    """Return how long a bisection takes, by its first run, and whether that is longer than `--limit`."""
+    """Return a text with the time that a bisection takes, estimated from its first run.
+
+    If it may be longer than `--limit`, the text states this.
+    """
     low, high = math.ceil(low_min), math.ceil(high_min)
     said = f"the first run took {run_s:.1f} s, so {which} take about {low} to {high} min"
     if low_min > limit_min:
@@ -144,20 +147,23 @@ def estimate(run_s: float, low_min: float, high_min: float, limit_min: float, wh
 
 
 def halvings(commits: int) -> int:
-    """Return how many commits must be measured to find one of `commits`, whose last is bad."""
+    """Return how many commits a binary search must measure to find the first bad one among `commits`."""
     return (commits - 1).bit_length()
 
 
 def runs_needed(commits: int, rounds: int) -> tuple[int, int]:
-    """Return the least and the largest number of runs for a search, with one warm-up of each commit."""
+    """Return the smallest and the largest number of runs of a search, including one warm-up of each commit."""
     from cbtop.comparison.noise import MIN_LEARNED
 
     least, most = (2 + 3 * each + halvings(commits) * (1 + 2 * each) for each in (MIN_LEARNED, rounds))
-    return least, most + 2 + 2 * rounds  # the comparison with the parent
+    return least, most + 2 + 2 * rounds  # add the runs that compare the result with its parent
 
 
 def _check_command(command: Sequence[str], repository: Repository) -> None:
-    """Raise UsageError for a script in the user's checkout, which would import the modules next to it."""
+    """Raise UsageError if the command names a script in the user's checkout by its absolute path.
+
+    Such a script would import the checkout's modules instead of the commit's modules.
+    """
     for word in command:
         path = Path(word)
         if path.is_absolute() and path.suffix == ".py" and path.is_relative_to(repository.root):

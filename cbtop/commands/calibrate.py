@@ -79,7 +79,7 @@ def run(options: argparse.Namespace) -> int:
     if options.short:
         return _short(options)
     require_engine("cbtop calibrate")
-    try_to_keep()  # raises an error now if nothing can be stored, not after seconds of measurement
+    try_to_keep()  # Raise an error now if results cannot be stored, and not after seconds of measurement.
     line = ProgressLine(sys.stderr)
     measured: list[DeviceRoofs] = []
     absent: list[str] = []
@@ -121,7 +121,7 @@ def _short(options: argparse.Namespace) -> int:
 
 
 def _older(kept: DeviceRoofs, measured: DeviceRoofs) -> str:
-    """Return a line about the older roofs that are kept because they are better, or ""."""
+    """Return a line about older roofs that are kept because their measurement was disturbed less, or ""."""
     names = ", ".join(old.name for old, new in zip(kept.ceilings, measured.ceilings, strict=True) if old is not new)
     return f"{measured.title}: the older {names} stays: it was disturbed less\n" if names else ""
 
@@ -138,7 +138,7 @@ def _show(as_json: bool) -> int:
 def _measured(
     threads: int | None, weights_bytes: int | None, line: ProgressLine
 ) -> Iterator[tuple[DeviceRoofs | MachineCrossovers | None, Sequence[str]]]:
-    """Yield the measurements of each device in turn, with the reasons of failed measurements."""
+    """Yield the measured values of each device, with the reasons of failed measurements."""
     # Imported here, because Numba, torch and CuPy load slowly.
     from cbtop.compute.backends import available_threads, cpu_backend, physical_cores
     from cbtop.compute.errors import ComputeError
@@ -149,7 +149,7 @@ def _measured(
         cpu_backend(threads or available_threads())
     except ComputeError as error:
         raise UsageError(str(error)) from error
-    if not threads:  # measured before torch is loaded, because torch starts threads of its own
+    if not threads:  # measure before torch is loaded, because torch starts threads of its own
         yield _crossovers(line), ()
     for number in [threads] if threads else sorted({1, physical_cores(), available_threads()}):
         yield _processor(number, weights_bytes, line)
@@ -194,7 +194,8 @@ def _crossovers(line: ProgressLine) -> MachineCrossovers:
         line.show(f"measuring crossovers: {name}")
 
     found = measure_crossovers(threads, show)
-    # Measure the GPU against a processor with the new crossovers. If there is no GPU, that is reported later.
+    # The GPU's crossovers are measured against the processor with its new crossovers. Without a GPU, an error follows
+    # later.
     with suppress(ComputeError), with_crossovers(measured_crossovers(found)):
         found += measure_gpu_crossovers(threads, show)
     return MachineCrossovers(cpu_name(), threads, __version__, now, found)

@@ -164,7 +164,10 @@ def _runs_of_base(where: str, options: argparse.Namespace) -> list[Run]:
 
 
 def gate_of_demo(command: Sequence[str], report: str) -> int:
-    """Run the whole gate on the workload of `command`. All runs except the last are the baseline."""
+    """Run the workload of `command` several times and judge it like `cbtop check`.
+
+    The last run is compared with the others.
+    """
     options = argparse.Namespace(
         baseline=[], connect=None, server_key=None, key=None, source=None, anyway=False, allow_unsure=False,
         format=[(report, None)],
@@ -241,9 +244,9 @@ def _confirmed(
     options: argparse.Namespace,
     again: Callable[[], Run],
 ) -> tuple[list[Judged], RunDiff]:
-    """Return the verdicts that `judged` and a second new run have in common, and the comparison of the second run.
+    """Make a second new run. Return the slowdowns that both runs have, and the comparison of the second run.
 
-    If the second run fails or is not comparable, the results of the first one are written, and the error is raised.
+    If the second run fails or is not comparable, write the results of the first run and raise the error.
     """
     from cbtop.comparison.default_gate import confirmed, default_gate, unconfirmed
     from cbtop.reports.gate import tally
@@ -272,14 +275,17 @@ def _error_of(judged: Sequence[Judged]) -> CbtopError | None:
 
 
 def _allowed(judged: Sequence[Judged], options: argparse.Namespace) -> list[Judged]:
-    """Return the results of thresholds. `unsure` fails the gate unless it is allowed."""
+    """Return the results. If the options allow `unsure`, such results pass."""
     from cbtop.comparison.judged import must_be_sure
 
     return list(judged) if options.allow_unsure else must_be_sure(judged)
 
 
 def _judged_structure(thresholds: Sequence[Structural], bases: Sequence[Run], news: Sequence[Run]) -> list[Judged]:
-    """Judge the thresholds on contents, which hold on any machine."""
+    """Judge the thresholds on contents, such as counts of launches.
+
+    Such values do not depend on the machine's speed.
+    """
     from cbtop.comparison.contents import contents_together
     from cbtop.comparison.structure import judge_structure, of_lost_records
 
@@ -295,7 +301,10 @@ def _judged_structure(thresholds: Sequence[Structural], bases: Sequence[Run], ne
 def _gate_of_structure(
     judged: Sequence[Judged], bases: Sequence[Run], news: Sequence[Run], options: argparse.Namespace
 ) -> int:
-    """Report results that do not depend on times. So the runs need not be comparable or long."""
+    """Report results that do not depend on times, and return the exit code.
+
+    The runs may be short or not comparable.
+    """
     from cbtop.comparison.judged import only_if_trusted
     from cbtop.comparison.run_diff import RunDiff
 
@@ -306,7 +315,7 @@ def _gate_of_structure(
 
 
 def _warn_of_few(base_runs: int, judged: Sequence[Judged], *, has_thresholds: bool) -> None:
-    """Write on stderr what too few base runs mean for the result, unless a verdict says it."""
+    """Write on stderr how one or two base runs limit the result. Write nothing if a verdict already contains this."""
     from cbtop.comparison.default_gate import SCATTER_UNKNOWN
     from cbtop.comparison.noise import MIN_LEARNED
 
@@ -338,7 +347,7 @@ def _compared(
 
 
 def _not_judged(found: RunDiff) -> Judged:
-    """Return the only verdict on runs that are not comparable."""
+    """Return the single verdict "not judged" for runs that are not comparable."""
     from cbtop.comparison.judged import Judged, Outcome
 
     return Judged("comparable" if found.has_baseline else "judged", "", Outcome.UNKNOWN, found.why_not)
@@ -441,7 +450,10 @@ def _flat(path: Path, table: dict[str, Any], above: tuple[str, ...]) -> Iterator
 
 
 def _line(lines: Sequence[str], name: str, value: str) -> int:
-    """Return the number of the line with a budget. It is the first line with `value` and the last word of `name`."""
+    """Return the number (from 1) of the line that defines a budget.
+
+    It is the first line with `value` and the last part of the dotted `name`. If no line has both, return 1.
+    """
     last = name.rpartition(".")[2]
     return next((at for at, line in enumerate(lines, 1) if last in line and value in line), 1)
 
@@ -480,7 +492,10 @@ def _run_of(options: argparse.Namespace, name: str = "the new run") -> Run:
 
 
 def _end_without_run(options: argparse.Namespace, error: Exception) -> None:
-    """Write into every file why there is no run to judge, so that no file of an earlier check is left to be read."""
+    """Write the reason for the missing run into every result file.
+
+    Otherwise a file of an earlier check might be read.
+    """
     from cbtop.comparison.judged import Judged, Outcome
 
     files = [(name, file) for name, file in options.format or () if file is not None]
@@ -491,10 +506,10 @@ def _end_without_run(options: argparse.Namespace, error: Exception) -> None:
 
 
 def _end(judged: Sequence[Judged], found: RunDiff, options: argparse.Namespace, error: BaseException | None) -> None:
-    """Write the result in every format, then raise `error`, if there is one.
+    """Write the result in every format, then raise `error` if it is not None.
 
-    A file that cannot be written does not replace `error`, because the verdict matters more. Without another
-    error, raises UsageError for it.
+    If a file cannot be written, `error` is still raised, because the verdict matters more. If `error` is None, raises
+    UsageError for the file.
     """
     try:
         _write(judged, found, options.format or [("text", None)], options.baseline)
@@ -514,7 +529,8 @@ def _write(
 ) -> None:
     """Write the result in every format. Raises UsageError if files cannot be written, after writing all others."""
     unwritten = []
-    for name, file in sorted(formats, key=lambda one: one[1] is None):  # files first: a pipe may be closed
+    # write files first, because standard output may be a closed pipe
+    for name, file in sorted(formats, key=lambda one: one[1] is None):
         text = _written(judged, found, name, baselines) + "\n"
         if file is None:
             sys.stdout.write(text)
@@ -544,7 +560,7 @@ def _written(judged: Sequence[Judged], found: RunDiff | None, name: str, baselin
         ]
         return junit("cbtop check", [("thresholds", cases)]).rstrip("\n")
     if name == "sarif":
-        beside = next(iter(baselines), found.now.name if found else "")  # file for rules without a file of their own
+        beside = next(iter(baselines), found.now.name if found else "")  # file to name for rules that no file defines
         rules = {one.rule: SarifRule(one.rule, one.rule, one.where[0] or beside, one.where[1]) for one in judged}
         failures = [Failure(rules[one.rule], report.line_of(one)) for one in judged if not one.passes]
         return sarif(list(rules.values()), failures).rstrip("\n")

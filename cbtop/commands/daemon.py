@@ -34,7 +34,7 @@ examples:
 
 PARENT_CHECK_S = 0.25
 MAX_MINUTES = 60
-LAST_WORDS_S = 1.0  # seconds to serve after the parent has ended, so that viewers learn how it ended
+LAST_WORDS_S = 1.0  # seconds to continue after the parent has ended, so that viewers receive its last state
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -103,8 +103,9 @@ def _minutes(text: str) -> float:
 
 
 def _stay_beside(host: int, stop: threading.Event) -> None:
-    """Serve while our parent is the process `host`. The host's terminal and pipes are not kept open."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches both processes, and the host decides when to end
+    """Serve while our parent process is `host`. Stdin, stdout and stderr of the host are not kept open."""
+    # Ctrl-C reaches both processes, but only the host decides when to end
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     # A reader of the host's stderr must not wait for this process.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 

@@ -69,7 +69,7 @@ examples:
 POLL_MS = 100
 CHECKED_STEPS = 300  # enough steps to detect +5 % on one brick of one layer (docs/gate.md)
 STOP_S = 5.0
-STDERR = 2  # descriptor that gets the model's text if stdout is for a report
+STDERR = 2  # file descriptor for the model's text if stdout is used for a report
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -190,7 +190,7 @@ def run(options: argparse.Namespace) -> int:
         options.steps = options.steps or CHECKED_STEPS
         return gate_of_demo(_command(options), options.format)
     headless = is_headless(options)
-    # On the screen, the workload's output would disturb the picture. It is stored and shown if the workload fails.
+    # The workload's output would disturb the screen. Store it, and show it if the workload fails.
     with (
         tempfile.TemporaryFile("w+") as said,
         tempfile.TemporaryFile("w+", encoding="utf-8") as written,
@@ -234,7 +234,7 @@ def serve(options: argparse.Namespace) -> int:
     profiler.announce(Activity("starting"))
     first_rank = FirstRank.of(os.environ)
     stopped_by = _stopping_signals(options)
-    # normally, the first rank stops the others; if that fails, SIGTERM must kill this rank
+    # Normally the first rank stops this rank. If that fails, SIGTERM must end this process.
     if first_rank and first_rank.number:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
     line = ProgressLine(sys.stderr)
@@ -251,7 +251,7 @@ def serve(options: argparse.Namespace) -> int:
     def should_stop() -> bool:
         return bool(int(first_rank.said(lambda: b"%d" % is_told_to()))) if first_rank else is_told_to()
 
-    # Imported here, because Numba loads slowly. The process is already visible to viewers.
+    # Imported here, because Numba loads slowly. Viewers can already see the process.
     from cbtop.compute.errors import ComputeError, GuardError, LossError, NoTokenError
     from cbtop.compute.workload import run as run_workload
 
@@ -267,7 +267,7 @@ def serve(options: argparse.Namespace) -> int:
         line.clear()
         profiler.close("stopped by the guard")
         raise FailedCheckError(str(error)) from error
-    except (LossError, NoTokenError) as error:  # raised only during the run, because a warm-up ignores NoTokenError
+    except (LossError, NoTokenError) as error:  # Catch these only during the run. A warm-up ignores NoTokenError.
         line.clear()
         profiler.close(str(error).partition(";")[0])
         raise FailedCheckError(str(error)) from error
@@ -287,7 +287,10 @@ def _train(
     progress: Callable[[str, float | None], None],
     line: ProgressLine,
 ) -> None:
-    """Train, with the loss on the progress line, and at the end the first and the last loss on a line that stays."""
+    """Train the model.
+
+    The progress line shows the loss. At the end, print a line with the first and the last loss.
+    """
     from cbtop.compute.training.workload import run
 
     losses: list[float] = []
@@ -310,10 +313,10 @@ def _workload_options(
     progress: Callable[[str, float | None], None],
     line: ProgressLine,
 ) -> WorkloadOptions:
-    """Return the options of the workload. The backend `auto` is replaced by a choice.
+    """Return the options of the workload. The backend `auto` is replaced by `cpu` or `cuda`.
 
-    If no model is given, the choice writes the random model into the cache, and calls `progress`. The reason for the
-    choice is written on stderr, after clearing `line`.
+    The choice of a backend needs a model, so without `--model` the random model is written into the cache. This calls
+    `progress`. The reason for the choice is written on stderr, after clearing `line`.
     """
     from cbtop.compute.demo_model import demo_model  # imported here, because it loads numpy
 
@@ -457,7 +460,8 @@ def _print_when_done(feed: DemoFeed, process: subprocess.Popen[bytes], options: 
     with noted_interrupt() as is_interrupted:
         while process.poll() is None and not is_interrupted():
             feed.poll(POLL_MS)
-            if options.prompt is None and not options.train:  # the text, or the line of the loss, shows the progress
+            # otherwise the generated text or the loss shows the progress
+            if options.prompt is None and not options.train:
                 _show_steps(line, feed.view(), options.steps)
         interrupted = is_interrupted()
     if interrupted:  # the measurements until now are still worth printing
@@ -490,7 +494,7 @@ def _signal_name(process: subprocess.Popen[bytes]) -> str:
 
 
 def _last_views(feed: DemoFeed) -> list[SourceView]:
-    """Return the view of the ended workload, or of each rank in order, after reading all of its records."""
+    """Return the views of the ended workload, one for each rank in order. All of its records are read before."""
     deadline_s = time.monotonic() + STOP_S
 
     def views() -> list[SourceView]:
@@ -514,7 +518,7 @@ def _show_steps(line: ProgressLine, view: SourceView | None, steps: int | None) 
 
 
 class _Prompted:
-    """The text of a workload with a prompt, shown like the output of a program."""
+    """The generated text of a workload with a prompt. The screen shows it like the output of a program."""
 
     def __init__(self, process: subprocess.Popen[bytes], written: IO[str]) -> None:
         self._process = process
@@ -547,7 +551,7 @@ def _write(text: str) -> None:
 
 
 def _shown(character: str) -> str:
-    # Keep spaces of any width and the joiners of emoji and scripts, although Python counts them as unprintable.
+    # Keep all kinds of spaces, and the joiners in emoji and scripts. For Python, these characters are not printable.
     is_kept = character.isprintable() or character in "\n\t\u200c\u200d" or unicodedata.category(character) == "Zs"
     return character if is_kept else "\ufffd"
 

@@ -1,4 +1,7 @@
-"""`cbtop doctor`: list what profiling can use on this machine. Each fact is looked up or measured now."""
+"""`cbtop doctor`: list the features of this machine that profiling can use.
+
+Each fact is looked up or measured now.
+"""
 
 # Slow imports are inside the functions that need them, because the command line imports this module.
 
@@ -42,8 +45,8 @@ from cbtop.protocol.vocabulary import DeviceKind
 DESCRIPTION = "One line for each fact, measured now, with the way out where something is missing."
 EPILOG = "exit codes: 0 profiling works here, 1 it cannot: nothing can be recorded\n"
 
-ANSWER_S = 1.0  # a daemon answers within a quarter of this time
-DRIVER_S = 5.0  # loading a driver takes up to three seconds
+ANSWER_S = 1.0  # seconds to wait for an answer; a running daemon answers within a quarter of this time
+DRIVER_S = 5.0  # seconds to wait for NVML; loading a driver takes up to three seconds
 CLOCK_READS = 10_000
 CLOCK_SOURCE = Path("/sys/devices/system/clocksource/clocksource0/current_clocksource")
 OLDEST_PYTHON = (3, 11)
@@ -53,7 +56,10 @@ VECTORS = ("avx512f", "avx2", "avx", "sse4.2", "sve", "neon")  # LLVM's names of
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """One fact about this machine. `state` is `ok`, `missing` (optional) or `failed` (nothing can be recorded)."""
+    """One fact about this machine. `state` is `ok`, `missing` or `failed`.
+
+    If a fact is `missing`, an optional feature cannot be used. If a fact has `failed`, nothing can be recorded.
+    """
 
     name: str
     value: str
@@ -72,7 +78,7 @@ def run(options: argparse.Namespace) -> int:
             facts.append(fact)
             if not options.json:
                 sys.stdout.write(_line(fact) + "\n")
-                sys.stdout.flush()  # some facts take a second
+                sys.stdout.flush()  # some facts take a second, so print each one at once
     works = all(fact.state != "failed" for fact in facts)
     if options.json:
         document = {"schema": "cbtop.doctor/1", "works": works, "facts": [asdict(fact) for fact in facts]}
@@ -142,7 +148,10 @@ def _runtime_directory() -> Iterator[Fact]:
 
 
 def _daemon(endpoint: str) -> Fact:
-    """Return whether a daemon answers. A socket may exist without a daemon."""
+    """Return whether a daemon answers.
+
+    It is not enough that its socket exists, because a daemon may have been killed.
+    """
     none = "viewers start one inside themselves; `cbtop daemon` serves many"
     if not Path(endpoint.removeprefix("ipc://")).is_socket():
         return Fact("daemon", f"none runs at {endpoint}", "missing", none)
@@ -225,7 +234,7 @@ def _numba() -> Iterator[Fact]:
         yield Fact("numba", "the engine is not installed, and profiling does not need it", "missing", str(error))
         return
     try:
-        # Loading Numba takes half a second, or more if the kernels are not in the cache.
+        # Do not load Numba for this. It takes half a second, or longer if its kernels are not cached.
         from llvmlite import binding
 
         from cbtop.compute.backends import cpu_backend

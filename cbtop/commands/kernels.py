@@ -1,4 +1,4 @@
-"""`cbtop kernels`: list the kernels that a running process launches for each brick. A few steps are recorded now."""
+"""`cbtop kernels`: record a few steps of a running process, and list the kernels that each brick launches."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ the kernels of the last burst, too, and its key K asks for three steps as this c
 exit codes: 0 kernels seen, 1 refused, 2 usage, 3 no such process or no step in time
 """
 SCHEMA = "cbtop.kernels/1"
-NAME_CHARS = 64  # maximum length of a kernel's name if lines may have any length
+NAME_CHARS = 64  # maximum length of a kernel's name if the terminal is wide enough
 LEAST_NAME_CHARS = 24
 
 
@@ -113,9 +113,6 @@ def _chosen(wanted: Sequence[str]) -> Source:
 def _is_meant(source: Source, wanted: Sequence[str]) -> bool:
     names = [source.key, str(pid_of(source)), f"rank={source.hello.rank if source.hello else None}"]
     return not wanted or any(name in wanted for name in names)
-
-
-# --- output --------------------------------------------------------------------------------------------------------
 
 
 def _json(found: BurstView) -> str:
@@ -180,7 +177,7 @@ _HEAD = (
     "max",
     "µs/step",
 )
-_NUMBERS_CHARS = 96  # characters of all columns except the name
+_NUMBERS_CHARS = 96  # characters per line, without the kernel's name
 
 
 def _rows(phase: PhaseKernels) -> Table:

@@ -101,8 +101,10 @@ def _exit_code(feed: Feed, rows: list[SourceRow]) -> int:
 
 
 def _rows(feed: Feed) -> list[SourceRow]:
-    """Return one row per source, by host and rank. Rates of live sources cover recent seconds if the daemon keeps a
-    history."""
+    """Return one row per source, by host and rank.
+
+    If the daemon keeps a history, the rates of live sources are over the recent seconds.
+    """
     found = {row.key: row for row in feed.listed().rows()}
     if any(row.state is SourceStatus.LIVE for row in found.values()):
         for past in remembered(feed):
@@ -117,7 +119,7 @@ def _rows(feed: Feed) -> list[SourceRow]:
 
 
 def _with_rates(row: SourceRow, recent: SourceRow) -> SourceRow:
-    """Return `row` with the step figures of `recent`, and with reasons for unknown figures."""
+    """Return `row` with the step figures of `recent`. Unknown figures get a reason."""
     of_steps = ("steps_per_sec", "tokens_per_sec")
     unknown = [one for one in row.unknown if one.figure not in of_steps]
     unknown += [one for one in recent.unknown if one.figure in of_steps]

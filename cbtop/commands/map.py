@@ -1,5 +1,4 @@
-"""`cbtop map`: list the kernels that a model runs, by layer and brick, with the place where each kernel is
-defined."""
+"""`cbtop map`: list the kernels that a model runs, by layer and brick, with the file and line of each kernel."""
 
 from __future__ import annotations
 
@@ -123,7 +122,7 @@ def _sizes(sizes: Sequence[int] | None) -> str:
 
 
 def _layers(layers: Sequence[int | None]) -> str:
-    """Return layers such as `0-3, 5`. A `-` means launches outside the layers."""
+    """Return layer numbers as text, such as `0-3, 5`. A `-` means launches outside of all layers."""
     runs: list[list[int]] = []
     for number in sorted({layer for layer in layers if layer is not None}):
         if runs and number == runs[-1][-1] + 1:
@@ -135,6 +134,6 @@ def _layers(layers: Sequence[int | None]) -> str:
 
 
 def _without_empty(rows: Table) -> Table:
-    """Remove empty columns. On a CPU, kernels have no grid and no block."""
+    """Remove empty columns. For example, kernels on a CPU have no grid and no block."""
     kept = [at for at in range(len(rows[0])) if any(row[at] for row in rows[1:])]
     return [tuple(row[at] for at in kept) for row in rows]

@@ -37,11 +37,11 @@ BRICKS_A_ROUND = 2_000
 ROUNDS = 41
 STEPS_A_TURN = 8
 TURNS = 15
-ALPHA = 0.025  # the true value is above the interval with this probability, and as likely below
+ALPHA = 0.025  # probability that the true value is above the interval, and also that it is below
 FLOOR = "two clock reads"
 NOTHING = "nothing"
 OFF = "disabled"
-PLAIN = "plain step"  # a step that is not sampled, and only timed as a whole
+PLAIN = "plain step"  # name of the mode for a step with only its total time recorded
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,17 +54,17 @@ class Measured:
 
     @property
     def below_noise(self) -> bool | None:
-        """Whether this ratio may be 1."""
+        """Whether the interval contains 1, so that the ratio may be noise. None without an interval."""
         return None if self.low is None or self.high is None else self.low <= 1 <= self.high
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """The cost of one way of profiling.
+    """The cost of one mode of profiling.
 
-    `times_floor` is the time relative to two clock reads. `step_ratio` is the time of a decode step relative to a
-    step with a disabled profiler. Each figure is the median of one ratio per round. A reference has no ratio to
-    itself.
+    `times_floor` is the time of a brick relative to two clock reads. `step_ratio` is the time of a decode step
+    relative to the same step with a disabled profiler. Both are medians over the rounds, with one ratio per round.
+    They are None for the reference mode.
     """
 
     mode: str
@@ -108,12 +108,14 @@ def _profilers(directory: Path) -> dict[str, BrickProfiler]:
 
 
 def _brick_ns(profilers: dict[str, BrickProfiler], line: ProgressLine) -> dict[str, list[float]]:
-    """Return the times (ns) of two clock reads, and of a brick's start and stop with each profiler. The time of an
-    empty loop is subtracted."""
+    """Return the times (ns) of two clock reads, and of the start and stop of a brick with each profiler.
+
+    The time of an empty loop is subtracted.
+    """
     loops = {NOTHING: _nothing, FLOOR: _clock_reads} | {name: _pairs(one) for name, one in profilers.items()}
     found: dict[str, list[float]] = {name: [] for name in loops}
     step = profilers[PLAIN].step("bricks")
-    with step:  # the first step of each name is sampled
+    with step:  # The first step of each name is always sampled. Measure only later ones.
         pass
     with step:
         for turn in range(ROUNDS):
@@ -143,7 +145,7 @@ def _pairs(profiler: BrickProfiler) -> Callable[[int], None]:
         brick = BrickId.RMS_NORM
         for _ in repeat(None, times):
             profiler.stop_brick(profiler.start_brick(brick), 1)
-        profiler.finalize()  # deferred work is part of the cost
+        profiler.finalize()  # include deferred work in the measured cost
 
     return loop
 
@@ -158,9 +160,9 @@ def _step_us(profilers: dict[str, BrickProfiler], model: Path | None, line: Prog
 
     path = model or demo_model(line.show)
     go_by_kept_crossovers(line)
-    # run the model as fast as `cbtop demo` does: profiling would be a smaller share of a slower step
+    # Use the fastest settings, like `cbtop demo`. With a slower step, the cost of profiling would look smaller.
     loaded = model_to_run(path)
-    backend = cpu_backend(1)  # with several threads, waits for a busy core would also be measured
+    backend = cpu_backend(1)  # one thread, because several threads would also wait for busy cores
     line.show("compiling kernels")
     decoders = {
         name: Decoder(loaded, backend.label, backend.threads, profiler, context=64)
@@ -171,7 +173,8 @@ def _step_us(profilers: dict[str, BrickProfiler], model: Path | None, line: Prog
     for turn in range(TURNS):
         line.show("timing decode steps", turn / TURNS)
         for name, decoder in decoders.items():
-            decoder.position = 4  # the same context in each turn, because it affects the time of attention
+            # every turn starts with a context of 4 tokens, because the context changes the time of attention
+            decoder.position = 4
             begun_ns = time.perf_counter_ns()
             for _ in range(STEPS_A_TURN):
                 tokens[name] = decoder.decode(tokens[name])
@@ -200,8 +203,10 @@ def _ratio(times: list[float], others: list[float]) -> Measured:
 
 
 def _measured(values: list[float]) -> Measured:
-    """Return the median of the values, with an interval between order statistics that is valid for any
-    distribution."""
+    """Return the median of the values with an interval between two order statistics.
+
+    The interval is valid for any distribution.
+    """
     ordered, k = sorted(values), bound_of_median(len(values), ALPHA)
     return Measured(statistics.median(ordered), *((ordered[k - 1], ordered[-k]) if k else (None, None)))
 

@@ -1,4 +1,4 @@
-"""`cbtop post-mortem`: show what an ended process was doing when it ended."""
+"""`cbtop post-mortem`: show the last activity of an ended process."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def run(options: argparse.Namespace) -> int:
     rings.sort(key=_newest_first)
     read = [(ring, each) for ring in rings if (each := _read(ring, options.steps))]
     if options.pid is None:
-        # Processes that ended before they recorded anything are shown only if a pid is given.
+        # Leave out running processes, and processes without any record. Both are shown only if `--pid` names them.
         read = [(ring, each) for ring, each in read if each.state is not SourceStatus.LIVE and each.produced]
     found = [each for _, each in read]
     if not found:

@@ -1,4 +1,4 @@
-"""`cbtop ptx`: print the PTX of a kernel, by the hash that the graph's tree shows."""
+"""`cbtop ptx`: print the PTX of a kernel. The kernel is named by the hash that the graph view shows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`cbtop record`: write what runs into a file, record by record."""
+"""`cbtop record`: write all messages and records of the running processes into a file."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ examples:
 POLL_MS = 100
 DEFAULT_MAX_BYTES = 1 << 30
 ANSWER_WITHIN_S = 5.0
-# Longest time to read on after the process has ended. The daemon reads four times a second if the machine is not
-# overloaded.
+# Maximum time to read after the process has ended. Usually a quarter of a second is enough, because the daemon reads
+# four times a second. On an overloaded machine, it may take longer.
 READ_ON_S = 60.0
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
@@ -51,8 +51,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="stop when the file is that large; K, M and G are understood (default: 1G)",
     )  # fmt: skip
     parser.add_argument("--force", action="store_true", help="overwrite the file")
-    # Used by `cbtop run`, with the value PID:DESCRIPTOR. Records new processes until process PID has ended. When the
-    # recording begins, a byte is written to the descriptor.
+    # Used by `cbtop run`, with the value PID:DESCRIPTOR. Records new processes until the process PID has ended. The
+    # recorder writes a byte to DESCRIPTOR when the recording begins.
     parser.add_argument("--beside", help=argparse.SUPPRESS)
     add_connect_arguments(parser)
 
@@ -112,7 +112,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 class _Beside:
-    """The process of `cbtop run --record`. That process waits on a descriptor until the recording has begun."""
+    """The `cbtop run --record` process that started this recorder. It waits until the recording has begun."""
 
     def __init__(self, beside: str, there_before: set[str]) -> None:
         self._pid, begun = map(int, beside.split(":"))
@@ -123,7 +123,10 @@ class _Beside:
         os.close(begun)
 
     def is_over(self, recorder: StreamRecorder) -> bool:
-        """Return whether the process has ended, and the data of all new processes is read or READ_ON_S is over."""
+        """Return whether the watched process has ended and the data of all new processes is read.
+
+        Also returns True if the process ended at least READ_ON_S ago.
+        """
         if process_start(self._pid) == self._start:
             return False
         self._ended_s = self._ended_s or time.monotonic()

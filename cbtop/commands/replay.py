@@ -80,8 +80,10 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _window_s(options: argparse.Namespace, *, headless: bool) -> float:
-    """Return the length of the window in seconds. A report that compares with a baseline needs all data, so its
-    window is the whole recording."""
+    """Return the length of the window in seconds.
+
+    A report that compares with a baseline needs all data, so its window is the whole recording.
+    """
     if not headless or options.baseline is None or shows_window(options, by_default=False):
         return window_s(options)
     from cbtop.feeds.replay import ReplayFeed

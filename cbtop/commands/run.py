@@ -1,8 +1,7 @@
 """`cbtop run`: start a program and show its torch models, without changing the program.
 
-Every import delays the program. So a command line with only options with a value, `--quiet` and the command imports
-only os and modules that Python has already loaded. Other command lines also import argparse and the modules of a
-screen.
+Every import delays the program. If the command line has only `--quiet` and options with a value, this module imports
+only os and modules that Python has already loaded. Otherwise it also imports argparse and the modules of the screen.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ Not shown: Python with -I, -E or -S, and children with another environment (with
 Put `cbtop run` before a wrapper: cbtop run -- opentelemetry-instrument python app.py. If a shell script puts a
 directory with a sitecustomize first on PYTHONPATH, Python does not load cbtop: append that directory instead.
 """
-# The options with a value: the value's name in the help, the default, and the help text.
+# The options with a value. Each has the value's name in the help, the default, and the help text.
 OPTIONS: dict[str, tuple[str, str | None, str]] = {
     "--overhead": (
         "PERCENT", None,
@@ -61,7 +60,7 @@ OPTIONS: dict[str, tuple[str, str | None, str]] = {
 }  # fmt: skip
 QUIET = "--quiet"
 DEFAULT_OVERHEAD, EVERY_STEP = "3%", "100%"
-NVIDIA_DRIVERS = ("/proc/driver/nvidia", "/dev/dxg")  # there may be a GPU if one of these files exists
+NVIDIA_DRIVERS = ("/proc/driver/nvidia", "/dev/dxg")  # if one of these files exists, the machine may have a GPU
 HOOK = os.path.join(os.path.dirname(cbtop.profiler.__file__), "instrument", "import_hook")
 NOT_FOUND, NOT_ALLOWED = 127, 126  # the exit codes of a shell for these errors
 MAX_MARK_CHARS = 80
@@ -84,10 +83,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def plain(arguments: Sequence[str]) -> tuple[list[str], float, str | None, bool] | None:
-    """Parse a command line that has only options with a value, `--quiet`, `--` and COMMAND. Returns the arguments of
-    `become`.
+    """Parse a command line that has only options with a value, `--quiet`, `--` and COMMAND.
 
-    Returns None for any other command line, which needs argparse.
+    Returns the arguments of `become`. Returns None for any other command line, because that needs argparse.
     """
     given = {name: default for name, (_, default, _) in OPTIONS.items()}
     quiet = False
@@ -158,12 +156,12 @@ def become(command: list[str], overhead_percent: float, record: str | None, quie
         _say(f"no recorder could be started: {error.strerror}")
         return 1
     if additions and not quiet:
-        # if no descriptor, process or disk space is left, the command runs without a summary
+        # No descriptor, process or disk space is left. Run the command without a summary.
         with suppressed(OSError):
             _summarize_at_end(additions["CBTOP_RUN_ID"].partition(":")[2], record)
-    for line in said:  # printed only if the command will run
+    for line in said:  # print these lines only now, because from here on the command will run
         _say(line)
-    # Python ignores these signals, but the command must not.
+    # Python ignores these two signals, and an ignored signal would stay ignored in the command.
     for number in (_signal.SIGPIPE, _signal.SIGXFSZ):
         _signal.signal(number, _signal.SIG_DFL)
     os.environ.update(additions)
@@ -187,11 +185,11 @@ def _execute(command: list[str]) -> NoReturn:
     except OSError as error:
         if error.errno != errno.ENOEXEC:
             raise
-        os.execv(SHELL, [SHELL, path, *command[1:]])  # a script without an interpreter in its first line
+        os.execv(SHELL, [SHELL, path, *command[1:]])  # the file has no `#!` line, so a shell runs it
 
 
 def _has_pythons_locale() -> bool:
-    """Return whether LC_CTYPE comes from Python's own start (PEP 538) and not from the user."""
+    """Return whether Python itself has set LC_CTYPE when it started (PEP 538), and not the user."""
     if os.environ.get("LC_CTYPE") not in PYTHONS_LOCALES:
         return False
     with suppressed(OSError), open("/proc/self/environ", "rb") as given:
@@ -200,12 +198,11 @@ def _has_pythons_locale() -> bool:
 
 
 def _record_beside(path: str) -> bool:
-    """Start a recorder that ends with this process, and wait until the recording has begun. Returns False if the
-    recorder fails.
+    """Start a recorder that ends with this process, and wait until the recording has begun.
 
-    The recorder is detached, so that the command has no unexpected child. It has its own session, so that typed keys
-    do not reach it. It reports its start on a separate descriptor, because a `sitecustomize` or a .pth file may print
-    to stdout first.
+    Returns False if the recorder fails. The recorder is detached, so the command has no unexpected child. It has its
+    own session, so typed keys do not reach it. It reports its start on a separate descriptor, because a
+    `sitecustomize` or a .pth file may print to stdout before.
     """
     begun, says = os.pipe()
     os.set_inheritable(says, True)
@@ -224,12 +221,12 @@ def _summarize_at_end(mark: str, record: str | None) -> None:
     """Start a process that prints a summary of the run when this process ends. Raises OSError if it cannot be
     started.
 
-    The process is not a child of the command. It waits on a FIFO next to the run's mark, and imports nothing until a
-    process of the run has recorded a step.
+    The new process is not a child of the command. It waits on a FIFO next to the run's mark. It imports nothing until
+    a process of the run has recorded a step.
     """
     path, pid = mark + END_SUFFIX, os.getpid()
     os.mkfifo(path, 0o600)
-    # `fifo` and `command` close when this process becomes the command.
+    # exec closes `fifo` and `command`, because they are close-on-exec.
     fifo = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         command = os.pidfd_open(pid)
@@ -247,13 +244,13 @@ def _summarize_at_end(mark: str, record: str | None) -> None:
 def _is_detached_child() -> bool:
     """Fork a process that is not our child and has its own session. Returns True in the new process.
 
-    The new process has an empty stdin and stdout. SIGCHLD is ignored during the fork. Otherwise the time of the
-    intermediate child would count as time of this process's children.
+    The new process has an empty stdin and stdout. An intermediate child makes the new process. SIGCHLD is ignored
+    meanwhile. Otherwise the CPU time of the intermediate child would count as time of our children.
     """
     before = _signal.signal(_signal.SIGCHLD, _signal.SIG_IGN)
     try:
         if between := os.fork():
-            # because SIGCHLD is ignored, waitpid raises this error when the child has ended
+            # waitpid raises this error when the child has ended, because SIGCHLD is ignored.
             with suppressed(ChildProcessError):
                 os.waitpid(between, 0)
             return False
@@ -273,10 +270,10 @@ def _is_detached_child() -> bool:
 
 
 def isolating_option(command: Sequence[str]) -> str:
-    """Return the option that keeps Python from importing cbtop, or "". It is in `command` or in the first line of its
-    script.
+    """Return the option that keeps Python from importing cbtop, such as `-I`, or "" without one.
 
-    Python need not be the first word of the command, as in `env A=B python -I`.
+    The option may be in `command` or in the first line of its script. Python need not be the first word of the
+    command, as in `env A=B python -I`.
     """
     words = list(command)
     if not any(map(_is_python, words)):
@@ -294,7 +291,7 @@ def isolating_option(command: Sequence[str]) -> str:
                 return f"-{letter}"
             if letter in "cm":
                 return ""
-            if letter in "WX":  # the value is the rest of this word, or the next word
+            if letter in "WX":  # the value of -W or -X is the rest of this word, or the next word
                 _ = option[at:] or next(options, "")
                 break
     return ""
@@ -317,8 +314,10 @@ def _found(name: str) -> str:
 
 
 def _additions(overhead_percent: float) -> dict[str, str]:
-    """Return the variables to add to the command's environment: the allowed overhead, the run, and the import
-    hook."""
+    """Return the variables to add to the command's environment.
+
+    They contain the allowed overhead, the identity of the run, and the import hook.
+    """
     directory = os.path.realpath(runtime_directory())
     namespace = pid_namespace() or 0
     for name in os.listdir(directory):
@@ -336,7 +335,7 @@ def _additions(overhead_percent: float) -> dict[str, str]:
 
 
 def _is_of_a_killed_run(name: str, namespace: int) -> bool:
-    """Return whether `name` in the runtime directory is the mark or FIFO of a run that ended without removing it."""
+    """Return whether `name` in the runtime directory is the mark or FIFO of a run that was killed."""
     kind, *numbers = name.removesuffix(END_SUFFIX).split("-") if len(name) <= MAX_MARK_CHARS else [""]
     if kind != "run" or len(numbers) != 3 or not all([each.isascii() and each.isdecimal() for each in numbers]):
         return False
@@ -345,7 +344,7 @@ def _is_of_a_killed_run(name: str, namespace: int) -> bool:
 
 
 def _say(line: str) -> None:
-    with suppressed(OSError):  # The disk is full, or no process reads stderr. The command runs anyway.
+    with suppressed(OSError):  # Run the command even if the disk is full or nothing reads stderr.
         if sys.stderr is not None:
             sys.stderr.write(f"cbtop: {line}\n")
             sys.stderr.flush()
@@ -361,8 +360,8 @@ def _allowed(overhead: str | None, record: str | None) -> float:
 def recorded_overhead() -> str:
     """Return the default overhead of a recording. Every step is recorded unless there may be a GPU.
 
-    To record every step of an eager model on a GPU, cbtop would need stamps, and stamps make the model wait for the
-    host. With the smaller default overhead, steps are recorded by their kernels.
+    On a GPU, recording every step of an eager model needs extra timestamps (stamps), and these make the model wait
+    for the host. With the smaller default overhead, a step is recorded by the times of its kernels.
     """
     return DEFAULT_OVERHEAD if any([os.path.exists(driver) for driver in NVIDIA_DRIVERS]) else EVERY_STEP
 

@@ -55,9 +55,9 @@ exit codes: 0 data seen, 1 runtime error or not let in, 2 usage, 3 nothing runni
 """
 
 POLL_MS = 100
-# Seconds to wait for a window after the duration. If a daemon sends nothing in this time, there is no window.
+# Maximum seconds to wait for a complete window after the duration. A daemon that sends nothing gives no window.
 MAX_LONGER_S = 5.0
-RANKS_WATCH_S = 1.5  # seconds that are enough to find the slowest of several ranks
+RANKS_WATCH_S = 1.5  # seconds of watching that are enough to find the slowest rank
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -147,9 +147,9 @@ def _wait_for_records(feed: Feed, timeout_s: float) -> None:
 
 
 def _watch(feed: Feed, options: argparse.Namespace, duration_s: float | None) -> None:
-    """Wait until the duration is over. Without a duration, wait until no source runs any longer, or until Ctrl-C.
+    """Wait until the duration is over. Without a duration, wait until all sources have ended, or until Ctrl-C.
 
-    A daemon sends a few times a second, so the window to print may come a moment after the duration.
+    A daemon sends a few times a second, so the window may be complete only a moment after the duration.
     """
     begun_s, line = time.monotonic(), ProgressLine(sys.stderr)
 
@@ -168,7 +168,7 @@ def _watch(feed: Feed, options: argparse.Namespace, duration_s: float | None) ->
                 if feed.refused:
                     raise CbtopError(feed.refused)
                 if is_interrupted():
-                    return  # Ctrl-C: the user has seen enough, and the report is printed
+                    return  # After Ctrl-C, print the report with the data received until now.
     finally:
         line.clear()
 
@@ -179,7 +179,7 @@ def _report(feed: Feed, options: argparse.Namespace, was_live: bool) -> int:
 
     records = known(feed)
     live = [record for record in records if is_live(record)]
-    # Ended processes are shown only if no source runs, and then only the newest of them.
+    # If no source runs, show the newest ended process. Otherwise show only running processes.
     if live:
         shown = [record for record in live if has_data(record, options.phase)]
     else:
@@ -215,7 +215,7 @@ def _report(feed: Feed, options: argparse.Namespace, was_live: bool) -> int:
 
 
 def how_to_start() -> str:
-    """Return a text with the ways to start something that can be watched."""
+    """Return a text with ways to start a process to watch."""
     return (
         f"start {how_to_demo()} for something to watch, `cbtop run -- python …` for a torch program of yours, "
         "or instrument a process of yours: `from cbtop import BrickProfiler, BrickId`"
@@ -223,7 +223,7 @@ def how_to_start() -> str:
 
 
 def _last_with_data(feed: Feed, ended: list[SourceRecord], options: argparse.Namespace) -> list[SourceRecord]:
-    """Return a list with the newest ended source that has data, or an empty list."""
+    """Return a list with the newest ended source that has data. The list is empty if no ended source has data."""
     from cbtop.viewmodels.selection import has_data
 
     deadline_s = time.monotonic() + options.timeout
@@ -237,9 +237,9 @@ def _last_with_data(feed: Feed, ended: list[SourceRecord], options: argparse.Nam
 
 
 def _wait_for_members(feed: Feed, shown: Sequence[SourceRecord], timeout_s: float) -> int:
-    """Wait until all sources that may be merged with the shown sources are read, or until the timeout.
+    """Wait until all sources that may be merged with the shown ones are read, or until the timeout.
 
-    Returns the number of sources that are not read.
+    Returns the number of sources that are not read yet.
     """
     deadline_s = time.monotonic() + timeout_s
     while (left := set[str]().union(*(feed.read_alike(one.key) for one in shown))) and time.monotonic() < deadline_s:
@@ -270,12 +270,12 @@ def unanswered(feed: Feed) -> str:
 
 
 def unread(feed: Feed) -> str:
-    """Return a text with the daemons that sent more data than could be read in time."""
+    """Return a text with the daemons that sent more data than could be applied in time."""
     return f"time is up, and there is more to read from {', '.join(feed.links.unread)}"
 
 
 def known(feed: Feed) -> list[SourceRecord]:
-    """Return every source, the newest live source first."""
+    """Return all sources. The newest live source comes first."""
     seen = feed.seen()
     return [seen[source.key].record for source in feed.sources()]
 

@@ -1,5 +1,7 @@
-"""`cbtop verify`: check every kernel against its reference, and every check against outputs that are wrong on
-purpose."""
+"""`cbtop verify`: check every kernel against its reference.
+
+Every check is also tried on wrong outputs, which it must reject.
+"""
 
 from __future__ import annotations
 
@@ -75,8 +77,7 @@ def run(options: argparse.Namespace) -> int:
         on_gpu = options.backend == "cuda"
         by = _by_gpu() if on_gpu else run_here
         chosen = _chosen(list(variants_on_gpu() if on_gpu else variants()), options.brick)
-        # The model is checked first, so that an unusable file is reported before the kernels are checked for a
-        # minute.
+        # Check the model first. The kernels take a minute, and an unusable file should be reported before.
         model = _of_model(options.model, options.backend, line) if options.model else []
         kernels = []
         for done, variant in enumerate(chosen):
@@ -87,7 +88,7 @@ def run(options: argparse.Namespace) -> int:
     finally:
         line.clear()
     if options.brick:
-        # Also keep the checks of whole passes, because only there the brick has its real inputs.
+        # Also keep the checks of whole passes, because only they give the brick its real inputs.
         model = [result for result in model if options.brick == result.brick or result.assertion == WHOLE_PASS]
     sys.stdout.write(FORMATS[options.format](kernels, model))
     sys.stdout.flush()
@@ -123,8 +124,8 @@ def _by_gpu() -> Run:
 def _of_model(path: Path, backend: str, line: ProgressLine) -> list[CheckResult]:
     """Return the checks of every brick of a model, and of the logits of whole passes.
 
-    A brick is checked with one token and with several. Every check runs with the fastest products and with exact
-    ones. On a CPU, it runs with one thread and with all threads.
+    A brick is checked with one token and with several. Every check runs once with the fastest products and once with
+    exact ones. On a CPU, it also runs with one thread and with all threads.
     """
     from cbtop.compute.backends import available_threads
     from cbtop.compute.workload import verify_model, verify_pass
@@ -183,7 +184,10 @@ def _name(one: Verified) -> str:
 
 
 def _beside(one: Verified) -> str:
-    """Return a text with the peer that the kernel was compared with, or "" if the peer is the reference."""
+    """Return a text with the other implementation that the kernel was compared with.
+
+    Return "" if it is the reference.
+    """
     from cbtop.compute.verification import REFERENCE
 
     return "" if one.peer == REFERENCE else f" beside {one.peer}"
@@ -261,7 +265,7 @@ def _sarif(kernels: Sequence[Verified], model: Sequence[CheckResult]) -> str:
     checked = dict.fromkeys([contract_of[one.contract].name for one in kernels])
     checked |= dict.fromkeys([contract_of[one.brick].name for one in model])
     rules = {(name, rule.means): rule for name in checked for rule in _rules(contract_of[name])}
-    for one in model:  # add the checks of whole passes, because no contract contains them
+    for one in model:  # add the checks of whole passes, because no contract lists them
         name = contract_of[one.brick].name
         file = f"compute/contracts/{name}.yaml"
         rules.setdefault((name, one.assertion), SarifRule(f"{name}/{one.assertion}", one.assertion, file, 1))
@@ -269,7 +273,7 @@ def _sarif(kernels: Sequence[Verified], model: Sequence[CheckResult]) -> str:
 
 
 def _rules(contract: Contract) -> Iterator[SarifRule]:
-    """Yield a rule for everything that is checked for a kernel, with the line of its contract."""
+    """Yield a rule for every property that is checked for a kernel, with the line of its contract."""
     from cbtop.compute.verification import PEERS
 
     lines = {"finite": "equations"} | {f"equals {peer}": "tolerance" for peer in PEERS}

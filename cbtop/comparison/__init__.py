@@ -1,1 +1,1 @@
-"""Compares two periods of a process, or several runs, with one model of a change. Does not import view models."""
+"""Compare two periods of a process, or several runs. Both use the same statistics. No view models are imported."""

@@ -1,9 +1,10 @@
-"""A baseline: the time of each phase, brick and layer of a process over one period, with its surroundings.
+"""A baseline: the time of each phase, brick and layer of a process over one period, with the conditions of the
+period.
 
-All figures are derived.
+All figures are derived from records.
 """
 
-# Times are exclusive and in µs per token, or per step if tokens are not known. They cover recorded steps only.
+# Times are exclusive, in µs per token, or in µs per step if tokens are not known. Only recorded steps count.
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from cbtop.comparison.noise import Figure
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """Program, machine and settings of a measurement. A field is None or empty if it was not reported."""
+    """Program, machine and settings during a measurement. A field is None or empty if it was not reported."""
 
     program: str
     pid: int
@@ -34,26 +35,29 @@ class Surroundings:
 
 @dataclass(frozen=True, slots=True)
 class BrickWork:
-    """The work of a brick per token (or step), derived from shapes, with its point on the roofline."""
+    """The work of a brick per token (or step), derived from shapes. It includes the brick's point on the roofline."""
 
     flops: float
     intensity: float  # FLOP per byte
-    gflops: float  # the GFLOP/s that the roofline shows
+    gflops: float  # GFLOP/s, as the roofline shows it
 
 
 @dataclass(frozen=True, slots=True)
 class PhaseTimes:
     """The times of a phase."""
 
-    unit: str  # "token" or "step": the µs of bricks and layers are per this unit
-    step_us: Figure  # time of a step, over all steps, even those without recorded bricks
-    tokens_per_sec: Figure | None  # per second of wall-clock time
-    places: Mapping[Place, PlaceTimes]  # bricks over all layers and outside, bricks in one layer, and whole layers
+    unit: str  # "token" or "step": the times of bricks and layers are in µs per this unit
+    step_us: Figure  # time of a step, over all steps, also over steps without recorded bricks
+    tokens_per_sec: Figure | None  # tokens per second of wall-clock time
+    places: Mapping[Place, PlaceTimes]  # times of bricks over all layers, of bricks in one layer, and of whole layers
     work: Mapping[Brick, BrickWork] = field(default_factory=dict)  # only bricks that declare their work
 
     @property
     def bricks(self) -> dict[Brick, Figure]:
-        """The time of each brick, over all layers and outside. The time between bricks counts as a brick, too."""
+        """The time of each brick, over all layers and outside of layers.
+
+        The time between bricks counts as a brick, too.
+        """
         return {brick: one.time for (brick, layer), one in self.places.items() if brick and layer is None}
 
     @property
@@ -69,14 +73,14 @@ class PhaseTimes:
 
 @dataclass(frozen=True, slots=True)
 class PhaseFigures:
-    """The steps of one phase. Their times are known if they cover at least MIN_BLOCKS blocks."""
+    """The steps of one phase. Their times are known if at least MIN_BLOCKS blocks of steps were recorded."""
 
     phase: str
     steps: int
-    share: float  # share of this phase in the steps of all phases
-    tokens: float | None  # mean per step
-    sequences: float | None  # mean per step
-    cached: float | None  # mean positions in the cache of each sequence before a step
+    share: float  # number of steps of this phase, divided by the number of steps of all phases
+    tokens: float | None  # mean number of tokens per step
+    sequences: float | None  # mean number of sequences per step
+    cached: float | None  # mean number of cached positions of a sequence before a step
     blocks: int  # number of blocks with recorded steps
     times: PhaseTimes | None
 
@@ -88,10 +92,10 @@ class Snapshot:
     key: str
     surroundings: Surroundings
     phases: tuple[PhaseFigures, ...]
-    begin_ns: int  # on the monotonic clock of the process's host
+    begin_ns: int  # on the monotonic clock of the process's host, in ns
     end_ns: int
     ended_s: float | None  # `end_ns` as Unix time on that host
-    lost_percent: float  # share of the records in this period that were lost
+    lost_percent: float  # percentage of the records in this period that were lost
 
     @property
     def covers_s(self) -> float:

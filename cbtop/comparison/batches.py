@@ -1,4 +1,7 @@
-"""The batch of a part of a run, in words and in thresholds: its sequences, or its tokens if none are reported."""
+"""The batch of a group of steps, as text and in thresholds.
+
+The batch is the number of sequences of a step, or the number of tokens if sequences are not reported.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from cbtop.comparison.runs import StepGroup
 from cbtop.comparison.step_blocks import most_alike
 from cbtop.units import count
 
-PartKey = tuple[str, tuple[int | None, int | None]]  # phase and work
+PartKey = tuple[str, tuple[int | None, int | None]]  # phase, and (tokens, sequences) of a step
 
 
 def key_of(part: StepGroup) -> PartKey:
@@ -17,27 +20,27 @@ def key_of(part: StepGroup) -> PartKey:
 
 
 def has_batch(part: StepGroup, batch: int) -> bool:
-    """Whether steps of `batch` sequences, or else tokens, are in this part."""
+    """Whether this group contains steps of `batch` sequences, or of `batch` tokens if sequences are not reported."""
     least, _ = _amounts(part)
     return least is not None and least <= batch <= most_alike(least)
 
 
 def batch_text(part: StepGroup) -> str:
-    """Return for example `6`, or `8 to 9` if the part may contain both. "" if no batch is reported."""
+    """Return for example `6`, or `8 to 9` if the group may contain both. Return "" if no batch is reported."""
     least, mean = _amounts(part)
     return "" if least is None else _range(least, mean)
 
 
 def batches_text(parts: Iterable[StepGroup]) -> str:
-    """Return the batches of parts, the smallest first: `1, 2, 8 to 9`."""
+    """Return the batches of all groups, the smallest first: `1, 2, 8 to 9`."""
     ordered = sorted((least, batch_text(part)) for part in parts if (least := _amounts(part)[0]) is not None)
     return ", ".join(dict.fromkeys(text for _, text in ordered)) or "none"
 
 
 def part_names(parts: Iterable[StepGroup]) -> dict[PartKey, str]:
-    """Return a name for each part: its phase, and its batch if the phase has several parts.
+    """Return a name for each group of steps. It contains the batch if the phase has several groups.
 
-    For example `decode, batch 6`, or `prefill, batch 1, 512 to 639 tokens` if several parts have that batch.
+    For example `decode, batch 6`, or `prefill, batch 1, 512 to 639 tokens` if several groups have batch 1.
     """
     by_key = {key_of(part): part for part in parts}
     of_phase = Counter(phase for phase, _ in by_key)
@@ -55,13 +58,16 @@ def part_names(parts: Iterable[StepGroup]) -> dict[PartKey, str]:
 
 
 def _amounts(part: StepGroup) -> tuple[int | None, float | None]:
-    """Return the smallest batch in the part, and the mean batch. None if not reported."""
+    """Return the smallest batch in the group, and the mean batch. A value is None if it is not reported."""
     tokens, sequences = part.work
     return (tokens, part.tokens) if sequences is None else (sequences, part.sequences)
 
 
 def _range(least: int, mean: float | None) -> str:
-    """Return the amounts that count as `least`, or the only one of them that has this mean."""
+    """Return the amounts that are rounded to `least` as text, such as `8 to 9`.
+
+    If `mean` shows the exact amount, return it.
+    """
     most = most_alike(least)
     if mean in (least, most):
         return count(least if mean == least else most)

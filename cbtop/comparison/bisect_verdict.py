@@ -1,10 +1,11 @@
-"""Derived verdicts of `cbtop bisect`: whether a commit is slower in the same way as BAD."""
+"""Verdicts of `cbtop bisect`: whether a commit is slower in the same way as BAD. They are derived from runs."""
 
 # Rules
-# - A commit is bad if it breaks what BAD breaks: the same rule, by the same brick. Other slowdowns are ignored,
-#   because a later commit has fixed them.
-# - A commit is good if the interval of BAD's largest slowdown ends below half of that slowdown. A threshold, and a
-#   brick that GOOD lacks, have no such figure: then all rules that BAD breaks must hold.
+# - A commit is bad if it breaks a rule that BAD also breaks, by the same brick. Other slowdowns are ignored, because
+#   a later commit has fixed them.
+# - A commit is good if the interval of BAD's largest slowdown ends below half of that slowdown.
+# - A threshold has no such interval. A brick that GOOD lacks has none, either. In these cases, a commit is good if it
+#   keeps all rules that BAD breaks.
 # - Any other commit is unclear. More runs may decide.
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from cbtop.comparison.runs import Run
 from cbtop.comparison.threshold_grammar import Threshold
 from cbtop.comparison.thresholds import judge
 
-LIKE_BAD = 0.5  # part of BAD's slowdown that a good commit must exclude
-_NO_SINGLE = "no single brick"  # begins the cause of a slowdown that several places share
-_IN_LAYER = " in "  # between the brick and the layer of a cause
+LIKE_BAD = 0.5  # share of BAD's slowdown; a good commit's slowdown is surely smaller
+_NO_SINGLE = "no single brick"  # first words of the cause if several bricks or layers share a slowdown
+_IN_LAYER = " in "  # text between the brick and the layer in a cause
 
 
 class CommitVerdict(StrEnum):
@@ -50,7 +51,10 @@ class Assessment:
         return [one for one in self.judged if one.outcome is Outcome.BROKEN]
 
     def keys(self, judged: Sequence[Judged]) -> set[tuple[str, str]]:
-        """Return each rule with the place of its threshold, or with the cause of the slowdown in any layer."""
+        """Return (rule, place) for each result.
+
+        The place is a text. It comes from the threshold, or it is the brick that causes the slowdown.
+        """
         if self.is_of_thresholds:
             return {(one.rule, one.about) for one in judged}
         return {(one.rule, one.brick or one.guilty.partition(_IN_LAYER)[0]) for one in judged}
@@ -58,24 +62,26 @@ class Assessment:
 
 @dataclass(frozen=True, slots=True)
 class Slowdown:
-    """A place that became slower: a brick in all layers or in one. `brick` is None for a unit or its typical step."""
+    """Something that became slower: a brick in all layers, a brick in one layer, or a whole step if `brick` is
+    None.
+    """
 
     phase: str
     work: tuple[int | None, int | None]
     brick: Brick | None
     layer: str | None
-    is_typical: bool  # of the typical step, not of the wall-clock time of a unit
-    is_beside_others: bool  # relative to all other places
+    is_typical: bool  # whether this is the typical step, and not the wall-clock time per token or step
+    is_beside_others: bool  # whether the slowdown is relative to all other bricks and layers
     ratio: float
 
     @property
     def name(self) -> str:
-        """For example `DownProjection in Layer 5`."""
+        """The name on the screen, for example `DownProjection in Layer 5`."""
         whole = f"typical {self.phase} step" if self.is_typical else f"{self.phase} step"
         return _IN_LAYER.join(filter(None, (self.brick[0] if self.brick else whole, self.layer)))
 
     def change_in(self, found: RunDiff) -> Change | None:
-        """Return the change of the same place in another comparison, or None if it has no such place."""
+        """Return the change of the same brick or step in another comparison. Return None if it is missing there."""
         part = next((one for one in found.parts if (one.phase, one.now.work) == (self.phase, self.work)), None)
         if part is None:
             return None
@@ -88,21 +94,21 @@ class Slowdown:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The rules that BAD breaks, and its largest slowdown. That is None if GOOD has no such figure."""
+    """The rules that BAD breaks, and its largest slowdown. The slowdown is None if GOOD has no figure to compare."""
 
     keys: frozenset[tuple[str, str]]
     slowdown: Slowdown | None
 
     def of(self, assessment: Assessment) -> list[Judged]:
-        """Return the results of a commit that are broken in the same way as in BAD."""
+        """Return the broken results of a commit with a rule and place that BAD breaks, too."""
         shared = {rule for rule, cause in self.keys if cause.startswith(_NO_SINGLE)}
         return [one for one in assessment.broken if one.rule in shared or assessment.keys([one]) & self.keys]
 
 
 def assess(bases: Sequence[Run], news: Sequence[Run], thresholds: Sequence[Threshold], *, anyway: bool) -> Assessment:
-    """Judge the runs by the thresholds, or by the default gate without thresholds.
+    """Judge the runs by the thresholds. Without thresholds, use the default gate.
 
-    Raises UsageError if a threshold names a place that does not exist.
+    Raises UsageError if a threshold names a brick or layer that does not exist.
     """
     found = diff_of(bases, news, anyway=anyway)
     if why_not := found.why_not or found.base.untrusted or found.now.untrusted:
@@ -114,7 +120,7 @@ def assess(bases: Sequence[Run], news: Sequence[Run], thresholds: Sequence[Thres
 
 
 def wanted_of(bad: Assessment) -> Wanted | None:
-    """Return what BAD breaks, or None if it breaks nothing."""
+    """Return the rules that BAD breaks, or None if it breaks no rule."""
     if not bad.broken:
         return None
     found = [] if bad.is_of_thresholds else [one for part in bad.found.parts if (one := _largest(part))]
@@ -122,7 +128,7 @@ def wanted_of(bad: Assessment) -> Wanted | None:
 
 
 def verdict_of(assessment: Assessment, wanted: Wanted, *, is_last: bool) -> CommitVerdict:
-    """Return the verdict on a commit. `is_last`: all rounds are done, so an unsure threshold passes."""
+    """Return the verdict on a commit. If `is_last`, no more rounds follow, so an unsure threshold passes."""
     if assessment.why_not:
         return CommitVerdict.UNCLEAR
     if wanted.of(assessment):
@@ -140,9 +146,9 @@ def verdict_of(assessment: Assessment, wanted: Wanted, *, is_last: bool) -> Comm
 
 
 def _largest(part: PartDiff) -> Slowdown | None:
-    """Return the guilty brick with the largest slowdown, or the typical step or a unit if bricks are the lesser part.
+    """Return the brick with the largest slowdown. If bricks explain less than half of the slowdown, return the step.
 
-    Returns None if none of them is slower than in the baseline.
+    Returns None if no brick and no step is slower than in the baseline.
     """
     whole = part.typical if part.is_typically_slower else part.wall if part.is_slower else None
     place = max((one for one in part.guilty if one.change), key=lambda one: one.delta_us, default=None)
@@ -157,7 +163,7 @@ def _largest(part: PartDiff) -> Slowdown | None:
 
 
 def said_of(assessment: Assessment, wanted: Wanted) -> str:
-    """Return the measurement that decides about a commit, in one line."""
+    """Return the measurement that decides the verdict on a commit, as one line."""
     if assessment.why_not:
         return assessment.why_not
     if broken := wanted.of(assessment):

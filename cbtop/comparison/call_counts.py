@@ -1,9 +1,14 @@
-"""The derived number of calls of a place in a step, and its change between two runs."""
+"""The number of calls of a place per step, and the change of this number between two runs.
+
+A place is a brick, a layer, or a brick in a layer. All numbers are derived from records.
+"""
 
 # Rules
-# - A place that every block calls equally often has no noise: any other number is a change of the program.
-# - Otherwise chance decides how often a step calls. Blocks of steps show by how much. Most places together show
-#   whether blocks are alike their neighbours, unless one place alone is called in bursts.
+# - If every block of steps calls a place (a brick or layer) equally often, the number of calls has no noise. Any
+#   other number is then a change of the program.
+# - Otherwise the number of calls varies by chance. Its variation between blocks shows how much.
+# - Neighbouring blocks may be similar, and then they count as fewer blocks. This is judged over most places together.
+#   A place that is called in bursts is judged by itself.
 
 from __future__ import annotations
 
@@ -17,18 +22,18 @@ from numpy.typing import NDArray
 from cbtop.comparison.noise import CONFIDENCE, LEAST_PERCENT, Figure, change, figures, telling_blocks
 from cbtop.units import number
 
-_SAME = 1e-9  # relative difference of two numbers that only differ by rounding
+_SAME = 1e-9  # relative difference; smaller differences are rounding errors
 _LONG_BLOCKS = 15
-_BURSTS = 2.25  # chance alone makes the variance between long blocks larger by less than this factor
-_USUAL_OVER_MEDIAN = 1.4826  # of the absolute value of a normal variable: its standard deviation over its median
+_BURSTS = 2.25  # ratio of variances of long and short blocks; chance alone stays below this ratio
+_USUAL_OVER_MEDIAN = 1.4826  # standard deviation of a normal variable, divided by the median of its absolute value
 
 
 @dataclass(frozen=True, slots=True)
 class CallsChange:
-    """The change of the number of calls per step. Chance moves it by at most `half`.
+    """The change of the number of calls per step. Chance alone moves it by at most `half`.
 
-    `is_exact`: in both runs, every block of steps calls equally often. `is_new`: only the new run calls the place, so
-    often that it is not chance.
+    `is_exact` means that every block of steps in both runs has equally many calls per step. `is_new` means that only
+    the new run calls the place, and more often than chance explains.
     """
 
     before: float
@@ -56,7 +61,7 @@ class CallsChange:
 
     @property
     def text(self) -> str:
-        """For example `1.30× ± 0.08 as many calls a step`, or "" if the change does not exceed noise."""
+        """The change as text, such as `1.30× ± 0.08 as many calls a step`, or "" if it does not exceed noise."""
         if not self.is_beyond_noise:
             return ""
         if self.is_exact or not self.before:
@@ -67,7 +72,7 @@ class CallsChange:
 def call_figures(calls: NDArray[np.float64], steps: NDArray[np.float64]) -> list[Figure]:
     """Return the calls per step of each column of `calls`, shape (blocks, columns). Block i has `steps[i]` steps.
 
-    The error of a place with equally many calls in every block is 0.
+    If every block has equally many calls per step, the error of a column is 0.
     """
     mean = calls.sum(axis=0) / steps.sum()
     varies = np.ptp(calls / steps[:, None], axis=0) > _SAME * mean
@@ -85,7 +90,9 @@ def call_figures(calls: NDArray[np.float64], steps: NDArray[np.float64]) -> list
 
 
 def _bursts(off: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Return whether each column scatters more between long blocks than independent short blocks would."""
+    """Return for each column whether its variance between long blocks is larger than independent short blocks
+    explain.
+    """
     length = max(1, len(off) // _LONG_BLOCKS)
     longer = off[: len(off) // length * length].reshape(-1, length, off.shape[1]).sum(axis=1)
     found: NDArray[np.bool_] = (longer**2).mean(axis=0) > _BURSTS * length * (off**2).mean(axis=0)
@@ -97,9 +104,9 @@ def _whole(calls: float) -> str:
 
 
 def calls_change(before: Figure | None, now: Figure | None, compared: int) -> CallsChange:
-    """Return the change of the calls per step. None is a place that a run does not call.
+    """Return the change of the calls per step. A figure is None if a run does not call the brick or layer.
 
-    In total, `compared` figures are compared together.
+    `compared` is the number of figures that are tested together.
     """
     known = before or now
     assert known is not None
@@ -109,10 +116,11 @@ def calls_change(before: Figure | None, now: Figure | None, compared: int) -> Ca
 
 
 def new_calls(now: Figure, compared: int, steps: tuple[int, int]) -> CallsChange:
-    """Return the change of a place that only the new run calls. `steps` are the steps of the baseline and of now.
+    """Return the change for a brick or layer that only the new run calls.
 
-    If chance decided which steps call it, each independent group of calls would fall into either run in proportion to
-    its steps.
+    `steps` is (steps of the baseline, steps of the new run). The test assumes that chance decides which steps make
+    the calls. Then each independent group of calls is in the baseline with a probability in proportion to the
+    baseline's steps.
     """
     found = calls_change(None, now, compared)
     if found.is_exact:
@@ -128,10 +136,11 @@ def _none(known: Figure) -> Figure:
 
 
 def learned_calls(rows: Sequence[Sequence[Figure]]) -> list[Figure]:
-    """Return the mean of each row with its scatter between runs. A row has the calls of one place in several runs.
+    """Return the mean of each row with its scatter between runs. A row has the calls of one brick or layer in several
+    runs.
 
-    Runs may scatter more than their blocks show, for example by other input. No row is assumed to exceed its blocks
-    by less than the median row.
+    Runs may differ by more than their blocks do, for example because of other input. The ratio of both scatters is at
+    least as large as in the median row.
     """
     means = np.array([[one.mean for one in row] for row in rows])
     within = np.sqrt([np.mean([one.error**2 for one in row]) for row in rows])
@@ -159,7 +168,10 @@ def learned_calls(rows: Sequence[Sequence[Figure]]) -> list[Figure]:
 
 
 def looks(befores: Sequence[Figure | None], nows: Sequence[Figure | None]) -> int:
-    """Return how many figures two runs compare together: a call of each place, and its calls a step if they vary."""
+    """Return the number of figures of two runs that are tested together.
+
+    Each brick or layer counts once for the time of a call, and once for its calls per step if they vary.
+    """
     return sum(
         1 + any(one and (one.error or one.scatter) for one in both) for both in zip(befores, nows, strict=True)
     )

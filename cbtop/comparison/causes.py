@@ -17,8 +17,8 @@ from cbtop.comparison.runs import Run
 from cbtop.protocol.attributes import Grid
 from cbtop.protocol.vocabulary import LAUNCH_BOUND
 
-THREADS = "threads"  # name of the condition that the manifest has
-# Properties of a kernel, each with the text of a change of it.
+THREADS = "threads"  # name of a condition that the model's manifest reports
+# The compared properties of a kernel. Each has a function that describes a change as text.
 _PROPERTIES = {
     "registers": "{} registers",
     "local_memory_bytes": "{} B of local memory",
@@ -40,38 +40,38 @@ class ConditionChange:
 
     @property
     def text(self) -> str:
-        """For example `Triton 3.6.0 → 3.7.0`."""
+        """The change as text, for example `Triton 3.6.0 → 3.7.0`."""
         return f"{self.name} {self.before} → {self.now}"
 
 
 @dataclass(frozen=True, slots=True)
 class KernelChange:
-    """A property that differs between the launches of a brick, the same in each of `layers`.
+    """A property of a kernel launch of a brick that differs between two runs. It differs equally in each of `layers`.
 
-    `kernel` is the kernel's name, or its name before and now.
+    `kernel` is the kernel's name, or both names if the name changed.
     """
 
     phase: str
     brick: str
-    layers: tuple[str, ...]  # "" outside of layers
+    layers: tuple[str, ...]  # names of layers; "" is outside of layers
     kernel: str
-    what: str  # a field of KernelAttributes
+    what: str  # the property: a field name of KernelAttributes
     before: int | Grid
     now: int | Grid
 
     @property
     def text(self) -> str:
-        """For example `64 → 72 registers`."""
+        """The change as text, for example `64 → 72 registers`."""
         return _PROPERTIES[self.what].format(f"{_value(self.before)} → {_value(self.now)}")
 
 
 @dataclass(frozen=True, slots=True)
 class GraphChange:
-    """A sure difference between the contents of the steps of one phase."""
+    """A certain difference between the contents of the steps of one phase."""
 
     phase: str
-    place: str  # such as `Layer 3 › DownProjection`, "" outside of all
-    what: str  # such as `float32 → bfloat16`
+    place: str  # for example `Layer 3 › DownProjection`, or "" for the whole step
+    what: str  # for example `float32 → bfloat16`
 
     @property
     def text(self) -> str:
@@ -80,14 +80,14 @@ class GraphChange:
 
 @dataclass(frozen=True, slots=True)
 class Causes:
-    """The changes that may explain times. They are measured or reported by both runs, and prove nothing."""
+    """Changes that may explain different times. Both runs measured or reported them. They do not prove a cause."""
 
     conditions: tuple[ConditionChange, ...] = ()
     kernels: tuple[KernelChange, ...] = ()
     graph: tuple[GraphChange, ...] = ()
 
     def of_brick(self, phase: str, brick: str, layer: str | None = None) -> list[str]:
-        """Return how the kernels of a brick changed, in one layer or in all, for example `64 → 72 registers`."""
+        """Return the changes of a brick's kernels, in one layer or in all, for example `64 → 72 registers`."""
         name = brick.removesuffix(f", {LAUNCH_BOUND}")
         own = [
             one.text
@@ -98,12 +98,12 @@ class Causes:
 
     @property
     def of_process(self) -> list[str]:
-        """The conditions that changed, for example `Triton 3.6.0 → 3.7.0`."""
+        """Return the conditions that changed, for example `Triton 3.6.0 → 3.7.0`."""
         return [one.text for one in self.conditions]
 
 
 def causes_of(base: Run, now: Run) -> Causes:
-    """Return what changed from `base` to `now`."""
+    """Return the changes from `base` to `now` that may explain different times."""
     befores, afters = _conditions(base), _conditions(now)
     conditions = tuple(
         ConditionChange(name, befores[name], value)
@@ -120,7 +120,10 @@ def causes_of(base: Run, now: Run) -> Causes:
 
 
 def with_causes(judged: Sequence[Judged], found: RunDiff) -> list[Judged]:
-    """Return the results. Broken ones that compare two runs also say what changed between these."""
+    """Return the results.
+
+    Broken results that compare two runs get the changes between these runs added to their text.
+    """
     causes = causes_of(found.base, found.now)
     if not (causes.conditions or causes.kernels):
         return list(judged)
@@ -169,8 +172,8 @@ def _of_kernels(before: PhaseContents, now: PhaseContents) -> Iterator[KernelCha
 def _kernels(phase: PhaseContents) -> dict[tuple[str, str, str, str], tuple[str, Piece]]:
     """Return the kernels that can be compared, with their names.
 
-    A kernel is compared with the kernel of the same name, or with the only kernel of the brick. A kernel with several
-    launch configurations in a brick is left out.
+    A kernel is compared with the kernel of the same name, or with the only kernel of the brick. A kernel is left out
+    if a brick launches it in several configurations.
     """
     by_name: dict[tuple[str, str, str, str], list[Piece]] = {}
     in_brick: dict[tuple[str, str, str], int] = {}

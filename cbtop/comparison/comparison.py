@@ -1,8 +1,9 @@
 """The changes between two snapshots by brick and layer, or the reason why the snapshots are not comparable."""
 
 # Rules
-# - Times of different work do not compare speed. If the model, batch or mix of phases differs, report that instead.
-# - A different machine, backend or cache length is only noted, because the user may want to compare just that.
+# - Times of different work cannot be compared. If the model, batch or mix of phases differs, this is reported in
+#   place of changes.
+# - A different machine, backend or cache length is only noted, because the user may want to compare exactly these.
 
 from __future__ import annotations
 
@@ -18,32 +19,33 @@ from cbtop.profiler.analysis.layers import MIN_PEERS
 from cbtop.protocol.vocabulary import BrickCategory, BrickId
 from cbtop.units import count, number, percent
 
-# tokens or sequences per step count as equal within this relative difference; any reported change is larger
+# relative difference of tokens or sequences per step that counts as equal; any reported change is larger
 ALIKE = 0.02
-ALIKE_SHARE = 0.05  # ignored difference of a phase's share in the steps of all phases
-ALIKE_CACHE = 0.10  # ignored relative difference of cached positions
-MAX_LOST_PERCENT = 0.1  # percent of the records; the same limit as for the verdict data-incomplete
-# These bricks of attention do not read the cache. Its length does not affect them.
+ALIKE_SHARE = 0.05  # difference of a phase's share of all steps that is ignored
+ALIKE_CACHE = 0.10  # relative difference of cached positions that is ignored
+# percent of the records; more lost records make a comparison invalid, like the verdict data-incomplete
+MAX_LOST_PERCENT = 0.1
+# Bricks of attention that do not read the cache. The length of the cache does not affect them.
 _READ_NO_CACHE = (BrickId.QKV_PROJECTION, BrickId.OUTPUT_PROJECTION, BrickId.ROPE_EMBEDDING)
 _NO_CACHE = {brick.display_name for brick in _READ_NO_CACHE}
 
 
 @dataclass(frozen=True, slots=True)
 class PlaceChange:
-    """The change in µs per token (or step) of a brick, a layer, or a brick in a layer.
+    """The change of a brick, a layer, or a brick in a layer, in µs per token (or step).
 
-    It is the change of a call, at as many calls as before. If their number changed beyond noise, `calls` says so, and
-    `change` is the change of all calls.
+    `change` assumes as many calls as in the baseline. If the number of calls changed beyond noise, `calls` describes
+    this, and `change` is the change of all calls.
     """
 
-    brick: Brick | None  # None: the whole layer
-    layer: str | None  # None: in all layers and outside of them
+    brick: Brick | None  # None: the change is of the whole layer
+    layer: str | None  # None: the change is of all layers and outside of layers
     change: Change
     calls: CallsChange | None = None
 
     @property
     def name(self) -> str:
-        """For example `DownProjection in Layer 5`."""
+        """The name on the screen, for example `DownProjection in Layer 5`."""
         return " in ".join(part for part in (self.brick[0] if self.brick else "", self.layer or "") if part)
 
 
@@ -53,23 +55,24 @@ class WorkChange:
 
     intensity: float  # FLOP per byte
     gflops: float
-    # change of GFLOP/s at the typical time; None if the brick's calls differ or the brick is gone
+    # Change of GFLOP/s at the typical time. It is None if the brick has several kinds of calls or does not run any
+    # longer.
     change: Change | None
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two snapshots compared in one phase. If `why_not` is set, they are not comparable and no change is known."""
+    """Two snapshots compared in one phase. If `why_not` is set, they are not comparable, and no change is known."""
 
     base: Snapshot
     now: Snapshot
     phase: str
     why_not: str = ""
-    notes: tuple[str, ...] = ()  # differences that may be the purpose of the comparison
+    notes: tuple[str, ...] = ()  # differences that may be intended, such as another machine
     unit: str = "token"  # "token" or "step": times are in µs per this unit
     step_us: Change | None = None
     tokens_per_sec: Change | None = None
-    changes: tuple[PlaceChange, ...] = ()  # bricks, bricks in layers, and layers, the largest change first
+    changes: tuple[PlaceChange, ...] = ()  # changes of bricks, of bricks in a layer, and of layers, the largest first
     is_same_cache: bool = True  # whether both caches had about the same length; False if a length is unknown
 
     @property
@@ -93,7 +96,10 @@ class Comparison:
         }
 
     def median_us(self, phase: str, place: Place) -> float | None:
-        """Return the median call of a place in the baseline. None if it is unknown or the phase was not compared."""
+        """Return the median time (µs) of a call in the baseline. `place` is a brick, a layer, or a brick in a layer.
+
+        Returns None if it is unknown or the phase was not compared.
+        """
         before = self.base.of(phase)
         if self.why_not or phase != self.phase or before is None or before.times is None:
             return None
@@ -118,14 +124,14 @@ class Comparison:
 
     @property
     def slower(self) -> list[PlaceChange]:
-        """The bricks that became slower beyond noise, the largest change first."""
+        """The bricks that became slower by more than noise, the largest change first."""
         return slower(self.changes, is_same_cache=self.is_same_cache)
 
     @property
     def worst_layer(self) -> PlaceChange | None:
         """The layer with the largest slowdown beyond noise.
 
-        A different cache length may slow all layers. In that case, only layers of bricks in `slower` count.
+        A longer cache may slow all layers. If the cache lengths differ, only layers with a brick in `slower` count.
         """
         slower = self._slower_layers
         if not self.is_same_cache:
@@ -134,7 +140,7 @@ class Comparison:
 
     @property
     def slower_layers(self) -> int:
-        """Number of layers that became slower beyond noise, for any reason."""
+        """Number of layers that became slower by more than noise, for any reason."""
         return len(self._slower_layers)
 
     @property
@@ -143,8 +149,10 @@ class Comparison:
 
 
 def compare(base: Snapshot, now: Snapshot, phase: str, alike: int = 1) -> Comparison:
-    """Return the changes in `phase` from `base` to `now`. `alike` is the number of baselines that matched equally
-    well."""
+    """Return the changes in `phase` from `base` to `now`.
+
+    `alike` is the number of baselines that matched equally well.
+    """
     before, after = base.of(phase), now.of(phase)
     why_not = _why_not(base, now, phase)
     if why_not or before is None or after is None or before.times is None or after.times is None:
@@ -180,9 +188,9 @@ def rate_change(base: Snapshot, now: Snapshot, phase: str) -> tuple[Change | Non
 
 
 def slower(changes: Iterable[PlaceChange], *, is_same_cache: bool = True) -> list[PlaceChange]:
-    """Return the bricks that became slower beyond noise, the largest change first.
+    """Return the bricks that became slower by more than noise, the largest change first.
 
-    If one layer has most of a brick's change, the brick is reported in that layer. Otherwise, bricks that read the
+    If one layer has most of a brick's change, the result is the brick in that layer. Otherwise, bricks that read the
     cache are left out if the cache is longer or of unknown length, because a longer cache slows them in every layer.
     """
     worst_cell: dict[Brick, PlaceChange] = {}
@@ -209,17 +217,19 @@ def slower(changes: Iterable[PlaceChange], *, is_same_cache: bool = True) -> lis
 
 
 def _is_most(part: Change, whole: Change) -> bool:
-    """Whether the change `part` is more than half of `whole`, if possible relative to all other places."""
+    """Whether the change `part` is more than half of the change `whole`.
+
+    Both are taken relative to all other bricks and layers if this is known.
+    """
     if part.own and whole.own:
         part, whole = part.own, whole.own
     return part.delta > whole.delta / 2
 
 
 def baselines_of(bases: Sequence[Snapshot], now: Snapshot) -> list[Snapshot]:
-    """Return the baselines closest to `now`: of the same process, or else of the same model, if possible with the
-    same rank.
+    """Return the baselines that match `now` best. Only an empty `bases` gives an empty result.
 
-    The result is only empty if `bases` is empty.
+    These are baselines of the same process, or else of the same model. Among them, the same rank is preferred.
     """
 
     def is_far(base: Snapshot) -> tuple[bool, bool, bool]:
@@ -244,7 +254,7 @@ def _changes(before: PhaseTimes, after: PhaseTimes, units: float) -> tuple[Place
 
 
 def _units(phase: PhaseFigures) -> float:
-    """Return the units of a step."""
+    """Return the mean number of units per step: its tokens, or 1 if the unit is a step."""
     is_counted = phase.times is not None and phase.times.unit == "token"
     return phase.tokens or 1.0 if is_counted else 1.0
 
@@ -254,11 +264,15 @@ def _change(before: Figure | None, after: Figure | None, compared: int) -> Chang
 
 
 def _work_change(place: PlaceChange | None, before: BrickWork, now: BrickWork | None) -> Change | None:
-    """Return the change of a brick's GFLOP/s, to first order. `place` is the change of its typical time."""
+    """Return the change of a brick's GFLOP/s as a first-order approximation.
+
+    `place` is the change of its typical time.
+    """
     found = place.change if place else None
     if not place or not found or found.medians_us is not None or now is None or min(found.before, found.now) <= 0:
         return None
-    # Both times are at the baseline's number of calls, unless that changed beyond noise. So is the work.
+    # The times assume the baseline's number of calls, unless this number changed beyond noise. Make the work match
+    # the times.
     calls = place.calls
     as_many = 1.0 if calls is None or calls.is_beyond_noise or calls.now <= 0 else calls.before / calls.now
     then, is_now = before.flops / found.before / 1e3, as_many * now.flops / found.now / 1e3
@@ -312,9 +326,9 @@ def _why_not(base: Snapshot, now: Snapshot, phase: str) -> str:
 def other_model(
     base: Surroundings, now: Surroundings, base_name: str = "the baseline", *, any_type: bool = False
 ) -> str:
-    """Return how the models differ, or "" if all reported properties are equal.
+    """Return the differences between the models as text, or "" if all reported properties are equal.
 
-    `any_type` allows another type of the weights, which `differences` then returns.
+    With `any_type`, a different type of the weights is allowed. `differences` then reports it.
     """
     if (base.model or base.program) != (now.model or now.program):
         return f"another model: {now.model or now.program}, {base_name} has {base.model or base.program}"
@@ -329,7 +343,7 @@ def other_model(
 
 
 def differences(base: Surroundings, now: Surroundings) -> list[str]:
-    """Return the differences in surroundings that the user may want to compare."""
+    """Return differences in machine and settings. The user may want to compare exactly these."""
     differ = [
         ("type of weights", base.quantization, now.quantization),
         ("rank", base.rank, now.rank),
@@ -350,14 +364,14 @@ def _cache(before: PhaseFigures, after: PhaseFigures) -> list[str]:
 
 
 def _only(before: PhaseFigures, after: PhaseFigures) -> list[str]:
-    """Return notes that name the bricks in only one of the two snapshots."""
+    """Return notes with the names of bricks that only one of the snapshots has."""
     then, is_now = (set(each.times.bricks) if each.times else set() for each in (before, after))
     gone, new = (", ".join(sorted(name for name, _ in some)) for some in (then - is_now, is_now - then))
     return [*([f"no longer there: {gone}"] if gone else []), *([f"new: {new}"] if new else [])]
 
 
 def _alike(before: float | None, after: float | None, part: float) -> bool:
-    """Whether two numbers are about equal. Two unknown numbers count as equal."""
+    """Whether two numbers are equal within `part`, a relative difference. Two unknown numbers count as equal."""
     if before is None or after is None:
         return before is after
     return abs(after - before) <= part * max(before, after)

@@ -1,6 +1,6 @@
-"""The contents of the steps of a run: layers, bricks, kernels and operations, and how often a step runs each.
+"""The contents of the steps of a run: layers, bricks, kernels and operations, and how often a step runs each of them.
 
-A number is a range over the steps of a phase, `fewest` to `most`. It is exact if both are equal.
+Each number is a range (fewest, most) over the steps of a phase. It is exact if both ends are equal.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from enum import StrEnum
 
 from cbtop.protocol.attributes import NO_KERNEL, KernelAttributes
 
-MIN_STEPS = 3  # recorded steps of a phase from which on its numbers are exact
-Range = tuple[int, int]  # fewest and most
-Place = tuple[str, str, str]  # layer, brick and label; "" outside of layers or bricks
+MIN_STEPS = 3  # number of recorded steps of a phase that makes its numbers exact
+Range = tuple[int, int]  # (fewest, most)
+Place = tuple[str, str, str]  # (layer, brick, label); a text is "" outside of layers or bricks
 OUTSIDE: Place = ("", "", "")
-BESIDE = " › "  # between the names of a place
+BESIDE = " › "  # separator in texts such as `Layer 3 › DownProjection`
 
 
 class PieceKind(StrEnum):
@@ -24,12 +24,12 @@ class PieceKind(StrEnum):
     LAYER = "layer"
     BRICK = "brick"
     KERNEL = "kernel"
-    OPERATION = "operation"  # of torch on a processor
+    OPERATION = "operation"  # an operation of torch on a processor
     TRANSFER = "transfer"
 
 
 class Total(StrEnum):
-    """A number of a whole step."""
+    """A count over a whole step."""
 
     BRICKS = "bricks"
     LAUNCHES = "launches"
@@ -44,15 +44,16 @@ TRANSFERS = (Total.H2D, Total.D2H, Total.D2D)
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of a step at one place. `name` is "" for a layer or a brick itself.
+    """A part of a step at one place. `name` is "" if the piece is the layer or brick itself.
 
-    `dtype` is the type of the numbers that a brick multiplies, or of the result of an operation. "" means unknown.
+    For a brick, `dtype` is the type of the numbers that it multiplies. For an operation, it is the type of the
+    result. It is "" if it is unknown.
     """
 
     kind: PieceKind
     layer: str = ""  # "" outside of layers
     brick: str = ""  # "" outside of bricks
-    label: str = ""  # distinguishes bricks of one name in a layer
+    label: str = ""  # label of the brick, which distinguishes several bricks with the same name in a layer
     name: str = ""
     dtype: str = ""
     kernel: KernelAttributes = NO_KERNEL
@@ -64,10 +65,10 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class PhaseContents:
-    """The contents of the steps of one phase, warm-up steps among them, without the first step.
+    """The contents of the steps of one phase. Warm-up steps count. The first step does not count.
 
-    `steps` is the number of recorded steps, the first one among them. A missing entry of `totals` is unknown.
-    `plain` is the number of steps that were timed as a whole because of sampling. Their contents are not known.
+    `steps` is the number of recorded steps, including the first one. A total is unknown if `totals` lacks it. `plain`
+    is the number of steps with unknown contents, because sampling timed them only as a whole.
     """
 
     phase: str
@@ -83,7 +84,10 @@ class PhaseContents:
 
 @dataclass(frozen=True, slots=True)
 class Break:
-    """Graph breaks of one reason at one place, such as `Layer 3 › Activation`, "" outside of all."""
+    """Graph breaks with the same reason at one place, such as `Layer 3 › Activation`.
+
+    The place is "" outside of layers.
+    """
 
     place: str
     reason: str
@@ -92,7 +96,7 @@ class Break:
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """The totals of Dynamo in a process that was watched."""
+    """The totals that Dynamo (the tracer of torch.compile) counted in a watched process."""
 
     compilations: int
     recompilations: int
@@ -119,9 +123,9 @@ class Contents:
 def contents_together(runs: Sequence[Contents], *, needs_all: bool = False) -> Contents:
     """Return the contents of several runs as one. Numbers that differ between runs become ranges.
 
-    A run with too few steps of a phase, or none, does not count for it if another run has enough. If `needs_all`,
-    each run counts, and a phase that one of them lacks is left out.
-    Conditions that differ between the runs are unknown, and so are totals that a run does not know.
+    For each phase, runs with too few steps are ignored if another run has enough. With `needs_all`, no run is
+    ignored, and a phase is left out if one run lacks it. Conditions that differ between runs become unknown. Totals
+    that one run does not know become unknown, too.
     """
     first = runs[0]
     if len(runs) == 1:
@@ -156,7 +160,7 @@ def _together(phases: Sequence[PhaseContents]) -> PhaseContents:
 
 
 def _compiled_together(runs: Sequence[Compiled | None]) -> Compiled | None:
-    """Return the totals of the run with the most graph breaks, and the most of each other total."""
+    """Return the graph breaks of the run with the most of them, and the maximum of each other total."""
     known = [run for run in runs if run is not None]
     if len(known) < len(runs):
         return None

@@ -1,10 +1,10 @@
 """The differences between the contents of two runs, each with its brick and layer."""
 
 # Rules
-# - A number is compared only if it is exact in both runs. If it varies in both, as with a mixture of experts, it
-#   counts as equal. If it varies in one of them, the difference is unknown.
-# - A kind of piece that only one run has recorded is unknown, because the other may run the same.
-# - The bricks decide first. In a brick that is gone or new, kernels are not compared.
+# - A number is compared only if it is exact in both runs. If it varies in both runs, as with a mixture of experts, it
+#   counts as equal. If it varies in only one of them, the difference is unknown.
+# - If only one run has recorded a kind of piece, the difference is unknown, because the other may run the same.
+# - Bricks are compared first. The kernels of a removed or new brick are not compared.
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ _Pieces = Mapping[Piece, Range]
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One difference, the same in each of `layers`. `kind` is the kind of the pieces that differ.
+    """A difference that is the same in each of `layers`. `kind` is the kind of the pieces that differ.
 
-    If not `is_sure`, the two runs may be equal there, and `text` says what is not known.
+    If `is_sure` is false, the two runs may be equal here, and `text` explains what is unknown.
     """
 
     kind: PieceKind
-    layers: tuple[str, ...]  # "" outside of layers
-    brick: str  # "" for a layer or a step itself
+    layers: tuple[str, ...]  # names of layers; "" is outside of layers
+    brick: str  # name of the brick, or "" if the difference is of a layer or step itself
     text: str
     is_sure: bool = True
-    is_everywhere: bool = False  # whether these are all layers of the new run, and at least three
+    is_everywhere: bool = False  # whether `layers` are all layers of the new run, and at least three
 
     @property
     def place(self) -> str:
-        """For example `Layer 3 › DownProjection`."""
+        """The place as text, for example `Layer 3 › DownProjection`."""
         more = len(self.layers) - LISTED_LAYERS
         layers = ", ".join(self.layers[:LISTED_LAYERS]) + (f" and {counted(more, 'more layer')}" if more > 0 else "")
         return BESIDE.join(filter(None, ("every layer" if self.is_everywhere else layers, self.brick)))
 
     @property
     def first_place(self) -> str:
-        """The place in the first of the layers."""
+        """The place as text, with only the first layer."""
         return BESIDE.join(filter(None, (*self.layers[:1], self.brick)))
 
 
@@ -57,7 +57,7 @@ def differences_of(base: PhaseContents, now: PhaseContents) -> list[Difference]:
     layers = [_layers_of(one) for one in (base, now)]
     for place in _in_order(befores, afters):
         if place[0] in {*layers[0]} ^ {*layers[1]} and place not in (*layers[0].values(), *layers[1].values()):
-            continue  # inside of a layer that is gone or new, which is a difference itself
+            continue  # the whole layer is removed or new, and this is already a difference
         for kind, text, is_sure in _at_place(befores.get(place, {}), afters.get(place, {}), kinds):
             found.setdefault((kind, names[place], text, is_sure), {})[place[0]] = None
     everywhere = {place[0] for place in afters if place[0]}
@@ -74,7 +74,10 @@ def differences_of(base: PhaseContents, now: PhaseContents) -> list[Difference]:
 
 
 def _layers_of(phase: PhaseContents) -> dict[str, Place]:
-    """Return the layers with a piece of their own, each with its place. A layer may be in a brick."""
+    """Return the layers that have a piece for the layer itself, each with its place.
+
+    A layer may be inside a brick.
+    """
     return {piece.layer: piece.place for piece in phase.pieces if piece.kind is PieceKind.LAYER}
 
 
@@ -86,14 +89,14 @@ def _by_place(phase: PhaseContents) -> dict[Place, dict[Piece, Range]]:
 
 
 def _in_order(befores: Iterable[Place], afters: Iterable[Place]) -> list[Place]:
-    """Return all places, in the order of the new run. A gone place follows its layer."""
+    """Return all places in the order of the new run. A removed place follows its layer."""
     layers = list(dict.fromkeys(place[0] for place in (*afters, *befores)))
     places = dict.fromkeys((*afters, *befores))
     return sorted(places, key=lambda place: layers.index(place[0]))
 
 
 def _shown_names(places: Iterable[Place]) -> dict[Place, str]:
-    """Return the name of each brick, with its label if another brick of its layer has the same name."""
+    """Return the name of each brick. The label is added if another brick of its layer has the same name."""
     labels: dict[tuple[str, str], set[str]] = {}
     for layer, brick, label in places:
         labels.setdefault((layer, brick), set()).add(label)
@@ -101,7 +104,7 @@ def _shown_names(places: Iterable[Place]) -> dict[Place, str]:
 
 
 def _at_place(before: _Pieces, now: _Pieces, kinds: Sequence[PieceKind]) -> Iterator[tuple[PieceKind, str, bool]]:
-    """Yield the differences at one place: the kind of the pieces, a text, and whether it is a sure difference."""
+    """Yield (kind of the pieces, text, whether the difference is sure) for each difference at one place."""
     own = [{piece: number for piece, number in side.items() if piece.kind not in _INNER} for side in (before, now)]
     changed = ""
     if own[0] or own[1]:
@@ -122,7 +125,7 @@ def _at_place(before: _Pieces, now: _Pieces, kinds: Sequence[PieceKind]) -> Iter
 
 
 def _of_kind(pieces: _Pieces, kind: PieceKind) -> dict[str, dict[Piece, Range]]:
-    """Return the pieces of one kind by their names."""
+    """Return the pieces of one kind, grouped by their names."""
     found: dict[str, dict[Piece, Range]] = {}
     for piece, number in pieces.items():
         if piece.kind is kind:
@@ -135,7 +138,7 @@ def _inside(
 ) -> Iterator[tuple[PieceKind, str, bool]]:
     """Yield the differences of kernels, operations or copies at one place.
 
-    `changed` is a change of type that has been reported for the place.
+    `changed` is the change of type that was already reported for this place.
     """
     gone = {name: _sum(pieces.values()) for name, pieces in before.items() if name not in now}
     new = {name: _sum(pieces.values()) for name, pieces in now.items() if name not in before}
@@ -163,7 +166,7 @@ def _inside(
 
 
 def _other_attributes(name: str, before: _Pieces, now: _Pieces) -> Iterator[str]:
-    """Yield changes of type and launch of kernels or operations that run as often as before."""
+    """Yield changes of type and launch, for kernels and operations that run as often as before."""
     types = [" + ".join(sorted({piece.dtype for piece in side if piece.dtype})) for side in (before, now)]
     if types[0] != types[1] and all(types):
         yield f"{name}: {types[0]} → {types[1]}"
@@ -192,7 +195,7 @@ def _fewer(number: Range, kind: PieceKind, name: str) -> str:
 
 
 def _other_number(before: Range, now: Range) -> str | None:
-    """Return how often something runs in a step, or None if that is equal or varies in both runs."""
+    """Return the change of a number per step as text. Return None if it is equal, or if it varies in both runs."""
     if before == now or not (_is_exact(before) or _is_exact(now)):
         return None
     return f"{_text(now)} times a step, was {_text(before)}"

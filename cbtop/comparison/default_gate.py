@@ -24,9 +24,10 @@ from cbtop.comparison.short_steps import short_steps
 from cbtop.comparison.steadiness import steadiness
 from cbtop.units import count, counted, duration, number, percent
 
-MAX_BLIND_PERCENT = 50.0  # percent; if only larger changes can be found, the result is unknown
-MAX_NOISE_PERCENT = 100.0  # percent; with more noise, even a step that takes twice as long breaks no threshold
-FAR_PERCENT = 25.0  # percent; on a usable machine, pauses by other programs lengthen a unit by less than this
+MAX_BLIND_PERCENT = 50.0  # percent; if only larger changes can be detected, the result is unknown
+MAX_NOISE_PERCENT = 100.0  # percent; with more noise, even a step that takes twice as long would break no threshold
+# percent; on a suitable machine, pauses by other programs add less than this to the time of a unit
+FAR_PERCENT = 25.0
 _TOO_WIDE = (
     "the interval is too wide to tell whether this is a change; use more or longer runs (--learn 6), "
     "or a threshold of your own, such as step.p50<=1.05x"
@@ -38,9 +39,9 @@ SCATTER_UNKNOWN = (
 
 
 def default_gate(found: RunDiff) -> list[Judged]:
-    """Return whether a brick, a typical step or the rate of units became slower than the baseline beyond noise.
+    """Return whether a brick, a typical step or the rate became slower than in the baseline by more than noise.
 
-    The typical step includes the time before it. If the data could not show a change, the result says so.
+    The typical step includes the time before it. If the data could not show such a change, the result states this.
     """
     judged: list[Judged] = []
     for part in found.parts:
@@ -67,15 +68,18 @@ def _of_part(found: RunDiff, part: PartDiff) -> list[Judged]:
 
 
 def _is_steady(part: PartDiff) -> list[Judged]:
-    """Return the results on drift and long calls. Only MIN_LEARNED base runs that have the figure break them."""
+    """Judge the drift and the long calls.
+
+    Either can only be `broken` if at least MIN_LEARNED base runs have the figure.
+    """
     return [found for one, runs in steadiness(part) for found in known_to_scatter([one], runs)]
 
 
 def known_to_scatter(judged: Sequence[Judged], base_runs: int) -> list[Judged]:
-    """Return the default gate's results. With fewer than MIN_LEARNED runs in the baseline, nothing is broken.
+    """Return the results. If the baseline has fewer than MIN_LEARNED runs, broken results become `unknown`.
 
-    The scatter between runs is unknown then, so slower places are reported as `unknown`. (On a busy machine a third
-    of identical runs were slower, see docs/gate.md.)
+    With so few runs, the scatter between runs is not known. (On a busy machine, a third of identical runs were
+    slower, see docs/gate.md.)
     """
     if base_runs >= MIN_LEARNED:
         return list(judged)
@@ -89,9 +93,9 @@ def _not_known_to_scatter(one: Judged) -> Judged:
 def confirmed(first: Sequence[Judged], second: Sequence[Judged]) -> list[Judged]:
     """Combine the default gate's results of two consecutive new runs.
 
-    A rule is broken if both runs break it, even in different layers. If only one run breaks a rule, the rule is
-    unsure. If each run breaks a different rule, the result is unknown. Each rule keeps only its worst results in each
-    part, so that no row contradicts another.
+    A rule is broken if both runs break it, even in different layers. If only one run breaks it, it is unsure. If each
+    run breaks a different rule, the result is unknown. For each rule and group of steps, only the worst result is
+    kept, so that no two rows contradict each other.
     """
     broken = [{(one.rule, one.brick) for one in run if one.outcome is Outcome.BROKEN} for run in (first, second)]
     both = broken[0] & broken[1]
@@ -112,12 +116,12 @@ def confirmed(first: Sequence[Judged], second: Sequence[Judged]) -> list[Judged]
 
 
 def _rule_of(one: Judged) -> tuple[str, str]:
-    """Return the rule and the part of a result."""
+    """Return (rule, group of steps) of a result."""
     return one.rule, one.about.partition(": ")[0]
 
 
 def unconfirmed(first: Sequence[Judged], why: str) -> list[Judged]:
-    """Return the default gate's results after the second run failed. Nothing is broken, only unknown.
+    """Return the default gate's results after the second run failed. Broken results become unknown.
 
     `why` is the reason of the failure.
     """
@@ -138,14 +142,14 @@ def _is_slower_as_a_machine(found: RunDiff, part: PartDiff) -> bool:
 
 
 def _may_be_the_machine(found: RunDiff, rate: RateDiff) -> bool:
-    """Whether a slower machine explains all parts of a phase, so that its rate tells no more."""
+    """Whether a slower machine explains the slowdown of all groups of steps. Then the rate adds no information."""
     return bool(rate.parts) and all(_is_slower_as_a_machine(found, part) for part in rate.parts)
 
 
 def _machine_is_no_slower(part: PartDiff) -> Judged:
-    """Return a result for a change common to all bricks. The machine may be the cause.
+    """Return a result if all bricks became slower by the same factor. The machine may be the cause.
 
-    One baseline run does not show how much the machine's pace varies.
+    A single baseline run does not show how much the machine's pace varies.
     """
     assert part.shared is not None
     outcome = Outcome.UNSURE if 100 * (part.shared - 1) <= BLIND_PERCENT else Outcome.UNKNOWN
@@ -158,7 +162,8 @@ def _machine_is_no_slower(part: PartDiff) -> Judged:
 
 def _bricks_are_no_slower(part: PartDiff) -> list[Judged]:
     rule = f"{part.phase}: no brick slower beyond noise"
-    # A new brick is not slower. But the new brick is guilty if a token takes longer, mostly because of the new brick.
+    # A new brick has no earlier time and cannot be slower. It is still the cause if it explains most of a slower
+    # token.
     new = [one for one in part.new if part.is_slower and one.delta_us > part.wall.delta / 2]
     if slower := [*new, *part.guilty]:
         return [
@@ -189,9 +194,9 @@ def _bricks_are_no_slower(part: PartDiff) -> list[Judged]:
 
 
 def _costly_new(part: PartDiff) -> list[PlaceDiff]:
-    """Return the new bricks if they take much of the time and explain the additional time of a unit.
+    """Return the new bricks if they take much of the time and explain the additional time per token.
 
-    A new brick in some steps does not make the typical step longer. A renamed or split brick adds no time.
+    A new brick that runs in few steps does not make the typical step longer. A renamed or split brick adds no time.
     """
     gone_us = -sum(one.delta_us for one in part.bricks if one.verdict == "gone")
     new_us = sum(one.delta_us for one in part.new)
@@ -200,14 +205,17 @@ def _costly_new(part: PartDiff) -> list[PlaceDiff]:
 
 
 def _unknown_bricks(part: PartDiff) -> list[str]:
-    """Return the bricks of both runs with an unknown change, if together they take much of the new run's time."""
+    """Return the bricks with an unknown change that both runs have.
+
+    Return [] if they take little of the new run's time.
+    """
     unknown = [one for one in part.bricks if one.before and one.now and one.now.call and one.change is None]
     percent_of_step = 100 * sum(one.now.time.mean for one in unknown if one.now) / part.wall.now
     return [one.name for one in unknown] if percent_of_step > BLIND_PERCENT else []
 
 
 def _step_is_no_longer(part: PartDiff, typical: Change) -> Judged:
-    """Judge the typical step, including time outside bricks and the time before the step, but without pauses."""
+    """Judge the typical step. It includes the time outside bricks and the time before the step, but no pauses."""
     rule = f"{part.phase}: no longer step beyond noise"
     said = (
         f"{ratio_text(typical)}, {duration(typical.before)} → {duration(typical.now)} for a typical {part.unit}, "
@@ -223,13 +231,16 @@ def _step_is_no_longer(part: PartDiff, typical: Change) -> Judged:
 
 
 def _more_in_step_us(part: PartDiff) -> float:
-    """Return the additional µs of a typical step per unit. Each side counts the units of its own steps."""
+    """Return the additional µs per unit of a typical step.
+
+    Each run's time is divided by the units of its own steps.
+    """
     call = part.step.call
     return call.now / part.now.units_a_step - call.before / part.before.units_a_step if call else 0.0
 
 
 def _more_failed(part: PartDiff) -> Judged:
-    """Return a result for an increase of failed steps. Failing saves time, so a run with failed steps seems fast."""
+    """Return a result if more steps failed. A failed step ends early, so a run with failed steps would look fast."""
     now, before = part.now, part.before
     failed = f"{count(now.failed)} of {counted(now.steps, 'step')} failed"
     said = f"{failed}, {count(before.failed)} of {count(before.steps)} before; unfinished work takes no time"
@@ -237,7 +248,10 @@ def _more_failed(part: PartDiff) -> Judged:
 
 
 def _rate_is_no_lower(found: RunDiff, rate: RateDiff) -> Judged:
-    """Judge the rate of a phase in the wall-clock time of the whole run, with waits and the steps of other phases."""
+    """Judge the rate of a phase over the wall-clock time of the whole run.
+
+    This includes waits and steps of other phases.
+    """
     rule = f"{rate.phase}: no fewer {rate.unit} beyond noise"
     at = f" at {count(rate.cached)} positions cached" if rate.cached is not None else ""
     change = rate.time_us
@@ -252,7 +266,7 @@ def _rate_is_no_lower(found: RunDiff, rate: RateDiff) -> Judged:
             why = f"{_other_causes(found, rate)} took the time"
         said += f"; but the typical step is as long as before: {why}"
         return Judged(rule, rate.phase, Outcome.UNKNOWN if is_far else Outcome.UNSURE, said)
-    # Pauses by other programs make this interval wide on any machine. So the result is only `unknown` if more time is
+    # Pauses by other programs make this interval wide on any machine. So the result is `unknown` only if more time is
     # lost than pauses explain, or if the typical step is unknown, too.
     is_typical_known = any(part.typical is not None for part in rate.parts)
     if is_far or (not is_typical_known and (change.noise_percent or inf) > MAX_NOISE_PERCENT):
@@ -266,7 +280,7 @@ def _rate_is_no_lower(found: RunDiff, rate: RateDiff) -> Judged:
 
 
 def _other_causes(found: RunDiff, rate: RateDiff) -> str:
-    """Return what else the new run has besides typical steps of the phase."""
+    """Return possible causes of a lower rate other than the phase's typical steps, such as other phases."""
     phases = [one.phase for one in found.now.parts] + [one.phase for one in found.now.too_short]
     warm_up = sum(one.warm_up for one in found.now.parts if one.phase == rate.phase)
     causes = ["other phases"] if set(phases) - {rate.phase} else []
@@ -276,7 +290,7 @@ def _other_causes(found: RunDiff, rate: RateDiff) -> str:
 
 
 def _cause_of_rate(rate: RateDiff) -> str:
-    """Return the main cause in the part of the phase that took most of the additional time."""
+    """Return the main cause of the lower rate. It is in the group of steps that took most of the additional time."""
     worst = max(rate.parts, key=lambda part: part.wall.delta * part.now.amount)
     balance = worst.balance
     cause = _cause(worst, worst.wall.delta, balance.between_steps[1] - balance.between_steps[0])
@@ -292,9 +306,9 @@ def _not_compared(found: RunDiff, phase: str) -> str:
 
 
 def _cause(part: PartDiff, more_us: float, between_steps_us: float) -> str:
-    """Return the name of the main cause of `more_us` additional µs per unit.
+    """Return the name of the main cause of `more_us`, the additional µs per unit.
 
-    `between_steps_us` of the additional time is between steps.
+    `between_steps_us` of these µs are between steps.
     """
     balance = part.balance
     grown = {
@@ -311,7 +325,10 @@ def _cause(part: PartDiff, more_us: float, between_steps_us: float) -> str:
 
 
 def _told(part: PartDiff, place: PlaceDiff) -> str:
-    """Return the change that decides about a slower place, and the figures that became larger with it."""
+    """Return a text with the change that decides the verdict on a slower brick or layer.
+
+    Other figures that grew are added.
+    """
     if place.decisive is None:
         return f"new: {place.delta_us:+.1f} µs/{part.unit}"
     said = ratio_text(place.decisive)

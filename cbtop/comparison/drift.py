@@ -1,9 +1,12 @@
-"""The derived drift inside a run: the median step of its last third against its first third's."""
+"""The drift inside a run: the median step of its last third relative to its first third.
+
+It is derived from records.
+"""
 
 # Rules
-# - A step includes the time before it, without pauses. Warm-up steps are left out before.
-# - More cached positions take more time. This does not count as drift. The growth with the cache is taken from the
-#   baseline, because in a single run the cache grows as time passes.
+# - A step includes the time before it, without pauses. Warm-up steps are excluded earlier.
+# - More cached positions take more time, and this growth is not drift. Its size is learned from the baseline, because
+#   in a single run both the cache and the drift grow with time.
 
 from __future__ import annotations
 
@@ -19,48 +22,48 @@ from cbtop.comparison.quantiles import MEDIAN, CallTimes
 from cbtop.profiler.analysis.growth import Growth
 from cbtop.profiler.analysis.histograms import Column
 
-ALIKE_TOKENS = 0.02  # ignored relative difference of the tokens per step of two thirds
-USUAL_SPREADS = 4.0  # in median absolute deviations from the median time between steps; a longer time is a pause
-LEAST_PERCENT = 10.0  # clocks drift by less than this from run to run without a cause in the program
+ALIKE_TOKENS = 0.02  # relative difference between the tokens per step of both thirds that is ignored
+USUAL_SPREADS = 4.0  # A pause is longer than the median time between steps plus this many median absolute deviations.
+LEAST_PERCENT = 10.0  # percent; without a change of the program, clocks drift by less than this between runs
 
 
 @dataclass(frozen=True, slots=True)
 class Thirds:
-    """The median step of the first and of the last third of a run, in µs with the usual time before it."""
+    """The median step (µs) of the first and of the last third of a run. It includes the usual time before a step."""
 
     first: Figure
     last: Figure
-    cached: tuple[float, float] | None  # mean cached positions of both thirds; None if not reported
+    cached: tuple[float, float] | None  # mean cached positions of both thirds, or None if not reported
 
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """The length of a step in the last third as a multiple of the first third, before and now."""
+    """The median step of the last third divided by the median step of the first third, before and now."""
 
-    change: Change  # of this ratio, without the growth with the cache
+    change: Change  # change of this ratio, without the growth with the cache
     base_ratios: tuple[float, ...]  # the ratio of each base run
 
     @property
     def base_runs(self) -> int:
-        """Number of base runs that show how drift scatters, or 1 if too few do."""
+        """Number of base runs with a known drift. It is 1 if there are too few to show the scatter of drift."""
         return len(self.base_ratios) if len(self.base_ratios) >= MIN_LEARNED else 1
 
     @property
     def percent(self) -> float:
-        """The growth of steps inside the new run beyond the base runs' growth. 0 if there is none."""
+        """The growth of steps inside the new run, minus the growth in the base runs, in percent. At least 0."""
         least = 100 * (self.change.now - 1)
         return max(0.0, min(least, self.change.percent or 0.0))
 
     @property
     def is_slower(self) -> bool:
-        """Whether steps became longer inside the new run, beyond noise."""
+        """Whether steps became longer inside the new run, by more than noise."""
         return self.percent > LEAST_PERCENT and self.change.delta > self.change.half
 
 
 def without_pauses(between_ns: NDArray[np.float64], units: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the time between steps in each block. A time far from the median per unit is reduced.
+    """Return the time between steps in each block. Times far from the median per unit are reduced.
 
-    Rare delays come from other programs. A delay before every step comes from the process and remains.
+    Rare delays come from other programs. A delay before every step comes from the process itself and remains.
     """
     each = between_ns / units
     usual = np.median(each)
@@ -77,7 +80,8 @@ def thirds_of(
     tokens: NDArray[np.float64],
     cached: NDArray[np.float64] | None,
 ) -> Thirds | None:
-    """Return the thirds of a run, or None if they are too short or their steps have different numbers of tokens.
+    """Return the thirds of a run. Return None if they have too few blocks, or if their steps have different numbers
+    of tokens.
 
     Each argument except `place_of` has one entry per block. `place_of` is 0 for the step's node and -1 for others.
     """
@@ -107,8 +111,8 @@ def thirds_of(
 def drift_of(before: Sequence[Thirds], now: Sequence[Thirds], step: Figure | None, compared: int) -> Drift | None:
     """Return the drift of the new runs compared with the base runs' drift, or None if it is unknown.
 
-    `step` is the baseline's median step with its slope, its growth with the cache. In total, `compared` figures are
-    compared together.
+    `step` is the baseline's median step. Its slope is the growth with the cache. `compared` is the number of figures
+    that are tested together.
     """
     if not (before and now):
         return None

@@ -1,12 +1,16 @@
-"""Every brick, layer, and brick in a layer of a phase, with their derived times in blocks of steps."""
+"""The times of every brick, every layer, and every brick in a layer of a phase, in blocks of steps.
+
+All times are derived from records.
+"""
 
 # Rules
-# - How long a call takes and how often a step calls are two figures, each with its own error. A brick that runs in
-#   some steps only is called more often in one run than in another, by chance.
-# - Other programs delay a few calls of a place. So a call is judged by the median call of its layer. Calls of bricks
-#   that contain other bricks, and the time between bricks of a layer, are judged by the mean.
-# - The typical call of a brick over several layers is a mean of its layers with fixed weights. So it does not move if
-#   another layer is called more often.
+# - The time of a call and the number of calls per step are two figures, each with its own error. If a brick runs only
+#   in some steps, its number of calls varies by chance.
+# - Other programs delay a few calls. So a call is judged by the median call of its layer.
+# - Two figures are judged by the mean: calls of bricks that contain other bricks, and the time between bricks of a
+#   layer.
+# - The typical call of a brick over several layers is a mean with fixed weights. So it does not change if one layer
+#   is called more often.
 
 from __future__ import annotations
 
@@ -34,15 +38,17 @@ BETWEEN_BRICKS: Brick = (BETWEEN, BrickCategory.OTHER)
 Place = tuple[Brick | None, str | None]  # (brick, None), (None, layer), (brick, layer), or WHOLE_STEP
 WHOLE_STEP: Place = (None, None)
 _OVERLAP = SPARSE_COLUMNS.index("overlap_ns")
-_UNEVEN = 1.5  # chance alone makes the steeper side of a median of calls of one kind steeper by less than this factor
-MIN_SHARING = 8  # minimum number of bricks in layers; with fewer, one slow brick would move the shared ratio
+_UNEVEN = 1.5  # If all calls of a brick or layer are of one kind, chance keeps `Quantile.stretch` below this value.
+MIN_SHARING = 8  # minimum number of bricks in layers; with fewer, a single slow brick would change the ratio of all
 
 
 @dataclass(frozen=True, slots=True)
 class PlaceTimes:
-    """The times of one place: µs per unit, a typical call, and quantiles of calls, in µs. `calls` are per step.
+    """The times of one brick, layer, or brick in a layer: µs per unit, µs of a typical call, and quantiles of calls
+    in µs.
 
-    `call` is exclusive, and quantiles are inclusive. A figure is None if there are too few calls.
+    `calls` is the number of calls per step. `call` is exclusive, and quantiles are inclusive. A figure is None if
+    there are too few calls.
     """
 
     time: Figure
@@ -53,12 +59,18 @@ class PlaceTimes:
 
 
 def tells_pace(place: Place) -> bool:
-    """Whether a place is a brick in one layer. Each call of a step is in at most one such place."""
+    """Whether `place` is a brick in one layer.
+
+    These places do not overlap, so together they show how fast the machine is.
+    """
     return place[0] is not None and place[0] != BETWEEN_BRICKS and place[1] is not None
 
 
 class PhasePlaces:
-    """Every brick, brick in a layer, and layer of a phase, with the nodes that make up their times."""
+    """Every brick, brick in a layer, and layer of a phase.
+
+    Each has the list of nodes that its time is summed over.
+    """
 
     def __init__(self, totals: PhaseTotals) -> None:
         assert totals.step is not None
@@ -83,7 +95,8 @@ class PhasePlaces:
         pair = layer[self._is_inside] * len(self.bricks) + self._brick_at[self._is_inside]
         pairs, self._cell_at = np.unique(pair, return_inverse=True)
         self._layer_of_cell = pairs // len(self.bricks)
-        self._around = ids[~totals.adopted[ids] & ~totals.held[ids]]  # layers and other nodes that may contain bricks
+        # ids of layers and of other nodes that may contain bricks
+        self._around = ids[~totals.adopted[ids] & ~totals.held[ids]]
         self._around_in = row_of[layer_of[self._around]]
         at = (divmod(one, len(self.bricks)) for one in pairs.tolist())
         inside = [(self.bricks[brick], self.layers[layer]) for layer, brick in at]
@@ -91,14 +104,15 @@ class PhasePlaces:
 
     @property
     def names(self) -> list[Place]:
-        """Each of `bricks`, `cells` and `layers`, as the key of its times."""
+        """The key of each place, in the order `bricks`, `cells`, `layers`."""
         return [*((brick, None) for brick in self.bricks), *self.cells, *((None, layer) for layer in self.layers)]
 
     @property
     def nodes(self) -> list[Column]:
-        """The nodes of the calls of each of `bricks`, `cells` and `layers`.
+        """The nodes of each place, in the order `bricks`, `cells`, `layers`. The calls of a place are the calls of
+        its nodes.
 
-        The time between bricks has no calls. The layer or step around them is used instead.
+        The time between bricks has no calls of its own, so the nodes of the layer or step are used.
         """
         inside = self._ids[self._is_inside]
         of_layers = [self._layer_ids[self._layer_at == at] for at in range(len(self.layers))]
@@ -111,7 +125,7 @@ class PhasePlaces:
         ]
 
     def row(self, growth: Growth) -> NDArray[np.int64]:
-        """Return the time in ns of each of `bricks`, `cells` and `layers` in `growth`."""
+        """Return the time (ns) of each place in `growth`, in the order `bricks`, `cells`, `layers`."""
         totals = self._totals
         closed_ns = _dense(growth, "closed_ns", len(totals.table) + 1)
         overlap_ns = _overlap_ns(growth, len(closed_ns))
@@ -138,10 +152,10 @@ def place_times(
     steps: NDArray[np.float64],
     along: NDArray[np.float64] | None,
 ) -> tuple[dict[Place, PlaceTimes], NDArray[np.float64] | None]:
-    """Return the times of every place, and the pace of all places in each block.
+    """Return the times of every place, and the pace of each block (the common factor of all times).
 
-    Each argument has one entry per block. `steps` are recorded steps. `along` is a quantity such as the cached
-    positions (see `noise.figures`).
+    Each argument has one entry per block. `steps` is the number of recorded steps. `along` is a quantity such as the
+    cached positions (see `noise.figures`).
     """
     rows = np.array([places.row(growth) for growth in growths]) / 1e3
     names = places.names
@@ -167,7 +181,7 @@ def place_times(
     found: dict[Place, PlaceTimes] = {}
     for at, (place, time) in enumerate(zip(names, times, strict=True)):
         is_between = place[0] == BETWEEN_BRICKS
-        # The time between bricks has no calls, so take the median of the layer or step around it.
+        # The time between bricks has no calls. Use the median of the layer or step that contains it.
         median = of_layer.get((None, place[1])) if is_between else p50.figures[at]
         call = replace(mean[at], median_us=median_of(median)) if means[at] else stretched(typical[at], stretch[at])
         is_known = calls[:, at].sum() >= 2 * MIN_BEYOND and call.blocks >= MIN_BLOCKS - (along is not None)
@@ -188,7 +202,10 @@ def _by_kind(
     along: NDArray[np.float64] | None,
     pace: NDArray[np.float64] | None,
 ) -> list[Figure]:
-    """Return the figures of each kind of place separately, because places of a kind are about equally noisy."""
+    """Return the figures of bricks, of bricks in layers, and of layers.
+
+    Each of the three kinds is computed separately, because noise is about equal only within a kind.
+    """
     ends = np.cumsum([len(places.bricks), len(places.cells)])
     weights = np.split(weight, ends, axis=1) if weight.ndim == 2 else [weight] * 3
     parts = zip(np.split(amount, ends, axis=1), weights, strict=True)
@@ -197,10 +214,11 @@ def _by_kind(
 
 @dataclass(frozen=True, slots=True)
 class _NodePlaces:
-    """The places of each node, one in each of `columns`: brick or layer, brick in a layer, and rest of its brick.
+    """Maps each node to its places. Each of `columns` maps a node to one place.
 
-    The rest of a brick has its calls outside layers, and those in layers with too few calls to know their median. The
-    rest of brick i is place `names + i`. Together, the calls of the places in `parts` are the calls of a brick.
+    The columns are: the brick or layer, the brick in a layer, and the rest of the brick. The rest of a brick has its
+    calls outside of layers, and its calls in layers with too few calls for a median. Place `names + i` is the rest of
+    brick i. The places in `parts[i]` together have all calls of brick i.
     """
 
     columns: list[Column]
@@ -231,20 +249,25 @@ class _NodePlaces:
         return _NodePlaces([in_all, in_cell, rest], len(names), parts)
 
     def typical_us(self, p50: Quantile, calls: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the time of each block and place if all calls were typical. `calls` has the calls of each."""
+        """Return the time of each block and place if all calls took the typical time.
+
+        `calls` has shape (blocks, places).
+        """
         found = p50.typical_us[:, : self.names].copy()
         off_us = p50.typical_us - calls * p50.us
         total = calls.sum(axis=0)
-        for at, parts in enumerate(self.parts[:-1]):  # the last brick is the time between bricks
+        for at, parts in enumerate(self.parts[:-1]):  # skip the last brick, which is the time between bricks
             if total[parts].any():
                 usual_us = np.average(p50.us[parts], weights=total[parts])
                 found[:, at] = calls[:, at] * usual_us + off_us[:, parts].sum(axis=1)
         return found
 
     def stretch(self, p50: Quantile, calls: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the factor of the error of each place's typical time. `calls` has the calls of each.
+        """Return the factor that multiplies the error of each typical time. `calls` is the number of calls of each
+        place.
 
-        A layer with bricks in some steps only has calls of several kinds, and a brick has mostly one.
+        The factor is about 1 if all calls of a place are of one kind, as in most bricks. A layer has calls of several
+        kinds if some of its bricks do not run in every step.
         """
         found = p50.stretch[: self.names].copy()
         own = p50.stretch.copy()
@@ -261,7 +284,10 @@ class _NodePlaces:
 def _calls_of(
     names: Sequence[Place], by_block: NDArray[np.float64], steps: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Return the calls of each place in each block. The time between bricks has the calls of its layer or step."""
+    """Return the number of calls of each place in each block, shape (blocks, places).
+
+    The time between bricks has no calls, so it gets the calls of its layer or step.
+    """
     at_layer = {layer: at for at, (brick, layer) in enumerate(names) if brick is None}
     found = by_block[:, : len(names)].copy()
     for at, (brick, layer) in enumerate(names):
@@ -271,9 +297,9 @@ def _calls_of(
 
 
 def _pace(us: NDArray[np.float64], calls: NDArray[np.float64]) -> NDArray[np.float64] | None:
-    """Return the pace of each block (row): how many times as long as usual a call took, over all columns.
+    """Return the pace of each block: the time of a call divided by its usual time, as a mean over the columns.
 
-    The pace is the mean of the middle half of the columns, because a pause hits few columns. None if too few columns
+    Only the middle half of the columns counts, because a pause affects few columns. Returns None if too few columns
     have calls in every block.
     """
     is_called = (calls > 0).all(axis=0)
@@ -289,7 +315,7 @@ def _pace(us: NDArray[np.float64], calls: NDArray[np.float64]) -> NDArray[np.flo
 
 
 def _nested(places: PhasePlaces, totals: PhaseTotals) -> set[Brick]:
-    """Return the bricks that contain other bricks. Calls of such a brick are longer than the brick's own time."""
+    """Return the bricks that contain other bricks. A call of such a brick includes the time of the inner bricks."""
     found = set()
     for brick, nodes in zip(places.bricks, places.nodes, strict=False):
         whole_ns = totals.columns["closed_ns"][nodes].sum()

@@ -1,4 +1,4 @@
-"""The result of judging one threshold, or one rule of the default gate, and its texts."""
+"""The result of judging one threshold or one rule of the default gate, with its texts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cbtop.comparison.part_diff import PartDiff, PlaceDiff
 from cbtop.comparison.run_diff import RunDiff
 from cbtop.units import duration
 
-BLIND_PERCENT = 10.0  # percent; if no smaller change of the median brick can be found, the gate is unsure
+BLIND_PERCENT = 10.0  # percent; if smaller changes of the median brick cannot be detected, the gate is unsure
 _WAYS_OUT = (
     "the limit is within the interval, so it is not known: use more or longer runs, a wider limit, or --allow-unsure"
 )
@@ -21,32 +21,38 @@ class Outcome(StrEnum):
     """The result of a threshold."""
 
     HOLDS = "holds"
-    UNSURE = "unsure"  # the threshold is within the interval of the measurement, or the interval is wide
+    UNSURE = "unsure"  # the limit is inside the interval of the measurement, or the interval is too wide
     BROKEN = "broken"
     UNKNOWN = "unknown"  # the threshold cannot be judged
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """The result of a threshold, or of the default gate, for one place of one part."""
+    """The result of a threshold, or of a rule of the default gate.
+
+    It is for one brick or layer in one group of steps.
+    """
 
     rule: str
     about: str  # for example `decode: RmsNorm in Layer 5`
     outcome: Outcome
-    said: str  # the measured and the required values as text
-    guilty: str = ""  # the brick and layer that break the threshold
+    said: str  # the measured value and the limit as text
+    guilty: str = ""  # name of the brick and layer that break the threshold
     where: tuple[str, int] = ("", 1)
-    brick: str = ""  # in a default gate: the brick that breaks the rule, in any layer
-    must_be_sure: bool = False  # whether `unsure` does not pass
+    brick: str = ""  # in the default gate: name of the brick that breaks the rule, in any layer
+    must_be_sure: bool = False  # whether the outcome `unsure` fails the gate
 
     @property
     def passes(self) -> bool:
-        """Whether this does not fail the gate."""
+        """Whether this result does not fail the gate."""
         return self.outcome is Outcome.HOLDS or (self.outcome is Outcome.UNSURE and not self.must_be_sure)
 
 
 def must_be_sure(judged: Sequence[Judged]) -> list[Judged]:
-    """Return the results of thresholds such that `unsure` fails the gate, and says how to get a clear result."""
+    """Return the results changed such that `unsure` fails the gate.
+
+    The text then explains how to get a clear result.
+    """
     return [
         replace(one, must_be_sure=True, said=f"{one.said}; {_WAYS_OUT}") if one.outcome is Outcome.UNSURE else one
         for one in judged
@@ -54,7 +60,10 @@ def must_be_sure(judged: Sequence[Judged]) -> list[Judged]:
 
 
 def only_if_trusted(judged: Sequence[Judged], found: RunDiff) -> list[Judged]:
-    """Return the results if both runs can be trusted. Otherwise nothing is broken, and the first result says why."""
+    """Return the results if both runs can be trusted.
+
+    Otherwise broken results become unknown, and the first has the reason.
+    """
     untrusted = found.base.untrusted or found.now.untrusted
     if not untrusted:
         return list(judged)

@@ -1,4 +1,4 @@
-"""Results for what a threshold or the default gate leaves out, if that takes much of the new run's time."""
+"""Results about steps that a threshold or the default gate leaves out, if they take much of the new run's time."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from cbtop.comparison.short_steps import ShortSteps, short_steps
 from cbtop.comparison.threshold_grammar import RATES, Threshold
 from cbtop.units import percent
 
-_Left = tuple[str, str, float]  # phase, text and µs
+_Left = tuple[str, str, float]  # (phase, text, time in µs)
 
 
 def left_out_of_gate(found: RunDiff) -> list[Judged]:
-    """Return results for parts of the new run that the default gate does not compare."""
+    """Return results about groups of steps of the new run that the default gate does not compare."""
     judged = _judged(found, [*_not_in_baseline(found), *_short(found, found.alone_short)])
     return [Judged(f"{phase}: is compared", phase, Outcome.UNKNOWN, text) for phase, text in judged]
 
 
 def left_out_of_threshold(threshold: Threshold, phase: str, found: RunDiff) -> list[Judged]:
-    """Return results for parts of the new run that `threshold` covers but that are not judged.
+    """Return results about groups of steps of the new run that `threshold` should cover but that are not judged.
 
-    `phase` is the phase that the threshold names, or "" for all phases. A threshold on one batch leaves out nothing.
+    `phase` is the phase that the threshold names, or "" for all phases. Returns [] for a threshold on one batch.
     """
     if threshold.batch is not None:
         return []
     left: list[_Left] = []
     if threshold.is_relative:
         left += _not_in_baseline(found)
-    if threshold.names[-1] not in RATES:  # a rate of a phase counts all its steps
+    if threshold.names[-1] not in RATES:  # a rate of a phase includes all of its steps
         left += _short(found, found.alone_short if threshold.is_relative else short_steps(found.now, phase or None))
     judged = _judged(found, [one for one in left if phase in ("", one[0])])
     return [Judged(threshold.text, about, Outcome.UNKNOWN, text, where=threshold.where) for about, text in judged]
@@ -61,7 +61,7 @@ def _short(found: RunDiff, short: Iterable[ShortSteps]) -> list[_Left]:
 
 
 def _judged(found: RunDiff, left: list[_Left]) -> list[tuple[str, str]]:
-    """Return the phase and the text of each entry, or nothing if together they take little of the time."""
+    """Return (phase, text) of each entry. Return [] if all entries together take little of the run's time."""
     whole_us = found.now.time_us
     share = 100 * sum(us for _, _, us in left) / whole_us if whole_us else 0.0
     if share <= BLIND_PERCENT:

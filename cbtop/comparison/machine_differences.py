@@ -1,4 +1,4 @@
-"""Differences between two runs that change times for reasons outside the program: machine, sampling, lost records."""
+"""Differences between two runs that change times without a change of the program: machine, sampling, lost records."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from cbtop.comparison.comparison import MAX_LOST_PERCENT
 from cbtop.comparison.runs import Run
 from cbtop.units import count, percent
 
-ALIKE_CLOCK = 0.03  # relative difference of GPU clocks that is ignored; smaller than any reported change
-ALIKE_PACE = 0.10  # ignored relative distance of a machine's pace from the range of paces in the baseline
-ALIKE_LOAD_POINTS = 15  # ignored difference of the processors' use, in percentage points
+ALIKE_CLOCK = 0.03  # relative difference of GPU clocks that is ignored
+ALIKE_PACE = 0.10  # relative distance from the range of paces in the baseline that is ignored
+ALIKE_LOAD_POINTS = 15  # difference of the processors' use that is ignored, in percentage points
 
 
 def losses(base: Run, now: Run, base_name: str = "the baseline") -> str:
-    """Return a text if a run lost more records than acceptable, else ""."""
+    """Return a text if a run lost more records than the limit, otherwise ""."""
     for whose, run in (("", now), (f"of {base_name} ", base)):
         if run.lost_percent > MAX_LOST_PERCENT:
             return f"{percent(run.lost_percent)} of the records {whose}were lost"
@@ -23,7 +23,7 @@ def losses(base: Run, now: Run, base_name: str = "the baseline") -> str:
 
 
 def other_machine(base: Run, now: Run, base_name: str = "the baseline") -> str:
-    """Return a text if machine, sampling or GPU clock differ, else ""."""
+    """Return a text if the machine, the sampling or the GPU clock differs, otherwise ""."""
     for what, was, other in _machine(base.surroundings, now.surroundings):
         if was != other:
             return f"another {what}: {other or 'none'}, {base_name} has {was or 'none'}"
@@ -31,7 +31,7 @@ def other_machine(base: Run, now: Run, base_name: str = "the baseline") -> str:
 
 
 def other_clock(base: Run, now: Run, base_name: str = "the baseline") -> str:
-    """Return a text if a GPU ran at a different clock. Return "" if the clocks are alike or unknown."""
+    """Return a text if a GPU ran at a different clock. Return "" if the clocks are about equal or unknown."""
     if base.gpu_clock_mhz is None or now.gpu_clock_mhz is None:
         return ""
     if abs(now.gpu_clock_mhz - base.gpu_clock_mhz) <= ALIKE_CLOCK * base.gpu_clock_mhz:
@@ -40,9 +40,10 @@ def other_clock(base: Run, now: Run, base_name: str = "the baseline") -> str:
 
 
 def other_pace(base: Run, now: Run) -> str:
-    """Return a text if the machine's pace around the new run was outside the range of paces in the baseline.
+    """Return a text if the machine's pace during the new run was outside the range of paces in the baseline.
 
-    The pace is the time of constant work. Return "" if the pace was in the range or is unknown.
+    The pace is the time of constant work, measured directly before and after a run. Returns "" if it was in the range
+    or is unknown.
     """
     for where in ("cache", "memory"):
         was, is_now = (sorted(getattr(pace, f"{where}_us") for pace in run.paces) for run in (base, now))
@@ -56,7 +57,10 @@ def other_pace(base: Run, now: Run) -> str:
 
 
 def other_load(base: Run, now: Run) -> str:
-    """Return a text if the processors were busier or less busy than before. Return "" otherwise, or if unknown."""
+    """Return a text if the use of the processors differs from the baseline.
+
+    Return "" if it does not or is unknown.
+    """
     if base.host_busy_percent is None or now.host_busy_percent is None:
         return ""
     if abs(now.host_busy_percent - base.host_busy_percent) <= ALIKE_LOAD_POINTS:
@@ -65,7 +69,9 @@ def other_load(base: Run, now: Run) -> str:
 
 
 def _machine(then: Surroundings, now: Surroundings) -> Iterator[tuple[str, str, str]]:
-    """Yield properties of machine and sampling that change the time of the same program."""
+    """Yield (name, before, now) of properties of the machine and the sampling that change times of an unchanged
+    program.
+    """
     yield "host", then.host, now.host
     yield "GPU", ", ".join(then.devices), ", ".join(now.devices)
     yield "part of steps recorded, one in", count(then.sample_every), count(now.sample_every)

@@ -1,9 +1,10 @@
-"""The derived effect of chance on a mean of steps that depend on each other."""
+"""The effect of chance on a mean over steps, derived from blocks of steps. Consecutive steps are not independent."""
 
-# Consecutive steps are similar, because caches, clocks and neighbours change slowly. So the spread of single steps
-# would promise too much accuracy, and the spread of blocks of about a second is used. If consecutive blocks are
-# similar, too, they count as fewer blocks. Ten blocks alone say little about their spread. So if blocks are few, no
-# figure is assumed to be steadier than the median figure of the same analysis.
+# Consecutive steps are similar, because caches, clocks and other programs change slowly. The spread of single steps
+# would therefore give too small errors. So errors come from the spread of blocks of about a second.
+#
+# Consecutive blocks may be similar, too. They then count as fewer blocks. A small number of blocks does not show its
+# spread well. In this case, each figure gets at least the error of the median figure in the same analysis.
 
 from __future__ import annotations
 
@@ -18,28 +19,33 @@ from numpy.typing import NDArray
 
 Flags = NDArray[np.bool_]
 
-MIN_LEARNED = 3  # minimum number of runs; two runs say little about scatter
-MIN_BLOCKS = 5  # fewer blocks do not show their spread
-# minimum length of a call, in clock resolutions; the clock's error is then at most a fifth of the call
+MIN_LEARNED = 3  # minimum number of runs to learn their scatter
+MIN_BLOCKS = 5  # with fewer blocks, their spread is not known
+# Minimum length of a call as a multiple of the clock's resolution. The clock's error is then at most a fifth of the
+# call.
 READINGS = 5.0
-WARM_UP_SPREADS = 4.0  # in median absolute deviations above the median; one block in 300 exceeds this by chance
-ENOUGH_BLOCKS = 20  # this many uncorrelated blocks show their spread well enough
-LEAST_PERCENT = 3.0  # two runs on one machine may differ by about this much without a cause
-LEAST_LEARNED_PERCENT = 1.0  # minimum difference if the scatter of runs is known: the error of a histogram's median
-CONFIDENCE = 0.99  # probability that chance has moved none of the figures that are compared together
-MAX_ALIKE = 0.9  # limit for the correlation of neighbouring blocks; above it, their effective number is unknown
-# two kinds of figures have a scatter of runs: bricks, and bricks in a layer
+# A block is slow above the median plus this many median absolute deviations. By chance, one block in 300 is slow.
+WARM_UP_SPREADS = 4.0
+ENOUGH_BLOCKS = 20  # number of uncorrelated blocks that show their spread well enough
+LEAST_PERCENT = 3.0  # percent; two runs on one machine may differ by about this much without a change of the program
+# percent; the limit in place of LEAST_PERCENT if the scatter of runs is known; it is the error of a histogram's
+# median
+LEAST_LEARNED_PERCENT = 1.0
+# probability that chance moves no figure beyond its interval, over all figures that are tested together
+CONFIDENCE = 0.99
+MAX_ALIKE = 0.9  # maximum correlation of neighbouring blocks; above it, the effective number of blocks is unknown
+# Number of kinds of figures with a learned scatter between runs: bricks, and bricks in a layer.
 _KINDS = 2
-_LEAST_LONGER = 10  # pairs of blocks are only merged into at least this many longer blocks
+_LEAST_LONGER = 10  # pairs of blocks are merged only if at least this many longer blocks result
 _LEAST_WORTH = 2.0  # minimum effective number of blocks
-_LEAST_PACED = 2  # minimum number of runs with a known pace to show a scatter
-_LEAST_RATIO = 3.0  # minimum ratio of two times to compare them by their ratio
-_MOST_EXPONENT = 700.0  # exponents up to this give a finite number
+_LEAST_PACED = 2  # minimum number of runs with a known pace to learn a scatter relative to the pace
+_LEAST_RATIO = 3.0  # two times are compared by their ratio only if it is at least this large
+_MOST_EXPONENT = 700.0  # exp(x) is finite up to this x
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A mean, its standard error, and the number of blocks.
+    """A mean, its standard error, and its number of blocks.
 
     `slope` is the growth of the mean per unit of `along` (see `figures`). `scatter` is the standard deviation between
     `runs` runs.
@@ -48,12 +54,13 @@ class Figure:
     mean: float
     error: float
     blocks: int
-    median_us: float | None = None  # median of one call; None if unknown, or if the figure is not of calls
+    median_us: float | None = None  # median of one call; None if it is unknown or the figure is not a time of calls
     slope: float = 0.0
     slope_error: float = 0.0
     scatter: float = 0.0
     runs: int = 1
-    # Error and scatter without changes common to all places, such as clock drift. None if such changes are unknown.
+    # Error without the changes that all bricks have in common, such as a clock drift. None if these changes are
+    # unknown.
     own_error: float | None = None
     own_scatter: float = 0.0
 
@@ -62,16 +69,16 @@ class Figure:
 class Change:
     """The change of a figure. Chance alone moves the figure by at most `half` in either direction.
 
-    `own` is the change relative to all other places, without common effects such as a clock change. None if common
-    effects are unknown.
+    `own` is the change relative to all other bricks and layers, for example without a clock change. It is None if the
+    common change is unknown.
     """
 
     before: float
     now: float
     half: float
-    medians_us: tuple[float, float] | None = None  # median of one call, before and now
-    least_percent: float = LEAST_PERCENT  # two runs differ by this much without a cause
-    error: float = 0.0  # standard error of the change; `half` is a multiple of it
+    medians_us: tuple[float, float] | None = None  # median time of one call, before and now
+    least_percent: float = LEAST_PERCENT  # percent; two runs may differ by this much without a change of the program
+    error: float = 0.0  # standard error of the change; `half` is a multiple of this error
     own: Change | None = None
 
     @property
@@ -85,20 +92,20 @@ class Change:
 
     @property
     def half_percent(self) -> float | None:
-        """`half` in percent of `before`."""
+        """`half`, in percent of `before`."""
         return 100 * self.half / self.before if self.before > 0 else None
 
     @property
     def noise_percent(self) -> float | None:
-        """The limit of noise in percent: `half`, or the usual difference of two runs on one machine."""
+        """The limit of noise in percent: the larger one of `half` and `least_percent`."""
         return None if self.half_percent is None else max(self.half_percent, self.least_percent)
 
     @property
     def is_beyond_noise(self) -> bool:
-        """Whether the change exceeds noise, by itself or relative to all other places, and the median call moved,
-        too.
+        """Whether the change exceeds noise, by itself or relative to all other bricks and layers.
 
-        Other programs delay a few calls. The median excludes these calls, even if they always hit the same place.
+        The median call must have moved, too. Other programs delay a few calls, and such delays do not move the
+        median.
         """
         return (
             self.noise_percent is not None
@@ -108,12 +115,12 @@ class Change:
 
     @property
     def is_told_by_others(self) -> bool:
-        """Whether the change exceeds noise only relative to all other places."""
+        """Whether the change exceeds noise only if it is taken relative to all other bricks and layers."""
         return self.is_beyond_others and not self._is_beyond_interval
 
     @property
     def decisive(self) -> Change:
-        """The change with the interval that decides `is_beyond_noise`: this one, or `own`."""
+        """The change that decides `is_beyond_noise`: this change, or `own`."""
         return self.own if self.own is not None and self.is_told_by_others else self
 
     @property
@@ -122,10 +129,11 @@ class Change:
 
     @property
     def is_beyond_others(self) -> bool:
-        """Whether the change exceeds noise relative to all other places. The change by itself must be large enough to
-        report.
+        """Whether the change exceeds noise relative to all other bricks and layers, and is large enough to report by
+        itself.
 
-        If most places become faster, a place with the same time as before does not count as slower.
+        The second condition matters if most bricks become faster. Then a brick with an unchanged time is not reported
+        as slower.
         """
         return (
             self.own is not None
@@ -154,13 +162,13 @@ def figures(
 
     At least MIN_BLOCKS blocks are required. `along` is a quantity of each block, such as its cached positions. With
     `along`, a straight line is fitted through the blocks. The result is the line's value at the mean of `along`, and
-    the slope is not noise. `pace` is the factor of all places' times in each block. With `pace`, errors and slopes
-    are also computed relative to the pace. Caches grow while a clock drifts, and the clock's part is noise.
+    the slope is not noise. `pace` is the common factor of all places' times in each block. With `pace`, errors and
+    slopes are also computed relative to it. This matters because a clock may drift while a cache grows.
 
     The mean is the ratio of the sums. Its error is the error of batch means, by the linearised ratio (W. G. Cochran,
     "Sampling Techniques", 1977, chapter 6). The correlation of neighbouring blocks is the median over all columns,
-    less the bias of each column (M. G. Kendall, "Note on bias in the estimation of autocorrelation", Biometrika 41,
-    1954). It is at least zero.
+    corrected for bias (M. G. Kendall, "Note on bias in the estimation of autocorrelation", Biometrika 41, 1954). It
+    is at least zero.
     """
     if not amount.shape[1]:
         return []
@@ -170,8 +178,9 @@ def figures(
     total = weight.sum(axis=0)
     mean = divided(amount.sum(axis=0), total)
     off = amount - weight * mean
-    slope, fitted, of_slope = np.zeros_like(mean), 1, np.zeros(1)  # `fitted` parameters are fitted to the blocks
-    # If all blocks have the same `along`, a line would only fit rounding errors.
+    # number of parameters that are fitted to the blocks
+    slope, fitted, of_slope = np.zeros_like(mean), 1, np.zeros(1)
+    # A line needs blocks with different `along`. Otherwise it would only fit rounding errors.
     if along is not None and np.ptp(along) > 0:
         centred = along[:, None] - divided(along @ weight, total)
         slope, of_slope = _line(amount, weight, centred)
@@ -183,7 +192,8 @@ def figures(
     error, weight, worth = _longest_errors(off, weight, fitted, known, mean)
     blocks = len(weight)
     if known.any() and worth < ENOUGH_BLOCKS:
-        # Chance moves a figure of fewer calls more: compare the columns as if all had the same weight.
+        # A figure with fewer calls has a larger error. Scale all errors to the same weight before comparing the
+        # columns.
         equal = np.broadcast_to(np.sqrt(total), mean.shape)[known]
         usual = np.median(error[known] / mean[known] * equal)
         error[known] = np.maximum(error[known], usual / equal * mean[known])
@@ -202,9 +212,9 @@ def figures(
 def _line(
     amount: NDArray[np.float64], weight: NDArray[np.float64], along: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the slope of each column over `along`, and its error as a multiple of the error of the mean.
+    """Return the slope of each column over `along`, and the slope's error as a multiple of the mean's error.
 
-    The error assumes that blocks scatter around the line as they do around the mean.
+    The error assumes that blocks scatter as much around the line as around the mean.
     """
     spread = (weight * along**2).sum(axis=0)
     error = divided(weight.mean(axis=0) * np.sqrt(len(weight) * (along**2).sum(axis=0)), spread)
@@ -220,9 +230,9 @@ def divided(amount: NDArray[np.float64], by: NDArray[np.float64]) -> NDArray[np.
 def _longest_errors(
     off: NDArray[np.float64], weight: NDArray[np.float64], fitted: int, known: Flags, mean: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], float]:
-    """Return `_errors` at the length of blocks with the largest errors, and the weights of these blocks.
+    """Return the errors, weights and effective number of blocks, for the block length that has the largest errors.
 
-    Disturbances longer than two blocks only show in longer blocks.
+    Longer blocks are tried because they also show disturbances that last longer than two short blocks.
     """
     error, worth = _errors(off, weight, fitted)
     chosen = weight
@@ -235,13 +245,13 @@ def _longest_errors(
 
 
 def _errors(off: NDArray[np.float64], weight: NDArray[np.float64], fitted: int) -> tuple[NDArray[np.float64], float]:
-    """Return the standard error of each mean, and the effective number of blocks."""
+    """Return the standard error of each column's mean, and the effective number of blocks."""
     blocks = len(weight)
     squares = (off**2).sum(axis=0)
     alike = np.divide((off[1:] * off[:-1]).sum(axis=0), squares, out=np.zeros_like(squares), where=squares > 0)
     usual = float(np.clip(np.median(alike + fitted * (1 + 4 * alike) / blocks), 0.0, MAX_ALIKE))
     worth = max(_LEAST_WORTH, blocks * (1 - usual) / (1 + usual))
-    # Correlated blocks scatter less around their own mean than around the true mean.
+    # Correct the variance, because blocks scatter less around their own mean than around the true mean.
     variance = squares / (blocks * max(1 - fitted / worth, 1 / _LEAST_WORTH))
     return divided(np.sqrt(variance / worth), weight.mean(axis=0)), worth
 
@@ -256,11 +266,11 @@ def _by_twos(blocks: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def change(before: Figure, now: Figure, compared: int, shared: float | None = None) -> Change:
-    """Return the change from `before` to `now`. In total, `compared` figures are compared together.
+    """Return the change from `before` to `now`. `compared` is the number of figures that are tested together.
 
-    All places together take `shared` times as long as before, if known. The interval is Welch's, with Bonferroni's
-    correction. A learned scatter of runs is the minimum error of a single run. Then the number of runs limits how
-    well changes common to all places are known.
+    `shared` is the factor by which all bricks together became slower, or None if it is unknown. The interval is
+    Welch's, with Bonferroni's correction. If the scatter between runs is learned, a single run has at least this
+    error. The number of runs then also limits how well the common factor is known.
     """
     if shared is None or before.own_error is None or now.own_error is None:
         return _change(before, now, compared, 1)
@@ -271,9 +281,9 @@ def change(before: Figure, now: Figure, compared: int, shared: float | None = No
 
 
 def telling_blocks(off: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return how many blocks show the scatter of each column of `off`, by its kurtosis: few if a few have most of it.
+    """Return the effective number of blocks behind the variance of each column, from its kurtosis.
 
-    With this number of blocks, Student's distribution has the degrees of freedom of the variance's own variance.
+    It is small if a few blocks have most of the variance. It gives the degrees of freedom for Student's distribution.
     """
     blocks = len(off)
     kurtosis = blocks * divided((off**4).sum(axis=0), (off**2).sum(axis=0) ** 2)
@@ -291,9 +301,10 @@ def stretched(figure: Figure, by: float) -> Figure:
 def change_between_runs(before: Figure, now: Figure, compared: int) -> Change:
     """Return the change of a figure with an error that is far from normal, such as a p99.
 
-    The interval is the wider one of two: by the scatter between runs, if it is learned, and by the errors inside the
-    runs. `change` multiplies the error inside the new run by the quantile for few base runs, too. The error of the
-    ratio is not used: it is too small for a p99 that jumps to the length of a pause.
+    Two intervals are computed, and the wider one is used. One is from the learned scatter between runs. The other is
+    from the errors inside the runs. `change` is not used, because it also multiplies the error inside the new run by
+    the quantile for few base runs. The error of the ratio is not used, because it is too small if a p99 jumps to the
+    length of a pause.
     """
     inside = _change(replace(before, runs=1, scatter=0.0), now, compared, 1, by_ratio=False)
     if before.runs == 1:
@@ -313,13 +324,15 @@ def slow_start(us: NDArray[np.float64]) -> int:
 
 
 def half_of(figure: Figure, compared: int = 1) -> float:
-    """Return how far chance may have moved a figure, in either direction. `compared` figures are judged together."""
+    """Return how far chance alone may move a figure in either direction. `compared` figures are tested together."""
     return change(Figure(figure.mean, 0.0, figure.blocks), figure, compared).half
 
 
 def _change(before: Figure, now: Figure, compared: int, looks: int, *, by_ratio: bool = True) -> Change:
-    """Return the change from `before` to `now`, corrected for `compared` figures that are each tested `looks`
-    times. `by_ratio` allows the error of the ratio for times that differ by far.
+    """Return the change from `before` to `now`. `compared` figures are each tested `looks` times, and this is
+    corrected for.
+
+    With `by_ratio`, two times that differ by a large factor may be compared by their ratio.
     """
     squares = before.error**2, max(now.error, before.scatter) ** 2
     variance = sum(squares)
@@ -328,13 +341,13 @@ def _change(before: Figure, now: Figure, compared: int, looks: int, *, by_ratio:
     if variance == 0:
         return Change(before.mean, now.mean, 0.0, medians, least)
     freedom = variance**2 / (squares[0] ** 2 / (before.blocks - 1) + squares[1] ** 2 / (now.blocks - 1))
-    # Round down, so that few different quantiles are computed.
+    # Rounded down, so that only few different quantiles must be computed.
     errors = _student(int(freedom * 4) / 4, compared * looks)
     if before.runs > 1:
         errors = max(errors, _student(before.runs - 1, _KINDS * looks))
     error = sqrt(variance)
     half = error * errors
-    # the interval would include negative times, so the error of the ratio may be used instead
+    # The interval would include negative times, so try the error of the ratio.
     if by_ratio and half >= before.mean:
         of_ratio = _half_of_ratio(before.mean, now.mean, squares, errors)
         half = of_ratio if abs(now.mean - before.mean) > of_ratio else half
@@ -342,11 +355,11 @@ def _change(before: Figure, now: Figure, compared: int, looks: int, *, by_ratio:
 
 
 def _half_of_ratio(before: float, now: float, squares: tuple[float, float], errors: float) -> float:
-    """Return how far chance alone may move `now` in the direction of `before`, from the ratio of both times.
+    """Return how far chance alone may move `now` towards `before`, computed from the ratio of both times.
 
-    A brick that takes 100 times as long also scatters 100 times as much, and no difference would exceed that scatter.
-    So the relative errors of both times are combined into the error of the ratio. Return inf if the times differ by
-    less than a factor of _LEAST_RATIO.
+    A brick that takes 100 times as long also scatters about 100 times as much. By the usual error, no difference
+    would then exceed noise. So the relative errors of both times are combined into the error of their ratio. Returns
+    inf if the times differ by less than a factor of _LEAST_RATIO.
     """
     if min(before, now) <= 0:
         return inf
@@ -361,8 +374,9 @@ def learned(
 ) -> list[Figure]:
     """Return the mean of each row, and its scatter between runs. A row is one figure in several runs.
 
-    A figure is None if a run lacks it. Each row needs at least two figures. No row is assumed to be steadier than the
-    median row. `paces` is the factor of all places' times in each run, or None for a run if it is unknown.
+    A figure is None if a run lacks it. Each row needs at least two figures. The scatter of a row, relative to its
+    mean, is at least as large as in the median row. `paces` is the common factor of all places' times in each run, or
+    None if unknown.
     """
     means = np.array([[nan if one is None else one.mean for one in row] for row in figures_of_runs])
     mean, scatter = np.nanmean(means, axis=1), _scatter(means)
@@ -398,8 +412,9 @@ def learned(
 
 
 def _scatter(means: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the standard deviation of each row between runs, without unknown values. Relative to the mean, no row is
-    steadier than the median.
+    """Return the standard deviation of each row between runs. Unknown values are ignored.
+
+    Relative to its mean, each row has at least the deviation of the median row.
     """
     mean, scatter = np.nanmean(means, axis=1), np.nanstd(means, axis=1, ddof=1)
     known = mean > 0
@@ -415,10 +430,11 @@ def _error_of_mean(errors: Sequence[float]) -> float:
 
 @lru_cache(maxsize=4096)
 def _student(freedom: float, compared: int) -> float:
-    """Return the largest distance of a mean from the true value, in standard errors (two-sided).
+    """Return how many standard errors a mean may be from the true value (two-sided), if `compared` means are tested
+    together.
 
     The source is G. W. Hill, "Algorithm 396: Student's t-quantiles", Communications of the ACM 13, 1970. The
-    algorithm's part for fewer than five degrees of freedom is omitted. It only matters at a lower confidence than
+    algorithm's branch for fewer than five degrees of freedom is omitted. It only matters at a lower confidence than
     ours.
     """
     p, n = (1 - CONFIDENCE) / compared, freedom

@@ -1,4 +1,4 @@
-"""Whether the steps of two parts have different numbers of tokens or sequences, although both round to the same."""
+"""Compare the mean numbers of tokens and sequences of two groups of steps. Rounded, both are equal."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ from cbtop.comparison.noise import change
 from cbtop.comparison.runs import StepGroup
 from cbtop.units import number
 
-ALIKE_AMOUNTS = 0.02  # relative difference of the mean tokens or sequences a step that still counts as the same
-_AMOUNTS = 2  # tokens and sequences are compared together
+ALIKE_AMOUNTS = 0.02  # relative difference of the mean tokens or sequences per step that counts as equal
+_AMOUNTS = 2  # number of amounts that are tested together: tokens and sequences
 
 
 def other_batch(before: StepGroup, now: StepGroup, parts: int) -> str:
-    """Return for example `39 tokens a step, 32 before` if the means differ by more than chance explains, or "".
+    """Return for example `39 tokens a step, 32 before` if the means differ by more than chance explains, otherwise
+    "".
 
-    `parts` is the number of parts compared together. Servers have batches of random size, so their means differ.
+    `parts` is the number of groups that are tested together. Chance matters because servers have batches of random
+    size.
     """
     for what, was, is_now in (
         ("tokens", before.tokens_a_step, now.tokens_a_step),

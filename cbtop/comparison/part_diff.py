@@ -1,8 +1,11 @@
-"""The derived change of one part of a run, and of the places in it."""
+"""The change of one group of steps between two runs, and the changes of its bricks and layers.
+
+All are derived from records.
+"""
 
 # Rule
-# - If cache lengths differ, times are compared at one length that both runs have covered. Each run's times at this
-#   length come from a line through the run's blocks.
+# - If cache lengths differ, times are compared at one length that both runs have covered. The time at this length is
+#   on a straight line through each run's blocks.
 
 from __future__ import annotations
 
@@ -23,19 +26,21 @@ from cbtop.comparison.runs import Run, StepGroup
 from cbtop.profiler.analysis.layers import MIN_PEERS
 from cbtop.units import count, counted
 
-FOUND = 0.95  # probability that a change of the reported findable size is found
-ALIKE_UNITS = 1e-6  # relative difference of two numbers of tokens a step that only differ by rounding
-ALIKE_RATIOS = 0.05  # ratios of bricks may differ this much, relatively, if a slow machine delays all bricks alike
-_OF_PART = 4  # figures of a whole part that are compared together: a step, a unit, a typical unit, and the drift
+FOUND = 0.95  # probability of detecting a change of the size that is reported as detectable
+ALIKE_UNITS = 1e-6  # relative difference of tokens per step; smaller differences are rounding errors
+ALIKE_RATIOS = 0.05  # relative difference; if a slow machine delays all bricks, their ratios differ by less than this
+# number of figures of a whole group that are tested together: a step, a unit, a typical unit, and the drift
+_OF_PART = 4
 
 
 @dataclass(frozen=True, slots=True)
 class PlaceDiff:
-    """A place in the old and the new run.
+    """A brick, layer, or brick in a layer in the old and the new run.
 
-    `change` decides the verdict. It is the change of a typical call, in µs per unit at as many calls as before. If
-    `calls`, the calls per step, changed beyond noise, it is the change of all calls. `call` is the change of a call
-    in µs, and `mean` is the change of the time per unit. `before` is None for a new place, `now` for a removed one.
+    `change` decides the verdict. It is the change of a typical call, in µs per unit, for as many calls as before. If
+    the calls per step (`calls`) changed beyond noise, it is the change of all calls. `call` is the change of a call
+    in µs. `mean` is the change of the time per unit. `before` is None if it is new, and `now` is None if it was
+    removed.
     """
 
     brick: Brick | None
@@ -49,22 +54,25 @@ class PlaceDiff:
     p50: Change | None = None
     p99: Change | None = None
     renamed_from: str = ""
-    kernels: tuple[tuple[str, ...], tuple[str, ...]] | None = None  # kernels before and now, if they differ
+    # names of the kernels before and now, or None if they are equal
+    kernels: tuple[tuple[str, ...], tuple[str, ...]] | None = None
     is_below_resolution: bool = False
 
     @property
     def name(self) -> str:
-        """For example `DownProjection in Layer 5`."""
+        """The name on the screen, for example `DownProjection in Layer 5`."""
         return " in ".join(part for part in (self.brick[0] if self.brick else "", self.layer or "") if part) or "step"
 
     @property
     def delta_us(self) -> float:
-        """The additional time per unit. For a new or removed place, its whole time."""
+        """The additional time per unit. If it is new or removed, its whole time counts."""
         return (self.now.time.mean if self.now else 0.0) - (self.before.time.mean if self.before else 0.0)
 
     @property
     def moved_by(self) -> str:
-        """Explanation of `delta_us` if the mean and the typical time changed in opposite directions, else ""."""
+        """A text that explains a mean and a typical time with opposite changes, or "" if their changes have the
+        same direction.
+        """
         is_against = self.change is not None and self.change.delta * self.delta_us < 0
         if is_against and self.calls and not self.calls.is_exact:
             return " by the mean, which the number of calls moves"
@@ -72,14 +80,14 @@ class PlaceDiff:
 
     @property
     def decisive(self) -> Change | None:
-        """The change with the interval that decides the verdict: `change`, or the one relative to all others."""
+        """The change that decides the verdict: `change` itself, or `change` relative to all others."""
         return self.change and self.change.decisive
 
     @property
     def verdict(self) -> str:
-        """`slower`, `faster`, `new` or `gone`. "" if the change does not exceed noise and clock resolution.
+        """`slower`, `faster`, `new` or `gone`, or "" if the change does not exceed noise and the clock's resolution.
 
-        A place that is called rarely may have no calls in a run by chance.
+        If a place is called rarely, chance may leave a run without calls. Such a place is neither new nor gone.
         """
         if self.before is None or self.now is None:
             is_known = self.calls is None or self.calls.is_beyond_noise
@@ -91,37 +99,41 @@ class PlaceDiff:
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """The parts of a unit's wall-clock time, in µs before and now. `wall` is the sum of the other fields."""
+    """The parts of the wall-clock time per unit, in µs before and now. `wall` is the sum of the other fields."""
 
     wall: tuple[float, float]
     bricks: tuple[float, float]
     between_bricks: tuple[float, float]
-    not_recorded: tuple[float, float]  # mean of all steps minus mean of the steps with recorded bricks
+    not_recorded: tuple[float, float]  # mean over all steps minus mean over the steps with recorded bricks
     between_steps: tuple[float, float]
 
     @property
     def off_us(self) -> float:
-        """The change of `wall` minus the changes of its parts. 0 except for rounding."""
+        """The change of `wall` minus the changes of all parts. It is 0 except for rounding."""
         parts = (self.bricks, self.between_bricks, self.not_recorded, self.between_steps)
         return (self.wall[1] - self.wall[0]) - sum(now - before for before, now in parts)
 
 
 @dataclass(frozen=True, slots=True)
 class PartDiff:
-    """A part that both runs have. If both runs report cached positions, all times are at `cached` positions."""
+    """A group of similar steps that both runs have.
+
+    If both runs report cached positions, times are at `cached` positions.
+    """
 
     before: StepGroup
     now: StepGroup
     cached: float | None
-    places: tuple[PlaceDiff, ...]  # bricks, bricks in layers and layers, the largest additional time per unit first
+    # bricks, bricks in layers, and layers, sorted by additional time per unit, the largest first
+    places: tuple[PlaceDiff, ...]
     step: PlaceDiff
-    wall: Change  # µs per unit
+    wall: Change  # wall-clock time in µs per unit
     balance: Balance
-    # the machine or the whole program makes all bricks in layers slower by this factor
+    # Factor by which all bricks in layers became slower. The cause is the machine or the whole program.
     shared: float | None = None
-    typical: Change | None = None  # a typical step with the time before it, per unit; None if unknown
-    drift: Drift | None = None  # None if unknown
-    batch_name: str = ""  # for example `decode, batch 6`; "" if the phase has no other part
+    typical: Change | None = None  # a typical step with the time before it, in µs per unit, or None if unknown
+    drift: Drift | None = None  # None if it is unknown
+    batch_name: str = ""  # for example `decode, batch 6`, or "" if the phase has only this group
 
     @property
     def phase(self) -> str:
@@ -129,12 +141,12 @@ class PartDiff:
 
     @property
     def name(self) -> str:
-        """The phase, and the batch if the phase has several parts: `decode, batch 6`."""
+        """The name of the phase. If the phase has several groups, the batch is added: `decode, batch 6`."""
         return self.batch_name or self.phase
 
     @property
     def work(self) -> str:
-        """For example `decode (240 steps of about 8 tokens)`, from the new run."""
+        """The steps of the new run as text, such as `decode (240 steps of about 8 tokens)`."""
         return work_text(self.now)
 
     @property
@@ -143,7 +155,10 @@ class PartDiff:
 
     @property
     def tokens_per_sec(self) -> tuple[float, float] | None:
-        """Tokens per second of the wall-clock time of this part alone, before and now. None if not reported."""
+        """Tokens per second of the wall-clock time of these steps, before and now.
+
+        None if tokens are not reported.
+        """
         return (1e6 / self.wall.before, 1e6 / self.wall.now) if self.unit == "token" else None
 
     @property
@@ -154,7 +169,7 @@ class PartDiff:
 
     @property
     def bricks(self) -> list[PlaceDiff]:
-        """Each brick over all layers."""
+        """Each brick, over all layers."""
         return [one for one in self.places if one.brick and one.layer is None]
 
     @property
@@ -168,7 +183,10 @@ class PartDiff:
 
     @property
     def slower(self) -> list[PlaceDiff]:
-        """The bricks slower beyond noise, the largest change first. A layer with most of the change is named."""
+        """The bricks that became slower by more than noise, the largest change first.
+
+        If one layer has most of a brick's change, the result is the brick in that layer.
+        """
         by_place = {(one.brick, one.layer): one for one in self.places}
         known = [
             PlaceChange(one.brick, one.layer, one.change)
@@ -179,17 +197,19 @@ class PartDiff:
 
     @property
     def guilty(self) -> list[PlaceDiff]:
-        """The places in `slower` that are also slower relative to all other places, if that is known."""
+        """The entries of `slower` that are also slower relative to all other bricks and layers, or if that is
+        unknown.
+        """
         return [one for one in self.slower if one.change and (one.change.own is None or one.change.is_beyond_others)]
 
     @property
     def is_slower(self) -> bool:
-        """Whether a unit takes longer in wall-clock time, beyond noise."""
+        """Whether the wall-clock time per unit grew by more than noise."""
         return self.wall.is_beyond_noise and self.wall.delta > 0
 
     @property
     def is_typically_slower(self) -> bool:
-        """Whether a typical step, with the time before it, takes longer beyond noise."""
+        """Whether a typical step with the time before it became longer by more than noise."""
         return self.typical is not None and self.typical.is_beyond_noise and self.typical.delta > 0
 
     @property
@@ -199,13 +219,14 @@ class PartDiff:
 
     @property
     def is_longer_in_the_mean(self) -> bool:
-        """Whether only a few steps became longer. Then the mean time of a unit grew beyond noise, but the typical
-        time did not."""
+        """Whether only a few steps became longer: the mean time per unit grew by more than noise, and the typical
+        time did not.
+        """
         return not self.is_slower and (self.wall.percent or 0.0) > (self.wall.noise_percent or inf)
 
     @property
     def known(self) -> list[PlaceDiff]:
-        """The places whose change is known."""
+        """The places with a known change."""
         return [one for one in self.places if one.change is not None and not one.is_below_resolution]
 
     @property
@@ -215,7 +236,8 @@ class PartDiff:
 
     @property
     def machine_ratio(self) -> float | None:
-        """The factor common to all bricks' times, if all bricks changed alike and beyond noise, else None.
+        """The common factor of all bricks' times. None unless all bricks changed by about the same factor and beyond
+        noise.
 
         The cause may be a different clock or load of the machine, or a different program.
         """
@@ -227,9 +249,9 @@ class PartDiff:
 
     @property
     def is_shared(self) -> bool:
-        """Whether all places became slower alike.
+        """Whether all bricks became slower by the same factor.
 
-        Then no brick changed relative to all others, and the common factor explains the time of a unit. The cause may
+        Then no brick changed relative to the others, and the common factor explains the time per unit. The cause may
         be a different clock or load of the machine, or the program.
         """
         if self.shared is None or self.shared <= 1:
@@ -241,14 +263,16 @@ class PartDiff:
         return off <= self.wall.before * (self.wall.noise_percent or 0.0) / 100
 
     def findable(self, places: Sequence[PlaceDiff]) -> float | None:
-        """Return the smallest change in percent that is found with probability FOUND, as the median over `places`."""
+        """Return the smallest change (percent) that is detected with probability FOUND, as the median over
+        `places`.
+        """
         found = [findable_percent(one.change) for one in places if one.change and not one.is_below_resolution]
         known = [one for one in found if one is not None]
         return median(known) if known else None
 
 
 def findable_percent(one: Change) -> float | None:
-    """Return the smallest change, in percent of the old value, that is found with probability FOUND."""
+    """Return the smallest change, in percent of the old value, that is detected with probability FOUND."""
     if one.noise_percent is None or one.before <= 0:
         return None
     if one.own and (beside := findable_percent(one.own)) is not None:
@@ -257,14 +281,14 @@ def findable_percent(one: Change) -> float | None:
 
 
 def compared_figures(before: StepGroup, now: StepGroup) -> int:
-    """Return how many figures of two parts are compared together."""
+    """Return the number of figures of two groups of steps that are tested together."""
     names = before.places.keys() | now.places.keys()
     sides = ([part.places[name].calls if name in part.places else None for name in names] for part in (before, now))
     return looks(*sides)
 
 
 def part_diff(before: StepGroup, now: StepGroup, base: Run, new: Run, compared: int, parts: int) -> PartDiff | str:
-    """Return the changes in one part, or the reason why it is not comparable."""
+    """Return the changes in one group of steps, or the reason why it is not comparable."""
     if before.unit != now.unit:
         return f"{now.phase}: tokens are counted in one of the two alone"
     if (before.cached is None) != (now.cached is None):
@@ -347,7 +371,10 @@ def _place(
     units: tuple[float, float],
     steps: tuple[int, int],
 ) -> PlaceDiff:
-    """Return the change of a place. `units` has the units of a step in both runs, and `steps` their steps."""
+    """Return the change of a place.
+
+    `units` is the number of units per step, and `steps` the number of steps, in both runs.
+    """
     brick, layer = place
     before, now = befores.get(was_called), afters.get(place)
     if before is None or now is None:
@@ -370,7 +397,10 @@ def _place(
 
 
 def _per_unit(one: Change, units: tuple[float, float]) -> Change:
-    """Return a change that only counts if the time of a unit changed, too. Calls with more tokens take longer."""
+    """Return a change that exceeds noise only if the time per unit changed, too.
+
+    Calls with more tokens take longer.
+    """
     if one.medians_us or isclose(*units, rel_tol=ALIKE_UNITS):
         return one
     return replace(one, medians_us=(one.before, one.now * units[0] / units[1]))
@@ -379,7 +409,7 @@ def _per_unit(one: Change, units: tuple[float, float]) -> Change:
 def _pairs(
     befores: Mapping[Place, PlaceTimes], afters: Mapping[Place, PlaceTimes], renamed: Mapping[Brick, Brick]
 ) -> Iterator[tuple[Place, Place]]:
-    """Yield the new and the old name of each place except the whole step."""
+    """Yield (new name, old name) of each place except the whole step."""
     seen: set[Place] = {WHOLE_STEP}
     for brick, layer in afters:
         if (brick, layer) == WHOLE_STEP:
@@ -393,14 +423,17 @@ def _pairs(
 
 
 def covers(part: StepGroup, cached: float) -> bool:
-    """Whether a part has steps with about `cached` positions. True if it does not report its range."""
+    """Whether a group has steps with about `cached` positions.
+
+    Returns True if the group does not report its range.
+    """
     if part.cached_least is None or part.cached_most is None:
         return True
     return (1 - ALIKE) * part.cached_least <= cached <= (1 + ALIKE) * part.cached_most
 
 
 def moved_to(part: StepGroup, cached: float | None) -> StepGroup:
-    """Return a part with its times converted to `cached` positions. None leaves them as they are."""
+    """Return a group with its times converted to `cached` positions. If `cached` is None, the times do not change."""
     off = _at(cached, part.cached)
     if not off:
         return part
@@ -415,13 +448,13 @@ def moved_to(part: StepGroup, cached: float | None) -> StepGroup:
 
 
 def _moved(part: StepGroup, off: float) -> dict[Place, PlaceTimes]:
-    """Return the places of a part, with times converted to `off` more cached positions than the mean."""
+    """Return the places of a group, with times converted to `off` positions more than the mean."""
     if not off:
         return dict(part.places)
     found = {}
     for place, one in part.places.items():
         brick, layer = place
-        # The time between bricks has no calls, so take the median of the layer or step around it.
+        # The time between bricks has no calls. Use the median of the layer or step that contains it.
         calls = part.places.get((None, layer), one) if brick == BETWEEN_BRICKS else one
         time = _shifted(one.time, off)
         if calls.p50:
@@ -434,7 +467,7 @@ def _moved(part: StepGroup, off: float) -> dict[Place, PlaceTimes]:
 
 
 def _moved_wall(figure: Figure, off: float) -> Figure:
-    """Convert a figure to `off` more cached positions. Here the median is per unit, so it is converted, too."""
+    """Convert a figure to `off` more cached positions. Its median is per unit, so the same slope is used for it."""
     by_us = off * figure.slope
     return replace(_shifted(figure, off), median_us=None if figure.median_us is None else figure.median_us + by_us)
 
@@ -451,7 +484,7 @@ def _at(cached: float | None, mean: float | None) -> float:
 
 
 def work_text(part: StepGroup) -> str:
-    """Format the work of a part: `decode (240 steps of about 8 tokens)`."""
+    """Format a group of steps as text: `decode (240 steps of about 8 tokens)`."""
     tokens, sequences = part.work
     what = [counted(part.steps, "step"), *([f"of about {counted(tokens, 'token')}"] if tokens else [])]
     what += [f"on {counted(sequences, 'sequence')}"] if sequences is not None else []

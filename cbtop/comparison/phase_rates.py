@@ -1,11 +1,13 @@
-"""The rates of each phase of a run, with the effect of chance: tokens/s, samples/s, and the rate in steps."""
+"""The rates of each phase of a run with their errors: tokens/s, samples/s, and tokens/s in the phase's steps
+alone.
+"""
 
 # Rules
-# - A rate is the number that the screen, the reports and the metrics show for the whole run: the tokens of a phase,
-#   divided by the wall-clock time from the begin of the first step after the warm-up to the end. Waits and the steps
-#   of other phases are included. The rate in steps divides by the time of the phase's steps.
-# - A rate is stored as its inverse, the time of one token. Times of blocks have means, rates have not.
-# - Slow steps at the beginning are in a rate. Only several runs show their variation.
+# - A rate is the number that the screen, the reports and the metrics show for the whole run. It is the number of
+#   tokens of a phase, divided by wall-clock time. This time begins with the first step after the warm-up. It includes
+#   waits and the steps of other phases. The rate in steps is divided by the time of the phase's own steps.
+# - A rate is stored as its inverse, the time of one token. The mean over blocks is defined for times, not for rates.
+# - Slow steps at the beginning are part of a rate. Only several runs show how much they vary.
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ RATE_UNITS = {TOKENS: "tokens/s", STEPS: "steps/s", SAMPLES: "samples/s", IN_STE
 
 @dataclass(frozen=True, slots=True)
 class PhaseRates:
-    """The rates of a phase. `times_us` has the time in µs of one token, step or sample, by the rate's name.
+    """The rates of a phase. `times_us` maps the name of a rate to the time (µs) of one token, step or sample.
 
     A rate is missing if it is unknown, or if too few blocks of steps show its error.
     """
@@ -34,23 +36,25 @@ class PhaseRates:
     phase: str
     steps: int
     times_us: Mapping[str, Figure] = field(default_factory=dict)
-    cached: float | None = None  # mean positions in the cache before a step
-    is_headline: bool = False  # whether a screen shows this phase first
+    cached: float | None = None  # mean number of cached positions before a step
+    is_headline: bool = False  # whether the screen shows this phase first
 
     @property
     def main(self) -> str:
-        """The name of the rate to judge: of tokens, or of steps if not every step reports its tokens."""
+        """The name of the rate to judge: the token rate, or the step rate if some steps do not report their
+        tokens.
+        """
         return TOKENS if TOKENS in self.times_us else STEPS
 
     def per_sec(self, rate: str) -> float | None:
-        """Return a rate by its name."""
+        """Return the rate with this name, per second."""
         time_us = self.times_us.get(rate)
         return None if time_us is None else 1e6 / time_us.mean
 
 
 @dataclass(frozen=True, slots=True)
 class ShownRates:
-    """The rates of a phase as a screen shows them, for the whole run. None if unknown."""
+    """The rates of a phase over the whole run, as a screen shows them. None if unknown."""
 
     per_sec: Mapping[str, float | None]
     is_headline: bool = False
@@ -61,8 +65,8 @@ def phase_rates(
 ) -> tuple[PhaseRates, ...]:
     """Return the rates of each phase, in the order of first appearance.
 
-    `shown` has the rates on a screen by phase. They are used if the screen shows exactly these steps
-    (`is_shown_whole`), and not also steps from before the recording.
+    `shown` maps phases to the rates on a screen. They are used if the screen shows exactly these steps
+    (`is_shown_whole`). They are not used if the screen also shows steps from before the recording.
     """
     whole, found = blocks.whole, []
     for node, sums in whole.phases.items():
@@ -84,7 +88,10 @@ def phase_rates(
 
 
 def rates_together(runs: Sequence[Sequence[PhaseRates]], least: int) -> tuple[PhaseRates, ...]:
-    """Return the mean rates of several runs, with their scatter. A rate that fewer than `least` have is left out."""
+    """Return the mean rates of several runs, with their scatter.
+
+    A rate is left out if fewer than `least` runs have it.
+    """
     found = []
     for phase in dict.fromkeys(rates.phase for run in runs for rates in run):
         alike = [rates for run in runs for rates in run if rates.phase == phase]
@@ -115,12 +122,14 @@ def _per_sec(whole: RateBlock, sums: PhaseSums) -> dict[str, float | None]:
 
 
 def _times_us(blocks: Sequence[RateBlock], node: int, per_sec: Mapping[str, float | None]) -> dict[str, Figure]:
-    """Return the time of one token, step and sample, for each known rate."""
+    """Return the time of one token, of one step and of one sample.
+
+    A time is missing if its rate in `per_sec` is None.
+    """
     ran = [at for at, block in enumerate(blocks) if node in block.phases]
     if len(ran) < MIN_BLOCKS:
         return {}
-    # A phase may end before the others begin, as in a process that first reads all prompts. So the error is that of
-    # the time in which the phase ran.
+    # Use only the time when the phase ran. For example, a process may first read all prompts and then decode.
     blocks = blocks[ran[0] : ran[-1] + 1]
     blocks = blocks[slow_start(np.array([block.wall_ns / block.steps for block in blocks])) :]
     phases = [block.phases.get(node, PhaseSums()) for block in blocks]
@@ -148,8 +157,8 @@ def _times_us(blocks: Sequence[RateBlock], node: int, per_sec: Mapping[str, floa
 def _at_mean(figure: Figure, mean_us: float, *, halved: bool) -> Figure:
     """Return a figure with another mean and the same relative error.
 
-    Pauses by other programs are rare and long, so few blocks show them. Set `halved` if the time includes them: then
-    the scatter is based on half of the blocks.
+    Set `halved` if the time includes pauses by other programs. Pauses are rare and long, so few blocks show them, and
+    the error is then based on half of the blocks.
     """
     ratio = mean_us / figure.mean
     return replace(
@@ -163,9 +172,9 @@ def _at_mean(figure: Figure, mean_us: float, *, halved: bool) -> Figure:
 
 
 def _cached(phases: Sequence[PhaseSums]) -> NDArray[np.float64] | None:
-    """Return the mean cached positions in each block, or None if any block with steps does not report them.
+    """Return the mean cached positions in each block. Return None if a block has steps but does not report them.
 
-    A block without steps of the phase gets the mean of the others. It has no weight.
+    A block without steps of the phase gets the mean of the other blocks. Its weight is zero.
     """
     if any(one.told_cached < one.steps for one in phases):
         return None

@@ -1,10 +1,10 @@
-"""The change of a place between two runs, by its calls and by how often a step calls it."""
+"""The change of a brick or layer between two runs: the time of its calls, and the number of calls per step."""
 
 # Rules
-# - If a step calls a place as often as before, its typical call is judged. Then chance in the number of calls cannot
-#   make it slower.
-# - If a step calls it more or less often, beyond noise, the time of all its calls is judged. So a brick that was
-#   split into two calls of half the time is not slower.
+# - If the number of calls per step did not change beyond noise, the typical call is judged. So a chance difference in
+#   the number of calls does not look like a slowdown.
+# - Otherwise the time of all calls is judged. So a brick that was split into two calls of half the time does not look
+#   slower.
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from cbtop.comparison.items import BETWEEN_BRICKS, MIN_SHARING, Place, PlaceTime
 from cbtop.comparison.noise import Change, Figure, change
 
 Places = Mapping[Place, PlaceTimes]
-_ROUNDING = 1e-6  # calls a step below this are a difference of rounded numbers
+_ROUNDING = 1e-6  # calls per step; smaller differences are rounding errors
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """The change of a place. A change is None if a run has too few calls.
+    """The change of a brick or layer. A change is None if a run has too few calls.
 
-    `judged` is in µs per unit, at as many calls as in the baseline. If the number of calls changed beyond noise, it
-    includes that. `call` is in µs of a typical call.
+    `judged` is in µs per unit, for the baseline's number of calls. If the number of calls changed beyond noise,
+    `judged` includes this change. `call` is the change of a typical call in µs.
     """
 
     judged: Change | None = None
@@ -36,10 +36,10 @@ class Move:
 
 
 def shared_ratio(befores: Places, afters: Places) -> float | None:
-    """Return the factor by which calls of all bricks together became slower, which is the machine's effect.
+    """Return the common factor of the times of all bricks. It is attributed to the machine.
 
-    The factor is the median over places, weighted by time. With fewer than MIN_SHARING places, return None, because
-    one slow brick would look like a slow machine.
+    The factor is the median over all places, weighted by time. Returns None for fewer than MIN_SHARING places,
+    because one slow brick would then look like a slow machine.
     """
     ratios = sorted(
         (now.call.mean / was.call.mean, was.call.mean * was.calls.mean)
@@ -53,7 +53,7 @@ def shared_ratio(befores: Places, afters: Places) -> float | None:
     )
     if len(ratios) < MIN_SHARING:
         return None
-    # Without weights, the median would mislead: cache pollution slows many places that take little of the time.
+    # The weights matter: cache pollution slows many bricks that take little of the time.
     reached_us = list(accumulate(us for _, us in ratios))
     return ratios[bisect_left(reached_us, reached_us[-1] / 2)][0]
 
@@ -67,9 +67,9 @@ def place_change(
     units: float,
     was: Place | None = None,
 ) -> Move:
-    """Return the change of a place. In the baseline, the place is called `was`.
+    """Return the change of a place. `was` is its name in the baseline, if it was renamed.
 
-    `compared` is the number of compared figures. Together, all places take `shared` times as long as before. `units`
+    `compared` is the number of figures that are tested together. `shared` is the common factor of all times. `units`
     is the number of units in a step of the baseline.
     """
     before, now = fixed_mix(befores, afters, place, was or place)
@@ -87,10 +87,11 @@ def place_change(
 
 
 def fixed_mix(befores: Places, afters: Places, place: Place, was: Place) -> tuple[PlaceTimes, PlaceTimes]:
-    """Return a place in both runs. The typical call of a brick over several layers has the same weights in both.
+    """Return the times of a place in both runs. For a brick over several layers, both typical calls get the same
+    weights.
 
-    The weights are the baseline's calls. All calls outside layers, and in layers where one of the runs has too few
-    calls, together have one weight.
+    The weights are the baseline's numbers of calls in each layer. One weight is for all other calls: outside of
+    layers, and in layers with too few calls in one of the runs.
     """
     before, now = befores[was], afters[place]
     brick, layer = place
@@ -114,7 +115,7 @@ def fixed_mix(befores: Places, afters: Places, place: Place, was: Place) -> tupl
 
 
 def _mix(whole: PlaceTimes, cells: list[PlaceTimes]) -> list[tuple[float, float]] | None:
-    """Return the calls per step and the µs of a call, of each cell and of the rest of the brick."""
+    """Return (calls per step, µs of a call) for each of `cells`, then for the rest of the brick."""
     if whole.call is None or whole.calls is None:
         return None
     found = [(one.calls.mean, one.call.mean) for one in cells if one.calls and one.call]
@@ -138,7 +139,7 @@ def _at_mean(figure: Figure | None, mean: float) -> Figure | None:
 
 
 def _cost(call: Figure, calls: Figure) -> Figure:
-    """Return the µs per step of all calls. Both errors add up."""
+    """Return the time of all calls in µs per step. The error combines both errors."""
 
     def both(of_call: float, of_calls: float) -> float:
         return sqrt((of_call * calls.mean) ** 2 + (of_calls * call.mean) ** 2)

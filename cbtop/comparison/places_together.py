@@ -1,8 +1,10 @@
-"""The places of several runs of the same program, taken together: their means, and how the runs scatter."""
+"""Combine the bricks and layers of several runs of one program: the mean of each figure, and its scatter between
+runs.
+"""
 
 # Rule
-# - A place that runs in some steps only may be missing in a run, or have too few calls there. It is known if enough
-#   of the runs know it, and a run without its calls counts as none.
+# - If a brick or layer runs only in some steps, a run may have too few calls of it, or none. It is known if enough
+#   runs have calls. A run without calls counts as a run with zero calls.
 
 from __future__ import annotations
 
@@ -19,9 +21,9 @@ Places = Mapping[Place, PlaceTimes]
 def places_together(
     runs: Sequence[Places], paces: Sequence[float | None] | None, least: int
 ) -> dict[Place, PlaceTimes]:
-    """Return the places of `runs`. A figure that fewer than `least` of them know is None.
+    """Return the times of each brick and layer over all `runs`. A figure is None if fewer than `least` runs know it.
 
-    `paces` is the factor of all places' times in each run.
+    `paces` is the common factor of all times in each run.
     """
     names = list(dict.fromkeys(place for run in runs for place in run))
     times = _learned(names, [[_time(run, name, runs) for run in runs] for name in names], paces, least)
@@ -42,7 +44,7 @@ def places_together(
 def _learned(
     names: Sequence[Place], rows: Sequence[Sequence[Figure | None]], paces: Sequence[float | None] | None, least: int
 ) -> list[Figure | None]:
-    """Return each row's mean over the runs that know it. A row has one figure of each run.
+    """Return the mean of each row over the runs that have a value. A row has one figure of each run.
 
     The scatter is learned separately for bricks, bricks in layers, layers, and the time between bricks.
     """
@@ -66,7 +68,7 @@ def _figure(run: Places, name: Place, what: str) -> Figure | None:
 
 
 def _time(run: Places, name: Place, runs: Sequence[Places]) -> Figure:
-    """Return the time of a place in `run`, or a time of 0 if only others of `runs` have it."""
+    """Return the time of a place in `run`. It is 0 if only other runs have the place."""
     if name in run:
         return run[name].time
     other = next(one[name].time for one in runs if name in one)
@@ -74,7 +76,7 @@ def _time(run: Places, name: Place, runs: Sequence[Places]) -> Figure:
 
 
 def _calls(run: Places, name: Place, runs: Sequence[Places]) -> Figure:
-    """Return the calls per step of a place in `run`, or none if only others of `runs` have it."""
+    """Return the calls per step of a place in `run`. It is 0 if only other runs have the place."""
     figure = _figure(run, name, "calls")
     if figure is not None:
         return figure

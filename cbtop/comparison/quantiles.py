@@ -1,10 +1,11 @@
-"""Derived medians and other quantiles of calls, with their errors, from blocks of histograms."""
+"""Medians and other quantiles of calls with their errors, derived from blocks of histograms."""
 
 # The interval of a quantile is Woodruff's (R. S. Woodruff, "Confidence intervals for medians and other position
-# measures", Journal of the American Statistical Association 47, 1952). The share of calls above a quantile is a
-# mean per call, so the blocks give its error, also if each block has another number of calls. The histogram converts
-# this error from calls to microseconds. It does so over as many calls as a comparison covers, because a few calls do
-# not show their distances, and because the median of two kinds of calls jumps from one kind to the other.
+# measures", Journal of the American Statistical Association 47, 1952). The share of calls above a quantile is a mean,
+# and its error comes from the blocks. The histogram converts this error from a share of calls to microseconds.
+#
+# The conversion uses as many calls as the interval of a comparison covers. With fewer calls, their distances vary by
+# chance. In addition, the median of two kinds of calls may jump from one kind to the other.
 
 from __future__ import annotations
 
@@ -26,20 +27,23 @@ from cbtop.profiler.analysis.histograms import (
 )
 
 MEDIAN, P99 = 0.5, 0.99
-MIN_BEYOND = 4  # required calls on either side of a quantile: a p99 needs at least 400 calls
-# Errors of a share are converted to µs over this many standard errors on either side, as in an interval of a change.
+MIN_BEYOND = 4  # minimum number of calls above a quantile, and also below; a p99 needs at least 400 calls
+# Errors of a share are converted to µs over this many standard errors on either side, as wide as a change's interval.
 _COVERED_ERRORS = 4.0
-_NEAR_ERRORS = 2.0  # blocks are converted over this many; over fewer, chance in the distances of a few calls is large
-_MAX_STRETCH = 4.0  # blocks show at least a fourth of how far the quantile moves on its steep side
+# For blocks, over this many standard errors. Over fewer, the distances between calls vary too much by chance.
+_NEAR_ERRORS = 2.0
+# limit for `stretch`: the error on the steep side is at most this many times the error from blocks
+_MAX_STRETCH = 4.0
 
 
 @dataclass(frozen=True, slots=True)
 class Quantile:
-    """A quantile of each place, and the typical times of blocks.
+    """One quantile of the calls of each place (brick, layer, or brick in a layer).
 
     `figures` are µs per call, or None if there are too few calls to know the error. `us` has the quantile of each
-    place, also of few calls, and 0 without calls. `typical_us`, shape (blocks, places), is the time of a block if
-    each of its calls took as long as this quantile. The error of its mean is to be multiplied by `stretch`.
+    place, also if there are few calls. It is 0 without calls. `typical_us`, shape (blocks, places), is the time of a
+    block if each call took as long as this quantile. The error of the mean of `typical_us` must be multiplied by
+    `stretch`.
     """
 
     figures: list[Figure | None]
@@ -49,17 +53,15 @@ class Quantile:
 
 
 class CallTimes:
-    """The calls of `places` places in blocks. Block i has `steps[i]` steps.
+    """The calls of `places` places in blocks of steps. Block i has `steps[i]` steps.
 
-    `by_block` has the number of calls in each block and place.
-
-    Each column in `place_of` maps nodes to places, or to -1. Several columns are needed if a node belongs to several
-    places.
+    `by_block` is the number of calls in each block and place. Each column in `place_of` maps nodes to places, or to
+    -1. There are several columns because a node may belong to several places.
 
     `along` is a quantity of each block that makes calls longer, such as its cached positions. With `along`, the time
     of each call is converted to the mean of `along`. The slope is the median over all pairs of blocks (H. Theil, "A
-    rank-invariant method of linear and polynomial regression analysis", 1950). The slope of a pair comes from the
-    median calls of its blocks. With `pace`, slopes are relative to the pace of all places.
+    rank-invariant method of linear and polynomial regression analysis", 1950). The slope of a pair is computed from
+    the median calls of its two blocks. With `pace`, slopes are relative to the pace of all places.
     """
 
     def __init__(
@@ -77,7 +79,7 @@ class CallTimes:
         )
         self._steps = steps
         self._off = np.zeros(len(steps)) if along is None else along - np.average(along, weights=steps)
-        self._growth_us = np.zeros(places)  # growth of a call per unit of `along`
+        self._growth_us = np.zeros(places)  # growth of a call's time (µs) per unit of `along`
         if len(self._block) and np.ptp(self._off) > 0:
             self._straighten(pace)
         self._sorted = _Sorted(self._place, self._bucket, self._count, places)
@@ -86,7 +88,9 @@ class CallTimes:
         np.add.at(self.by_block, (self._block, self._place), self._count)
 
     def quantile(self, fraction: float) -> Quantile:
-        """Return the quantile `fraction` of each place. Its error is computed as in `noise.figures`."""
+        """Return the quantile at `fraction` (0 to 1) of the calls of each place, with errors as in
+        `noise.figures`.
+        """
         value_us = np.nan_to_num(self._sorted.at(np.full(len(self.calls), fraction)))
         begin, end = bucket_begin_ns(self._bucket), bucket_begin_ns(self._bucket + 1)
         above = np.zeros(self.by_block.shape)
@@ -118,7 +122,10 @@ class CallTimes:
         )
 
     def _us_a_share(self, fraction: float, off: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return by how many µs the quantile of each place moves per share of calls, on both sides together."""
+        """Return how many µs the quantile of each place changes per share of calls.
+
+        Both sides of the quantile are used.
+        """
         reach = np.minimum(_NEAR_ERRORS * off, min(fraction, 1 - fraction) / 2)
         low_us, high_us = (np.nan_to_num(self._sorted.at(fraction + side * reach)) for side in (-1, 1))
         return divided(high_us - low_us, 2 * reach)
@@ -126,10 +133,9 @@ class CallTimes:
     def _steepest(
         self, fraction: float, off: NDArray[np.float64], value_us: NDArray[np.float64]
     ) -> NDArray[np.float64]:
-        """Return by how many µs the quantile of each place moves per share of calls, on its steeper side.
+        """Return how many µs the quantile of each place changes per share of calls, on its steeper side.
 
-        It is measured halfway to the shortest or longest call at most. A single pause by another program says nothing
-        about the other calls.
+        At most half of the calls on that side are used, because a single pause is not typical of the other calls.
         """
         steepest = np.zeros(len(off))
         for side, most in ((-1, fraction), (1, 1 - fraction)):
@@ -139,11 +145,14 @@ class CallTimes:
         return steepest
 
     def _straighten(self, pace: NDArray[np.float64] | None) -> None:
-        """Remove the effect of `along` from the calls of each place where the effect exceeds a bucket."""
+        """Remove the effect of `along` from the calls of each place.
+
+        Effects smaller than a histogram bucket are ignored.
+        """
         blocks, places = len(self._off), len(self._growth_us)
         each = _Sorted(self._block * places + self._place, self._bucket, self._count, blocks * places)
         median_us = each.at(np.full(blocks * places, MEDIAN)).reshape(blocks, places)
-        known = np.flatnonzero(np.isfinite(median_us).all(axis=0))  # places that every block calls
+        known = np.flatnonzero(np.isfinite(median_us).all(axis=0))  # indices of places that have calls in every block
         rate_us = median_us[:, known] if pace is None else median_us[:, known] / pace[:, None]
         one, other = np.triu_indices(blocks, 1)
         is_apart = self._off[one] != self._off[other]
@@ -169,7 +178,7 @@ class _Sorted:
         self._first = np.searchsorted(self._key // BUCKETS, np.arange(groups))
 
     def at(self, fraction: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return a quantile of each group in µs, or NaN for a group without calls."""
+        """Return a quantile of each group in µs. `fraction` is per group. A group without calls gets NaN."""
         if not len(self._key):
             return np.full(len(fraction), np.nan)
         rank = self._before + fraction * self.calls

@@ -1,9 +1,9 @@
-"""The wall-clock time of a process in blocks of steps of every phase, with the tokens and time of each phase."""
+"""The wall-clock time of a process in blocks of steps. A block has the tokens and the time of each phase."""
 
 # Rules
 # - The time begins with the first step after the warm-up, as on the screen. Each later step adds the time since the
 #   end of the previous step of any phase.
-# - When there are MAX_BLOCKS blocks, pairs of them are merged.
+# - When MAX_BLOCKS is reached, neighbouring blocks are merged in pairs.
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class PhaseSums:
 
     steps: int = 0
     tokens: int = 0
-    uncounted: int = 0  # steps that did not report their tokens
+    uncounted: int = 0  # number of steps that did not report their tokens
     sequences: int = 0
-    told_sequences: int = 0  # steps that reported their sequences
+    told_sequences: int = 0  # number of steps that reported their sequences
     cached: int = 0
-    told_cached: int = 0  # steps that reported their cached positions
-    in_steps_ns: int = 0  # time in which at least one of the steps ran
+    told_cached: int = 0  # number of steps that reported their cached positions
+    in_steps_ns: int = 0  # time (ns) during which at least one of the steps ran
 
     def add(self, other: PhaseSums) -> None:
         for name in PhaseSums.__slots__:
@@ -51,7 +51,10 @@ class PhaseSums:
 
 @dataclass(slots=True)
 class RateBlock:
-    """Some consecutive steps of a process: their wall-clock time, and the sums of each phase by its step node."""
+    """Consecutive steps of a process: their wall-clock time, and the sums of each phase.
+
+    The key is the phase's step node.
+    """
 
     steps: int = 0
     wall_ns: int = 0
@@ -72,7 +75,7 @@ class RateBlocks:
         self._each = STEPS_A_BLOCK
         self._blocks = [RateBlock()]
         self._reached_ns = 0  # latest end of any step
-        self._reached_by: dict[int, int] = {}  # latest end of a step of each phase
+        self._reached_by: dict[int, int] = {}  # latest end of a step, by step node of the phase
 
     def take(self, steps: EndedSteps, warm_ups: set[int]) -> None:
         """Add the next steps of the process. `warm_ups` are the nodes of warm-ups."""

@@ -14,10 +14,10 @@ from cbtop.comparison.phase_rates import RATE_UNITS, PhaseRates
 
 @dataclass(frozen=True, slots=True)
 class RateDiff:
-    """A rate of a phase in both runs, per second.
+    """A rate (per second) of a phase in both runs.
 
-    `time_us` is the change of its inverse, the wall-clock time of one token. It is at `cached` positions if both runs
-    report them, because a longer cache takes more time.
+    `time_us` is the change of the inverse of the rate: the wall-clock time of one token. It is converted to `cached`
+    positions if both runs report them, because a longer cache takes more time.
     """
 
     phase: str
@@ -25,29 +25,29 @@ class RateDiff:
     before: float
     now: float
     time_us: Change
-    cached: float | None = None  # None if both runs have about as many positions, or do not report them
-    parts: tuple[PartDiff, ...] = ()  # the compared parts of the phase
+    cached: float | None = None  # None if both runs have about equally many positions, or do not report them
+    parts: tuple[PartDiff, ...] = ()  # the compared groups of steps of the phase
 
     @property
     def unit(self) -> str:
-        """For example `tokens/s`."""
+        """The unit as text, for example `tokens/s`."""
         return RATE_UNITS[self.rate]
 
     @property
     def is_lower(self) -> bool:
-        """Whether one token takes longer in wall-clock time, beyond noise."""
+        """Whether the wall-clock time of a token grew by more than noise."""
         return self.time_us.is_beyond_noise and self.time_us.delta > 0
 
     @property
     def is_lower_in_the_mean(self) -> bool:
-        """Whether only a few steps became longer, so that the typical time of a token did not grow."""
+        """Whether only a few steps became longer. Then the typical time of a token did not grow."""
         return not self.is_lower and (self.time_us.percent or 0.0) > (self.time_us.noise_percent or inf)
 
     @property
     def is_by_others(self) -> bool:
         """Whether other phases or another mix of batches explain most of the additional time.
 
-        Then the steps of each batch, with the time before them, explain less than half of it.
+        The phase's own steps, with the time before each, then explain less than half of it.
         """
         whole = sum(part.now.amount for part in self.parts)
         own_us = sum(part.wall.delta * part.now.amount for part in self.parts)
@@ -57,7 +57,10 @@ class RateDiff:
 def rate_diff(
     before: PhaseRates, now: PhaseRates, rate: str, parts: Sequence[PartDiff], compared: int
 ) -> RateDiff | None:
-    """Return the change of a rate, or None if a run does not know it. `compared` rates are compared together."""
+    """Return the change of a rate, or None if a run does not know it.
+
+    `compared` is the number of rates tested together.
+    """
     if rate not in before.times_us or rate not in now.times_us:
         return None
     then_us, now_us = before.times_us[rate], now.times_us[rate]
@@ -77,20 +80,23 @@ def rate_diff(
 def main_rates(
     before: Sequence[PhaseRates], now: Sequence[PhaseRates], parts: Sequence[PartDiff], compared: int
 ) -> tuple[RateDiff, ...]:
-    """Return the change of the rate of each compared phase: of tokens, or of steps if tokens are not known."""
+    """Return the change of the rate of each compared phase: tokens/s, or steps/s if tokens are not known."""
     then = {one.phase: one for one in before}
     order = list(dict.fromkeys(part.phase for part in parts))
     is_now = {one.phase: one for one in now}
     found = []
     for phase in order:
-        # If only one of the runs reports its tokens, neither rate can be compared.
+        # A phase is left out if only one run reports its tokens, because its rates are then of different kinds.
         if phase in then and phase in is_now and then[phase].main == is_now[phase].main:
             found.append(rate_diff(then[phase], is_now[phase], is_now[phase].main, parts, compared))
     return tuple(one for one in found if one is not None)
 
 
 def _shifted(figure: Figure, off: float) -> Figure:
-    """Return the time of a token at `off` more cached positions. If it would not be positive, return it unchanged."""
+    """Return the time of a token at `off` more cached positions.
+
+    A result that is not positive is replaced by the old value.
+    """
     mean = figure.mean + off * figure.slope
     if mean <= 0:
         return figure
@@ -98,9 +104,9 @@ def _shifted(figure: Figure, off: float) -> Figure:
 
 
 def _medians_us(parts: Sequence[PartDiff]) -> tuple[float, float] | None:
-    """Return the time of a token in typical steps, before and now, with the new run's mix of batches.
+    """Return the time of a token in typical steps, before and now. Both use the new run's mix of batches.
 
-    Return None if it is unknown. Pauses by other programs do not move it.
+    Returns None if it is unknown. Pauses by other programs do not change it.
     """
     if not parts:
         return None

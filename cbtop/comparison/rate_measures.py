@@ -1,4 +1,4 @@
-"""The rate that a threshold is about, with its interval: of a phase, of the process, or of one batch size."""
+"""The rate that a threshold limits, with its interval: of a phase, of the process, or of one batch size."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from cbtop.units import count, counted, number
 
 NO_TOKENS = "not every step reports its tokens"
 NO_RECORD = "some steps left no record, so no rate is known"
-_MOST_EXPONENT = 700.0  # exponents up to this give a finite number
+_MOST_EXPONENT = 700.0  # exp(x) is finite up to this x
 OLD_FILE = "was written by an older cbtop, which kept no rates: write it again"
 
 
 def shown_rates(run: Run, phase: str) -> PhaseRates | None:
-    """Return the rates of `phase`, or of the phase that a screen shows first if `phase` is ""."""
+    """Return the rates of `phase`. If `phase` is "", use the phase that a screen shows first."""
     if phase:
         return next((one for one in run.rates if one.phase == phase), None)
     return next((one for one in run.rates if one.is_headline), next(iter(run.rates), None))
 
 
 def phase_measure(found: RunDiff, rate: str, phase: str, *, is_relative: bool) -> Measure:
-    """Return a rate of a phase that the new run has, or as a multiple of the baseline."""
+    """Return a rate of a phase in the new run. If `is_relative`, return it as a multiple of the baseline's rate."""
     now = shown_rates(found.now, phase)
     if now is None:
         return Measure("", f"{found.now.name} {OLD_FILE}")
-    # A model without tokens is as fast as before if its steps are.
+    # If the model has no tokens, compare its steps.
     if is_relative and rate == TOKENS:
         rate = now.main
     if rate not in now.times_us:
@@ -52,7 +52,11 @@ def phase_measure(found: RunDiff, rate: str, phase: str, *, is_relative: bool) -
 
 
 def batch_measure(part: PartDiff, rate: str, *, is_relative: bool, compared: int) -> Measure:
-    """Return a rate of one batch size: in the wall-clock time of its own steps and before them, or in its steps."""
+    """Return a rate for one batch size.
+
+    The time is the wall-clock time of the steps including the time before each. For the rate in steps, it is the time
+    of the steps alone.
+    """
     if part.unit != "token" and rate != SAMPLES:
         return Measure("", NO_TOKENS)
     changed = part.step.mean if rate == IN_STEPS else part.wall
@@ -67,7 +71,7 @@ def batch_measure(part: PartDiff, rate: str, *, is_relative: bool, compared: int
 
 
 def _rate(rate: str, of_us: float, time_us: float, half_us: float) -> Measure:
-    """Return `of_us` divided by a time with its interval, as a rate."""
+    """Return the rate `of_us / time` with its interval. Chance moves the time `time_us` by at most `half_us`."""
     value, (least, most) = of_us / time_us, _interval(of_us / time_us, half_us / time_us)
     return Measure(
         "", "", value, least, most, f"{number(value)} {RATE_UNITS[rate]} ({number(least)} to {number(most)})"
@@ -75,25 +79,28 @@ def _rate(rate: str, of_us: float, time_us: float, half_us: float) -> Measure:
 
 
 def _ratio(changed: Change, amounts: float, more: str) -> Measure:
-    """Return the rate now as a multiple of the rate before, if a time now has `amounts` times as much in it."""
+    """Return the new rate as a multiple of the old rate.
+
+    A step now contains `amounts` times as many samples as before.
+    """
     value = changed.before / changed.now * amounts
-    # The error of the ratio of two times with equal relative errors.
+    # The error of a ratio of two times, assuming that both times have the same relative error.
     part = sqrt(2) * changed.half / hypot(changed.before, changed.now)
     least, most = _interval(value, part)
     return Measure("", "", value, least, most, f"{number(value)}× ({number(least)} to {number(most)}){more}")
 
 
 def _interval(rate: float, part: float) -> tuple[float, float]:
-    """Return the interval of a rate, if chance may have moved its time by `part` of it.
+    """Return the interval of a rate. Chance may have moved the time by `part`, a relative error.
 
-    The interval is symmetric in the logarithm, because neither a time nor a rate is negative.
+    The interval is symmetric in the logarithm, because times and rates are never negative.
     """
     factor = exp(min(part, _MOST_EXPONENT))
     return rate / factor, rate * factor
 
 
 def _samples_a_unit(part: PartDiff) -> tuple[float, float] | None:
-    """Return the sequences for each token or step, before and now, or None if not all steps report them."""
+    """Return the number of sequences per token (or step), before and now. None if some steps do not report them."""
     found = []
     for group in (part.before, part.now):
         units = group.tokens if group.unit == "token" else 1.0

@@ -1,8 +1,8 @@
-"""Bricks that only have another name in the new run."""
+"""Find bricks that only have a different name in the new run."""
 
 # Rule
-# - A new brick is a renamed one if a removed brick ran the same kernels, in the same layers, and about as often. If
-#   several did, it is the one at the same position in the order of bricks.
+# - A new brick counts as renamed if a removed brick ran the same kernels, in the same layers, and about as often. If
+#   several removed bricks match, the one with the same position in the order of bricks is used.
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Kernels = Mapping[Brick, tuple[str, ...]]
 def renamed(
     befores: Places, afters: Places, kernels_then: Kernels, kernels_now: Kernels, compared: int
 ) -> dict[Brick, Brick]:
-    """Return the old name of each renamed brick. In total, `compared` figures are compared together."""
+    """Return the old name of each renamed brick. `compared` is the number of figures that are tested together."""
     then, now = _bricks(befores), _bricks(afters)
     gone, new = [brick for brick in then if brick not in now], [brick for brick in now if brick not in then]
     alike = [
@@ -42,7 +42,7 @@ def _bricks(places: Places) -> list[Brick]:
 
 
 def _is_called_alike(befores: Places, afters: Places, was: Brick, brick: Brick, compared: int) -> bool:
-    """Whether both bricks are called as often, in the same layers. Chance may leave a layer without calls."""
+    """Whether both bricks are called equally often in the same layers. By chance, a layer may have no calls."""
     then, now = _by_layer(befores, was), _by_layer(afters, brick)
     for layer in then.keys() | now.keys():
         sides = [times.calls if (times := each.get(layer)) else None for each in (then, now)]
@@ -56,7 +56,10 @@ def _by_layer(places: Places, brick: Brick) -> dict[str | None, PlaceTimes]:
 
 
 def _slot(order: list[Brick], brick: Brick, other: list[Brick]) -> tuple[Brick | None, int]:
-    """Return the nearest earlier brick that the other run has, too, and how many bricks later this one is."""
+    """Return the position of a brick in `order` as (earlier brick, distance).
+
+    It is the nearest earlier brick that `other` contains, too. Return None as brick if there is no such brick.
+    """
     at = order.index(brick)
     known = max((before for before in range(at) if order[before] in other), default=-1)
     return (order[known] if known >= 0 else None), at - known

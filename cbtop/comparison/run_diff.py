@@ -1,9 +1,12 @@
-"""The derived comparison of two runs by part and place, or the reason why they are not comparable."""
+"""The comparison of two runs by group of steps, brick and layer, or the reason why they are not comparable.
+
+All changes are derived from records.
+"""
 
 # Rules
-# - Parts with different work or batch are not compared.
-# - A different machine, different sampling or lost records change times for reasons outside the program. Such a
-#   difference is reported instead of a change, unless the user asks for the comparison anyway.
+# - Groups of steps with different work or batch are not compared.
+# - A different machine, different sampling or lost records change times without a change of the program. If there is
+#   such a difference, it is reported in place of the changes. The user may ask for the changes anyway.
 
 from __future__ import annotations
 
@@ -23,40 +26,43 @@ from cbtop.comparison.short_steps import ShortSteps, short_steps, warm_up_steps
 from cbtop.protocol.vocabulary import is_warm_up
 from cbtop.units import count, counted, percent
 
-RATES_OF_PART = 3  # three figures of a whole phase are compared together: a step, a token, and a typical token
-LEAST_SHARE = 0.01  # smallest share of the time of a run at which a note names batches with too few steps
-ALIKE_STEPS = 0.10  # ignored relative difference in steps, for two runs that do not report cached positions
+RATES_OF_PART = 3  # number of figures of a phase that are tested together: a step, a token, and a typical token
+LEAST_SHARE = 0.01  # share of a run's time; a note names batches with too few steps if they take more than this
+ALIKE_STEPS = 0.10  # relative difference in numbers of steps that is ignored if cached positions are not reported
 
 
 @dataclass(frozen=True, slots=True)
 class RunDiff:
     """The comparison of two runs. If `why_not` is set, they are not comparable, and `parts` is empty.
 
-    Without a baseline, `base` and `now` are the same object, and no note is about a baseline.
+    Without a baseline, `base` and `now` are the same object, and no note mentions a baseline.
     """
 
     base: Run
     now: Run
     why_not: str = ""
-    is_too_little: bool = False  # whether more steps would make the runs comparable
+    is_too_little: bool = False  # whether the runs would be comparable with more steps
     notes: tuple[str, ...] = ()
     parts: tuple[PartDiff, ...] = ()
-    not_judged: tuple[str, ...] = ()  # phases of the baseline without any compared part
-    # parts that only the new run has, or that are not comparable; here both sides of a PartDiff are the new run
+    not_judged: tuple[str, ...] = ()  # phases of the baseline without any compared group of steps
+    # Groups of steps that only the new run has, or that are not comparable. Both sides of such a PartDiff are the new
+    # run.
     alone: tuple[PartDiff, ...] = ()
-    why_apart: Mapping[PartKey, str] = field(default_factory=dict)  # why parts of both runs are not comparable
-    # steps of batches with too few steps to compare; of a phase without any compared part, only the additional time
+    # for each group that both runs have: why it is not comparable
+    why_apart: Mapping[PartKey, str] = field(default_factory=dict)
+    # Steps in batches with too few steps to compare. If no group of a phase is compared, only its additional time
+    # counts.
     alone_short: tuple[ShortSteps, ...] = ()
-    rates: tuple[RateDiff, ...] = ()  # of each compared phase: tokens/s, or steps/s if tokens are not known
+    rates: tuple[RateDiff, ...] = ()  # rate of each compared phase: tokens/s, or steps/s if tokens are not known
 
     @property
     def has_baseline(self) -> bool:
-        """Whether two runs are compared, instead of one run being judged on its own."""
+        """Whether two runs are compared. If not, a single run is judged on its own."""
         return self.base is not self.now
 
     @property
     def alone_percent(self) -> float:
-        """Percent of the new run's time in `alone` and `alone_short`."""
+        """The part of the new run's time that is in `alone` and `alone_short`, in percent."""
         whole_us = self.now.time_us
         own_us = sum(one.now.time_us for one in self.alone) + sum(one.time_us for one in self.alone_short)
         return 100 * own_us / whole_us if whole_us else 0.0
@@ -67,10 +73,8 @@ def diff(
 ) -> RunDiff:
     """Return the changes from `base` to `now`, in every phase or only in `phase`.
 
-    Without a baseline, pass the same object twice.
-
-    `anyway`: compare even if machines or sampling differ, records were lost, or both are the same run.
-    `may_lack_records`: compare even if records were lost.
+    Without a baseline, pass the same object twice. With `anyway`, runs are compared even if machines or sampling
+    differ, records were lost, or both are the same run. With `may_lack_records`, only lost records are allowed.
     """
     why_not = _why_not(base, now, anyway=anyway, may_lack_records=may_lack_records)
     if why_not:
@@ -82,7 +86,7 @@ def diff(
     afters = _by_work(now, phase)
     both = [key for key in befores if key in afters]
     names = part_names([*befores.values(), *afters.values()])
-    # Correct for the figures of all parts together, so that only one comparison in a hundred has a false alarm.
+    # Correct for the number of all figures together. Then only one comparison in a hundred has a false alarm.
     compared = sum(compared_figures(befores[key], afters[key]) for key in both)
     for key in both:
         found = part_diff(befores[key], afters[key], base, now, compared, len(both))
@@ -120,7 +124,8 @@ def diff_of(
 ) -> RunDiff:
     """Return the changes from the mean of `bases` to the mean of `news`, as in `diff`.
 
-    If there are too few runs to average, the first ones are compared. Without a baseline, pass the same object twice.
+    With fewer than MIN_LEARNED runs on a side, its first run is compared. Without a baseline, pass the same object
+    twice.
     """
     base = together(bases)
     now = base if news is bases else together(news)
@@ -131,13 +136,14 @@ def diff_of(
     if both and len(bases) + len(news) > 2 and not anyway:
         return RunDiff(base, now, f"{both} is also in the baseline: a run does not differ from itself")
     found = diff(base, now, phase, anyway=anyway, may_lack_records=may_lack_records)
-    # Check the pace only between the means. Different paces of averaged runs are part of the runs' scatter.
+    # Check the pace only between the two means. A different pace of one averaged run is part of the scatter between
+    # runs.
     why_not = "" if found.why_not or anyway else other_pace(base, now)
     return RunDiff(base, now, why_not) if why_not else found
 
 
 def _not_alike(runs: Sequence[Run], *, anyway: bool, may_lack_records: bool) -> str:
-    """Return the reason why runs cannot be averaged, or "". One reason is that a run is there twice."""
+    """Return the reason why runs cannot be averaged, or "". For example, the same run may be passed twice."""
     for one, other in combinations(runs, 2):
         if len(runs) >= MIN_LEARNED and is_same_run(one, other):
             return f"{one.name} is there twice"
@@ -151,7 +157,7 @@ def _not_alike(runs: Sequence[Run], *, anyway: bool, may_lack_records: bool) -> 
 
 
 def is_same_run(one: Run, other: Run) -> bool:
-    """Whether two runs have the same steps of the same process, because it was read twice."""
+    """Whether both runs have the same steps of the same process, because it was read twice."""
     return one is not other and one.key == other.key and one.parts == other.parts and bool(one.parts)
 
 
@@ -178,12 +184,12 @@ def _run_notes(base: Run, now: Run) -> Iterator[str]:
 
 
 def _sides(base: Run, now: Run) -> list[tuple[str, Run]]:
-    """Return both runs with the words for them, or the only run if there is no baseline."""
+    """Return both runs with their names for messages. Without a baseline, return only one run."""
     return [("the run", now)] if base is now else [("the baseline", base), ("the new run", now)]
 
 
 def _by_work(run: Run, phase: str | None) -> dict[tuple[str, tuple[int | None, int | None]], StepGroup]:
-    """Return the parts of a run by phase and work, in every phase or only in `phase`."""
+    """Return the groups of steps of a run by phase and work, in every phase or only in `phase`."""
     return {(part.phase, part.work): part for part in run.parts if phase in (None, part.phase)}
 
 
@@ -196,11 +202,11 @@ def _of_parts(
     names: Mapping[PartKey, str],
     why_apart: Mapping[PartKey, str],
 ) -> RunDiff:
-    """Return the comparison of two runs that have at least one part in common."""
+    """Return the comparison of two runs that have at least one group of steps in common."""
     befores, afters = _by_work(base, phase), _by_work(now, phase)
     order = sorted(parts, key=lambda part: -(part.before.amount + part.now.amount))
     compared_phases = {part.phase for part in parts}
-    # If few of several base runs have a phase, the new run may lack it, too.
+    # Ignore a phase that few of several base runs have. The new run may lack it by chance.
     usual = [part for part in befores.values() if part.runs >= min(base.runs, MIN_LEARNED)]
     left = dict.fromkeys(part.phase for part in usual if part.phase not in compared_phases)
     notes = [*notes, *(note for part in order for note in _place_notes(part))]
@@ -231,9 +237,9 @@ def _place_notes(part: PartDiff) -> Iterator[str]:
 
 
 def lacking_text(part: StepGroup, other: Run, has: str, lacks: str) -> str:
-    """Return a text on a part that one run has, and `other` has not or has too little of.
+    """Return a text about a group of steps that one run has. The run `other` has none or too few of these steps.
 
-    `has` and `lacks` are the words for the two runs.
+    `has` and `lacks` are the names of the two runs.
     """
     short = [one for one in other.too_short if one.phase == part.phase and one.work in (None, part.work)]
     if not short:
@@ -244,7 +250,10 @@ def lacking_text(part: StepGroup, other: Run, has: str, lacks: str) -> str:
 
 
 def _gaps(of: str, run: Run, phase: str | None) -> Iterator[str]:
-    """Yield notes on what some of the runs averaged in `run` lack. `of` is for example ` of the baseline`."""
+    """Yield notes about steps and bricks that some of the averaged runs lack.
+
+    `of` is for example ` of the baseline`.
+    """
     for one in run.gaps:
         if phase in (None, one.phase):
             few = f"; fewer than {MIN_LEARNED} do not show how runs vary, so "
@@ -262,7 +271,7 @@ def _part_notes(before: StepGroup, now: StepGroup, name: str) -> Iterator[str]:
         failed = f"{counted(now.failed, 'step')} of {count(now.steps)}"
         was = f", {count(before.failed)} of {count(before.steps)} before" if has_baseline else ""
         yield f"{name}: failed: {failed}{was}"
-    # per run, because each begins with an empty cache
+    # Compare steps per run, because each run begins with an empty cache.
     then, is_now = before.steps // before.runs, now.steps // now.runs
     if has_baseline and before.cached is None and abs(then - is_now) > ALIKE_STEPS * max(then, is_now):
         steps = f"{counted(is_now, 'step')}, {count(then)} in the baseline"
@@ -270,7 +279,7 @@ def _part_notes(before: StepGroup, now: StepGroup, name: str) -> Iterator[str]:
 
 
 def _short(whose: str, run: Run, phase: str | None) -> Iterator[str]:
-    """Yield notes on the phases of `run` with too few steps to be compared."""
+    """Yield notes about the phases of `run` with too few steps to be compared."""
     of_phases = {part.phase for part in run.parts}
     for one in short_steps(run, phase):
         share = one.time_us / run.time_us if run.time_us else 0.0
@@ -282,7 +291,7 @@ def _short(whose: str, run: Run, phase: str | None) -> Iterator[str]:
 
 
 def _nearly_enough(run: Run, phase: str | None) -> list[TooShort]:
-    """Return for each phase the group of steps that comes closest to the required number."""
+    """Return for each phase the largest of the groups with too few steps."""
     most: dict[str, TooShort] = {}
     for one in run.too_short:
         if is_warm_up(one.phase) and phase is None:

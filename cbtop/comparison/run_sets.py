@@ -1,11 +1,11 @@
-"""A set of runs of one program as one run: the means of its figures, and their scatter between runs."""
+"""Combine several runs of one program into one run: the means of its figures, and their scatter between runs."""
 
 # Rules
-# - A group of steps, a place or a figure is averaged over the runs that have it, if these are MIN_LEARNED or more. A
-#   run that lacks it takes nothing away from the others. What is lacking is reported.
+# - A group of steps, a brick or a figure is averaged over the runs that have it, if at least MIN_LEARNED runs do.
+#   Other runs are ignored, and the gap is reported.
 # - If fewer runs have it, one of them is used alone. Its scatter between runs is then unknown.
-# - The order of the runs has no effect on the result, except for a set of two. There the first run is used, and the
-#   second only for what the first lacks.
+# - The order of the runs has no effect on the result, except for a set of two runs. Then the first run is used. The
+#   second run is used only for steps and bricks that the first run lacks.
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from cbtop.comparison.places_together import places_together
 from cbtop.comparison.runs import MissingPart, Run, StepGroup, TooShort
 from cbtop.units import count, counted
 
-MAX_NAMED = 8  # lacking bricks that one gap names
-_Work = tuple[str, tuple[int | None, int | None]]  # phase, and tokens and sequences per step
+MAX_NAMED = 8  # maximum number of missing bricks that one gap names
+_Work = tuple[str, tuple[int | None, int | None]]  # (phase, (tokens per step, sequences per step))
 
 
 def together(runs: Sequence[Run]) -> Run:
-    """Return the mean of the runs with their scatter. With fewer than MIN_LEARNED runs, return the first.
+    """Return the mean of the runs with their scatter. With fewer than MIN_LEARNED runs, return the first run.
 
-    The first of two runs is completed with what only the second has.
+    If there are two runs, the first is completed with steps and bricks that only the second has.
     """
     if len(runs) < MIN_LEARNED:
         return runs[0] if len(runs) == 1 else _first_of_two(*runs)
@@ -67,7 +67,7 @@ def together(runs: Sequence[Run]) -> Run:
 
 
 def _first_of_two(first: Run, second: Run) -> Run:
-    """Return `first` with the parts and bricks that only `second` has."""
+    """Return `first`, with the groups of steps and bricks added that only `second` has."""
     firsts = {(part.phase, part.work): part for part in first.parts}
     seconds = {(part.phase, part.work): part for part in second.parts}
     parts, gaps = [], []
@@ -88,7 +88,7 @@ def _first_of_two(first: Run, second: Run) -> Run:
 
 
 def _too_short(runs: Sequence[Run]) -> tuple[TooShort, ...]:
-    """Return the longest entry of each phase and work, with the total time of all entries."""
+    """Return the longest entry for each phase and work, with the total time of all such entries."""
     found: dict[tuple[str, object], TooShort] = {}
     for one in chain.from_iterable(run.too_short for run in runs):
         known = found.get((one.phase, one.work), one)
@@ -108,7 +108,7 @@ def _kernels(runs: Sequence[Run]) -> dict[Brick, tuple[str, ...]]:
 
 
 def _part_together(work: _Work, runs: Sequence[Run]) -> tuple[StepGroup, list[MissingPart]]:
-    """Return one part of all runs, and what some of the runs lack."""
+    """Return one group of steps over all runs, and a list of the runs' gaps in it."""
     each = {at: part for at, run in enumerate(runs) for part in run.parts if (part.phase, part.work) == work}
     alike = _alike(each)
     reasons = tuple(_why_lacking(work, run, each.get(at)) for at, run in enumerate(runs) if at not in alike)
@@ -124,9 +124,9 @@ def _part_together(work: _Work, runs: Sequence[Run]) -> tuple[StepGroup, list[Mi
 
 
 def _alike(each: Mapping[int, StepGroup]) -> dict[int, StepGroup]:
-    """Return the parts that can be averaged: the same unit, and a cache length that all of them have covered.
+    """Return the groups that can be averaged. They have the same unit, and all have covered one common cache length.
 
-    The times of each part are converted to this length, which is as near to the median length as possible.
+    The times of each group are converted to this length. It is as near to the median length as possible.
     """
     kinds: dict[tuple[str, bool], dict[int, StepGroup]] = {}
     for at, part in each.items():
@@ -146,14 +146,14 @@ def _alike(each: Mapping[int, StepGroup]) -> dict[int, StepGroup]:
 
 
 def _is_at(part: StepGroup, cached: float | None) -> bool:
-    """Whether the times of a part can be converted to a number of cached positions, or None if not reported."""
+    """Whether the times of a group can be converted to `cached` positions. `cached` is None if it is not reported."""
     if part.cached is None or cached is None:
         return part.cached is None and cached is None
     return covers(part, cached)
 
 
 def _why_lacking(work: _Work, run: Run, part: StepGroup | None) -> str:
-    """Return the reason why a run lacks a part. `part` is its part of the same work, if it has one."""
+    """Return the reason why a run lacks a group of steps. `part` is its group with the same work, or None."""
     if part is not None and part.cached_least is not None and part.cached_most is not None:
         lengths = f"{count(part.cached_least)} to {count(part.cached_most)} positions cached"
         return f"{run.name} has other KV lengths, {lengths}"
@@ -166,7 +166,7 @@ def _why_lacking(work: _Work, run: Run, part: StepGroup | None) -> str:
 
 
 def _place_gaps(found: StepGroup, parts: Mapping[str, StepGroup], of: int) -> Iterator[MissingPart]:
-    """Yield the bricks that some of `parts` lack. The key of a part is the name of its run."""
+    """Yield the bricks that some of `parts` lack. The keys are the names of the runs."""
     lacking: dict[tuple[str, ...], list[str]] = {}
     for brick, layer in found.places:
         names = tuple(name for name, part in parts.items() if (brick, layer) not in part.places)

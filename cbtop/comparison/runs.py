@@ -7,8 +7,8 @@
 #   inclusive and per call.
 # Rules
 # - wall = bricks + between bricks + not recorded inside + between steps, per unit. This holds even if steps overlap.
-# - More cached positions take more time, which is not noise. So times are given at the mean number of positions, with
-#   the slope.
+# - More cached positions take more time. This is not noise, so each time is given at the mean number of positions,
+#   with its slope.
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from cbtop.profiler.analysis.phase_totals import PhaseTotals
 from cbtop.profiler.analysis.stats import NodeStats
 from cbtop.protocol.vocabulary import NodeKind
 
-MAX_KERNELS = 8  # kernels listed per brick
+MAX_KERNELS = 8  # maximum number of kernels that are listed per brick
 
 _KEPT, _KEPT_GIVEN, _SEQUENCES, _SEQUENCES_GIVEN, _PLAIN, _PLAIN_TOKENS, _PLAIN_NS = (
     SPARSE_COLUMNS.index(name)
@@ -56,32 +56,32 @@ class StepGroup:
     """The steps of a phase that work on about the same numbers of tokens and sequences."""
 
     phase: str
-    work: tuple[int | None, int | None]  # tokens and sequences per step, rounded down as in `StepWork`
-    unit: str  # "token" or "step"
+    work: tuple[int | None, int | None]  # (tokens, sequences) per step, rounded down as in `StepWork`
+    unit: str  # "token" or "step": times are in µs per this unit
     steps: int
-    tokens: float | None  # mean per step
+    tokens: float | None  # mean number of tokens per step
     sequences: float | None
-    cached: float | None  # mean positions in the cache before a step
-    cached_least: float | None  # smallest mean of any block
+    cached: float | None  # mean number of cached positions before a step
+    cached_least: float | None  # smallest mean number of cached positions of any block
     cached_most: float | None
     wall_us: Figure  # time from the end of the previous step to the end of this step, per unit
     warm_up: int  # number of slow steps at the beginning, which are excluded
-    inside_us: Figure  # time of the steps recorded inside, per unit
-    places: Mapping[Place, PlaceTimes]  # WHOLE_STEP is also a place here, and includes plain steps
-    budgets: Mapping[Brick, float] = field(default_factory=dict)  # µs per token, for bricks with a budget
-    # `wall_us` if every step took the median time and no pause came before it. None if unknown.
+    inside_us: Figure  # time of the recorded steps themselves, per unit
+    places: Mapping[Place, PlaceTimes]  # times by place; WHOLE_STEP is also a key, and its times include plain steps
+    budgets: Mapping[Brick, float] = field(default_factory=dict)  # allowed µs per token, for each brick with a budget
+    # `wall_us` if every step took the median time and was not delayed by a pause. None if unknown.
     typical_us: Figure | None = None
     failed: int = 0  # number of steps that ended by an exception or were cancelled
-    thirds: tuple[Thirds, ...] = ()  # of each run in this group with enough steps
-    # Parts of training steps: µs in the median step, over all steps of the phase. Empty for other steps.
+    thirds: tuple[Thirds, ...] = ()  # one entry for each run with enough steps
+    # Time of each part of a training step: µs in the median step, over all steps of the phase. Empty for other steps.
     training: Mapping[str, Figure] = field(default_factory=dict)
-    # `tokens` and `sequences` with their scatter; None in older files
+    # the mean `tokens` with its scatter, and the mean `sequences` likewise; None in older files
     tokens_a_step: Figure | None = None
     sequences_a_step: Figure | None = None
 
     @property
     def runs(self) -> int:
-        """Number of runs averaged in this group."""
+        """Number of runs that were averaged."""
         return self.wall_us.runs
 
     @property
@@ -90,17 +90,17 @@ class StepGroup:
 
     @property
     def amount(self) -> float:
-        """Number of units."""
+        """Number of units (tokens or steps) in this group."""
         return self.steps * self.units_a_step
 
     @property
     def time_us(self) -> float:
-        """Time of all steps in this group, including the time before each step."""
+        """Time of all steps in this group in µs, including the time before each step."""
         return self.amount * self.wall_us.mean
 
     @property
     def bricks(self) -> dict[Brick, PlaceTimes]:
-        """The times of each brick over all layers and outside."""
+        """The times of each brick, over all layers and outside of layers."""
         return {brick: times for (brick, layer), times in self.places.items() if brick and layer is None}
 
 
@@ -111,28 +111,28 @@ class TooShort:
     phase: str
     steps: int
     needed: int
-    time_us: float = 0.0  # wall time of these steps and the time before them; 0 if not known
+    time_us: float = 0.0  # wall-clock time of these steps, with the time before each; 0 if unknown
     work: tuple[int | None, int | None] | None = None  # as in `StepGroup`; None in older files
 
 
 @dataclass(frozen=True, slots=True)
 class MissingPart:
-    """A group of steps, or bricks in it, that some runs of a set lack."""
+    """Steps or bricks that some runs of a set lack."""
 
     phase: str
-    what: str  # for example `decode (240 steps of about 8 tokens)`
-    runs: int  # number of runs that have it
+    what: str  # the steps or bricks as text, for example `decode (240 steps of about 8 tokens)`
+    runs: int  # number of runs that have them
     of: int
-    why_not: tuple[str, ...]  # why each other run lacks it, with its name
-    only: str = ""  # if too few runs have it to learn their scatter: the name of the only run used
+    why_not: tuple[str, ...]  # for each other run: its name, and why it lacks them
+    only: str = ""  # If too few runs have them to learn their scatter, the name of the single run that is used.
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """The time of constant work on the machine while no run was active."""
+    """The time of constant work on the machine, measured while no run was active."""
 
-    cache_us: float  # time of arithmetic on data in a cache
-    memory_us: float  # time of reading data that fits only in memory
+    cache_us: float  # time of arithmetic on data in a cache, in µs
+    memory_us: float  # time of reading data that is larger than the caches, in µs
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,18 +149,19 @@ class Run:
     kernels: Mapping[Brick, tuple[str, ...]]  # names of the kernels of each brick
     lost: int  # number of lost records
     seen: int
-    untrusted: str = ""  # the reason why nothing in this run can be trusted, or ""
-    # the recording was not closed: its writer was killed or still writes, or the file was cut off
+    untrusted: str = ""  # why nothing in this run can be trusted, or "" if it can
+    # Whether the recording was not closed. Its writer was killed or still writes, or the file was cut off.
     is_cut: bool = False
-    is_gone: bool = False  # the process sent no goodbye: it was killed, or it ended by os._exit or exec
+    # Whether the process ended without a goodbye. It was killed, or it ended by os._exit or exec.
+    is_gone: bool = False
     failed_checks: tuple[str, ...] = ()
-    gpu_clock_mhz: float | None = None  # median clock of its GPUs during the run
-    host_busy_percent: float | None = None  # median use of all processors during the run, by any program
-    paces: tuple[Pace, ...] = ()  # the machine's pace directly before and after the run, empty if not measured
-    runs: int = 1  # number of runs averaged in this run
-    gaps: tuple[MissingPart, ...] = ()  # what some of these runs lack
-    rates: tuple[PhaseRates, ...] = ()  # of each phase, over the whole run
-    contents: Contents = field(default_factory=Contents)  # what its steps contain
+    gpu_clock_mhz: float | None = None  # median clock of the process's GPUs during the run
+    host_busy_percent: float | None = None  # median use of all processors during the run, by all programs
+    paces: tuple[Pace, ...] = ()  # the machine's pace directly before and after the run; empty if not measured
+    runs: int = 1  # number of runs that were averaged
+    gaps: tuple[MissingPart, ...] = ()  # steps and bricks that some of the averaged runs lack
+    rates: tuple[PhaseRates, ...] = ()  # rates of each phase over the whole run
+    contents: Contents = field(default_factory=Contents)  # layers, bricks and operations of its steps
 
     @property
     def lost_percent(self) -> float:
@@ -168,7 +169,7 @@ class Run:
 
     @property
     def time_us(self) -> float:
-        """Time of all steps in this run, including the time before each step."""
+        """Time of all steps in this run in µs, including the time before each step."""
         return sum(part.time_us for part in self.parts) + sum(one.time_us for one in self.too_short)
 
 
@@ -183,7 +184,7 @@ class _StepSums:
     plain: NDArray[np.float64]
     plain_tokens: NDArray[np.float64]
     plain_ns: NDArray[np.float64]
-    # mean positions in the cache before a step; None if a block does not report them
+    # Mean number of cached positions before a step. None if a block does not report them.
     cached: NDArray[np.float64] | None
     sequences: NDArray[np.float64] | None
 
@@ -207,7 +208,7 @@ def _step_sums(growths: Sequence[Growth], step: int) -> _StepSums:
 
 
 def part_of(table: NodeTable, work: StepWork, blocks: Sequence[StepBlock]) -> StepGroup | None:
-    """Return the part of a run in `blocks`. Return None if too few blocks have recorded steps."""
+    """Return the steps of `blocks` as a group. Return None if too few blocks have recorded steps."""
     step = work.step
     if len(blocks) < MIN_BLOCKS:
         return None
@@ -239,7 +240,7 @@ def part_of(table: NodeTable, work: StepWork, blocks: Sequence[StepBlock]) -> St
     of_step = [figures(us, every, cached, paces)[0] for us in (p50.typical_us, p50.typical_us + before_us[:, None])]
     typical, paced = (stretched(one, p50.stretch[0]) if p50.figures[0] else None for one in of_step)
     whole = replace(whole, median_us=median_of(p50.figures[0]))
-    if typical:  # a change of the wall-clock time only counts if the typical step or the time between steps changes
+    if typical:  # This median moves only if the typical step or the time between steps changes.
         wall = replace(wall, median_us=typical.mean + wall.mean - whole.mean)
     thirds = thirds_of(growths, steps_at, between_ns, count, elements if is_counted else count, cached)
     call = stretched(figures(p50.typical_us, count, cached, paces)[0], p50.stretch[0]) if typical else None
@@ -268,7 +269,7 @@ def part_of(table: NodeTable, work: StepWork, blocks: Sequence[StepBlock]) -> St
 
 
 def _paces(pace: NDArray[np.float64] | None, ran: NDArray[np.intp], blocks: int) -> NDArray[np.float64] | None:
-    """Return the pace of all blocks. It is unknown for blocks without recorded steps, so it is assumed to be 1."""
+    """Return the pace of all blocks. Blocks without recorded steps get the pace 1, because theirs is unknown."""
     if pace is None:
         return None
     found = np.ones(blocks)
@@ -284,7 +285,8 @@ def _wall(
 ) -> Figure:
     """Return the wall-clock time per unit.
 
-    Pauses by other programs are rare and long, so few blocks show them. The scatter is based on half of the blocks.
+    Pauses by other programs are rare and long, so few blocks show them. The error is therefore based on half of the
+    blocks.
     """
     (wall,) = figures(np.array([[block.wall_ns / 1e3] for block in blocks]), units, along, pace)
     return replace(wall, blocks=max(MIN_BLOCKS, wall.blocks // 2))
@@ -296,7 +298,8 @@ def _budgets(totals: PhaseTotals) -> dict[Brick, float]:
 
 
 def _warm(blocks: Sequence[StepBlock], step: int) -> tuple[Sequence[StepBlock], int]:
-    """Drop blocks at the beginning that are much slower than the median block (at most a fifth of all blocks).
+    """Drop blocks at the beginning that are much slower than the median block. At most a fifth of all blocks are
+    dropped.
 
     Returns the remaining blocks and the number of dropped steps.
     """
@@ -332,5 +335,5 @@ def _rare(growths: Sequence[Growth], column: int, node: int) -> NDArray[np.float
 
 
 def _mean(amount: NDArray[np.float64], given: NDArray[np.float64]) -> NDArray[np.float64] | None:
-    """Return the mean of each block, or None if any block has no values."""
+    """Return the mean of each block. Return None if a block has no values."""
     return amount / given if given.min() > 0 else None

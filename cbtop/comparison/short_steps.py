@@ -1,4 +1,4 @@
-"""The steps of a run that are not compared, because too few of them do the same work."""
+"""The steps of a run that are not compared, because too few steps do the same work."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from cbtop.units import count, counted
 
 @dataclass(frozen=True, slots=True)
 class ShortSteps:
-    """The steps of one phase in batches with too few steps. `each` has one entry for each batch."""
+    """The steps of one phase that are in batches with too few steps. `each` has the number of steps of each batch."""
 
     phase: str
     each: tuple[TooShort, ...]
-    time_us: float  # the part of their wall time that counts as not compared
+    time_us: float  # the part of their wall-clock time that counts as not compared
 
     @property
     def steps(self) -> int:
@@ -24,7 +24,9 @@ class ShortSteps:
 
     @property
     def text(self) -> str:
-        """For example `3 steps, of 20 needed`, or `40 steps in 4 batches of at most 12, of 20 needed in each`."""
+        """The steps as text: `3 steps, of 20 needed`, or `40 steps in 4 batches of at most 12, of 20 needed in
+        each`.
+        """
         most = max(self.each, key=lambda one: one.steps)
         if len(self.each) == 1:
             return f"{counted(self.steps, 'step')}, of {count(most.needed)} needed"
@@ -37,10 +39,10 @@ class ShortSteps:
 def short_steps(
     now: Run, phase: str | None, base: Run | None = None, whole: Container[str] | None = None
 ) -> Iterator[ShortSteps]:
-    """Yield the steps of each phase that are not compared, or only of `phase`. Warm-up phases are left out.
+    """Yield the steps that are not compared, of all phases or only of `phase`. Warm-up phases are left out.
 
-    All of their time counts for the phases in `whole` (None: for all phases). For other phases, only the time beyond
-    their share of the time of `base` counts.
+    For phases in `whole`, all of their time counts. For other phases, only the time beyond their share in `base`
+    counts. If `whole` is None, all phases count fully.
     """
     for name in dict.fromkeys(one.phase for one in now.too_short if phase in (None, one.phase)):
         if is_warm_up(name):
@@ -55,5 +57,5 @@ def short_steps(
 
 
 def warm_up_steps(run: Run) -> int:
-    """Return the number of warm-up steps that are too few to be compared."""
+    """Return the number of warm-up steps in groups that are too small to be compared."""
     return sum(one.steps for one in run.too_short if is_warm_up(one.phase))

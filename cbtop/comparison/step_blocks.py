@@ -1,10 +1,10 @@
 """Groups the records of a process into blocks of steps that do the same work. Runs are compared by these blocks."""
 
 # Rules
-# - Only whole steps count. A record belongs to the next step that ends in the same lane. Records with the step's
-#   numbers of sequences and cached positions follow directly after the step.
-# - A block has a number of steps, not of seconds. So a short run has as many blocks as a long one, but shorter
-#   blocks.
+# - Only whole steps count. A record belongs to the next step that ends in the same lane. A step is directly followed
+#   by the records of its numbers of sequences and cached positions.
+# - The length of a block is a number of steps, not of seconds. So a short run has as many blocks as a long one, but
+#   shorter ones.
 # - Every nanosecond after the end of the first step is in a block. Each step gets the time since the end of the
 #   previous step.
 
@@ -38,18 +38,18 @@ from cbtop.protocol.vocabulary import is_warm_up
 
 Flags = NDArray[np.bool_]
 
-LEAST_STEPS = MIN_BLOCKS * STEPS_A_BLOCK  # minimum number of steps of a part
-MAX_BLOCKS = 64  # blocks per work; when they reach this number, pairs of blocks are merged
+LEAST_STEPS = MIN_BLOCKS * STEPS_A_BLOCK  # minimum number of steps in a group
+MAX_BLOCKS = 64  # maximum number of blocks per work; at this number, neighbouring blocks are merged in pairs
 MAX_WORKS = 256
-MAX_HELD = 1 << 20  # maximum number of records kept while their steps have not ended
-ALIKE_BITS = 3  # significant bits of an amount; amounts that differ only in lower bits count as equal
+MAX_HELD = 1 << 20  # maximum number of records that wait for the end of their steps
+ALIKE_BITS = 3  # number of significant bits; amounts count as equal if they differ only in lower bits
 
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
     """The work of a step: its node, and its numbers of tokens and sequences, rounded down. None if not reported.
 
-    Rounding makes numbers equal that differ by less than a quarter.
+    Numbers that differ by less than a quarter may be rounded to the same value.
     """
 
     step: int
@@ -59,9 +59,9 @@ class StepWork:
 
 @dataclass(frozen=True, slots=True)
 class StepBlock:
-    """Some steps that do the same work: their number, their wall time, and their counts.
+    """Consecutive steps with the same work: their number, their wall-clock time, and the growth of the statistics.
 
-    The wall time of a step runs from the end of the previous step, so it includes pauses.
+    The wall-clock time of a step begins at the end of the previous step, so it includes pauses.
     """
 
     steps: int
@@ -71,7 +71,7 @@ class StepBlock:
 
 @dataclass(slots=True)
 class _Pile:
-    """The blocks of one kind of work, and the steps that do not fill a block yet."""
+    """The full blocks of one kind of work, and the steps of the unfinished block."""
 
     each: int = STEPS_A_BLOCK
     blocks: list[StepBlock] = field(default_factory=list)
@@ -91,10 +91,10 @@ class StepBlocks:
         self.rates = RateBlocks()
         self.steps = 0
         self.counts = StepCounts(table)
-        self.left_out = 0  # steps left out because of more than MAX_WORKS kinds of work
+        self.left_out = 0  # number of steps left out because MAX_WORKS kinds of work were exceeded
 
     def take(self, batch: Batch) -> None:
-        """Add the next records, in the order of the recording. All nodes in them must be in the table."""
+        """Add the next records, in the order of the recording. The table must contain all of their nodes."""
         self._held.append(batch)
         together = joined(self._held)
         self._held = [self._count(together, is_last=False)]
@@ -104,33 +104,33 @@ class StepBlocks:
     def blocks(self) -> dict[StepWork, list[StepBlock]]:
         """Return the full blocks of each kind of work, in the order of first appearance.
 
-        No records may be added afterwards.
+        No more records may be added after this call.
         """
         self._count(joined(self._held), is_last=True)
         self._held = []
         return {work: pile.blocks for work, pile in self._piles.items()}
 
     def count_of(self, work: StepWork) -> int:
-        """Return the number of steps that did this work, in full blocks or not."""
+        """Return the number of all steps with this work, also in the unfinished block."""
         pile = self._piles[work]
         return sum(block.steps for block in pile.blocks) + pile.steps
 
     def time_us_of(self, work: StepWork) -> float:
-        """Return the wall time in µs of all steps that did this work, including the time before each step."""
+        """Return the wall-clock time (µs) of all steps with this work, including the time before each step."""
         pile = self._piles[work]
         return (sum(block.wall_ns for block in pile.blocks) + pile.wall_ns) / 1e3
 
     def _count(self, batch: Batch, *, is_last: bool) -> Batch:
-        """Count the ended steps in `batch`. Returns the records whose step has not ended yet."""
+        """Count the steps that end in `batch`. Return the records of steps that have not ended yet."""
         step_of, _, _ = self._table.columns()
         is_step = step_of[batch.node] == batch.node
         plain, amounts = batch.are(FLAG_PLAIN), batch.are(FLAG_AMOUNTS)
         odd = amounts | batch.are(FLAG_LOOSE)
         ends = np.flatnonzero(is_step & ~odd)
-        # Records with the amounts of the last step may still follow.
+        # Leave the last step for the next batch, because the records of its amounts may still follow.
         done = len(ends) if is_last else max(0, len(ends) - 1)
         owner = _owners(batch, ends, is_step, plain, odd)
-        owner[step_of[batch.node] < 0] = -2  # records outside any step are in no block
+        owner[step_of[batch.node] < 0] = -2  # records outside of steps belong to no block
         if done:
             self._count_steps(batch, ends[:done], owner, amounts)
         return batch.only((owner == -1) | (owner >= done))
@@ -141,11 +141,11 @@ class StepBlocks:
         if not len(counted):
             return
         if self._reached_ns is None:
-            # The run begins with the first step.
+            # The wall-clock time begins at the start of the first step.
             self._reached_ns = int(batch.start_ns[ends[counted[0]]])
         reached = np.maximum(np.maximum.accumulate(batch.end_ns[ends[counted]]), self._reached_ns)
         wall_ns = np.zeros(len(ends), np.int64)
-        # includes the time of cancelled steps before it
+        # Each step also gets the time of cancelled steps before it.
         wall_ns[counted] = np.diff(reached, prepend=self._reached_ns)
         self._reached_ns = int(reached[-1])
         sequences, cached = np.full(len(ends), -1), np.full(len(ends), -1)
@@ -179,7 +179,7 @@ class StepBlocks:
     def _pile(
         self, work: StepWork, batch: Batch, chosen: Column, records: Column, owner: Column, wall_ns: Column
     ) -> None:
-        """Add the steps numbered `chosen`, with their `records`, to the pile of `work`."""
+        """Add the steps with the indices `chosen`, and their `records`, to the blocks of `work`."""
         pile = self._piles.get(work)
         if pile is None:
             if len(self._piles) >= MAX_WORKS:
@@ -206,8 +206,9 @@ class StepBlocks:
 
 
 def _owners(batch: Batch, ends: Column, is_step: Flags, plain: Flags, odd: Flags) -> Column:
-    """Return the index in `ends` of each record's step: -1 if the step has not ended, -2 for records outside
-    steps.
+    """Return for each record the index in `ends` of its step.
+
+    It is -1 if the step has not ended, and -2 for a record outside of steps.
     """
     owner = np.full(len(batch.node), -1)
     owner[ends] = np.arange(len(ends))
@@ -219,7 +220,7 @@ def _owners(batch: Batch, ends: Column, is_step: Flags, plain: Flags, odd: Flags
         next_end = np.searchsorted(ends[of_lane], here)
         known = next_end < len(of_lane)
         owner[here[known]] = of_lane[next_end[known]]
-    # A step is followed by the records of its own amounts. Records of a call's amounts come after these.
+    # After a step come the records of its own amounts, and then the records of a call's amounts.
     said = np.flatnonzero(odd)
     before = np.searchsorted(ends, said) - 1
     owner[said] = np.where(before >= 0, before, -2)
@@ -241,5 +242,5 @@ def _alike(amount: int | None) -> int | None:
 
 
 def most_alike(least: int) -> int:
-    """Return the largest amount that counts as equal to `least`, which is rounded down."""
+    """Return the largest amount that is rounded down to `least`."""
     return least + (1 << max(0, least.bit_length() - ALIKE_BITS)) - 1

@@ -1,9 +1,10 @@
-"""Counts what each recorded step contains, from its records.
+"""Count what each recorded step contains, from its records.
 
 Rules
-- Steps of a warm-up count for the phase after it, because a step contains the same from its second time on.
-- The first recorded step of a phase is left out: it compiles, tunes and fills caches. So is a step that failed.
-- A place has the same name in every run. The name does not contain how something was timed.
+- Steps of a warm-up count for the phase that follows, because a step has the same contents from its second time on.
+- The first recorded step of a phase is left out, because it compiles, tunes and fills caches. Failed steps are left
+  out.
+- A place has the same name in every run. The name does not depend on how something was timed.
 """
 
 from __future__ import annotations
@@ -31,14 +32,17 @@ _TRANSFERS = {
 
 
 class PlaceNames:
-    """The phase and the place of each node of a process. `table` has the nodes."""
+    """The phase and the place (layer, brick, label) of each node of a process."""
 
     def __init__(self, table: NodeTable) -> None:
         self._table = table
         self._pieces: dict[int, Piece] = {}
 
     def phase_of(self, node: int) -> str:
-        """Return the name of the phase that contains `node`, without the suffix of a warm-up, or "" outside."""
+        """Return the name of the phase that contains `node`, without a warm-up suffix.
+
+        Return "" outside of phases.
+        """
         step = int(self._table.step_of[node])
         if step < 1:
             return ""
@@ -46,7 +50,10 @@ class PlaceNames:
         return display_name(replace(found, name=found.name.removesuffix(WARM_UP)))
 
     def piece_of(self, node: int) -> Piece:
-        """Return the piece that `node` is, or the brick or layer that it is in if it is a function."""
+        """Return the piece for a node.
+
+        For a node of a Python function, it is the piece that contains the function.
+        """
         found = self._pieces.get(node)
         if found is None:
             found = self._pieces[node] = self._made(self._table[node])
@@ -72,10 +79,10 @@ def _inside(around: str, name: str) -> str:
 
 @dataclass(slots=True)
 class _Phase:
-    """The recorded steps of a phase. The arrays have one entry for each piece, the last ones for each total."""
+    """The recorded steps of a phase. Each array has one entry per column of `StepCounts`."""
 
     steps: int = 0
-    plain: int = 0  # steps whose parts were not recorded
+    plain: int = 0  # number of steps without recorded contents
     fewest: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     most: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
 
@@ -86,12 +93,16 @@ class StepCounts:
     def __init__(self, table: NodeTable) -> None:
         self._table = table
         self._phases: dict[str, _Phase] = {}
-        self._columns: dict[tuple[str, Piece | Total], int] = {}  # column of a piece or total of a phase
-        self._seen: set[int] = set()  # columns that any step has counted
-        self._of_node: list[tuple[int, int]] = [(-1, -1)]  # columns of the piece and the total that a node counts for
+        # maps (phase, piece or total) to the index of its column
+        self._columns: dict[tuple[str, Piece | Total], int] = {}
+        self._seen: set[int] = set()  # indices of columns that have a count in any step
+        self._of_node: list[tuple[int, int]] = [(-1, -1)]  # for each node: the columns of its piece and of its total
 
     def take(self, batch: Batch, ends: Column, owner: Column) -> None:
-        """Count the steps that end at the records `ends`. `owner` has the index in `ends` of each record's step."""
+        """Count the steps that end with the records at the indices `ends`.
+
+        `owner` has for each record the index in `ends` of its step.
+        """
         self._know_nodes()
         names = PlaceNames(self._table)
         skipped = (batch.flags[ends] & FLAG_FAILED) != 0
@@ -116,7 +127,7 @@ class StepCounts:
         return [self._contents(name, phase) for name, phase in self._phases.items() if phase.steps]
 
     def _reported(self) -> list[Total]:
-        """Return the totals that this process reports. If it reports any copy, it reports the copies of all kinds."""
+        """Return the totals that this process reports. If it reports one kind of copy, it reports all kinds."""
         seen = {what for (_, what), column in self._columns.items() if column in self._seen}
         return [
             Total.BRICKS,
@@ -124,7 +135,7 @@ class StepCounts:
         ]
 
     def _know_nodes(self) -> None:
-        """Give a column to each node that has been added to the table."""
+        """Give a column to each node that was added to the table."""
         names = PlaceNames(self._table)
         for node in self._table.nodes[len(self._of_node) - 1 :]:
             phase, total = names.phase_of(node.id), self._total_of(node)
@@ -148,10 +159,11 @@ class StepCounts:
         phase = self._phases.setdefault(name, _Phase())
         phase.steps += 1
         self._seen.update(np.flatnonzero(counts).tolist())
-        if phase.steps == 2 or not len(phase.most):  # the first step counts only until there is a second one
+        # replace the counts of the first step by the counts of the second
+        if phase.steps == 2 or not len(phase.most):
             phase.fewest, phase.most = counts, counts
             return
-        missing = len(counts) - len(phase.most)  # nodes that were announced later
+        missing = len(counts) - len(phase.most)  # number of columns for nodes that were announced later
         phase.fewest = np.minimum(np.pad(phase.fewest, (0, missing)), counts)
         phase.most = np.maximum(np.pad(phase.most, (0, missing)), counts)
 

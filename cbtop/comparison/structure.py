@@ -1,16 +1,18 @@
-"""Thresholds on what steps contain, such as `decode.launches==338` or `graph==base`. They have no noise."""
+"""Thresholds on the contents of steps, such as `decode.launches==338` or `graph==base`. Contents have no noise."""
 
 # Grammar
 #     threshold = [PHASE "."] WHAT OPERATOR (NUMBER | "base")
 #     WHAT      = bricks, launches, allocations, transfers.h2d, transfers.d2h or transfers.d2d (of a step),
 #                 graph (only `==base`), graph_breaks or recompilations (of the whole run, without PHASE)
 # Rules
-# - A number is exact from MIN_STEPS recorded steps on, on any machine. The first step does not count.
-# - If steps differ in a number, it is a range. A range that reaches the threshold is unknown.
+# - A number is exact if at least MIN_STEPS steps were recorded. It is the same on any machine. The first step does
+#   not count.
+# - If steps differ in a number, it is a range. If the range contains the threshold, the result is unknown.
 # - A number that was not recorded is unknown. It is never taken as 0.
-# - If sampling left out steps, a threshold holds for the recorded ones, and the result says how many these are. Torch
+# - If sampling left out steps, a threshold holds for the recorded steps, and the result has their number. Torch
 #   counts allocations in every step.
-# - Without PHASE, a phase with too few steps in both runs is a remark on the last result, if another can be judged.
+# - Without PHASE, all phases are judged. If a phase has too few steps in both runs, this is a remark on the last
+#   result.
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ from cbtop.errors import UsageError
 from cbtop.units import count, counted
 
 GRAPH, GRAPH_BREAKS, RECOMPILATIONS, BASE = "graph", "graph_breaks", "recompilations", "base"
-MAX_DIFFERENCES = 50  # listed for a phase
+MAX_DIFFERENCES = 50  # maximum number of differences that are listed for a phase
 LISTED_CAUSES = 3
 EXAMPLE = "decode.launches==338, transfers.h2d==0, graph==base, graph_breaks==0, allocations<=20"
 _WHAT = (*(total.value for total in Total), GRAPH, GRAPH_BREAKS, RECOMPILATIONS)
@@ -63,10 +65,10 @@ _NOT_WATCHED = "the process did not report its compilations; run a torch model u
 
 @dataclass(frozen=True, slots=True)
 class Structural:
-    """A parsed threshold on contents. `value` is None if the baseline has it."""
+    """A parsed threshold on contents. `value` is None if the limit is the baseline's number."""
 
     text: str
-    phase: str  # "" for all phases
+    phase: str  # name of the phase, or "" for all phases
     what: str
     sign: str
     value: int | None
@@ -74,7 +76,10 @@ class Structural:
 
 
 def parse_any(text: str, where: tuple[str, int] = ("", 1)) -> Threshold | Structural:
-    """Parse a threshold of any kind. Raises UsageError with the wrong part, the expected form, and examples."""
+    """Parse a threshold of any kind.
+
+    Raises UsageError with the wrong part of the text, the expected form, and examples.
+    """
     found = _FORM.fullmatch(text)
     named = found["what"].strip() if found else ""
     what = next((one for one in _WHAT if named == one or named.endswith(f".{one}")), "")
@@ -127,7 +132,7 @@ def judge_structure(threshold: Structural, bases: Contents | None, now: Contents
 
 
 def _is_short(name: str, bases: Contents | None, now: Contents) -> bool:
-    """Whether all runs have the phase with too few steps to judge it."""
+    """Whether all runs have the phase, and each with too few steps to judge it."""
     sides = [run.of(name) for run in (bases, now) if run is not None]
     return all(one is not None and one.steps < MIN_STEPS for one in sides)
 
@@ -137,7 +142,7 @@ def _few(phase: PhaseContents) -> str:
 
 
 def _way_out(threshold: Structural, names: Sequence[str], bases: Contents | None, now: Contents) -> str:
-    """Return how to judge one phase alone, or "" if the threshold does that or no phase can be judged."""
+    """Return advice to judge one phase alone. Return "" if the threshold names a phase or no phase can be judged."""
     sides = [run for run in (now, bases if threshold.value is None else None) if run is not None]
     for name in () if threshold.phase else names:
         if all((found := run.of(name)) is not None and found.steps >= MIN_STEPS for run in sides):
@@ -165,7 +170,7 @@ def _of_phase(threshold: Structural, name: str, bases: Contents | None, now: Con
 
 
 def _sampled(before: PhaseContents | None, after: PhaseContents) -> str:
-    """Return in how many steps something was seen, or "" if all steps of both runs were recorded."""
+    """Return a text with the number of recorded steps, or "" if all steps of both runs were recorded."""
     for phase, of_run in ((after, ""), (before, " of the baseline")):
         if phase is not None and phase.plain:
             return f"; seen in the {count(phase.steps)} recorded of {count(phase.steps + phase.plain)} steps{of_run}"
@@ -193,7 +198,7 @@ def _of_graph(threshold: Structural, before: PhaseContents, after: PhaseContents
 
 
 def _equal(phase: PhaseContents) -> str:
-    """Return what was compared and is equal, for example `4 layers, 46 bricks, 54 operations are equal`."""
+    """Return a text that counts the compared pieces, for example `4 layers, 46 bricks, 54 operations are equal`."""
     numbers = {kind: [n for piece, n in phase.pieces.items() if piece.kind is kind] for kind in PieceKind}
     known = [counted(sum(most for _, most in ranges), kind) for kind, ranges in numbers.items() if ranges]
     inner = any(numbers[kind] for kind in (PieceKind.KERNEL, PieceKind.OPERATION))
@@ -247,7 +252,10 @@ def _of_compiled(threshold: Structural, base: Compiled | None, now: Compiled | N
 
 
 def _outcome(sign: str, now: Range, limit: Range) -> Outcome:
-    """Compare two ranges. The result is unknown if they hold for some values and not for others."""
+    """Compare two ranges.
+
+    The result is unknown if the comparison holds for some values in the ranges and not for others.
+    """
     holds = [_OPERATORS[sign](value, other) for value in now for other in limit]
     if sign == "==" and (now[0] != now[1] or limit[0] != limit[1]):
         return Outcome.UNKNOWN
@@ -274,7 +282,10 @@ def _text(number: Range) -> str:
 
 
 def of_lost_records(thresholds: Sequence[Structural], runs: Sequence[Run]) -> list[Judged]:
-    """Return results that say which run lost records, or [] if none did. No number is exact without all records."""
+    """Return a result for each threshold that names the run with lost records. Return [] if no records were lost.
+
+    A number is only exact if all records are known.
+    """
     lost = next((run for run in runs if run.lost), None)
     if lost is None:
         return []
@@ -288,6 +299,6 @@ def is_about_base(threshold: Structural) -> bool:
 
 
 def split(thresholds: Sequence[Threshold | Structural]) -> tuple[list[Threshold], list[Structural]]:
-    """Return the thresholds on times, and those on contents."""
+    """Return the thresholds on times, and the thresholds on contents."""
     timed = [one for one in thresholds if isinstance(one, Threshold)]
     return timed, [one for one in thresholds if isinstance(one, Structural)]

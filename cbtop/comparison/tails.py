@@ -1,8 +1,8 @@
-"""The derived change of long calls: the p99 of a step, and of each brick, judged apart from the median."""
+"""The change of long calls: the p99 of a step and of each brick. It is judged separately from the median."""
 
 # Rules
-# - A p99 is longer if it grew beyond its interval, by more than LEAST_PERCENT, and by more than other results say.
-#   Longer calls in general, in one layer, or at the end of the run are named already.
+# - A p99 counts as longer if it grew beyond its interval and by more than LEAST_PERCENT. It must also grow by more
+#   than other results of the gate explain: a longer median, drift, or a slowdown in one layer.
 # - Pauses by other programs make a p99 noisy. So its scatter between runs is part of the interval, if it is learned.
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ from math import inf
 from cbtop.comparison.noise import Change, change_between_runs
 from cbtop.comparison.part_diff import PartDiff, PlaceDiff
 
-LEAST_PERCENT = 10.0  # pauses by other programs make a p99 differ by about this much without a cause
+LEAST_PERCENT = 10.0  # percent; pauses by other programs change a p99 by about this much
 
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """The p99 of the calls of one place, before and now."""
+    """The p99 of the calls of one brick or step, before and now."""
 
     place: PlaceDiff
     change: Change
-    base_runs: int  # number of base runs averaged in it
-    median_ratio: float  # how many times as long as before the median call is
-    # how many times as long the calls are that the gate names anyway: by drift, or in one layer
+    base_runs: int  # number of averaged base runs
+    median_ratio: float  # the new median call divided by the old one
+    # The largest slowdown (new time / old time) that another result of the gate reports: by drift, or in one layer.
     named_ratio: float
 
     @property
     def is_beyond(self) -> bool:
-        """Whether the p99 moved beyond its interval in either direction, for any reason."""
+        """Whether the p99 changed by more than its interval and by more than LEAST_PERCENT, in either direction."""
         return abs(self.change.delta) > self.change.half and abs(self.change.percent or 0.0) > LEAST_PERCENT
 
     @property
     def is_longer(self) -> bool:
-        """Whether the p99 is longer beyond noise, and no other result explains it."""
+        """Whether the p99 is longer by more than noise and other results explain."""
         explained = (1 + LEAST_PERCENT / 100) * max(1.0, self.median_ratio, self.named_ratio)
         return self.is_beyond and self.change.now > explained * self.change.before
 
@@ -46,7 +46,7 @@ def tails_of(part: PartDiff) -> list[Tail]:
 
 
 def _known(part: PartDiff, places: Sequence[PlaceDiff]) -> list[Tail]:
-    """Return the known tails of `places`. The step and the bricks are two families of figures."""
+    """Return the known tails of `places`. Their intervals are corrected for the number of `places`."""
     drift = _ratio(part.drift.change) if part.drift and part.drift.is_slower else 1.0
     found = []
     for place in places:

@@ -1,11 +1,11 @@
-"""Derived results of thresholds on a run."""
+"""Results of thresholds on a run. All figures are derived from records."""
 
 # Rules
-# - A threshold is broken if the whole interval of the measurement is beyond the threshold. It holds if no part of the
-#   interval is beyond it. Otherwise the result is `unsure`.
+# - A threshold is broken if the whole interval of the measurement is beyond the limit. It holds if the whole interval
+#   is within the limit. Otherwise the result is `unsure`.
 # - A threshold may cover several places and batches. Then its intervals are wider, so that chance breaks it as rarely
 #   as a threshold on one figure.
-# - The interval is widened by the clock's resolution.
+# - Intervals are widened by the clock's resolution.
 # - A threshold that cannot be judged does not pass. The reason is reported.
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from cbtop.errors import UsageError
 from cbtop.protocol.vocabulary import BACKWARD, RECOMPUTE, BrickCategory
 from cbtop.units import duration, number
 
-READINGS_OFF = 2  # two clock readings per call, each off by up to the clock's resolution
+READINGS_OFF = 2  # number of clock readings per call; each may be off by the clock's resolution
 _NOT_BEFORE = "the baseline has too few steps of this batch"
 _REACHES_ZERO = "the interval reaches zero, so nothing could break it; use more or longer runs"
 _CATEGORIES = {"attn": BrickCategory.ATTENTION, "mlp": BrickCategory.FFN} | {
@@ -59,14 +59,17 @@ _OPERATORS: dict[str, Callable[[float, float], bool]] = {
 
 
 def judge(threshold: Threshold, found: RunDiff) -> list[Judged]:
-    """Return the result of a threshold for each place that it applies to. Raises UsageError without such a place."""
+    """Return the result of a threshold for each brick, layer or step that it covers.
+
+    Raises UsageError without any.
+    """
     threshold = _of_step(threshold, found)
     name = threshold.names[-1]
     if is_of_records(threshold.names, threshold.unit):
         lost = found.now.lost_percent
         return [_judged(threshold, "records", (lost, lost), threshold.value, f"{number(lost)} % were lost")]
     phase = ".".join(threshold.names[:-1])
-    # An absolute threshold also judges parts in the new run only.
+    # An absolute threshold also covers steps that only the new run has.
     known = found.parts if threshold.is_relative else found.parts + found.alone
     if name in RATES and threshold.batch is None:
         judged = [_of_phase(threshold, phase, found)]
@@ -79,7 +82,10 @@ def judge(threshold: Threshold, found: RunDiff) -> list[Judged]:
 
 
 def _of_step(threshold: Threshold, found: RunDiff) -> Threshold:
-    """Return `decode.p50<=1.05x` as a threshold on the step of the phase, except if a brick is called `decode`."""
+    """Return `decode.p50<=1.05x` as a threshold on the step of the phase.
+
+    If a brick is called `decode`, return it unchanged.
+    """
     name, parts = threshold.names[-1], found.parts + found.alone
     if threshold.layer or ".".join(threshold.names) not in {part.phase for part in parts}:
         return threshold
@@ -92,14 +98,14 @@ def _of_step(threshold: Threshold, found: RunDiff) -> Threshold:
 
 
 def _only_new(threshold: Threshold, phase: str, found: RunDiff) -> PartDiff | None:
-    """Return the part with the batch that a threshold names, if the baseline has too few such steps."""
+    """Return the group of steps with the threshold's batch, if only the new run has enough such steps."""
     parts = [part for part in found.parts + found.alone if part.phase == phase]
     of_batch = [part for part in parts if threshold.batch is not None and has_batch(part.now, threshold.batch)]
     return of_batch[0] if of_batch and not any(part in found.parts for part in of_batch) else None
 
 
 def _named_parts(threshold: Threshold, phase: str, known: Sequence[PartDiff]) -> Sequence[PartDiff]:
-    """Return the parts of the phase and batch that a threshold names. Raises UsageError without such a part."""
+    """Return the groups of steps with the phase and batch of a threshold. Raises UsageError if no group has them."""
     parts = [part for part in known if phase in ("", part.phase)]
     if not parts and bare_name(phase) in {bare_name(one.name) for part in known for one in part.bricks}:
         name = threshold.names[-1]
@@ -120,7 +126,7 @@ def _named_parts(threshold: Threshold, phase: str, known: Sequence[PartDiff]) ->
 
 
 def _of_phase(threshold: Threshold, phase: str, found: RunDiff) -> Judged:
-    """Judge a rate of a whole phase. Raises UsageError if the new run has no such phase."""
+    """Judge a rate of a whole phase. Raises UsageError if the new run does not have the phase."""
     rates = shown_rates(found.now, phase)
     if rates is None and found.now.rates:
         raise _no_such(threshold, "phase", phase, [one.phase for one in found.now.rates])
@@ -129,7 +135,10 @@ def _of_phase(threshold: Threshold, phase: str, found: RunDiff) -> Judged:
 
 
 def _in_parts(threshold: Threshold, parts: Sequence[PartDiff], found: RunDiff) -> list[Judged]:
-    """Return the result in each part that has the named place. Raises UsageError if no part has it."""
+    """Return the result for each group of steps with the named brick or layer.
+
+    Raises UsageError if no group has it.
+    """
     places, lacks = [], []
     for part in parts:
         try:
@@ -142,7 +151,7 @@ def _in_parts(threshold: Threshold, parts: Sequence[PartDiff], found: RunDiff) -
 
 
 def of_definitions(found: RunDiff) -> list[Judged]:
-    """Return whether bricks keep the budgets of their definitions, in µs per token."""
+    """Judge whether bricks keep the budgets of their definitions, in µs per token."""
     judged = []
     for part in found.parts + found.alone:
         for one in part.bricks:
@@ -158,7 +167,7 @@ def of_definitions(found: RunDiff) -> list[Judged]:
 
 
 def of_contracts(found: RunDiff, bounds: Mapping[Brick, tuple[float, tuple[str, int]]]) -> list[Judged]:
-    """Return whether the calls of each brick keep their limit, a factor over the baseline.
+    """Judge whether the calls of each brick keep the limit in its contract, a factor over the baseline.
 
     `bounds` has the limit of each brick, with the file and line that set it.
     """
@@ -174,7 +183,10 @@ def of_contracts(found: RunDiff, bounds: Mapping[Brick, tuple[float, tuple[str, 
 
 
 def _places_in(threshold: Threshold, part: PartDiff) -> Sequence[PlaceDiff | None]:
-    """Return the places of a part that a threshold is about. None is a figure of the whole part."""
+    """Return the bricks and layers of a group of steps that a threshold covers.
+
+    None means a figure of the whole group.
+    """
     name = threshold.names[-1]
     if name in RATES or name == UNATTRIBUTED or training_part(part, name) is not None:
         return [None]
@@ -182,7 +194,7 @@ def _places_in(threshold: Threshold, part: PartDiff) -> Sequence[PlaceDiff | Non
 
 
 def _in_part(threshold: Threshold, part: PartDiff, place: PlaceDiff | None, found: RunDiff, compared: int) -> Judged:
-    """Judge one of the `compared` figures that a threshold covers."""
+    """Judge one figure. A threshold covers `compared` figures in total."""
     if place is not None:
         return _of_place(threshold, part, place, found, compared)
     name, is_relative = threshold.names[-1], threshold.is_relative
@@ -193,7 +205,7 @@ def _in_part(threshold: Threshold, part: PartDiff, place: PlaceDiff | None, foun
         is_p50 = threshold.figure == FIGURES[0] and threshold.layer is None
         measure = part_p50(part, training, is_relative=is_relative) if is_p50 else Measure(training, ONLY_P50)
         return _of_measure(threshold, part.name, measure)
-    # Time between the bricks of a layer counts as time of the layer. All other time between bricks is unattributed.
+    # Time between the bricks of a layer belongs to the layer. All other time between bricks is unattributed.
     known, whole = part.now.places, part.now.inside_us.mean
     named = sum(one.time.mean for (brick, layer), one in known.items() if brick == BETWEEN_BRICKS and layer)
     between = known[BETWEEN_BRICKS, None].time
@@ -203,7 +215,10 @@ def _in_part(threshold: Threshold, part: PartDiff, place: PlaceDiff | None, foun
 
 
 def _of_measure(threshold: Threshold, where: str, found: Measure) -> Judged:
-    """Judge a value of a phase or part, or return why it is not known."""
+    """Judge a value of a phase or of a group of steps.
+
+    If it is not known, the result is unknown and has the reason.
+    """
     about = f"{where}: {found.name}" if found.name else where
     if found.why_not:
         return Judged(threshold.text, about, Outcome.UNKNOWN, found.why_not, where=threshold.where)
@@ -239,7 +254,10 @@ def _of_place(threshold: Threshold, part: PartDiff, place: PlaceDiff, found: Run
 
 
 def _too_few_calls(threshold: Threshold, part: PartDiff, side: PlaceTimes | None) -> str:
-    """Return why a quantile is not known: its number of calls and the needed number, if that is the reason."""
+    """Return the number of calls and the needed number, if too few calls are the reason for an unknown quantile.
+
+    Else "".
+    """
     calls = round(side.calls.mean * part.now.steps) if side and side.calls else 0
     needed = round(MIN_BEYOND / (0.01 if threshold.figure == "p99" else 0.5))
     if 0 < calls < needed:
@@ -268,13 +286,16 @@ def _change_of(threshold: Threshold, place: PlaceDiff) -> Change | None:
         return place.p99
     if threshold.figure == "per_token":
         return place.mean
-    # Over several layers, a typical call is steadier than the median, which layers of other lengths move. The typical
-    # call of a brick with bricks inside excludes them. A p50 includes them.
+    # Over several layers, use the typical call. The median would change if layers with other times ran more often. If
+    # the brick contains other bricks, use the p50, because the typical call excludes the inner bricks.
     return place.call if place.call and place.call.medians_us is None else place.p50
 
 
 def _guilty(part: PartDiff, place: PlaceDiff) -> str:
-    """Return the name of the place. For a brick over all layers, add the layer with the largest growth."""
+    """Return the name of a brick or layer.
+
+    For a brick over all layers, the layer with the largest growth is added.
+    """
     if place.layer is not None:
         return place.name
     cells = [one for one in part.cells if one.brick == place.brick and one.verdict == "slower"]
@@ -283,7 +304,7 @@ def _guilty(part: PartDiff, place: PlaceDiff) -> str:
 
 
 def _places(threshold: Threshold, part: PartDiff) -> list[PlaceDiff]:
-    """Return the places that a threshold names. Raises UsageError if it names no existing place."""
+    """Return the bricks and layers that a threshold names. Raises UsageError if it names none that exists."""
     wanted = bare_name(threshold.names[-1])
     bricks = {one.brick for one in part.bricks if one.brick}
     named = {brick for brick in bricks if bare_name(brick[0]) == wanted}

@@ -1,4 +1,4 @@
-"""Values of training steps that a threshold may be about: the median time of a part of a step."""
+"""Values of training steps that a threshold may limit: the median time of a part of a step."""
 
 from __future__ import annotations
 
@@ -19,26 +19,29 @@ NOT_BEFORE = "it took no time in the baseline"
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """A value and its interval, or the reason why it is not known.
+    """A value with its interval, or the reason why it is not known.
 
-    A relative value is a multiple of the baseline. Others are in µs, or per second.
+    A relative value is a multiple of the baseline. Other values are in µs or per second.
     """
 
-    name: str  # part of a training step, or "" for a value of the whole step
+    name: str  # name of a part of a training step, or "" for a value of the whole step
     why_not: str = ""
     value: float = nan
     least: float = nan
     most: float = nan
-    said: str = ""  # value and interval as text
+    said: str = ""  # the value and its interval as text
 
 
 def bare_name(name: str) -> str:
-    """Return the letters and digits of a name in lower case, so that names compare however they are written."""
+    """Return the letters and digits of a name in lower case. Names are compared in this form."""
     return "".join(sign for sign in name.casefold() if sign.isalnum())
 
 
 def training_part(part: PartDiff, name: str) -> str | None:
-    """Return the part of a training step called `name`, or None if `name` is a brick or the step does not train."""
+    """Return the part of a training step with this name.
+
+    Return None if a brick has the name or the step does not train.
+    """
     known = dict.fromkeys([*part.now.training, *part.before.training])
     if not known and not is_training(part.phase):
         return None

@@ -1,9 +1,9 @@
-"""The times of the parts of training steps in a run, from what its process reported of its latest steps."""
+"""The times of the parts of training steps in a run. A process reports them for its latest steps."""
 
 # Rules
-# - A report is of the latest steps, at most 64, so reports may share steps. A report is kept if at least half of its
-#   steps ended after the previous kept one.
-# - Reports that share half of their steps know as much as half as many without common steps.
+# - A report covers the latest steps, at most 64, so two reports may share steps. A report is kept if at least half of
+#   its steps ended after the previous kept report.
+# - Reports that share half of their steps count as half as many independent reports.
 
 from __future__ import annotations
 
@@ -17,14 +17,17 @@ import numpy as np
 from cbtop.comparison.noise import MIN_BLOCKS, Figure, figures
 from cbtop.protocol.training_messages import TrainingTimes
 
-MAX_REPORTS = 512  # the newest reports of a phase
-MAX_PHASES = 64  # phases and models
-NEW_STEPS = 0.5  # share of a report's steps that must be new
+MAX_REPORTS = 512  # maximum number of stored reports per phase; the newest remain
+MAX_PHASES = 64  # maximum number of pairs of phase and model
+NEW_STEPS = 0.5  # minimum share of new steps in a report
 
 
 @dataclass(slots=True)
 class _Reports:
-    """The kept reports of one phase and model, and the number of steps when the newest was kept."""
+    """The stored reports of one phase and model.
+
+    `at_step` is the number of ended steps when the newest was stored.
+    """
 
     at_step: int
     kept: deque[TrainingTimes] = field(default_factory=lambda: deque(maxlen=MAX_REPORTS))
@@ -50,9 +53,10 @@ class TrainingParts:
         known.kept.append(times)
 
     def medians(self, phase: str, model: str) -> Mapping[str, Figure]:
-        """Return the time of each part in the median step, in µs. Empty if there are too few reports.
+        """Return the time (µs) of each part in the median step. Empty if there are too few reports.
 
-        Parts that a report lacks took no time in it. If only one model reports steps of `phase`, `model` may be "".
+        If a report lacks a part, the part's time in it is 0. If only one model reports steps of `phase`, `model` may
+        be "".
         """
         of_phase = [reports for (name, _), reports in self._reports.items() if name == phase]
         exact = self._reports.get((phase, model))

@@ -1,4 +1,4 @@
-"""The checked messages that a process has announced in its catalog, and the messages that are not published yet."""
+"""The catalog messages of a process. The daemon checks them, and tracks which ones it has not published yet."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from cbtop.protocol.messages import PROTOCOL_MAJOR, PROTOCOL_MINOR, CatalogMessa
 
 
 class Announced:
-    """The valid catalog messages of one process, without replaced messages."""
+    """The valid catalog messages of one process. A message that replaces an earlier one removes it."""
 
     def __init__(self) -> None:
         self.hello: HostHello | None = None
         self.nodes = NodeTable()
         self.goodbye: Goodbye | None = None
         self.received = 0  # number of catalog messages received
-        self.left_out = 0  # announcements that the daemon dropped for lack of room
+        self.left_out = 0  # number of announcements that the daemon dropped because a limit was reached
         self._others: Announcements[CatalogMessage] = Announcements()
         self._changed: dict[Key, CatalogMessage] = {}  # messages announced since the last call of `changes`
 
@@ -52,7 +52,7 @@ class Announced:
 
     @property
     def messages(self) -> list[CatalogMessage]:
-        """All kept messages, in the order of a catalog."""
+        """All stored messages, in the order of a catalog."""
         first = [] if self.hello is None else [self.hello]
         last = [] if self.goodbye is None else [self.goodbye]
         return [*first, *self.nodes.nodes, *self._others, *last]

@@ -1,19 +1,19 @@
-"""The daemon: finds every ring of this user, adds up their records and publishes the totals.
+"""The daemon: finds every ring of this user, adds up the records and publishes the totals.
 
-It runs as a separate process (`cbtop daemon`), or with the same code in a thread of a viewer that found no daemon.
-The profiled processes do not know the daemon. The daemon can start late, die and return.
+It runs as a separate process (`cbtop daemon`). If a viewer finds no daemon, it runs one in a thread of its own
+process. The profiled processes do not know about the daemon. The daemon may start late, die and return.
 
 Rules of discovery
-- At most MAX_SOURCES processes are watched: running processes first, then those that ended last. A process that is no
-  longer watched keeps its files.
-- Listing files deletes nothing. The daemon deletes the files of a process KEEP_ENDED_S after it saw that the process
-  has ended. It deletes the oldest files earlier if all ended processes together exceed the limits of
+- At most MAX_SOURCES processes are watched: first the running ones, then the ones that ended last. The files of other
+  processes stay on the disk.
+- Listing files deletes nothing. The daemon deletes the files of a process KEEP_ENDED_S after it noticed the end of
+  the process. It deletes the oldest files earlier if all ended processes together exceed the limits of
   `cbtop.protocol.ended`.
-- Each round opens at most LOOKS_AT_ONCE new processes, and first those that probably run. Listing the files takes at
-  most one part in LISTING_SHARE of the time.
+- Each round opens at most LOOKS_AT_ONCE new processes. Processes that probably run come first. Listing the files
+  takes at most one part in LISTING_SHARE of the time.
 - If a process ended before the daemon began, only its header and hello are read. The rest is read when a viewer
   requests it.
-- The log is bounded, because a full pipe that is not read must not block the daemon.
+- The log has a maximum length, because a pipe without a reader would otherwise fill up and block the daemon.
 
 Devices are sampled in separate threads while viewers listen (`cbtop.daemon.devices`).
 """
@@ -65,36 +65,38 @@ from cbtop.protocol.recording import FrameKind, encode_frame
 from cbtop.protocol.vocabulary import SourceStatus
 from cbtop.version import __version__
 
-LOOK_S = 0.1  # a ring of default size holds a tenth of a second of records at 2.6 million records a second
-PUBLISH_S = 0.25  # faster updates would be useless, because no screen draws more often
+LOOK_S = 0.1  # seconds between reads; a ring of default size overflows in this time at 2.6 million records a second
+PUBLISH_S = 0.25  # seconds between updates; no screen draws more often
 DISCOVER_S = 0.2
-EARLY = 0.2  # fraction of a job's period; a job that is due this soon is done along with jobs that are due now
-JOIN_S = 0.1  # requests of viewers that join within this time are answered together
+EARLY = 0.2  # share of a job's period; if any job is due, a job that is due within this share runs, too
+JOIN_S = 0.1  # seconds; requests of viewers that arrive within this time are answered together
 HEARTBEAT_S = 1.0
 KEYFRAME_S = 5.0
-# Time between keyframes of the history if only device samples are new. Old samples are dropped with an old keyframe.
+# Seconds between keyframes of the history if only device samples are new. Old samples are dropped together with an
+# old keyframe.
 RESTING_KEYFRAME_S = 60.0
 SHUT_OUT_S = 0.5
-LAST_WORD_S = 0.05  # closing at once would discard messages that are still being sent
-RETRY_S = 5.0  # time until the next attempt to open a file, because descriptors may be free then
-KEEP_ENDED_S = 600.0  # an ended process stays readable for this long
+LAST_WORD_S = 0.05  # seconds before closing, because closing discards messages that are still being sent
+RETRY_S = 5.0  # seconds until the next attempt to open a file, because descriptors may be free then
+KEEP_ENDED_S = 600.0  # seconds until the files of an ended process are deleted
 MAX_SOURCES = 256
 LOOKS_AT_ONCE = 256  # maximum number of new processes per round
-REMOVED_AT_ONCE = 256  # maximum number of processes whose files are deleted at once
+REMOVED_AT_ONCE = 256  # maximum number of processes to delete files of in one round
 LISTING_SHARE = 10
-MAX_COMPLAINTS = 16  # lines of the log; all of them together fit into a pipe
-RECORDS_TOGETHER_BYTES = 4 << 20  # approximate maximum size of a message of records
-MOST_WAITING = 1 << 16  # maximum number of records, 40 bytes each, that were read but not published
+MAX_COMPLAINTS = 16  # maximum number of log lines; together they fit into a pipe
+RECORDS_TOGETHER_BYTES = 4 << 20  # approximate maximum size of a message with records
+MOST_WAITING = 1 << 16  # maximum number of records that were read but not published; a record has 40 bytes
 TOPICS = {FrameKind.LIVE: LIVE, FrameKind.RECORDS: RECORDS}
 
 _log = logging.getLogger("cbtop.daemon")
 
 
 class Daemon:
-    """Serves `endpoint` from `directory` until it is stopped.
+    """Serves `endpoint` from the rings in `directory` until it is stopped.
 
-    The daemon keeps its messages of the last `history_s` seconds for viewers that request them. 0 keeps none. Raises
-    EndpointError if the address is taken, and KeysError if the address must not be served with these `keys`.
+    For viewers that request it, the daemon stores its messages of the last `history_s` seconds. With 0, it stores
+    none. Raises EndpointError if the address is taken, and KeysError if the address must not be served with these
+    `keys`.
     """
 
     def __init__(
@@ -109,18 +111,18 @@ class Daemon:
         self._devices = NewestSamples(SAMPLERS)
         self._pid_namespace = pid_namespace()
         self._sources: dict[Path, Source] = {}
-        self._refused: dict[str, float] = {}  # rings that could not be opened, and when to try again
+        self._refused: dict[str, float] = {}  # maps rings that could not be opened to the time of the next attempt
         self._waiting: deque[str] = deque()  # rings that were listed but not opened yet
         self._there_before: frozenset[str] | None = None  # rings that already existed when this daemon began
         self._list_again_s = 0.0
-        # ended processes, and since when this daemon has known their end
+        # Ended processes, each with the time when this daemon noticed the end.
         self._left: dict[str, tuple[EndedProcess, float]] = {}
         self._complaints: set[str] = set()
         self._joins_due_s = 0.0
-        self._read_ns = time.perf_counter_ns()  # all records before this moment were read from every source
+        self._read_ns = time.perf_counter_ns()  # every record that ended before this time was read
         self._history_s = history_s
         self._history = History(history_s)
-        # versions of the sources in the history's last keyframe
+        # Versions of all sources at the last keyframe of the history.
         self._history_versions: dict[str, tuple[int, int]] | None = None
         self._history_keyframe_s = 0.0
 
@@ -150,7 +152,7 @@ class Daemon:
                         job()
                 self._publisher.hear(due.wait_ms())
                 self._answer()
-            # Read once more, so that viewers learn how the process of this daemon ended.
+            # Read once more. Viewers then learn how the process of this daemon ended.
             self._read()
             self._beat()
             self._publisher.send(LIVE, [DaemonGoodbye()])
@@ -181,7 +183,8 @@ class Daemon:
                 elif source is not None:
                     self._say(FrameKind.RECORDS, _frames_of(source, source.records))
                     self._introduce([source])
-        # Publish unread sources together. Publishing fifty of them one by one would take as long as opening them.
+        # Publish all unread sources with one call. For fifty sources, single calls would take as long as opening
+        # them.
         self._introduce([source for source in unread if source.ring_path in self._sources])
         self._let_go()
 
@@ -189,7 +192,7 @@ class Daemon:
         """Publish everything known about new `sources` together."""
         self._say(FrameKind.LIVE, [frame for source in sources for frame in _frames_of(source, source.snapshot)])
         for source in sources:
-            _frames_of(source, source.delta)  # drop the changes until now, because the snapshot contains them
+            _frames_of(source, source.delta)  # discard the changes until now, because the snapshot contains them
 
     def _list(self) -> None:
         """List the ring files, unless they were listed recently."""
@@ -198,7 +201,7 @@ class Daemon:
             return
         try:
             rings = rings_of(os.listdir(self._directory))
-        except OSError as error:  # the directory was removed or no descriptor is left: continue with the open rings
+        except OSError as error:  # directory removed, or no descriptor left: continue with the open rings
             _log.debug("%s", error)
             return
         watched = {path.name for path in self._sources}
@@ -226,7 +229,9 @@ class Daemon:
                 return None
         if not path.exists() or not self._has_room_for(left):
             return None
-        check_descriptors()  # keep some descriptors for the next viewer; without any, libzmq would end the daemon
+        # Raises an error if few descriptors are left. Without free descriptors for a new viewer, libzmq would end the
+        # daemon.
+        check_descriptors()
         had_ended = left is not None and self._there_before is not None and name in self._there_before
         source = Source(path, on_demand=had_ended)
         source.poll()
@@ -234,10 +239,10 @@ class Daemon:
         return source
 
     def _has_room_for(self, left: EndedProcess | None) -> bool:
-        """Whether one more source can be watched.
+        """Return whether one more source can be watched. If necessary, stop watching the process that ended first.
 
-        If there is no room, the process that ended first makes room for a running process (`left` is None) or one
-        that ended later.
+        A running process always replaces an ended one. In this case, `left` is None. An ended process `left` replaces
+        only processes that ended earlier.
         """
         if len(self._sources) < MAX_SOURCES:
             return True
@@ -280,7 +285,7 @@ class Daemon:
             source.close()
 
     def _complain(self, about: str, line: str) -> None:
-        """Log `line` once per subject `about`. Log nothing more after MAX_COMPLAINTS lines."""
+        """Log `line` once for each subject `about`. After MAX_COMPLAINTS lines, log nothing."""
         if about in self._complaints or len(self._complaints) > MAX_COMPLAINTS:
             return
         self._complaints.add(about)
@@ -293,7 +298,7 @@ class Daemon:
         self._poll(self._sources.values())
 
     def _read_filling(self) -> None:
-        """Read rings that might be overwritten before the next regular read."""
+        """Read the rings that might overflow before the next regular read."""
         self._poll([source for source in self._sources.values() if source.is_filling])
 
     def _poll(self, sources: Iterable[Source]) -> None:
@@ -307,9 +312,9 @@ class Daemon:
                 waiting = 0
 
     def _publish(self) -> None:
-        """Publish everything that is new.
+        """Publish all new data.
 
-        Records are published before the counters that include them, so that missing records count as lost.
+        Records are published before the totals that include them. Then a viewer can count missing records as lost.
         """
         if self._history_s or self._publisher.has_recorder:
             self._publish_records()
@@ -331,12 +336,12 @@ class Daemon:
         self._say(FrameKind.RECORDS, together)
 
     def _say_devices(self) -> None:
-        """Publish new samples of devices. Without listeners, pause the samplers."""
+        """Publish new samples of devices. If no viewer listens, pause the samplers."""
         if not self._publisher.is_heard:
             self._devices.rest()
             return
         profiled = [pid for source in self._sources.values() if (pid := source.pid_in(self._pid_namespace))]
-        self._devices.listen([os.getpid(), *profiled])  # include the cost of this process
+        self._devices.listen([os.getpid(), *profiled])  # also sample the cost of this process
         self._say(FrameKind.LIVE, [codec.encode(sample) for sample in self._devices.fresh()])
 
     def _beat(self) -> None:
@@ -348,7 +353,7 @@ class Daemon:
     def _keyframe(self) -> None:
         self._publish()
         for source in self._sources.values():
-            # a source that is behind will be published anyway
+            # Leave out a source that is behind. It will be published anyway.
             if source.state is SourceStatus.LIVE and not source.is_behind:
                 self._publisher.send_frames(LIVE, _frames_of(source, source.keyframe))
         if not self._history_s:
@@ -358,14 +363,17 @@ class Daemon:
         versions = {source.key: source.version for source in recent}
         now_s = time.monotonic()
         is_old = bool(self._devices.latest()) and now_s - self._history_keyframe_s >= RESTING_KEYFRAME_S
-        if versions != self._history_versions or is_old:  # if nothing changed, the last keyframe is still complete
+        # without changes, the last keyframe of the history is still complete
+        if versions != self._history_versions or is_old:
             self._history_versions, self._history_keyframe_s = versions, now_s
             now_ns = time.perf_counter_ns()
             keyframe = encode_frame(FrameKind.KEYFRAME, now_ns, self._snapshots(recent))
             self._history.begin(keyframe, now_s)
 
     def _answer(self) -> None:
-        """Answer requests for the time, for pieces of the history, for data of ended sources, and for snapshots."""
+        """Answer the requests of viewers: for clocks, for pieces of the history, for data of ended sources, and
+        for snapshots.
+        """
         for topic in self._publisher.questions(CLOCK_PREFIX):
             reading = ClockReading(_number(topic), time.perf_counter_ns(), time.time_ns())
             self._publisher.answer([topic], [reading])
@@ -383,14 +391,14 @@ class Daemon:
             return
         if joined := self._publisher.questions(JOIN_PREFIX):
             self._joins_due_s = time.monotonic() + JOIN_S
-            # A new viewer's window begins now. Read earlier records first, because they do not belong to the window.
+            # Read now, because a new viewer's window begins now. Records that ended earlier do not belong to its
+            # window.
             self._read()
             self._publish()
             self._publisher.answer_frames(joined, [*self._snapshots(self._sources.values())])
 
     def _what_ended(self, topic: bytes) -> list[bytes]:
-        """Return all data of the requested source. If the source was unread, read it and publish it to all
-        viewers."""
+        """Return all data of the requested source. If it was not read yet, read it and publish it to all viewers."""
         wanted = topic.rpartition(b"/")[2].decode().replace(":", "-")
         source = self._sources.get(self._directory / f"{wanted}.ring")
         if source is not None and source.is_left_unread:
@@ -402,7 +410,7 @@ class Daemon:
         return [codec.encode(self._heartbeat())]
 
     def _say(self, kind: FrameKind, frames: Sequence[bytes]) -> None:
-        """Send messages to the subscribers of this kind, and add them to the history."""
+        """Send messages to the subscribers of this kind of messages, and add them to the history."""
         if frames:
             self._publisher.send_frames(TOPICS[kind], frames)
             if self._history_s:
@@ -465,9 +473,9 @@ class DaemonInside:
 
 
 class _Timetable:
-    """Repeated jobs, each with its own period in seconds, in the given order.
+    """A list of repeated jobs. Each job has its own period in seconds.
 
-    When a job is due, jobs that are due soon are also done, because waking up takes longer than most jobs.
+    When a job is due, jobs that are due soon also run, because waking up takes longer than most jobs.
     """
 
     def __init__(self, periods_s: dict[Callable[[], None], float]) -> None:
@@ -475,7 +483,7 @@ class _Timetable:
         self._due_s = dict.fromkeys(periods_s, time.monotonic())
 
     def now(self) -> list[Callable[[], None]]:
-        """Return the jobs to do now. Each job is due again a period later; missed periods are skipped."""
+        """Return the jobs to run now. Their next time is one period later. Missed periods are skipped."""
         now_s = time.monotonic()
         if min(self._due_s.values()) > now_s:
             return []
@@ -498,7 +506,7 @@ def _give_memory_back() -> None:
 
 
 def _frames_of(source: Source, say: Callable[[], Sequence[WireMessage]]) -> list[bytes]:
-    """Return the encoded messages of `source`. If encoding fails, only mark the source as faulty."""
+    """Return the encoded messages of `source`. If encoding fails, mark the source as faulty and return []."""
     try:
         return [codec.encode(message) for message in say()]
     except Exception as error:  # noqa: BLE001 - errors provoked by a hostile file affect only its source

@@ -1,4 +1,4 @@
-"""The daemon's messages of the last minutes, in frames that can be written to a recording."""
+"""The daemon's messages of the last minutes. They are stored as frames of a recording."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ PIECE_BYTES = 1 << 20
 class _Segment:
     """A keyframe and the frames after it."""
 
-    number: int  # number of its first frame
+    number: int  # number of the segment's first frame
     begun_s: float
     frames: list[bytes]
     size_bytes: int = 0
 
 
 class History:
-    """The newest frames, beginning with a keyframe. The oldest frames are dropped, whole segments at a time."""
+    """The newest frames. The first one is a keyframe. The oldest frames are dropped in whole segments."""
 
     def __init__(self, max_s: float = MAX_HISTORY_S, max_bytes: int = MAX_HISTORY_BYTES) -> None:
         self.end = 0  # number of the newest frame plus 1
@@ -38,7 +38,10 @@ class History:
         self.add(keyframe)
 
     def add(self, frame: bytes) -> None:
-        """Add a frame. A frame is dropped if it does not fit into memory together with its own keyframe."""
+        """Add a frame.
+
+        It is dropped if the frame and the keyframe of its segment exceed the memory limit together.
+        """
         while len(self._segments) > 1 and self.size_bytes + len(frame) > self._max_bytes:
             self._forget()
         if not self._segments or self.size_bytes + len(frame) > self._max_bytes:
@@ -49,8 +52,10 @@ class History:
         self.end += 1
 
     def piece(self, number: int) -> tuple[int, list[bytes]]:
-        """Return the number of the first frame, and about PIECE_BYTES of frames. The first is `number` or the
-        oldest."""
+        """Return the number of the first frame, and frames of about PIECE_BYTES.
+
+        The first frame is `number`, or the oldest stored frame if `number` was dropped.
+        """
         first, found, size = self.end, list[bytes](), 0
         for segment in self._segments:
             skip = max(0, number - segment.number)

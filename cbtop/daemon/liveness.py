@@ -1,5 +1,4 @@
-"""Checks whether a profiled process still runs. The signs are its pid, its lock on the catalog, and its mapping of
-the ring."""
+"""Check whether a profiled process still runs, by its pid, its lock on the catalog, and its mapping of the ring."""
 
 from __future__ import annotations
 
@@ -25,7 +24,10 @@ class Liveness:
         self._checked_s = -ALIVE_CHECK_S
 
     def is_alive(self, hello: HostHello | None) -> bool:
-        """Whether the process that sent `hello` runs. True between two checks, or if the check is impossible."""
+        """Whether the process that sent `hello` runs.
+
+        Returns True between two checks, and if a check is impossible.
+        """
         now_s = self._clock_s()
         if now_s - self._checked_s < ALIVE_CHECK_S:
             return True
@@ -34,11 +36,13 @@ class Liveness:
         try:
             is_locked_now = hello is not None and hello.locked and is_locked(self._catalog_path)
             if hello is not None and hello.locked and hello.pid_namespace != pid_namespace():
-                # in this pid namespace, the pid does not exist or belongs to a different process
+                # The process is in another pid namespace, so its pid has no meaning here. Only the lock shows if it
+                # runs.
                 return is_locked_now
             if not is_running(pid, self._ring.process_start):
                 return False
-            # Without the lock, the process may have become a different program, or only closed all its files.
+            # If the lock is gone, the process may have become a different program, or it may only have closed all its
+            # files.
             return hello is None or not hello.locked or is_locked_now or has_mapped(pid, self._ring_path)
-        except OSError:  # no file descriptor is left for the check
+        except OSError:  # no file descriptor is left, so nothing can be checked
             return True

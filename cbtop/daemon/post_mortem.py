@@ -1,4 +1,6 @@
-"""The last activity of an ended process: its last steps and records, and the unfinished brick of each thread."""
+"""The last activity of an ended process: its last steps and records, and the brick that each thread had not
+finished.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +21,12 @@ from cbtop.protocol.vocabulary import NodeKind, Provenance, SourceStatus
 
 LAST_STEPS = 10
 LAST_RECORDS = 5
-STEPS_COMPARED = 64  # number of earlier steps in which to search for a similar begin
+STEPS_COMPARED = 64  # number of earlier steps that are searched for a similar beginning
 
 
 @dataclass(frozen=True, slots=True)
 class EndedRecord:
-    """One finished run of a node. `ended_s` is Unix time."""
+    """One finished call of a node. `ended_s` is Unix time."""
 
     path: str  # for example `decode → Layer 0 → RmsNorm`
     us: float
@@ -35,10 +37,11 @@ class EndedRecord:
 
 @dataclass(frozen=True, slots=True)
 class Unfinished:
-    """The unfinished brick of a thread, task or greenlet.
+    """A brick that a thread, task or greenlet had begun but not finished.
 
-    `provenance` is `measured` if the brick was recorded while it ran. It is `derived` if the brick is a guess: an
-    earlier step began in the same way, and this brick ran next. The thread of a guess is unknown.
+    `provenance` is `measured` if the ring shows that the brick was running. It is `derived` if the brick is a guess
+    from an earlier step. That step began with the same records, and then ran this brick. The thread of a guess is
+    unknown.
     """
 
     path: str
@@ -127,9 +130,9 @@ def _step_ends(batch: Batch, nodes: NodeTable) -> list[int]:
 
 
 def _derived(batch: Batch, nodes: NodeTable) -> tuple[Unfinished, ...]:
-    """Return the brick that probably ran next in the unfinished step.
+    """Return the brick that probably ran next in the unfinished step, or ().
 
-    The newest earlier step that began with the same records shows which brick came next.
+    It is taken from the newest earlier step that began with the same records.
     """
     node, step_ends = batch.node.tolist(), _step_ends(batch, nodes)
     begun = node[step_ends[-1] + 1 :] if step_ends else []

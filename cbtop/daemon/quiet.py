@@ -1,7 +1,8 @@
-"""Finds how long a process has made no progress, and the bricks that its threads are in."""
+"""Find out how long a process has made no progress, and which bricks its threads are in."""
 
-# Progress is a new record, a new announcement, or a change in the threads: one begins, ends, or enters a different
-# brick. Threads are watched because work without a name inside a step leaves no record until the step ends.
+# Progress is a new record, a new announcement, or a change of the threads: a thread begins, ends, or enters a
+# different brick. Threads are watched because work in a step outside of any brick leaves no record until the step
+# ends.
 
 from __future__ import annotations
 
@@ -11,21 +12,22 @@ from cbtop.protocol.messages import Quiet
 from cbtop.protocol.ring import NO_NODE, SLOTS
 from cbtop.protocol.ring_reader import Batch, InFlight, RingReader
 
-MIN_QUIET_NS = 1_000_000_000  # shorter pauses are not reported
-LOOK_NS = 500_000_000  # time between looks at the threads of a quiet process
+MIN_QUIET_NS = 1_000_000_000  # ns; shorter pauses are not reported
+LOOK_NS = 500_000_000  # ns between two readings of the threads of a quiet process
 
 
 class QuietWatch:
-    """Watches one process through its ring. All times are on the host's monotonic clock, shared by the process."""
+    """Watches one process through its ring. All times are on the monotonic clock of the host."""
 
     def __init__(self, ring: RingReader) -> None:
         self._ring = ring
-        # time of the last known progress; the begin of a brick that still runs does not count here
+        # Time of the last known progress. The begin of a brick that still runs is not counted as progress here.
         self._moved_ns: int | None = None
-        self._threads: list[InFlight] | None = None  # the threads at the last look; None if something arrived since
+        # the threads at the last reading; None if data arrived since then
+        self._threads: list[InFlight] | None = None
         self._looked_ns = -LOOK_NS
-        self._version = (0, 0)  # numbers of records and messages at the last update
-        self._say = False  # whether any thread has ever reported the brick that it is in
+        self._version = (0, 0)  # (number of records, number of messages) at the last update
+        self._say = False  # whether any thread has ever reported its current brick
 
     def update(self, version: tuple[int, int], batch: Batch, now_ns: int) -> None:
         """Update the time of the last progress.
@@ -36,23 +38,25 @@ class QuietWatch:
             self._version = version
             end_ns = batch.calls().end_ns
             self.recorded(int(end_ns.max()) if len(end_ns) else None, now_ns)
-        self.look(now_ns)  # look at the first update, too, because the process may have been quiet for long
+        # read the threads at the first update, too, because the process may have been quiet for long
+        self.look(now_ns)
 
     def recorded(self, ended_ns: int | None, now_ns: int) -> None:
-        """Note that something arrived by `now_ns`. The newest record ended at `ended_ns`.
+        """Store the time of the last progress. New data arrived at `now_ns`, and its newest record ended at
+        `ended_ns`.
 
-        Progress is dated `ended_ns`, so that a daemon that starts late learns how long the process has been quiet. It
-        is dated `now_ns` if `ended_ns` is in the future or before the last known progress. Such a record comes from a
-        different clock, or arrived late.
+        The time of progress is `ended_ns`. So a daemon that starts late still finds out how long the process has been
+        quiet. If `ended_ns` is in the future or before the last known progress, the record has a different clock or
+        arrived late. Then the time of progress is `now_ns`.
         """
         earliest_ns = self._ring.monotonic_ns if self._moved_ns is None else self._moved_ns
         self._moved_ns = ended_ns if ended_ns is not None and earliest_ns <= ended_ns <= now_ns else now_ns
         self._threads = None
 
     def look(self, now_ns: int) -> None:
-        """Look at the threads, if the process has been quiet for MIN_QUIET_NS or none has ever reported a brick.
+        """Read the threads if the process has been quiet for MIN_QUIET_NS, or if no thread has ever reported a brick.
 
-        A thread that has ended, such as a thread of a request, has freed its slot.
+        A thread that ended, such as the thread of a request, is not in the ring any longer.
         """
         if self._moved_ns is None:
             self._moved_ns = now_ns
@@ -69,15 +73,16 @@ class QuietWatch:
         self._threads = threads
 
     def quiet(self, now_ns: int, last: int, is_in_step: Callable[[int], bool] = lambda node: True) -> Quiet | None:
-        """Return the stall, or None if the process has not been quiet for long. `last` is its newest record's
-        node.
+        """Return the stall, or None if the process has been quiet for less than MIN_QUIET_NS.
+
+        `last` is the node of the newest record.
         """
         if self._threads is None or self._moved_ns is None:
             return None
         inside = [thread for thread in self._threads if thread.node != NO_NODE]
-        # If several threads run, the one that began last shows where progress stopped. Threads in a step come before
-        # threads that wait for a request outside steps, because the stalled step matters. A brick with an unknown
-        # begin counts from the last known progress, because something inside the brick has ended since.
+        # If several threads run, the stall is shown at the brick that began last. Bricks in a step come first,
+        # because threads outside of steps may only wait for a request. If the begin of a brick is unknown, it counts
+        # from the last known progress.
         moved_ns = self._moved_ns
         inside.sort(key=lambda thread: self._begun_ns(thread, now_ns) or moved_ns, reverse=True)
         in_steps = [thread for thread in inside if thread.node < 0 or is_in_step(thread.node)]
@@ -91,7 +96,7 @@ class QuietWatch:
             in_flight=NO_NODE if newest is None else newest.node,
             in_flight_ns=None if begun_ns is None else now_ns - begun_ns,
             threads=len(inside),
-            # if all slots are used, other threads may have none
+            # If all slots are used, there may be threads without a slot, and they cannot be watched.
             is_watched=self._say and len(self._threads) < SLOTS,
             last=last,
             in_flight_size=0 if newest is None else newest.size,

@@ -30,15 +30,14 @@ from cbtop.protocol.vocabulary import SourceStatus
 
 _log = logging.getLogger("cbtop.daemon")
 
-QUIET_ROUNDS = 6  # a quiet source is only in every sixth keyframe, twice a minute
-MAX_HOST_CHARS = 64  # HOST_NAME_MAX; a longer name would leave no room for the pid in the key
+QUIET_ROUNDS = 6  # a source without changes is in one of this many keyframes, twice a minute
+MAX_HOST_CHARS = 64  # HOST_NAME_MAX of Linux; with a longer name, the key would have no room for the pid
 
 
 class Source:
-    """Reads one ring and its catalog, and adds up the records. Errors in the files affect only this source.
+    """Reads one ring and its catalog, and adds up the records. Errors in these files affect only this source.
 
-    With `on_demand`, only the hello and the number of records of an ended process are read. The rest is read when it
-    is requested.
+    With `on_demand`, only the hello and the number of records of an ended process are read. `want` requests the rest.
     """
 
     def __init__(
@@ -50,19 +49,19 @@ class Source:
         self.ended_at_s: float | None = None
         self._announced = Announced()
         self.nodes = self._announced.nodes
-        self._left_out_there = 0  # announcements that the process itself dropped
+        self._left_out_there = 0  # number of announcements that the process itself dropped
         self._totals = Totals()
         self.stats = self._totals.stats
         self._clock_s = clock_s
-        self._produced = 0  # all records with lower numbers are counted
+        self._produced = 0  # number of the next record to count
         self._unread = 0
-        self._read_ns = time.perf_counter_ns()  # records that ended later are not in the statistics yet
-        self._quiet_version = (0, 0)  # numbers of records and messages at the last keyframe
-        self._quiet_rounds = 0  # consecutive keyframes without new records or messages
-        self._quiet_catalog = 0, 0  # number of catalog messages, and consecutive keyframes without new ones
+        self._read_ns = time.perf_counter_ns()  # records that ended after this time are not in the statistics yet
+        self._quiet_version = (0, 0)  # (number of records, number of messages) at the last keyframe
+        self._quiet_rounds = 0  # number of consecutive keyframes without new records or messages
+        self._quiet_catalog = 0, 0  # (number of catalog messages, number of consecutive keyframes without new ones)
         self._fresh: list[Batch] = []
-        self._handed_out = 0  # number of the first record that `records` has not returned
-        self._is_wanted = False  # whether to read the data although the process has ended
+        self._handed_out = 0  # number of the first record that `records` has not returned yet
+        self._is_wanted = False  # whether a viewer requested the data of this ended process
         self._ring = RingReader(ring_path)
         self._watch = QuietWatch(self._ring)
         try:
@@ -99,43 +98,44 @@ class Source:
 
     @property
     def is_behind(self) -> bool:
-        """Whether the catalog is too long for one poll. Records are read after the catalog."""
+        """Whether the catalog was too long to be read in one poll. Records are read only after the whole catalog."""
         return (self.state is SourceStatus.LIVE or self._is_wanted) and self._catalog_reader.is_behind
 
     def want(self) -> None:
-        """Read the unread data with the next poll."""
+        """Let the next poll read the unread data."""
         if self.is_left_unread:
             self.is_left_unread, self._is_wanted = False, True
 
     @property
     def is_filling(self) -> bool:
-        """Whether the ring is filling so fast that the next regular poll may be too late."""
+        """Whether the ring may overflow before the next regular poll."""
         try:
             return self.state is SourceStatus.LIVE and self._ring.is_filling
         except RingError:
-            return True  # the next poll will report the error
+            return True  # the next poll reports this error
 
     def poll(self) -> None:
-        """Read everything new. A source that violates the protocol becomes `faulty` and is not read any longer."""
+        """Read everything new. If the source violates the protocol, mark it as `faulty` and stop reading it."""
         if self.state is not SourceStatus.LIVE and not self._is_wanted:
             if self.ended_at_s is None and not self._liveness.is_alive(self.hello):
                 self.ended_at_s = self._clock_s()
             return
         try:
-            # the hello says how to check whether the process is alive
+            # Read the hello first. It shows how to check whether the process runs.
             self._announced.add(self._catalog_reader.read_piece())
             if self._catalog_reader.is_behind:
-                return  # read a long catalog in several polls, so that other sources need not wait
-            # check before reading: if the process is dead now, this read gets everything
+                return  # A long catalog is read in several polls, so that other sources need not wait.
+            # Check this before reading. If the process has already ended, this read gets all of its records.
             alive = self._liveness.is_alive(self.hello)
             batch = self._read_ring(final=not alive)
-            # nodes are announced before their records, so now all nodes of the batch are known
+            # Read the catalog after the ring. A node is announced before its first record, so all nodes in `batch`
+            # are then known.
             self._announced.add(self._catalog_reader.read())
             self._count(batch)
             self._unread = self._ring.unread
             self._left_out_there = self._ring.left_out
             if self._announced.goodbye is not None:
-                # The process wrote all records before its goodbye, so read the ring to its end.
+                # The process wrote all records before its goodbye. Read the ring to its end.
                 self._count(self._read_ring(final=True))
                 self._end(SourceStatus.ENDED, self._announced.goodbye.reason)
             elif not alive:
@@ -168,7 +168,7 @@ class Source:
         )
 
     def delta(self) -> list[SourceCatalog | StatsUpdate | SourceState]:
-        """Return the changes since the last call, for viewers that have everything before."""
+        """Return the changes since the last call, for viewers that have all earlier data."""
         messages: list[SourceCatalog | StatsUpdate | SourceState] = []
         if changed := self._announced.changes():
             messages.append(SourceCatalog(self.key, complete=False, messages=changed))
@@ -189,14 +189,13 @@ class Source:
         return list(batches(self.key, first, produced, fresh)) if produced > first else []
 
     def pass_over_records(self) -> None:
-        """Skip the records until now; the next call of `records` returns later ones."""
+        """Skip all records until now. The next call of `records` returns only later ones."""
         self._fresh, self._handed_out = [], self._ring.read_to
 
     def snapshot(self) -> list[SourceCatalog | StatsUpdate | SourceState]:
-        """Return everything known, for a new viewer. A keyframe repeats this for viewers that lost messages.
+        """Return all data for a new viewer. Keyframes repeat it for viewers that lost messages.
 
-        Statistics are omitted while a long catalog is being read, because a viewer's window begins with the
-        statistics.
+        While a long catalog is being read, statistics are left out, because a viewer's window begins with them.
         """
         return [
             SourceCatalog(self.key, complete=True, messages=tuple(self.catalog)),
@@ -205,10 +204,10 @@ class Source:
         ]
 
     def keyframe(self) -> list[SourceCatalog | StatsUpdate | SourceState]:
-        """Return everything known again.
+        """Return all data again. Unchanged data is mostly left out.
 
-        An unchanged catalog or an unchanged source is repeated in two keyframes, and then in one of QUIET_ROUNDS
-        keyframes.
+        Unchanged data is repeated in two keyframes, and then in one of QUIET_ROUNDS keyframes. The catalog and the
+        other data are counted separately.
         """
         self._quiet_rounds = self._quiet_rounds + 1 if self.version == self._quiet_version else 0
         self._quiet_version = self.version
@@ -220,7 +219,7 @@ class Source:
 
     @property
     def version(self) -> tuple[int, int]:
-        """Numbers of records and messages read. If both are unchanged, the snapshot is unchanged."""
+        """(number of records read, number of messages read). While both are unchanged, the snapshot is unchanged."""
         return self._produced, self._announced.received
 
     def close(self) -> None:
@@ -240,11 +239,11 @@ class Source:
         here = self.hello.pid_namespace == pid_namespace()
         step = int(self.nodes.step_of[last])
         if not quiet.threads and not quiet.is_watched and last != step > 0 and self.stats.running.is_open(step, lane):
-            quiet = replace(quiet, in_flight=step)  # the step has records but has not ended
+            quiet = replace(quiet, in_flight=step)  # records show that the step has begun but not ended
         return replace(quiet, is_suspended=here and is_suspended(self.hello.pid))
 
     def _look_at_what_is_left(self) -> None:
-        """Read only the hello and the number of records. Without a hello, the source is read completely."""
+        """Read only the hello and the number of records. Without a hello, mark the source to be read completely."""
         try:
             self._announced.add(self._catalog_reader.read_first())
             how = SourceStatus.ENDED if self._ring.is_closed else SourceStatus.GONE
@@ -258,11 +257,13 @@ class Source:
 
     def _end(self, state: SourceStatus, reason: str) -> None:
         self.state, self.reason, self._unread, self._is_wanted = state, reason, 0, False
-        if state is not SourceStatus.FAULTY:  # a faulty process may still run, so do not delete its files yet
+        # do not mark a faulty process as ended, because it may still run and its files would be deleted
+        if state is not SourceStatus.FAULTY:
             self.ended_at_s = self._clock_s()
 
     def _read_ring(self, *, final: bool) -> Batch:
-        # Reading a long, full ring takes a second. Records that end during that second come with the next read.
+        # Take the time before reading, because reading a full ring takes up to a second. Later records come with the
+        # next read.
         self._read_ns = time.perf_counter_ns()
         return self._ring.read(final=final)
 

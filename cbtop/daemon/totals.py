@@ -1,4 +1,4 @@
-"""The statistics of one source, and the messages that bring a viewer's copy up to date."""
+"""The statistics of one source, and the messages that update the copy in a viewer."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ class Totals:
     def __init__(self) -> None:
         self.stats = NodeStats()
         self.received = self.overwritten = self.before_attach = self.rejected = 0
-        self.last = NO_NODE, 0  # node and lane of the newest record
+        self.last = NO_NODE, 0  # (node, lane) of the newest record
         self._sequence = 0
         self._changed_nodes: list[Column] = []
         self._changed_cells: list[Column] = []
-        self._changed_from_ns: int | None = None  # earliest begin of the records since the last call of `changes`
+        # earliest begin of any record since the last call of `changes`, in ns
+        self._changed_from_ns: int | None = None
 
     def sift(self, batch: Batch, nodes: NodeTable) -> Batch:
-        """Return the valid records of `batch`, and count the invalid and lost ones."""
+        """Return the valid records of `batch`. Count the invalid and the lost ones."""
         self.overwritten += batch.overwritten
         if not self.received and not self.rejected:
             self.before_attach = self.overwritten
@@ -55,7 +56,7 @@ class Totals:
         self._changed_cells.append(changed_cells)
 
     def changes(self, source: str, read_ns: int) -> Iterator[StatsUpdate]:
-        """Yield the changes since the last call as updates of `source`. Its ring was read at `read_ns`."""
+        """Yield updates of `source` with the changes since the last call. The ring was read at `read_ns`."""
         if not self._changed_nodes:
             return
         node = distinct(np.concatenate(self._changed_nodes))
@@ -66,15 +67,18 @@ class Totals:
         self._changed_cells.clear()
 
     def everything(self, source: str, read_ns: int) -> Iterator[StatsUpdate]:
-        """Yield all statistics as updates of `source`. Its ring was read at `read_ns`."""
+        """Yield updates of `source` with all statistics. The ring was read at `read_ns`."""
         node, cells = self.stats.nodes_with_records(), self.stats.all_buckets()
         yield from self._updates(source, read_ns, node, cells, 0)
 
     def _updates(
         self, source: str, read_ns: int, node: Column, cell: Column, ran_from_ns: int | None
     ) -> Iterator[StatsUpdate]:
-        """Yield updates with the totals of `node`, the counts of the histogram cells (ascending), and step
-        intervals."""
+        """Yield updates with the totals of the nodes `node`, the counts of the histogram cells `cell`, and step
+        intervals.
+
+        The column `cell` is ascending.
+        """
         yield self._update(source, read_ns, node, cell[:MAX_CELLS], ran_from_ns)
         for at in range(MAX_CELLS, len(cell), MAX_CELLS):
             yield self._update(source, read_ns, node[:0], cell[at : at + MAX_CELLS], None)

@@ -14,13 +14,13 @@ from cbtop.protocol.messages import Dependency, Node
 
 @dataclass(frozen=True, slots=True)
 class RecordedProcess:
-    """The records of one process, in the order of their end. Each has a node of `nodes` and a valid duration.
+    """The records of one process, in the order of their end. Each record has a node in `nodes` and a valid duration.
 
     `records` can be iterated more than once while the reader of a recording is open.
 
-    The counts are of written records that are missing here. `overwritten` records were lost in the ring before they
-    were read. `rejected` records have an unknown node or a negative duration. `missed` records are not in the
-    recording, because it began later or because they were lost on the way.
+    The three counts are of records that the process wrote but that are missing here. `overwritten` records were lost
+    in the ring before they were read. `rejected` records have an unknown node or a negative duration. `missed`
+    records are not in the recording, because it began later or because they were lost on the way.
     """
 
     process: str
@@ -35,9 +35,10 @@ class RecordedProcess:
 
 @dataclass(frozen=True, slots=True)
 class Exporter:
-    """A format: the function that writes it, whether a file can hold several processes, and whether it is binary.
+    """An export format: its write function, whether one file can hold several processes, and whether the file is
+    binary.
 
-    `write` keeps only a bounded number of records in memory. To do so, it may iterate over the records repeatedly.
+    `write` keeps a bounded number of records in memory, so it may iterate over the records several times.
     """
 
     write: Callable[[Sequence[RecordedProcess], BinaryIO], None]
@@ -51,7 +52,7 @@ def text_of_many(write: Callable[[Sequence[RecordedProcess], TextIO], None]) -> 
     def write_bytes(processes: Sequence[RecordedProcess], out: BinaryIO) -> None:
         text = io.TextIOWrapper(out, encoding="utf-8", newline="")
         write(processes, text)
-        text.detach()  # Flushes, but does not close `out`.
+        text.detach()  # flushes the text without closing `out`
 
     return Exporter(write_bytes, holds_many=True)
 

@@ -21,9 +21,9 @@ Event = dict[str, object]
 
 
 def write_chrome_trace(processes: Sequence[RecordedProcess], out: TextIO) -> None:
-    """Write one complete event per record. Times are of the host's monotonic clock.
+    """Write one complete event per record. Times are on the host's monotonic clock.
 
-    `otherData` has the number of lost records.
+    The number of lost records is in `otherData`.
     """
     out.write('{"displayTimeUnit": "ns", "traceEvents": [')
     separator = "\n"
@@ -37,7 +37,7 @@ def write_chrome_trace(processes: Sequence[RecordedProcess], out: TextIO) -> Non
 
 
 def _events(processes: Sequence[RecordedProcess]) -> Iterator[Event]:
-    # Two processes may have had the same pid at different times, so each thread has a number of its own.
+    # Number threads across processes, because two processes may have had the same pid at different times.
     numbers = count(1)
     for recorded in processes:
         yield _name("process_name", recorded.process, recorded.pid, 0)

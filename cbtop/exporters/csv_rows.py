@@ -8,15 +8,17 @@ from typing import TextIO
 from cbtop.exporters.base import RecordedProcess, kind_name
 from cbtop.profiler.analysis.graph.nodes import display_name, printable
 
-FORMULA = tuple("=+-@＝＋－＠")  # First characters of a formula. See owasp.org/www-community/attacks/CSV_Injection.
+# A spreadsheet takes a text with this first character for a formula. See
+# owasp.org/www-community/attacks/CSV_Injection.
+FORMULA = tuple("=+-@＝＋－＠")
 COLUMNS = ("node", "parent", "kind", "name", "start_ns", "end_ns", "elements", "failed", "plain")
 
 
 def write_csv(recorded: RecordedProcess, out: TextIO) -> None:
-    """Write RFC 4180 with a header. A name never contains a line break. Failed and plain are 0 or 1.
+    """Write CSV as in RFC 4180 with a header row. `failed` and `plain` are 0 or 1.
 
-    If a node has no parent, the parent field is empty. A name that a spreadsheet would take for a formula has a
-    single quote in front.
+    The parent field is empty if a node has no parent. A single quote precedes a name that a spreadsheet would take
+    for a formula.
     """
     writer = csv.writer(out)
     writer.writerow(COLUMNS)

@@ -11,14 +11,14 @@ from cbtop.exporters.speedscope import SCHEMA
 
 @dataclass(frozen=True, slots=True)
 class DiffStack:
-    """A place and its own time in both runs. `names` begins with the outermost name."""
+    """A call path, and its self time in both runs. `names` is the path, outermost name first."""
 
     names: tuple[str, ...]
     before_ns: int
     now_ns: int
 
 
-# Speedscope does not draw differences. So besides both runs, there is a profile of added and one of saved times.
+# Speedscope cannot draw differences. So the file has a profile of each run, one of added time and one of saved time.
 _PROFILES: dict[str, Callable[[DiffStack], int]] = {
     "before": lambda one: one.before_ns,
     "now": lambda one: one.now_ns,
@@ -28,14 +28,20 @@ _PROFILES: dict[str, Callable[[DiffStack], int]] = {
 
 
 def folded(stacks: Sequence[DiffStack]) -> str:
-    """Return lines `phase;layer;brick before now`. `flamegraph.pl` draws differences from such lines."""
+    """Return lines of the form `phase;layer;brick before now`.
+
+    `flamegraph.pl` draws a differential flame graph from them.
+    """
     return "\n".join(
         f"{';'.join(name.replace(';', ',') for name in one.names)} {one.before_ns} {one.now_ns}" for one in stacks
     )
 
 
 def speedscope(stacks: Sequence[DiffStack], title: str) -> str:
-    """Return a file of four sampled profiles with the same frames: before, now, longer, and shorter."""
+    """Return a speedscope file with four sampled profiles: before, now, longer, and shorter.
+
+    They share their frames.
+    """
     frames: dict[str, int] = {}
     samples = [[frames.setdefault(name, len(frames)) for name in one.names] for one in stacks]
     profiles = []

@@ -11,12 +11,12 @@ from cbtop.profiler.analysis.graph.from_nodes import graph_of_nodes
 
 
 def write_dot(recorded: RecordedProcess, out: TextIO) -> None:
-    """Write each node once, with the mean of its records.
+    """Write each node once, with the mean duration of its records.
 
-    Plain steps do not count, because their inside was not recorded.
+    Plain steps are left out, because only their total time was recorded.
     """
     count, total_ns, elements = Counter[int](), Counter[int](), Counter[int]()
-    uncounted: set[int] = set()  # Nodes with a call that did not count its elements.
+    uncounted: set[int] = set()  # nodes with at least one call without a count of elements
     for record in (record for record in recorded.records if not record.plain):
         count[record.node] += 1
         total_ns[record.node] += record.end_ns - record.start_ns

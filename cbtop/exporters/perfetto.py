@@ -20,28 +20,32 @@ from cbtop.exporters.tracks import ended_before, laid_out
 from cbtop.profiler.analysis.graph.nodes import display_name
 from cbtop.protocol.vocabulary import NodeKind
 
-# Fields of Trace and TracePacket.
+# Field numbers of Trace and TracePacket.
 PACKET, TIMESTAMP, SEQUENCE_ID, TRACK_EVENT, INTERNED, SEQUENCE_FLAGS, DEFAULTS, DESCRIPTOR, CLOCKS = (
     1, 8, 10, 11, 12, 13, 59, 60, 6,
 )  # fmt: skip
-# A field of the defaults, then two fields of a snapshot of clocks.
+# Field numbers: one of the packet defaults, then two of a clock snapshot.
 CLOCK_ID, CLOCK, PRIMARY_CLOCK = 58, 1, 2
-UUID, NAME, PROCESS, PARENT = 1, 2, 3, 5  # Fields of TrackDescriptor.
-PID, PROCESS_NAME = 1, 6  # Fields of ProcessDescriptor.
-ANNOTATION, CATEGORY, EVENT_TYPE, NAME_ID, TRACK = 4, 3, 9, 10, 11  # Fields of TrackEvent.
-CATEGORIES, EVENT_NAMES, ANNOTATION_NAMES = 1, 2, 3  # Fields of InternedData. Each contains an id (1) and a name (2).
-ANNOTATION_NAME, BOOL, UINT = 1, 2, 3  # Fields of DebugAnnotation.
+UUID, NAME, PROCESS, PARENT = 1, 2, 3, 5  # field numbers of TrackDescriptor
+PID, PROCESS_NAME = 1, 6  # field numbers of ProcessDescriptor
+ANNOTATION, CATEGORY, EVENT_TYPE, NAME_ID, TRACK = 4, 3, 9, 10, 11  # field numbers of TrackEvent
+# field numbers of InternedData; each holds entries of an id (field 1) and a name (field 2)
+CATEGORIES, EVENT_NAMES, ANNOTATION_NAMES = 1, 2, 3
+ANNOTATION_NAME, BOOL, UINT = 1, 2, 3  # field numbers of DebugAnnotation
 
 SLICE_BEGIN, SLICE_END = 1, 2
 STATE_CLEARED, NEEDS_STATE = 1, 2
-MONOTONIC = 3  # Builtin clock that records use.
+MONOTONIC = 3  # Perfetto's number of the clock that records use
 SEQUENCE = 1
-ELEMENTS, FAILED, PLAIN = 1, 2, 3  # Ids of cbtop's annotations.
+ELEMENTS, FAILED, PLAIN = 1, 2, 3  # interned ids of cbtop's annotations
 MASK = (1 << 64) - 1
 
 
 def write_perfetto(processes: Sequence[RecordedProcess], out: BinaryIO) -> None:
-    """Write each process with its tracks, and a slice per record with its elements. Each name is written once."""
+    """Write each process with its tracks, and a slice with its elements for each record.
+
+    Each name is written once.
+    """
     uuids, first_names = count(1), count(1, 1 << 32)
     begin_ns = min((recorded.records.begin_ns for recorded in processes if len(recorded.records)), default=0)
     clock = _message(CLOCK, _integer(1, MONOTONIC) + _integer(2, begin_ns))
@@ -58,8 +62,11 @@ def write_perfetto(processes: Sequence[RecordedProcess], out: BinaryIO) -> None:
 
 
 def _slices(recorded: RecordedProcess, process: int, uuids: Iterator[int], first_name: int) -> Iterator[bytes]:
-    """Yield the tracks of a process and their events. A track comes before its events, which are in order."""
-    tracks: list[tuple[int, list[TimedRecord]]] = []  # By track: its uuid, and its open records.
+    """Yield the tracks of a process and their events.
+
+    A track precedes its events, and events are in order of time.
+    """
+    tracks: list[tuple[int, list[TimedRecord]]] = []  # for each track: its uuid and its open records
     for track, record in laid_out(recorded):
         if track == len(tracks):
             tracks.append((next(uuids), []))
@@ -85,7 +92,7 @@ def _begin(record: TimedRecord, uuid: int, kind: NodeKind, first_name: int) -> b
     return _event(record.start_ns, event)
 
 
-@lru_cache(maxsize=1 << 12)  # There are few different messages in a trace. This cache halves the time of a trace.
+@lru_cache(maxsize=1 << 12)  # A trace has few different messages, so this cache halves the time to write it.
 def _begins(uuid: int, name_id: int, kind: NodeKind) -> bytes:
     event = _integer(EVENT_TYPE, SLICE_BEGIN) + _integer(TRACK, uuid)
     return event + _integer(NAME_ID, name_id) + _integer(CATEGORY, kind + 1)
@@ -105,7 +112,7 @@ def _event(at_ns: int, event: bytes) -> bytes:
 
 
 def _names(named: Sequence[tuple[RecordedProcess, int]]) -> bytes:
-    """Return every name with the id that events use for it."""
+    """Return all names, each with its id. Events refer to names by these ids."""
     said = b"".join(_named(CATEGORIES, kind + 1, kind.name.lower()) for kind in NodeKind)
     for number, name in ((ELEMENTS, "elements"), (FAILED, "failed"), (PLAIN, "plain")):
         said += _named(ANNOTATION_NAMES, number, name)

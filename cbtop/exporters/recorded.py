@@ -1,6 +1,6 @@
-"""Traces of recorded processes.
+"""Read the records of processes for an export.
 
-The records come from the ring and catalog of a running or ended process, or from a recording.
+The records come from the ring and catalog files of a running or ended process, or from a recording.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from cbtop.protocol.record_batch import MAX_TALLIES, RecordTally, tally, unpack
 from cbtop.protocol.recording import Frame, FrameKind, RecordingReader
 from cbtop.protocol.ring_reader import Batch, RingReader
 
-CHUNK_RECORDS = 1 << 16  # A full chunk. It is a few seconds of a busy process.
+CHUNK_RECORDS = 1 << 16  # number of records in a full chunk; a busy process writes them in a few seconds
 
 
 def process_of_files(ring: Path, catalog: Path) -> RecordedProcess:
@@ -56,8 +56,8 @@ def process_of_files(ring: Path, catalog: Path) -> RecordedProcess:
 def processes_of_recording(reader: RecordingReader) -> dict[str, RecordedProcess]:
     """Return every process of a recording, by key. Messages that cannot be decoded count as lost on the way.
 
-    The records stay in the recording, so `reader` must stay open until they are read. Raises LimitError if the
-    metadata of the processes exceeds the memory limit.
+    The records are read later, so `reader` must stay open until then. Raises LimitError if the metadata of the
+    processes exceeds the memory limit.
     """
     sources: dict[str, _Recorded] = {}
     tallies: dict[str, RecordTally] = {}
@@ -96,7 +96,10 @@ class _Said:
         self.dependencies: dict[Dependency, None] = {}
 
     def take(self, messages: Iterable[CatalogMessage]) -> None:
-        """Add announcements, except those that a keyframe repeats. Raises DecodeError if a node does not fit."""
+        """Add announcements.
+
+        Those that a keyframe repeats are ignored. Raises DecodeError if a node contradicts earlier nodes.
+        """
         for message in messages:
             match message:
                 case HostHello():
@@ -112,7 +115,7 @@ class _Said:
                     pass
 
     def kept(self) -> int:
-        """Return how many announcements are kept."""
+        """Return the number of stored announcements."""
         return len(self.nodes) + len(self.dependencies)
 
     def recorded(self, records: Records, overwritten: int, rejected: int, missed: int = 0) -> RecordedProcess:
@@ -122,21 +125,24 @@ class _Said:
 
 
 class _Chunk:
-    """Successive batches of one process in a recording: where they begin, how many they are, and what they repeat."""
+    """Successive record batches of one process in a recording.
+
+    It stores the position of the first batch, the number of batches, and how many of their records are repetitions.
+    """
 
     def __init__(
         self, reader: RecordingReader, key: str, nodes: NodeTable, frame: Frame, skip: int, errors: int
     ) -> None:
-        self.errors = errors  # Number of frames with errors before this chunk.
+        self.errors = errors  # number of frames with errors before this chunk
         self.records = 0
         self._reader = reader
         self._key = key
         self._nodes = nodes
         self._offset = frame.offset
-        self._skip = skip  # Number of batches to skip in the first frame of this chunk.
-        self._kinds: set[int] = set()  # Kinds of the frames that contain these batches.
+        self._skip = skip  # number of batches to skip in the chunk's first frame
+        self._kinds: set[int] = set()  # kinds of the frames that contain the batches
         self._batches = 0
-        # By index of a batch: how many of its first records were in an earlier batch already.
+        # Maps the index of a batch to the number of its first records that an earlier batch already had.
         self._known: dict[int, int] = {}
 
     def add(self, batch: RecordBatch, known: int, frame: Frame) -> None:
@@ -169,16 +175,16 @@ class _Recorded:
 
     def __init__(self, reader: RecordingReader, key: str) -> None:
         self.said = _Said("its catalog")
-        # The smallest and the largest reported number of rejected records.
+        # The smallest and the largest number of rejected records that the daemon reported.
         self.rejected: tuple[int, int] | None = None
         self._reader = reader
         self._key = key
         self._chunks: list[_Chunk] = []
-        self._frame_offset = -1  # The frame of the last batch. `_in_frame` is the number of batches in this frame.
+        self._frame_offset = -1  # position of the frame with the last batch
         self._in_frame = 0
 
     def take(self, message: SourceCatalog | SourceState | RecordBatch, known: int, frame: Frame, errors: int) -> None:
-        """Apply a message of this process, which is in `frame`. Raises DecodeError if a node does not fit.
+        """Apply a message of this process from `frame`. Raises DecodeError if a node contradicts earlier nodes.
 
         `errors` is the number of earlier frames that could not be read completely.
         """
@@ -191,7 +197,8 @@ class _Recorded:
             case RecordBatch():
                 if frame.offset != self._frame_offset:
                     self._frame_offset, self._in_frame = frame.offset, 0
-                # At an error, begin a new chunk. Otherwise batches after the error would count as its batches.
+                # Begin a new chunk after a frame with an error. Otherwise its batches and later ones would be
+                # confused.
                 last = self._chunks[-1] if self._chunks else None
                 if last is None or last.records >= CHUNK_RECORDS or last.errors != errors:
                     nodes = self.said.nodes
@@ -202,7 +209,8 @@ class _Recorded:
 
     def recorded(self, books: RecordTally) -> RecordedProcess:
         records = Records(self._chunks)
-        # A new daemon counts rejected records from 0 again. Batches only tell how many records were lost in total.
+        # The number of rejected records is the growth of the daemon's own count, which begins at 0 if the daemon
+        # restarts. Record batches only contain the total number of lost records.
         least, most = self.rejected or (0, 0)
         rejected = min(most - least, books.dropped)
         return self.said.recorded(

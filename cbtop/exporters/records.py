@@ -1,9 +1,10 @@
-"""The records of one process. They can be iterated by end or by start, with a bounded number in memory."""
+"""The records of one process, by end or by start. Iterating keeps only a bounded number in memory."""
 
 # Rules
-# - Each iteration reads the records again, chunk by chunk and batch by batch. Records are never kept.
-# - Records are stored by end. An iteration by start repeatedly takes the first MAX_SORTED / 2 remaining records, and
-#   skips chunks that start later. If records are in order, each is read twice. Long overlaps cost time, not memory.
+# - Each iteration reads the records again, chunk by chunk and batch by batch. No record is kept.
+# - Records are stored in the order of their end. To iterate by start, repeatedly take the first MAX_SORTED / 2 of the
+#   remaining records, and skip chunks that start later.
+# - If records are in order, each record is read twice. Long overlaps cost more time, but not more memory.
 
 from __future__ import annotations
 
@@ -17,11 +18,11 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    # One column per record: start, ~end, node and number (the sort keys), then the other fields.
+    # Shape (fields, records). The first rows are the sort keys: start, ~end, node and number.
     Rows = NDArray[np.int64]
 
-LISTED_RECORDS = 4_096  # Number of records that are converted to objects at a time.
-# Maximum number of records in memory, of 48 bytes each. Sorting needs twice this memory in addition.
+LISTED_RECORDS = 4_096  # number of records that are converted to objects at a time
+# Maximum number of records in memory. A record takes 48 bytes. Sorting takes twice this memory in addition.
 MAX_SORTED = 1 << 18
 _KEYS = 4
 
@@ -29,18 +30,18 @@ Chunk = Callable[[], Iterable[Batch]]
 
 
 class TimedRecord(NamedTuple):
-    """One run of a node, on the monotonic clock. The thread that ran it is not recorded."""
+    """One call of a node, with times on the monotonic clock. The thread is not recorded."""
 
     node: int
     start_ns: int
     end_ns: int
-    elements: int | None  # Number of elements, or None if the caller did not count them.
+    elements: int | None  # number of elements, or None if the caller did not count them
     failed: bool
-    plain: bool = False  # Whether it is a step that was timed only as a whole. Its inside was not recorded.
+    plain: bool = False  # whether this is a step with only its total time recorded
 
 
 class _Span(NamedTuple):
-    """A chunk, the number of its first record, and the range in which its records start."""
+    """A chunk, the number of its first record, and its smallest and largest start time."""
 
     read: Chunk
     number: int
@@ -49,10 +50,11 @@ class _Span(NamedTuple):
 
 
 class Records:
-    """The records of `chunks`, in the order of their end. Each iteration calls all `chunks`."""
+    """The records of `chunks` in the order of their end. Each iteration calls every function in `chunks`."""
 
     def __init__(self, chunks: Iterable[Chunk]) -> None:
-        self.read = 0  # Number of records read, including amounts of work and cancelled steps, which are not calls.
+        # number of all records read, including amounts of work and cancelled steps, which are not calls
+        self.read = 0
         self._count = 0
         self._spans: list[_Span] = []
         for read in chunks:
@@ -83,9 +85,9 @@ class Records:
         return min((span.first_ns for span in self._spans), default=0)
 
     def by_start(self) -> Iterator[TimedRecord]:
-        """Yield the records by start. Each record comes before the records that it contains.
+        """Yield the records in the order of their start. A record precedes the records that it contains.
 
-        If a parent and a child have the same times, the parent comes first, because its id is smaller.
+        If a parent and its child have equal times, the parent precedes, because its id is smaller.
         """
         left = sorted(self._spans, key=lambda span: span.first_ns)
         rows, is_all = _first(left, None)
@@ -99,13 +101,15 @@ class Records:
 
 
 def _first(spans: Sequence[_Span], after: Rows | None) -> tuple[Rows, bool]:
-    """Return the first records in `spans` after the key `after`, sorted, and whether no others follow."""
+    """Return the sorted records of `spans` that directly follow the key `after`, and whether these are the last
+    ones.
+    """
     import numpy as np  # This import is local, so that commands that export nothing do not load numpy.
 
     held = np.zeros((_KEYS + 2, 0), np.int64)
     waiting: list[Rows] = []
     count = 0
-    until_ns: int | None = None  # Records that start after this moment do not belong to the first ones.
+    until_ns: int | None = None  # records that start later are not among the first ones
     for span in spans:
         if until_ns is not None and span.first_ns > until_ns:
             break
@@ -132,7 +136,7 @@ def _sorted(parts: Sequence[Rows]) -> Rows:
     import numpy as np
 
     rows = np.concatenate(parts, axis=1)
-    return rows[:, np.lexsort(rows[_KEYS - 1 :: -1])]  # lexsort takes its primary key last.
+    return rows[:, np.lexsort(rows[_KEYS - 1 :: -1])]  # the primary key of lexsort is its last row
 
 
 def _is_after(rows: Rows, key: Rows) -> NDArray[np.bool_]:

@@ -1,9 +1,10 @@
 """Speedscope's own file format, with one evented profile per track.
 
-https://www.speedscope.app/file-format-schema.json: `O` opens a frame, and `C` closes it. `at` never decreases, and
-only the last opened frame may be closed.
+https://www.speedscope.app/file-format-schema.json describes it. The event `O` opens a frame, and `C` closes it. The
+time `at` never decreases, and only the last opened frame may be closed.
 
-The events of a profile must be contiguous. So tracks other than the first wait in a temporary file.
+All events of a profile must be written together. Records of the second and later tracks are kept in a temporary file
+until the first track is complete.
 """
 
 from __future__ import annotations
@@ -20,13 +21,11 @@ from cbtop.exporters.tracks import events_of, laid_out
 from cbtop.profiler.analysis.graph.nodes import display_name
 
 SCHEMA = "https://www.speedscope.app/file-format-schema.json"
-MAX_WAITING = 1 << 16  # Number of records in memory, of all tracks except the first.
+MAX_WAITING = 1 << 16  # maximum number of records in memory, over all tracks except the first
 
 
 def write_speedscope(processes: Sequence[RecordedProcess], out: TextIO) -> None:
-    """Write every record as a frame with its name. Nodes of one name share a frame, for example RmsNorm of every
-    layer.
-    """
+    """Write every record as a frame. Nodes with the same name share a frame, for example RmsNorm of every layer."""
     frames: dict[str, int] = {}
     for node in (node for recorded in processes for node in recorded.nodes.nodes):
         frames.setdefault(display_name(node), len(frames))
@@ -37,7 +36,8 @@ def write_speedscope(processes: Sequence[RecordedProcess], out: TextIO) -> None:
     separator = "\n"
     for recorded in processes:
         frame_of = [frames[display_name(node)] for node in recorded.nodes.nodes]
-        with tempfile.SpooledTemporaryFile(max_size=1) as file:  # The first write already goes to the disk.
+        # max_size=1: the first write already creates a file on the disk
+        with tempfile.SpooledTemporaryFile(max_size=1) as file:
             beside = _Beside(file)
             out.write(separator)
             _write_profile(f"{recorded.process}, track 1", _first_track(recorded, beside), frame_of, out)
@@ -72,16 +72,17 @@ def _first_track(recorded: RecordedProcess, beside: _Beside) -> Iterator[TimedRe
 
 
 class _Beside:
-    """The records of all tracks except the first. They wait in `file` until they are written."""
+    """The records of all tracks except the first. They are stored in `file` until they are exported."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
-        self._waiting: list[array[int]] = []  # By track: node, start and end of each record.
-        self._blocks: list[list[tuple[int, int]]] = []  # By track: (offset in the file, size in bytes) of each block.
+        self._waiting: list[array[int]] = []  # for each track: node, start and end of each record in memory
+        # for each track: offset (bytes) and size (bytes) of each block in the file
+        self._blocks: list[list[tuple[int, int]]] = []
         self._count = 0
 
     def add(self, track: int, record: TimedRecord) -> None:
-        """Store a record of `track`. A new track has the next number."""
+        """Store a record of `track`. The numbers of tracks are consecutive."""
         if track == len(self._waiting):
             self._waiting.append(array("q"))
             self._blocks.append([])
@@ -91,7 +92,7 @@ class _Beside:
             self._write()
 
     def tracks(self) -> Iterator[Iterator[TimedRecord]]:
-        """Yield an iterator over the records of each track, in the order of adding."""
+        """Yield an iterator over the records of each track, in the order of `add`."""
         self._write()
         for blocks in self._blocks:
             yield self._track(blocks)
@@ -101,7 +102,7 @@ class _Beside:
             self._file.seek(offset)
             block = array("q", self._file.read(size))
             for node, start_ns, end_ns in zip(block[::3], block[1::3], block[2::3], strict=True):
-                # The last two fields are not written.
+                # Speedscope has no field for the last two values, so they are placeholders.
                 yield TimedRecord(node, start_ns, end_ns, elements=0, failed=False)
 
     def _write(self) -> None:
@@ -110,7 +111,7 @@ class _Beside:
                 try:
                     blocks.append((self._file.tell(), len(waiting) * waiting.itemsize))
                     self._file.write(waiting.tobytes())
-                # Name the directory, because otherwise this would look like an error of the output file.
+                # Name the directory in the error. Otherwise this would look like an error of the output file.
                 except OSError as error:
                     raise OSError(error.errno, error.strerror, tempfile.gettempdir()) from error
                 del waiting[:]

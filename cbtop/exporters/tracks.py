@@ -1,7 +1,7 @@
 """Assigns records to tracks. The records of a track must nest, because flame charts require this."""
 
-# Threads are not recorded, so a track is not a thread. Records of one thread nest and share a track. If a record
-# overlaps another without nesting, both ran in parallel. The later one then takes a track on which its parent is
+# A track is not a thread, because threads are not recorded. Records of one thread nest, so they share a track. If two
+# records overlap without nesting, they ran in parallel. Then the later record takes a track on which its parent is
 # open, or else the first track with room.
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from cbtop.profiler.analysis.graph.node_table import NodeTable
 
 
 def laid_out(recorded: RecordedProcess) -> Iterator[tuple[int, TimedRecord]]:
-    """Yield every record with its track (0, 1, …), by start.
+    """Yield (track, record) for every record, in the order of start. Tracks are numbered from 0.
 
-    Each record comes before the records that it contains.
+    A record precedes the records that it contains.
     """
     for track, _, record in on_tracks(recorded.nodes, recorded.records.by_start()):
         yield track, record
 
 
 def on_tracks(nodes: NodeTable, by_start: Iterable[TimedRecord]) -> Iterator[tuple[int, int, TimedRecord]]:
-    """Yield (track, depth, record) for each record of `by_start`. The depth is the number of records around it."""
-    open_on: list[list[_Open]] = []  # By track: its last record and the records around it, outermost first.
+    """Yield (track, depth, record) for each record of `by_start`. The depth is the number of enclosing records."""
+    open_on: list[list[_Open]] = []  # for each track: the last record with its enclosing records, outermost first
     for record in by_start:
         best, chosen = _NO_ROOM, len(open_on)
         for track, around in enumerate(open_on):
@@ -44,7 +44,7 @@ def on_tracks(nodes: NodeTable, by_start: Iterable[TimedRecord]) -> Iterator[tup
 
 
 def events_of(track: Iterable[TimedRecord]) -> Iterator[tuple[bool, TimedRecord, int]]:
-    """Yield (whether a record opens or closes, the record, the time) for the events of a track, in order."""
+    """Yield (is_opening, record, time) for each event of a track, in order of time."""
     around: list[TimedRecord] = []
     for record in track:
         for ended in ended_before(record, around):
@@ -56,31 +56,31 @@ def events_of(track: Iterable[TimedRecord]) -> Iterator[tuple[bool, TimedRecord,
 
 
 def ended_before(record: TimedRecord, around: list[TimedRecord]) -> Iterator[TimedRecord]:
-    """Remove from `around` and yield all records that end before `record` begins."""
+    """Remove from `around` all records that end before `record` begins, and yield them."""
     while around and around[-1].end_ns <= record.start_ns:
         yield around.pop()
 
 
 class _Open(NamedTuple):
-    """An open record, and the number of records of each node that it contains."""
+    """A record that has not ended yet, and how many records of each node it already contains."""
 
     record: TimedRecord
     held: dict[int, int]
 
 
 class _Room(NamedTuple):
-    """A possible place for a record on a track. The least is the most likely one.
+    """A possible position for a record on a track. The smallest tuple is the best position.
 
-    If tasks interleave, the record's parent may be open on several tracks. The most likely track holds the fewest
-    records of the record's node now. Among equals, take the parent that ends first, because fewer other records fit
-    into it.
+    If tasks interleave, the record's parent may be open on several tracks. The best track has the fewest records of
+    the same node inside the parent. Among equal tracks, the parent that ends first is best, because fewer other
+    records fit into it.
     """
 
-    is_outside: bool  # Whether no record is open on the track.
-    is_far: bool  # Whether the innermost open record is not the record's parent.
+    is_outside: bool  # whether no record is open on the track
+    is_far: bool  # whether the innermost open record is not the record's parent
     held: int
     end_ns: int
-    depth: int  # Number of records that stay open.
+    depth: int  # number of records on the track that stay open
 
 
 _OUTSIDE = _Room(True, False, 0, 0, 0)
@@ -88,7 +88,10 @@ _NO_ROOM = _Room(True, True, 0, 0, 0)
 
 
 def _room(nodes: NodeTable, record: TimedRecord, around: Sequence[_Open]) -> _Room:
-    """Return the place of `record` after closing ended records, or no room if it does not fit into the open ones."""
+    """Return the position of `record` on a track with the open records `around`.
+
+    Ended records are closed first. Returns _NO_ROOM if the record overlaps an open record without nesting.
+    """
     depth = len(around)
     while depth:
         outer, held = around[depth - 1]
@@ -106,7 +109,8 @@ def _room(nodes: NodeTable, record: TimedRecord, around: Sequence[_Open]) -> _Ro
 def _fits(nodes: NodeTable, record: TimedRecord, around: TimedRecord) -> bool:
     """Return whether `record` is inside `around`, in time and in the graph. A record of zero length fits anywhere.
 
-    A plain step contains nothing. A record that ran meanwhile belongs to a different step.
+    Nothing fits into a plain step, because its content was not recorded. A record from that time belongs to another
+    step.
     """
     if record.end_ns > around.end_ns or around.plain:
         return False

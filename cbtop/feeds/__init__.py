@@ -1,1 +1,1 @@
-"""Feeds build the views that a screen or report shows, from live processes, recordings, or runs."""
+"""Feeds make the views for a screen or report. Their data comes from live processes, recordings, or runs."""

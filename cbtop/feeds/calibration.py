@@ -1,4 +1,4 @@
-"""Runs `cbtop calibrate` for the roofs of one source. It runs in a subprocess, so that the screen is not blocked."""
+"""Run `cbtop calibrate` for the roofs of one source. It runs in a subprocess, so that the screen does not wait."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from cbtop.viewmodels.source import SourceView
 
 END_WITHIN_S = 5.0
 MAX_SAID_BYTES = 1 << 16
-ENGINE = "numba"  # the package that the extra `compute` installs
-GOES_ON = " …"  # end of a line of ProgressLine if the output is not a terminal
+ENGINE = "numba"  # a package of the extra `compute`
+GOES_ON = " …"  # the end of a progress line if the output is not a terminal
 
 
 def why_not_measured(source: SourceView) -> str:
@@ -51,7 +51,7 @@ class Calibration:
     def poll(self) -> list[str] | None:
         """Return the output lines about the roofs, or None while calibrate runs. Raises CbtopError if it fails."""
         exit_code = self._process.poll()
-        # Use pread, because calibrate writes at the shared file position, which pread does not move.
+        # pread does not move the file position, which calibrate shares for writing.
         lines = os.pread(self._said.fileno(), MAX_SAID_BYTES, 0).decode("utf-8", "replace").splitlines()
         steps = [line for line in lines if line.endswith(GOES_ON)]
         if exit_code is None:
@@ -80,10 +80,10 @@ class Calibration:
 
 
 def arguments(source: SourceView) -> list[str]:
-    """Return the arguments of calibrate for this source.
+    """Return the arguments of `cbtop calibrate` for this source.
 
-    A CPU needs the number of threads and the size of the weights. A GPU needs no arguments, and everything is
-    measured. If the compute engine is not installed, only the short measurement is possible.
+    On a CPU, they are the number of threads and the size of the weights. On a GPU, it needs no arguments and measures
+    everything. Without the extra `compute`, only the short measurement is possible.
     """
     roofs = source.roofline.ceilings
     if source.threads is None or any(roof.gpu for roof in roofs):

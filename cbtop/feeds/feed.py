@@ -51,10 +51,10 @@ class FeedEnd:
 
 @dataclass(frozen=True, slots=True)
 class FeedSnapshot:
-    """A source with the store of its daemon and the clock offset of its host.
+    """A source with the store of its daemon, and the offset between its host's clock and ours.
 
-    `stale_s` is the time since the daemon's last message, or None if the daemon is not silent. `now_ns` is the
-    current monotonic clock of the host, or None if unknown.
+    `stale_s` is the time since the daemon's last message. It is None if the daemon still sends. `now_ns` is the
+    host's monotonic clock now, or None if it is unknown.
     """
 
     record: SourceRecord
@@ -65,11 +65,11 @@ class FeedSnapshot:
 
 
 class Views:
-    """The views built from all visible sources."""
+    """Makes views from the data of all visible sources."""
 
-    is_recording = False  # whether it shows what was, so that nothing more can be measured
-    silenced: Collection[str] = ()  # ids of verdicts the user has turned off
-    baselines: Sequence[Snapshot] = ()  # one per process: what each view is compared with
+    is_recording = False  # whether the data is from the past, so nothing can be measured any longer
+    silenced: Collection[str] = ()  # ids of verdicts that the user has turned off
+    baselines: Sequence[Snapshot] = ()  # one baseline per process; views are compared with it
 
     def __init__(self) -> None:
         self._own_cost = OwnCost()
@@ -96,7 +96,7 @@ class Views:
         return tuple(replace(summary, stale_s=seen[summary.key].stale_s) for summary in found)
 
     def listed(self, phase: str | None = None, *, window: bool = False) -> ListView:
-        """Return the list of sources and the cost of cbtop. Data that arrives later only appears in the next list."""
+        """Return the list of sources and the cost of cbtop. It does not change when more data arrives."""
         seen, known = self.seen(), self.sources()
         machine_of = cache(machine_view)  # cached, because several sources share a machine
         slowest_of = cache(partial(_slowest, seen))
@@ -131,9 +131,10 @@ class Views:
         """Yield the cost of each daemon that runs in another process."""
 
     def view(self, key: str | None = None, phase: str | None = None, *, window: bool = False) -> SourceView | None:
-        """Return the view of a source, since its start or over the recent window. None means the first source.
+        """Return the view of a source, since its start or over the recent window. None for `key` means the first
+        source.
 
-        Returns None if no such source has appeared yet.
+        Returns None if this source has not appeared yet.
         """
         if key is None:
             known = self.sources()
@@ -168,9 +169,9 @@ class Views:
     def merged(
         self, mode: MergeMode, key: str | None = None, phase: str | None = None, *, window: bool = False
     ) -> SourceView | None:
-        """Return one view of the source `key` and all sources that belong with it. None means the first source.
+        """Return one view that merges the source `key` and all sources that belong together with it.
 
-        Returns None without any source.
+        None for `key` means the first source. Returns None without any source.
         """
         seen = self.seen()
         if key not in seen:
@@ -200,9 +201,10 @@ class Views:
         return judged(view, self.silenced)
 
     def read_alike(self, key: str) -> set[str]:
-        """Request the unread data of all processes that run the same program as `key`. Returns the unread keys.
+        """Request the unread data of all processes that run the same program as `key`. Returns the keys of these
+        processes.
 
-        The data names the model of each process. Only processes with the same model belong together.
+        Their data is needed to know their models, because only processes with the same model belong together.
         """
         seen = self.seen()
         program = _program(seen[key].record)
@@ -212,7 +214,10 @@ class Views:
         return unread
 
     def snapshots(self) -> tuple[Snapshot, ...]:
-        """Return the snapshot of the recent window of every process that has enough steps for a baseline."""
+        """Return a snapshot of the recent window of every process.
+
+        Processes with too few steps for a baseline are left out.
+        """
         found = (snapshot(source.record, gpus_of(source)) for source in self.seen().values())
         return tuple(one for one in found if any(phase.times for phase in one.phases))
 
@@ -229,7 +234,7 @@ class Views:
         self.baselines = ()
 
     def finished(self) -> FeedEnd | None:
-        """Return the reason why there is nothing more to show, or None. This feed never ends a viewer."""
+        """Return the reason to end the viewer, or None. This feed never ends a viewer."""
         return None
 
     @abstractmethod
@@ -243,7 +248,10 @@ class Views:
         self.close()
 
     def _with_rate_change(self, source: FeedSnapshot, row: SourceRow) -> SourceRow:
-        """Return `row` with the change of its tokens/s since the baseline, or with the reason why it is unknown."""
+        """Return `row` with the change of its tokens/s since the baseline.
+
+        If the change is unknown, add the reason.
+        """
         change, why = None, "it marks no steps"
         if row.phase is not None:
             now = snapshot(source.record, gpus_of(source), row.phase, self.baselines, inside=False)
@@ -269,7 +277,7 @@ class Views:
 
 
 class StoreViews(Views):
-    """The views built from one store. They show the sources that match `selected`, or all sources if it is empty."""
+    """Makes views from one store. Only sources that match `selected` are shown, or all sources if it is empty."""
 
     def __init__(self, selected: Sequence[str]) -> None:
         super().__init__()
@@ -283,7 +291,7 @@ class StoreViews(Views):
     @property
     @abstractmethod
     def now_ns(self) -> int:
-        """The current monotonic clock of the daemon's host."""
+        """The time now, on the monotonic clock of the daemon's host."""
 
     def seen(self) -> Mapping[str, FeedSnapshot]:
         return {
@@ -320,7 +328,7 @@ class Feed(Views):
         self._kept_roofs = StoredRoofs()
         self._marks: Marks | None = None
         self._heard_ns = 0
-        # For each view: the baselines in use, and the verdicts made since the last heartbeat.
+        # For each view: the baselines, and the verdicts of the last heartbeat.
         self._verdicts: dict[object, tuple[Sequence[Snapshot], tuple[Verdict, ...]]] = {}
         self.links = Links(endpoints, window_s, keys, history_s)
 
@@ -330,7 +338,7 @@ class Feed(Views):
         self._mark()
 
     def _mark(self) -> None:
-        """Find notable events once per heartbeat. Several daemons have different clocks, so they have no events."""
+        """Find notable events once per heartbeat. With several daemons, find none, because their clocks differ."""
         heard_ns = self.links.heard_ns
         if heard_ns is None or heard_ns == self._heard_ns:
             return
@@ -343,13 +351,14 @@ class Feed(Views):
 
     @property
     def marks(self) -> Marks | None:
-        """Notable events of the last minutes. None if no message has arrived, or if there are several daemons."""
+        """Notable events of the last minutes. None before the first message, and if there are several daemons."""
         return self._marks
 
     def view(self, key: str | None = None, phase: str | None = None, *, window: bool = False) -> SourceView | None:
-        """Return the view of a source, since its start or over the recent window. None means the first source.
+        """Return the view of a source, since its start or over the recent window. None for `key` means the first
+        source.
 
-        Verdicts are made once per heartbeat, because a text that changes twice a second cannot be read.
+        Verdicts are made once per heartbeat, because a text that changes twice a second is hard to read.
         """
         view = super().view(key, phase, window=window)
         if view is None or self._marks is None:
@@ -359,7 +368,7 @@ class Feed(Views):
         return view
 
     def _verdicts_on(self, view: SourceView) -> tuple[Verdict, ...]:
-        """Return the verdicts on `view`. Verdicts that were made since the last heartbeat are reused."""
+        """Return the verdicts on `view`. New verdicts are made once per heartbeat."""
         what = view.key, view.phase, view.window is None, frozenset(self.silenced)
         known = self._verdicts.get(what)
         if known is None or known[0] is not self.baselines:
@@ -367,7 +376,7 @@ class Feed(Views):
         return known[1]
 
     def watched(self) -> TimeView | None:
-        """Return the part of the last minutes during which this viewer was connected, with its notable events."""
+        """Return the time bar of the last minutes with its notable events. It begins when this viewer connected."""
         if self._marks is None:
             return None
         begin_ns = max(self._marks.begin_ns, self._heard_ns - round(MAX_HISTORY_S * 1e9))
@@ -379,7 +388,7 @@ class Feed(Views):
         self.links.follow_records(on)
 
     def seen(self) -> Mapping[str, FeedSnapshot]:
-        """Return every selected source. If two links report the same source, prefer a link that is not silent."""
+        """Return every selected source. If two links report the same source, the link that is not silent is used."""
         by_freshness = sorted(self.links, key=lambda link: link.stale_s or 0, reverse=True)
         found: dict[str, FeedSnapshot] = {}
         for link in by_freshness:
@@ -397,7 +406,10 @@ class Feed(Views):
                 yield cost
 
     def ceilings(self, record: SourceRecord) -> Iterable[Ceiling]:
-        """Return the roofs of a source. A roof measured later on this machine replaces the announced one."""
+        """Return the roofs of a source.
+
+        If a roof was measured later on this machine, it replaces the announced roof.
+        """
         return self._kept_roofs.over(record)
 
     def want(self, key: str) -> None:
@@ -418,7 +430,10 @@ class Feed(Views):
 
     @property
     def knows_devices(self) -> bool:
-        """Whether every daemon has reported its devices and processes, including figures that need two samples."""
+        """Whether every daemon has reported its devices and processes.
+
+        Figures that need two samples must be included.
+        """
         return all(_knows_devices(link.store) for link in self.links)
 
     @property
@@ -428,7 +443,10 @@ class Feed(Views):
 
     @property
     def refused(self) -> str:
-        """Why every daemon and this viewer reject each other, or "" if any link works or may still work."""
+        """Why no daemon and this viewer will ever accept each other.
+
+        Empty if at least one link works or may still work.
+        """
         return self.links.refused
 
     def status(self) -> str:
@@ -464,7 +482,7 @@ def gpus_of(source: FeedSnapshot) -> list[str]:
 
 
 def _machines(sources: Iterable[FeedSnapshot]) -> tuple[MachineView, ...]:
-    """Return the machine of each daemon without repetitions."""
+    """Return the machine of each daemon. Each machine is listed once."""
     stores = {id(source.store): source for source in sources}
     return tuple(machine_view(source.store, source.stale_s) for source in stores.values() if source.store.devices)
 
@@ -472,7 +490,7 @@ def _machines(sources: Iterable[FeedSnapshot]) -> tuple[MachineView, ...]:
 def _training_of_rank(
     seen: Mapping[str, FeedSnapshot], record: SourceRecord, view: SourceView
 ) -> TrainingView | None:
-    """Return the training steps in `view` of `record`, with communication compared among the ranks of its job."""
+    """Return the training steps in `view`. Their communication is compared with the other ranks of the job."""
     training = view.training
     if training is None or training.communication is None or view.phase is None:
         return training
@@ -481,7 +499,7 @@ def _training_of_rank(
 
 
 def _slowest(seen: Mapping[str, FeedSnapshot], job: Job | None, phase: str | None) -> StragglerView | None:
-    """Return the straggler among the ranks of a job, if any."""
+    """Return the straggler among the ranks of a job. Return None if no rank is slower than the others."""
     if job is None or phase is None:
         return None
     heard = (source.record for source in seen.values() if source.stale_s is None)

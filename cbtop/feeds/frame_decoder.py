@@ -9,20 +9,21 @@ from cbtop.protocol import codec
 from cbtop.protocol.messages import Message
 from cbtop.protocol.recording import Frame, FrameKind
 
-MAX_KEPT_BYTES = 1 << 20  # larger messages are not cached
+MAX_KEPT_BYTES = 1 << 20  # bytes; larger messages are not cached
 
 
 class FrameDecoder:
-    """Decodes frames, and caches the last decoded messages of keyframes.
+    """Decodes frames. It caches the last 16 decoded messages of keyframes.
 
-    Consecutive keyframes repeat many messages. Decoding a catalog again would take a third of the time of a jump.
+    Consecutive keyframes mostly repeat their messages. Decoding the same catalog again would take a third of the time
+    of a jump.
     """
 
     def __init__(self) -> None:
         self._kept = lru_cache(maxsize=16)(codec.decode)
 
     def messages(self, frame: Frame) -> Iterator[Message]:
-        """Yield the messages in `frame`. Raises DecodeError."""
+        """Yield the messages in `frame`. Raises DecodeError if one cannot be decoded."""
         return frame.messages(self._decode if frame.kind == FrameKind.KEYFRAME else codec.decode)
 
     def _decode(self, part: bytes) -> Message | None:

@@ -1,4 +1,4 @@
-"""Requests the kernels of a local process and waits for them. A command and the screen use it."""
+"""Request the kernels of a local process and wait for them. `cbtop kernels` and the screen use this."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class KernelRequest:
     """A request for the kernels of a process's next steps. Call `poll` until the kernels arrive. `close` withdraws
     the request.
 
-    Raises CbtopError if the process accepts no requests or refuses this request. Raises NoDataError if the process
-    ends or does not answer within `wait_s`, and RequestError if sending fails. The caller must still close `source`.
+    Raises CbtopError if the process accepts no requests or refuses this one. Raises NoDataError if the process ends
+    or does not answer within `wait_s`, and RequestError if sending fails. The caller must close `source`.
     """
 
     def __init__(self, source: Source, steps: int = DEFAULT_STEPS, wait_s: float = DEFAULT_WAIT_S) -> None:
@@ -98,7 +98,7 @@ def live_source(ring: Path) -> Source | None:
         if not runs(ring):
             return None
         source = Source(ring)
-    except (ProtocolError, OSError):  # the process has ended meanwhile, or the file is not a ring
+    except (ProtocolError, OSError):  # the process has ended meanwhile, or this is not a ring
         return None
     _read(source)
     if source.state is not SourceStatus.LIVE:

@@ -1,4 +1,4 @@
-"""Opens a daemon's history as a recording while the live feed goes on."""
+"""Open a daemon's history as a recording, while the live feed continues."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cbtop.protocol.keys import ViewerKeys
 
 
 def look_back(feed: Feed) -> Callable[[], ReplayFeed]:
-    """Return a function that fetches the history of the current sources of `feed`, which must have one daemon.
+    """Return a function that fetches the history of the sources in `feed`. The feed must have exactly one daemon.
 
     The function blocks, so call it in a thread. It raises CbtopError, ProtocolError or OSError with the reason.
     """
@@ -39,17 +39,17 @@ def look_back(feed: Feed) -> Callable[[], ReplayFeed]:
 
 
 def remembered(feed: Feed) -> list[ReplayFeed]:
-    """Return the history of each daemon of `feed`, for its current sources. Each history is at its end, without
-    curves.
+    """Return the history of each daemon of `feed`, limited to the sources in `feed`. Each history is at its end and
+    has no curves.
 
-    Blocks, even for daemons that do not answer. The caller must close the results.
+    This call blocks, even if a daemon does not answer. The caller must close the results.
     """
     found = []
     for endpoint in feed.links.answered:
         try:
             past = _opened(endpoint, feed.keys, feed.window_s, tuple(feed.seen()), curves_s=0)
         except (CbtopError, ProtocolError, OSError):
-            continue  # the daemon is an older version or keeps no history
+            continue  # this daemon is an older version or stores no history
         past.is_playing = False
         past.seek(past.duration_s)
         found.append(past)
@@ -63,7 +63,7 @@ def _opened(
     selected: tuple[str, ...],
     curves_s: float = HISTORY_S,
 ) -> ReplayFeed:
-    """Open the history from a temporary file. The file is deleted at once, so nothing remains after closing."""
+    """Open the history from a temporary file. The file is deleted at once, so it does not remain after an error."""
     with TemporaryDirectory(prefix="cbtop-") as directory:
         saved = save_history(endpoint, keys, Path(directory))
         return ReplayFeed(saved.path, window_s, selected=selected, is_history=True, curves_s=curves_s)

@@ -1,4 +1,4 @@
-"""Finds notable events for the time bar: stalls, processes that begin or end, changes of phase, and verdicts."""
+"""Find notable events for the time bar: stalls, beginnings and ends of processes, changes of phase, and verdicts."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from cbtop.viewmodels.verdict import Severity
 
 MAX_MARKS = 10_000
 SECOND_NS = 1_000_000_000
-# A new verdict on a view is an event. A verdict is new if the view has not shown it for VERDICT_ENDS_NS. The view
-# must also have been judged at most JUST_BEFORE_NS ago.
+# A new verdict on a view is an event. It is new if it was not shown during the last VERDICT_ENDS_NS. It counts only
+# if the view was also judged during the last JUST_BEFORE_NS, because otherwise its begin is unknown.
 VERDICT_ENDS_NS, JUST_BEFORE_NS = 10 * SECOND_NS, 3 * SECOND_NS
-# judge at every other heartbeat, because making the verdicts takes as long as half a frame
+# Judge a view only at every other heartbeat, because judging takes half the time of a frame.
 LOOK_AGAIN_NS = 3 * SECOND_NS // 2
 FOUND_WITHIN_NS = 30 * SECOND_NS
 _STILL = (StallKind.STALLED, StallKind.SUSPENDED)
@@ -23,18 +23,21 @@ _URGENCY = list(Mark)
 
 
 class Marks:
-    """The most urgent event in each second since `begin_ns`, on the daemon's clock."""
+    """The most urgent event in each second since `begin_ns`. Times are on the daemon's clock."""
 
     def __init__(self, begin_ns: int) -> None:
         self.begin_ns = begin_ns
         self.found: dict[int, Mark] = {}
-        self._known: dict[str, bool] | None = None  # by source: whether it had ended at the last look
-        self._phases: dict[str, str] = {}  # by source: the phase with the most time in its last second
-        # By view: when it was last judged, and when it last had each verdict.
+        self._known: dict[str, bool] | None = None  # for each source: whether it had ended at the last call of `look`
+        self._phases: dict[str, str] = {}  # for each source: the phase with the most time in its last second
+        # For each view: the time of the last judgement, and the time when each verdict was last shown.
         self._judged: dict[tuple[str, str | None, bool], tuple[int, dict[str, int]]] = {}
 
     def forget_before(self) -> None:
-        """Forget the last state before a gap. If a source begins or ends during the gap, the moment is unknown."""
+        """Forget the state before a gap.
+
+        If a source begins or ends in the gap, no event is stored, because its time is unknown.
+        """
         self._known = None
         self._phases.clear()
 
@@ -44,7 +47,7 @@ class Marks:
             del self.found[second]
 
     def look(self, at_ns: int, records: Iterable[SourceRecord]) -> None:
-        """Find the events that the state of `records` at `at_ns` shows."""
+        """Find events by comparing `records` at `at_ns` with their state at the last call."""
         known = list(records)
         before, self._known = self._known, {one.key: one.has_ended for one in known}
         for record in known:
@@ -61,14 +64,14 @@ class Marks:
                 self._put(at_ns, Mark.PHASE)
 
     def judge(self, at_ns: int, view: SourceView) -> None:
-        """Find new verdicts on a view at `at_ns`, at most every 1.5 s.
+        """Find new verdicts on a view at `at_ns`. Verdicts are made at most every 1.5 s.
 
-        Verdicts of severity `note` are ignored, because they describe healthy processes.
+        Verdicts of severity `note` are ignored, because healthy processes have them, too.
         """
         what = view.key, view.phase, view.window is None
         seen_ns, known = self._judged.get(what, (None, {}))
         if seen_ns is not None and 0 <= at_ns - seen_ns < LOOK_AGAIN_NS:
-            return  # judged recently; `view.verdicts` would make new verdicts in vain
+            return  # the view was judged recently, so do not read `view.verdicts`, which would judge again
         ids = {one.id for one in view.verdicts if one.severity is not Severity.NOTE}
         if seen_ns is not None and 0 <= at_ns - seen_ns <= JUST_BEFORE_NS:
             if any(at_ns - known.get(one, -VERDICT_ENDS_NS) >= VERDICT_ENDS_NS for one in ids):
@@ -78,12 +81,12 @@ class Marks:
         self._judged[what] = at_ns, {**known, **dict.fromkeys(ids, at_ns)}
 
     def take(self, other: Marks) -> None:
-        """Add the events found by `other` that are not before `begin_ns` of this object."""
+        """Add the events of `other` since `begin_ns`."""
         for second, mark in other.found.items():
             self._put(other.begin_ns + second * SECOND_NS, mark)
 
     def since(self, begin_ns: int) -> Mapping[int, Mark]:
-        """Return the events from `begin_ns` on, by seconds since then."""
+        """Return the events from `begin_ns` on. The key is the number of seconds after `begin_ns`."""
         moved = ((self.begin_ns + second * SECOND_NS - begin_ns) // SECOND_NS for second in self.found)
         return {second: mark for second, mark in zip(moved, self.found.values(), strict=True) if second >= 0}
 
@@ -95,16 +98,16 @@ class Marks:
 
 
 def _began_ns(record: SourceRecord, at_ns: int) -> int | None:
-    """Return when the process said hello, or None if that is not recent.
+    """Return when the process said hello, or None if that was not recently.
 
-    Without a recent hello, the process ran before, or it has a different clock.
+    Without a recent hello, the process began before us, or its clock differs.
     """
     began_ns = record.hello.monotonic_ns if record.hello else None
     return began_ns if began_ns is not None and 0 <= at_ns - began_ns <= FOUND_WITHIN_NS else None
 
 
 def _busiest_phase(record: SourceRecord) -> str:
-    """Return the phase with the most time in the process's last second, or "" if no step ran."""
+    """Return the phase that took the most time in the process's last second, or "" if no step ended."""
     latest = {phase: (list(samples)[-2:]) for phase, samples in record.history.items() if len(samples) > 1}
     newest_ns = max((samples[-1].monotonic_ns for samples in latest.values()), default=0)
     took_ns = {

@@ -1,4 +1,7 @@
-"""Plays a recording. Brings a store to the state at any moment of the recording, or to the end of any range."""
+"""Play a recording.
+
+It brings a store to the state at any moment, or to the state after any range of the recording.
+"""
 
 from __future__ import annotations
 
@@ -19,16 +22,16 @@ from cbtop.protocol.messages import DaemonHello, Heartbeat, RecordBatch
 from cbtop.protocol.recording import Frame, FrameKind, RecordingReader
 from cbtop.viewmodels.selection import is_selected
 
-SLACK = 1.1  # extra reach for a curve: its samples come once a second and may be late
-# A jump begins this much earlier than necessary and keeps states on its way, so that small steps back are fast.
+SLACK = 1.1  # factor for the length of a curve; its samples come once a second and may be late
+# ns; a jump starts this much too early and stores copies on its way, so that small steps back are fast
 STEPS_BACK_NS = 15_000_000_000
-RECENT_NS = 10_000_000_000  # a timeline shows the last 10 s, or the 10 s before the end of a process
-RANGE_RECENT_NS = 60_000_000_000  # for a chosen range, a timeline shows the last 60 s
+RECENT_NS = 10_000_000_000  # ns; a timeline shows the records of this time, which may end with the process
+RANGE_RECENT_NS = 60_000_000_000  # ns; the same time if a range is chosen
 
 
 @dataclass(slots=True)
 class _Range:
-    """The chosen range of a recording. It is shown instead of a moment."""
+    """The chosen range of a recording. While it is set, it is shown in place of a single moment."""
 
     begin_ns: int
     end_ns: int
@@ -37,7 +40,7 @@ class _Range:
 
 
 class Playback:
-    """The store at a moment or after a range of a recording, and the notable events in the part read until then."""
+    """The store at a moment of a recording or after a range, and the notable events until then."""
 
     def __init__(
         self,
@@ -49,17 +52,17 @@ class Playback:
         curves_s: float,
     ) -> None:
         self.store = Store(window_s)
-        self.touched = 0  # number of decoded frames
-        self.refused: set[int] = set()  # offsets of frames with undecodable messages
-        self.reason = ""  # why the latest undecodable message was rejected
+        self.touched = 0  # number of frames decoded until now
+        self.refused: set[int] = set()  # offsets of frames with messages that cannot be decoded
+        self.reason = ""  # why the latest of these messages was rejected
         self.marks = Marks(reader.begin_ns)
         self._reader, self._window_s, self._selected = reader, window_s, selected
         self._decoder, self._clock_s = decoder, clock_s
         self._follows_records = False
         self._frames: Iterator[Frame] = iter(())
         self._next: Frame | None = None
-        # A jump begins at a keyframe this long before its target. The longest curve and the window reach no further
-        # back, so the view is the same as after playing the recording from its beginning.
+        # A jump starts at a keyframe this long before its target. The longest curve and the window need no earlier
+        # data. So the view is the same as after playing the recording from its beginning.
         self._reach_ns = round(max(curves_s * SLACK, reaches_back_s(window_s)) * 1e9)
         self._states = KeptStates(self._reach_ns)
         self._range: _Range | None = None
@@ -74,13 +77,13 @@ class Playback:
         self.advance()
 
     def _shown(self) -> Iterator[SourceRecord]:
-        """Yield the records of the selected sources."""
+        """Yield the records of the selected sources in the store."""
         for record in self.store.sources.values():
             if not self._selected or is_selected(record, self._selected):
                 yield record
 
     def select(self, one_s: float, other_s: float) -> None:
-        """Set the target to a range between two moments. Only steps of the range are shown until `aim` is called.
+        """Set the target to a range between two moments. Only its steps are shown, until `aim` is called.
 
         A step belongs to the range if the daemon reported its end within the range.
         """
@@ -92,24 +95,24 @@ class Playback:
 
     @property
     def range_s(self) -> tuple[float, float] | None:
-        """Begin and end of the shown range in seconds, or None without a range."""
+        """Begin and end of the shown range in seconds, or None if no range is shown."""
         if self._range is None:
             return None
         begin_ns, end_ns = (at_ns - self._reader.begin_ns for at_ns in (self._range.begin_ns, self._range.end_ns))
         return begin_ns / 1e9, end_ns / 1e9
 
     def cut_out(self) -> RangeCut:
-        """Return the shown range, which can be saved as a recording. The caller must close it."""
+        """Return the shown range, for saving it as a recording. The caller must close it."""
         assert self._range is not None
         return RangeCut(self._reader.duplicate(), self._range.begin_ns, self._range.end_ns)
 
     def aim(self, to_s: float) -> None:
-        """Set the target to the moment `to_s`, limited to the recording. `advance` moves there.
+        """Set the target to the moment `to_s` of the recording, and leave a shown range.
 
-        A shown range is left.
+        `advance` moves to the target.
         """
         target_ns = moment_ns(self._reader, to_s)
-        # after a range, the store lacks everything before the range
+        # The store of a range lacks all data from before the range, so it must be rebuilt.
         was_range, self._range = self._range is not None, None
         from_ns = max(self.at_ns, self._whole_from_ns)
         is_ahead = self.at_ns <= target_ns and self._whole_from_ns <= target_ns <= from_ns + self._reach_ns
@@ -124,9 +127,13 @@ class Playback:
         self.target_ns, self.is_there = target_ns, False
 
     def advance(self, limit_s: float = math.inf) -> bool:
-        """Read on for at most `limit_s`. Returns whether the target is reached. Until then the view is not valid."""
+        """Read for at most `limit_s` seconds.
+
+        Return whether the target is reached. Before that, the view is not valid.
+        """
         until_s = self._clock_s() + limit_s
-        # A frame that is dated after the end would block all later frames. So it counts as a frame at the end.
+        # A damaged frame may have a time after the end of the recording. Use the end as its time, so that later
+        # frames are read.
         while self._next is not None and (time_ns := min(self._next.time_ns, self._reader.end_ns)) <= self.target_ns:
             if self._range is not None:
                 self._enter(self._range, time_ns)
@@ -149,24 +156,24 @@ class Playback:
         return True
 
     def _enter(self, chosen: _Range, next_ns: int) -> None:
-        """Begin the range in the store if the next frame is after its begin."""
+        """Begin the range in the store if the frame at `next_ns` is after its begin."""
         if chosen.from_ns is None and next_ns > chosen.begin_ns:
             chosen.from_ns = self._said_ns
             self.store.begin_range((chosen.end_ns - chosen.begin_ns) / 1e9)
 
     @property
     def on_its_way(self) -> float | None:
-        """The completed fraction of the way to the target, or None if the target is reached."""
+        """The completed share of the move to the target (0 to 1). None if the target is reached."""
         way_ns = self.target_ns - self._begun_ns
         return None if self.is_there else (self.at_ns - self._begun_ns) / way_ns if way_ns > 0 else 1.0
 
     def follow_records(self, on: bool) -> None:
-        """Start or stop showing every record, for a timeline. Everything else stays the same."""
+        """Start or stop storing every record, which only a timeline needs. All other data stays the same."""
         if on == self._follows_records:
             return
         self._follows_records = on
         self.store.keep_records(on)
-        self._states.clear()  # the stored states fit only the old setting
+        self._states.clear()  # the copies were made with the old setting
         if self._range is not None:
             if on and self.is_there:
                 self._catch_up_in(self._range)
@@ -183,7 +190,7 @@ class Playback:
         return (*SHOWN, FrameKind.RECORDS) if follows else SHOWN
 
     def _catch_up_in(self, chosen: _Range) -> None:
-        """Read the records of the steps in the last minute of a range."""
+        """Read the records of the last minute of a range. The timeline shows them."""
         assert chosen.from_ns is not None
         from_ns = max(chosen.from_ns, chosen.until_ns - RANGE_RECENT_NS)
         is_before = True
@@ -198,10 +205,10 @@ class Playback:
             self.store.forget_records()
 
     def _catch_up(self, until: int | None) -> int | None:
-        """Read the last records before the current moment, up to offset `until`. Returns the offset of the next
-        frame.
+        """Read the last records before the current moment, up to the frame at offset `until`. Return the offset of
+        the next frame.
 
-        For an ended source, read the last records before its end, if the end is within the reach of a jump.
+        For an ended source, read the last records before its end. The end must be within the reach of a jump.
         """
         behind_ns = self.store.heard_ns - self._said_ns
         sources = self.store.sources.items()
@@ -256,8 +263,8 @@ class Playback:
             for message in self._decoder.messages(frame):
                 if of is not None and not (isinstance(message, RecordBatch) and message.source in of):
                     continue
-                # A keyframe of the same daemon must not clear the past that is shown. Its heartbeat is left out, too,
-                # because a live viewer did not receive it.
+                # A keyframe repeats the hello of its daemon, and the hello would clear the store. Its heartbeat is
+                # ignored, too, because a live viewer does not receive it.
                 if isinstance(message, DaemonHello):
                     is_known = self._knows(message)
                 if not (is_known and isinstance(message, DaemonHello | Heartbeat)):
@@ -269,7 +276,7 @@ class Playback:
             self.refused.add(frame.offset)
             self.reason = str(error)
             if isinstance(error, LimitError):
-                self._frames = iter(())  # the memory limit is reached: stop until the next jump
+                self._frames = iter(())  # The memory limit is reached. Stop until the next jump.
 
     def _knows(self, hello: DaemonHello) -> bool:
         known = self.store.daemon

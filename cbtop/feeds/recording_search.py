@@ -1,4 +1,4 @@
-"""Searches a recording for steps and data without showing them."""
+"""Search a recording for steps and data. The shown moment does not change."""
 
 from __future__ import annotations
 
@@ -13,32 +13,33 @@ from cbtop.protocol.recording import FrameKind, RecordingReader
 from cbtop.viewmodels.merge import KEYS_JOINED_BY
 from cbtop.viewmodels.selection import has_data, is_selected
 
-SHOWN = (FrameKind.LIVE, FrameKind.KEYFRAME)  # frames with records are only read for exporters and the timeline
-STEPS_WITHIN_NS = 300_000_000_000  # search steps at most this far from the current moment
-FEW_STEPS_NS = 10_000_000_000  # search this far first when searching backwards
+# frames to read; frames with records are only for exporters and the timeline
+SHOWN = (FrameKind.LIVE, FrameKind.KEYFRAME)
+STEPS_WITHIN_NS = 300_000_000_000  # ns; maximum distance of a step from the current moment
+FEW_STEPS_NS = 10_000_000_000  # ns; distance of the first search backwards, before searching STEPS_WITHIN_NS
 
 
 def moment_ns(reader: RecordingReader, at_s: float) -> int:
-    """Return the moment `at_s` seconds after the beginning of a recording, limited to the recording."""
+    """Return the moment `at_s` seconds after the beginning as ns, limited to the length of the recording."""
     length_s = max(0, reader.end_ns - reader.begin_ns) / 1e9
     return reader.begin_ns + round(min(max(at_s, 0), length_s) * 1e9)
 
 
 class RecordingSearch:
-    """Reads a recording separately from the playback, for all sources or for the `selected` ones."""
+    """Reads a recording independently of the playback, for all sources or for the `selected` ones."""
 
     def __init__(self, reader: RecordingReader, selected: Sequence[str], decoder: FrameDecoder) -> None:
         self._reader, self._selected, self._decoder = reader, selected, decoder
 
     def steps_away(self, from_s: float, steps: int, key: str | None) -> tuple[float, int]:
-        """Return the moment `steps` steps of source `key` after `from_s`, and the number of steps found.
+        """Return the moment `steps` steps of the source `key` after `from_s`, and the number of steps found.
 
-        A negative number of `steps` searches backwards. A joined key counts the steps of all its members. If `key` is
-        None or has no data, the steps of any source count. The search covers five minutes. Steps reported in one
-        update (four a second) count as one.
+        A negative number of `steps` searches backwards. The key of a merge counts the steps of all its members. If
+        `key` is None or has no data, the steps of any source count. The search covers five minutes. All steps in one
+        update count as one step. There are four updates a second.
         """
         from_ns = moment_ns(self._reader, from_s)
-        # The source may not exist yet at the current moment. Then the steps of any source count.
+        # If the source does not exist yet at this moment, the steps of any source count.
         keys = None if key is None else frozenset(key.split(KEYS_JOINED_BY))
         found = self._steps_from(from_ns, steps, keys)
         if found is None:
@@ -48,7 +49,10 @@ class RecordingSearch:
         return (found[-1] - self._reader.begin_ns) / 1e9, len(found)
 
     def _steps_from(self, from_ns: int, steps: int, keys: Container[str] | None) -> list[int] | None:
-        """Return the moments when the next (or previous) `steps` steps ended. None if no update was found."""
+        """Return the times of the next `steps` updates with ended steps. A negative number searches backwards.
+
+        Returns None if no update was found.
+        """
         if steps > 0:
             told = self._steps_told(keys, from_ns, from_ns + STEPS_WITHIN_NS)
             if (first := next(told, None)) is None:
@@ -56,13 +60,15 @@ class RecordingSearch:
             return list(islice((at_ns for at_ns in chain([first], told) if at_ns > from_ns), steps))
         for within_ns in (FEW_STEPS_NS, STEPS_WITHIN_NS):
             moments = list(self._steps_told(keys, from_ns - within_ns, from_ns))
-            if len(moments) > 1 - steps:  # the oldest moment is no step: reading began there
+            if len(moments) > 1 - steps:  # the oldest time is not a step, only the first update that was read
                 break
-        # The last update before `from_ns` is already shown at `from_ns`. So going back skips this update.
+        # Skip the last update before `from_ns`, because it is already shown at `from_ns`.
         return moments[:-1][::-1][:-steps] if moments else None
 
     def _steps_told(self, keys: Container[str] | None, begin_ns: int, end_ns: int) -> Iterator[int]:
-        """Yield the time of the first update, and of each update with more ended steps than before."""
+        """Yield the time of the first update, then the time of each update in `begin_ns..end_ns` with newly ended
+        steps.
+        """
         steps, scratch = -1, Store()
         for frame in self._reader.frames(self._reader.keyframe_before(begin_ns), SHOWN):
             at_ns = min(frame.time_ns, self._reader.end_ns)
@@ -75,18 +81,19 @@ class RecordingSearch:
                     if keys is None or message.source in keys:
                         scratch.apply(message)
             except DecodeError:
-                continue  # playback counts this damaged frame
+                continue  # skip the damaged frame; playback counts it
             now = sum(record.steps_ended for record in scratch.sources.values())
             if scratch.sources and now > steps:
                 yield at_ns
                 steps = now
 
     def holds_data(self) -> bool:
-        """Whether the recording contains any counted record. Reads up to the first one."""
+        """Whether the recording contains any counted record. Reads only until the first one."""
         return any(isinstance(said, StatsUpdate) and any(said.count) for _, said in self._said())
 
     def first_data_s(self) -> float:
-        """Return the first moment, in seconds, when a selected process has data, or 0 if none ever has.
+        """Return the first moment with data of a selected process, in seconds. Return 0 if no selected process has
+        data.
 
         Reads the recording up to that moment.
         """
@@ -95,7 +102,7 @@ class RecordingSearch:
             try:
                 scratch.apply(said)
             except (DecodeError, LimitError):
-                continue  # playback counts this damaged frame
+                continue  # skip the damaged frame; playback counts it
             record = scratch.sources.get(said.source) if isinstance(said, StatsUpdate) else None
             if record is None or not has_data(record):
                 continue
@@ -104,7 +111,7 @@ class RecordingSearch:
         return 0.0
 
     def _said(self) -> Iterator[tuple[int, SourceCatalog | StatsUpdate]]:
-        """Yield each catalog and statistics message with its time, from the beginning on."""
+        """Yield (time in ns, message) for each catalog and each statistics message, from the beginning on."""
         for frame in self._reader.frames(wanted=SHOWN):
             at_ns = min(frame.time_ns, self._reader.end_ns)
             try:
@@ -112,4 +119,4 @@ class RecordingSearch:
                     if isinstance(said, SourceCatalog | StatsUpdate):
                         yield at_ns, said
             except DecodeError:
-                continue  # playback counts this damaged frame
+                continue  # skip the damaged frame; playback counts it

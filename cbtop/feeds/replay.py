@@ -1,4 +1,4 @@
-"""The replay feed plays a recording as if it were live. Its position can be moved."""
+"""A feed that plays a recording as if it were live. The user can move to any moment."""
 
 from __future__ import annotations
 
@@ -22,10 +22,9 @@ from cbtop.viewmodels.time_travel import Mark, ReplayView, TimeView
 
 
 def baselines_in(path: Path, last_s: float | None = None) -> tuple[Snapshot, ...]:
-    """Return a baseline for each process of the recording at `path`. It covers everything, or the last `last_s`
-    seconds.
+    """Return a baseline for each process of the recording at `path`.
 
-    Raises RecordingError or VersionError.
+    It covers the whole recording, or its last `last_s` seconds. Raises RecordingError or VersionError.
     """
     with ReplayFeed(path) as feed:
         duration_s = feed.duration_s
@@ -36,9 +35,9 @@ def baselines_in(path: Path, last_s: float | None = None) -> tuple[Snapshot, ...
 
 
 class ReplayFeed(StoreViews):
-    """Plays the recording at `path` at `speed`, with all sources or the `selected` ones.
+    """Plays the recording at `path` with the given `speed`. It shows all sources or the `selected` ones.
 
-    If the file was written by `save_range`, the feed first shows that range. Raises RecordingError or VersionError.
+    A file that was written by `save_range` opens with its range selected. Raises RecordingError or VersionError.
     """
 
     is_recording = True
@@ -54,8 +53,9 @@ class ReplayFeed(StoreViews):
         is_history: bool = False,
         curves_s: float = HISTORY_S,
     ) -> None:
-        """Set `is_history` for a file with a daemon's history. After a jump, curves cover at least `curves_s`
-        seconds.
+        """Open the recording. Set `is_history` if the file is a daemon's history.
+
+        After a jump, curves cover at least the last `curves_s` seconds.
         """
         super().__init__(selected)
         self._is_history = is_history
@@ -73,7 +73,7 @@ class ReplayFeed(StoreViews):
         return self.playback.store
 
     def view(self, key: str | None = None, phase: str | None = None, *, window: bool = False) -> SourceView | None:
-        """Return the view of a source. If a range is chosen, the view covers the range."""
+        """Return the view of a source. If a range is shown, the view covers the range."""
         view = super().view(key, phase, window=window or self.range_s is not None)
         if view is not None and self.range_s is None and self.on_its_way is None:
             self.playback.marks.judge(self.now_ns, view)
@@ -82,7 +82,10 @@ class ReplayFeed(StoreViews):
     def merged(
         self, mode: MergeMode, key: str | None = None, phase: str | None = None, *, window: bool = False
     ) -> SourceView | None:
-        """Return one view of all sources that belong together. If a range is chosen, the view covers the range."""
+        """Return one view that merges all sources that belong together.
+
+        If a range is shown, the view covers the range.
+        """
         return super().merged(mode, key, phase, window=window or self.range_s is not None)
 
     @property
@@ -104,7 +107,10 @@ class ReplayFeed(StoreViews):
         return len(self.playback.refused) + self._reader.damaged
 
     def poll(self, timeout_ms: int = 0) -> None:
-        """Advance by the time passed since the last poll. Do nothing while paused, seeking, or showing a range."""
+        """Advance by the time since the last poll.
+
+        Do nothing while paused, while moving to a target, or if a range is shown.
+        """
         super().poll()
         now_s = self._clock_s()
         passed_s, self._polled_s = now_s - self._polled_s, now_s
@@ -112,23 +118,26 @@ class ReplayFeed(StoreViews):
             self.seek(self.at_s + passed_s * self._speed)
 
     def seek(self, to_s: float) -> None:
-        """Show the moment `to_s`, limited to the recording."""
+        """Show the moment `to_s` of the recording. Values outside of the recording are limited."""
         self.aim(to_s)
         self.advance()
 
     def aim(self, to_s: float) -> None:
-        """Set the target to the moment `to_s`, limited to the recording. `advance` moves there.
+        """Set the target to the moment `to_s` of the recording, and leave a shown range.
 
-        A shown range is left.
+        `advance` moves to the target.
         """
         self.playback.aim(to_s)
 
     def advance(self, limit_s: float = math.inf) -> bool:
-        """Read on for at most `limit_s`. Returns whether the target is reached. Until then the view is not valid."""
+        """Read for at most `limit_s` seconds.
+
+        Return whether the target is reached. Before that, the view is not valid.
+        """
         return self.playback.advance(limit_s)
 
     def select(self, one_s: float, other_s: float) -> None:
-        """Set the target to a range between two moments. Only steps of the range are shown until `aim` is called.
+        """Set the target to a range between two moments. Only its steps are shown, until `aim` is called.
 
         A step belongs to the range if the daemon reported its end within the range.
         """
@@ -136,12 +145,12 @@ class ReplayFeed(StoreViews):
 
     @property
     def range_s(self) -> tuple[float, float] | None:
-        """Begin and end of the shown range in seconds, or None without a range."""
+        """Begin and end of the shown range in seconds, or None if no range is shown."""
         return self.playback.range_s
 
     @property
     def on_its_way(self) -> float | None:
-        """The completed fraction of the way to the target, or None if the target is reached."""
+        """The completed share of the move to the target (0 to 1). None if the target is reached."""
         return self.playback.on_its_way
 
     @property
@@ -150,11 +159,14 @@ class ReplayFeed(StoreViews):
         return self.playback.marks.found
 
     def watched(self) -> TimeView:
-        """Return the time bar of the whole recording, with the notable events in the part read until now."""
+        """Return the time bar of the whole recording.
+
+        It has the notable events in the part that was read until now.
+        """
         return TimeView(self.at_s, self.duration_s, self.marks, self.range_s)
 
     def follow_records(self, on: bool) -> None:
-        """Start or stop showing every record, for a timeline. Everything else stays the same."""
+        """Start or stop storing every record, which only a timeline needs. All other data stays the same."""
         self.playback.follow_records(on)
 
     def replay(self) -> ReplayView:
@@ -174,7 +186,7 @@ class ReplayFeed(StoreViews):
 
     @property
     def is_complete(self) -> bool:
-        """Always true: a recording is complete at every moment."""
+        """Always True, because a recording needs no answers of a daemon."""
         return True
 
     @property

@@ -1,4 +1,4 @@
-"""Makes the contents of a run from its records and from what its process announced."""
+"""Make the contents of a run from its records and from the announcements of its process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from cbtop.protocol.vocabulary import NodeKind
 
 
 def contents_of(record: SourceRecord, phases: Sequence[PhaseContents]) -> Contents:
-    """Return the contents of a run. `phases` has what its records contain."""
+    """Return the contents of a run. `phases` has the contents that were counted from its records."""
     return _Made(record).contents(phases)
 
 
@@ -79,7 +79,7 @@ class _Made:
                 continue
             piece = self._names.piece_of(one.node)
             fewest, most = found.get(piece, (0, 0))
-            if one.fewest is None or one.most is None:  # of an older process: only the sum over the steps is known
+            if one.fewest is None or one.most is None:  # an older process reports only the sum over its steps
                 least, rest = divmod(one.launches, one.steps)
                 found[piece] = fewest + least, most + least + bool(rest)
             else:
@@ -94,7 +94,7 @@ class _Made:
         return Compiled(compiled.compilations, compiled.recompilations, breaks)
 
     def _place(self, number: int) -> str:
-        """Return for example `Layer 3 › Activation act_fn`, or the phase of a step outside of bricks."""
+        """Return a place such as `Layer 3 › Activation act_fn`. Outside of bricks, return the phase of the step."""
         if self._node(number) is None:
             return ""
         layer, brick, label = self._names.piece_of(number).place

@@ -1,8 +1,12 @@
-"""Runs in JSON files (`cbtop.runs/2`): the comparable figures of recordings, in files of a thousandth of the size."""
+"""Read and write runs in JSON files (`cbtop.runs/2`).
+
+Such a file has the figures to compare, and is a thousand times smaller than a recording.
+"""
 
 # Rules
-# - The input is untrusted. Every field has a type and bounds, every text is sanitised, and errors name the field.
-# - A file is written under a temporary name, and renamed when it is complete.
+# - A file is not trusted. Every field is checked for its type and bounds, every text is sanitised, and errors name
+#   the field.
+# - A file is written under a temporary name. It gets its final name when it is complete.
 
 from __future__ import annotations
 
@@ -47,7 +51,7 @@ _FIGURE = (
 
 
 def is_run_file(path: Path) -> bool:
-    """Whether the file at `path` begins like JSON."""
+    """Whether the file at `path` begins with `{`, as JSON does."""
     try:
         with open(path, "rb") as file:
             return file.read(64).lstrip()[:1] == b"{"
@@ -70,7 +74,7 @@ def write_runs(path: Path, runs: Sequence[Run], *, overwrite: bool = False) -> N
 
 
 def read_runs(path: Path) -> list[Run]:
-    """Return the runs in the file at `path`. Raises UsageError that says what is wrong in the file."""
+    """Return the runs in the file at `path`. Raises UsageError with the place of an error in the file."""
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise UsageError(f"{path}: more than {MAX_FILE_BYTES >> 20} MiB, which no file of runs has")
@@ -202,12 +206,12 @@ def _decoded(document: object) -> Run:
         failed_checks=tuple(
             _text(one, "failed_checks") for one in _list(said.get("failed_checks"), "failed_checks", MAX_LISTED)
         ),
-        contents=_contents_in(said.get("contents", {})),  # older files have no contents
+        contents=_contents_in(said.get("contents", {})),  # missing in older files
     )
 
 
 def _too_short(row: list[Any]) -> TooShort:
-    # older files have no time, or no work
+    # Entries of older files lack `time_us` or `work`.
     phase, steps, needed, time_us, work = _row([*row, *[0.0, None][len(row) - 3 :]], "too_short", 5)
     counts = _whole(steps, "steps"), _whole(needed, "needed")
     return TooShort(
@@ -247,7 +251,7 @@ def _contents_out(contents: Contents) -> dict[str, Any]:
 
 
 def _phase_out(phase: PhaseContents) -> dict[str, Any]:
-    """Return the fields of a phase. A piece that several layers have alike is one row."""
+    """Return the fields of a phase. If a piece is equal in several layers, it is written as one row."""
     rows: dict[tuple[Piece, Range], list[str]] = {}
     for piece, number in phase.pieces.items():
         rows.setdefault((replace(piece, layer=""), number), []).append(piece.layer)
@@ -313,7 +317,7 @@ def _phase_in(document: object) -> PhaseContents:
         _whole(said.get("steps"), "steps"),
         pieces,
         {Total(name): _range(number) for name, number in totals.items() if name in {one.value for one in Total}},
-        _whole(said.get("plain", 0), "plain"),  # older files do not say it
+        _whole(said.get("plain", 0), "plain"),  # missing in older files
     )
 
 
@@ -358,7 +362,7 @@ def _rates_in(document: object) -> PhaseRates:
 
 def _part_in(document: object) -> StepGroup:
     said = _mapping(document, "a part")
-    said = {"failed": 0, **said}  # older files lack this field
+    said = {"failed": 0, **said}  # missing in older files
     plain = {name: check(said.get(name), name) for name, check in _PART.items()}
     places: dict[Place, PlaceTimes] = {}
     for one in _list(said.get("places"), "places", MAX_PLACES):
@@ -377,7 +381,7 @@ def _part_in(document: object) -> StepGroup:
         name, category, budget_us = _row(one, "budgets", 3)
         budgets[_brick([name, category])] = _positive(budget_us, "budgets")
     training = {}
-    for one in _list(said.get("training", []), "training", MAX_LISTED):  # older files lack this field
+    for one in _list(said.get("training", []), "training", MAX_LISTED):  # missing in older files
         name, figure = _row(one, "training", 2)
         training[_text(name, "training")] = _figure(figure, "training")
     wall_us, inside_us = (_figure(said.get(name), name) for name in ("wall_us", "inside_us"))
@@ -392,10 +396,10 @@ def _part_in(document: object) -> StepGroup:
         places=places,
         budgets=budgets,
         training=training,
-        # older files lack these
+        # Missing in older files.
         tokens_a_step=_or_none(_figure)(said.get("tokens_a_step"), "tokens_a_step"),
         sequences_a_step=_or_none(_figure)(said.get("sequences_a_step"), "sequences_a_step"),
-        # older files lack this field
+        # Missing in older files.
         thirds=tuple(_thirds(one) for one in _list(said.get("thirds", []), "thirds", MAX_RUNS)),
         **plain,
     )

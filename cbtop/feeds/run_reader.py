@@ -1,4 +1,4 @@
-"""Reads the runs in a recording: the last state of each process, and its records in blocks of steps."""
+"""Read the runs in a recording. A run has the last state of a process, and its records in blocks of steps."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ from cbtop.viewmodels.stall import StallKind, stall_view
 
 @dataclass(slots=True)
 class _Read:
-    """A process while its recording is read.
+    """The data of one process that is collected while its recording is read.
 
-    It has the records, the samples of its devices with their times, the state in its last live heartbeat, and what
-    the process reported of its training steps.
+    `gpus` and `host` are device samples with their times. `ran` is the last heartbeat that reported the process as
+    live.
     """
 
     seen: FeedSnapshot
@@ -54,7 +54,10 @@ class _Read:
     training: TrainingParts = field(default_factory=TrainingParts)
 
     def while_it_ran(self, samples: Sequence[tuple[int, Device]]) -> list[Device]:
-        """Return the devices sampled while steps were recorded, because an idle device has a different clock."""
+        """Return the samples that were taken while steps were recorded.
+
+        Others are left out, because an idle device may have another clock.
+        """
         return [one for at_ns, one in samples if (self.first_ns or 0) <= at_ns <= self.last_ns]
 
     @property
@@ -63,10 +66,10 @@ class _Read:
 
 
 def runs_in(path: Path, selected: Sequence[str] = ()) -> list[Run]:
-    """Return a run for each process, or each `selected` process, that recorded steps in the recording at `path`.
+    """Return the runs in the recording at `path`: one for each process with recorded steps.
 
-    Records count as lost if they were lost on the way or are from before the recording. Raises RecordingError or
-    VersionError, and DecodeError if the contents do not fit in memory.
+    `selected` limits the processes. Records count as lost if they were lost on the way, or if they are from before
+    the recording. Raises RecordingError or VersionError, and DecodeError if the contents do not fit in memory.
     """
     with ReplayFeed(path, selected=selected) as feed:
         feed.seek(feed.duration_s)
@@ -90,7 +93,10 @@ def runs_in(path: Path, selected: Sequence[str] = ()) -> list[Run]:
 
 
 def _read(reader: RecordingReader, read: dict[str, _Read]) -> int:
-    """Add the contents of the recording to each process. Returns the number of frames that could not be decoded."""
+    """Read the recording and add the data of each process to `read`.
+
+    Returns the number of frames that cannot be decoded.
+    """
     refused = 0
     for frame in reader.frames(wanted=(FrameKind.RECORDS, FrameKind.LIVE)):
         try:
@@ -144,13 +150,13 @@ def _usual(values: Iterable[float | None]) -> float | None:
 
 
 def _stall(name: str, source: _Read) -> str:
-    """Return a text if a process hung at the end of its recording, or hung until it was gone. Else return "".
+    """Return a text if a process was stalled at the end of its recording or of its life, otherwise "".
 
-    No figure of a step includes such a stall.
+    Such a stall is not part of any step, so no other figure shows it.
     """
     record, how = source.record, "is"
     if record.state is None or record.state.state is not SourceStatus.LIVE:
-        # the process made progress after its last live state
+        # the process recorded steps after its last live heartbeat
         if source.ran is None or source.last_ns >= source.ran[0]:
             return ""
         record, how = replace(record, state=source.ran[1]), "was gone when it had been"
@@ -164,7 +170,10 @@ def _stall(name: str, source: _Read) -> str:
 
 
 def _rates(source: _Read) -> tuple[PhaseRates, ...]:
-    """Return the rates of each phase. A recording that has all steps of its process has the rates of a screen."""
+    """Return the rates of each phase.
+
+    If the recording has all steps of the process, they are equal to the screen's rates.
+    """
     record, began_ns = source.record, source.blocks.rates.began_ns
     found, headline = shown(record, window=False), shown_phase(record, None)
     on_screen = {
@@ -179,7 +188,7 @@ def _rates(source: _Read) -> tuple[PhaseRates, ...]:
         )
         for steps in found.phases
     }
-    # The daemon also counts steps from before the recording.
+    # False if the daemon also counted steps from before the recording.
     is_whole = began_ns is not None and found.time_range is not None and found.time_range.begin_ns >= began_ns
     return phase_rates(source.blocks.rates, record.nodes, on_screen, is_shown_whole=is_whole)
 
@@ -206,7 +215,7 @@ def _run(name: str, source: _Read, damage: str, *, is_cut: bool) -> Run:
     return Run(
         name=name,
         key=record.key,
-        # Use all samples while the process ran, because the last device sample may be from later.
+        # Prefer the samples from while the process ran. The last sample may be from later.
         surroundings=surroundings_of(record, gpus or gpus_of(source.seen)),
         gpu_clock_mhz=_usual(one.clock_mhz for one in source.while_it_ran(source.gpus)),
         host_busy_percent=_usual(one.utilization_percent for one in source.while_it_ran(source.host)),

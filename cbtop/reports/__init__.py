@@ -1,6 +1,6 @@
-"""Reports: the view models as text for stdout. There is one file per format."""
+"""Reports write the view models as text to stdout. Each format has its own file."""
 
-# `cbtop --help` imports this list, so only the first report imports slow modules such as numpy.
+# `cbtop --help` imports this list. Slow modules such as numpy are therefore imported by the first report.
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class ReportMaker(Protocol):
-    """Function that makes a report of sources. `rows` has the user's filter and order of bricks."""
+    """A function that makes a report of sources. `rows` is the user's filter and order of bricks."""
 
     def __call__(
         self,
@@ -25,10 +25,10 @@ class ReportMaker(Protocol):
     ) -> str: ...
 
 
-OVERVIEW = "overview"  # A section that fits on one screen, and is printed alone.
-SOURCES, DEVICES = "sources", "devices"  # Sections about all sources.
-TIMELINE = "timeline"  # A section made of records. If it is not requested, records are not received.
-# The same sections as in text.py.
+OVERVIEW = "overview"  # name of the section that fits on one screen; it is printed alone
+SOURCES, DEVICES = "sources", "devices"  # names of the sections about all sources together
+TIMELINE = "timeline"  # name of the section that needs every record; records are only received if it is requested
+# names of all other sections, which must be the same as in text.py
 VIEWS = ("training", "bricks", "categories", "layers", TIMELINE, "roofline", "tree", "trace", SOURCES, DEVICES)
 
 
@@ -53,7 +53,7 @@ def _json(
     replay: ReplayView | None = None,
     rows: RowChoice | None = None,
 ) -> str:
-    """Return all sections as JSON. Filter and order are ignored, because a program selects what it needs."""
+    """Return all sections as JSON. `sections` and `rows` are ignored, because programs select the data themselves."""
     from cbtop.reports.json import json_report
 
     return json_report(views, replay)

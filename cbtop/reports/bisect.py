@@ -13,30 +13,30 @@ from cbtop.reports.tables import Table, table
 from cbtop.units import counted, duration
 
 SCHEMA = "cbtop.bisect/1"
-SHORT = 10  # characters of a commit's hash in names and reports
-MAX_SUSPECTS = 20  # lines of the text; JSON has all
+SHORT = 10  # number of characters of a commit's hash in names and reports
+MAX_SUSPECTS = 20  # maximum number of commits in the text; the JSON has all
 
 
 class End(StrEnum):
-    """The end of a bisection."""
+    """The outcome of a bisection."""
 
-    FOUND = "found"  # one commit is slower than GOOD and than its parent
-    UNCONFIRMED = "unconfirmed"  # one commit is slower than GOOD, but not clearly slower than its parent
+    FOUND = "found"  # one commit is slower than GOOD and slower than its parent
+    UNCONFIRMED = "unconfirmed"  # one commit is slower than GOOD, but perhaps not slower than its parent
     RANGE = "range"  # the first bad commit is one of several, because others could not be judged
     NOTHING = "nothing"  # BAD is not slower than GOOD
     UNTRUSTED = "untrusted"  # GOOD and BAD cannot be judged
-    UNFINISHED = "unfinished"  # the time is over
+    UNFINISHED = "unfinished"  # the time limit was reached
     INTERRUPTED = "interrupted"
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """A commit and its words for a report."""
+    """A commit: its hash, subject, author and date."""
 
-    name: str  # the full hash
+    name: str  # full hash of the commit
     subject: str
     author: str
-    date: str  # of the author, ISO 8601
+    date: str  # author date, ISO 8601
 
     @property
     def line(self) -> str:
@@ -45,34 +45,40 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class CommitResult:
-    """The verdict on a commit, compared with `base`: `good`, `bad`, `unclear` or `skipped`."""
+    """The verdict on a commit compared with the commit `base`: `good`, `bad`, `unclear` or `skipped`."""
 
     commit: Commit
-    base: str  # the full hash
+    base: str  # full hash of the commit to compare with
     verdict: str
-    said: str  # the measurement, or why the commit was skipped
+    said: str  # the measured change as text, or the reason to skip the commit
     rounds: int
 
 
 @dataclass(frozen=True, slots=True)
 class BisectResult:
-    """The result. `suspects` has the first bad commit, or all commits that it may be."""
+    """The result of a bisection.
+
+    `suspects` has the first bad commit, or all commits that may be the first bad one.
+    """
 
     end: End
     why: str
     good: Commit
     bad: Commit
     suspects: tuple[Commit, ...]
-    broken: tuple[Judged, ...]  # what the first bad commit breaks compared with its parent, else what BAD breaks
+    # the rules that the first bad commit breaks compared with its parent; if there is none, the rules that BAD breaks
+    broken: tuple[Judged, ...]
     commits: tuple[CommitResult, ...]
-    between: int  # number of commits after GOOD, up to BAD
-    runs: int  # measured runs, in this process and before
-    seconds: float  # duration of this process
-    state: str  # folder with the runs
+    between: int  # number of commits after GOOD, including BAD
+    runs: int  # number of measured runs, including stored runs of earlier processes
+    seconds: float  # duration of this process in seconds
+    state: str  # path of the folder with the runs
 
 
 def bisect_text(result: BisectResult) -> str:
-    """Return the text for terminals and logs: the commit, what it breaks, and all measured commits."""
+    """Return the text for terminals and logs: the first bad commit, the rules that it breaks, and all measured
+    commits.
+    """
     lines = [*_head(result)]
     rows: Table = [("verdict", "commit", "rounds", "measured")]
     for one in result.commits:
@@ -105,7 +111,7 @@ def _head(result: BisectResult) -> list[str]:
 
 
 def line_of(one: Judged) -> str:
-    """Return a broken rule as one line, the brick and layer first."""
+    """Return a broken rule as one line. The brick and layer come first."""
     return f"{one.guilty or one.about}: {one.said} ({one.rule})"
 
 

@@ -1,4 +1,4 @@
-"""The JSON fields of a changed number of calls."""
+"""The JSON fields for the change of a number of calls."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from cbtop.comparison.call_counts import CallsChange
 
 
 def calls_fields(calls: CallsChange | None) -> dict[str, Any] | None:
-    """Return the change of the calls per step. `exact`: every block of steps calls equally often, in both runs."""
+    """Return the change of the calls per step.
+
+    `exact` means that every block of steps in both runs has equally many calls.
+    """
     if calls is None:
         return None
     sides = {"before": calls.before, "now": calls.now, "half": calls.half}

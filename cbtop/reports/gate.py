@@ -1,4 +1,4 @@
-"""Results of a gate as text, Markdown, JSON, JUnit, SARIF and GitHub annotations."""
+"""The results of a gate as text, Markdown, JSON, JUnit, SARIF and GitHub annotations."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from cbtop.reports.single_run import run_markdown, run_text
 from cbtop.reports.tables import Table, table
 
 SCHEMA = "cbtop.check/1"
-_BETWEEN_CLAUSES = "; "  # in `Judged.said`
+_BETWEEN_CLAUSES = "; "  # separator between the clauses of `Judged.said`
 
 
 def gate_text(judged: Sequence[Judged], found: RunDiff | None) -> str:
-    """Return the text for terminals and logs: the verdicts, then the whole comparison if one of them is broken.
+    """Return the text for terminals and logs. It has the verdicts, and the whole comparison if a verdict is broken.
 
-    Without a baseline, the figures of the run take the place of the comparison. `found` is None without a run.
+    Without a baseline, the figures of the run replace the comparison. `found` is None without a run.
     """
     rows, remarks = _rows(judged)
     lines = [table(rows, left=4), *remarks, "", tally(judged)]
@@ -40,7 +40,7 @@ def gate_markdown(judged: Sequence[Judged], found: RunDiff | None) -> str:
     lines = ["## cbtop check", "", f"**{escaped(tally(judged))}**", "", *markdown_table(rows)]
     for remark in remarks:
         lines += ["", escaped(remark)]
-    if found is not None and not found.why_not:  # otherwise the only verdict has the reason
+    if found is not None and not found.why_not:  # if `why_not` is set, the only verdict already has this reason
         shown = _without_repetition(found, judged)
         lines += ["", diff_markdown(shown, with_verdicts=False) if shown.has_baseline else run_markdown(shown)]
     return "\n".join(lines)
@@ -60,7 +60,7 @@ def gate_json(judged: Sequence[Judged], found: RunDiff | None) -> str:
 
 
 def gate_github(judged: Sequence[Judged], found: RunDiff | None) -> str:
-    """Return workflow commands, at least one line. GitHub shows them next to the commit."""
+    """Return workflow commands, at least one line. GitHub shows them as annotations of the commit."""
     lines = []
     for one in judged:
         if one.outcome is not Outcome.HOLDS:
@@ -72,25 +72,27 @@ def gate_github(judged: Sequence[Judged], found: RunDiff | None) -> str:
 
 
 def line_of(one: Judged) -> str:
-    """Return a verdict as one line, with the guilty brick and layer."""
+    """Return a verdict as one line. It names the brick and layer that cause it."""
     guilty = f" [{one.guilty}]" if one.guilty else ""
     return ": ".join(part for part in (one.rule, f"{one.outcome.value}{guilty}", one.about, one.said) if part)
 
 
 def summary(judged: Sequence[Judged]) -> str:
-    """Return for example `1 of 3 broken: …`, followed by the first verdict of the worst outcome."""
+    """Return a text such as `1 of 3 broken: …`. The first verdict with the worst outcome follows."""
     worst = _worst(judged)
     return f"{tally(judged)}: {line_of(worst[0])}" if worst else tally(judged)
 
 
 def tally(judged: Sequence[Judged]) -> str:
-    """Return for example `1 of 3 broken`, which counts the worst outcome, or `all 3 hold`."""
+    """Return a text with the number of verdicts that have the worst outcome, such as `1 of 3 broken` or `all 3
+    hold`.
+    """
     worst = _worst(judged)
     return f"{len(worst)} of {len(judged)} {worst[0].outcome.value}" if worst else f"all {len(judged)} hold"
 
 
 def _worst(judged: Sequence[Judged]) -> list[Judged]:
-    """Return the verdicts of the worst outcome; empty if all hold."""
+    """Return the verdicts with the worst outcome, or [] if all hold."""
     for outcome in (Outcome.BROKEN, Outcome.UNKNOWN, Outcome.UNSURE):
         if some := [one for one in judged if one.outcome is outcome]:
             return some
@@ -98,7 +100,7 @@ def _worst(judged: Sequence[Judged]) -> list[Judged]:
 
 
 def _rows(judged: Sequence[Judged]) -> tuple[Table, list[str]]:
-    """Return a row per verdict, and the remarks that several rows share as lines below the table."""
+    """Return a row per verdict. Remarks that several rows share are returned separately, as lines below the table."""
     counts = Counter(clause for one in judged for clause in _clauses(one)[1:])
     rows: Table = [("verdict", "threshold", "of", "measured", "guilty")]
     marks: dict[str, str] = {}
@@ -113,12 +115,12 @@ def _rows(judged: Sequence[Judged]) -> tuple[Table, list[str]]:
 
 
 def _clauses(one: Judged) -> list[str]:
-    """Return the measurement, and the remarks about it."""
+    """Return the measurement and the remarks about it as separate texts."""
     return one.said.split(_BETWEEN_CLAUSES)
 
 
 def _without_repetition(found: RunDiff, judged: Sequence[Judged]) -> RunDiff:
-    """Return the comparison without the notes that are the reason of a verdict."""
+    """Return the comparison without notes that a verdict already contains."""
     notes = tuple(note for note in found.notes if not any(note in one.said for one in judged))
     return replace(found, notes=notes)
 

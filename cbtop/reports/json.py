@@ -1,4 +1,4 @@
-"""The JSON report `cbtop.snapshot/1`. Numbers are plain, keys contain the unit, and null means not measured."""
+"""The JSON report `cbtop.snapshot/1`. Numbers have no unit, because the keys contain it. null means not measured."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from cbtop.viewmodels.timeline import TimelineView
 from cbtop.viewmodels.traces import TraceView
 
 SCHEMA = "cbtop.snapshot/1"
-MAX_LISTED = 512  # Maximum number of spans in a row of the timeline, and of gaps in a lane.
+MAX_LISTED = 512  # maximum number of spans in a row of the timeline, and of gaps in a lane
 _POINT_KEYS = (
     "intensity",
     "gflops",
@@ -53,7 +53,7 @@ _POINT_KEYS = (
     "above_roof",
     "roof_unsure",
 )
-# Origins of a source's figures outside the table of statistics. All other figures are counted or measured.
+# Keys by origin, for figures of a source outside of the table of statistics. Other figures are counted or measured.
 OTHER_ORIGINS = {
     Origin.SHAPES: [],
     Origin.MEASUREMENTS: [
@@ -172,7 +172,7 @@ def _source(view: SourceView) -> dict[str, Any]:
 
 
 def _process(view: SourceView) -> dict[str, Any]:
-    """Return the identity of the process, its state, and how its steps are recorded."""
+    """Return the name and state of the process, and how its steps are recorded."""
     return {
         "key": view.key,
         "merged": None if view.merged is None else asdict(view.merged),
@@ -235,7 +235,7 @@ def _check(check: CheckRow) -> dict[str, Any]:
 
 
 def _layers(layers: LayersView | None) -> dict[str, Any] | None:
-    """Return each layer with the time of each brick in it, or null without layers."""
+    """Return each layer with the time of each brick in it. Return None (null) without layers."""
     if layers is None:
         return None
     names = [brick.name for brick in layers.bricks]
@@ -262,9 +262,9 @@ def _layers(layers: LayersView | None) -> dict[str, Any] | None:
 
 
 def _timeline(found: TimelineView | None, baseline: Comparison | None) -> dict[str, Any] | None:
-    """Return the newest records on their lanes, or null if records were not followed.
+    """Return the newest records by lane, or None (null) if records were not received.
 
-    Only the newest spans and gaps are listed, but counts and sums include all.
+    The lists contain only the newest spans and gaps. The counts and sums include all.
     """
     if found is None:
         return None
@@ -301,7 +301,7 @@ def _timeline(found: TimelineView | None, baseline: Comparison | None) -> dict[s
 
 
 def _step_beside(found: TimelineView, baseline: Comparison | None) -> dict[str, float] | None:
-    """Return the median step of the newest step's kind in the baseline, or null if there is none."""
+    """Return the baseline's median time of a step like the newest step, or None (null) if it is unknown."""
     if baseline is None or found.newest is None:
         return None
     median_us = baseline.median_us(found.newest.name, WHOLE_STEP)
@@ -326,7 +326,7 @@ def _part(part: TimelineSpan | Gap) -> dict[str, Any]:
 
 
 def _baseline(found: Comparison | None) -> dict[str, Any] | None:
-    """Return the changes since the baseline, or why they are unknown. Returns null without a baseline."""
+    """Return the changes since the baseline, or why they are unknown. Return None (null) without a baseline."""
     if found is None:
         return None
     base = found.base
@@ -503,7 +503,7 @@ def _burst(times: KernelTimes) -> dict[str, Any]:
 
 
 def _critical_path(path: CriticalPathView | None) -> dict[str, Any] | None:
-    """Return the critical path, or why it is unknown. Returns null if all nodes run in sequence."""
+    """Return the critical path, or why it is unknown. Return None (null) if all nodes run one after another."""
     if path is None:
         return None
     known = not path.unknown

@@ -25,16 +25,16 @@ from cbtop.viewmodels.source import SourceView
 
 NO_MACHINE = "devices: n/a (no sample of them has come yet)"
 BUSY_LINE = "busy % of a GPU is the share of time in which any kernel ran, however little of the GPU it used"
-_FIRST = 6  # Maximum number of figures in the first table.
+_FIRST = 6  # maximum number of figures in the first table
 
 
 def machines_of(sources: Iterable[SourceView]) -> list[MachineView]:
-    """Return the machines in the order of the sources, each once."""
+    """Return the machines of the sources, in the order of the sources. Each machine is listed once."""
     return list({machine.daemon: machine for source in sources for machine in source.machines}.values())
 
 
 def machines_text(machines: Sequence[MachineView]) -> str:
-    """Return the text of all machines, each below the previous one."""
+    """Return the text of all machines, one below the other."""
     return "\n\n".join(map(_machine, machines)) or NO_MACHINE
 
 
@@ -56,7 +56,10 @@ def _machine(machine: MachineView) -> str:
 
 
 def _devices(rows: Sequence[DeviceRow]) -> list[str]:
-    """Return two tables for 80 columns, with all figures that any device has. The last table also has the names."""
+    """Return two tables of 80 columns with all figures that any device has.
+
+    The last table also has the devices' names.
+    """
     used = [column for column in DEVICE_COLUMNS if any(has_figure(column.statistic, row.device) for row in rows)]
     parts = [part for part in (used[:_FIRST], used[_FIRST:]) if part]
     tables = []

@@ -1,5 +1,6 @@
-"""Lines of a diff about changes that no slower or faster brick shows: drift, long calls, and figures beyond their
-interval without a verdict.
+"""Lines of a diff for changes that are not visible in a slower or faster brick.
+
+These are drift, long calls, and figures that moved beyond their interval but have no verdict.
 """
 
 from __future__ import annotations
@@ -12,11 +13,14 @@ from cbtop.comparison.steadiness import drift_text, tail_text
 from cbtop.comparison.tails import tails_of
 from cbtop.units import duration
 
-MAX_NAMED = 6  # figures that one line names
+MAX_NAMED = 6  # maximum number of figures in one line
 
 
 def other_changes(part: PartDiff, shown: Sequence[PlaceDiff]) -> list[str]:
-    """Return the lines. `shown` are the places in the report. Without any line, no shown figure has changed."""
+    """Return a line for each such change. `shown` are the bricks and layers in the report.
+
+    An empty list means that no shown figure has changed.
+    """
     lines = [f"new: {part.phase}: {one.name}, {one.delta_us:+.1f} µs/{part.unit}" for one in part.new]
     lines += [
         f"gone: {part.phase}: {one.name}, {one.delta_us:+.1f} µs/{part.unit}"
@@ -38,7 +42,7 @@ def other_changes(part: PartDiff, shown: Sequence[PlaceDiff]) -> list[str]:
 
 
 def _without_verdict(part: PartDiff, shown: Sequence[PlaceDiff]) -> Iterator[tuple[float, str]]:
-    """Yield each figure that moved beyond its interval without a verdict: its change in percent, and a text."""
+    """Yield (change in percent, text) for each figure that moved beyond its interval but has no verdict."""
     judged = [("wall clock", part.wall, part.wall.is_beyond_noise), ("typical step", part.typical, False)]
     if part.drift is not None:
         judged.append(("drift", part.drift.change, part.drift.is_slower))
@@ -63,7 +67,7 @@ def _without_verdict(part: PartDiff, shown: Sequence[PlaceDiff]) -> Iterator[tup
 
 
 def is_beyond_interval(change: Change) -> bool:
-    """Whether a figure moved by more than its interval, however little that is."""
+    """Whether a figure moved by more than its interval. Even a very small change counts."""
     return change.percent is not None and abs(change.delta) > change.half
 
 

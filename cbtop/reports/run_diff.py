@@ -23,16 +23,17 @@ from cbtop.reports.tables import Table, table
 from cbtop.units import NOT_MEASURED, count, counted, duration, number, percent
 
 SCHEMA = "cbtop.diff/1"
-# Number of listed increases, and of listed decreases, of bricks in single layers.
+# Number of bricks in single layers to list: the largest increases, and as many of the largest decreases.
 LISTED_CELLS = 8
-LISTED_GRAPH = 12  # listed differences of what steps contain
+LISTED_GRAPH = 12  # maximum number of listed differences between the contents of steps
 _HEAD = ("", "median", "now", "ratio", "p99", "now", "Δ µs/{unit}", "")
 _NAME_COLUMNS = 1
-_RATE_KEYS = {IN_STEPS: "tokens_per_sec_in_steps"}  # as in other JSON documents
+# JSON keys that differ from the rate's name, as in other JSON documents
+_RATE_KEYS = {IN_STEPS: "tokens_per_sec_in_steps"}
 
 
 def diff_text(found: RunDiff, *, with_verdicts: bool = True) -> str:
-    """Return the text for terminals and logs. A gate has verdicts of its own."""
+    """Return the text for terminals and logs. `with_verdicts` is false for a gate, which has its own verdicts."""
     causes = causes_of(found.base, found.now)
     lines = [f"{named(found.base)} → {named(found.now)}"]
     lines += [f"  {note}" for note in (*found.notes, *_conditions(causes), *_graph(causes, found))]
@@ -53,7 +54,10 @@ def diff_text(found: RunDiff, *, with_verdicts: bool = True) -> str:
 
 
 def diff_markdown(found: RunDiff, *, with_verdicts: bool = True) -> str:
-    """Return the Markdown summary of a CI step, for GitHub and GitLab. A gate has verdicts of its own."""
+    """Return the Markdown summary of a CI step, for GitHub and GitLab.
+
+    `with_verdicts` is false for a gate, which has its own verdicts.
+    """
     causes = causes_of(found.base, found.now)
     lines = [f"### {escaped(named(found.base))} → {escaped(named(found.now))}", ""]
     lines += [f"- {escaped(note)}" for note in (*found.notes, *_conditions(causes), *_graph(causes, found))]
@@ -73,7 +77,10 @@ def diff_markdown(found: RunDiff, *, with_verdicts: bool = True) -> str:
 
 
 def diff_tree(found: RunDiff) -> str:
-    """Return the time of a unit by layer → brick: parts add up to their whole, the worst first."""
+    """Return the time per unit as a tree of layers and bricks.
+
+    Each row is the sum of its parts, the largest change first.
+    """
     lines = [f"{named(found.base)} → {named(found.now)}"]
     if found.why_not:
         return "\n".join([*lines, f"not comparable: {found.why_not}"])
@@ -85,12 +92,12 @@ def diff_tree(found: RunDiff) -> str:
 
 
 def diff_json(found: RunDiff) -> str:
-    """Return every number as JSON. An unknown number is null."""
+    """Return all numbers as JSON. A number that is unknown is null."""
     return json.dumps(diff_fields(found), allow_nan=False)
 
 
 def diff_folded(found: RunDiff) -> str:
-    """Return lines `phase;layer;brick before now` for differential flame graphs. Times are ns per unit."""
+    """Return lines `phase;layer;brick before now` for differential flame graphs. Times are in ns per unit."""
     return folded(_stacks(found))
 
 
@@ -116,13 +123,16 @@ def diff_fields(found: RunDiff) -> dict[str, Any]:
 
 
 def head(part: PartDiff) -> str:
-    """Return for example `decode, 296 steps, 300 before`."""
+    """Return a text such as `decode, 296 steps, 300 before`."""
     cached = f", at {count(part.cached)} positions cached" if part.cached is not None else ""
     return f"{work_done(part)}: {counted(part.now.steps, 'step')}, {count(part.before.steps)} before{cached}"
 
 
 def work_done(part: PartDiff) -> str:
-    """Return for example `decode of 4 tokens on 4 sequences`, or `decode, batch 6` if there are several batches."""
+    """Return a text such as `decode of 4 tokens on 4 sequences`.
+
+    If the phase has several batches: `decode, batch 6`.
+    """
     if part.name != part.phase:
         return part.name
     batch = f" on {number(part.now.sequences)} sequences" if part.now.sequences not in (None, 1.0) else ""
@@ -131,7 +141,7 @@ def work_done(part: PartDiff) -> str:
 
 
 def rate_lines(found: RunDiff) -> list[str]:
-    """Return for example `decode: 27.62 → 27.55 tokens/s, wall clock a token +0.3 % ± 1.2`."""
+    """Return lines such as `decode: 27.62 → 27.55 tokens/s, wall clock a token +0.3 % ± 1.2`."""
     lines = []
     for one in found.rates:
         at = f" at {count(one.cached)} positions cached" if one.cached is not None else ""
@@ -144,7 +154,7 @@ def rate_lines(found: RunDiff) -> list[str]:
 
 
 def sentence(part: PartDiff, place: PlaceDiff) -> str:
-    """Return one line about the change of a place."""
+    """Return one line about the change of a brick or layer."""
     assert place.change is not None
     calls = ""
     if place.p50:
@@ -167,7 +177,7 @@ def _run_fields(run: Run) -> dict[str, Any]:
 
 
 def _rates_fields(found: RunDiff) -> list[dict[str, Any]]:
-    """Return the rates of each phase over the whole runs, as [before, now], and the change of the time of a token."""
+    """Return the rates of each phase over the whole runs as [before, now], and the change of the time of a token."""
     before = {rates.phase: rates for rates in found.base.rates}
     changes = {one.phase: one for one in found.rates}
     fields = []
@@ -260,7 +270,7 @@ def _sums(part: PartDiff) -> list[str]:
     terms = [f"{name} {_signed(now - then)}" for name, (then, now) in named if name != named[2][0] or then or now]
     then_us, now_us = balance.wall
     change = f"{_signed(now_us - then_us)} µs = {', '.join(terms)}"
-    # If a phase has a single part, the line of its rate has the interval.
+    # Without batches, the line of the rate already has this interval.
     of_batch = f", {_percents(part.wall)}" if part.name != part.phase else ""
     return [
         f"wall clock {number(then_us)} → {number(now_us)} µs/{part.unit}{of_batch}",
@@ -270,7 +280,7 @@ def _sums(part: PartDiff) -> list[str]:
 
 
 def _then_now(one: Change) -> str:
-    """Return the change of a part of a training step: `18.40 ms → 27.40 ms, 1.489× ± 0.012`."""
+    """Return the change of a part of a training step as text: `18.40 ms → 27.40 ms, 1.489× ± 0.012`."""
     ratio = f", {_ratio(one)}" if one.before > 0 else ""
     return f"{duration(one.before)} → {duration(one.now)}{ratio}"
 
@@ -298,17 +308,20 @@ def _then_and_now(place: PlaceDiff, what: str) -> tuple[str, str]:
 
 
 def _of_kernels(part: PartDiff, place: PlaceDiff, causes: Causes) -> list[str]:
-    """Return how the kernels of a brick changed, or of a brick in a layer."""
+    """Return the changes of a brick's kernels as text, over all layers or in one layer."""
     return causes.of_brick(part.phase, place.brick[0], place.layer) if place.brick else []
 
 
 def _conditions(causes: Causes) -> list[str]:
-    """Return the changed conditions, except the threads, about which there is a note."""
+    """Return the changed conditions. The number of threads is left out, because a note reports it."""
     return [one.text for one in causes.conditions if one.name != THREADS]
 
 
 def _graph(causes: Causes, found: RunDiff) -> list[str]:
-    """Return the differences between the contents of steps, as `graph==base` says them, except renamed bricks."""
+    """Return lines with the differences between the contents of steps, as in `graph==base`.
+
+    Renamed bricks are left out.
+    """
     renamed = [one for part in found.parts for one in part.places if one.renamed_from and one.brick]
     names = {name for one in renamed if one.brick for name in (one.brick[0], one.renamed_from)}
     changes = [
@@ -336,7 +349,7 @@ def _remark(place: PlaceDiff, causes: Sequence[str] = ()) -> str:
 
 
 def _listed_cells(part: PartDiff) -> list[PlaceDiff]:
-    """Return the largest increases, the largest decreases, and all changes with a verdict."""
+    """Return the largest increases, the largest decreases, and all other changes with a verdict."""
     last = len(part.cells) - LISTED_CELLS
     return [
         cell
@@ -356,14 +369,14 @@ def _verdicts(found: RunDiff, part: PartDiff, causes: Causes) -> list[str]:
         lines.append(f"slower: {part.name}: a {part.unit} takes {_percents(part.wall)} by the wall clock")
     lines += other_changes(part, [*part.bricks, *part.layers, *_listed_cells(part)])
     has_other_calls = any(one.calls and one.calls.text for one in [*part.bricks, *part.cells])
-    is_renamed = any(one.renamed_from for one in part.places)  # this alone changes nothing
+    is_renamed = any(one.renamed_from for one in part.places)  # a new name alone does not count as a change
     if has_other_calls or (not is_renamed and any(one.phase == part.phase for one in causes.graph)):
         return lines or ["no time has changed beyond noise, but what a step contains has"]
     return lines or [_quiet_text(found)]
 
 
 def power(part: PartDiff) -> str:
-    """Return a line about the smallest change that would have been found."""
+    """Return a line with the smallest change that would have been detected."""
     said = []
     for what, places in (("a brick", part.bricks), ("a brick in one layer", part.cells)):
         if (found := part.findable(places)) is not None:
@@ -374,7 +387,7 @@ def power(part: PartDiff) -> str:
 
 
 def _tree(part: PartDiff) -> Iterator[tuple[str, ...]]:
-    """Yield a row for the wall-clock time of a unit, then rows for the parts of that time."""
+    """Yield a row for the wall-clock time per unit, then a row for each part of it."""
     balance = part.balance
     yield _branch(0, f"a {part.unit}", balance.wall)
     for layer in part.layers:
@@ -397,7 +410,7 @@ def _branch(depth: int, name: str, times: tuple[float, float], place: PlaceDiff 
 
 
 def _stacks(found: RunDiff) -> list[DiffStack]:
-    """Return the own time of each place per unit. The times are from the recorded parts of steps."""
+    """Return the self time of each place per unit. The times are from recorded steps."""
     return [stack for part in found.parts for stack in _stacks_of(part)]
 
 
@@ -409,7 +422,7 @@ def _stacks_of(part: PartDiff) -> Iterator[DiffStack]:
 
 
 def _outside_layers(part: PartDiff) -> Iterator[tuple[PlaceDiff, tuple[float, float]]]:
-    """Yield each brick with its time outside layers, as (before, now) in µs per unit."""
+    """Yield each brick with its time outside of layers, as (before, now) in µs per unit."""
     inside: dict[object, tuple[float, float]] = {}
     for place in part.cells:
         (before, now), (one, other) = inside.get(place.brick, (0.0, 0.0)), _means(place)
@@ -432,12 +445,12 @@ def _stack(phase: str, layer: str | None, place: PlaceDiff, times: tuple[float, 
 
 
 def _decisive(place: PlaceDiff) -> str:
-    """Return the ratio that decides the verdict, with its interval."""
+    """Return the ratio that decides the verdict, with its interval, as text."""
     return _ratio(place.decisive) if place.decisive else NOT_MEASURED
 
 
 def _beside(place: PlaceDiff) -> str:
-    """Return what the ratio is relative to, if not to the time before alone."""
+    """Return " relative to all others" if the verdict is based on this ratio, otherwise ""."""
     return " relative to all others" if place.verdict and place.decisive is not place.change else ""
 
 
@@ -459,7 +472,7 @@ def _signed(us: float) -> str:
 
 
 def markdown_table(rows: Table) -> list[str]:
-    """Return the lines of a table, whose first row is its head."""
+    """Return the lines of a Markdown table. The first row is the head."""
     first, *others = rows
     lines = [first, ("---", *("---:" for _ in first[1:])), *others]
     return [f"| {' | '.join(escaped(cell) for cell in line)} |" for line in lines]
@@ -481,7 +494,7 @@ FORMATS: dict[str, Callable[[RunDiff], str]] = {
 
 
 def _quiet_text(found: RunDiff) -> str:
-    """Return the verdict of a part in which nothing changed."""
+    """Return a text that no change was found. If too little was compared, the text says `not known`."""
     if found.alone_percent <= BLIND_PERCENT:
         return "nothing has changed beyond noise"
     share = percent(found.alone_percent)

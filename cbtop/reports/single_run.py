@@ -1,4 +1,4 @@
-"""The figures of one run as text and Markdown, for a gate without a baseline."""
+"""The figures of a single run as text and Markdown, for a gate without a baseline."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ def run_markdown(found: RunDiff) -> str:
 
 
 def _rate_lines(found: RunDiff) -> list[str]:
-    """Return for example `decode: 27.62 tokens/s, 61.75 tokens/s in steps`, for each phase with known rates."""
+    """Return lines such as `decode: 27.62 tokens/s, 61.75 tokens/s in steps`.
+
+    Phases without known rates are left out.
+    """
     lines = []
     for rates in found.now.rates:
         names = [name for name in (rates.main, SAMPLES, IN_STEPS) if name in rates.times_us]
@@ -46,12 +49,12 @@ def _rate_lines(found: RunDiff) -> list[str]:
 
 
 def _head(part: PartDiff) -> str:
-    """Return for example `decode: 300 steps`."""
+    """Return a text such as `decode: 300 steps`."""
     return f"{work_done(part)}: {counted(part.now.steps, 'step')}"
 
 
 def _tables(part: PartDiff) -> Iterator[Table]:
-    """Yield a row per brick, and a row per layer."""
+    """Yield a table with a row per brick, and a table with a row per layer."""
     for places in (part.bricks, part.layers):
         if places:
             yield [("", "median", "p99", f"µs/{part.unit}"), *(_row(place) for place in places)]

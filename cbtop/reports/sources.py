@@ -1,4 +1,6 @@
-"""The list of sources: a line for each, the reasons of n/a, the slowest rank, and the cost of cbtop itself."""
+"""The list of sources as text and JSON: one entry per source, the reasons of n/a, the slowest rank, and cbtop's
+own cost.
+"""
 
 from __future__ import annotations
 
@@ -41,12 +43,12 @@ NO_LIST = "sources: n/a (nobody keeps a list of them)"
 
 
 def listed_in(sources: Iterable[SourceView]) -> ListView | None:
-    """Return the list of all sources, which one of these views has, or None."""
+    """Return the list of all sources from the first view that has it, or None."""
     return next((source.listed for source in sources if source.listed is not None), None)
 
 
 def listed_text(listed: ListView | None) -> str:
-    """Return the text of all sources, and of the cost of cbtop itself."""
+    """Return the text of all sources and of cbtop's own cost."""
     if listed is None:
         return NO_LIST
     costs = [f"cbtop: {source_text.process_cost(cost)}" for cost in listed.costs]
@@ -54,9 +56,9 @@ def listed_text(listed: ListView | None) -> str:
 
 
 def sources_text(rows: Sequence[SourceRow], *, is_compared: bool = False) -> str:
-    """Return two lines per source, then remarks on some of the sources.
+    """Return two lines per source, followed by remarks about some sources.
 
-    If `is_compared`, include the change of each source's tokens/s since the baseline.
+    With `is_compared`, add the change of each source's tokens/s since the baseline.
     """
     who = ("pid", "host", "rank", "program", "model", "state", "on", "phase")
     runs: Table = [(*who, "since", "tokens/s", "steps/s", "step p50"), *map(_runs, rows)]
@@ -181,7 +183,9 @@ def cost_fields(cost: ProcessCost) -> dict[str, Any]:
 
 
 def change_fields(found: Change) -> dict[str, Any]:
-    """Return the JSON fields for the change of a figure since the baseline, with the interval that decides it."""
+    """Return the JSON fields for the change of a figure since the baseline, with the interval that decides the
+    verdict.
+    """
     told = found.decisive
     return {
         "before": told.before,
@@ -195,7 +199,7 @@ def change_fields(found: Change) -> dict[str, Any]:
 
 
 def clock_fields(clock: ClockView | None) -> dict[str, float | None]:
-    """Return the offsets of the clocks of a source's host from the clocks of this host, as JSON fields."""
+    """Return the clocks of a source's host minus our clocks, as JSON fields."""
     return {
         "clock_offset_us": clock.offset_us if clock else None,
         "clock_monotonic_offset_us": clock.monotonic_offset_us if clock else None,
@@ -204,15 +208,15 @@ def clock_fields(clock: ClockView | None) -> dict[str, float | None]:
 
 
 def stall_fields(found: StallView | None) -> dict[str, Any] | None:
-    """Return the JSON fields of a lack of progress, or null if the process makes progress."""
+    """Return the JSON fields of a stall, or None (null) if the process makes progress."""
     return None if found is None else asdict(found)
 
 
 def straggler_fields(found: StragglerView | None) -> dict[str, Any] | None:
-    """Return the JSON fields of the straggler, or null without a straggler."""
+    """Return the JSON fields of the straggler, or None (null) without a straggler."""
     return None if found is None else asdict(found)
 
 
 def _stragglers(rows: Sequence[SourceRow]) -> list[StragglerView]:
-    """Return the straggler of each job that has one."""
+    """Return the stragglers of all jobs. A job has at most one."""
     return list(dict.fromkeys(row.straggler for row in rows if row.straggler is not None))

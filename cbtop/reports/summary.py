@@ -1,4 +1,4 @@
-"""The summary of a run in ten lines."""
+"""The summary that `cbtop run` prints at the end of a run: at most ten lines."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ from cbtop.viewmodels.verdict import Severity
 
 MAX_LINES = 10
 MAX_BRICKS = 5
-MAX_OTHERS = 3  # Maximum number of other phases.
-LEAST_OTHER = 0.05  # Share of the time in steps, for other phases to be named.
-LEAST_WARM_UP = 0.2  # Share of the time in steps, for a warm-up to be named.
+MAX_OTHERS = 3  # maximum number of other phases to name
+LEAST_OTHER = 0.05  # share of the time in steps; a phase with less is not named
+LEAST_WARM_UP = 0.2  # share of the time in steps; a warm-up with less is not named
 MAX_VERDICTS = 2
 
 
 def summary(view: SourceView, next_command: str, more_processes: int = 0, note: str = "") -> list[str]:
-    """Return at most ten lines: rates of `view`, its costliest bricks, its worst verdicts, and `note`."""
+    """Return at most ten lines: the rates of `view`, the bricks with the most time, the worst verdicts, and
+    `note`.
+    """
     above = [_rates(view, view.steps)] if view.steps else []
     above += [f"left out: {recording_text.warm_up(view.warm_up)}"] if view.warm_up and _is_much(view) else []
     above += _others(view)
@@ -37,14 +39,14 @@ def summary(view: SourceView, next_command: str, more_processes: int = 0, note: 
 
 
 def _is_much(view: SourceView) -> bool:
-    """Return whether the warm-up took a large share of the time, so that readers of the rate must know."""
+    """Return whether the warm-up took so much of the time that the summary must mention it."""
     if view.warm_up is None or not view.warm_up.has_ended:
         return False
     return view.warm_up.took_us >= LEAST_WARM_UP * sum(steps.union_us or 0.0 for steps in view.phases)
 
 
 def _others(view: SourceView) -> Iterator[str]:
-    """Yield a line about other phases, if at least one of them took a large share of the time."""
+    """Yield a line about other phases, if at least one of them took much of the time."""
     ran_us = sum(steps.union_us or 0.0 for steps in view.phases if not is_warm_up(steps.phase))
     others = [
         steps
@@ -61,7 +63,7 @@ def _others(view: SourceView) -> Iterator[str]:
 
 
 def _rates(view: SourceView, steps: StepsView) -> str:
-    """Return for example `decode: 42.1 tokens/s, step p50 23.7 ms, p99 25.0 ms (last 421 steps, 10.0 s)`."""
+    """Return a text such as `decode: 42.1 tokens/s, step p50 23.7 ms, p99 25.0 ms (last 421 steps, 10.0 s)`."""
     p50, p99 = units.duration(steps.p50_us), units.duration(steps.p99_us)
     of = f"last {units.counted(steps.count, 'step')}"
     if steps.wall_us:
@@ -70,7 +72,7 @@ def _rates(view: SourceView, steps: StepsView) -> str:
 
 
 def _costliest(view: SourceView, most: int) -> Iterator[str]:
-    """Yield a line for each of the `most` bricks that take the most step time."""
+    """Yield a line for each of the `most` bricks with the most time in steps."""
     rows = [row for row in view.bricks if row.percent is not None]
     rows = sorted(rows, key=lambda row: row.total_exclusive_us, reverse=True)[:most]
     width = max((len(row.name) for row in rows), default=0)

@@ -1,4 +1,4 @@
-"""Tables as plain text."""
+"""Format tables as plain text."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ Table = list[tuple[str, ...]]
 
 
 def table(rows: Table, *, left: int) -> str:
-    """Return the rows as columns. The first `left` columns are aligned to the left, and the others to the right."""
+    """Return the rows as lines with aligned columns.
+
+    The first `left` columns are left-aligned, the others right-aligned.
+    """
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return "\n".join(
         "  ".join(
@@ -20,6 +23,6 @@ def table(rows: Table, *, left: int) -> str:
 
 
 def first_lines(lines: Sequence[str], most: int) -> list[str]:
-    """Return at most `most` lines. If there are more, the last returned line says how many are left out."""
+    """Return at most `most` lines. If lines are left out, the last returned line has their number."""
     more = len(lines) - most
     return [*lines] if more <= 0 else [*lines[: most - 1], f"{more + 1} more lines"]

@@ -1,4 +1,4 @@
-"""The text report: the content of the screens as plain lines for a log."""
+"""The text report. It has the content of the screens as plain lines for a log."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ TREND_LINE = "last, least, most s: µs a token (without steps: a call) in one se
 HOST_LINE = "host: the median call, without bricks inside; launches: kernels a step; both of the newest steps"
 LAYERS_LINE = f"median, slowest: the median call of the median and the slowest layer; over {ODD}×: so many stand out"
 OPEN_LINE = "the shares are no parts of one whole: bricks ran at the same time, or are of several ranks"
-MAX_CHANGES = 10  # Maximum number of changes of layers, and of bricks in a layer, in a text report.
-TIMELINE_LINES = 200  # Maximum number of lines about the newest step.
+MAX_CHANGES = 10  # maximum number of changes of layers, and also of bricks in layers
+TIMELINE_LINES = 200  # maximum number of lines for the newest step
 BUDGET_LINE = "budgets are static, in µs/token, as the process declared them: n/a where it declared none"
 
 
@@ -74,9 +74,9 @@ def text_report(
     replay: ReplayView | None = None,
     rows: RowChoice | None = None,
 ) -> str:
-    """Return the chosen sections of each source, in their order, then the list of all sources, and their machines.
+    """Return the chosen sections of each source, then the list of all sources and their machines.
 
-    `rows` has the filter and the order of bricks. By default, all bricks are included, unsorted.
+    `rows` is the filter and the order of bricks. By default, all bricks are included, in their own order.
     """
     chosen = [section for section in sections if section in SECTIONS]
     is_list_alone = [*sections] == [SOURCES]
@@ -112,7 +112,9 @@ def _source(view: SourceView, sections: Sequence[str], rows: RowChoice) -> str:
 
 
 def filtered_text(view: SourceView, shown: SourceView, text: str) -> str:
-    """Return a line with the number of bricks that match the filter, because other figures cover all bricks."""
+    """Return a line with the number of bricks that match the filter, because all other figures include every
+    brick.
+    """
     return f"bricks shown: {len(shown.bricks)} of {len(view.bricks)}, with {text!r} in name or category"
 
 
@@ -171,7 +173,7 @@ def head_text(view: SourceView) -> str:
 
 
 def verdicts_text(verdicts: Sequence[Verdict]) -> str:
-    """Return problems and limits, each with advice, or "" without verdicts."""
+    """Return the verdicts, each with its advice, or "" without verdicts."""
     lines = ["verdicts"] if verdicts else []
     for verdict in verdicts:
         lines.append(f"  {verdict.severity} {verdict.id}: {verdict.sentence}")
@@ -181,7 +183,7 @@ def verdicts_text(verdicts: Sequence[Verdict]) -> str:
 
 
 def baseline_text(found: Comparison | None) -> str:
-    """Return the changes since the baseline, or why they are unknown. Returns "" without a baseline."""
+    """Return the changes since the baseline, or why they are unknown. Return "" without a baseline."""
     if found is None:
         return ""
     lines = [f"baseline: {comparison_text.baseline(found)} (derived)"]
@@ -208,14 +210,17 @@ def baseline_text(found: Comparison | None) -> str:
 
 
 def _percent(change: Change) -> str:
-    """Return the percentage of a change. Noise is marked."""
+    """Return a change in percent as text. A change within noise is marked."""
     noise = "" if change.is_beyond_noise else " (noise)"
     percent = change.decisive.percent
     return units.NOT_MEASURED if percent is None else f"{percent:+,.1f}{noise}"
 
 
 def _counted(steps: StepsView) -> str:
-    """Return the number of steps. If some were not recorded inside, or failed, add their numbers."""
+    """Return the number of steps as text.
+
+    The numbers of steps without recorded bricks and of failed steps are added.
+    """
     failed = [f"{units.count(steps.failed)} failed"] if steps.failed else []
     if steps.recorded < steps.count:
         lost = ["some inside others left nothing"] if steps.is_sample else []
@@ -233,7 +238,7 @@ def _rates(view: SourceView, steps: StepsView) -> str:
 
 
 def _in_steps(steps: StepsView, time_range: TimeRangeView | None) -> str:
-    """Return the rate while steps ran, the average number of concurrent steps, and the time of a token."""
+    """Return the rate over the time in steps, the mean number of concurrent steps, and the time of a token."""
     at_once = f"; {units.number(steps.at_once)} steps at once" if steps.overlap else ""
     ran_us = next((one.us for one in time_range.by_phase if one.name == steps.phase), None) if time_range else None
     of = units.duration(time_range.wall_us if time_range else None)
@@ -244,7 +249,10 @@ def _in_steps(steps: StepsView, time_range: TimeRangeView | None) -> str:
 
 
 def _a_token(steps: StepsView) -> str:
-    """Return the time of a token in the median step, in the p99 and in the slowest, or why it is unknown."""
+    """Return the time of a token: in the median step, at the p99 and in the slowest step.
+
+    If unknown, return the reason.
+    """
     if steps.why_no_us_per_token and steps.tokens:
         return f"; ms/token {units.NOT_MEASURED} ({steps.why_no_us_per_token})"
     if steps.us_per_token_p50 is None:
@@ -283,7 +291,7 @@ def _shown_time(view: SourceView) -> str:
 
 
 def _bricks(view: SourceView) -> str:
-    """Return tables of 80 columns: the bricks' times, their work, and their distance from the roof."""
+    """Return tables of 80 columns: the times of the bricks, their work, and how far they are below the roof."""
     if view.ranks is not None:
         return "\n".join((ranks_text(view.ranks), books_text(view)))
     if not view.bricks:
@@ -324,7 +332,10 @@ def _bricks(view: SourceView) -> str:
 
 
 def _in_layers(view: SourceView) -> Table:
-    """Return a table of the bricks in layers, with the median call in the median layer and in the slowest layer."""
+    """Return a table of the bricks in layers.
+
+    It compares a brick's call in the median layer and in the slowest layer.
+    """
     rows: Table = [("brick", "layers", "median µs", "slowest µs", "slowest layer", f"over {ODD}×")]
     for row in view.bricks:
         found = view.layer_times.of_brick(LayerBrick(*row.key)) if view.layer_times else None
@@ -337,7 +348,7 @@ def _in_layers(view: SourceView) -> Table:
 
 
 def _shares(view: SourceView) -> list[str]:
-    """Return [], or a line that says that the bricks' shares are not parts of one whole."""
+    """Return a line if the bricks' shares do not add up to one whole, otherwise []."""
     return [OPEN_LINE] if view.shares_close is False else []
 
 
@@ -356,7 +367,7 @@ def _cell(statistic: Statistic, row: BrickRow | CategoryRow) -> str:
     if statistic.key == "percent_of_roof" and isinstance(row, BrickRow) and row.roof is not None:
         return f"{'!' * row.above_roof}{'?' * bool(row.roof_unsure)}{statistic.bare(row)}"
     if statistic.unit == "count":
-        return str(statistic.value(row))  # An exact number, because programs read logs, too.
+        return str(statistic.value(row))  # not rounded, because programs read logs, too
     return statistic.bare(row)
 
 
@@ -392,7 +403,7 @@ def books_text(view: SourceView) -> str:
 
 
 def _not_instrumented(view: SourceView) -> str:
-    """Return a line about the time outside bricks, or "" if its share is small."""
+    """Return a line about the time outside of bricks, or "" if its share is small."""
     found = not_instrumented(view)
     if found is None:
         return ""
@@ -415,7 +426,7 @@ def _categories(view: SourceView) -> str:
 
 
 def _timeline(view: SourceView) -> str:
-    """Return the sum of each lane, and the newest step record by record. Returns "" if records were not followed."""
+    """Return the sums of each lane, and the records of the newest step. Return "" if records were not received."""
     found = view.timeline
     if found is None:
         return ""
@@ -473,7 +484,7 @@ def _work_cells(found: WorkChange | None) -> tuple[str, str]:
 
 
 def _measured(ceiling: CeilingRow) -> str:
-    """Return the provenance of a ceiling, with the day and the rounds of its measurement."""
+    """Return how a roof is known. For a measured roof, add the day and the number of rounds."""
     if ceiling.provenance is not Provenance.MEASURED:
         return ceiling.provenance.value
     day = f" {time_text.day(ceiling.measured_on)}" if ceiling.measured_on else ""
@@ -484,7 +495,7 @@ def _tree(view: SourceView) -> str:
     if view.merged is not None and not view.graph:
         return "tree: n/a (what is taken from several ranks is no graph)"
     path = view.critical_path
-    # If all nodes are critical, do not repeat this for every node.
+    # If every node is on the critical path, do not mark each of them.
     is_beside = path is not None and path.nodes < path.timed_nodes
     changes = view.baseline.places if view.baseline is not None and view.merged is None else {}
 
@@ -535,7 +546,7 @@ def _trace(trace: TraceView) -> str:
 
 
 def _traced(value: float | None) -> str:
-    """Format a traced number of any size with four digits. If necessary, use an exponent."""
+    """Format a traced number with four digits. Very large and very small numbers get an exponent."""
     if value is None:
         return units.NOT_MEASURED
     return f"{value:.0f}" if value.is_integer() and abs(value) < 1e12 else f"{value:.4g}"

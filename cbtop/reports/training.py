@@ -1,4 +1,4 @@
-"""Tables of training steps as text: the parts of a step, and the passes of each brick."""
+"""Tables about training steps as text: the parts of a step, and the forward and backward passes of each brick."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def training_tables(view: SourceView) -> str:
 
 
 def why_none(view: SourceView, sections: Sequence[str]) -> str:
-    """Return why the chosen sections of `view` are empty. If other steps train, name them."""
+    """Return why the chosen sections of `view` are empty. If a different phase has training steps, name it."""
     trains = [steps.phase for steps in view.phases if is_training(steps.phase) and steps.phase != view.phase]
     if trains and [*sections] == ["training"]:
         return f"{view.phase} steps do not train; pass --phase {shlex.quote(trains[0])}"

@@ -15,7 +15,7 @@ SERVICES: dict[str, Service] = {"metrics": openmetrics, "otlp": otlp}
 
 @contextmanager
 def serving(endpoint: str, keys: DaemonKeys | None, addresses: Mapping[str, str | None]) -> Iterator[list[str]]:
-    """Export the data of the daemon at `endpoint` to the address of each service that has an address.
+    """Export the data of the daemon at `endpoint` by each service that has an address in `addresses`.
 
     `keys` are the keys of the daemon. Yields a line about each service. Raises CbtopError if a service cannot run.
     """

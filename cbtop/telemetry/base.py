@@ -10,7 +10,10 @@ if TYPE_CHECKING:
 
 
 class Service(Protocol):
-    """A module with a daemon option (such as `--metrics`) and its service."""
+    """The interface of a service module.
+
+    It has an option of `cbtop daemon`, such as `--metrics`, and the service itself.
+    """
 
     METAVAR: str
     HELP: str
@@ -19,8 +22,8 @@ class Service(Protocol):
         """Parse `text` as an address of this service. Raises argparse.ArgumentTypeError if it is invalid."""
 
     def serving(self, address: str, subscription: Subscription) -> AbstractContextManager[str]:
-        """Export while the context is open. Yields a line with the address. Raises CbtopError if the service cannot
-        run.
+        """Export data while the context is open. Yields a line with the address. Raises CbtopError if the service
+        cannot run.
 
-        The service has its own threads, and never delays the daemon's loop or end.
+        The service has its own threads, and never delays the daemon's loop or its end.
         """

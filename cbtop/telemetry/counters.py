@@ -1,8 +1,8 @@
-"""Counters that never decrease, whatever happens to their sources."""
+"""Counters for an export. They never decrease, even if the data of their sources does."""
 
-# The source of a counter may decrease: after the loss of a part of a keyframe, when a process returns, or when
-# another process begins with the same labels. A brick's exclusive time shrinks when records inside the brick arrive
-# late. Prometheus takes every decrease for a restart and adds the whole value to the rate again.
+# The sum that a counter exports may decrease. This happens if a keyframe was partly lost, if a process returns, or if
+# another process begins with the same labels. A brick's exclusive time decreases when records of inner bricks arrive
+# late. Prometheus treats every decrease as a restart, and adds the whole value to the rate again.
 
 from __future__ import annotations
 
@@ -14,31 +14,35 @@ from cbtop.client.store import Store
 from cbtop.protocol.messages import HostHello
 from cbtop.telemetry.metrics import MAX_SERIES, DurationHistogram, Metric, MetricType, Point, Snapshot
 
-MAX_KEPT = 4 * MAX_SERIES  # maximum number of stored series; series with the oldest export are dropped and restart
+# maximum number of stored series; beyond it, the series with the oldest export is dropped and starts again
+MAX_KEPT = 4 * MAX_SERIES
 
 
 @dataclass(slots=True)
 class _Counted:
-    """The state of a series: the sum over earlier lives of its process, and the highest value of the current life."""
+    """The state of a series. `highest` is the highest value of the current life of its process."""
 
     life: HostHello | None
     since_ns: int
-    before: float | DurationHistogram  # 0 if there was only one life
+    before: float | DurationHistogram  # sum over earlier lives of the process, 0 without earlier lives
     highest: float | DurationHistogram
 
 
 class Counters:
-    """Remembers the exported values, so that later exports are not lower.
+    """Stores the exported values, so that later exports are never lower.
 
-    During the life of a process, a counter keeps its highest value. If a process starts again with the same labels,
-    its values are added to the values of its earlier life.
+    During the life of a process, the exported value is the highest one. If a process starts again with the same
+    labels, its values are added to the values of the earlier life.
     """
 
     def __init__(self) -> None:
         self._counted: OrderedDict[tuple[Metric, tuple[str, ...]], _Counted] = OrderedDict()
 
     def held(self, found: Snapshot, store: Store) -> Snapshot:
-        """Return the snapshot `found`, made from `store`. No counter or histogram is below its previous value."""
+        """Return `found`, with each counter and histogram raised to its previous value if it is lower.
+
+        The snapshot `found` must have been made from `store`.
+        """
         held: Snapshot = {}
         for metric, points in found.items():
             is_cumulative = metric.kind in (MetricType.COUNTER, MetricType.HISTOGRAM)
@@ -84,7 +88,7 @@ def _highest(before: float | DurationHistogram, value: float | DurationHistogram
     assert isinstance(value, DurationHistogram)
     is_same = before.bounds_ns == value.bounds_ns
     counts = tuple(map(max, before.counts, value.counts)) if is_same else value.counts
-    # with fewer calls than before, the durations of the missing calls are unknown
+    # False if calls are missing. The distribution of their durations is then unknown.
     is_known = sum(counts) >= sum(before.counts)
     return DurationHistogram(
         bounds_ns=value.bounds_ns if is_known else (),

@@ -1,7 +1,7 @@
 """The table of exported metrics, and the type of their points. Every service uses this table.
 
-Names and labels are stable. Each format adds something to the names: OpenMetrics appends the unit and `_total`,
-`_info`, `_bucket`, `_sum` and `_count`. OTLP uses dots instead of underscores, and has a separate field for the unit.
+Names and labels are stable. OpenMetrics appends the unit to names, and `_total`, `_info`, `_bucket`, `_sum` or
+`_count`. OTLP uses dots in place of underscores, and has a separate field for the unit.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-MAX_SERIES = 10_000  # maximum per export; a brick has 34 series, so this is enough for about 20 models of 15 bricks
+MAX_SERIES = 10_000  # maximum number of series per export; a brick has 34, so about 20 models of 15 bricks fit
 
 
 class MetricType(StrEnum):
     """The type of a metric."""
 
-    INFO = "info"  # the value is always 1, and the labels are the content
+    INFO = "info"  # the value is always 1, and the labels carry the information
     GAUGE = "gauge"
     COUNTER = "counter"
     HISTOGRAM = "histogram"
@@ -234,9 +234,10 @@ METRICS = (
 
 @dataclass(frozen=True, slots=True)
 class DurationHistogram:
-    """A histogram of calls. `counts[i]` calls took more than `bounds_ns[i - 1]` and at most `bounds_ns[i]`.
+    """A histogram of the durations of calls.
 
-    The last count has no upper bound. If some durations are unknown, there is only one count and no bound.
+    `counts[i]` is the number of calls that took more than `bounds_ns[i - 1]` and at most `bounds_ns[i]`. The last
+    count has no upper bound. If some durations are unknown, there is only one count and no bound.
     """
 
     bounds_ns: tuple[int, ...]
@@ -248,7 +249,10 @@ class DurationHistogram:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A value of a metric, with the values of its labels in order. `since_ns` is when counting began (Unix time)."""
+    """A value of a metric.
+
+    `labels` has the values of its labels in order. Counting began at `since_ns` (Unix time).
+    """
 
     labels: tuple[str, ...]
     value: float | DurationHistogram

@@ -29,8 +29,8 @@ METAVAR = "[HOST:]PORT"
 HELP = "serve OpenMetrics over HTTP, on 127.0.0.1 unless HOST is given"
 
 DEFAULT_HOST = "127.0.0.1"
-MAX_CONNECTIONS = 32  # each connection has a thread
-SLOW_S = 5.0  # a scraper is disconnected if request and response take longer
+MAX_CONNECTIONS = 32  # each connection has its own thread
+SLOW_S = 5.0  # maximum seconds for request and response; then the scraper is disconnected
 
 _log = logging.getLogger("cbtop.daemon")
 
@@ -48,7 +48,7 @@ def address(text: str) -> str:
 
 @contextmanager
 def serving(address: str, subscription: Subscription) -> Iterator[str]:
-    """Serve every GET on `address` from snapshots of `subscription`. Each request has its own thread."""
+    """Answer every GET on `address` with a snapshot of `subscription`. Each request has its own thread."""
     try:
         import prometheus_client  # noqa: F401 - an optional dependency
     except ImportError as error:
@@ -75,7 +75,7 @@ def registry(snapshot: Snapshot) -> CollectorRegistry:
     """Return `snapshot` as a registry of prometheus-client."""
     from prometheus_client import CollectorRegistry
 
-    found = CollectorRegistry(auto_describe=True)  # requests with ?name[]= need auto_describe
+    found = CollectorRegistry(auto_describe=True)  # auto_describe is needed for requests with ?name[]=
     found.register(_Collected(snapshot))
     return found
 
@@ -123,10 +123,10 @@ def _buckets(value: DurationHistogram) -> list[tuple[str, float]]:
 
 
 class _Server(ThreadingMixIn, WSGIServer):
-    """A server with limits on threads and time, so that a slow or silent client does not affect other clients.
+    """A server with limits on threads and time. A slow or silent client does not affect other clients.
 
-    If all connections are in use, the oldest connection without a request is closed. If all connections have sent a
-    request, the new connection is closed.
+    If the maximum number of connections is reached, the oldest connection without a complete request is closed. If
+    all connections have sent a complete request, the new connection is closed.
     """
 
     daemon_threads = True  # the daemon does not wait for scrapers when it ends
@@ -137,8 +137,8 @@ class _Server(ThreadingMixIn, WSGIServer):
         (self.address_family, _, _, _, where), *_ = socket.getaddrinfo(
             host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
-        self._since_s: dict[Any, float] = {}  # when each connection was opened
-        self._asked: set[Any] = set()  # connections that have sent a whole request
+        self._since_s: dict[Any, float] = {}  # maps each connection to the time when it was opened
+        self._asked: set[Any] = set()  # connections that have sent a complete request
         super().__init__((str(where[0]), int(where[1])), _Handler)
         self.set_app(_app(subscription))
 
@@ -155,7 +155,7 @@ class _Server(ThreadingMixIn, WSGIServer):
             self._forget(request)
 
     def has_asked(self, request: Any) -> None:
-        """Note that the connection `request` has sent a whole request."""
+        """Store that the connection `request` has sent a complete request."""
         self._asked.add(request)
 
     def service_actions(self) -> None:
@@ -196,7 +196,7 @@ def _app(subscription: Subscription) -> Callable[..., Iterable[bytes]]:
     def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         try:
             snapshot = subscription.snapshot()
-        except NoDataError as error:  # users notice a failed scrape, but not old values that are presented as new
+        except NoDataError as error:  # fail the scrape: users notice a failure, but not old values
             start_response("503 Service Unavailable", [("Content-Type", "text/plain; charset=utf-8")])
             return [f"{error}\n".encode()]
         answer: Iterable[bytes] = make_wsgi_app(registry(snapshot))(environ, start_response)

@@ -1,7 +1,8 @@
 """OTLP over HTTP, for OpenTelemetry collectors. The SDK's own variables (OTEL_EXPORTER_OTLP_HEADERS, …) apply."""
 
-# The SDK's instruments take single measurements, but our data is already added up. A histogram would have to be split
-# into single calls, which are not available. So we fill in the SDK's data model directly.
+# The SDK's instruments accept single measurements, but our data is already summed. To use them, a histogram would
+# have to be split into single calls, which are not available. So we create the objects of the SDK's data model
+# directly.
 
 from __future__ import annotations
 
@@ -33,8 +34,8 @@ HELP = (
 )
 
 INTERVAL_MS = 10_000
-LAST_EXPORT_S = 1.0  # when the daemon ends, it waits at most this long for its last export
-# OpenTelemetry requires units in UCUM.
+LAST_EXPORT_S = 1.0  # maximum seconds that the daemon waits for its last export when it ends
+# Unit names of OpenTelemetry, which follow UCUM.
 UNITS = {
     "": "", "seconds": "s", "bytes": "By", "ratio": "1", "watts": "W", "hertz": "Hz", "celsius": "Cel",
     "bytes_per_second": "By/s",
@@ -59,7 +60,10 @@ def address(text: str) -> str:
 
 @contextmanager
 def serving(address: str, subscription: Subscription) -> Iterator[str]:
-    """Send to `address` at every interval, with two threads (metrics, traces), and metrics once more at the end."""
+    """Send metrics and traces to `address` at every interval, in two threads.
+
+    Metrics are sent once more at the end.
+    """
     try:
         from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -100,7 +104,7 @@ def serving(address: str, subscription: Subscription) -> Iterator[str]:
             sent_steps.sent(traces)
         return is_taken
 
-    # the SDK logs several lines per failure; hide them, because we log one line
+    # The SDK logs several lines per failure. Hide them, because we log one line ourselves.
     _sdk_log.propagate = _log.isEnabledFor(logging.DEBUG)
     threads = [
         threading.Thread(target=_keep_sending, args=(send, where, interval_s, stop), daemon=True)
@@ -137,8 +141,8 @@ def metrics_data(snapshot: Snapshot, now_ns: int) -> MetricsData:
 def _keep_sending(send: Callable[[], bool | None], where: str, interval_s: float, stop: threading.Event) -> None:
     """Call `send` at every interval, and once more when `stop` is set.
 
-    `send` returns whether the collector accepted the data, or None without data. Logs when the collector begins or
-    stops rejecting data.
+    `send` returns whether the collector accepted the data, or None without data. A change between accepted and
+    rejected is logged.
     """
     said = _Said()
     _sdk_log.addHandler(said)
@@ -161,7 +165,7 @@ def _resource() -> Resource:
 def _name(metric: Metric) -> str:
     """Return the name of a metric in OTLP, such as `cbtop.brick.duration` for cbtop_brick_duration.
 
-    A collector that converts the name to OpenMetrics adds the suffixes of OpenMetrics again.
+    OTLP names have no suffixes, because a collector adds them when it converts names to OpenMetrics.
     """
     return metric.name.replace("_", ".") + (".info" if metric.kind is MetricType.INFO else "")
 
@@ -192,7 +196,7 @@ def _data(metric: Metric, points: list[Point], now_ns: int) -> Sum | Gauge | His
             ],
             cumulative,
         )
-    # Floats are exact up to 2^53, and can also hold sums of forged numbers.
+    # Use floats: they are exact up to 2^53, and they can hold larger sums that forged numbers may cause.
     numbers = [
         export.NumberDataPoint(attributes(point), point.since_ns, now_ns, float(point.value))
         for point in points
@@ -216,7 +220,10 @@ def _interval_s(text: str) -> float:
 
 
 class _Said(logging.Handler):
-    """Keeps the first warning of the SDK in this thread since `line` was cleared. It says why an export failed."""
+    """Stores the first warning of the SDK in this thread since `line` was cleared.
+
+    It is the reason of a failed export.
+    """
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)

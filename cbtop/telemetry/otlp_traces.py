@@ -1,4 +1,4 @@
-"""Makes spans of sampled steps in the OpenTelemetry SDK's data model: step → layer → brick → kernel."""
+"""Convert sampled steps to spans in the OpenTelemetry SDK's data model: step → layer → brick → kernel."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ if TYPE_CHECKING:
     from opentelemetry.trace import SpanContext
 
 MAX_TIME_NS = 1 << 63
-# Names of links: PREVIOUS is only in the span of a step, RUN_BEFORE may be in every span.
+# Names of links between spans. Only the span of a step has a PREVIOUS link. Every span may have a RUN_BEFORE link.
 PREVIOUS = "previous step sent of this process"
 RUN_BEFORE = "same place in the last step sent of this program before this process began"
 MAX_PROGRAMS = 16  # maximum number of programs; the last step of each takes up to 2 MB
 
-# names from the step to the span, each with its index among siblings of the same name
+# Position of a span in its trace: the names from the step down to the span. Numbers distinguish siblings with equal
+# names.
 Place = tuple[tuple[str, int], ...]
 Places = Mapping[Place, "SpanContext"]
 
@@ -40,12 +41,12 @@ def spans(
     before: SpanContext | None = None,
     run_before: Places | None = None,
 ) -> list[ReadableSpan]:
-    """Return one trace: a span for each record of `step`. The parent of a span is the nearest node around it.
+    """Return the trace of a step: a span for each record of `step`. The parent of a span is the nearest enclosing
+    node.
 
-    The span of the step comes first. It links to `before`, the previously sent step of this process. Each span also
-    links to the span at the same place in `run_before`, a step of an earlier run, if there is one. Times are Unix
-    times, converted with the two clocks that the process read together at its start. Returns [] if the times are
-    impossible.
+    The span of the step comes first. It links to `before`, the previously sent step of this process. `run_before` has
+    the spans of a step of an earlier run. Each span links to the span at the same position there. Times are Unix
+    times, converted with the two clocks that the process read at its start. Returns [] if the times are impossible.
     """
     # Import here, because the SDK takes a third of a second to load.
     from opentelemetry.sdk.trace import ReadableSpan
@@ -62,9 +63,11 @@ def spans(
     trace_id = ids.generate_trace_id()
     scope = InstrumentationScope("cbtop", __version__)
     found: list[ReadableSpan] = []
-    latest: dict[int, tuple[int, SpanContext]] = {}  # by node: the end of its last run, and the span of that run
+    # maps a node to the end of its last call, and to the span of that call
+    latest: dict[int, tuple[int, SpanContext]] = {}
     places = _Placer()
-    # A parent begins before its child or ends after it. If begin and end are equal, the parent has the lower id.
+    # Sort parents before children. A parent begins earlier or ends later. If both are equal, the parent has the lower
+    # id.
     order = np.lexsort((step.node, -step.end_ns, step.start_ns))
     columns = (step.node, step.start_ns, step.end_ns, step.elements, step.flags & FLAG_FAILED)
     for id_, start_ns, end_ns, elements, failed in zip(*(column[order].tolist() for column in columns), strict=True):
@@ -96,14 +99,14 @@ def spans(
 
 
 class _Placer:
-    """Finds the places of a trace's spans. Each span must come after its parent."""
+    """Finds the position of each span in a trace. Each span must be passed after its parent."""
 
     def __init__(self) -> None:
         self._place_of: dict[int, Place] = {}
         self._seen: Counter[tuple[Place, str]] = Counter()
 
     def of(self, name: str, context: SpanContext, parent: SpanContext | None) -> Place:
-        """Return the place of the next span."""
+        """Return the position of the next span."""
         around = self._place_of[parent.span_id] if parent is not None else ()
         place = *around, (name, self._seen[around, name])
         self._seen[around, name] += 1
@@ -112,13 +115,14 @@ class _Placer:
 
 
 class SentSteps:
-    """Remembers the steps that were sent, so that later steps can link to them."""
+    """Stores the steps that were sent, so that later steps can link to them."""
 
     def __init__(self) -> None:
-        self._last: dict[str, SpanContext] = {}  # by process: the span of its step in the last export
-        # By program: the process of the last sent step, the end of that step, and its spans by place.
+        self._last: dict[str, SpanContext] = {}  # maps a process to the span of its step in the last export
+        # For each program: the process of the last sent step, the end of that step, and its spans by position.
         self._of_program: dict[object, tuple[str, int, Places]] = {}
-        # by process: the spans of the earlier run, found at the process's first export
+        # For each process: the spans of an earlier run of its program. They are looked up at the first export of the
+        # process.
         self._run_before: dict[str, Places | None] = {}
 
     def trace(self, record: SourceRecord, step: Batch, resource: Resource) -> list[ReadableSpan]:
@@ -129,7 +133,7 @@ class SentSteps:
         return spans(record, step, resource, self._last.get(record.key), self._run_before[record.key])
 
     def sent(self, traces: Sequence[tuple[SourceRecord, Sequence[ReadableSpan]]]) -> None:
-        """Note that the collector has accepted these traces. Each trace comes with its process."""
+        """Store that the collector has accepted these traces. Each trace has its process."""
         self._last.clear()
         for record, trace in traces:
             placer = _Placer()

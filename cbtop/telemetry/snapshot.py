@@ -1,7 +1,7 @@
-"""Makes the content of an export from a store: the points of every metric, and the number of items left out."""
+"""Make the content of an export from a store: the points of every metric, and the number of items left out."""
 
-# A counter must never decrease, or its rate is wrong. So times derived by subtraction cover ended steps only, because
-# the bricks of ended steps are complete. The daemon counts the losses.
+# A counter must never decrease, because its rate would be wrong. So times that are computed as a difference cover
+# ended steps only: the records of their bricks are complete. The daemon counts lost records.
 
 from __future__ import annotations
 
@@ -74,22 +74,23 @@ from cbtop.viewmodels.stall import stall_view
 
 _log = logging.getLogger("cbtop.daemon")
 
-MAX_PHASES = 16  # phases per source
-MAX_BRICKS = 256  # bricks per phase
+MAX_PHASES = 16  # maximum number of phases per source
+MAX_BRICKS = 256  # maximum number of bricks per phase
 
-# Durations are counted in buckets with edges at powers of two, so each bound is exact: a call of 2^k ns is beyond the
-# bound 2^k - 1. The bounds go from a microsecond to 17 s.
+# Durations are counted in buckets between powers of two, so each bound is exact: a call of 2^k ns is above the bound
+# 2^k - 1. The bounds go from a microsecond to 17 s.
 BOUNDS_NS = tuple(2**k - 1 for k in range(10, 35))
 _CUTS = np.concatenate(([0], bucket_of(np.array(BOUNDS_NS, np.int64) + 1)))
 
-Value = tuple[Metric, tuple[str, ...], float | DurationHistogram]  # a metric, the values of its labels, and the value
+Value = tuple[Metric, tuple[str, ...], float | DurationHistogram]  # (metric, values of its labels, value)
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Values that are exported together or left out together: one device, source, phase, brick or check.
+    """Values that are exported together or left out together. They belong to one device, source, phase, brick or
+    check.
 
-    Parts with lower ranks are exported first.
+    Parts with a lower `rank` are exported first.
     """
 
     of: str
@@ -105,8 +106,8 @@ class _Part:
 def snapshot(store: Store, now_ns: int) -> Snapshot:
     """Return the points of every metric at `now_ns` (Unix time), in at most MAX_SERIES series.
 
-    If there is not enough room, all sources come first, then the first brick of each source, then the second, and so
-    on.
+    If there is not enough room, sources come first, then the first brick of each source, then the second of each, and
+    so on.
     """
     found: Snapshot = {metric: [] for metric in METRICS}
     left_out = dict.fromkeys(("device", "source", "phase", "brick", "check"), 0)
@@ -135,7 +136,7 @@ def snapshot(store: Store, now_ns: int) -> Snapshot:
 
 
 def _devices(store: Store) -> Iterator[list[Value]]:
-    """Yield the series of each device, and of each source's use of devices. Only recent samples are used."""
+    """Yield the values of each device, and each source's use of the devices. Only recent samples are used."""
     machine = machine_view(store)
     fresh = [row for row in machine.devices if not row.is_stale]
     for row in fresh:
@@ -206,7 +207,8 @@ def _source_parts(record: SourceRecord, now_ns: int, left_out: dict[str, int]) -
             if node.kind is NodeKind.BRICK:
                 nodes.setdefault(name_and_category(node), []).append(node)
         bricks = {(stats.name, stats.category): stats for stats in brick_stats(totals)}
-        ran = [key for key in nodes if key in bricks]  # the order of first appearance, which never changes
+        # in the order of first appearance, because this order never changes
+        ran = [key for key in nodes if key in bricks]
         left_out["brick"] += len(ran[MAX_BRICKS:])
         for key in ran[:MAX_BRICKS]:
             found = list(_brick(record.key, totals, bricks[key], nodes[key]))
@@ -252,7 +254,7 @@ def _brick(key: str, totals: PhaseTotals, stats: BrickStats, nodes: list[Node]) 
         display_name(totals.step) if totals.step else "",
         stats.name,
         stats.category.display_name,
-        # the backend of the first node, so that later nodes do not change the label
+        # the backend of the brick's first node, because the label must not change when nodes are added
         min(nodes, key=lambda node: node.id).backend,
     )
     yield BRICK_DURATION, labels, _durations(totals.stats, [node.id for node in nodes], stats.calls)
@@ -260,10 +262,10 @@ def _brick(key: str, totals: PhaseTotals, stats: BrickStats, nodes: list[Node]) 
     yield BRICK_ELEMENTS, labels, stats.calls.elements
     if totals.step:
         exclusive_ns = stats.closed.exclusive_ns + stats.adopted_ns
-        is_known = exclusive_ns >= 0  # negative if parallel calls inside the brick took longer than the brick
+        is_known = exclusive_ns >= 0  # False if parallel calls inside the brick took longer than the brick itself
     else:
         exclusive_ns = stats.exclusive_ns
-        # outside steps, the exclusive time only grows if nothing is inside the brick
+        # Outside of steps, the exclusive time may decrease if other bricks run inside the brick.
         is_known = exclusive_ns == stats.calls.total_ns
     if is_known:
         yield BRICK_EXCLUSIVE, labels, exclusive_ns / 1e9
@@ -279,6 +281,6 @@ def _durations(stats: NodeStats, nodes: list[int], calls: Calls) -> DurationHist
     assert calls.min_ns is not None  # minimum and maximum are known for the totals of a process
     assert calls.max_ns is not None
     counts = tuple(np.add.reduceat(stats.histogram(nodes), _CUTS).tolist())
-    if sum(counts) != calls.count:  # nodes without a histogram, or a part of the update has not arrived yet
+    if sum(counts) != calls.count:  # some nodes have no histogram, or part of an update has not arrived yet
         return DurationHistogram((), (calls.count,), calls.total_ns, calls.min_ns, calls.max_ns)
     return DurationHistogram(BOUNDS_NS, counts, calls.total_ns, calls.min_ns, calls.max_ns)

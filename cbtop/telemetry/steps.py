@@ -1,6 +1,6 @@
-"""Samples one whole step of each process, record by record, for traces."""
+"""Sample one whole step of each process, with all records, for traces."""
 
-# Records are only requested from the daemon while a step is sampled. Between samples, neither side has any cost.
+# The daemon sends records only while a step is sampled. Between samples, neither side has any cost.
 
 from __future__ import annotations
 
@@ -23,16 +23,17 @@ from cbtop.protocol.ring_reader import Batch
 from cbtop.protocol.subscriber import Subscriber
 from cbtop.protocol.vocabulary import SourceStatus
 
-SAMPLE_S = 5.0  # wait at most this long for a step to begin and end
+SAMPLE_S = 5.0  # maximum seconds to wait for a step to begin and end
 POLL_MS = 50
-MAX_HELD_RECORDS = 1 << 18  # maximum number of records kept per source while waiting for a step
-MAX_STEP_RECORDS = 4_096  # larger steps are skipped, because a part of a step would mislead
+MAX_HELD_RECORDS = 1 << 18  # maximum number of stored records per source while waiting for a step
+# maximum number of records in a step; larger steps are skipped, because a part of a step would mislead
+MAX_STEP_RECORDS = 4_096
 
 
 def sample_steps(endpoint: str, keys: ViewerKeys | None, stop: threading.Event) -> list[tuple[SourceRecord, Batch]]:
-    """Return the next whole step of each live process of the daemon at `endpoint`, with its source.
+    """Return the next whole step of each live process of the daemon at `endpoint`, with the source of each.
 
-    After SAMPLE_S, or when `stop` is set, returns the steps found until then.
+    Returns after SAMPLE_S, or when `stop` is set, with the steps found until then.
     """
     store = Store()
     waiting: dict[str, _Waiting] = {}
@@ -54,7 +55,7 @@ def sample_steps(endpoint: str, keys: ViewerKeys | None, stop: threading.Event) 
                     if isinstance(message, RecordBatch) and message.source not in found:
                         waiting.setdefault(message.source, _Waiting()).take(message)
                 except DecodeError:
-                    continue  # the link counts undecodable messages; lost records appear as a gap
+                    continue  # The link counts messages that cannot be decoded, and the lost records appear as a gap.
             for key in waiting.keys() - found.keys():
                 if key in store.sources and (step := waiting[key].step(store.sources[key].nodes)) is not None:
                     found[key] = step
@@ -67,9 +68,10 @@ def sample_steps(endpoint: str, keys: ViewerKeys | None, stop: threading.Event) 
 
 
 def whole_step(batch: Batch, nodes: NodeTable) -> Batch | None:
-    """Return the records of the first complete step in `batch` that began after the batch's first record ended.
+    """Return the records of the first whole step in `batch`. Return None without a suitable step.
 
-    Returns None without such a step with recorded bricks and at most MAX_STEP_RECORDS records.
+    The step must begin after the end of the first record in `batch`. It must have recorded bricks, and at most
+    MAX_STEP_RECORDS records.
     """
     known = batch.only((batch.node >= 1) & (batch.node <= len(nodes)) & ~batch.are(FLAG_PLAIN)).calls()
     if not len(known.node):
@@ -85,7 +87,7 @@ def whole_step(batch: Batch, nodes: NodeTable) -> Batch | None:
 
 
 class _Waiting:
-    """The records of one source since the last gap. They are kept until they contain a whole step."""
+    """The records of one source since its last gap. They are stored until they contain a whole step."""
 
     def __init__(self) -> None:
         self._held: list[Batch] = []

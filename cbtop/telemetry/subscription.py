@@ -1,4 +1,4 @@
-"""A viewer for the telemetry services. Its thread owns the socket and the store."""
+"""A viewer that receives data for the telemetry services. Only its thread uses the socket and the store."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ANSWER_S = 2.0
 
 
 class Subscription:
-    """Follows the daemon at `endpoint`. Makes a snapshot on request, from any thread.
+    """Receives the data of the daemon at `endpoint`. Any thread may request a snapshot.
 
     The daemon never waits for a subscriber. Raises EndpointError if too few files can be opened.
     """
@@ -31,12 +31,12 @@ class Subscription:
         self.keys = keys
         self._stop = threading.Event()
         self._asked: SimpleQueue[Future[Snapshot]] = SimpleQueue()
-        self._collector = Collector(endpoint, Store(), keys=keys)  # from here on, only the thread uses the link
+        self._collector = Collector(endpoint, Store(), keys=keys)  # from here on, only the thread uses the collector
         self._thread = threading.Thread(target=self._run, name="cbtop-telemetry", daemon=True)
         self._thread.start()
 
     def snapshot(self) -> Snapshot:
-        """Return the daemon's current data. Raises NoDataError if the daemon has been silent for a while."""
+        """Return the daemon's current data. Raises NoDataError if the daemon is silent."""
         asked: Future[Snapshot] = Future()
         self._asked.put(asked)
         try:
@@ -67,8 +67,9 @@ class Subscription:
             collector.close()
 
     def _answer(self, collector: Collector, counters: Counters) -> None:
-        """Answer all pending requests with one snapshot. Later requests wait, because the thread must first
-        receive.
+        """Answer all pending requests with one snapshot.
+
+        Later requests wait for the next one, because new data must arrive first.
         """
         waiting = [self._asked.get() for _ in range(self._asked.qsize())]
         waiting = [asked for asked in waiting if asked.set_running_or_notify_cancel()]

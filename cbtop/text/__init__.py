@@ -1,1 +1,1 @@
-"""Writes the texts of screens and reports from view models. `cbtop.units` writes numbers and units."""
+"""Write the texts of screens and reports from view models. `cbtop.units` writes numbers and units."""

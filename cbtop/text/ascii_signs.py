@@ -1,4 +1,4 @@
-"""ASCII replacements, one character each, for lines, bars and signs that a terminal's encoding lacks."""
+"""Replace lines, bars and signs by one ASCII character each, for terminals with an encoding that lacks them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Mapping
 
-ERRORS = "cbtop.ascii_signs"  # the name of the error handler in Python
+ERRORS = "cbtop.ascii_signs"  # name of the error handler that Python calls for characters it cannot encode
 
 _ALIKE = {
     "-": "─━╌╍┄┅–—▔▁▂⎯",
@@ -34,14 +34,17 @@ _ALIKE = {
     "d": "Δ",
     "?": "�",
 }
-_DOTS = " ...:::##"  # the character for a Braille cell with 0 to 8 dots
+_DOTS = " ...:::##"  # characters for a Braille cell with 0 to 8 dots
 _BRAILLE = 0x2800
 SIGNS = {ord(sign): ascii_ for ascii_, signs in _ALIKE.items() for sign in signs}
 SIGNS |= {_BRAILLE + dots: _DOTS[dots.bit_count()] for dots in range(256)}
 
 
 def replace(error: UnicodeError) -> tuple[str, int]:
-    """Replace each unencodable character by an ASCII character. Characters without a replacement are escaped."""
+    """Return the ASCII replacements of characters that cannot be encoded.
+
+    A character without a replacement is escaped.
+    """
     if not isinstance(error, UnicodeEncodeError):
         raise error
     met = error.object[error.start : error.end]
@@ -56,15 +59,15 @@ def are_wanted(
     The console of Linux (TERM=linux) decodes UTF-8, but its font has only 256 or 512 characters.
 
     The user's locale may lack UTF-8 although Python writes UTF-8. If the locale is C or POSIX, or is not installed,
-    Python uses UTF-8 (PEP 538, PEP 540). Python then sets LC_CTYPE=C.UTF-8 in the environment, even next to LANG=C.
+    Python uses UTF-8 (PEP 538, PEP 540). Python then sets LC_CTYPE=C.UTF-8 in the environment, even if LANG=C.
 
     htop decides in the same way, by the codeset of the locale in the C library. One case differs: if no locale is
-    set, as in a container, we write UTF-8, because the user has not requested ASCII and terminals read UTF-8.
+    set, as in a container, we write UTF-8. Terminals read UTF-8, and the user has not requested ASCII.
     """
     if environment.get("TERM") == "linux":
         return not environment.get("PYTHONIOENCODING")
     if not is_utf8_mode or environment.get("PYTHONUTF8") == "1" or environment.get("PYTHONIOENCODING"):
-        return False  # Python writes what the locale or an explicit setting requires
+        return False  # Python already encodes as the locale or an explicit setting requires
     set_by_python = "" if environment.get("LC_ALL") else "C.UTF-8"
     ctype = environment.get("LC_CTYPE", "")
     name = environment.get("LC_ALL") or (ctype if ctype != set_by_python else "") or environment.get("LANG", "")

@@ -1,4 +1,4 @@
-"""Writes the time breakdown of steps (`books` in names), and reasons to doubt the breakdown."""
+"""Write the time breakdown of steps, and reasons to doubt it. In names, the breakdown is called `books`."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from cbtop.viewmodels.time_breakdown import BesideView, TimeBreakdownView
 _MAX_NAMED = 3  # maximum number of names in a list
 
 
-OVERLAP = "overlap"  # name of the overlap in a time breakdown
+OVERLAP = "overlap"  # name of the overlap of parallel bricks in a time breakdown
 
 
 def no_books(source: SourceView) -> str:
-    """Return the reason for a missing time breakdown, or ""."""
+    """Return why the time breakdown of the steps is missing, or "" if it exists."""
     steps = source.steps
     if steps is None or steps.recorded:
         return ""
@@ -23,7 +23,7 @@ def no_books(source: SourceView) -> str:
 
 
 def books_trouble(books: TimeBreakdownView | None) -> str:
-    """Return why the time breakdown does not add up, and by how much, or "".
+    """Return why the time breakdown does not add up, and by how much. Return "" if it adds up.
 
     If it does not add up, shares of wall time may be above 100 % or below 0.
     """
@@ -43,9 +43,9 @@ def books_trouble(books: TimeBreakdownView | None) -> str:
 
 
 def books_notes(books: TimeBreakdownView | None, outside: BesideView | None) -> list[str]:
-    """Return notes on time that is not in the breakdown, and on missing data.
+    """Return notes about time outside of the breakdown, and about missing data.
 
-    The part of a note before the first comma is its short form.
+    If there is little room, a note is shortened to the part before its first comma.
     """
     found = []
     if books is not None and books.adopted is not None:
@@ -66,7 +66,7 @@ def books_notes(books: TimeBreakdownView | None, outside: BesideView | None) -> 
 
 
 def _beside(found: BesideView) -> str:
-    """Format times added up: `5.00 ms in 10 calls, added up (Sampling 4.00 ms, detokenize 1.00 ms)`."""
+    """Format the sum of times: `5.00 ms in 10 calls, added up (Sampling 4.00 ms, detokenize 1.00 ms)`."""
     return f"{duration(found.us)} in {counted(found.calls, 'call')}, added up ({longest(found)})"
 
 

@@ -1,4 +1,4 @@
-"""Writes changes since a baseline."""
+"""Write changes since a baseline."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ def rate_change(found: Change) -> str:
 
 
 def step_beside(found: Comparison, step: TimelineSpan) -> str:
-    """Format the time of a step and the baseline: `decode 11.85 ms, was 11.20 ms (+5.8 %), the baseline's median`.
+    """Format the time of a step next to the baseline's median: `decode 11.85 ms, was 11.20 ms (+5.8 %), the
+    baseline's median`.
 
     If the median is unknown, give the reason. A single step is not judged as slower or faster.
     """
@@ -43,7 +44,9 @@ def step_beside(found: Comparison, step: TimelineSpan) -> str:
 
 
 def baseline_rates(found: Comparison) -> list[str]:
-    """Format the changes of the token rate and of the step: `41.20 tokens/s, was 42.10 (noise: ± 4.0 %)`, …"""
+    """Return texts with the changes of the token rate and the step, such as `41.20 tokens/s, was 42.10 (noise: ±
+    4.0 %)`.
+    """
     parts = []
     if found.tokens_per_sec is not None:
         parts.append(rate_change(found.tokens_per_sec))
@@ -54,7 +57,7 @@ def baseline_rates(found: Comparison) -> list[str]:
 
 
 def baseline(found: Comparison) -> str:
-    """Format the time range of the baseline, and its process if different: `the 10.0 s before 20:02:11`."""
+    """Format the time range of the baseline: `the 10.0 s before 20:02:11`. A different process is named, too."""
     base, where = found.base, found.base.surroundings
     is_other = base.key != found.now.key
     when = "" if base.ended_s is None else f" before {date(base.ended_s)[0 if is_other else 11 :]}"

@@ -1,4 +1,4 @@
-"""Writes the kernels recorded in a burst of steps, and the critical path of a graph."""
+"""Write the kernels that were recorded in a few steps (a burst), and the critical path of a graph."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ def in_burst(times: KernelTimes) -> str:
 
 
 def burst(found: BurstView) -> list[str]:
-    """Return a line for each phase in a burst: `decode: 3 steps recorded of pid 7, 8 launches a step, 12 µs in …`."""
+    """Return a line for each phase of a burst, such as `decode: 3 steps recorded of pid 7, 8 launches a step, 12
+    µs in …`.
+    """
     heads = [
         f"{phase.phase}: {counted(phase.steps, 'step')} recorded of pid {found.pid}, "
         f"{per_step(phase.launches_per_step)} launches a step, {duration(phase.us_per_step)} in kernels"
@@ -34,7 +36,7 @@ def burst(found: BurstView) -> list[str]:
 
 
 def burst_notes(found: BurstView) -> list[str]:
-    """Return notes on recorded data that the numbers do not include."""
+    """Return notes about recorded data that is not part of the numbers."""
     notes = (
         (found.unplaced, "launches in no call of a module that is known"),
         (found.lost, "records lost"),

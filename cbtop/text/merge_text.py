@@ -1,4 +1,4 @@
-"""Writes ranks, and which processes are merged."""
+"""Write the names of ranks, and of the processes that a merge consists of."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ def rank(number: int | None, of: int | None) -> str:
 
 
 def placed_rank(row: SourceRow) -> str:
-    """Format a rank for a column: `3/8`, or `3/?` if the number of ranks is unknown. A dash without a rank."""
+    """Format a rank for a column: `3/8`, or `3/?` if the number of ranks is unknown.
+
+    Without a rank, return a dash.
+    """
     return NONE_THERE if row.rank is None else f"{row.rank}/{'?' if row.world_size is None else row.world_size}"
 
 
@@ -47,7 +50,7 @@ def merged(found: MergedView) -> str:
 
 def _spans(names: Sequence[str]) -> list[str]:
     """Replace consecutive ranks `rank 0`, `rank 1`, `rank 2` by `rank 0–2`. Keep other names."""
-    found: list[tuple[str, int, int]] = []  # the name of the first rank, and the first and the last number
+    found: list[tuple[str, int, int]] = []  # (name of the first rank, its number, number of the last rank)
     for name in names:
         kind, _, number = name.partition(" ")
         at = int(number) if kind == "rank" else -2
@@ -66,9 +69,9 @@ _MERGED_MEANS = {
 
 
 def merged_means(merged: MergedView) -> str:
-    """Return how the figures of a merge were derived."""
+    """Return a text that explains how the figures of a merge were computed."""
     means = _MERGED_MEANS[merged.mode]
-    if merged.mode is MergeMode.MAX:  # all steps are from a single rank
+    if merged.mode is MergeMode.MAX:  # in this mode, all steps are from one rank
         return means
     if merged.together > 1:
         return f"tokens/s counts once what {merged.together} ranks compute together; {means}"

@@ -1,4 +1,4 @@
-"""Writes the time range that figures cover, and its parts."""
+"""Write the time range that figures cover, and the parts of this range."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def shown_time(source: SourceView, *, with_date: bool = False) -> str:
 def between_steps(found: TimeRangeView | None) -> str:
     """Format the time between steps: `between steps 49.7 % (4.97 s of 10.0 s)`, or "" if unknown.
 
-    The text says `at least` if a step from before the range counts as a whole.
+    The text has `at least` if a step that began before the range is counted completely.
     """
     if found is None or found.between_us is None:
         return ""
@@ -48,7 +48,7 @@ def between_steps(found: TimeRangeView | None) -> str:
 
 
 def time_range(source: SourceView) -> str:
-    """Format the parts of a time range: `wall clock 10.0 s = in steps 5.01 s + between steps 4.97 s (49.7 %) + …`."""
+    """Format the sum of a time range: `wall clock 10.0 s = in steps 5.01 s + between steps 4.97 s (49.7 %) + …`."""
     found = source.time_range
     if found is None:
         return ""
@@ -72,7 +72,7 @@ def time_range(source: SourceView) -> str:
 
 
 def rates_since(row: SourceRow) -> str:
-    """Format the time range of a row's rates: `20:02:11`, `last 10.4 s`."""
+    """Format the time range of a row's rates: `20:02:11` if since the start, or `last 10.4 s`."""
     if row.window is not None and row.window.range_s is not None:
         return between(row.window.range_s)
     if row.window is not None:

@@ -1,4 +1,4 @@
-"""Writes how much of a process was recorded, and the cost of recording."""
+"""Write how many steps of a process were recorded, and the cost of recording."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ from cbtop.viewmodels.steps import WarmUpView
 
 
 def sample(every: int | None) -> str:
-    """Format the recorded share of steps: `a sample: one step in 10`. Return "" if every step is recorded."""
+    """Format the share of recorded steps: `a sample: one step in 10`. Return "" if every step is recorded."""
     if every is None:
         return "a sample: some processes leave steps out"
     return f"a sample: one step in {every:,}" if every > 1 else ""
 
 
 def inside_of_all(source: SourceView) -> str:
-    """Return the number of recorded steps behind the figures of bricks, or "" if the shown time has enough steps."""
+    """Return a note with the number of recorded steps that bricks' figures come from.
+
+    Return "" if they are enough.
+    """
     steps = source.steps
     if steps is None or not steps.recorded:
         return ""
@@ -29,7 +32,7 @@ def inside_of_all(source: SourceView) -> str:
 
 
 def warm_up(found: WarmUpView) -> str:
-    """Return a line about the warm-up steps."""
+    """Return a line about the steps of the warm-up."""
     line = f"warm-up: {counted(found.steps, 'step')}, {duration(found.took_us)}"
     return (
         f"{line}, in no other figure" if found.has_ended else f"{line}; figures are of these: nothing else has ended"
@@ -39,7 +42,8 @@ def warm_up(found: WarmUpView) -> str:
 def overhead(sampling: Sampling) -> str:
     """Format the cost of recording: `recording costs at least 0.62% of its steps' time (95 %: 0.41 to 0.80; …)`.
 
-    Costs that the process cannot see are not included, such as data of the model that leaves the processor's cache.
+    The process cannot measure all costs. For example, recording pushes data of the model out of the processor's
+    cache.
     """
     cost, low, high = sampling.overhead_percent, sampling.low_percent, sampling.high_percent
     allowed = f"at most {sampling.allowed_percent:g} is allowed"
@@ -49,7 +53,7 @@ def overhead(sampling: Sampling) -> str:
 
 
 def short_overhead(sampling: Sampling | None) -> str:
-    """Format the least cost of recording, with its 95 % interval: `≥0.62 % (0.41–0.80)`."""
+    """Format the minimum cost of recording with its 95 % interval: `≥0.62 % (0.41–0.80)`."""
     if sampling is None or sampling.overhead_percent is None:
         return NOT_MEASURED
     low, high = sampling.low_percent, sampling.high_percent
@@ -58,7 +62,7 @@ def short_overhead(sampling: Sampling | None) -> str:
 
 
 def no_bricks(view: SourceView) -> str:
-    """Return the reason why no brick is shown, and what to do.
+    """Return why no brick is shown, and advice.
 
     For example `none of the 7,000 decode steps was recorded: one in 10,000 is: recording costs …`.
     """
@@ -71,8 +75,9 @@ def no_bricks(view: SourceView) -> str:
 
 
 def losses(loss: LossView) -> str:
-    """Format losses of records: `95,879 produced, 1,200 lost (1.3 % since the daemon looked), 300 before attach,
-    …`.
+    """Format the numbers of lost records.
+
+    For example `95,879 produced, 1,200 lost (1.3 % since the daemon looked), 300 before attach, …`.
     """
     share = f" ({percent(loss.lost_percent)} since the daemon looked)" if loss.lost else ""
     parts = [f"{count(loss.produced)} produced", f"{count(loss.lost)} lost{share}"]

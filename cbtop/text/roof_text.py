@@ -1,4 +1,4 @@
-"""Writes roofs, and how far bricks are below them."""
+"""Write roofs, and how far bricks are below them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cbtop.viewmodels.roofline import CeilingRow
 
 
 def limit(row: BrickRow) -> str:
-    """Format the roof that bounds a brick, and the percentage of it in use: `memory 79 %`, `? latency 12 %`."""
+    """Format the roof that limits a brick, and the percentage that it reaches: `memory 79 %`, `? latency 12 %`."""
     if row.roof is None:
         return NOT_MEASURED
     mark = "⚠ " if row.above_roof else "? " if row.roof_unsure else ""
@@ -22,7 +22,7 @@ def limit(row: BrickRow) -> str:
 
 
 def ceiling_rounds(row: CeilingRow) -> str:
-    """Format the rounds of a measured roof, and the load: `best of 12 rounds, median 19.00, …, load 3 %`.
+    """Format the rounds of a measured roof, and the load meanwhile: `best of 12 rounds, median 19.00, …, load 3 %`.
 
     A short measurement is marked as `short`.
     """
@@ -35,7 +35,7 @@ def ceiling_rounds(row: CeilingRow) -> str:
 
 
 def ceiling_doubts(ceilings: Sequence[CeilingRow]) -> list[str]:
-    """Return reasons why roofs may be inaccurate: rounds that differ much, or other programs on the machine."""
+    """Return reasons why roofs may be wrong: the rounds differ much, or other programs used the machine."""
     found = []
     if unsure := [row for row in ceilings if row.is_unsure]:
         named = ", ".join(f"{row.name} (spread {percent(row.spread_percent)})" for row in unsure)
@@ -47,8 +47,10 @@ def ceiling_doubts(ceilings: Sequence[CeilingRow]) -> list[str]:
 
 
 def without_work(names: Sequence[str]) -> str:
-    """Return the bricks without a roofline point, by reason: no work was declared, or the device waited for the
-    host."""
+    """Return the bricks without a point on the roofline, grouped by reason.
+
+    The reasons are that no work was declared, or that the device waited for the host.
+    """
     waited = f", {LAUNCH_BOUND}"
     silent = [name for name in names if not name.endswith(waited)]
     bound = [name.removesuffix(waited) for name in names if name.endswith(waited)]

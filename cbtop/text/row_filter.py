@@ -1,4 +1,4 @@
-"""Filters and sorts the bricks in a table, for screen and reports."""
+"""Filter and sort the bricks of a table, for screens and reports."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _STATISTICS = {
     for place in (*BRICK_COLUMNS, *HOST_COLUMNS, *BUDGET_COLUMNS, *CHECK_COLUMNS, *POINT_COLUMNS)
     if place.statistic.unit != "word"
 }
-SORT_COLUMNS = (BY_NAME, *_STATISTICS)  # named by their titles on the screen
+SORT_COLUMNS = (BY_NAME, *_STATISTICS)  # titles of the screen's columns that bricks can be sorted by
 
 
 def bare(name: str) -> str:
-    """Return `name` in the form that column names are compared in: `P95 µs` becomes `p95us`."""
+    """Return `name` in the form for comparing names of columns: `P95 µs` becomes `p95us`."""
     return re.sub(r"[^a-z0-9%]", "", name.casefold().replace("\u03bc", "u").replace("\xb5", "u"))
 
 
@@ -34,24 +34,25 @@ def _sort_names() -> dict[str, str]:
     return names
 
 
-SORT_NAMES = _sort_names()  # the column title for each accepted name, such as `p95` and `p95us`
+SORT_NAMES = _sort_names()  # maps each accepted name, such as `p95` or `p95us`, to the title of its column
 
 
-# Names are untrusted, and a regular expression may take exponential time on them. So its binary choices are counted.
-# A repetition has as many choices as a name has characters, so it counts as REPETITION. `?` and `|` count as
-# ALTERNATIVE.
+# Names of bricks are untrusted, and a regular expression may take exponential time on them. So the number of its
+# binary choices is limited to MAX_CHOICES. A repetition has as many choices as a name has characters, and it counts
+# as REPETITION. `?` and `|` count as ALTERNATIVE.
 MAX_CHOICES, REPETITION, ALTERNATIVE = 16, 8, 2
-# characters of a name in which a regular expression is searched; plain text is searched in the whole name
+# Number of characters of a name that a regular expression is applied to. Plain text is searched in the whole name.
 MAX_SEARCHED = 128
 _ONE_CHARACTER = re.compile(r"\\.|\[\^?\]?(?:\\.|[^]\\])*\]", re.DOTALL)
-_REFUSED = re.compile(r"\)[*+{]|\(\?(?![:=!<P]|i\))")  # repeated groups, and uses of (? such as comments and flags
+# matches repeated groups, and unusual forms of (? such as comments and flags
+_REFUSED = re.compile(r"\)[*+{]|\(\?(?![:=!<P]|i\))")
 
 
 def matcher(text: str) -> Callable[[str], bool]:
     """Return a function that searches a word for `text`, ignoring case.
 
-    `text` is a regular expression if it is valid. Expressions that repeat a group or have more than MAX_CHOICES
-    choices are searched as plain text, because a search for them might never end.
+    If `text` is a valid regular expression, it is used as such. Expressions that repeat a group or have more than
+    MAX_CHOICES choices are searched as plain text, because they might take too long.
     """
     if _ends_soon(text):
         try:
@@ -70,20 +71,21 @@ def _ends_soon(expression: str) -> bool:
     if _REFUSED.search(bare):
         return False
     most = choices = depth = 0
-    for char in re.sub(r"(?<=[*+}?(])\?", "", bare):  # a lazy quantifier such as `*?` counts as one choice
+    # remove the ? of lazy quantifiers such as *?, because it adds no choice
+    for char in re.sub(r"(?<=[*+}?(])\?", "", bare):
         depth += (char == "(") - (char == ")")
         if char in "*+{":
             choices += REPETITION
         elif char == "?" or (char == "|" and depth > 0):
             choices += ALTERNATIVE
         elif char == "|":
-            choices = 0  # only the choices within one alternative add up
+            choices = 0  # each alternative is counted separately
         most = max(most, choices)
     return most <= MAX_CHOICES
 
 
 def words_of(row: BrickRow) -> tuple[str, str]:
-    """Return the texts of a row that a filter searches."""
+    """Return the texts of a row that a filter is applied to."""
     return row.name, row.category.display_name
 
 
@@ -91,14 +93,15 @@ def words_of(row: BrickRow) -> tuple[str, str]:
 class RowChoice:
     """The filter and the order of bricks in a table.
 
-    `sort` is one of SORT_COLUMNS, or "" to keep the order. Figures are sorted from the largest on, names from A on.
+    `sort` is one of SORT_COLUMNS, or "" to keep the order. Figures are sorted from large to small, and names from A
+    to Z.
     """
 
     sort: str = ""
     filter: str = ""
 
     def of(self, source: SourceView) -> SourceView:
-        """Return `source` with filtered and sorted bricks, in its list of bricks and on its roofline."""
+        """Return `source` with its bricks filtered and sorted, in its list of bricks and on its roofline."""
         matches = matcher(self.filter)
         ranks = source.ranks
         if ranks is not None and self.filter:

@@ -1,4 +1,4 @@
-"""Writes the state of processes and daemons, in the list of sources and elsewhere."""
+"""Write the state of processes and daemons."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.sources import ClockView, ProcessCost, SourceRow
 from cbtop.viewmodels.stall import StallKind, StallView
 
-_MAX_PIDS = 3  # pids named in a list
+_MAX_PIDS = 3  # maximum number of pids in a list
 
-# Titles in the list of sources for the figures of a source, by JSON key.
+# For each JSON key of a source's figures: its title in the list of sources.
 SOURCE_FIGURES = {
     "model": "model",
     "tokens_per_sec": "tokens/s",
@@ -37,8 +37,9 @@ def process_cost(cost: ProcessCost) -> str:
 
 
 def unknown_figures(rows: Sequence[SourceRow]) -> list[str]:
-    """Return each reason once, with figure and processes: `recording costs of pid 7, pid 8: it does not measure
-    …`.
+    """Return each reason of unknown figures once, with the figure and the processes.
+
+    For example `recording costs of pid 7, pid 8: it does not measure …`.
     """
     found: dict[tuple[str, str], list[str]] = {}
     for row in rows:
@@ -53,14 +54,14 @@ def _some(names: Sequence[str]) -> str:
 
 
 def lag(row: SourceRow) -> str:
-    """Format the age of a process's newest data: `0.1 s`. A dash if the process has ended."""
+    """Format the age of a process's newest data: `0.1 s`. Return a dash if the process has ended."""
     if row.state is not SourceStatus.LIVE:
         return NONE_THERE
     return NOT_MEASURED if row.lag_s is None else f"{row.lag_s:.1f} s"
 
 
 def clock(found: ClockView | None) -> str:
-    """Format the clock offset of a host: `3.21 ms ahead ± 110.0 µs`. A dash if it has our clock."""
+    """Format the clock offset of a host: `3.21 ms ahead ± 110.0 µs`. Return a dash if its clock is ours."""
     if found is None:
         return NOT_MEASURED
     return clock_offset(found.offset_us, found.uncertainty_us) if found.uncertainty_us else NONE_THERE
@@ -73,7 +74,7 @@ def clock_offset(offset_us: float, uncertainty_us: float) -> str:
 
 
 def on_devices(row: SourceRow) -> str:
-    """Format the devices of a process: `GPU 0–3`, `cpu`. A dash if the process has ended."""
+    """Format the devices of a process: `GPU 0–3`, `cpu`. Return a dash if the process has ended."""
     if row.state is not SourceStatus.LIVE:
         return NONE_THERE
     if row.devices is None:
@@ -82,7 +83,7 @@ def on_devices(row: SourceRow) -> str:
 
 
 def stale_sampler(sampler: str, age_s: float) -> str:
-    """Format the time since a sampler's last answer: `nvml has not answered for 12 s: its figures are so old`."""
+    """Format how long a sampler has been silent: `nvml has not answered for 12 s: its figures are so old`."""
     return f"{sampler} has not answered for {age_s:.0f} s: its figures are so old"
 
 
@@ -100,7 +101,7 @@ def stale(seconds: float) -> str:
 
 
 def standing(view: SourceView | SourceRow) -> str:
-    """Format the state of a process in capitals: `LIVE`, `GONE`, or `STALLED 32 s` with the time without progress."""
+    """Format the state of a process in capitals: `LIVE` or `GONE`. A stall has its duration: `STALLED 32 s`."""
     age = f" {view.stall.age_s:.0f} s" if view.stall else ""
     return f"{view.standing.upper()}{age}"
 
@@ -109,7 +110,7 @@ def stall(found: StallView) -> str:
     """Format a stall: `stalled for 32 s in decode → Layer 17 → AllReduce (p99 of every decode: 12.3 ms)`."""
     place, after = " → ".join(found.place), " → ".join(found.after)
     member = f"{found.member}: " if found.member else ""
-    # The time without progress may be longer than the suspension, so the text names both.
+    # The process may have stalled before it was suspended, so the text mentions both.
     standing = "suspended, without progress" if found.word is StallKind.SUSPENDED else found.word
     parts = [f"{member}{standing} for {found.age_s:.0f} s{f' in {place}' if place else ''}"]
     if after:
@@ -124,7 +125,7 @@ def stall(found: StallView) -> str:
 
 
 def troubled(found: TroubledMember) -> str:
-    """Format the trouble of a merged process: `rank 2: suspended for 20 s`, `rank 3: gone: it left`."""
+    """Format the problem of a member of a merge: `rank 2: suspended for 20 s`, `rank 3: gone: it left`."""
     if found.stall is not None:
         return stall(found.stall)
     return f"{found.name}: {found.state}{f': {found.reason}' if found.reason else ''}"

@@ -1,13 +1,14 @@
-"""The table of all statistics of bricks, categories, graph nodes, devices and processes, and where each is shown.
+"""The table of all statistics, and lists of the outputs that show them.
 
-The screen's columns, the panel of a brick, the text report, the JSON and the help are all made from this table. To
-add a statistic, add a row to STATISTICS, and add its key to the lists at the end. New data also needs a field in its
-view model (viewmodels/bricks.py, categories.py, graph.py, devices.py). The JSON contains every row.
+There are statistics of bricks, categories, graph nodes, devices and processes. The screen's columns, the panel of a
+brick, the text report, the JSON and the help are all made from this table. To add a statistic, add a row to
+STATISTICS, and add its key to the lists at the end. New data also needs a field in its view model
+(viewmodels/bricks.py, categories.py, graph.py, devices.py). The JSON contains every row.
 """
 
 # Rules
-# - The value of a statistic is the attribute of a row with the name of its JSON key.
-# - Each statistic has an origin. The help, the panel and the JSON take the words `derived` and `static` from it.
+# - The key of a statistic is its JSON key, and also the name of the attribute that has its value.
+# - Each statistic has an origin. The words `derived` and `static` in the help, the panel and the JSON come from it.
 
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ Value = float | str | bool | None
 
 
 class Of(StrEnum):
-    """The row type of a statistic: BrickRow, CategoryRow, GraphRow, Device (GPU or CPU) or ProcessRow."""
+    """The type of row that a statistic belongs to: BrickRow, CategoryRow, GraphRow, Device (GPU or CPU) or
+    ProcessRow.
+    """
 
     BRICK = "brick"
     CATEGORY = "category"
@@ -37,7 +40,7 @@ class Of(StrEnum):
 
 
 class Origin(StrEnum):
-    """The origin of a number, with the words that the JSON uses."""
+    """The origin of a number. The values are the words in the JSON."""
 
     MEASURED = "measured"
     SHAPES = "derived from shapes"
@@ -54,7 +57,9 @@ class Origin(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """Two ways to write a value: `bare` for columns with the unit in their head, and `in_full` with the unit."""
+    """Two functions that write a value: `bare` without its unit, for columns with the unit in their head, and
+    `in_full`.
+    """
 
     bare: Callable[[Any], str]
     in_full: Callable[[Any], str]
@@ -92,7 +97,7 @@ def _celsius(value: float | None) -> str:
     return units.with_unit(units.whole(value), "°C")
 
 
-# The formats by unit. A statistic must have one of these units.
+# The formats by unit. Each statistic must have one of these units.
 FORMATS = {
     "µs": Format(units.number, units.duration),
     "µs/token": Format(units.number, units.number),
@@ -116,7 +121,7 @@ FORMATS = {
 
 @dataclass(frozen=True, slots=True)
 class Statistic:
-    """One statistic: a row of the table."""
+    """One statistic, which is one row of the table."""
 
     key: str
     title: str  # title of its column on the screen
@@ -126,10 +131,11 @@ class Statistic:
     of: tuple[Of, ...] = (Of.BRICK,)
     report_title: str = ""  # title of its column in the text report, if different
     word: str = ""  # label in the panel of a brick, if different
-    sort_key: str = ""  # key of the statistic whose values sort this column, if different
-    # whether the value is derived in a recent window, but measured since the start
+    sort_key: str = ""  # key of another statistic that this column is sorted by, if any
+    # Whether the value is derived for a recent window, although it is measured since the start.
     derived_in_window: bool = False
-    # whether the value comes from few calls, so that it scatters; rows sorted by it keep their places for longer
+    # Whether the value comes from few calls and therefore scatters. Rows that are sorted by it change places less
+    # often.
     of_few_calls: bool = False
 
     def value(self, row: object) -> Value:
@@ -144,13 +150,13 @@ class Statistic:
         return FORMATS[self.unit].in_full(self.value(row))
 
     def sort_value(self, row: object) -> float:
-        """Return the value to sort by. Values that were not measured come last."""
+        """Return the value for sorting. A value that was not measured comes last."""
         found = getattr(row, self.sort_key or self.key)
         return -1.0 if found is None else float(found)
 
     @property
     def help(self) -> str:
-        """The description, with a word for the origin unless the statistic was measured."""
+        """The description for the help. The word for the origin is added, unless the statistic was measured."""
         is_measured = self.origin is Origin.MEASURED
         return self.doc if is_measured else f"{self.doc} ({self.origin.provenance.value})"
 
@@ -310,7 +316,7 @@ def statistic(key: str, of: Of = Of.BRICK) -> Statistic:
 
 
 def statistics_of(of: Of) -> tuple[Statistic, ...]:
-    """Return all statistics of one type of row, in the order of the table."""
+    """Return all statistics for one type of row, in the order of the table."""
     return tuple(row for row in STATISTICS if of in row.of)
 
 
@@ -322,25 +328,29 @@ def why_unknown(found: WhyView) -> str:
 
 
 def keys_of(origin: Origin) -> list[str]:
-    """Return the distinct keys of the statistics with this origin, in the order of the table."""
+    """Return the keys of all statistics with this origin, in the order of the table and without repetitions."""
     return list(dict.fromkeys(row.key for row in STATISTICS if row.origin is origin))
 
 
-# --- where they are shown, in the order a reader sees them --------------------------------------------------------
+# --- lists of where statistics are shown; the order is the order on the screen
+# ----------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class ScreenColumn:
-    """A column on the screen. `width` is its minimum width. The column with the lowest `priority` is dropped last."""
+    """A column on the screen with its minimum width.
+
+    If there is too little room, columns with a high `priority` are dropped.
+    """
 
     statistic: Statistic
     width: int
     priority: int
-    limit: Statistic | None = None  # limit to show after the value, as in 412/700
-    instead: Statistic | None = None  # statistic to show if the value was not measured
+    limit: Statistic | None = None  # statistic with the limit of the value, which is shown after it, as in 412/700
+    instead: Statistic | None = None  # statistic that is shown if the value was not measured
 
     def bare(self, row: object) -> str:
-        """Return the value, with its limit if known."""
+        """Return the value as text, with its limit if it is known."""
         shown = self.statistic
         if self.instead is not None and shown.value(row) is None:
             shown = self.instead
@@ -361,7 +371,7 @@ def _rows(*keys: str, of: Of = Of.BRICK) -> tuple[Statistic, ...]:
 BRICK_COLUMNS = _places(
     Of.BRICK,
     ("percent", 7, 1),
-    ("exclusive_us_per_token", 8, 2),  # exclusive like wall %, because they are compared
+    ("exclusive_us_per_token", 8, 2),  # exclusive like wall %, because users compare the two
     ("avg_inclusive_us", 12, 11),
     ("p50_us", 8, 4),
     ("p95_us", 8, 12),
@@ -373,10 +383,10 @@ BRICK_COLUMNS = _places(
     ("gflops", 8, 13),
     ("us_per_token", 12, 16),
 )
-# shown if the host was timed while a GPU worked
+# These columns are shown only if the host was timed while a GPU worked.
 HOST_COLUMNS = _places(Of.BRICK, ("host_us", 8, 3), ("launches", 8, 7))
-BUDGET_COLUMNS = _places(Of.BRICK, ("budget_used_percent", 7, 6))  # shown if a brick has a budget
-CHECK_COLUMNS = _places(Of.BRICK, ("checks_failed", 7, 6))  # shown if a brick was checked
+BUDGET_COLUMNS = _places(Of.BRICK, ("budget_used_percent", 7, 6))  # these columns are shown if a brick has a budget
+CHECK_COLUMNS = _places(Of.BRICK, ("checks_failed", 7, 6))  # these columns are shown if a brick was checked
 POINT_COLUMNS = _places(
     Of.BRICK,
     ("intensity", 7, 4),
@@ -390,8 +400,8 @@ CATEGORY_COLUMNS = _places(
     Of.CATEGORY, ("percent", 7, 1), ("exclusive_us_per_token", 11, 2), ("avg_exclusive_us", 11, 4), ("count", 10, 5)
 )
 NODE_COLUMNS = _places(Of.NODE, ("avg_inclusive_us", 11, 1), ("p50_us", 8, 4), ("p99_us", 8, 3), ("count", 8, 6))
-NODE_SHARE_COLUMNS = _places(Of.NODE, ("percent", 8, 2))  # shown next to the bar
-PATH_COLUMNS = _places(Of.NODE, ("slack_us", 8, 2))  # shown if any node is off the critical path
+NODE_SHARE_COLUMNS = _places(Of.NODE, ("percent", 8, 2))  # this column is shown next to the bar
+PATH_COLUMNS = _places(Of.NODE, ("slack_us", 8, 2))  # these columns are shown if a node is off the critical path
 # Figures of a device, with their limits.
 DEVICE_COLUMNS = (
     ScreenColumn(statistic("utilization_percent", Of.GPU), 6, 1),
@@ -417,7 +427,10 @@ PROCESS_COLUMNS = _places(
 
 
 def device_text(place: ScreenColumn, device: Device) -> str:
-    """Return a figure of a device with its limit. A dash if this kind of device does not have the figure."""
+    """Return a figure of a device as text, with its limit.
+
+    Return a dash if this kind of device does not have the figure.
+    """
     return place.bare(device) if has_figure(place.statistic, device) else units.NONE_THERE
 
 
@@ -427,7 +440,7 @@ def has_figure(statistic: Statistic, device: Device) -> bool:
 
 
 def process_text(statistic: Statistic, process: ProcessRow) -> str:
-    """Return a figure of a process. A dash for a GPU figure if the process uses no GPU."""
+    """Return a figure of a process as text. Return a dash for a GPU figure if the process uses no GPU."""
     is_on_gpu = statistic.key in ("gpu_memory_bytes", "gpu_utilization_percent")
     return units.NONE_THERE if is_on_gpu and not process.device else statistic.bare(process)
 
@@ -444,7 +457,7 @@ BRICK_PANEL = {
     "budget": _rows("budget_us_per_token", "budget_used_percent", "budget_over_us"),
 }  # fmt: skip
 
-# Tables of the text report, each 80 columns wide. They show where the time goes, the durations of calls (own, total,
+# Tables of the text report, each 80 columns wide. They show the share of time, the durations of calls (own, total,
 # spread, by second), the work, and the distance from the roof.
 OVERVIEW_REPORT = _rows("percent", "total_exclusive_us", "count", "p50_us", "p99_us")
 HOST_REPORT = _rows("host_us", "launches")

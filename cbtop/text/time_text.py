@@ -1,4 +1,4 @@
-"""Writes moments, ages and time ranges."""
+"""Write moments, ages and time ranges."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from datetime import datetime
 
 from cbtop.units import NOT_MEASURED
 
-_MAX_DATE_S = 250_000_000_000  # latest moment to show (in the year 9892), because a file may contain any number
-_DATE_FROM_US = 12 * 3600e6  # show the date for older times, because a time of day alone would be ambiguous
+_MAX_DATE_S = 250_000_000_000  # latest moment that can be shown (in the year 9892); a file may contain any number
+_DATE_FROM_US = 12 * 3600e6  # for older moments the date is added, because a time of day alone would be ambiguous
 
 
 def position(value_s: float) -> str:
@@ -28,7 +28,7 @@ def age(value_s: float | None) -> str:
 
 
 def day(moment: str) -> str:
-    """Return the day of an ISO time such as `2026-11-22T10:30:59+01:00`."""
+    """Return the date in an ISO time such as `2026-11-22T10:30:59+01:00`."""
     return moment[: len("2026-11-22")]
 
 
@@ -54,8 +54,9 @@ def between(range_s: tuple[float, float], *, with_date: bool = False) -> str:
 
 
 def since(unix_s: float, wall_us: float | None, *, with_date: bool = False) -> str:
-    """Format the begin of a time range: the time of day, with the day if the range is long, and the year on
-    request.
+    """Format the begin of a time range as time of day.
+
+    The day is added if the range is long, and the year on request.
     """
     is_days = wall_us is not None and wall_us >= _DATE_FROM_US
     return date(unix_s)[0 if with_date else 5 if is_days else 11 :]

@@ -1,4 +1,4 @@
-"""Writes the parts of training steps, their gradients and their loss scale."""
+"""Write the parts of training steps, their gradients and their loss scale."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from cbtop.viewmodels.gradients import GradientNormView
 from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.training import TrainingView
 
-_SMALL = 0.01  # smaller norms are written with an exponent
+_SMALL = 0.01  # norms below this are written with an exponent
 
 
 def parts(view: SourceView, found: TrainingView) -> str:
@@ -23,7 +23,7 @@ def parts(view: SourceView, found: TrainingView) -> str:
 
 
 def communication(found: TrainingView) -> str:
-    """Return the communication of a step in one line, or "" without communication."""
+    """Return the communication of a training step as one line, or "" without communication."""
     times = found.communication
     if times is None:
         return ""
@@ -37,7 +37,7 @@ def communication(found: TrainingView) -> str:
 
 
 def overlapped(times: CommunicationView) -> str:
-    """Return the communication that overlaps with computation: `1.20 ms at most`."""
+    """Return the time of communication that overlaps with computation: `1.20 ms at most`."""
     if times.overlapped_us is None:
         return NOT_MEASURED
     return f"{duration(times.overlapped_us)} at most" if times.overlapped_us else "none"
@@ -69,7 +69,7 @@ def gradients(view: SourceView, found: TrainingView) -> list[str]:
 
 
 def latest(norms: int) -> str:
-    """Return which norms a statistic covers: `the latest 64 norms`."""
+    """Return a text with the number of norms in a statistic: `the latest 64 norms`."""
     return "the latest norm" if norms == 1 else f"the latest {counted(norms, 'norm')}"
 
 
@@ -84,7 +84,7 @@ def _norm(value: float) -> str:
 
 
 def of_steps(found: TrainingView) -> str:
-    """Return which steps the parts are of: `mean of the latest 64 steps`."""
+    """Return a text with the steps that the parts are measured in: `mean of the latest 64 steps`."""
     return "the latest step" if found.steps == 1 else f"mean of the latest {counted(found.steps, 'step')}"
 
 

@@ -1,1 +1,1 @@
-"""Terminal screen: the Textual app, its views, and their widgets."""
+"""The terminal screen: the Textual app, its views, and their widgets."""

@@ -1,4 +1,4 @@
-"""The terminal dashboard. A timer polls a feed and draws the screen from the newest view model."""
+"""The terminal dashboard. A timer polls a feed and draws the screen from the newest view models."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ INTERVALS_S = (0.25, 0.5, 1.0, 2.0, 5.0)
 
 
 class CbtopApp(App[int]):
-    """The dashboard: header, tabs, one view, footer. The app's result is the exit code."""
+    """The dashboard: header, tabs, one view, footer. The result of the app is the exit code."""
 
     TITLE = "cbtop"
     CSS_PATH = "cbtop.tcss"
@@ -62,7 +62,7 @@ class CbtopApp(App[int]):
     AUTO_FOCUS = None
     COMPONENT_CLASSES: ClassVar[set[str]] = set(ROLES)
     SHOWN: ClassVar[tuple[type[View], ...]] = VIEWS
-    FOLLOWS: ClassVar[bool] = True  # Whether to show the newest running process until the user chooses one.
+    FOLLOWS: ClassVar[bool] = True  # whether to show the newest running process until the user chooses one
     BINDINGS: ClassVar[list[BindingType]] = [
         *(
             Binding(str(number), f"view({number - 1})", view.title, show=False)
@@ -125,7 +125,7 @@ class CbtopApp(App[int]):
         look_back: AskBack | None = None,
         section: str = "all",
     ) -> None:
-        """Create the app. `section` names the report section whose view is shown first (default: the overview).
+        """Create the app. `section` names the report section that is shown as the first view (default: the overview).
 
         `save_history` writes the daemon's history to a file. `look_back` opens the history.
         """
@@ -147,9 +147,9 @@ class CbtopApp(App[int]):
         self.phase: str | None = None
         self.window = True
         self.merge: MergeMode | None = None
-        self._missed: str | None = None  # Key of the shown process, if the history does not contain it.
+        self._missed: str | None = None  # key of the shown process, if the history does not contain this process
         self.rows = AS_THEY_COME
-        # (column, largest first) of each table that `rows` does not name.
+        # For each table that `rows` does not name: (title of the sort column, whether the largest values come first).
         self.orders: dict[str, tuple[str, bool]] = {}
         self._tick_timer: Timer | None = None
         self._views: list[View] = []
@@ -179,19 +179,19 @@ class CbtopApp(App[int]):
         )
 
     def _source_key(self) -> str | None:
-        """Return the key of the shown source."""
+        """The key of the shown source."""
         return None if self.source is None else self.source.key
 
     @property
     def _shown_feed(self) -> AppFeed:
-        """The feed on the screen: the recording if the user looks back, otherwise the live feed."""
+        """The feed on the screen: the recording if the user looks at the past, otherwise the live feed."""
         return self._travel.past or self.feed
 
     def get_default_screen(self) -> Screen[Any]:
         return ChangedCellsScreen(id="_default")
 
     def on_mount(self) -> None:
-        # After ^Z and fg the terminal is empty, so draw everything again.
+        # After ^Z and fg, the terminal is empty, so everything must be drawn again.
         self.app_resume_signal.subscribe(self, lambda _: self.refresh(layout=True))
         self._choose_rows()
         self.tick()
@@ -222,16 +222,18 @@ class CbtopApp(App[int]):
         self.query_one(Bricks).look_for(self.rows.filter)
 
     def _sorted_tables(self) -> dict[str, SortedTable[Any]]:
-        """Return the sortable tables, by the `section` of their view."""
+        """The tables that the user can sort, by the `section` of their view."""
         return {view.section: table for view in self._views if isinstance(table := view.focus_target, SortedTable)}
 
     @property
     def chosen_orders(self) -> dict[str, tuple[str, bool]]:
-        """The tables that the user has sorted, as (sort column, whether the largest come first)."""
+        """The tables that the user has sorted, each with (title of the sort column, whether the largest values
+        come first).
+        """
         return {name: table.chosen for name, table in self._sorted_tables().items() if table.chosen is not None}
 
     def tick(self) -> None:
-        """Poll the feed and, unless paused, update the screen."""
+        """Poll the feed. Update the screen, unless it is paused."""
         self.feed.poll()
         if (end := self.feed.finished()) is not None:
             self.exit(end.exit_code, return_code=end.exit_code)
@@ -241,7 +243,10 @@ class CbtopApp(App[int]):
             self.show()
 
     def _look(self) -> None:
-        """Select the newest process, unless the screen is paused or shows a merge. Notify about others."""
+        """Select the newest process, unless the screen is paused or shows a merge.
+
+        Notify the user about other new processes.
+        """
         may_move = not self.paused and self.merge is None
         told = self.selection.look(self.feed.sources(), is_complete=self.feed.is_complete, may_move=may_move)
         if told:
@@ -257,7 +262,7 @@ class CbtopApp(App[int]):
         self._show_content()
 
     def arrive(self) -> None:
-        """Let all views drop the data of the previous moment, then draw the new moment."""
+        """Let all views drop data of the previous moment. Then draw the screen for the new moment."""
         for view in self._views:
             view.let_go()
         self.show()
@@ -298,9 +303,10 @@ class CbtopApp(App[int]):
         return None if past is None else past.replay()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Disable the time travel keys while the help or the filter is open.
+        """Disable the keys that move in time while the help or the filter is open.
 
-        Also disable Esc without a range, and End on a live screen, so that these keys keep their other meaning.
+        Esc is also disabled if no range is shown, and End if the screen is live. These keys then keep their other
+        meaning.
         """
         if action not in ("steps", "seek", "seek_to", "range", "leave_range", "now"):
             return True
@@ -324,7 +330,7 @@ class CbtopApp(App[int]):
         self._show_view(view)
 
     def _show_welcome(self, source: SourceView | None) -> None:
-        """Show the welcome screen, because `source` is None or has no data yet."""
+        """Show the welcome screen, because `source` is None or has no data."""
         self._switcher.current = "welcome"
         self._welcome.show(source, self.feed.status(), self.feed.refused)
 
@@ -334,10 +340,10 @@ class CbtopApp(App[int]):
             self.call_after_refresh(view.focus_target.focus)
 
     def action_view(self, index: int) -> None:
-        """Show the view `index`."""
+        """Show the view with this index."""
         self._tabs.set_active(index)
         self._follow_records()
-        # In a recording, the records of a moment are available at once, so show them even if it is paused.
+        # A recording can provide the records of a moment at once, so show them even if the screen is paused.
         if self.SHOWN[index].needs_records and (self.replay() is not None or not self.paused):
             self.show()
         else:
@@ -369,7 +375,7 @@ class CbtopApp(App[int]):
 
     def _freeze(self) -> None:
         self.paused = True
-        # Parts that the user scrolls or unfolds later must show the data of this moment, too.
+        # Freeze all parts of the source. If the user scrolls or unfolds a part later, it must show this moment.
         if self.source is not None:
             self.source = self.source.held()
         self._show_surroundings()
@@ -397,7 +403,10 @@ class CbtopApp(App[int]):
         self._travel.move(by_s)
 
     def action_range(self) -> None:
-        """Begin a time range at the shown moment. If a range has begun, end it there and show it."""
+        """Begin a time range at the shown moment.
+
+        If a range has already begun, end it at the shown moment and show it.
+        """
         self._hold()
         self._travel.mark()
 
@@ -427,7 +436,7 @@ class CbtopApp(App[int]):
         self.show()
 
     def action_mark_baseline(self) -> None:
-        """Make the recent window the baseline, in place of an earlier baseline."""
+        """Make the recent window the baseline. It replaces an earlier baseline."""
         if self.source is None:
             self._tell_baseline("there is no process yet that could be compared with", severity="warning")
         elif self._shown_feed.mark_baseline(self.source.key):
@@ -463,7 +472,7 @@ class CbtopApp(App[int]):
         self.show()
 
     def _why_not_merged(self, mode: MergeMode) -> str:
-        """Return why the shown source cannot be merged, or "" if it can."""
+        """Return why the shown source cannot be merged. Return "" if it can be merged."""
         found = self._shown_feed.merged(mode, self.selection.key, self.phase, window=self.window)
         if found is None:
             return "there is no process yet that could be merged"
@@ -472,7 +481,7 @@ class CbtopApp(App[int]):
         return f"{found.merged.members[0]} alone runs this model in this program: a merge needs two"
 
     def action_step_source(self, steps: int) -> None:
-        """Show the source `steps` further in the list, and stop following the newest process."""
+        """Show the source `steps` positions later in the list, and stop following the newest process."""
         self.selection.step(steps, self._shown_feed.sources())
         self.show()
 
@@ -494,9 +503,9 @@ class CbtopApp(App[int]):
         self._set_light(is_light=self.current_theme.dark)
 
     def action_save_history(self) -> None:
-        """Write the shown time range to a file, or the daemon's history if no range is shown.
+        """Write the shown time range to a file. If no range is shown, write the daemon's history.
 
-        A thread writes the file, because writing takes a while.
+        A thread writes the file, because this may take long.
         """
         save_range = self._travel.saving()
         save, what = (
@@ -526,7 +535,7 @@ class CbtopApp(App[int]):
 
     def action_export(self) -> None:
         """Ask for a format and export the shown view to a file in the working directory."""
-        # Importing all reports takes a thirtieth of a second, which would delay the first frame.
+        # Imported here, because importing all reports would delay the first frame by a thirtieth of a second.
         from cbtop.tui.export import ask_and_export
 
         view = self._views[self._tabs.active]
@@ -542,5 +551,5 @@ class CbtopApp(App[int]):
         self.exit(0)
 
     def leave_with(self, exit_code: int) -> None:
-        """Exit because the terminal is gone or a signal was received."""
+        """Leave the app, because the terminal is gone or a signal was received."""
         self.exit(exit_code, return_code=exit_code)

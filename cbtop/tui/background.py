@@ -1,8 +1,8 @@
-"""Detection of a light terminal background.
+"""Detect whether the terminal's background is light.
 
-cbtop asks the terminal with OSC 11. The app does not wait, because the answer may come at any time, or never. The
-answer is removed from the input, because Textual would read it as keys. Only an exit directly after the question
-waits, because otherwise the shell would get the answer.
+cbtop asks the terminal with the sequence OSC 11. The app does not wait, because the answer may come at any time, or
+never. The answer is removed from the input, because Textual would treat it as keys. An exit directly after the
+question waits for the answer, because otherwise the shell would receive it.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from textual.message import Message
 from cbtop.tui.patience import SlowPollSelector
 
 ASK = "\x1b]11;?\x1b\\"
-ANSWER_WITHIN_S = 1.0  # A terminal that has not answered within this time never will.
+ANSWER_WITHIN_S = 1.0  # seconds; if no answer has come by then, the terminal does not answer
 _ANSWER = re.compile(r"\x1b?\]11;([^\x07\x1b]{0,64})(?:\x07|\x1b\\)")
-# Beginning of an incomplete answer. The rest comes with the next input.
+# Matches the beginning of an answer. The rest comes with the next input.
 _BEGUN = re.compile(r"\x1b?\]1(?:1(?:;[^\x07\x1b]{0,64}\x1b?)?)?\Z")
 _COLOUR = re.compile(r"rgba?:([0-9a-fA-F]{1,4})/([0-9a-fA-F]{1,4})/([0-9a-fA-F]{1,4})")
-# On a background of a higher relative luminance, black text is more readable than white text (WCAG 2).
+# Relative luminance. On a lighter background, black text is more readable than white text (WCAG 2).
 _BLACK_ON_IT = 0.179
-_NEVER_ANSWER = ("linux", "dumb", "unknown", "")  # Types of terminals that do not answer.
+_NEVER_ANSWER = ("linux", "dumb", "unknown", "")  # values of TERM for terminals that do not answer
 
 
 class BackgroundTold(Message):
-    """The terminal has reported its background colour."""
+    """A message: the terminal has reported its background colour."""
 
     def __init__(self, *, is_light: bool) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class BackgroundTold(Message):
 
 
 class AnswerParser(XTermParser):
-    """Removes the terminal's answer from the input, then parses keys."""
+    """Removes the terminal's answer from the input. Everything else is parsed as keys."""
 
     _held = ""
 
@@ -60,7 +60,7 @@ class AnswerParser(XTermParser):
         return chain(told, super().feed(data)) if data else told
 
 
-# Textual's driver looks up its parser and its selector by these names, so replace both here.
+# Replace the parser and the selector of Textual's driver, which looks them up by these names.
 vars(linux_driver)["XTermParser"] = AnswerParser
 vars(linux_driver)["selectors"] = SimpleNamespace(**vars(selectors) | {"SelectSelector": SlowPollSelector})
 
@@ -68,10 +68,10 @@ vars(linux_driver)["selectors"] = SimpleNamespace(**vars(selectors) | {"SelectSe
 class AskingDriver(LinuxDriver):
     """Textual's driver, which also asks the terminal for its background colour."""
 
-    _asked_s: float | None = None  # Time of the question. None if no answer is pending.
+    _asked_s: float | None = None  # time of the question, or None if no answer is expected
 
     def ask_background(self) -> None:
-        """Ask the terminal for its background colour, if its type may answer."""
+        """Ask the terminal for its background colour. Do nothing for a type of terminal that does not answer."""
         if self.input_tty and os.environ.get("TERM", "") not in _NEVER_ANSWER:
             self._asked_s = time.monotonic()
             self.write(ASK)
@@ -89,12 +89,12 @@ class AskingDriver(LinuxDriver):
 
 
 def is_light_by_environment() -> bool:
-    """Return whether the variable COLORFGBG describes a light background. Example: `0;15` is black on white."""
+    """Return whether the variable COLORFGBG describes a light background. For example, `0;15` is black on white."""
     return os.environ.get("COLORFGBG", "").rpartition(";")[2] in ("7", "15")
 
 
 def _is_light(colour: str) -> bool | None:
-    """Return whether a colour such as `rgb:ffff/ffff/dddd` is light, or None if it cannot be parsed."""
+    """Return whether a colour such as `rgb:ffff/ffff/dddd` is light. Return None if it cannot be parsed."""
     if (found := _COLOUR.match(colour)) is None:
         return None
     return luminance(*(int(part, 16) / (16 ** len(part) - 1) for part in found.groups())) > _BLACK_ON_IT

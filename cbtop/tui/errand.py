@@ -1,4 +1,7 @@
-"""Slow tasks started by a key. A thread waits for the result, shows progress, and reports the outcome."""
+"""Run a slow task that a key has started.
+
+A thread waits for the result. The screen shows the progress and the outcome.
+"""
 
 from __future__ import annotations
 
@@ -19,20 +22,20 @@ from cbtop.protocol.errors import ProtocolError
 from cbtop.tui.widgets.lines import clean
 from cbtop.viewmodels.source import SourceView
 
-READ_S = 10.0  # The outcome of a task stays on the screen for this many seconds.
+READ_S = 10.0  # seconds; how long the outcome of a task stays on the screen
 
 Found = TypeVar("Found")
 Found_co = TypeVar("Found_co", covariant=True)
 
 
 class Progress(Protocol):
-    """Shows a status and the completed share (0 to 1, or None if unknown). Shows nothing for an empty status."""
+    """Shows a status and the completed part (0 to 1, or None if unknown). An empty status hides both."""
 
     def __call__(self, status: str, done: float | None = None, /) -> None: ...
 
 
 class Awaited(Protocol[Found_co]):
-    """A result that may not be available yet."""
+    """A result that may not exist yet."""
 
     @property
     def status(self) -> str: ...
@@ -41,25 +44,25 @@ class Awaited(Protocol[Found_co]):
     def done(self) -> float | None: ...
 
     def poll(self) -> Found_co | None:
-        """Return the result, or None if it is not available yet. Raises if the task failed."""
+        """Return the result, or None if it does not exist yet. Raises an error if the task failed."""
 
 
 class BackgroundTask(ABC, Generic[Found]):
-    """A background task. Only one can run at a time. Leaving the screen ends the task."""
+    """A task that runs in the background. Only one can run at a time. It ends when the user leaves the screen."""
 
     TITLE: ClassVar[str]
-    AT_IT: ClassVar[str]  # Message if the user starts the task while it is running.
-    # Question to the user before the task starts. Pressing the key again within READ_S seconds means yes.
+    AT_IT: ClassVar[str]  # message if the user starts the task again while it runs
+    # A question before the task starts. To confirm it, the user presses the key again within READ_S seconds.
     QUESTION: ClassVar[str] = ""
 
     def __init__(self, app: App[int], show_progress: Progress) -> None:
         self._app = app
         self._show_progress = show_progress
-        self._asked: tuple[str, float] | None = None  # (key of the source, time) of the last question.
+        self._asked: tuple[str, float] | None = None  # (key of the source, time) of the last question
 
     @abstractmethod
     def why_not(self, source: SourceView | None, *, is_recording: bool) -> str:
-        """Return why the task cannot run for the shown source, or "" if it can."""
+        """Return why the task cannot run for the shown source. Return "" if it can run."""
 
     @abstractmethod
     def ask(self, source: SourceView) -> AbstractContextManager[Awaited[Found]]:
@@ -67,10 +70,10 @@ class BackgroundTask(ABC, Generic[Found]):
 
     @abstractmethod
     def told(self, source: SourceView, found: Found) -> Iterable[str]:
-        """Return the task's result as lines of text."""
+        """Return the result of the task as lines of text."""
 
     def begin(self, source: SourceView | None, *, is_recording: bool) -> None:
-        """Start the task for the shown process, or show why it cannot start."""
+        """Start the task for the shown process. If it cannot start, show the reason."""
         if why := self.why_not(source, is_recording=is_recording) or self._at_it():
             self._tell(why, severity="warning")
         elif source is not None and self.QUESTION and not self._is_confirmed(source):
@@ -79,9 +82,9 @@ class BackgroundTask(ABC, Generic[Found]):
             self._app.run_worker(partial(self._wait, source), thread=True, group=self.TITLE)
 
     def _is_confirmed(self, source: SourceView) -> bool:
-        """Return whether the question about this source was asked in the last READ_S seconds.
+        """Return whether the question about this source was asked during the last READ_S seconds.
 
-        If not, note that it is asked now.
+        If not, store the question as asked now.
         """
         now_s = time.monotonic()
         if self._asked is not None and self._asked[0] == source.key and now_s - self._asked[1] < READ_S:

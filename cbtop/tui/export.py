@@ -1,4 +1,4 @@
-"""Export of the shown view to a file in the working directory."""
+"""Export the shown view to a file in the working directory."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from cbtop.tui.widgets.lines import Line, clean
 from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.time_travel import ReplayView
 
-# A displayed number of four digits or more, with commas between groups of three.
+# Matches a displayed number of four digits or more. Commas separate groups of three digits.
 _GROUPED = re.compile(r"[-+]?\d{1,3}(,\d{3})+(\.\d+)?")
 
-# (key, file extension, description) of each export format.
+# For each export format: key, file extension, description.
 KINDS = {
     "s": ("svg", "the picture on the screen"),
     "j": ("json", "all that is known of the process, as the JSON report has it"),
@@ -39,7 +39,7 @@ KINDS = {
 
 
 class ExportScreen(ModalScreen[str | None]):
-    """Asks the user for a format. The result is a file extension, or None."""
+    """Asks the user for a format. The result is a file extension, or None if the user cancels."""
 
     AUTO_FOCUS = None
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -52,7 +52,7 @@ class ExportScreen(ModalScreen[str | None]):
 
 
 class Kinds(Drawing):
-    """The list of formats and their keys."""
+    """The list of formats with their keys."""
 
     def draw(self, width: int, height: int) -> list[Line]:
         rows: list[Line] = [
@@ -63,7 +63,7 @@ class Kinds(Drawing):
 
 
 def ask_and_export(app: App[int], view: View, source: SourceView, replay: ReplayView | None) -> None:
-    """Ask for a format, then write `view` with the data that `source` has now."""
+    """Ask for a format, then export `view` with the current data of `source`."""
     picture = app.export_screenshot(title=f"cbtop {view.title}")
     source = source.held()
 
@@ -81,7 +81,10 @@ def ask_and_export(app: App[int], view: View, source: SourceView, replay: Replay
 
 
 def write_export(ending: str, view: View, source: SourceView, replay: ReplayView | None, picture: str) -> Path:
-    """Write `view` of `source` to a new file and return its path. Raises CbtopError if the format needs a table."""
+    """Write `view` of `source` to a new file and return its path.
+
+    Raises CbtopError if the format requires a table.
+    """
     sections = [view.section] if view.section in VIEWS else list(VIEWS)
     texts: dict[str, Callable[[], str]] = {
         "svg": lambda: picture,
@@ -105,7 +108,7 @@ def write_export(ending: str, view: View, source: SourceView, replay: ReplayView
 
 
 def as_csv(cells: Cells) -> str:
-    """Return the cells as CSV. Numbers have their displayed digits but no commas, and names have no glyphs."""
+    """Return the cells as CSV. Numbers keep their displayed digits but lose their commas. Names lose their glyphs."""
     written = io.StringIO()
     csv.writer(written).writerows([cells.head, *([_as_read(cell) for cell in row] for row in cells.rows)])
     return written.getvalue()

@@ -1,4 +1,4 @@
-"""Interface of the feeds that provide the screen's data."""
+"""The interface of the feeds that provide the data on the screen."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from cbtop.viewmodels.time_travel import TimeView
 
 
 class AppFeedEnd(Protocol):
-    """Failure of the program that was started with this app. The caller of the app reports the reason."""
+    """The failure of the program that was started with this app. The caller of the app reports the reason."""
 
     @property
     def exit_code(self) -> int: ...
 
 
 class HistoryFile(Protocol):
-    """A file with a daemon's history."""
+    """A file that contains a daemon's history."""
 
     @property
     def path(self) -> Path: ...
@@ -30,48 +30,51 @@ class HistoryFile(Protocol):
 
 
 class AppFeed(Protocol):
-    """Provider of all data on the screen. None of its methods blocks."""
+    """The source of all data on the screen. Its methods never block."""
 
     def poll(self) -> None:
-        """Apply the data that has arrived. Called at every tick, also while the screen is paused."""
+        """Apply the data that has arrived. This is called at every tick, also while the screen is paused."""
 
     def sources(self) -> tuple[SourceSummary, ...]:
-        """Return every source, in a stable order."""
+        """Return all sources, in an order that does not change."""
 
     def view(self, key: str | None, phase: str | None, *, window: bool) -> SourceView | None:
-        """Return the view of source `key` in `phase`, or None if the source does not exist.
+        """Return the view of the source `key` for `phase`, or None if the source does not exist.
 
-        A `key` of None selects the newest live source, and a `phase` of None the default phase. The statistics cover
-        all data, or the recent window if `window` is true.
+        If `key` is None, it is the newest live source. If `phase` is None, it is the default phase. The statistics
+        cover all data, or the recent window if `window` is true.
         """
 
     def merged(self, mode: MergeMode, key: str | None, phase: str | None, *, window: bool) -> SourceView | None:
-        """Return one merged view of all sources that belong together with source `key`."""
+        """Return one view that merges all sources that belong together with the source `key`."""
 
     def follow_records(self, on: bool) -> None:
-        """Start or stop receiving every record. Only a timeline needs every record."""
+        """Start or stop receiving every record, which only a timeline needs."""
 
     @property
     def is_complete(self) -> bool:
-        """Whether all running processes are known. If so, any new process has just started."""
+        """Whether all running processes are known. Then a new process must have just started."""
 
     def mark_baseline(self, key: str) -> bool:
-        """Use the recent window of each process as its baseline. Returns False if process `key` has too few steps."""
+        """Use the recent window of each process as its baseline.
+
+        Returns False if the process `key` has too few steps.
+        """
 
     def clear_baseline(self) -> None:
         """Stop comparing with a baseline."""
 
-    baselines: Sequence[Snapshot]  # At most one per process.
+    baselines: Sequence[Snapshot]  # at most one baseline per process
 
     def watched(self) -> TimeView | None:
-        """Return the last minutes as a time range with notable events, or None if unknown."""
+        """Return the time bar of the last minutes with its notable events. Return None if unknown."""
 
     def status(self) -> str:
         """Return one line about the connection to the daemon."""
 
     @property
     def refused(self) -> str:
-        """Why the daemon and this client do not understand each other, or "" if they do."""
+        """Why the daemon and this viewer will never accept each other, or "" if they may."""
 
     def finished(self) -> AppFeedEnd | None:
-        """Return the failure of the program started with this app, or None."""
+        """Return the failure of the program that was started with this app. Return None if it has not failed."""

@@ -1,4 +1,4 @@
-"""The key that records the kernels of the next few steps of the shown process."""
+"""The key that records the kernels of the next steps of the shown process."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from cbtop.viewmodels.source import SourceView
 
 
 class Kernels(BackgroundTask[BurstView]):
-    """Records kernels on request.
+    """The background task that records kernels.
 
-    The graph shows these kernels. If it is paused, it shows them after the pause. Statistics do not include them.
+    The graph shows the recorded kernels as soon as it is not paused. They are not part of the statistics.
     """
 
     TITLE = "kernels"

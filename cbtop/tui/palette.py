@@ -1,4 +1,4 @@
-"""The command palette. It lists every key that works in the current view, by its description."""
+"""The command palette. It lists the keys that work in the current view, by their descriptions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cbtop.tui.widgets.footer import shown_key
 
 
 class KeysByName(Provider):
-    """Provides the palette's entries. Choosing an entry presses its key."""
+    """Provides the entries of the palette. Choosing an entry has the effect of pressing its key."""
 
     async def discover(self) -> Hits:
         for binding in self._bindings():
@@ -26,9 +26,9 @@ class KeysByName(Provider):
                 yield Hit(score, matcher.highlight(_text(binding)), press)
 
     def _bindings(self) -> Iterator[Binding]:
-        """Yield one binding per action. Bindings of the focused widget come first.
+        """Yield one binding per action. The bindings of the focused widget come first.
 
-        Actions that are disabled only because the palette is open are included. Textual's own are not.
+        The open palette disables some actions, and these are included. Textual's own actions are left out.
         """
         told: set[str] = set()
         for active in self.screen.active_bindings.values():

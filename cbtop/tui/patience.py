@@ -1,15 +1,15 @@
-"""Makes Textual's input thread poll every half second instead of every tenth while the user types nothing."""
+"""Reduce the polling of Textual's input thread from ten times to twice a second while the user types nothing."""
 
 from __future__ import annotations
 
 import selectors
 
-PATIENT_S = 0.5  # An exit waits at most this long for the input thread, unless a key caused the exit.
-TYPING_LOOKS = 10  # After this many polls without input, polls get rarer. A key sequence is complete by then.
+PATIENT_S = 0.5  # seconds between polls; an exit without a key waits at most this long for the input thread
+TYPING_LOOKS = 10  # number of polls without input before polling slows down; a key sequence is complete by then
 
 
 class SlowPollSelector(selectors.SelectSelector):
-    """Selector that waits longer than the given timeout after some time without input."""
+    """A selector that waits longer than requested if no input has come for some time."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The dashboard for a recording. It has the usual views, and keys that move in time."""
+"""The dashboard for a recording. It has the usual views, and additional keys that move in time."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from cbtop.feeds.replay import ReplayFeed
 from cbtop.tui.app import CbtopApp
 from cbtop.tui.time_travel import TimeTravel
 
-_NOT_HERE = ("now", "save_history")  # A recording has no present, and it is a file already.
+# actions of the live app that make no sense here: a recording has no present, and is already a file
+_NOT_HERE = ("now", "save_history")
 
 
 def _seek(keys: str, action: str, description: str, *, show: bool = False) -> Binding:
-    # These keys take priority over a list's keys. Lists keep j k g G, and the graph also keeps h l.
+    # These keys take priority over the keys of lists. Lists keep j k g G, and the graph also keeps h l.
     return Binding(keys, action, description, show=show, priority=True)
 
 
 class ReplayApp(CbtopApp, inherit_bindings=False):
-    """The dashboard for a recording. Space pauses the playback, not only the screen."""
+    """The dashboard for a recording. The space key pauses the playback, and not only the screen."""
 
-    FOLLOWS: ClassVar[bool] = False  # Otherwise a move in time could select a different process.
+    FOLLOWS: ClassVar[bool] = False  # false, because otherwise a move in time could select a different process
     BINDINGS: ClassVar[list[BindingType]] = [
         _seek("left", "seek(-5)", "back 5 s", show=True),
         _seek("right", "seek(5)", "on 5 s", show=True),
@@ -30,7 +31,7 @@ class ReplayApp(CbtopApp, inherit_bindings=False):
         _seek("home", "seek_to(0)", "to the beginning"),
         _seek("end", "seek_to(1)", "to the end"),
         Binding("w", "save_history", "write the range to a file", show=False),
-        # These bindings come last, because the footer never drops its last two: help and quit.
+        # These bindings must come last, because the footer always shows the last two bindings: help and quit.
         *(each for each in CbtopApp.BINDINGS if not (isinstance(each, Binding) and each.action in _NOT_HERE)),
     ]
 
@@ -45,7 +46,7 @@ class ReplayApp(CbtopApp, inherit_bindings=False):
         )
 
     def action_pause(self) -> None:
-        """Pause the recording, or resume it. If a time range is shown, resume at the end of the range."""
+        """Pause the recording, or continue it. If a time range is shown, continue at the end of the range."""
         if self.paused or self._recording.range_s is not None:
             self.paused, self._recording.is_playing = False, True
             self._travel.leave_range()
@@ -61,7 +62,7 @@ class ReplayApp(CbtopApp, inherit_bindings=False):
         super().action_steps(steps)
 
     def action_seek_to(self, share: float) -> None:
-        """Move to a share of the recording. 0 is its beginning, and 1 is its end."""
+        """Move to a position in the recording. 0 is its beginning, and 1 is its end."""
         self._travel.go_to(share * self._recording.duration_s)
 
     def action_save_history(self) -> None:
@@ -71,6 +72,6 @@ class ReplayApp(CbtopApp, inherit_bindings=False):
             super().action_save_history()
 
     def tick(self) -> None:
-        """Update the screen. While the recording is seeking, keep the previous picture."""
+        """Update the screen. While the recording moves to a target, keep the previous picture."""
         if self._recording.on_its_way is None:
             super().tick()

@@ -1,4 +1,4 @@
-"""The key that measures the roofs (hardware limits) of the shown process again."""
+"""The key that measures the roofs (speed limits of the hardware) of the shown process again."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cbtop.viewmodels.source import SourceView
 
 
 class Roofs(BackgroundTask[list[str]]):
-    """Measures roofs. A measurement uses the whole machine for some seconds."""
+    """The background task that measures roofs. It uses the whole machine for some seconds."""
 
     TITLE = "roofs"
     AT_IT = "they are being measured already"

@@ -1,4 +1,4 @@
-"""The dashboard for a program that cbtop has started. It has the usual views and the program's output."""
+"""The dashboard for a program that cbtop has started. It has the usual views, and a view of the program's output."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from cbtop.viewmodels.source import SourceView
 _NOT_OURS = (
     "quit",
     "suspend_process",
-)  # Ctrl-C goes to the program first. A suspended dashboard could not read the program's output.
+)  # The first Ctrl-C interrupts the program. Suspending is not possible, because the program's output must be read.
 
 
 class AppProgram(Protocol):
-    """The program that runs on a terminal of its own."""
+    """A program that runs on a pseudo-terminal of its own."""
 
     @property
     def is_running(self) -> bool: ...
 
     def written(self) -> Sequence[str]:
-        """Return the newest lines of the program's output. Without new output, return the same object as before."""
+        """Return the newest lines of the program's output. Without new output, it is the same object as before."""
 
     def interrupt(self) -> None:
         """Interrupt the program, as Ctrl-C on its terminal does."""
@@ -39,7 +39,7 @@ class AppProgram(Protocol):
 
 
 class RunApp(CbtopApp, inherit_bindings=False):
-    """The dashboard for a started program. When the user leaves it, the program continues on the terminal."""
+    """The dashboard for a started program. If the user leaves it, the program continues on the terminal."""
 
     SHOWN = (*VIEWS, Output)
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -80,7 +80,7 @@ class RunApp(CbtopApp, inherit_bindings=False):
         self._program.resize(event.size.width, event.size.height)
 
     def _show_welcome(self, source: SourceView | None) -> None:
-        """Show the program's output, because there is nothing else to show yet."""
+        """Show the program's output, because no process has data yet."""
         self._show_view(self.query_one(Output))
 
     async def action_interrupt(self) -> None:

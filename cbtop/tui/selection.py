@@ -1,4 +1,4 @@
-"""The selected process: the newest running process, until the user chooses one."""
+"""The selected process. It is the newest running process until the user chooses one."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from cbtop.viewmodels.source import SourceSummary
 
 
 class Selection:
-    """Holds the key of the selected process.
+    """Stores the key of the selected process.
 
-    If `follows`, the selection moves to the newest live process until the user chooses a process.
+    If `follows` is true, the newest live process is selected until the user chooses a process.
     """
 
     def __init__(self, *, follows: bool = True) -> None:
-        self.key: str | None = None  # None selects the newest live process.
+        self.key: str | None = None  # None selects the newest live process
         self._follows = follows
-        self._live: dict[str, str] = {}  # Label of each process that was live at the previous look, by key.
-        self._known: frozenset[str] = frozenset()  # Keys of all processes at the previous look.
+        self._live: dict[str, str] = {}  # label of each process that was live at the last call of `look`, by key
+        self._known: frozenset[str] = frozenset()  # keys of all processes at the last call of `look`
 
     def choose(self, key: str) -> None:
-        """Select process `key`. From now on, the selection does not move when processes start or end."""
+        """Select the process `key`. From now on, starts and ends of processes do not change the selection."""
         self.key, self._follows = key, False
 
     def look(self, sources: Sequence[SourceSummary], *, is_complete: bool, may_move: bool = True) -> str:
-        """Select the newest live process if the selection may move. Return a message for the user, or "".
+        """Select the newest live process if the selection may change. Return a message for the user, or "".
 
-        The selection does not move if the user chose a process or if `may_move` is false. If it moves, the message
-        names the new process, else a process that started or ended and the key to show it. Before `is_complete`, some
-        running processes may be unknown, so nothing is selected yet.
+        The selection does not change if the user chose a process or if `may_move` is false. If it changes, the
+        message names the new process. Otherwise the message names a process that started or ended, and the key to
+        show it. While `is_complete` is false, some running processes may be unknown, so nothing is selected yet.
         """
         live = {summary.key: clean(summary.label) for summary in sources if summary.state == SourceStatus.LIVE}
         before, self._live = self._live, live
@@ -44,7 +44,8 @@ class Selection:
             self.key = first.key
             why = f"{ended} has ended: " if ended else ""
             return f"{why}{live[first.key]} {'runs' if first.key in known else 'started'} and is shown now"
-        # In a recording that is moved backwards, an ended process runs again. `known` has it, so it has not started.
+        # If a recording is moved backwards, an ended process runs again. It has not just started, because `known`
+        # contains it.
         if started := [key for key in live if key not in known]:
             what = live[started[0]] if len(started) == 1 else f"{len(started)} processes"
             return f"{what} started: {self._way_to(started[0], sources)}"
@@ -55,14 +56,14 @@ class Selection:
         return ""
 
     def step(self, steps: int, sources: Sequence[SourceSummary]) -> None:
-        """Select the process `steps` further in the list. The selection then stays there."""
+        """Select the process `steps` positions later in the list. The selection then does not change by itself."""
         self._follows = False
         keys = [summary.key for summary in sources]
         if keys:
             self.key = keys[((keys.index(self.key) if self.key in keys else 0) + steps) % len(keys)]
 
     def position(self, sources: Sequence[SourceSummary]) -> str:
-        """Return the position of the selected process, for example `2/3`, or "" for a single process."""
+        """Return the position of the selected process, such as `2/3`. Return "" for a single process."""
         keys = [summary.key for summary in sources]
         return f"{keys.index(self.key) + 1}/{len(keys)}" if len(keys) > 1 and self.key in keys else ""
 

@@ -1,4 +1,4 @@
-"""Exits the app on a signal or when the terminal is gone, even if the terminal's output is not read."""
+"""Leave the app after a signal or if the terminal is gone, even if nothing reads the terminal's output."""
 
 from __future__ import annotations
 
@@ -15,19 +15,22 @@ from contextlib import suppress
 from types import FrameType
 
 TERMINAL_CHECK_S = 1.0
-LEAVE_WITHIN_S = 8.0  # Includes up to five seconds for stopping the workload of a demo.
+LEAVE_WITHIN_S = 8.0  # maximum seconds to leave, including up to five seconds to stop the workload of a demo
 MAKE_WAY_EVERY_S = 0.05
-ROOM_FOR_GOOD = 3  # Consecutive checks with room in the output buffer. After these, no writer is waiting.
+ROOM_FOR_GOOD = 3  # number of consecutive checks with room in the output buffer, after which no writer is blocked
 HANG_UP_EXIT = 129
-# The modes of a terminal without Textual. Drawing is not synchronised, and pastes, sizes, the mouse and the focus are
-# not reported. Lines wrap, keys are normal, and the main screen and the cursor are visible.
+# Sequences that restore the modes of a terminal. They turn off synchronised drawing, and the reports of pastes,
+# sizes, mouse and focus. They turn on line wrap, normal keys, the main screen and the cursor.
 _MODES = "?2026l ?2004l ?2048l ?1000l ?1003l ?1015l ?1006l ?1004l ?7h <u ?1049l ?25h"
 AS_BEFORE = "".join(f"\x1b[{mode}" for mode in _MODES.split()).encode()
-_KEYS, _DRAWN_ON = 0, 2  # Textual reads keys from file descriptor 0 and draws on 2.
+_KEYS, _DRAWN_ON = 0, 2  # file descriptors that Textual reads keys from and draws on
 
 
 class TerminalWatch:
-    """Calls `leave` with an exit code in the current event loop. If the app does not leave, ends the process."""
+    """Calls `leave` with an exit code in the current event loop.
+
+    If the app does not leave in time, ends the process.
+    """
 
     def __init__(self, leave: Callable[[int], object]) -> None:
         self._leave = leave
@@ -35,8 +38,9 @@ class TerminalWatch:
         self._exit_code: int | None = None
 
     def begin(self) -> None:
-        # asyncio's signal handlers are not used, because a loop that is blocked on terminal output never calls them.
-        # A handler must not raise an exception, because Python ignores exceptions in some places, such as `__del__`.
+        # asyncio's signal handlers are not used, because an event loop that is blocked by terminal output does not
+        # call them. A handler must not raise an exception, because Python drops exceptions in some places, such as
+        # `__del__`.
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
             signal.signal(number, self._on_signal)
         threading.Thread(target=self._watch, name="cbtop-terminal", daemon=True).start()
@@ -45,7 +49,7 @@ class TerminalWatch:
         self._exit_code = 128 + number
         try:
             self._loop.call_soon_threadsafe(self._leave, self._exit_code)
-        except RuntimeError:  # The event loop is closed, so the app has left already.
+        except RuntimeError:  # the event loop is closed, so the app has already left
             raise SystemExit(self._exit_code) from None
 
     def _watch(self) -> None:
@@ -58,10 +62,10 @@ class TerminalWatch:
             self._make_way(self._exit_code)
 
     def _make_way(self, exit_code: int) -> None:
-        """Wait until the app has left. If terminal output is blocked, discard the output meanwhile."""
+        """Wait until the app has left. If the terminal's output is blocked, discard the output meanwhile."""
         deadline_s, is_unread = time.monotonic() + LEAVE_WITHIN_S, False
         while time.monotonic() < deadline_s:
-            if self._loop.is_closed():  # The app has left the screen, and the command continues.
+            if self._loop.is_closed():  # the app has left the screen, and the command continues
                 return
             if not is_unread and not _has_room(_DRAWN_ON):
                 is_unread = True
@@ -70,11 +74,12 @@ class TerminalWatch:
         os._exit(exit_code)
 
     def _leave_a_dead_terminal(self) -> None:
-        """Exit because the terminal is gone. Textual's input would spin, and its output would block for ever.
+        """Leave because the terminal is gone. Textual's input would loop without a pause, and its output would block
+        for ever.
 
-        There is no terminal whose modes could be restored.
+        The terminal's modes are not restored, because no terminal is left.
         """
-        _write_nowhere()  # Otherwise Python could not flush its output at exit, and its exit code would be 120.
+        _write_nowhere()  # without this, Python cannot flush its output at exit and ends with exit code 120
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._leave, HANG_UP_EXIT)
         time.sleep(LEAVE_WITHIN_S)
@@ -82,16 +87,16 @@ class TerminalWatch:
 
 
 def _leave_unread(deadline_s: float) -> None:
-    """Discard output that is not read, then restore the terminal's modes for a later reader.
+    """Discard output that nothing reads. Then restore the terminal's modes for a later reader.
 
-    Discarding output unblocks a writer that waits for room. Later writes would block again, so redirect them.
+    Discarding output unblocks a writer. Later writes are redirected, because they would block again.
     """
     done = threading.Event()
-    atexit.register(done.wait, LEAVE_WITHIN_S)  # Python must not exit before this thread has finished.
+    atexit.register(done.wait, LEAVE_WITHIN_S)  # Python must not exit before this thread has finished
     terminal = os.dup(_DRAWN_ON)
     _write_nowhere()
     had_room = 0
-    with suppress(OSError, termios.error):  # The terminal may disappear meanwhile.
+    with suppress(OSError, termios.error):  # the terminal may disappear at any time
         while had_room < ROOM_FOR_GOOD and time.monotonic() < deadline_s:
             had_room += 1
             if not _has_room(terminal):

@@ -1,4 +1,6 @@
-"""Position of the screen in time: the present, a moment of a recording or a daemon's history, or a time range."""
+"""The position of the screen in time: the present, a moment of a recording or of a daemon's history, or a time
+range.
+"""
 
 from __future__ import annotations
 
@@ -21,19 +23,21 @@ from cbtop.tui.errand import READ_S, Progress
 from cbtop.tui.widgets.lines import clean
 from cbtop.viewmodels.time_travel import TimeView
 
-ADVANCE_S, ANSWER_S = 0.05, 0.005  # Seconds to read a recording before keys are handled, and seconds to handle keys.
-# Asks for the history. The returned function blocks until the history is read.
+# seconds of reading a recording at a time, and seconds of handling keys after that
+ADVANCE_S, ANSWER_S = 0.05, 0.005
+# Requests the history. The returned function blocks until the history has been read.
 AskBack = Callable[[], Callable[[], ReplayFeed]]
-# Returns the target of a move, given the current moment. Both are seconds from the beginning.
+# A move in time. It maps the current moment to the target, both in seconds from the beginning.
 Way = Callable[[ReplayFeed, float], float]
 NO_HISTORY = "there is no one daemon here whose memory could be looked into"
 
 
 class TimeTravel:
-    """Moves the screen through the recording `past`. Without `past`, moves through the history from `ask`.
+    """Moves the screen through the recording `past`. If `past` is None, moves through the history that `ask`
+    requests.
 
-    `show` redraws the same moment, and `arrive` draws a different moment. Moves by steps count the steps of the
-    process that `source` returns.
+    `show` redraws the same moment, and `arrive` draws a different moment. `source` returns a process. If the user
+    moves by steps, the steps of this process count.
     """
 
     def __init__(
@@ -48,21 +52,21 @@ class TimeTravel:
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self.past = past
-        self.begun_s: float | None = None  # Begin of a range that the user has not ended yet.
+        self.begun_s: float | None = None  # begin of a range that the user has begun but not ended
         self._app = app
         self._show = show
         self._arrive = arrive
         self._show_progress = show_progress
         self._ask = ask
         self._clock_s = clock_s
-        self._held_s = 0.0  # Time of `clock_s` when the screen was paused.
-        # Time of the request for the daemon's history, or None if no answer is pending.
+        self._held_s = 0.0  # time (`clock_s`) when the screen was paused
+        # Time of the request for the daemon's history. None if no answer is expected.
         self._asked_s: float | None = None
-        self._ways: list[Way] = []  # Moves requested before the history has arrived.
-        # If a range was requested, the number of moves in `_ways` before its begin.
+        self._ways: list[Way] = []  # moves that were requested before the history has arrived
+        # If the user has begun a range before the history has arrived: the number of moves in `_ways` before that.
         self._begins_after: int | None = None
         self._source = source
-        self._told_none = False  # Whether the user was told that the last move found no step nearby.
+        self._told_none = False  # whether the user knows that no step was found near the last move
 
     @property
     def can_look_back(self) -> bool:
@@ -70,7 +74,7 @@ class TimeTravel:
 
     @property
     def chosen_s(self) -> tuple[float, float] | None:
-        """The time range that is shown or being chosen, in seconds from the beginning."""
+        """The time range that is shown or being chosen, in seconds from the beginning. None without a range."""
         if self.past is None:
             return None
         if self.begun_s is None:
@@ -85,11 +89,14 @@ class TimeTravel:
         return replace(self.past.watched(), chosen_s=self.chosen_s)
 
     def hold(self) -> None:
-        """Note that the screen shows the present. A later look back begins at this moment."""
+        """Store that the screen is paused at the present moment.
+
+        If the user moves in time later, the move starts here.
+        """
         self._held_s = self._clock_s()
 
     def leave(self) -> None:
-        """Return to the present. Ignore a requested history that arrives later."""
+        """Return to the present. If a requested history arrives later, ignore it."""
         if self._asked_s is not None or (self.past is not None and self.past.on_its_way is not None):
             self._show_progress("")
         self._asked_s = self.begun_s = self._begins_after = None
@@ -98,11 +105,11 @@ class TimeTravel:
             self.past = None
 
     def move(self, by_s: float) -> None:
-        """Move by `by_s` seconds. If the screen is live, open the history first."""
+        """Move by `by_s` seconds. If the screen is live, request the history first."""
         self._move(lambda _, from_s: from_s + by_s)
 
     def move_steps(self, steps: int) -> None:
-        """Move by `steps` steps. If the screen is live, open the history first."""
+        """Move by `steps` steps. If the screen is live, request the history first."""
         self._move(partial(self._steps_away, steps))
 
     def _move(self, way: Way) -> None:
@@ -117,7 +124,7 @@ class TimeTravel:
             self._set_out(partial(self.past.aim, at_s))
 
     def mark(self) -> None:
-        """Begin a time range at the shown moment, or end the begun range there and show it."""
+        """Begin a time range at the shown moment. If a range has begun, end it at the shown moment and show it."""
         past = self.past
         if past is None:
             self._look_back(begins_range=True)
@@ -156,9 +163,9 @@ class TimeTravel:
         self._app.notify(clean(text), title="time", severity=severity, timeout=READ_S, markup=False)
 
     def _steps_away(self, steps: int, past: ReplayFeed, from_s: float) -> float:
-        """Return the moment `steps` steps later, or earlier if negative.
+        """Return the moment `steps` steps later, or earlier if `steps` is negative.
 
-        If no step is near, move one second per step.
+        If no step is near, the result is one second away for each step.
         """
         to_s, found = past.search.steps_away(from_s, steps, self._source())
         if not found and not self._told_none:
@@ -195,7 +202,8 @@ class TimeTravel:
             self.tell(why, severity="error")
 
     def _begin(self, asked_s: float, found: ReplayFeed) -> None:
-        if asked_s != self._asked_s:  # The user has left the history meanwhile, or asked again.
+        # the user has returned to the present meanwhile, or has requested the history again
+        if asked_s != self._asked_s:
             found.close()
             return
         self._asked_s, self.past = None, found
@@ -214,7 +222,7 @@ class TimeTravel:
             self._go_on()
 
     def _go_on(self) -> None:
-        """Read some of the recording, then continue later so that the screen can handle keys."""
+        """Read some of the recording. Then continue later, so that the screen can handle keys in between."""
         if self.past is None:
             return
         if self.past.advance(ADVANCE_S):

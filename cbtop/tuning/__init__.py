@@ -1,1 +1,1 @@
-"""Measure settings of a model in turns, compare them, and keep the better one."""
+"""Measure settings of a model in turns, compare them, and keep the faster one."""

@@ -1,8 +1,7 @@
 """Store the fastest settings found by `cbtop tune`, in one JSON file in the user's cache directory."""
 
-# The key of a result is the model, the type of processor and the number of available processors. A model is
-# identified by the name and the size of its file, because reading the whole file would take longer than the setting
-# saves.
+# The key of a result is the model, the type of processor and the number of available processors. The model is
+# identified by the name and size of its file. Reading the whole file would take more time than the setting saves.
 
 from __future__ import annotations
 
@@ -21,14 +20,14 @@ from cbtop.tuning.tuner import Tuned
 
 SCHEMA = "cbtop.tuned/1"
 MAX_FILE_BYTES = 1 << 20
-MAX_KEPT = 64  # the newest settings are kept
+MAX_KEPT = 64  # maximum number of stored settings; the newest remain
 
 
 @dataclass(frozen=True, slots=True)
 class KeptSetting:
-    """A setting with its conditions, and the speed of a request relative to the earlier setting.
+    """A setting that was measured. `ratio` is the speed of a request relative to the setting that was used before.
 
-    The relative speed is None if both settings are equal or were not measured together.
+    The ratio is None if both settings are equal or were not measured together. The other fields are the conditions.
     """
 
     model: str
@@ -54,8 +53,10 @@ class KeptSetting:
 
     @property
     def text(self) -> str:
-        """The setting as text: `--threads 2, tuned on 2026-11-24: 1.83 (1.71 to 1.95) times as fast as --threads
-        1`."""
+        """The setting as text.
+
+        For example `--threads 2, tuned on 2026-11-24: 1.83 (1.71 to 1.95) times as fast as --threads 1`.
+        """
         said = f"{self.setting.text}, tuned on {self.measured_on[:10]}"
         if self.ratio is None:
             return (
@@ -88,7 +89,7 @@ def store_setting(path: Path, tuned: Tuned, processors: int) -> KeptSetting:
     try:
         known = known_settings()
     except CbtopError:
-        known = ()  # a file that cannot be read may be replaced
+        known = ()  # a file that cannot be read is replaced
     found = [*(one for one in known if one.key != new.key), new][-MAX_KEPT:]
     document = {"schema": SCHEMA, "settings": [_plain(one) for one in found]}
     file = settings_file()
@@ -101,9 +102,9 @@ def store_setting(path: Path, tuned: Tuned, processors: int) -> KeptSetting:
 
 
 def stored_setting(path: Path, processors: int) -> KeptSetting | None:
-    """Return the setting for the model at `path` on a machine like this one, or None.
+    """Return the stored setting for the model at `path`, or None.
 
-    Raises CbtopError if the file cannot be read.
+    The type and number of processors must match. Raises CbtopError if the file cannot be read.
     """
     wanted = _key(path, processors)
     return next((one for one in known_settings() if one.key == wanted), None)
@@ -117,7 +118,7 @@ def known_settings() -> tuple[KeptSetting, ...]:
         return () if text is None else _decoded(text)
     except OSError as error:
         raise CbtopError(f"{file}: {error.strerror or error}") from error
-    except (ValueError, RecursionError, DecodeError) as error:  # ValueError: the file is not JSON or not UTF-8
+    except (ValueError, RecursionError, DecodeError) as error:  # ValueError: the file is not valid JSON or not UTF-8
         raise CbtopError(f"{file} holds no settings: {error}; cbtop tune writes it anew") from error
 
 

@@ -1,4 +1,4 @@
-"""Measure the wall-clock time of a model's tokens with a given setting, without recording."""
+"""Measure the wall-clock time of a model's tokens with a given setting. Nothing is recorded meanwhile."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ class InterruptedTurnError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Test:
-    """A test from an empty cache: a prompt of `n_prompt` tokens, or the generation of `n_gen` tokens. The other
-    number is 0."""
+    """A test that begins with an empty cache: a prompt of `n_prompt` tokens, or `n_gen` generated tokens.
+
+    The other number is 0.
+    """
 
     n_prompt: int
     n_gen: int
@@ -39,7 +41,7 @@ class Test:
 
 @dataclass(frozen=True, slots=True)
 class TuningRequest:
-    """A prompt of random tokens, followed by generated tokens."""
+    """A request to measure: a prompt of random tokens, followed by generated tokens."""
 
     n_prompt: int
     n_gen: int
@@ -71,7 +73,7 @@ class TuningRequest:
 class Setting:
     """The setting of a decoder.
 
-    If `is_exact`, products use unrounded activations instead of int8, and weights in their stored layout.
+    If `is_exact`, matrix products use unrounded activations instead of int8, and weights in their stored layout.
     `cache_type` is the type of the KV cache, f16 or f32.
     """
 
@@ -96,8 +98,8 @@ class Setting:
 class Bench:
     """Runs the model at `path` with any setting, for sequences of at most `context` tokens.
 
-    If needed, the model is read twice: in its stored layout and for int8 products. Each setting has its own decoder.
-    Raises ComputeError if the model cannot be run.
+    The model may be read twice: in its stored layout, and in the layout for int8 products. Each setting has its own
+    decoder. Raises ComputeError if the model cannot be run.
     """
 
     def __init__(self, path: Path, context: int) -> None:
@@ -114,20 +116,22 @@ class Bench:
         return self._models[setting.is_exact]
 
     def decoder(self, setting: Setting) -> Decoder:
-        """Return the decoder of a setting, and make the kernels use its threads from now on."""
+        """Return the decoder of a setting. From now on, the kernels use its number of threads."""
         from cbtop.compute.backends import cpu_backend
         from cbtop.compute.workload import bare_decoder
 
         if setting not in self._decoders:
             model = self.model(setting)
             self._decoders[setting] = bare_decoder(model, setting.threads, self.context, setting.cache_type)
-        # the number of threads is per process, and another setting's number may be active
+        # set this each time, because the number of threads is per process and another setting may have changed it
         cpu_backend(setting.threads)
         return self._decoders[setting]
 
     def took_ns(self, setting: Setting, test: Test, should_stop: Callable[[], bool] = lambda: False) -> int:
-        """Return the time (ns) of one test. Raises InterruptedTurnError once `should_stop` returns true between
-        passes."""
+        """Return the time (ns) of one test.
+
+        Raises InterruptedTurnError once `should_stop` returns true between passes.
+        """
         return took_ns(self.decoder(setting), test, should_stop)
 
     def request_ns(
@@ -137,7 +141,7 @@ class Bench:
         return request.run(self.decoder(setting), should_stop)
 
     def recorded(self, setting: Setting, profiler: BrickProfiler) -> Decoder:
-        """Return a separate decoder with this setting that records its bricks with `profiler`."""
+        """Return a new decoder with this setting. It records its bricks with `profiler`."""
         from cbtop.compute.backends import cpu_backend
         from cbtop.compute.decoder.decoder import Decoder
         from cbtop.compute.settings import DecoderSettings

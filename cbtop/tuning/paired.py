@@ -1,7 +1,7 @@
 """Measure two sides in turns in one job, and compute how many times as fast B is as A."""
 
-# Two runs on one machine differ by some percent without a cause, and two machines differ by more. So the sides take
-# turns (A B, B A, A B, …). Then no side is always first, and disturbances and drifts affect both sides equally.
+# Two runs on one machine differ by some percent without a cause. Two machines differ by more. So the sides take turns
+# (A B, B A, A B, …). Then no side is always first, and disturbances and drifts affect both sides equally.
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from cbtop.comparison.noise import CONFIDENCE, MIN_BLOCKS, Change, Figure, chang
 SIDES = ("A", "B")
 Turn = Callable[[], Mapping[str, int]]  # runs one side; returns the time (ns) of each of its tests by name
 Round = tuple[Mapping[str, int], Mapping[str, int]]  # (times of A, times of B)
-Progress = Callable[[int, int], None]  # called with the current round, from 0, and the index of the side
+Progress = Callable[[int, int], None]  # called with (number of the round from 0, index of the side)
 
 
 def in_turns(pairs: Sequence[tuple[Turn, Turn]], rounds: int, progress: Progress) -> Iterator[Round]:
-    """Run each pair of turns once per round. Yields each round when it is complete."""
+    """Run both sides of each pair once per round. Yield each round when it is complete."""
     for number in range(rounds):
         found: tuple[dict[str, int], dict[str, int]] = {}, {}
         for pair in pairs:
@@ -32,8 +32,7 @@ def in_turns(pairs: Sequence[tuple[Turn, Turn]], rounds: int, progress: Progress
 
 @dataclass(frozen=True, slots=True)
 class PairedTest:
-    """The times of one test on both sides, in each round. `compared` is the number of tests that are compared
-    together.
+    """The times of one test on both sides, in each round. `compared` tests are compared together.
 
     `tokens` is the number of tokens of the test, or None if the test does not count tokens.
     """
@@ -57,7 +56,7 @@ class PairedTest:
     def change(self) -> Change | None:
         """The change from A (1.0) to B with its noise, or None if there are too few rounds to know their scatter.
 
-        The two times of a round belong together, so that the noise comes from the scatter of their ratio.
+        The noise is the scatter of the ratio of both times in a round, because both were measured together.
         """
         if len(self.a_ns) < MIN_BLOCKS:
             return None
@@ -66,13 +65,16 @@ class PairedTest:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """The interval of the ratio. With probability CONFIDENCE, the intervals of all compared tests are right."""
+        """The interval of the ratio.
+
+        With probability CONFIDENCE, the intervals of all compared tests contain the true values.
+        """
         found = self.change
         return None if found is None else (max(found.now - found.half, 0.0), found.now + found.half)
 
     @property
     def is_beyond_noise(self) -> bool | None:
-        """Whether the difference exceeds chance, or None if there are too few rounds."""
+        """Whether the difference is larger than chance explains, or None if there are too few rounds."""
         interval = self.interval
         return None if interval is None else not interval[0] <= 1 <= interval[1]
 
@@ -90,7 +92,7 @@ class PairedTest:
 
 
 def pairs_of(rounds: Sequence[Round], tokens: Mapping[str, int | None]) -> list[PairedTest]:
-    """Return each test with its times in all rounds."""
+    """Return a PairedTest for each test, with its times in all rounds."""
     return [
         PairedTest(name, of, tuple(a[name] for a, _ in rounds), tuple(b[name] for _, b in rounds), len(tokens))
         for name, of in tokens.items()
@@ -99,7 +101,7 @@ def pairs_of(rounds: Sequence[Round], tokens: Mapping[str, int | None]) -> list[
 
 
 def mean_and_deviation(values: Sequence[float]) -> tuple[float, float | None]:
-    """Return the mean and the standard deviation of a sample. The deviation of a single value is None."""
+    """Return the mean and the sample standard deviation. For a single value, the deviation is None."""
     return statistics.mean(values), statistics.stdev(values) if len(values) > 1 else None
 
 

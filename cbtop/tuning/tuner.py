@@ -1,5 +1,7 @@
-"""Find the fastest setting: choose settings to try from measured bricks, and measure each in turns with the best
-one."""
+"""Find the fastest setting of a model.
+
+Measured bricks suggest settings, and each is measured in turns with the best one.
+"""
 
 from __future__ import annotations
 
@@ -19,20 +21,20 @@ from cbtop.tuning.paired import PairedTest, Round, in_turns, pairs_of
 if TYPE_CHECKING:  # imported for types only, because it loads Numba
     from cbtop.profiler.session import Report
 
-MAX_ROUNDS = 20  # largest number of rounds of a try; more rounds would only detect negligible differences
-PROFILED = 3  # number of requests recorded by brick
-SPARE = 1.2  # a round may take this many times as long as the first rounds
+MAX_ROUNDS = 20  # maximum number of rounds of a try; more rounds would only show negligible differences
+PROFILED = 3  # number of requests that are recorded by brick
+SPARE = 1.2  # factor; later rounds may take this many times as long as the first ones
 PREFILL, DECODE, REQUEST = "prefill", "decode", "request"
-# Contracts of the kernels that depend on the products of a setting, and of those that depend on its cache.
+# Names of contracts. PRODUCTS are kernels that change with the type of product, CACHES with the type of cache.
 PRODUCTS = frozenset({"linear", "linear_int8", "linear_bf16", "qkv", "gated", "attention_bf16"})
 CACHES = frozenset({"attention", "attention_bf16", "kv_write"})
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A brick's share of a request, over all places of the brick, and whether its kernels use threads.
+    """The share of a brick in the time of a request, over all layers.
 
-    `contracts` are the contracts of its kernels.
+    `is_parallel` is true if one of its kernels uses threads. `contracts` are the contracts of its kernels.
     """
 
     brick: str
@@ -44,10 +46,10 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A setting to try instead of the one in use, with the reason from measured bricks.
+    """A setting to try, with the reason from measured bricks.
 
     `limit` is the maximum speed-up of a request by Amdahl's law (derived), or None if the bricks set no limit.
-    `numbers` says how the results of the setting differ, or is "" if they are equal.
+    `numbers` describes how the results of the setting differ. It is "" if they are equal.
     """
 
     setting: Setting
@@ -58,7 +60,9 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Try:
-    """A candidate compared with the best setting: the times of whole requests, of prefill and of decode."""
+    """A measured comparison of a candidate with the best setting: the times of whole requests, of prefill and of
+    decode.
+    """
 
     candidate: Candidate
     beside: Setting
@@ -74,9 +78,10 @@ class Try:
 
     @property
     def rounds_to_tell(self) -> int | None:
-        """About how many rounds with the same scatter would distinguish LEAST_PERCENT from noise (derived).
+        """The approximate number of rounds that are needed to distinguish LEAST_PERCENT from noise (derived).
 
-        None if the difference is not noise, or if the measured rounds would have been enough.
+        The scatter is assumed not to change. None if the difference is not noise, or if the measured rounds are
+        enough.
         """
         change = self.request.change
         if change is None or self.request.is_beyond_noise or change.half <= LEAST_PERCENT / 100:
@@ -86,7 +91,7 @@ class Try:
 
 @dataclass(frozen=True, slots=True)
 class Untried:
-    """A setting that was not tried, with the reason, or with what is needed to try it."""
+    """A setting that was not tried. `why` has the reason, or the condition for trying it."""
 
     what: str
     why: str
@@ -96,8 +101,9 @@ class Untried:
 class Tuned:
     """The result of `BrickTuner.tune`.
 
-    `best` is `before` if no measured setting was better. If more than one try was kept and there was time, `together`
-    compares `best` with `before`. `load_percent` is the share of all processors that other processes used meanwhile.
+    `best` is equal to `before` if no measured setting was faster. `together` compares `best` with `before` directly.
+    It is measured if more than one try was kept and there was time. `load_percent` is the share of all processors
+    that other processes used meanwhile.
     """
 
     request: TuningRequest
@@ -112,13 +118,12 @@ class Tuned:
 
     @property
     def has_told(self) -> bool:
-        """Whether any try differed beyond noise from the setting that it was compared with."""
+        """Whether any try was faster or slower beyond noise than the setting that it was compared with."""
         return any([one.request.is_beyond_noise for one in self.tries])
 
     @property
     def gain(self) -> PairedTest | None:
-        """The measured comparison of `best` with `before`, or None if they are equal or were not measured
-        together."""
+        """The measured comparison of `best` with `before`. None if they are equal or were not measured together."""
         kept = [one for one in self.tries if one.is_kept]
         return kept[0].request if len(kept) == 1 else self.together
 
@@ -156,12 +161,11 @@ class BrickTuner:
         self._should_stop = should_stop
         self._clock_s = clock_s
         self._left_s = 0.0
-        self._request_s = 0.0  # seconds of a request with the best setting, as last measured
+        self._request_s = 0.0  # seconds of a request with the best setting, in the latest measurement
         self._was_interrupted = False
 
     def tune(self, budget_s: float) -> Tuned:
-        """Measure, try and compare settings for at most `budget_s` seconds, without the time for loading and
-        compiling."""
+        """Try settings for at most `budget_s` seconds. The time for loading and compiling is not limited."""
         from cbtop.compute.backends import OtherProcesses, available_threads
 
         self._left_s, self._was_interrupted = budget_s, False
@@ -178,7 +182,7 @@ class BrickTuner:
         except (InterruptedTurnError, KeyboardInterrupt):
             self._was_interrupted = True
         for number, candidate in enumerate(candidates):
-            # Keep the changes of earlier tries, and change only what this candidate changes.
+            # Keep the changes of earlier tries, and add only the values that this candidate changes.
             now = replace(candidate, setting=changed(best, self._setting, candidate.setting))
             found = self._tried(now, best, self._left_s / (len(candidates) - number), len(candidates))
             if isinstance(found, Untried):
@@ -195,17 +199,17 @@ class BrickTuner:
         )  # fmt: skip
 
     def _has_int8(self) -> bool:
-        """Return whether the model uses int8 products on this machine unless exact products are required.
+        """Return whether the model uses int8 products on this machine by default.
 
-        This is not the case if the weights are floats, if the processor has no int8 instructions, or if the weights
-        are read faster in their stored layout.
+        It does not if the weights are floats, if the processor has no int8 instructions, or if the weights are read
+        faster in their stored layout.
         """
         decoder = self._bench.decoder(replace(self._setting, is_exact=False))
         works = (brick.definition.work for brick in decoder.bricks.places())
         return any(isinstance(work, Work) and work.dtype == "int8" for work in works)
 
     def _warm_up(self, setting: Setting) -> float:
-        """Run a request that compiles the kernels, and return the seconds of a second one."""
+        """Run a request to compile the kernels. Then run a second one and return its seconds."""
         self._progress(f"compiling kernels: {setting.text}", None)
         self._bench.request_ns(setting, self._request, self._should_stop)
         return sum(self._bench.request_ns(setting, self._request, self._should_stop)) / 1e9
@@ -216,7 +220,7 @@ class BrickTuner:
         from cbtop.profiler.recorder import RingRecorder
 
         self._progress("recording the bricks", None)
-        # The ring is in a directory of its own, which daemons do not read.
+        # Use a separate directory for the ring, because daemons do not read it.
         with tempfile.TemporaryDirectory(prefix="cbtop-tune-") as directory:
             profiler = BrickProfiler(recorder=RingRecorder(Path(directory)))
             decoder = self._bench.recorded(self._setting, profiler)
@@ -228,20 +232,20 @@ class BrickTuner:
         for brick in decoder.bricks.places():
             names = frozenset(kernel.contract.name for kernel in brick.kernels)
             if "attention" in names and BF16_PAYS and self._setting.cache_type == "f16":
-                names |= {"attention_bf16"}  # the kernel that would be used together with int8 products
+                names |= {"attention_bf16"}  # if int8 products are used, this kernel replaces `attention`
             kernels[brick.spec.name] = any(kernel.parallel for kernel in brick.kernels), names
         return shares_of(report, kernels)
 
     def _tried(self, candidate: Candidate, beside: Setting, part_s: float, tries: int) -> Try | Untried:
-        """Compare a candidate with the setting `beside` for `part_s` seconds. It is one of `tries` tries.
+        """Compare a candidate with a second setting for `part_s` seconds. It is one of `tries` tries.
 
-        Returns the reason if the candidate was not tried.
+        If the candidate is not tried, returns an Untried with the reason.
         """
         name = candidate.setting.text
         if self._was_interrupted:
             return Untried(name, "it was interrupted")
         if part_s < (least_s := MIN_BLOCKS * self._request_s * SPARE):
-            # The time is too short for any candidate. Measuring the candidate's speed would take three more requests.
+            # Do not even measure the candidate's speed, because that takes three more requests.
             why = (
                 f"{MIN_BLOCKS} rounds take {math.ceil(least_s)} s or more, and {max(part_s, 0):.0f} s are left for it"
             )
@@ -273,8 +277,10 @@ class BrickTuner:
         return Try(candidate, beside, tuple(pairs))
 
     def _rounds(self, candidate: Candidate, beside: Setting, rounds: int, end_s: float) -> list[Round]:
-        """Return the completed rounds. Measuring stops with the first round that ends after `end_s`, or at an
-        interruption."""
+        """Return the completed rounds.
+
+        Measuring stops after a round that ends later than `end_s`, or at an interruption.
+        """
 
         def turn(setting: Setting) -> Callable[[], Mapping[str, int]]:
             def run() -> Mapping[str, int]:
@@ -298,9 +304,9 @@ class BrickTuner:
 
 
 def shares_of(report: Report, kernels: Mapping[str, tuple[bool, frozenset[str]]]) -> tuple[Share, ...]:
-    """Return the bricks of a report, the longest first, as parts of the wall time of the recorded steps.
+    """Return the share of each brick in the wall time of the recorded steps, the largest first.
 
-    `kernels` has for each brick whether one of its kernels is parallel, and the contracts of its kernels.
+    `kernels` maps a brick to (whether one of its kernels is parallel, contracts of its kernels).
     """
     return tuple(
         Share(brick.name, brick.exclusive_ns / report.recorded_ns, brick.exclusive_ns / 1e3, *kernels[brick.name])
@@ -312,7 +318,9 @@ def shares_of(report: Report, kernels: Mapping[str, tuple[bool, frozenset[str]]]
 def named(
     setting: Setting, shares: Collection[Share], processors: int, has_int8: bool
 ) -> tuple[list[Candidate], list[Untried]]:
-    """Return two lists: the settings that the bricks suggest, the most promising first, and the other settings."""
+    """Return the settings that the bricks suggest, the most promising first, and the settings that are not
+    suggested.
+    """
     candidates, untried = [], []
     parallel = sum(share.part for share in shares if share.is_parallel)
     spread = f"{_percent(parallel)} of a request is in bricks that spread over threads"
@@ -347,20 +355,20 @@ def named(
         Untried("layout", "exact products take weights as they lie in the file, others interleaved: --exact is both"),
         Untried("tier", "kernels are compiled for the best that the processor has, once in a process"),
     ]
-    # Settings with the same results come first, then settings with a large limit.
+    # First come settings with unchanged results. Within both groups, settings with a large limit come first.
     return sorted(candidates, key=lambda one: (bool(one.numbers), -(one.limit or 0.0))), untried
 
 
 @dataclass(frozen=True, slots=True)
 class _Touched:
-    """The bricks that a setting changes."""
+    """The bricks that a change of the setting affects, and their share of a request."""
 
     names: tuple[str, ...]
     part: float
 
     @property
     def limit(self) -> float:
-        """The speed-up of a request if these bricks took no time."""
+        """The speed-up of a request if these bricks took no time at all."""
         return 1 / (1 - self.part) if self.part < 1 else math.inf
 
 
@@ -389,13 +397,13 @@ def _percent(part: float) -> str:
 
 
 def _other_threads(threads: int, processors: int) -> list[int]:
-    """Return the numbers of threads to try: all processors, twice as many, half as many, and one."""
+    """Return the numbers of threads to try: as many as processors, twice as many as now, half as many, and one."""
     wanted = (processors, 2 * threads, threads // 2, 1)
     return [each for each in dict.fromkeys(wanted) if 1 <= each <= processors and each != threads]
 
 
 def changed(best: Setting, before: Setting, wanted: Setting) -> Setting:
-    """Return `best` with the values of `wanted` that differ from `before`."""
+    """Return `best`, with each value replaced that differs between `before` and `wanted`."""
     return Setting(
         wanted.threads if wanted.threads != before.threads else best.threads,
         wanted.is_exact if wanted.is_exact != before.is_exact else best.is_exact,

@@ -1,6 +1,6 @@
-"""View models.
+"""View models: frozen rows, points and sums that views and reports draw.
 
-Pure functions convert the store's data to frozen rows, points and sums, which views and reports draw.
+Pure functions make them from the store's data.
 """
 
-# None is a number that was not measured. Outputs print it as `n/a` (text) or `null` (JSON).
+# None means that a number was not measured. Outputs print it as `n/a` (text) or `null` (JSON).

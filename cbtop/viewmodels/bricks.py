@@ -1,4 +1,4 @@
-"""Rows of bricks: one per name and category, made from the brick's statistics and checks."""
+"""Rows of bricks: one for each name and category, made from the brick's statistics and checks."""
 
 from __future__ import annotations
 
@@ -21,62 +21,65 @@ TREND_S = SECONDS
 
 @dataclass(frozen=True, slots=True)
 class SizePoint:
-    """Mean time per token of a brick, over those of the last 60 seconds in which steps had about this size."""
+    """Mean time per token of a brick, over the seconds (of the last 60) with steps of about this size.
 
-    from_size: int  # Begin of the range of sizes. The size of a second is the rounded mean of its steps.
-    to_size: int  # End of the range (exclusive).
+    The size is the number of cached positions or of sequences.
+    """
+
+    from_size: int  # smallest size; the size of a second is the rounded mean over its steps
+    to_size: int  # largest size plus 1
     seconds: int
-    us_per_token: float  # Mean over these seconds (derived).
+    us_per_token: float  # mean over these seconds (derived)
 
 
 @dataclass(frozen=True)
 class BrickRow:
-    """One brick of a phase, summed over all places that run it, such as layers."""
+    """One brick of a phase, summed over all layers and other places that run it."""
 
     name: str
     category: BrickCategory
     count: int
     failed: int
-    total_inclusive_us: float  # Time of all calls, with the time of bricks inside them.
-    total_exclusive_us: float  # Time of all calls, without the time of bricks inside them.
-    avg_exclusive_us: float | None  # Mean exclusive time of a call. None until a step of the brick's phase has ended.
+    total_inclusive_us: float  # total time of all calls, including inner bricks
+    total_exclusive_us: float  # total time of all calls, without inner bricks
+    avg_exclusive_us: float | None  # mean exclusive time of a call; None until a step of the brick's phase has ended
     avg_inclusive_us: float
     min_us: float | None
     max_us: float | None
-    cv: float | None  # Standard deviation divided by the mean.
+    cv: float | None  # coefficient of variation: standard deviation divided by the mean
     p50_us: float | None
     p95_us: float | None
     p99_us: float | None
     p999_us: float | None
     us_per_token: float | None
     elements: int
-    flops: float | None  # Derived from shapes.
-    bytes: float | None  # Derived from shapes.
+    flops: float | None  # total FLOP, derived from shapes
+    bytes: float | None  # total bytes, derived from shapes
     gflops: float | None
     gb_per_sec: float | None
-    percent: float | None  # Share of the wall time of the steps, by exclusive time.
+    percent: float | None  # exclusive time in percent of the wall time of the steps
     budget_us_per_token: float | None
     checks_passed: int
     checks_failed: int
     backend: str
     # Distance from the roof. None if the brick's work or the machine's roofs are unknown.
     roof: Distance | None = None
-    rank: str | None = None  # The rank that the figures are from. Set only in a merge by maximum.
-    # Rate from which the budget per token was derived, or None for a static budget.
+    rank: str | None = None  # name of the rank that the figures are from; only set in a merge by maximum
+    # The rate that the budget per token was derived from. None for a fixed budget.
     budget_gb_per_sec: float | None = None
     uncounted: int = 0  # Number of calls that did not count their elements.
-    size_bytes: float | None = None  # Bytes that a collective exchanges, derived from shapes.
-    dtypes: tuple[str, ...] = ()  # Data types that the brick's calls multiply, as in `Work`.
-    host_us: float | None = None  # Host time of the median call of a brick on a device, without inner bricks.
-    launches: int | None = None  # Number of kernels that are launched for this brick in a step.
-    # Histogram of the brick's calls, the shortest first. Empty unless every call is counted.
+    size_bytes: float | None = None  # bytes that a collective operation exchanges, derived from shapes
+    dtypes: tuple[str, ...] = ()  # data types that the brick multiplies, as in `Work`
+    host_us: float | None = None  # for a brick on a device: host time of the median call, without inner bricks
+    launches: int | None = None  # number of kernels that a step launches for this brick
+    # Histogram of the brick's calls, from short to long. It is empty unless every call is counted.
     durations: Lazy[tuple[DurationBar, ...]] = Lazy(())
-    # µs per token (without steps: per call) in each of the last 60 s, oldest first. None if no call ended.
+    # µs per token in each of the last 60 s, oldest first. Outside of steps it is µs per call. None if no call ended.
     trend_us: Lazy[tuple[float | None, ...]] = Lazy(())
-    # (intensity, GFLOP/s) in each of the last 60 s, with None for unknown seconds. Empty if all are unknown.
+    # (intensity, GFLOP/s) in each of the last 60 s, or None for an unknown second. Empty if all seconds are unknown.
     trail: Lazy[tuple[tuple[float, float] | None, ...]] = Lazy(())
-    # Times by number of cached positions, then by number of sequences per step. Both begin with the smallest, and are
-    # empty if unknown.
+    # The brick's time by number of cached positions (`by_cached`), and by number of sequences per step (`by_batch`).
+    # Both are in ascending order of size. They are empty if unknown.
     by_cached: Lazy[tuple[SizePoint, ...]] = Lazy(())
     by_batch: Lazy[tuple[SizePoint, ...]] = Lazy(())
 
@@ -87,21 +90,21 @@ class BrickRow:
 
     @property
     def exclusive_us_per_token(self) -> float | None:
-        """Time per token without the time of bricks inside this brick (derived)."""
+        """Time per token in µs, without inner bricks (derived)."""
         if self.us_per_token is None or not self.total_inclusive_us:
             return None
         return self.us_per_token * self.total_exclusive_us / self.total_inclusive_us
 
     @property
     def budget_used_percent(self) -> float | None:
-        """Used share of the µs/token budget. None without a budget or without a measured token."""
+        """Percentage of the µs/token budget that is used. None without a budget or without a measured token."""
         if self.us_per_token is None or not self.budget_us_per_token:
             return None
         return 100.0 * self.us_per_token / self.budget_us_per_token
 
     @property
     def budget_over_us(self) -> float | None:
-        """µs/token above the budget, or 0 within it."""
+        """µs/token above the budget, or 0 if the time is within the budget."""
         if self.us_per_token is None or not self.budget_us_per_token:
             return None
         return max(0.0, self.us_per_token - self.budget_us_per_token)
@@ -126,8 +129,8 @@ class BrickRow:
 
     @property
     def bound(self) -> str | None:
-        """What limits the brick: `memory` or `compute` (the nearer roof), or `latency or overhead` far below all
-        roofs.
+        """The limit of the brick's speed: `memory` or `compute`, or `latency or overhead` if its rate is far below
+        all roofs.
 
         It is `several at once` if concurrent steps share the roofs.
         """
@@ -135,12 +138,12 @@ class BrickRow:
 
     @property
     def roof_unsure(self) -> bool | None:
-        """Whether the ceiling that limits the brick is uncertain, or None if this is unknown."""
+        """Whether the roof that limits the brick is uncertain. None if this is unknown."""
         return self.roof.is_unsure if self.roof else None
 
     @property
     def above_roof(self) -> bool:
-        """Whether the brick exceeds its roof. Such figures are flagged, and never hidden."""
+        """Whether the brick is faster than its roof. Such figures are marked, and never hidden."""
         return self.roof is not None and self.roof.above_roof
 
     @property
@@ -158,7 +161,7 @@ class BrickRow:
 
 
 def has_launches(rows: Iterable[BrickRow]) -> bool:
-    """Return whether any brick in `rows` has a known cost on the host."""
+    """Return whether any row has a host time or a number of launches."""
     return any(row.host_us is not None or row.launches is not None for row in rows)
 
 
@@ -171,9 +174,9 @@ def brick_rows(
     batch: Callable[[], Mapping[int, float]],
     launches: LaunchesByNode,
 ) -> tuple[BrickRow, ...]:
-    """Return one row per brick that ran, in the given order.
+    """Return one row for each brick that ran, in the given order.
 
-    `checks` has the results of each brick's checks. `launches` has the host's cost of bricks on a device. `cached`
+    `checks` has the results of each brick's checks. `launches` has the host cost of bricks on a device. `cached`
     returns the cached positions per sequence by second. `batch` returns the number of sequences per step by second.
     """
     nodes_of = brick_nodes(totals)
@@ -199,7 +202,7 @@ def _row(
     batch: Callable[[], Mapping[int, float]],
 ) -> BrickRow:
     calls = stats.calls
-    # The time per token is unknown until a step with this brick has ended.
+    # None until a step with this brick has ended.
     us_per_token = totals.us_per_token(stats.closed.once_ns) if stats.closed.once_ns else None
     has_trend = totals.step is None or us_per_token is not None
     is_in_steps = has_trend and totals.step is not None
@@ -244,7 +247,7 @@ def _row(
 
 
 def _by_size(us_of: Mapping[int, float], size_of: Mapping[int, float]) -> tuple[SizePoint, ...]:
-    """Group seconds by step size, in powers of two. Return the mean time of each group."""
+    """Return the mean time for each range of sizes. Ranges are powers of two. Keys of both arguments are seconds."""
     found: dict[int, list[float]] = {}
     for second, us in us_of.items():
         if second in size_of:
@@ -257,7 +260,7 @@ def _by_size(us_of: Mapping[int, float], size_of: Mapping[int, float]) -> tuple[
 
 def _durations(stats: BrickStats, nodes: Column, totals: PhaseTotals) -> tuple[DurationBar, ...]:
     counts = totals.stats.histogram(nodes.tolist())
-    # A histogram must count all calls of the brick, or it would be misleading.
+    # An incomplete histogram would mislead.
     is_complete = counts.sum() == stats.calls.count
     return duration_bars(counts, at_most(MAX_BARS, counts)) if is_complete else ()
 

@@ -1,4 +1,4 @@
-"""Rows of categories: Norm, Attention, FFN, Other and Communication. Each is the sum of its bricks."""
+"""Rows of the categories Norm, Attention, FFN, Other and Communication. Each is the sum of its bricks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class CategoryRow:
     name: str
     category: BrickCategory
     count: int
-    # Sum over the category's bricks. Exclusive, so inner bricks do not count twice.
+    # Sum of the exclusive times of the category's bricks. Inner bricks are not counted twice.
     total_exclusive_us: float
     avg_exclusive_us: float | None
     exclusive_us_per_token: float | None
@@ -28,7 +28,7 @@ class CategoryRow:
 
 
 def category_rows(categories: Iterable[CategoryStats], totals: PhaseTotals) -> tuple[CategoryRow, ...]:
-    """Return one row per category that ran, in the given order."""
+    """Return one row for each category that ran, in the given order."""
     return tuple(
         CategoryRow(
             name=stats.category.display_name,

@@ -17,12 +17,12 @@ class CheckRow:
     max_error: float | None
     tolerance: float | None
     not_finite: str = ""
-    skipped: str = ""  # Why the check was not evaluated.
-    note: str = ""  # The place in the model, and how often the check ran there.
+    skipped: str = ""  # why the check was not evaluated, or ""
+    note: str = ""  # position of the check in the model, and number of times it ran there
 
     @property
     def is_of_input(self) -> bool:
-        """Whether the check tests the input of its brick. A wrong input is caused by an earlier brick."""
+        """Whether the check tests the input of its brick. If it fails, an earlier brick is the cause."""
         return self.assertion.startswith(PRECONDITION)
 
     @property
@@ -32,7 +32,7 @@ class CheckRow:
 
     @property
     def about(self) -> str:
-        """What a failed check points at, in words."""
+        """The subject of the check as text: a brick, the input of a brick, or a step."""
         if self.is_of_step:
             return "a step"
         return f"the input of {self.brick}" if self.is_of_input else self.brick

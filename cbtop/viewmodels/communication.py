@@ -16,35 +16,41 @@ class ExposedRow:
     """One kind of communication that a training step waits for, for example `AllGather, backward`."""
 
     name: str
-    mean_us: float  # Mean of a step.
-    p50_us: float  # Median of a step.
+    mean_us: float  # mean time per step
+    p50_us: float  # median time per step
 
 
 @dataclass(frozen=True, slots=True)
 class RankWaits:
-    """The exposed communication of a rank, divided by a comparison of all ranks of its job (derived).
+    """The exposed communication of a rank, split into communication and waiting (derived).
 
-    The rank that arrives last waits for no other rank, so its exposed time is the communication itself.
+    All ranks of the job are compared. The rank that arrives last waits for no other rank, so all of its exposed time
+    is communication.
     """
 
     ranks: int
-    slowest: int  # The rank with the least exposed communication. The others wait for it.
-    communication_us: float  # At most. The least exposed time of any rank, in the mean or the median step.
-    waiting_us: float  # How much more this rank waits than the slowest one, in the mean or the median step.
+    slowest: int  # number of the rank with the least exposed communication; the other ranks wait for it
+    # upper limit of the time for communication itself: the least exposed time of any rank, by mean or median
+    communication_us: float
+    waiting_us: float  # exposed time of this rank minus `communication_us`
 
 
 @dataclass(frozen=True, slots=True)
 class CommunicationView:
-    """The communication of the latest training steps. Exposed times are in the part `communication`."""
+    """The communication of the latest training steps.
 
-    exposed: tuple[ExposedRow, ...]  # The longest first.
-    overlapped_us: float | None  # At most, in the mean step. It runs during other parts. None if unknown.
-    why_unknown: str  # Why a time is not known.
-    ranks: RankWaits | None = None  # None if not all ranks are seen, or if they cannot be compared.
+    Exposed communication is not overlapped with computation. It is also the part `communication` of a step.
+    """
+
+    exposed: tuple[ExposedRow, ...]  # exposed communication by kind, the longest first
+    # upper limit of the communication during other parts of the mean step; None if unknown
+    overlapped_us: float | None
+    why_unknown: str  # why a time is not known, or ""
+    ranks: RankWaits | None = None  # None if some ranks are not visible, or if the ranks cannot be compared
 
 
 def communication_view(times: CommunicationTimes | None, steps: int) -> CommunicationView | None:
-    """Return the communication of `steps` steps, or None if there was none."""
+    """Return the communication of `steps` steps, or None without communication."""
     if times is None:
         return None
     rows = [ExposedRow(kind.name, kind.sum_ns / steps / 1e3, kind.p50_ns / 1e3) for kind in times.exposed]
@@ -55,7 +61,10 @@ def communication_view(times: CommunicationTimes | None, steps: int) -> Communic
 def with_ranks(
     found: CommunicationView, record: SourceRecord, others: Iterable[SourceRecord], phase: str
 ) -> CommunicationView:
-    """Return `found`, the communication of `record`, compared with that of all ranks of its job among `others`."""
+    """Return `found` with the comparison of all ranks of its job. `found` is the communication of `record`.
+
+    `others` contains the records of the other ranks.
+    """
     return replace(found, ranks=_rank_waits(record, others, phase))
 
 
@@ -70,12 +79,12 @@ def _rank_waits(record: SourceRecord, others: Iterable[SourceRecord], phase: str
             continue
         found = _exposed(other, phase)
         if found is None or found.step_us <= 0 or (other.hello.rank or 0) in of_rank:
-            return None  # two processes of one rank belong to two jobs
+            return None  # two processes have the same rank, so they belong to two jobs
         of_rank[other.hello.rank or 0] = found
     if len(of_rank) < record.hello.world_size or len(of_rank) < 2:
         return None
     if any(abs(one.step_us - own.step_us) > WAIT_WITHIN * own.step_us for one in of_rank.values()):
-        return None  # their latest steps are not the same ones
+        return None  # step times differ, so the ranks' latest steps are not the same steps
     slowest = min(of_rank, key=lambda rank: of_rank[rank].mean_us)
     least = of_rank[slowest]
     return RankWaits(
@@ -88,7 +97,7 @@ def _rank_waits(record: SourceRecord, others: Iterable[SourceRecord], phase: str
 
 @dataclass(frozen=True, slots=True)
 class _Exposed:
-    """The exposed communication of the latest steps of a rank, and their mean time."""
+    """The exposed communication of the latest steps of a rank, and the mean time of these steps."""
 
     mean_us: float
     p50_us: float
@@ -96,7 +105,10 @@ class _Exposed:
 
 
 def _exposed(record: SourceRecord, phase: str) -> _Exposed | None:
-    """Return the exposed communication of a rank. Returns None without steps of `phase`, or if models share it."""
+    """Return the exposed communication of a rank.
+
+    Return None without steps of `phase`, or if several models have such steps.
+    """
     of_phase: list[TrainingTimes] = [times for (name, _), times in record.training_times.items() if name == phase]
     if len(of_phase) != 1:
         return None

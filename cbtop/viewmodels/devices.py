@@ -1,4 +1,4 @@
-"""The devices of a daemon's machine, and the processes on them. The data is the latest of the daemon's samplers."""
+"""The devices of a daemon's machine and the processes on them, from the newest samples."""
 
 from __future__ import annotations
 
@@ -11,60 +11,60 @@ from cbtop.client.store import Store
 from cbtop.protocol.device_messages import Device, DeviceProcess
 from cbtop.protocol.vocabulary import DeviceKind, SourceStatus
 
-STALE_AFTER_S = 3.0  # Three samples.
-# Number of the latest samples that are used, and the minimum. Samples are a second apart.
+STALE_AFTER_S = 3.0  # seconds after which a sample is old; a sample is taken every second
+# Number of newest samples that are used, and the minimum number. There is one sample a second.
 LATEST, LEAST_SAMPLES = 10, 3
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceRow:
-    """One device. `label` is the number of a GPU or MIG device, for example `0` or `0:1`."""
+    """One device. `label` is the number of a GPU or MIG device, such as `0` or `0:1`."""
 
     device: Device
     label: str
     sampler: str
     age_s: float
-    history: tuple[DeviceMoment, ...]  # Samples of the last two minutes, oldest first.
+    history: tuple[DeviceMoment, ...]  # samples of the last two minutes, oldest first
 
     @property
     def busy_percent(self) -> tuple[float | None, ...]:
-        """Load in the last two minutes, one value per sample. None means n/a."""
+        """Load over the last two minutes in percent, one value per sample. None means not available."""
         return tuple(moment.busy_percent for moment in self.history)
 
     @property
     def watts(self) -> float | None:
-        """Mean power. If the mean is n/a, this is the driver's current reading."""
+        """Mean power. If no mean is available, the driver's momentary value."""
         mean = self.device.power_watts
         return self.device.power_reading_watts if mean is None else mean
 
     @property
     def is_stale(self) -> bool:
-        """Whether the figures are old, because the sampler has not answered for a while."""
+        """Whether the figures are old because the sampler does not answer."""
         return self.age_s > STALE_AFTER_S
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessRow:
-    """One process on one device, or on no device. None means n/a."""
+    """One process on one device, or on no device. None means not available."""
 
     pid: int
     name: str
-    source: str | None  # Key of the process's source, or None if the process is not profiled.
-    device: str  # Label of the GPU, or "" without a GPU.
+    source: str | None  # key of the process's source; None if the process is not profiled
+    device: str  # label of the GPU, or "" if the process uses no GPU
     device_uuid: str
     gpu_memory_bytes: float | None = None
     gpu_utilization_percent: float | None = None
     cpu_percent: float | None = None
     waiting_percent: float | None = None
     resident_bytes: float | None = None
-    history: tuple[ProcessMoment, ...] = ()  # Samples of the last two minutes.
+    history: tuple[ProcessMoment, ...] = ()  # samples of the last two minutes, oldest first
 
 
 @dataclass(frozen=True, slots=True)
 class WhyView:
-    """A reason why figures are n/a, with the figures and devices."""
+    """A reason why figures are not available, with the figures and devices concerned."""
 
-    figures: tuple[str, ...]  # JSON keys of the figures.
+    figures: tuple[str, ...]  # JSON keys of the figures
     devices: tuple[str, ...]
     why: str
 
@@ -73,13 +73,13 @@ class WhyView:
 class MachineView:
     """The machine that a daemon runs on."""
 
-    daemon: str  # Host, boot id and pid of the daemon, as one key.
+    daemon: str  # host, boot id and pid of the daemon, as one key
     host: str
     devices: tuple[DeviceRow, ...]
-    processes: tuple[ProcessRow, ...]  # Profiled processes come first.
+    processes: tuple[ProcessRow, ...]  # processes on the machine, profiled ones first
     unknown: tuple[WhyView, ...]
-    elsewhere: tuple[str, ...]  # Keys of sources in other pid namespaces. The samplers cannot see them.
-    troubles: tuple[str, ...]  # Samplers without a result, and why, for example `nvml: why`.
+    elsewhere: tuple[str, ...]  # keys of sources in other pid namespaces, which the samplers cannot see
+    troubles: tuple[str, ...]  # samplers without a result, each with the reason: `nvml: reason`
 
     @property
     def gpus(self) -> tuple[DeviceRow, ...]:
@@ -93,9 +93,9 @@ class MachineView:
 
 
 def machine_view(store: Store, stale_s: float | None = None) -> MachineView:
-    """Return the machine of the daemon that feeds `store`.
+    """Return the machine of the daemon that sends data to `store`.
 
-    If the daemon is silent, `stale_s` is the silence in seconds.
+    `stale_s` is the time since the daemon's last message in seconds. It is None if the daemon is not silent.
     """
     rows: list[DeviceRow] = []
     troubles: list[str] = []
@@ -125,9 +125,9 @@ def _rows(sampler: str, known: SampledDevices, age_s: float) -> Iterable[DeviceR
 
 
 def _processes(store: Store, rows: Iterable[DeviceRow]) -> tuple[ProcessRow, ...]:
-    """Return a row per process and GPU, and one per profiled process without a GPU.
+    """Return a row for each pair of process and GPU, and a row for each profiled process without a GPU.
 
-    A process is identified by its pid and its start time.
+    A process is identified by its pid and start time.
     """
     sources = {
         (record.hello.pid, record.hello.process_start): record.key
@@ -150,13 +150,17 @@ def _processes(store: Store, rows: Iterable[DeviceRow]) -> tuple[ProcessRow, ...
 
 
 def waiting_percent(store: Store, record: SourceRecord) -> float | None:
-    """Return the share of recent time in which the busiest thread waited for a processor, or None if unknown."""
+    """Return how much of the recent time the busiest thread waited for a processor, in percent.
+
+    Return None if unknown.
+    """
     if record.hello is None or record.hello.pid_namespace not in _namespaces(store):
         return None
     key = record.hello.pid, record.hello.process_start
     moments = [one for known in store.devices.values() for one in known.of_processes.get(key, ())][-LATEST:]
     waited = [one.waiting_percent for one in moments if one.waiting_percent is not None]
-    return sum(waited) / len(waited) if waited else None  # Each sample contains all waits of its second.
+    # each sample covers one second, so the mean is the share of the whole time
+    return sum(waited) / len(waited) if waited else None
 
 
 def _namespaces(store: Store) -> set[int | None]:
@@ -165,7 +169,7 @@ def _namespaces(store: Store) -> set[int | None]:
 
 
 def _elsewhere(store: Store) -> tuple[str, ...]:
-    """Return running sources in other pid namespaces. There, a pid means a different process than for the daemon."""
+    """Return the running sources in other pid namespaces. The daemon cannot find their processes by pid."""
     spaces = _namespaces(store)
     return tuple(
         record.key
@@ -201,7 +205,7 @@ def _process(
 
 
 def _why(rows: Iterable[DeviceRow], elsewhere: int) -> Iterable[WhyView]:
-    """Yield each reason once, with all its figures and devices."""
+    """Yield each reason once, with all figures and devices that have it."""
     found: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for row in rows:
         reasons: dict[str, list[str]] = {}

@@ -1,4 +1,4 @@
-"""Durations of calls as a bar chart. Each bar is made of one or more buckets of a histogram."""
+"""Durations of calls as a bar chart. A bar consists of one or more buckets of a histogram."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from cbtop.profiler.analysis.histograms import BUCKETS, Column, bucket_begin_ns
 
-MAX_BARS = 64  # Maximum number of bars per brick.
+MAX_BARS = 64  # maximum number of bars per brick
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,18 +23,24 @@ class DurationBar:
 
 
 def duration_bars(counts: Column, buckets_a_bar: int) -> tuple[DurationBar, ...]:
-    """Return a histogram as bars, the shortest calls first. A bar merges `buckets_a_bar` buckets (a power of two)."""
+    """Return a histogram as bars, from short calls to long ones.
+
+    A bar merges `buckets_a_bar` buckets (a power of two).
+    """
     ran = np.flatnonzero(counts) // buckets_a_bar
     if not len(ran):
         return ()
     bars = np.arange(ran[0], ran[-1] + 2)
     edges_us = (bucket_begin_ns(np.minimum(bars * buckets_a_bar, BUCKETS)) / 1e3).tolist()
-    summed = np.add.reduceat(counts, bars[:-1] * buckets_a_bar).tolist()  # Buckets after the last bar count no calls.
+    summed = np.add.reduceat(counts, bars[:-1] * buckets_a_bar).tolist()  # buckets after the last bar are empty
     return tuple(DurationBar(*edges, count) for edges, count in zip(pairwise(edges_us), summed, strict=True))
 
 
 def at_most(bars: int, counts: Column) -> int:
-    """Return the smallest number of buckets per bar (a power of two) that results in at most `bars` bars."""
+    """Return the number of buckets per bar, a power of two.
+
+    It is the smallest number that gives at most `bars` bars.
+    """
     ran = np.flatnonzero(counts)
     width = 1
     while len(ran) and ran[-1] // width - ran[0] // width >= bars:
@@ -43,7 +49,7 @@ def at_most(bars: int, counts: Column) -> int:
 
 
 def coarser(bars: Sequence[DurationBar], most: int) -> tuple[DurationBar, ...]:
-    """Return at most `most` bars. Each new bar merges the same number of old ones, but the last may have fewer."""
+    """Return at most `most` bars. Each new bar merges equally many old bars. The last one may merge fewer."""
     each = -(-len(bars) // max(1, most))
     groups = [bars[at : at + each] for at in range(0, len(bars), max(1, each))]
     return tuple(DurationBar(group[0].from_us, group[-1].to_us, sum(bar.count for bar in group)) for group in groups)

@@ -15,52 +15,54 @@ Kind = TypeVar("Kind", bound="GradientMessage")
 
 @dataclass(frozen=True, slots=True)
 class GradientNormView:
-    """The L2 norm of the gradients before an optimizer's step, over the parameters of this process."""
+    """The L2 norm of the gradients before a step of the optimizer, over the parameters of this process."""
 
-    step: int  # The step of `norm`. The first step of the optimizer is 1.
+    step: int  # number of the optimizer's step with `norm`, from 1
     norm: float
-    p50: float  # Median of the latest `measured` norms.
-    max: float  # The largest of these.
-    measured: int  # At most 64.
-    clipping: str | None  # "before" or "after" the program clips the gradients. None if no clipping was seen.
-    is_shard: bool  # Whether the process has only a part of some gradients.
+    p50: float  # median of the newest norms
+    max: float  # maximum of the newest norms
+    measured: int  # number of the newest norms, at most 64
+    clipping: str | None  # whether the norm is from "before" or "after" clipping; None if no clipping was seen
+    is_shard: bool  # whether the process has only a part of some gradients
 
 
 @dataclass(frozen=True, slots=True)
 class GradientFaultView:
-    """The first step with a gradient that was NaN or Inf, and the parameter that the backward pass reached first."""
+    """The first step with a NaN or Inf gradient, and the parameter that the backward pass reached first."""
 
-    parameter: str | None  # None if its name is not known.
-    kind: str  # NaN or Inf.
+    parameter: str | None  # name of the parameter, or None if it is not known
+    kind: str  # NaN or Inf
     step: int
-    finite_step: int | None  # The latest step before with finite gradients only, or None if unknown.
-    last_step: int  # The latest step with such a gradient.
-    checked_step: int  # The latest step that was checked.
-    faulty: int  # Parameters with such a gradient in `step`.
-    parameters: int  # Parameters with a gradient in `step`.
+    finite_step: int | None  # latest earlier step with only finite gradients, or None if unknown
+    last_step: int  # latest step with a NaN or Inf gradient
+    checked_step: int  # latest step that was checked
+    faulty: int  # number of parameters with a NaN or Inf gradient in `step`
+    parameters: int  # number of parameters with any gradient in `step`
 
     @property
     def is_certain(self) -> bool:
-        """Whether the gradients of the step before are known to be finite."""
+        """Whether the gradients of the previous step are known to be finite."""
         return self.finite_step == self.step - 1
 
     @property
     def is_over(self) -> bool:
-        """Whether all gradients were finite when they were last checked."""
+        """Whether all gradients were finite at the latest check."""
         return self.last_step < self.checked_step
 
 
 @dataclass(frozen=True, slots=True)
 class LossScaleView:
-    """The loss scale of a gradient scaler. An update that lowers the scale follows a step that was skipped.
+    """The loss scale of a gradient scaler. If a gradient is not finite, the scaler skips the step and lowers the
+    scale.
 
-    The newest `latest` updates begin with the first fall among 64. The first 32 updates are in none of these.
+    `latest` is a number of updates: of the newest 64, the updates from the first decrease on. The first 32 updates of
+    the program are never part of them.
     """
 
     scale: float
     updates: int
-    falls: int  # Updates that lowered the scale, of all.
-    before: float  # The scale before the newest `latest` updates.
+    falls: int  # number of updates that lowered the scale, since the start
+    before: float  # scale before the `latest` updates
     latest: int
     latest_falls: int
     latest_rises: int
@@ -68,7 +70,7 @@ class LossScaleView:
 
 @dataclass(frozen=True, slots=True)
 class GradientsView:
-    """What is known of the gradients of training steps. Each is None if the process has not reported it."""
+    """The known facts about the gradients of training steps. A field is None if the process has not reported it."""
 
     norm: GradientNormView | None
     fault: GradientFaultView | None
@@ -76,7 +78,9 @@ class GradientsView:
 
 
 def gradients_view(record: SourceRecord, step: Node) -> GradientsView | None:
-    """Return the gradients of the steps `step`, or None if nothing is known of them."""
+    """Return the gradients of the steps of the node `step`, or None if the process has reported nothing about
+    them.
+    """
     norm = message_of(record, step, GradientNorm)
     fault = message_of(record, step, GradientFault)
     scale = message_of(record, step, LossScale)
@@ -90,9 +94,9 @@ def gradients_view(record: SourceRecord, step: Node) -> GradientsView | None:
 
 
 def message_of(record: SourceRecord, step: Node, kind: type[Kind]) -> Kind | None:
-    """Return the message of `kind` about the steps `step`, which may be a warm-up.
+    """Return the message of the type `kind` about the steps of the node `step`. They may be warm-up steps.
 
-    A step names its model only if the process runs several.
+    A step node has a model's name only if the process runs several models.
     """
     phase = step.name.removesuffix(WARM_UP)
     of_phase = [one for one in record.gradients.values() if isinstance(one, kind) and one.phase == phase]

@@ -22,24 +22,25 @@ from cbtop.protocol.attributes import NO_KERNEL, KernelAttributes, TransferAttri
 from cbtop.protocol.messages import Dependency, KernelTimes, Node
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind
 
-# For this many nodes, the critical path and its graph take 0.3 s, and the rest of the view 0.03 s (2 shared cores). A
-# longer wait twice a second would not be worth it.
+# Maximum number of nodes with a critical path. For this many nodes, the path and its graph take 0.3 s, and the rest
+# of the view takes 0.03 s (2 shared cores). A view is made twice a second, so more would be too slow.
 MAX_PATH_NODES = 10_000
-LONGER = 1.01  # The path may be longer than the mean step by this factor, because their times come from two clocks.
-BESIDE = (NodeKind.ASYNC_TASK, NodeKind.TRANSFER)  # Kinds of nodes that may run in parallel to their siblings.
+# The path may be this many times as long as the mean step, because the two times come from different clocks.
+LONGER = 1.01
+BESIDE = (NodeKind.ASYNC_TASK, NodeKind.TRANSFER)  # kinds of nodes that may run in parallel to their siblings
 _recent: deque[tuple[ExecutionGraph, CriticalPath | CycleError]] = deque(maxlen=4)
 
 
 @dataclass(frozen=True, slots=True)
 class GraphRow:
-    """One node of layer → brick → kernel. Rows are in drawing order, with a parent before its children."""
+    """One node of the tree layer → brick → kernel. Rows are in drawing order, so a parent precedes its children."""
 
     id: int
     parent: int | None
     depth: int
     kind: NodeKind
     name: str
-    label: str  # The node's text in the ASCII tree, exactly, but without connectors.
+    label: str  # text of the node in the ASCII tree, without connectors
     category: BrickCategory | None
     backend: str
     count: int | None
@@ -47,20 +48,21 @@ class GraphRow:
     avg_inclusive_us: float | None
     p50_us: float | None
     p99_us: float | None
-    elements: int | None  # Mean per call.
-    percent: float | None  # Share of the step's wall time.
-    node_label: str = ""  # The label that the program gives to the node, or a layer's stack.
+    elements: int | None  # mean number of elements per call
+    percent: float | None  # share of the step's wall time in percent
+    node_label: str = ""  # the label that the program gave to the node, or the stack of a layer
     kernel: KernelAttributes = NO_KERNEL
-    # Whether the node is on the critical path. None if the path is unknown, or if the node has no exclusive time.
+    # Whether the node is on the critical path. None if the path is unknown or the node has no exclusive time.
     on_critical_path: bool | None = None
-    slack_us: float | None = None  # The node could have started later by this much without delaying the end.
-    transfer: TransferAttributes | None = None  # Only set for a copy.
-    burst: KernelTimes | None = None  # Times of a kernel in the last burst. The times above do not include them.
-    place: Place | None = None  # The place by which a baseline knows this node: a layer, or a brick and its layer.
+    slack_us: float | None = None  # how much later (µs) the node could start without a later end of the step
+    transfer: TransferAttributes | None = None  # only set if the node is a copy
+    # times of a kernel in the last burst; the fields above do not include these times
+    burst: KernelTimes | None = None
+    place: Place | None = None  # key of this node in a baseline: a layer, or a brick and its layer
 
     @property
     def copied_gb_per_sec(self) -> float | None:
-        """Rate of a timed copy: bytes / mean time (derived)."""
+        """Rate of a timed copy: its bytes divided by its mean time (derived)."""
         if self.transfer is None or not self.avg_inclusive_us:
             return None
         return self.transfer.size_bytes / self.avg_inclusive_us / 1e3
@@ -68,19 +70,19 @@ class GraphRow:
 
 @dataclass(frozen=True, slots=True)
 class CriticalPathView:
-    """The chain of work that determines the duration of a mean run of the graph (derived)."""
+    """The critical path: the chain of work that determines the duration of a mean call of the graph (derived)."""
 
     total_us: float
-    nodes: int  # Number of nodes on the path.
-    timed_nodes: int  # Number of nodes that have exclusive time.
-    unknown: str = ""  # Why the path is unknown. If set, all numbers are 0.
+    nodes: int  # number of nodes on the path
+    timed_nodes: int  # number of nodes with exclusive time
+    unknown: str = ""  # why the path is unknown, or ""; if it is set, all numbers are 0
 
 
 class GraphRows(Sequence[GraphRow]):
-    """A sequence with one row per node, parents before children.
+    """A sequence with one row per node. A parent precedes its children.
 
-    A row is made on access, because a screen shows few. Rows have the current statistics. To keep rows while
-    statistics change, make a tuple.
+    A row is made when it is accessed, because a screen shows only a few rows. Rows have the current statistics. To
+    keep rows while statistics change, make a tuple.
     """
 
     def __init__(
@@ -90,7 +92,8 @@ class GraphRows(Sequence[GraphRow]):
         slack_ns: Mapping[int, float] | None = None,
         in_burst: Mapping[int, KernelTimes] | None = None,
     ) -> None:
-        self.places: tuple[Node, ...] = totals.nodes  # This object stays the same until a node is added.
+        # the nodes in drawing order; the same object until a node is added
+        self.places: tuple[Node, ...] = totals.nodes
         self._totals = totals
         self._elements = totals.known_elements
         self._on_path, self._slack_ns = on_path, slack_ns or {}
@@ -114,7 +117,7 @@ class GraphRows(Sequence[GraphRow]):
         return id(self.places)
 
     def __eq__(self, other: object) -> bool:
-        """Return whether nodes and counts are the same. Makes no rows."""
+        """Return whether nodes and counts are equal. No rows are made for this."""
         if not isinstance(other, GraphRows):
             return NotImplemented
         mine, theirs = self._totals.columns, other._totals.columns
@@ -126,17 +129,17 @@ class GraphRows(Sequence[GraphRow]):
         )
 
     def some(self, places: Iterable[int]) -> list[GraphRow]:
-        """Return the rows at `places`. Three rows made one by one take as long as forty rows made together."""
+        """Return the rows at the indices `places`. Forty rows made together take as long as three made one by one."""
         return self._rows([self.places[at] for at in places])
 
     @property
     def has_burst(self) -> bool:
-        """Whether the last burst has measured a kernel among these nodes."""
+        """Whether the last burst measured a kernel in these nodes."""
         return bool(self._in_burst) and any(node.id in self._in_burst for node in self.places)
 
     @property
     def largest_percent(self) -> float:
-        """Largest share of the step's wall time that any row has."""
+        """The largest share of the step's wall time in any row, in percent."""
         ids = self._totals.inside.ids
         closed_ns = self._totals.columns["closed_ns"][ids[~self._totals.adopted[ids]]]
         return self._totals.percent(int(closed_ns.max(initial=0))) or 0.0
@@ -176,9 +179,9 @@ class GraphRows(Sequence[GraphRow]):
         )
 
     def _place_of(self, node: Node) -> Place | None:
-        """Return the place of an outermost layer, or of a brick with its outermost layer (if any).
+        """Return the key of a node in a baseline: its layer, or its brick and the outermost layer around the brick.
 
-        Returns None for other nodes.
+        Returns None for nodes that are neither an outermost layer nor a brick.
         """
         outer, at = None, node
         while at.kind is not NodeKind.STEP:
@@ -203,9 +206,9 @@ class GraphRows(Sequence[GraphRow]):
 def graph_rows(
     totals: PhaseTotals, dependencies: Collection[Dependency], in_burst: Mapping[int, KernelTimes] | None = None
 ) -> tuple[GraphRows, CriticalPathView | None]:
-    """Return the rows of a phase. If anything runs in parallel, also return the critical path.
+    """Return the rows of a phase, and the critical path if any nodes ran in parallel.
 
-    If everything runs in sequence, all nodes are critical.
+    If all nodes run one after another, every node is critical, and the path is None.
     """
     ids, known = totals.inside.ids, totals.count.keys()
     is_beside = np.isin(totals.table.column("kind_of")[ids], BESIDE).any()
@@ -230,17 +233,17 @@ def graph_rows(
 
 
 def places_of(graph: Sequence[GraphRow]) -> Sequence[GraphRow | Node]:
-    """Return the nodes of `graph`. The returned object stays the same until a node is added."""
+    """Return the nodes of `graph` in drawing order. It is the same object until a node is added."""
     return graph.places if isinstance(graph, GraphRows) else graph
 
 
 def rows_at(graph: Sequence[GraphRow], places: Sequence[int]) -> list[GraphRow]:
-    """Return the rows of `graph` at `places`."""
+    """Return the rows of `graph` at the indices `places`."""
     return graph.some(places) if isinstance(graph, GraphRows) else [graph[at] for at in places]
 
 
 def largest_share(graph: Sequence[GraphRow]) -> float:
-    """Return the largest share (%) of the step's wall time that any row of `graph` has."""
+    """Return the largest share (%) of the step's wall time in any row of `graph`."""
     if isinstance(graph, GraphRows):
         return graph.largest_percent
     return max((row.percent or 0.0 for row in graph), default=0.0)
@@ -254,7 +257,7 @@ def has_burst(graph: Sequence[GraphRow]) -> bool:
 def tree_text(rows: Sequence[GraphRow], note: Callable[[GraphRow], str] = lambda _: "") -> str:
     """Return the rows as an ASCII tree, in exactly the format of cbtop's predecessor.
 
-    `note` is appended to each line.
+    `note` returns a text that is appended to the line of a row.
     """
     inside: dict[int | None, list[TreeNode]] = {}
     for row in reversed(tuple(rows)):
@@ -269,7 +272,7 @@ def tree_text(rows: Sequence[GraphRow], note: Callable[[GraphRow], str] = lambda
 def _path_of(graph: ExecutionGraph) -> CriticalPath | CycleError:
     """Return the critical path of `graph`.
 
-    If an equal graph was used recently, reuse its path (4 ms instead of 130).
+    If an equal graph was used recently, return its path (4 ms instead of 130).
     """
     for known, path in tuple(_recent):
         if known == graph:
@@ -277,7 +280,7 @@ def _path_of(graph: ExecutionGraph) -> CriticalPath | CycleError:
     try:
         found: CriticalPath | CycleError = critical_path(graph)
     except CycleError as error:
-        # The traceback refers to every frame, and would keep the whole view alive.
+        # Remove the traceback, because it refers to all frames and would keep the whole view in memory.
         found = error.with_traceback(None)
     _recent.append((graph, found))
     return found

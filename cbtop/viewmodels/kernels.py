@@ -1,4 +1,4 @@
-"""The kernels of a burst as rows. The kernels of a brick are summed over all its layers."""
+"""The kernels of a burst (a few steps recorded on request) as rows, summed over all layers of a brick."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cbtop.protocol.vocabulary import NodeKind
 
 @dataclass(frozen=True, slots=True)
 class KernelRow:
-    """One kernel of a brick with one launch configuration, as measured in a burst."""
+    """One kernel of a brick with one launch configuration. Its times are from a burst."""
 
     name: str
     launches_per_step: float
@@ -36,7 +36,7 @@ class BrickKernels:
 
     brick: str
     label: str
-    layers: int  # Number of layers that contain the brick. 0 for a brick outside layers.
+    layers: int  # number of layers that contain the brick; 0 for a brick outside of layers
     kernels: tuple[KernelRow, ...]
 
     @property
@@ -67,7 +67,7 @@ class PhaseKernels:
 
 @dataclass(frozen=True, slots=True)
 class BurstView:
-    """The result of a burst in one process."""
+    """The kernels that a burst recorded in one process."""
 
     source: str
     pid: int
@@ -87,7 +87,7 @@ def burst_view(source: str, pid: int, nodes: Sequence[Node], burst: KernelBurst)
 def kernels_of(nodes: Sequence[Node], burst: KernelBurst) -> tuple[PhaseKernels, ...]:
     """Return the kernels of `burst` by phase and brick.
 
-    Ignore entries with a node that is unknown or not a kernel.
+    Entries with an unknown node or another kind of node are ignored.
     """
     phases: dict[int, dict[tuple[str, str], dict[tuple[str, KernelAttributes], list[KernelTimes]]]] = {}
     layers: dict[tuple[int, str, str], set[int]] = {}

@@ -1,4 +1,4 @@
-"""Makes a lane of a timeline from the records of one track. A lane has rows and named gaps."""
+"""Make a lane of a timeline from the records of one track. A lane has rows of spans, and named gaps."""
 
 from __future__ import annotations
 
@@ -30,26 +30,29 @@ from cbtop.viewmodels.lanes import (
 
 
 class LaneMaker:
-    """Makes a lane from the records of one track. The lane begins `since_ns` after the timeline (`begin_ns`)."""
+    """Makes a lane from the records of one track.
+
+    The timeline begins at `begin_ns`, and the lane begins `since_ns` later.
+    """
 
     def __init__(self, nodes: NodeTable, begin_ns: int, names: GapNames, since_ns: int, *, has_steps: bool) -> None:
         self._nodes = nodes
         self._begin_ns = begin_ns
         self._names = names
         self._has_steps = has_steps
-        self._told_ns = since_ns  # Up to this moment, all time is in a brick or in a gap.
+        self._told_ns = since_ns  # until this moment, every nanosecond is in a brick or in a gap
         self._gaps: list[Gap] = []
 
     def lane(self, name: str, records: Sequence[tuple[int, TimedRecord]], length_ns: int) -> Lane:
         """Return the lane of `records`.
 
-        Each record comes with its depth: the number of records around it.
+        Each record comes with its depth, the number of enclosing records.
         """
         layers = self._layers(records)
         bricks = self._has_steps + layers
         rows: dict[int, list[TimelineSpan]] = {}
-        open_: list[TimelineSpan] = []  # Spans that may contain the next record, outermost first.
-        # By node: (the node, its name, whether it is a layer or a step).
+        open_: list[TimelineSpan] = []  # spans that may contain the next record, outermost first
+        # Maps a node id to (the node, its name, whether it is a layer or a step).
         known: dict[int, tuple[Node, str, bool]] = {}
         for depth, record in records:
             self._close(open_, depth, bricks)
@@ -97,8 +100,8 @@ class LaneMaker:
         return Lane(name, tuple(backends), tuple(drawn), tuple(self._gaps), bricks)
 
     def _layers(self, records: Sequence[tuple[int, TimedRecord]]) -> int:
-        """Return how deeply layers outside bricks are nested."""
-        # For each open record: whether the record and all records around it are steps or layers.
+        """Return the largest number of nested layers outside of bricks."""
+        # For each open record: whether it and all enclosing records are steps or layers.
         deepest, open_ = 0, list[bool]()
         for depth, record in records:
             del open_[depth:]
@@ -108,9 +111,9 @@ class LaneMaker:
         return deepest
 
     def _holds(self, outer: int, node: int) -> bool:
-        """Return whether node `outer` contains `node`.
+        """Return whether node `outer` contains `node` in the graph.
 
-        Times cannot decide this. A record of zero length fits into any record that began at the same moment.
+        Times do not show this: a record of zero length fits into any record that began at the same moment.
         """
         at = self._nodes.parent_of[node]
         while at > outer:
@@ -118,14 +121,17 @@ class LaneMaker:
         return at == outer
 
     def _close(self, open_: list[TimelineSpan], depth: int, bricks: int) -> None:
-        """Close all open spans except the first `depth`. An uncovered end of a step or layer becomes a gap."""
+        """Close all open spans except the outermost `depth`.
+
+        The rest of a step or layer without bricks becomes a gap.
+        """
         while len(open_) > depth:
             if open_[-1].level < bricks:
                 self._gap(open_[-1].end_ns, open_)
             open_.pop()
 
     def _gap(self, until_ns: int, around: Sequence[TimelineSpan]) -> None:
-        """Make a gap of the uncovered time up to `until_ns`. The gap is inside the spans `around`."""
+        """Add a gap for the time until `until_ns` that is in no brick. It is inside of the spans `around`."""
         if until_ns > self._told_ns:
             self._gaps += self._names.of(self._told_ns, until_ns, around)
             self._told_ns = until_ns
@@ -135,8 +141,8 @@ class LaneMaker:
 class GapNames:
     """Names the gaps of a lane.
 
-    `ran` has the times when steps of any lane ran, or None if the lane has no steps. `cut_short` has the times when
-    parts of missing steps ran.
+    `ran` has the times of steps on all lanes, or None if the lane has no steps. `cut_short` has the times when parts
+    of incomplete steps ran.
     """
 
     nodes: NodeTable
@@ -145,10 +151,11 @@ class GapNames:
     between: str
     begin_ns: int
     holes: Sequence[Hole]
-    inside: dict[int, str] = field(default_factory=dict)  # By node of a step or layer: the name of a gap in it.
+    # maps the node of a step or layer to the name of gaps inside it
+    inside: dict[int, str] = field(default_factory=dict)
 
     def of(self, start_ns: int, end_ns: int, around: Sequence[TimelineSpan]) -> Iterator[Gap]:
-        """Yield the gaps from `start_ns` to `end_ns` inside the spans `around`."""
+        """Yield the gaps from `start_ns` to `end_ns`. They are inside of the spans `around`."""
         where = tuple([span.name for span in around])
         if self.holes and self._is_in_hole(self.begin_ns + start_ns, self.begin_ns + end_ns):
             yield Gap(start_ns, end_ns - start_ns, UNNAMED, where)
@@ -172,7 +179,7 @@ class GapNames:
         return found
 
     def _between(self, start_ns: int, end_ns: int, ran: Sequence[tuple[int, int]]) -> Iterator[Gap]:
-        """Yield the gaps outside steps. After the last known step, another step may be running."""
+        """Yield the gaps outside of steps. After the last known step, another step may already be running."""
         for at, until_ns, is_step_there in _split(start_ns, end_ns, ran):
             if is_step_there:
                 yield Gap(at, until_ns - at, ELSEWHERE)
@@ -183,7 +190,10 @@ class GapNames:
 
 
 def _split(start_ns: int, end_ns: int, ran: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, bool]]:
-    """Split a time range by `ran` (disjoint, sorted) into parts (begin, end, whether the part is in `ran`)."""
+    """Split a time range at the borders of `ran` (disjoint, sorted).
+
+    Yield (begin, end, whether the part is in `ran`).
+    """
     at = start_ns
     for begin_ns, until_ns in ran[max(0, bisect_right(ran, (start_ns, 0)) - 1) :]:
         if begin_ns >= end_ns:

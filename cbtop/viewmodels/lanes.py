@@ -1,11 +1,10 @@
 """The parts of a timeline: lanes with rows of spans, and the gaps between the outermost bricks.
 
 Lanes
-- Threads are not recorded. Records share a lane if they ran one after the other or are nested.
-- If a step overlaps another step, it takes the next lane. The same is true of work that overlaps other work in its
-  step.
-- There are separate lanes for work that other threads or tasks do for a step (adopted work), for work outside steps,
-  and for host times of a step that its device has timed.
+- Threads are not recorded. Records share a lane if they ran one after another or are nested.
+- If two steps overlap, the second one takes the next lane. Overlapping work inside a step is treated in the same way.
+- Three kinds of records have separate lanes: work that other threads or tasks do for a step (adopted work), work
+  outside of steps, and the host times of a step that was timed on a device.
 - On every lane, the outermost bricks and the gaps between them add up to the whole timeline, to the nanosecond.
 """
 
@@ -18,26 +17,27 @@ from typing import NamedTuple
 
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind
 
-# Names of gaps that exist only in a timeline, not in the time breakdown.
+# Names of gaps that exist only in a timeline, and not in the time breakdown.
 BETWEEN_STEPS, BETWEEN_RECORDED = "between steps", "between recorded steps"
-NOT_LOOKED_INTO = "not recorded inside"  # Gap in a step that was only timed as a whole.
+NOT_LOOKED_INTO = "not recorded inside"  # name of a gap in a step that was timed only as a whole
 UNATTRIBUTED = "unattributed"
 NOTHING = "no brick recorded"
 ELSEWHERE = "a step on another lane"
 AFTER = "after the last step"
-# Parts of a step ran here. The step was cancelled, has not ended, or has lost its record.
+# Name of a gap with parts of an incomplete step. The step was cancelled, has not ended, or its record was lost.
 CUT_SHORT = "a step cut short"
-UNNAMED = "unnamed gap"  # Records are missing here, so it is unknown what ran.
+UNNAMED = "unnamed gap"  # name of a gap with missing records; it is unknown what ran there
 # Names of lanes, except BRICKS.
-BRICKS = "bricks"  # Name of a lane's time outside gaps.
+BRICKS = "bricks"  # name of a lane's time in bricks
 STEPS, BESIDE, HOST, ADOPTED, OUTSIDE = "steps", "beside steps", "host", "adopted", "outside steps"
 
 
-# Named tuples are used, because a timeline makes hundreds a frame. A frozen dataclass takes five times as long.
+# These are named tuples, because a timeline makes hundreds per frame. A frozen dataclass takes five times as long to
+# make.
 class TimelineSpan(NamedTuple):
-    """One record. `start_ns` counts from the timeline's beginning.
+    """One record. `start_ns` counts from the beginning of the timeline.
 
-    `level` is its row: steps, then layers, then bricks.
+    `level` is the index of its row. Rows are steps, then layers, then bricks.
     """
 
     start_ns: int
@@ -47,11 +47,11 @@ class TimelineSpan(NamedTuple):
     name: str
     kind: NodeKind
     category: BrickCategory | None
-    where: tuple[str, ...]  # Names of the surrounding spans, from the step inwards.
+    where: tuple[str, ...]  # names of the enclosing spans, outermost first
     backend: str
-    elements: int | None  # Number of elements, or None if not counted.
+    elements: int | None  # number of elements, or None if not counted
     is_failed: bool = False
-    is_plain: bool = False  # Whether it is a step that was only timed as a whole.
+    is_plain: bool = False  # whether this is a step that was timed only as a whole
 
     @property
     def end_ns(self) -> int:
@@ -59,12 +59,12 @@ class TimelineSpan(NamedTuple):
 
 
 class Gap(NamedTuple):
-    """Time on a lane without a brick."""
+    """Time on a lane that is in no brick."""
 
     start_ns: int
     duration_ns: int
     name: str
-    where: tuple[str, ...] = ()  # Names of the surrounding spans, from the step inwards.
+    where: tuple[str, ...] = ()  # names of the enclosing spans, outermost first
 
     @property
     def end_ns(self) -> int:
@@ -81,19 +81,22 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """A lane. The spans of its row `bricks` and its `gaps` add up to the whole timeline.
+    """A lane. The spans in the row `bricks` and the `gaps` add up to the whole timeline.
 
-    Rows are ordered from the steps inwards.
+    The first rows have steps, the next rows layers, and the last rows bricks.
     """
 
     name: str
     backends: tuple[str, ...]
     rows: tuple[Row, ...]
     gaps: tuple[Gap, ...]
-    bricks: int  # Index of the row with the outermost bricks.
+    bricks: int  # index of the row with the outermost bricks
 
     def parts_ns(self, begin_ns: int, end_ns: int) -> dict[str, int]:
-        """Return the time in bricks (key `bricks`) and in gaps (by name) between two moments, the longest first."""
+        """Return the time between two moments by name, the longest first.
+
+        The key `bricks` is the time in bricks. The other keys are names of gaps.
+        """
         found = {BRICKS: 0}
         rows: tuple[tuple[TimelineSpan | Gap, ...], ...] = (self.rows[self.bricks].spans, self.gaps)
         for row in rows:
@@ -108,5 +111,5 @@ class Lane:
 
 
 def _first_from(parts: Sequence[TimelineSpan | Gap], begin_ns: int) -> int:
-    """Return the index of the first of `parts` (disjoint, in order) that ends after `begin_ns`."""
+    """Return the index of the first part that ends after `begin_ns`. `parts` are disjoint and in order."""
     return bisect_right(parts, begin_ns, key=lambda part: part.end_ns)

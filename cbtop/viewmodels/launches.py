@@ -1,4 +1,4 @@
-"""What a brick on a device costs the host: the host's time in a call, and the kernels launched in a step."""
+"""The host cost of a brick on a device: the host time of a call, and the number of kernels launched in a step."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from cbtop.protocol.messages import HostTimes, KernelBurst
 
 
 class Launches(NamedTuple):
-    """What one brick costs the host, over all its places. None means not measured."""
+    """The host cost of one brick, over all its places. None means not measured."""
 
-    host_us: float | None = None  # The host's time in a median call, without the time of bricks inside.
+    host_us: float | None = None  # host time of the median call, without inner bricks
     kernels: int | None = None  # Number of kernel launches in a step.
 
 
 class LaunchesByNode:
-    """The host's times and launched kernels of each node, from the newest steps with such measurements."""
+    """The host time and the number of launched kernels of each node, from the newest steps that measured them."""
 
     def __init__(self, times: HostTimes | None, burst: KernelBurst | None, nodes: NodeTable) -> None:
         self._times = {one.node: one for one in times.bricks} if times else {}
-        self._kernels: dict[int, float] = {}  # Launches in a step, by brick node.
+        self._kernels: dict[int, float] = {}  # number of launches per step, by node of the brick
         for kernel in burst.kernels if burst else ():
             if 0 < kernel.node <= len(nodes):
                 brick = nodes.parent_of[kernel.node]
                 self._kernels[brick] = self._kernels.get(brick, 0.0) + kernel.launches / kernel.steps
 
     def of(self, nodes: Iterable[int]) -> Launches:
-        """Return what the brick with these nodes costs its host."""
+        """Return the host cost of the brick with these nodes."""
         ids = list(nodes)
         timed = [self._times[node] for node in ids if node in self._times]
         calls = sum(one.calls for one in timed)

@@ -1,6 +1,6 @@
 """Layers and bricks: the time of each brick in each layer of a step.
 
-Layers are compared with similar ones, their peers.
+Layers are compared with similar layers, their peers.
 """
 
 from __future__ import annotations
@@ -22,22 +22,24 @@ from cbtop.profiler.analysis.phase_totals import PhaseTotals
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind, is_training
 from cbtop.viewmodels.on_demand import Lazy, LazyValue, with_parts
 
-ODD = 1.2  # A layer is odd from this multiple of its peers' median on. Machine noise makes smaller differences.
-# Width of the interval of a median, in standard deviations of the number of calls below the median. The interval
-# misses one median in 1,500. It is wide, because the slowest of many layers is judged.
+ODD = 1.2  # minimum ratio of an odd layer's time to the median of its peers; noise stays below it
+# Distance of an interval's lower end from the median, in standard deviations of the number of calls below the median.
+# The interval misses one median in 1,500. It is this wide because the slowest of many layers is judged.
 Z = 3.0
-MIN_STEPS = 20  # Minimum number of recorded steps. Medians of fewer vary too much.
-MIN_LAYERS = 6  # Minimum number of peers. With fewer, the variation is unknown.
+MIN_STEPS = 20  # minimum number of recorded steps, because medians of fewer vary too much
+MIN_LAYERS = 6  # minimum number of peers, because the variation of fewer is unknown
 # The modified z-score 0.6745 (x - median) / MAD, and its limit for outliers. Source: Iglewicz and Hoaglin, "How to
 # detect and handle outliers" (1993).
 Z_OF_MAD, OUTLIER_Z = 0.6745, 3.5
-ODD_PART = 0.1  # If more than this share of the layers is slow, the model is built that way.
-FIRST_US = 15.0  # Extra µs per brick in the first layer of a recorded step, because cbtop's own code is cold there.
+# maximum share of odd layers; if more layers are slow, the model is built that way and no layer is odd
+ODD_PART = 0.1
+# additional µs per brick in the first layer of a recorded step; there, cbtop's own code is not yet in the cache
+FIRST_US = 15.0
 
 
 @dataclass(frozen=True, slots=True)
 class LayerBrick:
-    """One brick in all layers that run it, as a column of a table."""
+    """One brick in all layers that run it. It is a column of the table of layers."""
 
     name: str
     category: BrickCategory
@@ -45,28 +47,28 @@ class LayerBrick:
 
 @dataclass(frozen=True)
 class LayerRow:
-    """One layer in the mean step (derived). If the process has no steps, in one call of the layer."""
+    """One layer in the mean step (derived). If the process has no steps, the times are of one call of the layer."""
 
     id: int
     name: str  # For example `Layer 3` or `Layer 3 (encoder)`.
-    index: str  # For example `3`.
+    index: str  # the number in the name, for example `3`
     stack: str
-    us: float  # Mean time, including the time between bricks.
-    p50_us: float | None  # Median of one call of the layer.
-    # Exclusive µs of each brick in LayersView.bricks, or None if this layer does not run the brick.
+    us: float  # mean time, including the time between bricks
+    p50_us: float | None  # median of one call of the layer
+    # Exclusive µs of each brick in LayersView.bricks. None if this layer does not run the brick.
     cells: tuple[float | None, ...]
-    between_us: float  # Part of `us` that is in no brick.
-    calls: float  # Mean calls of the layer per step. It is below 1 if only some steps run the layer.
-    # Median of p50_us over the peers (same stack and bricks). None if there are fewer than three peers.
+    between_us: float  # the part of `us` outside of bricks
+    calls: float  # mean number of calls per step; below 1 if only some steps run the layer
+    # Median of p50_us over the peers, which have the same stack and bricks. None for fewer than three peers.
     median_us: float | None
-    # (name, µs per step) of the brick, or of the time between bricks, that exceeds the peers' median by the most.
+    # The brick that causes most of an odd layer's excess over its peers, as (name, µs per step).
     #
-    # Calls are compared by their medians, which ignore single events. If medians explain less than half of the
-    # layer's excess, means are compared. None if the layer is not odd.
+    # The name may also be the time between bricks. Median calls are compared, because they ignore rare delays. If
+    # medians explain less than half of the layer's excess, means are compared. None if the layer is not odd.
     excess: Lazy[tuple[str, float] | None] = Lazy(None)
-    # Median call in µs of each of LayersView.bricks, as measured.
+    # Median call in µs of each brick in LayersView.bricks, as measured.
     p50_cells: Lazy[tuple[float | None, ...]] = Lazy(())
-    low_us: float | None = None  # Lower end of the confidence interval of p50_us, or None if unknown.
+    low_us: float | None = None  # lower end of the confidence interval of p50_us, or None if unknown
 
     @property
     def is_odd(self) -> bool:
@@ -76,7 +78,7 @@ class LayerRow:
 
     @property
     def to_median(self) -> float | None:
-        """The layer's median call divided by the median of its peers. A single pause does not affect medians."""
+        """The layer's median call divided by the median of its peers. A single pause does not change it."""
         return self.p50_us / self.median_us if self.p50_us is not None and self.median_us else None
 
 
@@ -84,26 +86,26 @@ class LayerRow:
 class BrickInLayers:
     """The median call of one brick in each layer, in the order of LayersView.rows."""
 
-    # Median call in each layer, or None if unknown or if the layer does not run the brick.
+    # Median call in each layer. None if it is unknown or the layer does not run the brick.
     p50_us: tuple[float | None, ...]
-    odd: tuple[bool, ...]  # Whether the time is at least ODD times the median of the layer's peers.
-    median_us: float | None  # Median over all layers.
-    slowest: int  # Index of the layer with the longest time.
+    odd: tuple[bool, ...]  # for each layer: whether the time is at least ODD times the median of the layer's peers
+    median_us: float | None  # median over all layers
+    slowest: int  # index of the layer with the longest time
 
 
 @dataclass(frozen=True, slots=True)
 class BrickInLayer:
-    """One brick in one layer of the mean step. Its figures are derived, except `p50_us`."""
+    """One brick in one layer of the mean step. All figures except `p50_us` are derived."""
 
     brick: LayerBrick
-    us: float  # Exclusive time.
-    p50_us: float | None  # Median of one call.
-    usual_p50_us: float | None  # Median of the brick's median calls in the peers. None for too few peers.
-    percent: float | None  # Share of the layer's time.
+    us: float  # exclusive time
+    p50_us: float | None  # median of one call
+    usual_p50_us: float | None  # median of `p50_us` over the peers; None if there are too few peers
+    percent: float | None  # share of the layer's time
 
     @property
     def to_usual(self) -> float | None:
-        """The brick's median call, divided by the median of its median calls in the peers."""
+        """`p50_us` divided by `usual_p50_us`."""
         return self.p50_us / self.usual_p50_us if self.p50_us is not None and self.usual_p50_us else None
 
 
@@ -111,12 +113,12 @@ class BrickInLayer:
 class LayersView:
     """Every layer of one phase, in execution order."""
 
-    unit: str  # "step", or "call" for a process without steps. Times are per this unit.
-    bricks: tuple[LayerBrick, ...]  # Bricks in execution order.
+    unit: str  # "step", or "call" for a process without steps; times are per this unit
+    bricks: tuple[LayerBrick, ...]  # bricks in execution order
     rows: tuple[LayerRow, ...]
-    # Returns the median call (µs) of the n-th of `bricks` in each of `rows`. If None, `p50_cells` is used.
+    # Returns the median call (µs) of the brick with this index in each of `rows`. If it is None, use `p50_cells`.
     p50_of: Callable[[int], Sequence[float | None]] | None = field(default=None, repr=False, compare=False)
-    steps: int | None = None  # Number of recorded steps, or None if times are per call.
+    steps: int | None = None  # number of recorded steps, or None if times are per call
     is_training: bool = False  # Whether the steps are training steps.
 
     @staticmethod
@@ -126,14 +128,14 @@ class LayersView:
         return median(known) if known else None
 
     def stands_out(self, row: LayerRow) -> int:
-        """Return the number of odd peers of `row`, including itself, or 0 if `row` is not odd.
+        """Return the number of odd peers of `row`, including itself. Return 0 if `row` is not odd.
 
-        Peers count if their excess over the median is at least half as large. If too many count, the result is 0,
-        because the model is then built that way.
+        A peer counts if its excess over the median is at least half of the excess of `row`. If too many peers count,
+        the result is 0, because the model is then built that way.
 
-        Caches are cold in the first layer of a stack, so this layer does not count for others. cbtop's own code is
-        cold there, too, so the first layer must exceed the limit by FIRST_US for each of its bricks. In a training
-        step the first layer comes after the optimizer, which has used all weights, so it is never odd.
+        The first layer of a stack runs with cold caches, so it is not counted for other layers. cbtop's own code is
+        also cold there, so the first layer must exceed the limit by FIRST_US for each of its bricks. In a training
+        step, the first layer is never odd, because it follows the optimizer, which has used all weights.
         """
         times_us = [other.p50_us for other in self.like(row) if other.p50_us is not None]
         too_few = self.steps is not None and self.steps < MIN_STEPS
@@ -155,7 +157,7 @@ class LayersView:
 
     @property
     def slowest(self) -> LayerRow | None:
-        """The layer that is slowest relative to its peers, or None if no layer has enough peers.
+        """The layer that is slowest relative to its peers. None if no layer has enough peers.
 
         In a training step, the first layer of each stack is left out, as in `stands_out`.
         """
@@ -208,13 +210,13 @@ class LayersView:
         return sorted(found, key=lambda one: -one.us)
 
     def like(self, row: LayerRow) -> list[LayerRow]:
-        """Return the layers with the same stack and the same bricks as `row`, including `row`."""
+        """Return the peers of `row`, which have the same stack and the same bricks. They include `row`."""
         kind = _kind(row)
         return [other for other in self.rows if _kind(other) == kind]
 
 
 def layers_view(totals: PhaseTotals) -> LayersView | None:
-    """Return the outermost layers of a phase. Returns None without layers, or until a step has ended."""
+    """Return the outermost layers of a phase. Return None without layers, and until a step has ended."""
     table, inside = totals.table, totals.inside
     steps = int(totals.columns["count"][totals.step.id]) if totals.step else None
     ids = inside.ids[(table.column("kind_of")[inside.ids] == NodeKind.BRICK) & ~totals.adopted[inside.ids]]
@@ -267,7 +269,7 @@ def layers_view(totals: PhaseTotals) -> LayersView | None:
     p50_of = partial(_p50_of, totals, places, p50_cells)
     trains = totals.step is not None and is_training(totals.step.name)
     found = LayersView("step" if totals.step else "call", bricks, rows, p50_of, steps, trains)
-    # `odd` refers to the rows of `found`. Those rows do not refer to `odd`, so there is no reference cycle.
+    # The excess needs `found`. It is set in new rows, because in the rows of `found` it would be a reference cycle.
     odd = tuple(
         with_parts(row, excess=LazyValue(partial(_of_id, excess, row.id))) if row.is_odd else row for row in rows
     )
@@ -275,7 +277,7 @@ def layers_view(totals: PhaseTotals) -> LayersView | None:
 
 
 class _Places:
-    """The outermost layers of a phase. `place` has the layer and column of each brick node in `ids` that ran."""
+    """The outermost layers of a phase. `place` has the row and the column of each brick node in `ids` that ran."""
 
     def __init__(self, totals: PhaseTotals, ids: Column) -> None:
         table, layer_of = totals.table, layer_of_nodes(totals)
@@ -292,7 +294,7 @@ class _Places:
         self.runs_in[self.place] = True
         self.kinds = [(layer.label, self.runs_in[at].tobytes()) for at, layer in enumerate(self.layers)]
         self.cells = self.place[0] * len(firsts) + column
-        # Cells of bricks that run at more than one place in a layer.
+        # Indices of cells with several nodes, because the brick runs more than once in the layer.
         self.several = np.flatnonzero(np.bincount(self.cells, minlength=self.runs_in.size) > 1)
         self.of_several = [self.ids[self.cells == one].tolist() for one in self.several]
 
@@ -300,9 +302,10 @@ class _Places:
 def _p50_of(
     totals: PhaseTotals, places: _Places, cells: LazyValue[list[tuple[float | None, ...]]], brick: int
 ) -> list[float | None]:
-    """Return LayersView.p50_of for the brick with index `brick`.
+    """Return the result of LayersView.p50_of for the brick with index `brick`.
 
-    If `cells` has been made, use it, so that all values are from the same time. Otherwise compute only this brick.
+    If `cells` was already made, its values are used, so that all values are from the same time. Otherwise only this
+    brick is computed.
     """
     ran = totals.columns["count"][places.layer_ids].tolist()
     if cells.is_made or len(places.several):
@@ -324,7 +327,7 @@ def _of_layer(cells: LazyValue[list[tuple[float | None, ...]]], at: int) -> tupl
 
 
 def _excesses(layers: LayersView, usual_by_layer: Mapping[int, NDArray[np.float64]]) -> dict[int, tuple[str, float]]:
-    """Return LayerRow.excess of each odd layer, by layer id.
+    """Return LayerRow.excess of each odd layer. Keys are layer ids.
 
     `usual_by_layer` has the usual times of each layer's bricks.
     """
@@ -340,7 +343,7 @@ def _excesses(layers: LayersView, usual_by_layer: Mapping[int, NDArray[np.float6
         us = np.array([usual_by_layer[row.id] for row in rows]) / calls
         whole_us = np.array([row.p50_us or row.us / row.calls for row in rows])
         mean_us = np.array([(*(us or 0.0 for us in row.cells), row.between_us) for row in rows]) / calls
-        # Medians do not add up, so limit the time between bricks to its measured mean.
+        # The sum of medians is not the median of the sum. Limit the time between bricks to its mean.
         between_us = np.minimum(whole_us - us.sum(axis=1), mean_us[:, -1])
         over_us, over_mean_us = (_over(each) * calls for each in (np.column_stack((us, between_us)), mean_us))
         all_over_us = _over(whole_us[:, np.newaxis]) * calls
@@ -349,7 +352,7 @@ def _excesses(layers: LayersView, usual_by_layer: Mapping[int, NDArray[np.float6
                 over = over_us[at]
                 if (
                     np.maximum(over, 0.0).sum() < all_over_us[at] / 2
-                ):  # A different brick is slow in each call. Compare means, because they add up.
+                ):  # A different brick was slow in each call. Compare means, because they add up.
                     over = np.minimum(over_mean_us[at], all_over_us[at])
                 most = int(over.argmax())
                 found[row.id] = names[most], float(over[most])
@@ -357,8 +360,8 @@ def _excesses(layers: LayersView, usual_by_layer: Mapping[int, NDArray[np.float6
 
 
 def _over(us: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return how far each value is above the median of its column."""
-    # NumPy's own median loads its masked arrays, which takes as long as three frames.
+    """Return the difference between each value and the median of its column."""
+    # The median of NumPy would import its masked arrays, which takes as long as three frames.
     over: NDArray[np.float64] = us - [median(column) for column in us.T.tolist()]
     return over
 
@@ -366,7 +369,7 @@ def _over(us: NDArray[np.float64]) -> NDArray[np.float64]:
 def _sums(
     ns: Column | NDArray[np.float64], place: tuple[Column, Column], shape: tuple[int, ...]
 ) -> NDArray[np.float64]:
-    """Return the sum of the times of each cell's nodes."""
+    """Return the sum of the times of the nodes in each cell."""
     found = np.zeros(shape)
     np.add.at(found, place, ns)
     return found
@@ -375,7 +378,7 @@ def _sums(
 def _p50_cells(
     totals: PhaseTotals, places: _Places, medians_ns: NDArray[np.float64]
 ) -> list[tuple[float | None, ...]]:
-    """Return a row per layer with the median call of each brick."""
+    """Return for each layer the median call of each brick."""
     layers, bricks = places.runs_in.shape
     ns = np.full(layers * bricks, np.nan)
     ns[places.cells] = medians_ns
@@ -386,8 +389,9 @@ def _p50_cells(
 
 
 def _usual(totals: PhaseTotals, own_ns: Column, ids: Column, p50_ns: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return each brick's exclusive time as if every call took the median. If that is unknown, return its actual
-    time.
+    """Return each brick's exclusive time as if every call took the median.
+
+    If the median is unknown, return the measured time.
     """
     mean_ns: NDArray[np.float64] = totals.columns["total_ns"][ids] / totals.columns["count"][ids]
     known = ~np.isnan(p50_ns) & (mean_ns > 0)
@@ -396,7 +400,7 @@ def _usual(totals: PhaseTotals, own_ns: Column, ids: Column, p50_ns: NDArray[np.
 
 
 def _cells(us: NDArray[np.float64], runs: NDArray[np.bool_]) -> list[tuple[float | None, ...]]:
-    """Return the cells as rows. A cell is None if its brick does not run there."""
+    """Return the cells as rows. A cell is None if the layer does not run the brick."""
     if runs.all():
         return [tuple(row) for row in us.tolist()]
     rows = zip(us.tolist(), runs.tolist(), strict=True)
@@ -404,7 +408,7 @@ def _cells(us: NDArray[np.float64], runs: NDArray[np.bool_]) -> list[tuple[float
 
 
 def _medians(kinds: Sequence[Hashable], p50_us: Sequence[float | None]) -> list[float | None]:
-    """Return for each layer the median of its peers, including the layer itself."""
+    """Return for each layer the median of its peers, which include the layer itself."""
     like: dict[Hashable, list[float]] = {}
     for kind, us in zip(kinds, p50_us, strict=True):
         if us is not None:
@@ -414,5 +418,5 @@ def _medians(kinds: Sequence[Hashable], p50_us: Sequence[float | None]) -> list[
 
 
 def _kind(row: LayerRow) -> tuple[str, tuple[bool, ...]]:
-    """Return the layer's stack, and which bricks run in the layer."""
+    """Return the layer's stack, and for each brick whether it runs in the layer. Peers have the same value."""
     return row.stack, tuple([us is not None for us in row.cells])

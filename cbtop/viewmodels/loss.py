@@ -1,4 +1,4 @@
-"""Counts of a source's records: how many arrived, and how many did not."""
+"""Counts of a source's records: how many arrived, and how many were lost."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from cbtop.client.source_record import SourceRecord
 
 @dataclass(frozen=True, slots=True)
 class LossView:
-    """Counts of records. Always, produced == received + dropped.
+    """Counts of records. The equation produced == received + dropped always holds.
 
-    Three kinds of records count as `dropped`. `before_attach` records were overwritten before the daemon first read
-    the ring. `rejected` records named an unknown node. `on_the_wire` records come with the next update. `unread`
-    records are written but not read yet. `left_out` counts announcements (not records) beyond the limits.
+    Three kinds of records are part of `dropped`. `before_attach` records were overwritten before the daemon first
+    read the ring. `rejected` records had an unknown node. `on_the_wire` records will come with the next update.
+    `unread` records are written but not read yet. `left_out` is a number of announcements beyond a limit, not of
+    records.
     """
 
     produced: int
@@ -27,12 +28,12 @@ class LossView:
 
     @property
     def seen(self) -> int:
-        """Records written since the daemon attached."""
+        """Number of records written since the daemon attached."""
         return self.produced - self.before_attach
 
     @property
     def lost(self) -> int:
-        """Records lost since the daemon attached.
+        """Number of records lost since the daemon attached.
 
         Records on the wire are not lost, because the next update brings them.
         """
@@ -40,7 +41,7 @@ class LossView:
 
     @property
     def lost_percent(self) -> float:
-        """Lost records, in percent of all records since the daemon attached."""
+        """`lost` in percent of all records since the daemon attached."""
         return 100 * self.lost / self.seen if self.seen else 0.0
 
 
@@ -49,7 +50,8 @@ def loss_view(record: SourceRecord) -> LossView:
     received, state = record.stats.received, record.state
     if state is None:
         return LossView(received, received, 0, 0, 0, 0, 0)
-    # If totals come in several messages, the state comes after the last of them. Until then, the state is old.
+    # If totals come in several messages, the state is in the last one. Until it arrives, `state` is older than the
+    # totals.
     ahead = max(0, received - state.received)
     on_the_wire = max(0, state.received - received)
     return LossView(

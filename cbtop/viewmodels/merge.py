@@ -1,4 +1,4 @@
-"""Several sources as one view: the sum of all, the slowest rank of each brick, or all ranks next to each other.
+"""Several sources as one view: their sum, the slowest rank of each brick, or all ranks in columns.
 
 Every figure of a merge is derived from measured figures of its members.
 """
@@ -34,10 +34,10 @@ from cbtop.viewmodels.steps import StepsView, steps_per_sec_history, tokens_per_
 from cbtop.viewmodels.straggler import job_of
 from cbtop.viewmodels.time_range import NamedTime, TimeRangeView, since_s, time_range_of
 
-KEYS_JOINED_BY = "+"  # Joins the members' keys to the key of a sum.
+KEYS_JOINED_BY = "+"  # separator between the members' keys in the key of a merge
 
-# Returns the static properties of a node. Two nodes are merged if their properties are equal and their parents are
-# merged.
+# Returns the properties of a node that do not depend on the process. Nodes of two processes are merged if these
+# properties are equal and their parents are merged.
 _static = attrgetter(*(f.name for f in fields(Node) if f.name not in ("id", "parent", "function")))
 
 # States from good to bad. A merge has the state of its worst member.
@@ -56,14 +56,14 @@ _BAD: tuple[SourceStatus | StallKind, ...] = (
 def merged_view(
     records: Sequence[SourceRecord], mode: MergeMode, phase: str | None = None, *, window: bool = False
 ) -> SourceView:
-    """Return one view of `records`, which are sources of one program and model.
+    """Return one view of `records`. They must be sources of one program and model.
 
-    `sum` adds counts, times, tokens and histograms of equal places. So the parts of the time breakdown add up, and
-    percentiles are of all calls. If members report to compute the same tokens together, rates count these tokens
-    once.
+    The mode `sum` adds counts, times, tokens and histograms of equal nodes. The parts of the time breakdown still add
+    up, and percentiles are over all calls. If members report that they compute the same tokens together, rates count
+    these tokens once.
 
-    `max` takes each brick from the rank in which it takes longest per step. `ranks` is the sum, plus the time of
-    every brick in each rank.
+    The mode `max` shows each brick from the rank with the longest time per step. The mode `ranks` is the sum, with
+    the time of every brick in each rank in addition.
     """
     ordered = sorted(records, key=_by_rank)
     summed, taken = _sum(ordered)
@@ -78,7 +78,7 @@ def merged_view(
     exchange = any(row.category is BrickCategory.COMMUNICATION for row in view.categories)
     may_share = exchange and not any(record.manifest and record.manifest.ranks for record in taken)
     merged = replace(merged, troubled=tuple(_troubled(taken)), together=together, may_share_tokens=may_share)
-    # A roof belongs to one machine, so a merge has no roofs.
+    # The merge has no roofs, because a roof belongs to one machine.
     factors = {record.sample_every for record in taken}
     plain = replace(
         view,
@@ -95,24 +95,24 @@ def merged_view(
     if mode is MergeMode.SUM:
         return plain
     views = [(names[record.key], source_view(record, view.phase, window=window)) for record in taken]
-    # If a source has not run this phase, its view shows a different phase.
+    # Leave out sources that have not run this phase. Their views show a different phase.
     members = [(name, member) for name, member in views if member.phase == view.phase]
     return _slowest(plain, members) if mode is MergeMode.MAX else replace(plain, ranks=_ranks(view, members))
 
 
 def _range_of(records: Sequence[SourceRecord]) -> tuple[float, float] | None:
-    """Return the begin of the first range and the end of the last range, or None without ranges."""
+    """Return the begin of the first range and the end of the last range. Return None without ranges."""
     windows = [window_view(record, found) for record in records if (found := shown(record, window=True).window)]
     ranges = [window.range_s for window in windows if window.range_s is not None]
     return (min(begin_s for begin_s, _ in ranges), max(end_s for _, end_s in ranges)) if ranges else None
 
 
 def members_of(record: SourceRecord, records: Iterable[SourceRecord]) -> list[SourceRecord]:
-    """Return the `records` to merge with `record`. They have the same model, program and state.
+    """Return the members of `records` that can be merged with `record`.
 
-    A killed process is merged with processes that ran at the same time, so that the user sees the loss. For a job,
-    return the newest process of each rank, in any state. If two processes of one rank ran at the same time, return
-    both. They belong to two jobs that look the same.
+    They have the same model, program and state. A killed process is merged with processes that ran at the same time,
+    so that its loss is visible. For ranks of a job, return the newest process of each rank, in any state. If two
+    processes of one rank ran at the same time, return both, because they belong to two jobs that look equal.
     """
     job = job_of(record)
     if job is None:
@@ -126,14 +126,20 @@ def members_of(record: SourceRecord, records: Iterable[SourceRecord]) -> list[So
 
 
 def _in_their_place(alike: list[SourceRecord]) -> list[SourceRecord]:
-    """Return the running processes of one rank. If none runs, return those that no later process has replaced."""
+    """Return the running processes of one rank.
+
+    If none runs, return the ones that were not replaced by a later process.
+    """
     run = [record for record in alike if not record.has_ended]
     last_ns = max((record.hello.realtime_ns for record in alike if record.hello), default=0)
     return run or [record for record in alike if last_ns <= _ended_at_ns(record)]
 
 
 def _ended_at_ns(record: SourceRecord) -> float:
-    """Return when the last step of an ended process ended, in its host's real time. This is at least its begin."""
+    """Return when the last step of an ended process ended, in real time of its host.
+
+    Returns the begin of the process if it had no step.
+    """
     if record.hello is None:
         return inf
     return record.hello.realtime_ns + max(0, _ran_until_ns(record) - record.hello.monotonic_ns)
@@ -165,7 +171,7 @@ def _ran_until_ns(record: SourceRecord) -> float:
 
 
 def _names(records: Sequence[SourceRecord]) -> dict[str, str]:
-    """Return the display name of each source by key: `rank 3`, or `pid 7` if the source has no unique rank."""
+    """Return a name for each source by key: `rank 3`, or `pid 7` if its rank is not unique."""
     ranks = Counter(record.hello.rank for record in records if record.hello)
 
     def name(record: SourceRecord) -> str:
@@ -190,7 +196,7 @@ def _no_roof(bricks: Sequence[BrickRow]) -> RooflineView:
 
 
 class _WindowOfAll(Window):
-    """The sum of the windows of several sources. Its length is that of a single window."""
+    """The sum of the windows of several sources. Its length is the length of a single window."""
 
     def __init__(self, length_s: float, has_watched: bool, statistics: Callable[[], tuple[NodeStats, TimeRange]]):
         super().__init__(length_s)
@@ -206,10 +212,10 @@ class _WindowOfAll(Window):
 
 
 def _watched(records: Sequence[SourceRecord]) -> list[SourceRecord]:
-    """Return the records whose windows are summed. If a source has ended, its window covers a different time, so
-    leave the source out.
+    """Return the records with windows that can be summed. Ended sources are left out, because their windows are
+    older.
 
-    A chosen range is summed over all sources except those that had ended before it.
+    In a chosen range, only sources that ended before the range are left out.
     """
     watched = [record for record in records if record.window.has_watched]
     run = [record for record in watched if not record.has_ended or _lies_in_range(record)]
@@ -246,7 +252,8 @@ def _sum(records: Sequence[SourceRecord]) -> tuple[SourceRecord, list[SourceReco
         time_ranges = [
             time_range_of(record, window) or window for record, (_, window) in zip(watched, found, strict=True)
         ]
-        covers = max if first.window.is_range else min  # A source that ended inside the range covers less of it.
+        # take the longest range, because a source that ended inside the chosen range covers less
+        covers = max if first.window.is_range else min
         covered_ns = covers(time_range.end_ns - time_range.begin_ns for time_range in time_ranges)
         return _sum_of_stats([stats for stats, _ in found], their_places, len(table)), TimeRange(0, covered_ns)
 
@@ -268,9 +275,9 @@ def _sum(records: Sequence[SourceRecord]) -> tuple[SourceRecord, list[SourceReco
 
 
 def _place_nodes(nodes: NodeTable, table: NodeTable, known: dict[Hashable, int]) -> Column:
-    """Return the ids in `table` of all `nodes`. Add unknown nodes to `table` and `known`."""
+    """Return the ids in `table` of all `nodes`. Nodes that are not known yet are added to `table` and `known`."""
     place = np.zeros(len(nodes) + 1, np.int64)
-    seen: dict[Hashable, int] = {}  # How many earlier nodes are equal and have the same parent.
+    seen: dict[Hashable, int] = {}  # number of earlier nodes that are equal and have the same parent
     for node in nodes.nodes:
         parent = None if node.parent is None else int(place[node.parent])
         like = (parent, _static(node))
@@ -306,7 +313,7 @@ def _sum_of_stats(members: Sequence[NodeStats], places: Sequence[Column], nodes:
 
 
 def _sum_of_states(records: Sequence[SourceRecord]) -> SourceState | None:
-    """Return the sums of all counters, with the state of the worst source."""
+    """Return a state with the sums of all counters. The status is taken from the worst source."""
     states = [record.state for record in records if record.state]
     if not states:
         return None
@@ -334,7 +341,7 @@ def _stall_of_worst(records: Sequence[SourceRecord]) -> StallView | None:
 
 
 def _troubled(records: Sequence[SourceRecord]) -> Iterator[TroubledMember]:
-    """Yield members that are suspended, stalled, gone or faulty, but not the worst member."""
+    """Yield members that are suspended, stalled, gone or faulty. The worst member is left out."""
     names, worst = _names(records), _worst(records)
     for record in sorted(records, key=_badness, reverse=True):
         stall, state = stall_view(record), state_of(record)
@@ -344,7 +351,7 @@ def _troubled(records: Sequence[SourceRecord]) -> Iterator[TroubledMember]:
 
 
 def _together(records: Sequence[SourceRecord]) -> int:
-    """Return how many of the sources compute each token together, or 1 if their reports differ."""
+    """Return how many of the sources compute each token together. Return 1 if their reports differ."""
     said = {record.manifest.ranks if record.manifest else 0 for record in records}
     return max(min(said.pop(), len(records)), 1) if len(said) == 1 else 1
 
@@ -352,9 +359,8 @@ def _together(records: Sequence[SourceRecord]) -> int:
 def _with_rates(view: SourceView, records: Sequence[SourceRecord], together: int, *, window: bool) -> SourceView:
     """Return `view` with the sum of the members' rates.
 
-    A member's rate is over its own time. In a chosen range, it is over the time of the range.
-
-    If `together` members compute the same tokens, the sum is divided by `together`.
+    The rate of a member is over the member's own time, or over the time of a chosen range. If `together` members
+    compute the same tokens, the sum is divided by `together`.
     """
     members = [shown(record, window=window) for record in records]
     walls_us = [member.time_range_view.wall_us if member.time_range_view else 0.0 for member in members]
@@ -369,7 +375,8 @@ def _with_rates(view: SourceView, records: Sequence[SourceRecord], together: int
     )
     of_tokens, of_steps = (
         [
-            (*history(record, steps), *[0.0] * round((range_us - wall_us) / 1e6))  # Zeros since the source ended.
+            # add zeros for the seconds since the source ended
+            (*history(record, steps), *[0.0] * round((range_us - wall_us) / 1e6))
             for record, member, wall_us in zip(records, members, walls_us, strict=True)
             for steps in member.phases
             if steps.phase == view.phase
@@ -390,14 +397,17 @@ def _with_rates(view: SourceView, records: Sequence[SourceRecord], together: int
 
 
 def _sum_of_histories(histories: Sequence[Sequence[float]], together: int) -> tuple[float, ...]:
-    # Align the newest values, because the clocks of hosts may differ.
+    # Align the histories at their newest values, because the clocks of the hosts may differ.
     length = min(map(len, histories), default=0)
     newest = (history[len(history) - length :] for history in histories)
     return tuple(sum(rates) / together for rates in zip(*newest, strict=True))
 
 
 def _over(steps: StepsView, wall_us: float, range_us: float) -> StepsView:
-    """Convert rates of `steps` from its own time `wall_us` to the whole range. If `range_us` is 0, return `steps`."""
+    """Convert the rates of `steps` from their own time `wall_us` to the whole range.
+
+    If `range_us` is 0, change nothing.
+    """
     if not range_us:
         return steps
 
@@ -419,7 +429,7 @@ def _with_rates_of(steps: StepsView, members: Sequence[StepsView], together: int
         steps_per_sec=_sum_of_rates([(member.steps_per_sec, member.count) for member in members], together),
         samples_per_sec=_sum_of_rates([(member.samples_per_sec, member.count) for member in members], together),
         tokens_per_sec_in_steps=_sum_of_rates([(m.tokens_per_sec_in_steps, m.count) for m in members], together),
-        # It is unknown which steps of different members ran at the same time.
+        # it is not known how steps of different members overlapped
         at_once=members[0].at_once if len(members) == 1 else None,
         wall_us=max(member.wall_us for member in members),
         is_sample=any(member.is_sample for member in members),
@@ -427,9 +437,10 @@ def _with_rates_of(steps: StepsView, members: Sequence[StepsView], together: int
 
 
 def _sum_of_rates(rates: Iterable[tuple[float | None, int]], together: int) -> float | None:
-    """Return the sum of rates, divided by `together`, because that many members compute the same tokens.
+    """Return the sum of rates, divided by `together`.
 
-    Returns None if a member ran steps and its rate is unknown, because a partial sum would be wrong.
+    Returns None if a member ran steps but its rate is unknown, because a partial sum would be wrong. `together` is
+    the number of members that compute the same tokens.
     """
     found = [(rate, count) for rate, count in rates if rate is not None or count]
     known = [rate for rate, _ in found if rate is not None]
@@ -457,13 +468,13 @@ def _sum_or_none(values: Sequence[float | None]) -> float | None:
     return sum(known) if len(known) == len(values) else None
 
 
-# --- the slowest, and next to each other ----------------------------------------------------------------------
+# --- the slowest rank of each brick, and ranks in columns -----------------------------------------------------
 
 
 def _slowest(view: SourceView, members: Sequence[tuple[str, SourceView]]) -> SourceView:
     """Return `view` with each brick and category from its slowest rank, and with the steps of the slowest rank.
 
-    There is no time breakdown and no graph, because values of several ranks do not add up.
+    The time breakdown and the graph are removed, because values of different ranks do not add up.
     """
     slowest = max((member for _, member in members), key=lambda one: (one.steps and one.steps.mean_us) or 0)
     bricks: dict[tuple[str, BrickCategory], BrickRow] = {}
@@ -472,7 +483,7 @@ def _slowest(view: SourceView, members: Sequence[tuple[str, SourceView]]) -> Sou
     for name, member in members:
         for brick in member.bricks:
             if (us := _a_step(brick, member)) > max_us.get(brick.key, -1):
-                # Drop the share if the step's parts do not add up, because a row cannot show this.
+                # Leave out the share if the parts of the step do not add up, because a row has no mark for this.
                 percent = brick.percent if _closes(member) else None
                 max_us[brick.key], bricks[brick.key] = us, replace(brick, rank=name, roof=None, percent=percent)
         for category in member.categories:
@@ -530,7 +541,7 @@ def _rank_row(brick: BrickRow, us: Sequence[float | None]) -> RankRow:
 
 
 def _a_step(row: BrickRow | CategoryRow, member: SourceView) -> float:
-    """Return the exclusive µs per recorded step that has ended, or per call for a process without steps."""
+    """Return the exclusive µs per recorded, ended step. For a process without steps, return the µs per call."""
     if row.percent is None or member.steps is None or member.books is None or not member.steps.recorded:
         return row.total_exclusive_us / row.count
     return row.percent / 100 * member.books.wall_us / member.steps.recorded

@@ -1,4 +1,4 @@
-"""Types of a merged view: its members, and bricks in a column per rank."""
+"""The types of a merged view: its members, and a table of bricks with a column per rank."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class TroubledMember:
 
     name: str
     state: str
-    reason: str  # Why the member is gone.
-    stall: StallView | None  # Why the member makes no progress.
+    reason: str  # why the member is gone, or ""
+    stall: StallView | None  # why the member makes no progress, or None
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,21 +23,24 @@ class MergedView:
     """The members of a merged view."""
 
     mode: MergeMode
-    members: tuple[str, ...]  # Names of the members: `rank 3`, or `pid 7` without a rank.
+    members: tuple[str, ...]  # names of the members, such as `rank 3`, or `pid 7` without a rank
     keys: tuple[str, ...]
-    # Number of sources of this model that are not merged, because they are silent, not read yet, or too large.
+    # Number of sources of this model that are not merged. They are silent, not read yet, or too large.
     left_out: int
-    # Number of running members that were watched. If there are any, the recent window covers only these.
+    # Number of running members with a window. If it is not 0, the recent window covers only these members.
     running: int = 0
-    # Members that are gone, suspended or stalled, the worst first, except the one whose state is shown.
+    # Members that are gone, suspended or stalled, the worst first. The worst of all is left out, because the merge
+    # has its state.
     troubled: tuple[TroubledMember, ...] = ()
-    together: int = 1  # Number of members that report to compute each token together. Rates count such a token once.
-    may_share_tokens: bool = False  # Whether members exchange results but do not report whether they share tokens.
+    # number of members that compute each token together, according to their reports; rates count such a token once
+    together: int = 1
+    # whether members exchange data but do not report whether they compute the same tokens
+    may_share_tokens: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class RankColumn:
-    """One of several ranks that are shown next to each other."""
+    """One rank in the table of bricks and ranks."""
 
     name: str
     key: str
@@ -50,19 +53,19 @@ class RankColumn:
 
 @dataclass(frozen=True, slots=True)
 class RankRow:
-    """One brick in every rank. Times are exclusive, per RanksView.unit (derived)."""
+    """One brick in every rank. Times are exclusive and per RanksView.unit (derived)."""
 
     brick: str
     category: str
     us: tuple[float | None, ...]
     slowest: int
-    spread_percent: float | None  # The slowest rank's excess over the median rank, in percent.
+    spread_percent: float | None  # how much longer the slowest rank takes than the median rank, in percent
 
 
 @dataclass(frozen=True, slots=True)
 class RanksView:
     """The time of each brick in each rank."""
 
-    unit: str  # "step", or "call" for processes without steps. Times are per this unit.
+    unit: str  # "step", or "call" for processes without steps; times are per this unit
     ranks: tuple[RankColumn, ...]
     rows: tuple[RankRow, ...]

@@ -1,4 +1,4 @@
-"""Time of steps in code that is not instrumented."""
+"""The time of steps in code that is not instrumented."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.time_breakdown import GPU_WAITED, NOT_ITS_KERNELS
 from cbtop.viewmodels.time_range import NamedTime
 
-# An instrumented decoder spends some percent between its bricks. A quarter is more than most single bricks take.
+# An instrumented decoder spends some percent of a step between its bricks. A quarter is more than most bricks take.
 OUTSIDE_PERCENT = 25.0
 COMPILED = "torch.compile compiled code of this process"
 UNKNOWN = "code without modules or functions that are timed: a fused path, a script, or the program's own"
@@ -17,9 +17,9 @@ UNKNOWN = "code without modules or functions that are timed: a fused path, a scr
 
 @dataclass(frozen=True, slots=True)
 class NotInstrumented:
-    """Time of the recorded steps outside bricks (derived).
+    """The time of the recorded steps outside of bricks (derived).
 
-    It is unknown what ran in this time, and on which device.
+    It is unknown which code ran in this time, and on which device.
     """
 
     percent: float
@@ -29,7 +29,7 @@ class NotInstrumented:
 
 
 def not_instrumented(view: SourceView) -> NotInstrumented | None:
-    """Return the time outside bricks. Returns None if its share is below OUTSIDE_PERCENT or unknown."""
+    """Return the time outside of bricks. Return None if its share is unknown or below OUTSIDE_PERCENT."""
     books, steps = view.books, view.steps
     if books is None or steps is None or not books.close or not books.wall_us or not steps.recorded:
         return None

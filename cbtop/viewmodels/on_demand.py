@@ -1,7 +1,6 @@
-"""Parts of a view that are made on first access. A part that is not used costs nothing."""
+"""Parts of a view that are made when they are first accessed. A part that is not used costs nothing."""
 
-# A part shows the data of the time when it is made. To keep a view beyond the next poll, hold it first
-# (SourceView.held).
+# A part has the data of the time when it is made. Call SourceView.held before the next poll to keep a view unchanged.
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ V = TypeVar("V")
 
 
 class LazyValue(Generic[T]):
-    """A value that is made on first access. `make` returns the value, and is called at most once."""
+    """A value that is made when it is first accessed. `make` returns the value, and is called at most once."""
 
     __slots__ = ("_made", "_make")
 
@@ -30,12 +29,15 @@ class LazyValue(Generic[T]):
     def value(self) -> T:
         if self._make is not None:
             self._made = self._make()
-            self._make = None  # This frees the inputs of `make`.
+            self._make = None  # releases the arguments of `make`
         return self._made
 
 
 class Lazy(Generic[T]):
-    """A field of a dataclass without slots, set to a value or a `LazyValue`. Reading it returns the value."""
+    """A field of a dataclass without slots.
+
+    It is set to a value or to a `LazyValue`, and reading it returns the value.
+    """
 
     def __init__(self, *default: T) -> None:
         self._default = default
@@ -49,7 +51,7 @@ class Lazy(Generic[T]):
     @overload
     def __get__(self, instance: object, owner: type | None = None) -> T: ...
     def __get__(self, instance: object | None, owner: type | None = None) -> T:
-        if instance is None:  # The dataclass reads the field's default.
+        if instance is None:  # the dataclass reads the default value of the field
             if not self._default:
                 raise AttributeError(self._name)
             return self._default[0]
@@ -61,7 +63,7 @@ class Lazy(Generic[T]):
 
 
 def with_parts(view: V, **parts: Any) -> V:
-    """Return a copy of `view` with fields replaced. dataclasses.replace would make all lazy parts.
+    """Return a copy of `view` with some fields replaced. dataclasses.replace would make all lazy parts.
 
     Raises TypeError for an unknown name.
     """

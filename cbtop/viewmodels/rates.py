@@ -12,18 +12,18 @@ from cbtop.viewmodels.steps import StepsView
 class Rate(NamedTuple):
     """The rate of a phase: tokens/s, or steps/s if tokens are unknown."""
 
-    unit: str  # "tokens/s" or "steps/s".
+    unit: str  # "tokens/s" or "steps/s"
     per_sec: float | None
-    history: tuple[float, ...]  # One value per second, as SourceView.tokens_per_sec_history.
+    history: tuple[float, ...]  # one value per second, as in SourceView.tokens_per_sec_history
 
 
 def rate_of(steps: StepsView | None, tokens_per_sec: tuple[float, ...], steps_per_sec: tuple[float, ...]) -> Rate:
-    """Return the rate of `steps` with its history. The unit is tokens/s, or steps/s if the steps have no tokens."""
+    """Return the rate of `steps` with its history. It is in tokens/s, or in steps/s if the steps have no tokens."""
     if steps is None or steps.has_tokens:
         return Rate("tokens/s", steps.tokens_per_sec if steps else None, tokens_per_sec)
     return Rate("steps/s", steps.steps_per_sec, steps_per_sec)
 
 
 def are_rates_least(window: WindowView | None, loss: LossView) -> bool:
-    """Return whether the true rates may be higher, because records of steps were lost."""
+    """Return whether the true rates may be higher because records of steps were lost."""
     return (window.lost if window else loss.lost) > 0

@@ -1,4 +1,4 @@
-"""The roofline: the measured ceilings of the machine, and the distance of each brick from them."""
+"""The roofline: the measured roofs of the machine, and how far each brick is below them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cbtop.viewmodels.steps import StepsView
 NOT_MEASURED = "not measured by this source"
 NOT_ANNOUNCED = f"{NOT_MEASURED}; measure_ceilings() in its program measures them"
 _CALIBRATE = "`cbtop calibrate"
-LOWER_PRECISIONS = frozenset({"tf32", "bfloat16", "float16"})  # lower than float32
+LOWER_PRECISIONS = frozenset({"tf32", "bfloat16", "float16"})  # data types with a lower precision than float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,20 +28,23 @@ class CeilingRow:
     value: float
     unit: str
     provenance: Provenance
-    median: float | None = None  # Median of the measured rounds. `value` is the best round.
+    median: float | None = None  # median of the measured rounds; `value` is the best round
     lowest: float | None = None
-    measured_on: str = ""  # Date of the measurement, with or without time.
-    # How much other programs used the processors or the GPU during the measurement.
+    measured_on: str = ""  # date of the measurement, with or without time of day
+    # Use of the processors or the GPU by other programs during the measurement.
     load_percent: float | None = None
     age_s: float | None = None
-    gpu: str = ""  # UUID of the GPU, or "" for processors.
-    dtype: str = ""  # Data type that was multiplied to measure a compute roof, or "" if not reported.
-    rounds: int | None = None  # Number of rounds, or None if not reported.
-    is_short: bool = False  # Whether cbtop measured the roof by itself in a quiet second.
+    gpu: str = ""  # UUID of the GPU, or "" for processors
+    dtype: str = ""  # data type of the products that measured a compute roof, or "" if not reported
+    rounds: int | None = None  # number of rounds, or None if not reported
+    is_short: bool = False  # whether cbtop measured the roof on its own initiative in a quiet second
 
     @property
     def spread_percent(self) -> float | None:
-        """Distance in percent of the median round below the best round. None if only one number is known."""
+        """Difference between the best and the median round in percent of the best.
+
+        None if only one number is known.
+        """
         return spread_percent(self.value, self.median)
 
     @property
@@ -52,31 +55,34 @@ class CeilingRow:
 
 @dataclass(frozen=True, slots=True)
 class RidgeRow:
-    """The point at which a bandwidth line reaches a compute ceiling. On its left, memory is the limit."""
+    """The intensity at the point where a bandwidth line reaches a compute roof.
+
+    Below this intensity, memory is the limit.
+    """
 
     bandwidth: str
     compute: str
     flop_per_byte: float
     gflops: float
-    dtype: str = ""  # Data type of the compute ceiling.
+    dtype: str = ""  # data type of the compute roof
 
 
 @dataclass(frozen=True, slots=True)
 class RooflineView:
     ceilings: tuple[CeilingRow, ...]
-    points: tuple[BrickRow, ...]  # Bricks with a known intensity.
-    # Names of bricks without a known intensity, because they do not declare both FLOP and bytes.
+    points: tuple[BrickRow, ...]  # bricks with a known intensity
+    # Names of bricks with unknown intensity, because they do not declare both FLOP and bytes.
     without_work: tuple[str, ...]
-    note: str = ""  # Why ceilings are unknown, and what the user can do.
+    note: str = ""  # why roofs are unknown, and advice
 
     @property
     def has_roofs(self) -> bool:
-        """Whether there is anything to hold bricks against: a bandwidth or a compute ceiling."""
+        """Whether any bandwidth or compute roof is known, so that bricks can be compared with it."""
         return any(ceiling.kind in ("bandwidth", "compute") for ceiling in self.ceilings)
 
     @property
     def ridges(self) -> tuple[RidgeRow, ...]:
-        """Ridge points of each pair of a bandwidth and a compute ceiling."""
+        """The ridge point of each pair of a bandwidth roof and a compute roof."""
         return tuple(
             RidgeRow(bandwidth.name, peak.name, peak.value / bandwidth.value, peak.value, peak.dtype)
             for peak in self.ceilings
@@ -86,7 +92,7 @@ class RooflineView:
 
 
 def ceiling_rows(ceilings: Iterable[Ceiling], now_s: float | None = None) -> tuple[CeilingRow, ...]:
-    """Return the ceilings as rows, with their age at `now_s` (Unix time)."""
+    """Return the roofs as rows, with their age at `now_s` (Unix time)."""
     return tuple(
         CeilingRow(
             c.name, c.kind, c.value, c.unit, c.provenance, c.median, c.lowest, c.measured_on, c.load_percent,
@@ -100,9 +106,9 @@ def ceiling_rows(ceilings: Iterable[Ceiling], now_s: float | None = None) -> tup
 def under_roofs(
     bricks: Iterable[BrickRow], ceilings: Sequence[CeilingRow], steps: StepsView | None
 ) -> tuple[BrickRow, ...]:
-    """Return the bricks. A brick has the distance from its roofs if its work and both roofs are known.
+    """Return the bricks with their distance from the roofs, if their work and both roofs are known.
 
-    If steps ran at the same time, the limit of a single brick is unknown, because the steps share the roofs.
+    If steps ran at the same time, a single brick has no known limit, because the steps share the roofs.
     """
     bandwidths = [ceiling for ceiling in ceilings if ceiling.kind == "bandwidth"]
     roofs = [(row, _roof(row, peaks_over(row, ceilings), bandwidths)) for row in bricks]
@@ -114,7 +120,7 @@ def under_roofs(
 def peaks_over(brick: BrickRow, ceilings: Iterable[CeilingRow]) -> list[CeilingRow]:
     """Return the compute roofs for the data types that a brick multiplies.
 
-    If one of these types has no roof, return []. The missing roof may be the highest.
+    Returns [] if one of these types has no roof, because the missing roof may be the highest.
     """
     peaks = [ceiling for ceiling in ceilings if ceiling.kind == "compute"]
     over = [[peak for peak in peaks if roof_applies(dtype, peak.dtype)] for dtype in brick.dtypes or ("",)]
@@ -124,7 +130,8 @@ def peaks_over(brick: BrickRow, ceilings: Iterable[CeilingRow]) -> list[CeilingR
 def advice_at_a_peak(brick: BrickRow, ceilings: Iterable[CeilingRow]) -> str:
     """Return advice for a brick that computes as fast as the machine can.
 
-    If the brick multiplies float32, and a lower precision was measured to be faster, advise the lower precision.
+    If the brick multiplies float32 and a lower precision was measured to be faster, the advice is the lower
+    precision.
     """
     ceilings = list(ceilings)
     here = max((peak.value for peak in peaks_over(brick, ceilings)), default=None)
@@ -137,7 +144,7 @@ def advice_at_a_peak(brick: BrickRow, ceilings: Iterable[CeilingRow]) -> str:
 
 
 def shared_note(steps: StepsView | None) -> str:
-    """Return a note if concurrent steps share the roofs, or "" if steps ran one after another."""
+    """Return a note if concurrent steps share the roofs. Return "" if steps ran one after another."""
     if steps is None or not steps.overlap:
         return ""
     return (
@@ -147,7 +154,7 @@ def shared_note(steps: StepsView | None) -> str:
 
 
 def roofline(ceilings: Sequence[CeilingRow], bricks: Sequence[BrickRow], note: str = "") -> RooflineView:
-    """Return the roofline. Bricks that declare FLOP and bytes are points, and other bricks are only named."""
+    """Return the roofline. Bricks that declare FLOP and bytes become points. Other bricks are only named."""
     return RooflineView(
         ceilings=tuple(ceilings),
         points=tuple(brick for brick in bricks if _is_point(brick)),
@@ -157,7 +164,10 @@ def roofline(ceilings: Sequence[CeilingRow], bricks: Sequence[BrickRow], note: s
 
 
 def note_of_then(said: str) -> str:
-    """Return what a process said about its roofs, without advice to measure them: a recording keeps those it has."""
+    """Return the text of a process about its roofs, without advice to measure them.
+
+    In a recording, roofs cannot change.
+    """
     if _CALIBRATE not in said:
         return said
     why = "; ".join(clause for clause in said.split("; ") if _CALIBRATE not in clause)
@@ -165,7 +175,7 @@ def note_of_then(said: str) -> str:
 
 
 def missing_ceilings(view: RooflineView) -> str:
-    """Return which kinds of ceilings are unknown and why, or "" if every needed ceiling is known."""
+    """Return the kinds of roofs that are unknown, and why. Return "" if all roofs that are needed are known."""
     kinds = {ceiling.kind for ceiling in view.ceilings}
     missing = [name for name in ("bandwidth", "compute") if name not in kinds]
     if "compute" in kinds:
@@ -174,7 +184,7 @@ def missing_ceilings(view: RooflineView) -> str:
 
 
 def _without_peak(view: RooflineView) -> list[str]:
-    """Return the data types that bricks multiply and that no compute roof covers."""
+    """Return the data types that bricks multiply but that have no compute roof."""
     peaks = [ceiling for ceiling in view.ceilings if ceiling.kind == "compute"]
     dtypes = {dtype for point in view.points for dtype in point.dtypes}
     return sorted(one for one in dtypes if not any(roof_applies(one, peak.dtype) for peak in peaks))

@@ -1,4 +1,4 @@
-"""What is selected of a source: its phase, and its recent window, its chosen range, or all data."""
+"""The selected part of a source: a phase, and either the recent window, a chosen range, or all data."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cbtop.protocol.vocabulary import NodeKind, SourceStatus, is_training, is_wa
 from cbtop.viewmodels.steps import StepsView, steps_views
 from cbtop.viewmodels.time_range import TimeRangeView, time_range_of, time_range_view
 
-# Also matches the decoding of a draft model, and names like `decode, a sample`.
+# Also matches the decode steps of a draft model, and names such as `decode, a sample`.
 _DECODES = re.compile(r"(.* )?decode(, .*)?|verify", re.DOTALL)
 
 
@@ -25,36 +25,36 @@ class WindowView:
     """The recent window, or a chosen range. The window of an ended process ends with the process."""
 
     asked_s: float
-    covers_s: float  # Actual length. It is less than `asked_s` if the process was watched for less time.
-    lost: int = 0  # Records lost, of `seen` records. Both are 0 in a merge.
+    covers_s: float  # actual length; shorter than `asked_s` if the process was watched for less time
+    lost: int = 0  # number of lost records, of `seen` records; both are 0 in a merge
     seen: int = 0
-    range_s: tuple[float, float] | None = None  # (begin, end) of a chosen range in Unix time.
+    range_s: tuple[float, float] | None = None  # (begin, end) of a chosen range in Unix time
 
     @property
     def is_short(self) -> bool:
         """Whether the window is shorter than requested by more than a second.
 
-        Figures have an interval of a second.
+        A smaller difference is normal, because figures are updated about once a second.
         """
         return self.range_s is None and self.covers_s < self.asked_s - 1
 
 
 @dataclass(frozen=True, slots=True)
 class PhaseSelection:
-    """The shown part of a source: statistics, the time range that they cover, and the steps in that range."""
+    """The selected part of a source: its statistics, their time range, and the steps in this range."""
 
     stats: NodeStats
-    time_range: TimeRange | None  # None if no step has been seen.
-    window: TimeRange | None  # The window. None if the statistics cover everything since the start.
+    time_range: TimeRange | None  # None if no step has been seen
+    window: TimeRange | None  # the window, or None if the statistics are since the start
     phases: tuple[StepsView, ...]
     time_range_view: TimeRangeView | None
 
 
 def shown(record: SourceRecord, *, window: bool) -> PhaseSelection:
-    """Return all data of `record`, or its window if `window`.
+    """Return all data of `record`. If `window` is true, return only the data of its window.
 
-    A source that was watched for less than a second, or had ended when it was found, has no window. Then return all
-    data.
+    A source has no window if it was watched for less than a second, or had already ended when it was found. In these
+    cases, all data is returned.
     """
     is_all = not (window and record.window.has_watched)
     stats, seconds = (record.stats, None) if is_all else record.window.statistics(record.stats)
@@ -62,20 +62,22 @@ def shown(record: SourceRecord, *, window: bool) -> PhaseSelection:
     view = None if time_range is None else time_range_view(record, stats, time_range)
     phases = steps_views(record, stats, time_range)
     if view and any(steps.is_sample for steps in phases):
-        # Some steps left no record, so their time would appear to be between steps.
+        # Some steps left no record. Their time would look like time between steps, so do not show it.
         view = replace(view, in_steps_us=None, between_us=None)
     return PhaseSelection(stats, time_range, seconds and (time_range or seconds), phases, view)
 
 
 def shown_phase(record: SourceRecord, phase: str | None) -> str | None:
-    """Return `phase`, or the most relevant phase if the source has no such steps. Returns None without steps.
+    """Return `phase` if the source has such steps. Otherwise return its most relevant phase. Return None without
+    steps.
 
     Criteria, the most important first:
     - The phase is not a warm-up.
     - It trains, and training took most of the time of all steps.
-    - Its model ran at least a tenth as long as any other.
+    - Its model ran for at least a tenth of the time of any other model.
     - It decodes.
-    - Its model is the named one, and it decodes or the model ran at least half as long as any other.
+    - Its model is the one that the manifest names. In addition, it decodes, or the model ran for at least half of the
+      time of any other model.
     - It is `decode` itself.
     - It took the most time.
     """
@@ -106,7 +108,7 @@ def shown_phase(record: SourceRecord, phase: str | None) -> str | None:
 
 
 def window_view(record: SourceRecord, window: TimeRange) -> WindowView:
-    """Return the length of the window, and the numbers of records lost and seen in it."""
+    """Return the length of the window, and the numbers of records that were lost and seen in it."""
     losses, range_s = record.window.losses, None
     if record.window.is_range and (hello := record.hello) is not None:
         begin_s, end_s = (
@@ -122,12 +124,12 @@ def state_of(record: SourceRecord) -> SourceStatus:
 
 
 def is_live(record: SourceRecord) -> bool:
-    """Return whether the process still runs. If unknown, return True."""
+    """Return whether the process still runs. Return True if this is unknown."""
     return state_of(record) is SourceStatus.LIVE
 
 
 def is_selected(record: SourceRecord, wanted: Sequence[str]) -> bool:
-    """Return whether `wanted` contains the key, pid or `rank=N` of `record`."""
+    """Return whether `wanted` contains the key, the pid or the `rank=N` of `record`."""
     names = [record.key]
     if record.hello is not None:
         names += [str(record.hello.pid), f"rank={record.hello.rank}"]
@@ -135,7 +137,7 @@ def is_selected(record: SourceRecord, wanted: Sequence[str]) -> bool:
 
 
 def has_data(record: SourceRecord, phase: str | None = None) -> bool:
-    """Return whether a view for exactly this `phase` would have data. Does not make the view."""
+    """Return whether a view of exactly this `phase` would have data. The view is not made for this."""
     shown, count = shown_phase(record, phase), record.stats.column("count")
     if phase is not None and shown != phase:
         return False

@@ -1,4 +1,4 @@
-"""Makes a snapshot of a live process, to compare it with a baseline. All figures of a snapshot are derived."""
+"""Make a snapshot of a live process, for comparing it with a baseline. All figures of a snapshot are derived."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def snapshot(
     *,
     inside: bool = True,
 ) -> Snapshot:
-    """Return a snapshot of the window of `record`, with the times of every phase, or only of `phase`.
+    """Return a snapshot of the window of `record`, with the times of all phases or only of `phase`.
 
-    If `beside` has a snapshot of the same process, blocks that overlap it are excluded, so that no data is compared
-    with itself. Times inside steps are included only if `inside`.
+    If `beside` has a snapshot of the same process, blocks that overlap its time are excluded. Otherwise data would be
+    compared with itself. With `inside`, the times of bricks and layers are included.
     """
     blocks = record.window.blocks()
     for other in beside:
@@ -64,7 +64,7 @@ def snapshot(
 
 
 def surroundings_of(record: SourceRecord, devices: Sequence[str]) -> Surroundings:
-    """Return what a process reports about itself, and the names of its GPUs."""
+    """Return the conditions that a process reports, and the names of its GPUs."""
     hello, manifest = record.hello, record.manifest
     return Surroundings(
         program=hello.program if hello else "",
@@ -120,7 +120,7 @@ def _times(
     is_sample: bool,
     inside: bool,
 ) -> PhaseTimes:
-    """Return the times of a phase. `ran` has each block with recorded steps, and (steps, tokens) of the block."""
+    """Return the times of a phase. `ran` has each block with recorded steps, with the block's (steps, tokens)."""
     assert totals.step is not None
     step = totals.step.id
     steps, tokens = np.array([each for _, each in ran], float).T
@@ -147,11 +147,14 @@ def _times(
 def _places(
     totals: PhaseTotals, growths: Sequence[Growth], units: NDArray[np.float64], steps: NDArray[np.float64]
 ) -> dict[Place, PlaceTimes]:
-    """Return the times of every place. `units` (tokens or steps) and `steps` have a number for each block."""
+    """Return the times of every brick, layer, and brick in a layer. `units` and `steps` have a number for each block.
+
+    A unit is a token or a step.
+    """
     places = PhasePlaces(totals)
     found, _ = place_times(places, totals, growths, units, steps, None)
     medians = map(_median_us, totals.stats.calls_of(places.nodes))
-    # Include a median of few calls, although its error is unknown.
+    # Also keep the median of few calls, although its error is unknown.
     return {
         place: one if one.time.median_us is not None else replace(one, time=replace(one.time, median_us=median))
         for (place, one), median in zip(found.items(), medians, strict=True)
@@ -172,7 +175,7 @@ def _work(totals: PhaseTotals, units: float) -> dict[Brick, BrickWork]:
 
 
 def _recorded(growth: Growth, step: int) -> tuple[int, int]:
-    """Return the number of steps recorded inside, and of their tokens."""
+    """Return the number of recorded steps, and the number of their tokens."""
     plain, plain_tokens = (growth.rare.get((column, step), 0) for column in (_PLAIN, _PLAIN_TOKENS))
     return _of(growth, "count", step) - plain, _of(growth, "elements", step) - plain_tokens
 

@@ -1,4 +1,4 @@
-"""Makes a frozen SourceView, which screens and reports draw, from the store's record of a source."""
+"""Make a frozen SourceView from the store's record of a source. Screens and reports draw it."""
 
 from __future__ import annotations
 
@@ -74,9 +74,9 @@ class SourceSummary:
     """One entry in the list of sources."""
 
     key: str
-    label: str  # `program, pid@host`
+    label: str  # program, pid and host, as `program, pid@host`
     state: SourceStatus
-    stale_s: float | None = None  # How long its daemon has been silent, or None if the daemon answers.
+    stale_s: float | None = None  # seconds since the daemon's last message, or None if the daemon is not silent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,19 +84,20 @@ class SourceView:
     """Everything that the screens show about one profiled process, for one phase of its steps.
 
     With a `window`, steps, bricks, categories, roofline, graph and time breakdown cover only the window. `loss`,
-    `checks` and `traces` always cover everything.
+    `checks` and `traces` always cover all data.
 
-    A `Lazy` field is made on first access, from the data at that time. Use `held` to keep a view while data is added.
+    A `Lazy` field is made when it is first accessed, from the data at that time. `held` returns a view that new data
+    does not change.
     """
 
-    key: str  # host:pid:start. The key is stable for the life of the process.
+    key: str  # host:pid:start, which never changes during the life of the process
     pid: int
     host: str
     program: str
     state: SourceStatus
     state_reason: str
-    activity: str  # What the process says it is doing, for example "measuring ceilings". "" in the main loop.
-    activity_done: float | None  # 0 to 1.
+    activity: str  # the current activity that the process reports, such as "measuring ceilings"; "" in the main loop
+    activity_done: float | None  # completed part of the activity, 0 to 1
     model: str | None
     architecture: str | None
     backend: str | None
@@ -104,122 +105,123 @@ class SourceView:
     threads: int | None
     layers: int | None
     weights_bytes: int | None
-    phase: str | None  # The shown phase, or None if the process has no steps.
+    phase: str | None  # the shown phase, or None if the process has no steps
     phases: tuple[StepsView, ...]
-    steps: StepsView | None  # Steps of the shown phase.
-    bricks: Lazy[tuple[BrickRow, ...]] = Lazy()  # Sorted by exclusive time, the largest first.
+    steps: StepsView | None  # steps of the shown phase
+    bricks: Lazy[tuple[BrickRow, ...]] = Lazy()  # bricks of the phase, sorted by exclusive time, the largest first
     categories: Lazy[tuple[CategoryRow, ...]] = Lazy()
     roofline: Lazy[RooflineView] = Lazy()
     graph: Lazy[Sequence[GraphRow]] = Lazy()
-    books: TimeBreakdownView | None  # None if the process has no steps.
+    books: TimeBreakdownView | None  # time breakdown, or None if the process has no steps
     loss: LossView
     checks: tuple[CheckRow, ...]
-    tokens_per_sec_history: tuple[float, ...]  # Tokens/s as one value per second, oldest first, at most 120.
-    steps_per_sec_history: tuple[float, ...] = ()  # Steps/s as one value per second, oldest first, at most 120.
-    traces: Lazy[tuple[TraceView, ...]] = Lazy(())  # Empty if the process traces nothing.
-    window: WindowView | None = None  # The window, or None if all data since the start is shown.
-    since_s: float | None = None  # Unix time when the source's data begins, or None if unknown.
-    # Time range of the figures. None without steps, or until a step has ended.
+    tokens_per_sec_history: tuple[float, ...]  # tokens/s in each second, oldest first, at most 120 values
+    steps_per_sec_history: tuple[float, ...] = ()  # steps/s in each second, oldest first, at most 120 values
+    traces: Lazy[tuple[TraceView, ...]] = Lazy(())  # empty if the process has no tracer
+    window: WindowView | None = None  # the window, or None if all data since the start is shown
+    since_s: float | None = None  # Unix time when the source's data begins, or None if unknown
+    # Time range of the figures. None until a step has ended.
     time_range: TimeRangeView | None = None
-    warm_up: WarmUpView | None = None  # None without warm-ups.
+    warm_up: WarmUpView | None = None  # steps of the warm-ups, or None without warm-ups
     # Whether bricks and layers cover all data, because the window has too few recorded steps.
     is_inside_of_all: bool = False
-    # Compilations in the shown time. None in a merge, or without compilations.
+    # Compilations in the shown time. None in a merge, and without compilations.
     compiling: CompilingView | None = None
-    rank: int | None = None  # Reported by the launcher of the process.
+    rank: int | None = None  # number of the rank that the launcher reported
     local_rank: int | None = None
     world_size: int | None = None
-    trains: bool = False  # Whether the process computes gradients between its steps.
-    # Share of recent time in which its busiest thread waited for a processor, or None if unknown.
+    trains: bool = False  # whether the process computes gradients between its steps
+    # Share of recent time (percent) that its busiest thread waited for a processor. None if unknown.
     waiting_percent: float | None = None
-    has_compiled: bool = False  # Whether torch.compile has compiled code of this process.
-    sample_every: int | None = 1  # One step in this many is recorded. None in a merge of sources whose values differ.
-    clock_resolution_ns: int | None = None  # Smallest difference of two clock readings, or None if not reported.
-    overhead: Sampling | None = None  # Cost of recording, or None if not measured.
-    # Calls outside every step. None without such calls, or without steps.
+    has_compiled: bool = False  # whether torch.compile has compiled code of this process
+    sample_every: int | None = 1  # N if one step in N is recorded; None in a merge of sources with different values
+    clock_resolution_ns: int | None = None  # smallest difference of two clock readings, or None if not reported
+    overhead: Sampling | None = None  # cost of recording, or None if not measured
+    # Calls outside of all steps. None without such calls, and without steps.
     outside: Lazy[BesideView | None] = Lazy(None)
-    stall: StallView | None = None  # Why the process makes no progress. None if it makes progress or has ended.
-    stale_s: float | None = None  # How long its daemon has been silent, or None if the daemon answers.
-    clock: ClockView | None = None  # Offset of the host's clocks, or None if unknown.
-    straggler: StragglerView | None = None  # The straggler of the source's job.
-    merged: MergedView | None = None  # Members of a merge, or None. `pid`, `host` etc. are of the first member.
-    ranks: RanksView | None = None  # Set only with MergeMode.RANKS.
-    # Critical path, or None if all nodes run in sequence.
+    stall: StallView | None = None  # why the process makes no progress; None if it makes progress or has ended
+    stale_s: float | None = None  # seconds since the daemon's last message, or None if the daemon is not silent
+    clock: ClockView | None = None  # offset of the host's clocks from ours, or None if unknown
+    straggler: StragglerView | None = None  # the straggler of the source's job, or None
+    merged: MergedView | None = None  # members of a merge, or None; `pid`, `host` etc. are of the first member
+    ranks: RanksView | None = None  # bricks in a column per rank; only set with MergeMode.RANKS
+    # Critical path, or None if all nodes run one after another.
     critical_path: Lazy[CriticalPathView | None] = Lazy(None)
-    # Times of layers. None without layers, or in a merge by maximum.
+    # Times of the layers. None without layers, and in a merge by maximum.
     layer_times: Lazy[LayersView | None] = Lazy(None)
-    machines: tuple[MachineView, ...] = ()  # The machine that it runs on. A merge may have several.
+    machines: tuple[MachineView, ...] = ()  # the machine of the process; a merge may have several
     # Parts and bricks of the training steps. None if the shown steps are not training steps.
     training: Lazy[TrainingView | None] = Lazy(None)
-    # Pace of the shown steps in the last two minutes. Empty in a merge.
+    # Pace of the shown steps in each second of the last two minutes. Empty in a merge.
     pace: Lazy[tuple[PaceView, ...]] = Lazy(())
-    brick_growth: Lazy[tuple[BrickGrowth, ...]] = Lazy(())  # Empty if the window is too short.
-    # Mean step time in each second, as for the rates. Empty in a merge.
+    brick_growth: Lazy[tuple[BrickGrowth, ...]] = Lazy(())  # empty if the window is too short
+    # Mean step time in each second of the histories of rates. Empty in a merge.
     step_us_history: Lazy[tuple[float | None, ...]] = Lazy(())
-    # Comparison of the recent window with the baseline, or None without a baseline.
+    # Comparison of the recent window with the baseline. None without a baseline.
     baseline: Lazy[Comparison | None] = Lazy(None)
-    verdicts: Lazy[tuple[Verdict, ...]] = Lazy(())  # Verdicts for the shown time range, the worst first.
-    # List of all sources, including this one. None without a list.
+    verdicts: Lazy[tuple[Verdict, ...]] = Lazy(())  # verdicts on the shown time range, the worst first
+    # List of all sources, including this one. None if the feed has no list.
     listed: Lazy[ListView | None] = Lazy(None)
-    # The phase's kernels in the last burst. Empty if there was no burst.
+    # Kernels of the phase in the last burst. Empty without a burst.
     kernels: Lazy[tuple[BrickKernels, ...]] = Lazy(())
-    # Timeline of the last steps of all phases, or None if records are not followed.
+    # Timeline of the last steps of all phases. None if records are not received.
     timeline: Lazy[TimelineView | None] = Lazy(None)
-    # Second of the daemon's clock, by which plots are drawn once a second. None if the view is not updated.
+    # Second of the daemon's clock. Plots are drawn again when it changes. None if the view is not updated.
     second: int | None = field(default=None, compare=False)
 
     @property
     def rate(self) -> Rate:
-        """The rate to show. The unit is tokens/s, or steps/s if tokens are unknown."""
+        """The rate to show: tokens/s, or steps/s if tokens are unknown."""
         return rate_of(self.steps, self.tokens_per_sec_history, self.steps_per_sec_history)
 
     @property
     def are_rates_least(self) -> bool:
-        """Whether the true rates may be higher, because records were lost."""
+        """Whether the true rates may be higher because records were lost."""
         return are_rates_least(self.window, self.loss)
 
     @property
     def failed_checks(self) -> list[CheckRow]:
         """The failed checks, the most likely cause first.
 
-        The guard's check comes first, because it has located the origin. Then come failures in order of occurrence,
-        and checks of inputs last.
+        The check of the guard comes first, because the guard has found the origin of a wrong value. Other failures
+        follow in the order of their occurrence. Checks of inputs come last.
         """
         failed = [check for check in self.checks if not check.passed]
         return sorted(failed, key=lambda check: (check.assertion != GUARD_CHECK, check.is_of_input))
 
     @property
     def standing(self) -> str:
-        """State in one word. It is `live` if the process runs and makes progress."""
+        """The state in one word, for example `live` if the process runs and makes progress."""
         return self.stall.word if self.stall else self.state
 
     @property
     def rows_of(self) -> tuple[object, ...]:
-        """Identity of the rows: source, phase, and kind of time range.
+        """A value that identifies the rows of a table: source, phase, and whether a window is shown.
 
-        Rows keep their places until this changes.
+        While it does not change, rows keep their order on the screen.
         """
-        who = self.key if self.merged is None else self.merged.mode  # The members of a merge may change.
+        # use the mode of a merge, because its members may change
+        who = self.key if self.merged is None else self.merged.mode
         return who, self.phase, self.window is None
 
     @property
     def gpus(self) -> tuple[DeviceRow, ...]:
-        """The GPUs that the process is known to use. If none is known, the only GPU of the machine."""
+        """The GPUs that the process uses. If none is known and the machine has only one GPU, return this GPU."""
         used = tuple(row for machine in self.machines for row in machine.gpus_of(self.key))
         all_there_are = tuple(row for machine in self.machines for row in machine.gpus)
         return used or (all_there_are if len(all_there_are) == 1 else ())
 
     @property
     def shares_close(self) -> bool | None:
-        """Whether the bricks' shares are parts of one whole, or None without shares.
+        """Whether the bricks' shares add up to at most 100 %, or None without shares.
 
-        Work that overlaps inside a step may add up to more than the step. A merge by maximum mixes several steps.
+        The sum may be larger if work overlaps inside a step, or in a merge by maximum, which mixes several steps.
         """
         shares = [row.percent for row in self.bricks if row.percent is not None]
         return min(shares) >= 0 and sum(shares) <= 100 * (1 + 1e-9) if shares else None
 
     def held(self) -> SourceView:
-        """Return a view that does not change when data arrives."""
+        """Return a view that does not change when new data arrives."""
         for row in (*self.phases, *self.bricks, *(self.layer_times.rows if self.layer_times else ())):
             made(row)
         if self.listed is not None:
@@ -228,9 +230,9 @@ class SourceView:
 
     @property
     def moved_gb_per_sec(self) -> float | None:
-        """Lower bound of memory traffic: declared bytes of the phase's bricks (from shapes) per wall-clock time.
+        """Lower limit of the memory traffic: the declared bytes of all bricks (from shapes) per wall-clock time.
 
-        None in a merge, if no brick declares bytes, or if some steps were not recorded inside.
+        None in a merge, if no brick declares bytes, or if some steps were not recorded.
         """
         steps, time_range = self.steps, self.time_range
         known = [row.bytes for row in self.bricks if row.bytes is not None]
@@ -240,12 +242,12 @@ class SourceView:
 
     @property
     def has_data(self) -> bool:
-        """Whether a step has ended. If the process has no steps, whether a brick has ended."""
+        """Whether a step has ended. For a process without steps: whether a brick has ended."""
         return self.steps is not None or (self.phase is None and bool(self.bricks))
 
 
 def summaries(records: Iterable[SourceRecord]) -> tuple[SourceSummary, ...]:
-    """Return a summary of every source, live ones first, then newer ones first."""
+    """Return a summary of every source. Live sources come first, and newer ones before older ones."""
     ordered = sorted(records, key=_newest_first)
     return tuple(SourceSummary(record.key, _label(record), state_of(record)) for record in ordered)
 
@@ -258,10 +260,10 @@ def source_view(
     ceilings: Iterable[Ceiling] | None = None,
     is_recording: bool = False,
 ) -> SourceView:
-    """Return the view of `record` for `phase` (default: `shown_phase`), in its window or since the start.
+    """Return the view of `record` for `phase` (default: `shown_phase`), over its window or since the start.
 
-    `ceilings` are the roofs of its roofline (default: the roofs that it announced). If `is_recording`, its roofs
-    cannot be measured any longer, so no note advises to do so.
+    `ceilings` are the roofs of its roofline (default: the roofs that it announced). With `is_recording`, notes
+    contain no advice to measure roofs, because this is not possible for a recording.
     """
     found = shown(record, window=window)
     phases = found.phases
@@ -309,7 +311,7 @@ def source_view(
 
 
 def _with_details(view: SourceView, record: SourceRecord, found: PhaseSelection, parts: _Parts) -> SourceView:
-    """Return `view` with fields that many sources do not have, or that many outputs do not show."""
+    """Return `view` with fields that few sources have, or that few outputs show."""
     hello, phase = record.hello, view.phase
     is_sample = view.steps is not None and view.steps.is_sample
     return with_parts(
@@ -341,7 +343,7 @@ def _with_details(view: SourceView, record: SourceRecord, found: PhaseSelection,
 
 
 class _Parts:
-    """Intermediate results that several parts of a view share. Each is made once, on first use."""
+    """Intermediate results that several parts of a view use. Each is made once, when it is first used."""
 
     def __init__(
         self,
@@ -354,25 +356,26 @@ class _Parts:
     ) -> None:
         self._record, self._found, self._phase, self._ceilings = record, found, phase, ceilings
         self._is_recording = is_recording
-        # Rows refer to these and not to the view: a reference cycle would wait for the garbage collector.
+        # Rows refer to these values and not to the view. A reference cycle would keep the view until garbage
+        # collection.
         self._cached = LazyValue(partial(cached_by_second, record, phase))
         self._batch = LazyValue(partial(batch_by_second, record, phase))
 
     @cached_property
     def whole(self) -> PhaseTotals:
-        """The phase's totals since the start."""
+        """The totals of the phase since the start."""
         return PhaseTotals.of(self._record.nodes, self._record.stats, self._phase)
 
     @cached_property
     def all_steps(self) -> StepsView | None:
-        """The phase's steps since the start."""
+        """The steps of the phase since the start."""
         return next(
             (one for one in steps_views(self._record, self._record.stats, None) if one.phase == self._phase), None
         )
 
     @cached_property
     def is_inside_of_all(self) -> bool:
-        """Whether bricks and layers cover all steps, because the window has too few recorded ones."""
+        """Whether bricks and layers cover all steps, because the window has too few recorded steps."""
         if self._found.window is None or self._record.window.is_range or not self._record.leaves_steps_out:
             return False
         if self.steps is None or not self.steps.count:
@@ -384,7 +387,7 @@ class _Parts:
         )
 
     def with_recorded(self, steps: StepsView) -> StepsView:
-        """Return `steps` with the number and the mean of all steps that were recorded since the start."""
+        """Return `steps` with the number and mean time of recorded steps replaced by the values since the start."""
         every = self.all_steps
         return (
             steps
@@ -407,8 +410,8 @@ class _Parts:
     def bricks(self) -> list[BrickStats]:
         bricks = brick_stats(self.totals)
         if self._found.window and self.totals is not self.whole and self.totals.step is not None:
-            # At the window's edge, a brick may be separated from its inner bricks. Its exclusive time would be
-            # negative.
+            # At the border of a window, the records of a brick and of its inner bricks may be separated. Exclusive
+            # times could then be negative, so they are taken from ended steps.
             bricks = [
                 replace(
                     one,
@@ -432,7 +435,8 @@ class _Parts:
     def roofs_note(self) -> str:
         manifest = self._record.manifest
         said = manifest.roofs if manifest else ""
-        # The roofs were measured after the manifest was sent.
+        # Roofs are known here, although the manifest lacks them. They were measured later, so do not repeat the
+        # manifest's advice.
         if manifest and self.roofs and said == way_out_on_cpu(manifest.threads):
             said = said if missing_ceilings(roofline(self.roofs, self.rows)) else ""
         if self._is_recording:
@@ -467,13 +471,13 @@ class _Parts:
 
 
 def _second(record: SourceRecord) -> int | None:
-    """Return SourceView.second, or None for a merge."""
+    """Return the value of SourceView.second, or None for a merge."""
     has_clock = record.window.has_begun and not record.has_ended
     return record.window.now_ns // 1_000_000_000 if has_clock else None
 
 
 def _heard_s(record: SourceRecord) -> float | None:
-    """Return the last time at which the source was heard of, as Unix time of its host."""
+    """Return the time of the source's last sign of life, as Unix time of its host."""
     hello = record.hello
     if hello is None:
         return None
@@ -496,6 +500,6 @@ def _kernels(record: SourceRecord, phase: str | None) -> tuple[BrickKernels, ...
 
 
 def _only_backend(record: SourceRecord) -> str | None:
-    """Return the backend that all bricks have in common, if no manifest names one."""
+    """Return the common backend of all bricks, if no manifest names a backend."""
     named = record.nodes.backends
     return next(iter(named)) if len(named) == 1 else None

@@ -1,4 +1,4 @@
-"""The list of all sources, with a row each, and the cost of cbtop itself."""
+"""The list of all sources with one row each, and the cost of cbtop itself."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ TWO_SAMPLES = "a mean needs two samples"
 
 @dataclass(frozen=True, slots=True)
 class ClockView:
-    """A host's clocks minus this host's clocks (derived), accurate to `uncertainty_us`."""
+    """A host's clocks minus our clocks (derived). Both differences are accurate to `uncertainty_us`."""
 
-    offset_us: float  # Offset of real time.
-    monotonic_offset_us: float  # Offset of the clock that records use.
+    offset_us: float  # offset of the real-time clock
+    monotonic_offset_us: float  # offset of the monotonic clock, which records use
     uncertainty_us: float
 
 
 @dataclass(frozen=True, slots=True)
 class SourceRow:
-    """A source in the list: its identity, its state, and how much this cbtop knows about it.
+    """A source in the list: its name, its state, and how complete its data is.
 
-    Figures of steps are of `phase`, in the `window` or since the start. For each None, `unknown` has the reason.
+    The figures of steps are of `phase`, in the `window` or since the start. `unknown` has the reason for each None.
     """
 
     key: str
@@ -64,28 +64,28 @@ class SourceRow:
     stall: StallView | None
     phase: str | None
     steps: StepsView | None
-    steps_per_sec: float | None  # Steps per wall-clock second (derived).
+    steps_per_sec: float | None  # steps per second of wall-clock time (derived)
     window: WindowView | None
     since_s: float | None
-    wall_us: float | None  # Wall-clock time that the rates are based on.
+    wall_us: float | None  # wall-clock time that the rates are computed over
     loss: LossView
-    # Age of the newest data. None if the source has ended, or if the offset of its clock is unknown.
+    # Age of the newest data. None if the source has ended or the offset of its clock is unknown.
     lag_s: float | None
     clock: ClockView | None
-    devices: tuple[str, ...] | None  # The GPUs that the source is known to use, or `cpu`.
+    devices: tuple[str, ...] | None  # the GPUs that the source is known to use, or `cpu`
     sample_every: int
     overhead: Sampling | None
     unknown: tuple[Unknown, ...] = ()
-    stale_s: float | None = None  # How long its daemon has been silent, or None if the daemon answers.
-    straggler: StragglerView | None = None  # The straggler of the source's job.
-    tokens_per_sec_history: tuple[float, ...] = ()  # As in SourceView.
+    stale_s: float | None = None  # seconds since the daemon's last message, or None if the daemon is not silent
+    straggler: StragglerView | None = None  # the straggler of the source's job, or None
+    tokens_per_sec_history: tuple[float, ...] = ()  # tokens/s in each second, as in SourceView
     steps_per_sec_history: tuple[float, ...] = ()
     step_us_history: tuple[float | None, ...] = ()
-    rate_change: Change | None = None  # Change of tokens/s since the baseline.
+    rate_change: Change | None = None  # change of tokens/s since the baseline
 
     @property
     def standing(self) -> str:
-        """State in one word: `live` if the process runs and makes progress."""
+        """The state in one word, for example `live` if the process runs and makes progress."""
         return self.stall.word if self.stall else self.state
 
     @property
@@ -95,17 +95,17 @@ class SourceRow:
 
     @property
     def are_rates_least(self) -> bool:
-        """Whether the rates are lower bounds, because records of steps were lost."""
+        """Whether the true rates may be higher because records of steps were lost."""
         return are_rates_least(self.window, self.loss)
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessCost:
-    """The cost of a cbtop process. 100 % is one processor. None means n/a, and `why` has the reason."""
+    """The cost of a cbtop process. 100 % is one processor. None means not available, and `why` has the reason."""
 
-    name: str  # For example `this viewer` or `daemon 812@host`.
+    name: str  # for example `this viewer` or `daemon 812@host`
     cpu_percent: float | None
-    # Time over which the mean is taken. None means between two samples of the daemon, about a second.
+    # Seconds that the mean covers. None means the time between two samples of the daemon, about a second.
     over_s: float | None
     resident_bytes: float | None
     why: str = ""
@@ -113,13 +113,16 @@ class ProcessCost:
 
 @dataclass(frozen=True, slots=True)
 class ListView:
-    """All sources, live ones first, then newer ones first. Also the costs of cbtop, the viewer's first."""
+    """The list of all sources and the cost of cbtop.
+
+    Live sources come first, and newer ones before older ones. The cost of this viewer is the first cost.
+    """
 
     keys: tuple[str, ...]
-    ended: int  # Number of ended sources. They are at the end of `keys`.
+    ended: int  # number of ended sources, which are the last of `keys`
     row: Callable[[str], SourceRow]
     costs: tuple[ProcessCost, ...] = ()
-    is_compared: bool = False  # Whether there is a baseline.
+    is_compared: bool = False  # whether a baseline exists
 
     def rows(self) -> tuple[SourceRow, ...]:
         """Return the rows of all sources."""
@@ -135,9 +138,9 @@ def source_row(
     clock: ClockView | None = None,
     now_ns: int | None = None,
 ) -> SourceRow:
-    """Return the row of `record` in the list, with rates of `phase` (default: decode or, without it, another phase).
+    """Return the row of `record` in the list, with the rates of `phase` (default: decode, or else another phase).
 
-    `machine` is the machine of its daemon. `now_ns` is the present on the clock of its host, or None if unknown.
+    `machine` is the machine of its daemon. `now_ns` is the time now on its host's clock, or None if unknown.
     """
     found, name, hello, state = shown(record, window=window), shown_phase(record, phase), record.hello, record.state
     steps = next((steps for steps in found.phases if steps.phase == name), None)
@@ -177,7 +180,7 @@ def source_row(
 
 
 def _devices(key: str, machine: MachineView | None) -> tuple[str, ...] | None:
-    """Return the GPUs that source `key` uses, or `cpu`, or None if unknown."""
+    """Return the GPUs that the source `key` uses, or `cpu`. Return None if unknown."""
     if machine is None:
         return None
     gpus = tuple(row.label for row in machine.gpus_of(key))
@@ -185,9 +188,9 @@ def _devices(key: str, machine: MachineView | None) -> tuple[str, ...] | None:
 
 
 def _unknown(row: SourceRow, machine: MachineView | None, no_lag: str, *, is_unread: bool) -> Iterator[Unknown]:
-    """Yield the reason for each figure that is n/a.
+    """Yield the reason for each figure that is not available.
 
-    The device and the lag of an ended process need no reason.
+    The device and the lag of an ended process get no reason, because they are never available.
     """
     is_live, steps = row.state is SourceStatus.LIVE, row.steps
     if row.model is None:
@@ -212,7 +215,7 @@ def _unknown(row: SourceRow, machine: MachineView | None, no_lag: str, *, is_unr
 
 
 def daemon_cost(store: Store, stale_s: float | None = None) -> ProcessCost | None:
-    """Return the cost that the daemon reports about itself, or None until the daemon has identified itself."""
+    """Return the cost that the daemon reports about itself. Return None until the daemon has sent its hello."""
     daemon = store.daemon
     if daemon is None:
         return None

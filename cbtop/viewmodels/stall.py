@@ -1,17 +1,19 @@
-"""Whether a running process makes progress. If not, it is stalled in a step, idle between steps, suspended, or quiet.
+"""Decide whether a running process makes progress. If not, it is stalled in a step, idle, suspended, or quiet.
 
 Rules
-- A lack of progress is reported after max(MIN_S, SLOW × p99). The p99 is of all calls of the running step. If the
-  process marks no steps, the running brick counts. If it is unknown which step runs, the slowest phase counts.
+- A lack of progress is reported after max(MIN_S, SLOW × p99). The p99 is over all calls of the running step. If the
+  process has no steps, it is over the calls of the running brick. If it is unknown which step runs, the slowest phase
+  is used.
 - A process is stalled only if a step is known to run and earlier steps have ended. A first step may take any time.
-- A large step may take longer: its number of tokens times the time per token of earlier steps of its name. If tokens
-  are unknown, sequences count. If the number of this step is unknown, and earlier numbers differ, the context length
-  counts.
-- There is no limit without this context length, or if no step has a number and this step's bricks leave no records.
-- A process is idle only if it is known to be in no step. This is unknown if steps are sampled or if the hot path is
-  Python's, because a step without a record may be running.
+- A large step may take longer: its number of tokens times the time per token of earlier steps of its name. Sequences
+  are used if tokens are unknown. If the number of this step is unknown and earlier numbers differ, the context length
+  is used.
+- There is no limit if this context length is unknown. There is also no limit if steps have no number and the bricks
+  of this step leave no records.
+- A process is idle only if it is known to be in no step. If steps are sampled, or if the hot path runs in Python,
+  this is unknown, because a step without a record may be running.
 - A process that announces other work (compiling) is not judged.
-- The age comes from the daemon, which reads the clock of the process's host.
+- The daemon measures the age with the clock of the process's host.
 """
 
 from __future__ import annotations
@@ -37,37 +39,37 @@ STEP_UNKNOWN = "whether a step runs is not known"
 
 
 class StallKind(StrEnum):
-    """Reasons why a running process makes no progress."""
+    """The reasons why a running process makes no progress."""
 
-    STALLED = "stalled"  # A step or brick takes far longer than usual.
-    SUSPENDED = "suspended"  # Stopped by a signal or a debugger.
-    IDLE = "idle"  # Between two steps.
-    QUIET = "quiet"  # One of the above, but it is unknown which. `why` has the reason.
+    STALLED = "stalled"  # a step or brick takes far longer than usual
+    SUSPENDED = "suspended"  # stopped by a signal or a debugger
+    IDLE = "idle"  # no step is running
+    QUIET = "quiet"  # stalled, idle or suspended, but it is unknown which; `why` has the reason
 
 
 @dataclass(frozen=True, slots=True)
 class StallView:
-    """A running process that makes no progress. For `age_s`, nothing was recorded and nothing began.
+    """A running process that makes no progress. During the last `age_s`, nothing was recorded and nothing began.
 
-    `place` is what has been running since then, from the step inwards (`decode`, `Layer 17`, `AllReduce`). It is
-    empty if unknown. If several `threads` are running something, `place` is what began last. `after` is what ended
-    last inside `place`.
+    `place` has the names of the running nodes, outermost first (`decode`, `Layer 17`, `AllReduce`). It is empty if
+    unknown. If several `threads` are running a brick, `place` is the one that began last. `after` is the node that
+    ended last inside of `place`.
     """
 
     word: StallKind
     age_s: float
-    limit_s: float  # Age from which the lack of progress is reported.
+    limit_s: float  # minimum age of a stall to be reported
     place: tuple[str, ...] = ()
-    phase: str | None = None  # Phase of the running step.
+    phase: str | None = None  # phase of the running step
     layer: str | None = None
     brick: str | None = None
-    runs_s: float | None = None  # How long the last part of `place` has been running, or None if unknown.
+    runs_s: float | None = None  # how long the innermost node of `place` has been running, or None if unknown
     after: tuple[str, ...] = ()
     threads: int = 0
-    usual_s: float | None = None  # p99 of `usual_of`. None if unknown, or if the age is not compared with it.
+    usual_s: float | None = None  # p99 of the calls of `usual_of`; None if it is unknown or not compared with the age
     usual_of: str = ""
-    why: str = ""  # Further facts, or why there are none.
-    member: str = ""  # Name of the process in a merge.
+    why: str = ""  # additional facts, or the reason why they are not known
+    member: str = ""  # name of the process in a merge, or ""
 
 
 def limit_s(usual_s: float | None) -> float:
@@ -79,17 +81,14 @@ def limit_s(usual_s: float | None) -> float:
 
 
 def stall_view(record: SourceRecord) -> StallView | None:
-    """Return why `record` makes no progress.
-
-    Returns None if the process makes progress, has ended, or announces other work.
-    """
+    """Return the stall of `record`. Return None if the process makes progress, has ended, or announces other work."""
     state = record.state
     quiet = state.quiet if state is not None and state.state is SourceStatus.LIVE else None
     if quiet is None:
         return None
     path = _path(record.nodes, quiet.in_flight)
     steps = [node for node in record.nodes.children[None] if node.kind is NodeKind.STEP]
-    # A call outside steps may take long, such as a server's wait for a request. It is no hang.
+    # A call outside of steps may take long, such as a server's wait for a request. It is not a stall.
     is_outside = bool(steps and path) and path[0].kind is not NodeKind.STEP
     compared = [] if is_outside else path[:1]
     usual_s = _p99_s(record, compared or steps)
@@ -104,7 +103,7 @@ def stall_view(record: SourceRecord) -> StallView | None:
         return None
     word, why = found
     if word in (StallKind.SUSPENDED, StallKind.IDLE):
-        usual_s = None  # In these states, the age is not compared with usual times.
+        usual_s = None  # in these states, the usual time does not matter
     limit = limit_s(usual_s if usual_s is None else max(usual_s, most_s or 0.0))
     age_s = quiet.quiet_ns / 1e9
     if age_s < limit:
@@ -130,9 +129,9 @@ def stall_view(record: SourceRecord) -> StallView | None:
 def _judged(
     record: SourceRecord, quiet: Quiet, usual_s: float | None, none_known: str, *, has_steps: bool, runs: bool
 ) -> tuple[StallKind, str] | None:
-    """Return the kind of stall, and why a more specific kind is unknown. Returns None if nothing can be said.
+    """Return the kind of stall, and why a more specific kind is unknown. Return None if no kind is certain.
 
-    `runs` means that a step is running or, if the process marks no steps, a brick.
+    `runs` means that a step is running. For a process without steps, it means that a brick is running.
     """
     if quiet.is_suspended:
         return StallKind.SUSPENDED, ""
@@ -146,7 +145,7 @@ def _judged(
 
 
 def _path(nodes: NodeTable, innermost: int) -> list[Node]:
-    """Return the nodes from the outermost node to `innermost`, or [] if `innermost` is not the id of a node."""
+    """Return the nodes from the outermost node to `innermost`. Return [] if no node has the id `innermost`."""
     path: list[Node] = []
     at: int | None = innermost if 0 < innermost <= len(nodes) else None
     while at is not None:
@@ -156,16 +155,16 @@ def _path(nodes: NodeTable, innermost: int) -> list[Node]:
 
 
 def _p99_s(record: SourceRecord, nodes: list[Node]) -> float | None:
-    """Return the p99 of the slowest of `nodes`, or None if no call of them has ended."""
+    """Return the p99 of the slowest of `nodes`. Return None if no call of them has ended."""
     known = [calls.p99_ns for calls in record.stats.calls_of([[node.id] for node in nodes]) if calls]
     return max((p99_ns / 1e9 for p99_ns in known if p99_ns is not None), default=None)
 
 
 def _most_s(record: SourceRecord, step: Node, size: int, *, is_seen_inside: bool) -> float | None:
-    """Return the seconds that a step of `size` tokens or sequences may take. If `size` is 0, use the largest size.
+    """Return how many seconds a step of `size` tokens or sequences may take. If `size` is 0, use the context length.
 
-    Returns 0 if all steps have the same size, and None if the largest size is unknown. `is_seen_inside` means that
-    the bricks of this step would leave records.
+    Returns 0 if all steps have the same size, and None if no limit is known. `is_seen_inside` means that the bricks
+    of this step would leave records.
     """
     calls = record.stats.calls([step.id]) if step.kind is NodeKind.STEP else None
     if calls is None:

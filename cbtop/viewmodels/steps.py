@@ -1,4 +1,4 @@
-"""Time and tokens of steps (forward passes), per phase."""
+"""Times and tokens of steps (forward passes) by phase."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from cbtop.viewmodels.durations import DurationBar, duration_bars
 from cbtop.viewmodels.on_demand import Lazy, LazyValue
 from cbtop.viewmodels.time_range import of_model
 
-UNEVEN = 1e-9  # Relative rounding error of sums of squares, because they are sent as float64.
-# Buckets of a histogram in each bar. An octave has 16 bars, so a bar is 3 to 6 % of its value wide.
+UNEVEN = 1e-9  # relative rounding error of sums of squares, which are sent as float64
+# Number of histogram buckets per bar. An octave has 16 bars, so a bar is as wide as 3 to 6 % of its value.
 BUCKETS_A_BAR = 4
 
 
-# Why the time of a token is unknown.
+# Reasons why the time of a token is unknown.
 NO_STEP = "no step has ended"
 NO_TOKENS = "no step reports tokens"
 UNEVEN_TOKENS = "steps differ in tokens"
 UNEVEN_SEQUENCES = "steps differ in sequences"
 UNCOUNTED_STEPS = "not every step reports its tokens"
 
-OVERLAP = 1.05  # average number of concurrent steps; below it they count as sequential
+OVERLAP = 1.05  # mean number of concurrent steps; below it, steps count as sequential
 
 
 @dataclass(frozen=True, slots=True)
 class SpanView:
-    """A number that steps report. For a window, its minimum and maximum are unknown."""
+    """A number that each step reports, such as its sequences. In a window, its minimum and maximum are unknown."""
 
     mean: float
     least: int | None
@@ -48,32 +48,32 @@ class SpanView:
 class PaceView:
     """The steps of a phase that ended within about a second.
 
-    In a history, the first item covers all earlier steps, too.
+    The first item of a history also covers all earlier steps.
     """
 
-    ago_s: float  # Seconds from this item to the newest one.
+    ago_s: float  # seconds from this item to the newest one
     steps: int
-    us: float  # Mean time per step.
-    tokens: int  # Sum over the steps.
-    cached: float | None  # Mean number of cached positions per sequence before a step, or None if not reported.
+    us: float  # mean time per step
+    tokens: int  # sum over the steps
+    cached: float | None  # mean number of cached positions per sequence before a step, or None if not reported
 
 
 @dataclass(frozen=True)
 class StepsView:
-    """The steps of one phase (`decode`, `prefill`). Figures are of whole steps, recorded inside or not."""
+    """The steps of one phase (`decode`, `prefill`). Figures are over all steps, with recorded bricks or without."""
 
     phase: str
     count: int
     tokens: int
-    tokens_per_sec: float | None  # Wall-clock rate over the shown time range.
-    recorded: int  # Number of steps recorded inside. Only these steps contain times of bricks.
-    failed: int = 0  # Steps that ended with an exception or were cancelled. Their tokens count.
-    # Tokens divided by `union_us`, or by the time range if that is shorter.
+    tokens_per_sec: float | None  # per second of wall-clock time, over the shown time range
+    recorded: int  # number of steps with recorded bricks
+    failed: int = 0  # number of steps that ended with an exception or were cancelled; their tokens count
+    # Tokens divided by `union_us`, or by the length of the time range if it is shorter.
     tokens_per_sec_in_steps: float | None = None
-    steps_per_sec: float | None = None  # Wall-clock rate. It is also known for models without tokens.
-    samples_per_sec: float | None = None  # Sequences per second. None if some step does not report its sequences.
+    steps_per_sec: float | None = None  # per second of wall-clock time; also known for models without tokens
+    samples_per_sec: float | None = None  # sequences per second; None if some steps do not report their sequences
     mean_us: float | None = None
-    recorded_mean_us: float | None = None  # Mean of the steps recorded inside.
+    recorded_mean_us: float | None = None  # mean time of the steps with recorded bricks
     min_us: float | None = None
     max_us: float | None = None
     p50_us: float | None = None
@@ -82,14 +82,15 @@ class StepsView:
     us_per_token_p50: float | None = None
     us_per_token_p99: float | None = None
     us_per_token_max: float | None = None
-    why_no_us_per_token: str = ""  # why these three are unknown; "" if they are known
-    union_us: float | None = None  # time with at least one running step, including time before the range
-    at_once: float | None = None  # average number of concurrent steps: their time / union_us
-    sequences: SpanView | None = None  # sequences per step
-    cached: SpanView | None = None  # positions in the cache of each sequence before a step
-    wall_us: float = 0.0  # time base of its rates, the longest of several processes; 0: unknown
-    is_sample: bool = False  # true if unrecorded steps may be missing, so that these are not all steps
-    # Histogram of step times, from shortest to longest.
+    why_no_us_per_token: str = ""  # why the three times above are unknown, or ""
+    union_us: float | None = None  # time during which at least one step ran, including time before the range
+    at_once: float | None = None  # mean number of concurrent steps: sum of their times / union_us
+    sequences: SpanView | None = None  # number of sequences per step
+    cached: SpanView | None = None  # number of cached positions of each sequence before a step
+    # wall-clock time of the rates (their divisor); for several processes, the longest one; 0 if unknown
+    wall_us: float = 0.0
+    is_sample: bool = False  # whether some steps may be missing because they left no record
+    # Histogram of step times, from short to long.
     durations: Lazy[tuple[DurationBar, ...]] = Lazy(())
 
     @property
@@ -99,26 +100,26 @@ class StepsView:
 
     @property
     def has_tokens(self) -> bool:
-        """Whether the rate to show is tokens/s, or there is no rate."""
+        """Whether the rate is in tokens/s, or unknown."""
         return self.tokens_per_sec is not None or self.steps_per_sec is None
 
     @property
     def overlap(self) -> bool:
-        """Whether steps ran at the same time for longer than the error of the clock."""
+        """Whether steps overlapped for longer than the error of the clock."""
         return self.at_once is not None and self.at_once >= OVERLAP
 
 
 @dataclass(frozen=True, slots=True)
 class WarmUpView:
-    """The steps of the warm-ups. Figures of other steps do not include them."""
+    """The steps of the warm-ups. They are not part of the figures of other steps."""
 
     steps: int
     took_us: float
-    has_ended: bool  # Whether other steps have ended. If not, the warm-ups are shown.
+    has_ended: bool  # whether other steps have ended; if not, the warm-up steps are shown
 
 
 def steps_views(record: SourceRecord, stats: NodeStats, time_range: TimeRange | None) -> tuple[StepsView, ...]:
-    """Return one entry per phase that has an ended step. Phases are in order of their first run, with warm-ups last.
+    """Return one entry for each phase with an ended step, in the order of their first steps. Warm-ups come last.
 
     The figures come from `stats`, which cover `time_range`.
     """
@@ -131,10 +132,11 @@ def steps_views(record: SourceRecord, stats: NodeStats, time_range: TimeRange | 
     names = {display_name(step) for step in ended}
 
     def is_sample(step: Node) -> bool:
-        """Return whether some steps of this name may be missing.
+        """Return whether some steps of this name may be missing because they left no record.
 
-        If no step of this name was plain, others may have left no record (as in llama.cpp). Steps inside a plain step
-        leave no record either. Once the steps of a name are a sample, earlier ones count as a sample, too.
+        Normally, a step without recorded bricks leaves a plain record. If no step of this name has a plain record,
+        some steps may have left none (as in llama.cpp). Steps inside of a plain step also leave no record. If later
+        steps of a name are known to be a sample, earlier steps count as a sample, too.
         """
         name = display_name(step)
         if name.endswith(SAMPLE) or name + SAMPLE in names:
@@ -151,7 +153,7 @@ def steps_views(record: SourceRecord, stats: NodeStats, time_range: TimeRange | 
 
 
 def warm_up_view(record: SourceRecord) -> WarmUpView | None:
-    """Return the number of steps and the time of all warm-ups, or None without warm-ups."""
+    """Return the number and the time of all warm-up steps. Return None without warm-ups."""
     counts, times_ns = record.stats.column("count"), record.stats.column("total_ns")
     steps = [node for node in record.nodes.children[None] if node.kind is NodeKind.STEP and node.id < len(counts)]
     warm = [step.id for step in steps if is_warm_up(step.name) and counts[step.id]]
@@ -162,7 +164,7 @@ def warm_up_view(record: SourceRecord) -> WarmUpView | None:
 
 
 def tokens_per_sec_history(record: SourceRecord, steps: StepsView | None) -> tuple[float, ...]:
-    """Return the wall-clock tokens/s as one value per second, oldest first, or () if unknown."""
+    """Return the wall-clock tokens/s of each second, oldest first. Return () if unknown."""
     if steps is None or steps.tokens_per_sec is None:
         return ()
     samples = list(record.history.get(steps.phase, ()))
@@ -172,7 +174,7 @@ def tokens_per_sec_history(record: SourceRecord, steps: StepsView | None) -> tup
 
 
 def steps_per_sec_history(record: SourceRecord, steps: StepsView | None) -> tuple[float, ...]:
-    """Return the wall-clock steps/s as one value per second, oldest first, or () if unknown."""
+    """Return the wall-clock steps/s of each second, oldest first. Return () if unknown."""
     if steps is None or steps.steps_per_sec is None:
         return ()
     samples = list(record.history.get(steps.phase, ()))
@@ -182,7 +184,10 @@ def steps_per_sec_history(record: SourceRecord, steps: StepsView | None) -> tupl
 
 
 def step_us_history(record: SourceRecord, phase: str | None) -> tuple[float | None, ...]:
-    """Return the mean step (µs) in each second of `steps_per_sec_history`, or None without an ended step."""
+    """Return the mean step time (µs) in each second of `steps_per_sec_history`.
+
+    A second without an ended step has None.
+    """
     samples = list(record.history.get(phase or "", ()))
     return tuple(
         (new.time_ns - old.time_ns) / (new.count - old.count) / 1e3 if new.count > old.count else None
@@ -191,21 +196,24 @@ def step_us_history(record: SourceRecord, phase: str | None) -> tuple[float | No
 
 
 def cached_by_second(record: SourceRecord, phase: str | None) -> dict[int, float]:
-    """Return the mean number of cached positions per sequence before a step, by second of the daemon's clock."""
+    """Return the mean number of cached positions per sequence before a step.
+
+    Keys are seconds of the daemon's clock.
+    """
     return _mean_by_second(record, phase, lambda sample: (sample.cached, sample.cached_given))
 
 
 def batch_by_second(record: SourceRecord, phase: str | None) -> dict[int, float]:
-    """Return the mean number of sequences per step, by second of the daemon's clock."""
+    """Return the mean number of sequences per step. Keys are seconds of the daemon's clock."""
     return _mean_by_second(record, phase, lambda sample: (sample.sequences, sample.sequences_given))
 
 
 def _mean_by_second(
     record: SourceRecord, phase: str | None, totals: Callable[[StepSample], tuple[int, int]]
 ) -> dict[int, float]:
-    """Return a mean for each second.
+    """Return a mean for each second. Seconds without steps are left out.
 
-    `totals` returns a running sum and the number of steps in it. Seconds without steps are omitted.
+    `totals` returns a running sum and the number of steps in it.
     """
     samples = [(sample.monotonic_ns, *totals(sample)) for sample in record.history.get(phase or "", ())]
     return {
@@ -216,10 +224,11 @@ def _mean_by_second(
 
 
 def pace(record: SourceRecord, phase: str | None) -> tuple[PaceView, ...]:
-    """Return the mean step time second by second, oldest first."""
+    """Return the mean step time of each second, oldest first."""
     samples = list(record.history.get(phase or "", ()))
     found = []
-    seen_before = [] if record.window.is_range else [StepSample(0, 0)]  # Exclude steps before a chosen range.
+    # In a chosen range, the first sample is only the start. Steps before the range do not count.
+    seen_before = [] if record.window.is_range else [StepSample(0, 0)]
     for old, new in pairwise([*seen_before, *samples]):
         steps, given = new.count - old.count, new.cached_given - old.cached_given
         if steps > 0:
@@ -231,18 +240,22 @@ def pace(record: SourceRecord, phase: str | None) -> tuple[PaceView, ...]:
 
 
 def _names_in_others(nodes: NodeTable) -> set[str]:
-    """Return the names of steps that ran inside other steps."""
+    """Return the names of steps that ran inside of other steps."""
     step_of = nodes.column("step_of")
     is_inside = (nodes.column("kind_of") == NodeKind.STEP) & (step_of >= 0) & (step_of != np.arange(len(step_of)))
     return {display_name(nodes[node]) for node in np.flatnonzero(is_inside).tolist()}
 
 
 def are_alike(tokens: int, steps: int, squared: int | None) -> bool:
-    """Return whether all `steps` had the same number of tokens. `squared` is the sum of the numbers' squares."""
-    # Older daemons do not report squares. Then the numbers differ for certain only if their mean is fractional.
+    """Return whether all `steps` had the same number of tokens.
+
+    `squared` is the sum of the squares of these numbers.
+    """
+    # Older daemons do not send `squared`. Then the numbers are only known to differ if their mean is not a whole
+    # number.
     if squared is None:
         return tokens % steps == 0
-    # The difference is 0 only if all numbers are equal (Cauchy-Schwarz).
+    # This difference is 0 only if all numbers of tokens are equal (Cauchy-Schwarz inequality).
     return abs(squared * steps - tokens**2) <= UNEVEN * tokens**2
 
 
@@ -250,11 +263,11 @@ def _steps_view(
     stats: NodeStats, step: Node, time_range: TimeRange | None, *, is_sample: bool, has_tokens: bool
 ) -> StepsView:
     phase, calls = display_name(step), stats.calls([step.id])
-    # Whether all steps count their tokens.
+    # Whether every step has counted its tokens.
     is_counted = has_tokens and not stats.rare("uncounted", (step.id,)) and (calls is None or calls.elements > 0)
     wall_ns = time_range.end_ns - time_range.begin_ns if time_range and not is_sample else 0
     tokens_ns = wall_ns if is_counted else 0
-    if calls is None:  # No step of this phase ended in the period that the statistics cover.
+    if calls is None:  # no step of this phase ended in the time that the statistics cover
         none = _rate(0, wall_ns)
         return StepsView(
             phase, 0, 0, _rate(0, tokens_ns), recorded=0, is_sample=is_sample, steps_per_sec=none,
@@ -262,19 +275,20 @@ def _steps_view(
         )  # fmt: skip
     count, tokens, total_ns = calls.count, calls.elements, calls.total_ns
     union_ns = stats.rare("union_ns", (step.id,))
-    # A step that began before the range counts with all its tokens. So count all its time, too, but at most the
-    # length of the range. Otherwise this rate could be below the wall-clock rate.
+    # All tokens of a step that began before the range count, so its whole time must count, too. The limit is the
+    # length of the range. Without this limit, the rate could be lower than the wall-clock rate.
     took_ns = min(union_ns, (time_range.end_ns - time_range.begin_ns if time_range else 0) or union_ns)
     p50, p95, p99, longest = (_us(value) for value in (calls.p50_ns, calls.p95_ns, calls.p99_ns, calls.max_ns))
     sequences = _span(stats, step.id, "sequences")
-    # Convert step time to time per token only if all steps had the same number of tokens.
+    # The time per token can only be computed if all steps had the same number of tokens.
     why_unknown = "" if is_counted else UNCOUNTED_STEPS if has_tokens else NO_TOKENS
     if is_counted and not are_alike(tokens, count, stats.sparse["squared_tokens"].get(step.id)):
         why_unknown = UNEVEN_TOKENS
     elif is_counted and sequences is not None and sequences.least != sequences.most:
         why_unknown = UNEVEN_SEQUENCES
     tokens_a_step = 0 if why_unknown else tokens / count
-    is_said = sequences is not None and sequences.steps >= count - 1  # the edge of a window may cut one off
+    # one step may be missing, because the window's border may separate a step from its number of sequences
+    is_said = sequences is not None and sequences.steps >= count - 1
     recorded = max(0, count - stats.rare("plain", (step.id,)))
     return StepsView(
         phase=phase,

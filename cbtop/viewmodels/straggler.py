@@ -1,4 +1,4 @@
-"""The straggler: the rank that is busy longer with its steps than each other rank of its job."""
+"""Find the straggler: the rank of a job that is busy longer in its steps than every other rank."""
 
 from __future__ import annotations
 
@@ -13,52 +13,56 @@ from cbtop.client.busy import Brick, Slice
 from cbtop.client.source_record import SourceRecord
 from cbtop.protocol.vocabulary import LAUNCHES, BrickCategory
 
-THRESHOLD = 0.10  # The straggler takes longer than each other rank by at least this share.
-# Another rank waits for the straggler if the durations of their whole steps are close: they differ by at most the
-# first share of the straggler's duration, and by at most the second share of the difference in busy time.
+THRESHOLD = 0.10  # the straggler takes longer than every other rank by at least this share
+# A rank waits for the straggler if the whole steps of both take about equally long. The difference must be at most
+# this share of the straggler's step (first number), and at most this share of the difference of their busy times
+# (second).
 WAIT_WITHIN, NEARER = 0.10, 0.5
-ALPHA = 0.1  # Probability that a bound of a median is wrong. A verdict uses two bounds.
-MIN_SLICES = 4  # With fewer slices, a median has no such bounds.
+ALPHA = 0.1  # probability that a confidence bound of a median is wrong; a verdict uses two bounds
+MIN_SLICES = 4  # minimum number of slices, because a median of fewer has no such bounds
 BETWEEN_BRICKS: Brick = ("gaps between its bricks", BrickCategory.OTHER)
-# Communication is mostly waiting for the slowest rank, so its time would make all ranks equally busy. Custom bricks
-# have no category, so names are matched as well.
+# Communication is mostly waiting for the slowest rank, so its time would make all ranks look equally busy. It is also
+# recognised by name, because custom bricks have no category.
 _COLLECTIVE = re.compile(
     r"all_?-?reduce|all_?-?gather|reduce_?-?scatter|all_?-?to_?-?all|broadcast|barrier|nccl|(^|_)(send|recv|wait)",
     re.IGNORECASE,
 )
 
 
-Job = tuple[str, str, int | None, str]  # (program, model, world size, job id of the launcher).
+Job = tuple[str, str, int | None, str]  # (program, model, world size, job id of the launcher)
 
 
 @dataclass(frozen=True, slots=True)
 class StragglerView:
-    """The rank that is busy longer per step than each of the others, over the last five seconds (derived)."""
+    """The rank that is busy longer per step than each other rank, over the last five seconds (derived)."""
 
     key: str
     rank: int
     pid: int
     host: str
-    ranks: int  # Number of ranks that were compared, including this one.
+    ranks: int  # number of compared ranks, including this one
     phase: str
-    steps: int  # Number of this rank's steps that were used.
-    busy_us: float  # Time outside communication per step. Median of slices.
-    others_us: float  # Median of the other ranks' medians.
-    percent: float  # How much more than `others_us` the straggler takes.
-    brick: str  # The brick, or the gaps between bricks, with the largest excess over other ranks.
-    brick_excess_us: float  # Excess of `brick` per step over the median of the other ranks.
-    step_us: float  # Time of the whole step, including communication. Median of slices.
-    others_step_us: float  # Median of the other ranks' medians.
-    others_wait: bool  # Whether all other ranks wait for the straggler: their whole steps take about as long.
+    steps: int  # number of this rank's steps that were used
+    busy_us: float  # time per step outside of communication; median over slices
+    others_us: float  # `busy_us` of the other ranks; median over ranks
+    percent: float  # how much larger `busy_us` is than `others_us`, in percent
+    brick: str  # the brick (or the gaps between bricks) with the largest excess over other ranks
+    brick_excess_us: float  # time per step of `brick` minus the median over the other ranks
+    step_us: float  # time of the whole step, including communication; median over slices
+    others_step_us: float  # `step_us` of the other ranks; median over ranks
+    others_wait: bool  # whether all other ranks wait for the straggler, because their whole steps take about as long
 
     @property
     def waited_us(self) -> float:
-        """Time of a step in which another rank is not busy. It cannot have waited for longer."""
+        """Upper limit of the time per step that another rank waits: the time when it is not busy."""
         return max(0.0, self.others_step_us - self.others_us)
 
 
 def job_of(record: SourceRecord) -> Job | None:
-    """Return what all ranks of a job have in common. Returns None if `record` has no rank or is the only rank."""
+    """Return the properties that all ranks of a job share.
+
+    Return None if `record` has no rank or is the only rank.
+    """
     hello, manifest = record.hello, record.manifest
     if hello is None or hello.rank is None or hello.world_size == 1:
         return None
@@ -67,13 +71,13 @@ def job_of(record: SourceRecord) -> Job | None:
 
 @dataclass(frozen=True, slots=True)
 class _Rank:
-    """A rank, described by its slices. Times are exclusive, per step, and without communication, unless noted."""
+    """The slices of one rank. Times are exclusive, per step, and without communication, unless noted."""
 
     record: SourceRecord
     steps: int
-    busy_ns: list[float]  # One value per slice, in ascending order.
-    brick_ns: dict[Brick, float]  # Median of slices, by brick.
-    step_ns: float  # Time of the whole step, including communication. Median of slices.
+    busy_ns: list[float]  # one value per slice, in ascending order
+    brick_ns: dict[Brick, float]  # median over slices, by brick
+    step_ns: float  # time of the whole step, including communication; median over slices
 
     @property
     def median_ns(self) -> float:
@@ -82,18 +86,18 @@ class _Rank:
     def is_waited_for_by(self, other: _Rank) -> bool:
         """Return whether `other` waits for this rank.
 
-        It waits if it is less busy although its whole steps take about as long.
+        It waits if it is less busy, although its whole steps take about as long.
         """
         apart_ns = abs(self.step_ns - other.step_ns)
         return apart_ns <= min(WAIT_WITHIN * self.step_ns, NEARER * (self.median_ns - other.median_ns))
 
     def is_slower_than(self, other: _Rank) -> bool:
-        """Return whether this rank's median is higher by more than THRESHOLD, not only by pauses and noise.
+        """Return whether this rank's median is larger by more than THRESHOLD, and the reason is not pauses or noise.
 
-        The lower bound of this median is compared with the upper bound of the other. The bounds hold for any
-        distribution: the k-th smallest and the k-th largest slice (W. R. Thompson, "On confidence ranges for the
+        The lower bound of this median is compared with the upper bound of the other. The bounds are the k-th smallest
+        and the k-th largest slice. They hold for any distribution (W. R. Thompson, "On confidence ranges for the
         median and other expectation distributions for populations of unknown distribution form", Annals of
-        Mathematical Statistics 7, 1936). So pauses in some slices, however long, prove nothing.
+        Mathematical Statistics 7, 1936). So pauses in a few slices have no effect, however long they are.
         """
         low_ns = self.busy_ns[bound_of_median(len(self.busy_ns)) - 1]
         high_ns = other.busy_ns[-bound_of_median(len(other.busy_ns))]
@@ -102,9 +106,10 @@ class _Rank:
 
 @cache
 def bound_of_median(count: int, alpha: float = ALPHA) -> int:
-    """Return the highest k so that the k-th smallest value is above the median with a probability of at most `alpha`.
+    """Return an index k (from 1), such that the k-th smallest of `count` values is a lower bound of the median.
 
-    Returns 0 if no such k exists. The number of values below the median is binomial with p = 1/2.
+    The probability that this value is above the median is at most `alpha`. Returns the largest such k, or 0 if there
+    is none. The number of values below the median is binomial with p = 1/2.
     """
     at_most, k = 0.0, 0
     while (at_most := at_most + comb(count, k) / 2**count) <= alpha:
@@ -115,12 +120,12 @@ def bound_of_median(count: int, alpha: float = ALPHA) -> int:
 def straggler(records: Iterable[SourceRecord], phase: str) -> StragglerView | None:
     """Return the rank among `records` of one job that is clearly slower than every other rank, or None.
 
-    A rank waits in communication, so its busy time is its step time outside communication. If no communication is
-    seen, or if the host sees only launches, waits cannot be located. Then the busy time is only the time of bricks,
-    without gaps.
+    A rank waits in communication, so its busy time is its step time outside of communication. If communication is not
+    recorded, or if the host times only launches, it is unknown when a rank waits. Then the busy time is the time of
+    bricks, without gaps.
 
-    Returns None while a running rank has too little data, because that rank may be as slow. Also returns None if two
-    processes have the same rank, because they belong to two jobs.
+    Returns None while a running rank has too little data, because that rank may be equally slow. Also returns None if
+    two processes have the same rank, because they belong to two jobs.
     """
     ranks: list[_Rank] = []
     for record in records:
@@ -185,5 +190,5 @@ def _is_communication(brick: Brick) -> bool:
 
 
 def _only_launches(record: SourceRecord) -> bool:
-    """Return whether the model is on a device, so that the host times only launches of the bricks."""
+    """Return whether the host times only the launches of bricks, because the model is on a device."""
     return record.manifest is not None and LAUNCHES in record.manifest.backend

@@ -1,4 +1,6 @@
-"""The time breakdown: the parts of the steps' wall time, time next to the steps, and whether the parts add up."""
+"""The time breakdown of steps: the parts of their wall time, times in parallel to them, and whether the parts add
+up.
+"""
 
 from __future__ import annotations
 
@@ -9,26 +11,27 @@ from cbtop.profiler.analysis.time_breakdown import Beside, TimeBreakdown
 from cbtop.protocol.vocabulary import BY_KERNELS, IDLE_BEFORE
 from cbtop.viewmodels.time_range import NamedTime
 
-# Names of time without a running kernel. They are used if a step is recorded by its kernels.
+# Names for time without a running kernel, if a step was recorded by the times of its kernels.
 GPU_WAITED, NOT_ITS_KERNELS = "GPU waited", "GPU waited, or ran what came before"
 
 
 @dataclass(frozen=True, slots=True)
 class BesideView:
-    """Calls outside every step's wall time: their number and the sum of their times (derived)."""
+    """Calls outside of the wall time of steps: their number and the sum of their times (derived)."""
 
     calls: int
     us: float
-    by_name: tuple[NamedTime, ...]  # Times by name, the longest first.
+    by_name: tuple[NamedTime, ...]  # sum of times by name, the longest first
 
 
 @dataclass(frozen=True, slots=True)
 class TimeBreakdownView:
-    """Wall time of a phase's ended, recorded steps: wall = bricks + gaps - overlap + unattributed.
+    """The wall time of a phase's ended, recorded steps: wall = bricks + gaps - overlap + unattributed.
 
     Other fields are not part of this sum. If bricks overlap, for example on two streams of a device, `bricks_us`
-    counts each in full. `close` is false if parts exceed their whole. This may be `over` steps, by `over_us`, or the
-    layers and bricks in `exceeded`.
+    contains the full time of each. `close` is false if parts are longer than their whole. `over` is the number of
+    steps that are shorter than their parts, by `over_us` in total. `exceeded` has the layers and bricks that are
+    shorter than their parts.
     """
 
     wall_us: float
@@ -37,21 +40,22 @@ class TimeBreakdownView:
     gaps_us: float
     unattributed_us: float
     residual_percent: float | None
-    open_us: float  # Time of bricks in a step that has not ended.
-    overlap_us: float = 0.0  # The common time of n overlapping parts counts n - 1 times.
+    open_us: float  # time of bricks in steps that have not ended
+    overlap_us: float = 0.0  # time of overlaps; if n parts overlap, their common time counts n - 1 times
     close: bool = True
-    over: int = 0  # Number of steps whose parts exceed them.
-    over_us: float = 0.0  # Time by which the parts exceed these steps.
-    exceeded: tuple[NamedTime, ...] = ()  # Layers and bricks whose parts exceed them, and by how much.
-    unmatched_calls: int = 0  # Calls stopped twice, out of order or after their step. They are not in the breakdown.
+    over: int = 0  # number of steps that are exceeded by their parts
+    over_us: float = 0.0  # sum of the excess of these steps
+    exceeded: tuple[NamedTime, ...] = ()  # layers and bricks that are exceeded by their parts, each with the excess
+    # number of calls that were stopped twice, out of order or after their step; not part of the breakdown
+    unmatched_calls: int = 0
     unmatched_us: float = 0.0
-    cancelled: int = 0  # Steps that were cancelled or renamed. Their bricks are not in the breakdown.
-    in_shared_lane: int = 0  # Steps that ran at the same time as fifteen others. Their bricks are unknown.
-    adopted: BesideView | None = None  # Work that other threads or tasks did for these steps.
+    cancelled: int = 0  # number of cancelled or renamed steps; their bricks are not part of the breakdown
+    in_shared_lane: int = 0  # number of steps that ran at the same time as fifteen others; their bricks are unknown
+    adopted: BesideView | None = None  # work of other threads or tasks for these steps
 
 
 def books_view(books: TimeBreakdown | None, measured: str = "") -> TimeBreakdownView | None:
-    """Return the breakdown in µs, or None for a process without steps. `measured` is the manifest's backend."""
+    """Return the breakdown in µs, or None for a process without steps. `measured` is the backend in the manifest."""
     if books is None:
         return None
     unattributed_ns = books.unattributed_ns
@@ -81,7 +85,7 @@ def books_view(books: TimeBreakdown | None, measured: str = "") -> TimeBreakdown
 
 
 def beside_view(beside: Beside | None) -> BesideView | None:
-    """Return the time next to the steps in µs, or None without such time."""
+    """Return the calls outside of steps in µs, or None without such calls."""
     return None if beside is None else BesideView(beside.calls, beside.time_ns / 1e3, _named(beside.by_name))
 
 

@@ -1,4 +1,4 @@
-"""The wall-clock time range of figures: its begin, its length, and the time with running steps."""
+"""The wall-clock time range of figures: its begin, its length, and the time during which steps ran."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from cbtop.profiler.analysis.stats import NodeStats
 from cbtop.protocol.messages import Compilation, Node
 from cbtop.protocol.vocabulary import NodeKind, is_warm_up
 
-# Tolerance. A process says hello when it writes its first record, and no record ends in the future. If a record is
-# further outside this range, its clock is not that of the host, and its time is unknown.
+# Tolerance. No record should end before the process's hello or in the future. A record that is further away has a
+# different clock than the host, so its time is unknown.
 OF_HOST_WITHIN_NS = 10_000_000_000
 
 
@@ -26,19 +26,19 @@ class NamedTime:
 
 @dataclass(frozen=True, slots=True)
 class TimeRangeView:
-    """Wall-clock time of the figures: wall = in steps + between steps + since the last step ended (derived).
+    """The wall-clock time of the figures: wall = in steps + between steps + since the last step ended (derived).
 
-    The range begins with the window, or else with the first step seen. It ends now, or with the last step of an ended
-    process. Of a step that began earlier, only a part counts. Since the last step ended, another one may have been
-    running. Fields are None if it is unknown when steps ran, or when the last step ended.
+    The range begins with the window or, if there is no window, with the first step. It ends now, or with the last
+    step of an ended process. If a step began before the range, only a part of it counts. After the end of the last
+    step, another step may be running. A field is None if it is unknown when steps ran or when the last step ended.
     """
 
     wall_us: float
     in_steps_us: float | None
-    by_phase: tuple[NamedTime, ...]  # Time with running steps of each phase. Phases may overlap.
+    by_phase: tuple[NamedTime, ...]  # time during which steps of each phase ran; phases may overlap
     between_us: float | None
     since_last_us: float | None
-    # Whether earlier steps count in full, because the times of single steps are not reported.
+    # Whether steps that began before the range count in full, because the times of single steps are not reported.
     counts_whole: bool = False
 
     @property
@@ -48,25 +48,25 @@ class TimeRangeView:
 
 @dataclass(frozen=True, slots=True)
 class CompilingView:
-    """Compilations in the shown time, as reported by Dynamo, and their duration.
+    """The compilations in the shown time that Dynamo reported: their number and duration.
 
-    `again` counts recompilations: there was code, but it did not fit its inputs. Overlapping compilations count as
-    one.
+    `again` is the number of recompilations: the existing code did not fit its inputs. Overlapping compilations count
+    as one.
     """
 
     count: int
     us: float
     again: int
     again_us: float
-    wall_us: float  # Length of the shown time.
+    wall_us: float  # length of the shown time
 
 
 def time_range_of(record: SourceRecord, window: TimeRange | None) -> TimeRange | None:
-    """Return the time range of the `window`, or of all data without a window. Returns None if no step has been seen.
+    """Return the time range of `window`, or of all data if it is None. Return None if no step has been seen.
 
-    The range begins with the first step after the warm-up, so that the time before it does not count as between
-    steps. If the window begins later, or is a chosen range, its begin is kept. The range ends now, or with the last
-    step of an ended process.
+    The range begins with the first step after the warm-up, because earlier time is not time between steps. If the
+    window begins later, or is a chosen range, it keeps its begin. The range ends now, or with the last step of an
+    ended process.
     """
     steps = _steps(record)
     if not steps:
@@ -86,10 +86,10 @@ def time_range_of(record: SourceRecord, window: TimeRange | None) -> TimeRange |
 
 
 def of_model(record: SourceRecord, time_range: TimeRange, model: str) -> TimeRange:
-    """Return the part of `time_range` for the rates of a model. Steps of the model have the label `model`.
+    """Return the part of `time_range` for the rates of one model. Steps of the model have the label `model`.
 
-    If models run one after another, the part begins with the model's first step. If another model has begun since the
-    last step of this model, the part ends with that step.
+    If models run one after another, the part begins with the first step of this model. If another model has begun
+    since its last step, the part ends with this last step.
     """
     steps = _steps(record)
     own = [step for step in steps if step.label == model]
@@ -104,8 +104,9 @@ def of_model(record: SourceRecord, time_range: TimeRange, model: str) -> TimeRan
 
 
 def heard_ns(record: SourceRecord) -> int:
-    """Return when the source was last heard of, on its daemon's clock. For an ended process, the end of its last
-    step.
+    """Return the time of the source's last sign of life, on its daemon's clock.
+
+    For an ended process: the end of its last step.
     """
     steps = _steps(record)
     if record.has_ended and steps and _is_of_host(record, last_ns := _last_ns(record, steps)):
@@ -114,7 +115,7 @@ def heard_ns(record: SourceRecord) -> int:
 
 
 def compiling_view(compilations: Iterable[Compilation], time_range: TimeRange | None) -> CompilingView | None:
-    """Return the compilations in `time_range` and their time, or None without compilations or steps."""
+    """Return the compilations in `time_range` and their time. Return None without compilations or steps."""
     if time_range is None:
         return None
     found = [
@@ -126,18 +127,19 @@ def compiling_view(compilations: Iterable[Compilation], time_range: TimeRange | 
         return None
     again = [us for is_again, us in found if is_again]
     wall_us = (time_range.end_ns - time_range.begin_ns) / 1000
-    # Add the durations, as if no compilations overlapped.
+    # Add up the durations, assuming that compilations do not overlap.
     took_us, again_us = (min(sum(each), wall_us) for each in ([us for _, us in found], again))
     return CompilingView(len(found), took_us, len(again), again_us, wall_us)
 
 
 def time_range_view(record: SourceRecord, stats: NodeStats, time_range: TimeRange) -> TimeRangeView:
-    """Return the time in steps and between steps in `time_range`, which `stats` cover."""
+    """Return the time in steps and between steps in `time_range`. `stats` cover the same range."""
     steps = _steps(record)
     wall_ns, last_ns = time_range.end_ns - time_range.begin_ns, _last_ns(record, steps)
     is_of_host = _is_of_host(record, last_ns)
     since_last_ns = min(max(time_range.end_ns - last_ns, 0), wall_ns) if is_of_host else None
-    # If clocks differ, a window's end cannot be compared with the last step's end, so the time between is unknown.
+    # With different clocks, the end of the window cannot be compared with the end of the last step. Then the time
+    # between steps is unknown.
     is_known = is_of_host or time_range.end_ns == last_ns
     before_ns = (time_range.before_ns if is_of_host else None) or {}
     room_ns = wall_ns - (since_last_ns or 0)
@@ -159,7 +161,7 @@ def time_range_view(record: SourceRecord, stats: NodeStats, time_range: TimeRang
 
 
 def since_s(record: SourceRecord) -> float | None:
-    """Return the Unix time at which the data begins. This is the first step or, without steps, the first record."""
+    """Return the Unix time when the data begins: the first step or, without steps, the first record."""
     steps, hello = _steps(record), record.hello
     first_ns = record.stats.sparse["first_ns"].get(ANY_STEP)
     if steps:
@@ -170,7 +172,7 @@ def since_s(record: SourceRecord) -> float | None:
 
 
 def _steps(record: SourceRecord) -> list[Node]:
-    """Return the step nodes that have an ended step."""
+    """Return the step nodes with at least one ended step."""
     known = record.stats.sparse["first_ns"].keys()
     return [node for node in record.nodes.children[None] if node.kind is NodeKind.STEP and node.id in known]
 
@@ -181,7 +183,7 @@ def _steady(steps: list[Node]) -> list[Node]:
 
 
 def _warm_up_before(record: SourceRecord, steps: list[Node], first_ns: int) -> dict[int, int]:
-    """Return the time of warm-ups that had ended by `first_ns`, by step node. The total is at ANY_STEP."""
+    """Return the time (ns) of warm-ups that ended before `first_ns`, by step node. The key ANY_STEP has the sum."""
     warm = [step.id for step in steps if is_warm_up(step.name)]
     before = [step for step in warm if record.stats.rare("last_ns", (step,)) <= first_ns]
     times_ns = {step: record.stats.rare("union_ns", (step,)) for step in before}
@@ -197,7 +199,7 @@ def _last_ns(record: SourceRecord, steps: Sequence[Node]) -> int:
 
 
 def _is_of_host(record: SourceRecord, moment_ns: int) -> bool:
-    """Return whether a moment of a record is on the clock of its host."""
+    """Return whether a time in a record is on the clock of the host."""
     hello, now_ns = record.hello, record.window.now_ns
     if hello is None or moment_ns + OF_HOST_WITHIN_NS < hello.monotonic_ns:
         return False
@@ -205,8 +207,8 @@ def _is_of_host(record: SourceRecord, moment_ns: int) -> bool:
 
 
 def _any_step(record: SourceRecord, steps: Sequence[Node]) -> int | None:
-    """Return the node that counts the time with any running step, or None if this time is unknown."""
+    """Return the node with the time during which any step ran. Return None if this time is unknown."""
     if record.stats.sparse["union_ns"].get(ANY_STEP) is not None:
         return ANY_STEP
-    # Older daemons do not report this time, so overlaps of several phases are unknown.
+    # Older daemons do not send this time. It is only known if there is a single phase, because phases may overlap.
     return steps[0].id if len(steps) == 1 else None

@@ -1,4 +1,4 @@
-"""Position of a screen or report in time, and marks of notable events."""
+"""The position of a screen or report in time, and the kinds of notable events."""
 
 from __future__ import annotations
 
@@ -8,35 +8,35 @@ from enum import StrEnum
 
 
 class Mark(StrEnum):
-    """Kinds of notable events, the most urgent kind last."""
+    """The kinds of notable events. The most urgent kind is the last."""
 
-    PHASE = "phase"  # The phase that takes most of the time has changed.
+    PHASE = "phase"  # a different phase takes most of the time now
     STARTED = "started"
     ENDED = "ended"
-    VERDICT = "verdict"  # A warning or an error begins.
-    STALLED = "stalled"  # The process is stalled or suspended.
+    VERDICT = "verdict"  # a warning or an error begins
+    STALLED = "stalled"  # the process is stalled or suspended
 
 
 @dataclass(frozen=True, slots=True)
 class TimeView:
-    """Position of a screen in time. Times are seconds from the beginning of the data."""
+    """The position of a screen in time. Times are seconds from the beginning of the data."""
 
     at_s: float
     duration_s: float
-    marks: Mapping[int, Mark]  # Most urgent kind of event, by second.
-    chosen_s: tuple[float, float] | None = None  # (begin, end) of a range.
-    is_now: bool = False  # Whether the screen is paused at the present.
+    marks: Mapping[int, Mark]  # most urgent kind of event by second; seconds without an event are missing
+    chosen_s: tuple[float, float] | None = None  # (begin, end) of a chosen range, or None
+    is_now: bool = False  # whether the screen is paused at the present moment
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayView:
-    """Position of a screen or report in a recording. Times are seconds from the beginning of the recording."""
+    """The position of a screen or report in a recording. Times are seconds from the beginning of the recording."""
 
     file: str
     host: str
-    recorded_s: float  # Unix time of the beginning.
+    recorded_s: float  # Unix time of the beginning
     at_s: float
     duration_s: float
-    is_complete: bool  # Whether the recorder has closed the file. If not, it was killed or still writes.
-    is_history: bool = False  # Whether this is a daemon's history of the last minutes, not a file.
-    range_s: tuple[float, float] | None = None  # (begin, end) of a range that is shown instead of a moment.
+    is_complete: bool  # whether the recorder has closed the file; if not, it still writes or was killed
+    is_history: bool = False  # whether this is a daemon's history of the last minutes, and not a file
+    range_s: tuple[float, float] | None = None  # (begin, end) of a range that is shown in place of a moment

@@ -1,4 +1,4 @@
-"""The timeline of a source's last steps: which records are shown, and on which lanes."""
+"""Make the timeline of a source's last steps: choose the records to show, and put them on lanes."""
 
 from __future__ import annotations
 
@@ -38,36 +38,36 @@ from cbtop.viewmodels.lanes import (
 )
 from cbtop.viewmodels.on_demand import Lazy, LazyValue
 
-MAX_SPANS = 4_096  # Maximum number of records. One whole step is always shown, even if it has more.
-MAX_LIKE_NEWEST = 256  # Steps. This is the number of cells of a wide screen.
+MAX_SPANS = 4_096  # maximum number of records; one whole step is always shown, even if it has more
+MAX_LIKE_NEWEST = 256  # maximum number of steps: the number of cells of a wide screen
 KINDS = (STEPS, HOST, ADOPTED, OUTSIDE)
-# The lanes of the newest step begin earlier than the step, by this share of its duration.
+# The lanes of the newest step begin earlier than the step, by this share of the step's duration.
 _BEFORE_NEWEST = 0.1
 _ON_DEVICE = re.compile(r" on (?!cpu)\w")
 
 
 @dataclass(frozen=True)
 class TimelineView:
-    """The last steps of a source, of all phases. Times are ns. `begin_ns` is on the clock of the source's host."""
+    """The last steps of a source, of all phases. Times are in ns. `begin_ns` is on the clock of the source's host."""
 
     begin_ns: int
     length_ns: int
-    newest_s: float | None  # Unix time at which `newest` ended.
-    spans: int  # Number of records on all lanes.
-    older: int  # Number of available records that are not shown, because they began before `begin_ns`.
-    unplaced: int  # Number of records whose step has not ended or has lost its own record.
-    missing: int  # Number of records lost since the timeline was followed.
-    steps: int  # Number of steps on all lanes.
+    newest_s: float | None  # Unix time of the end of `newest`
+    spans: int  # number of records on all lanes
+    older: int  # number of stored records that began before `begin_ns` and are not shown
+    unplaced: int  # number of records of steps that have not ended, or with a lost step record
+    missing: int  # number of records lost since records are received
+    steps: int  # number of steps on all lanes
     lanes: Lazy[tuple[Lane, ...]] = Lazy()
-    # The lanes that can be visible while the screen follows the newest step. Each lane begins at an earlier moment at
-    # which it was empty. Lanes and rows without later records are left out.
+    # The lanes that are visible while the screen follows the newest step. Each begins at an earlier moment when it
+    # was empty. Lanes and rows without later records are left out.
     newest_lanes: Lazy[tuple[Lane, ...]] = Lazy()
-    # The newest completely recorded step, of the shown phase if possible.
+    # The newest step with all of its records. A step of the shown phase is preferred.
     newest: Lazy[TimelineSpan | None] = Lazy()
-    like_newest_ns: tuple[int, ...] = ()  # Durations of the last steps of the same phase, in order of their end.
+    like_newest_ns: tuple[int, ...] = ()  # durations of the last steps of the same phase, in the order of their end
 
     def newest_parts(self) -> list[tuple[Lane, TimelineSpan | Gap]]:
-        """Return the parts of the newest step (outermost bricks and gaps) on every lane, by start."""
+        """Return the parts (outermost bricks and gaps) of the newest step on every lane, by start."""
         if self.newest is None:
             return []
         begin_ns, end_ns = self.newest.start_ns, self.newest.end_ns
@@ -146,7 +146,7 @@ def _span_of(lanes: Sequence[Lane], node: int, start_ns: int) -> TimelineSpan:
 
 
 class _Records:
-    """The kept records as columns, with the step that contains each record."""
+    """The stored records as columns, with the step that contains each record."""
 
     def __init__(self, batch: Batch, nodes: NodeTable) -> None:
         self.batch = batch
@@ -158,7 +158,9 @@ class _Records:
         self.is_placed = self._placed()
 
     def _placed(self) -> NDArray[np.bool_]:
-        """Return a mask of the records whose place is known: steps, records in a known step or outside steps."""
+        """Return a mask of the records that can be put on a lane: steps, records in a known step, and records
+        outside of steps.
+        """
         found: NDArray[np.bool_] = self.is_step | (self.step_of < 0)
         start_ns, end_ns = self.batch.start_ns, self.batch.end_ns
         whole = self.is_step & ~self.is_plain
@@ -168,16 +170,17 @@ class _Records:
             inside = np.flatnonzero(~found & (group == one))
             if len(steps):
                 steps = steps[np.argsort(start_ns[steps], kind="stable")]
-                # Steps may overlap in the shared lane. A record is placed if any earlier step ends after it.
+                # Steps may overlap in the shared lane. A record belongs to a known step if any earlier step ends
+                # after it.
                 until_ns = np.maximum.accumulate(end_ns[steps])
                 at = np.searchsorted(start_ns[steps], start_ns[inside], "right") - 1
                 found[inside] = (at >= 0) & (end_ns[inside] <= until_ns[np.maximum(at, 0)])
         return found
 
     def newest_whole(self, recent: RecentRecords, phase: str | None) -> int | None:
-        """Return the index of the newest step that has all its records.
+        """Return the index of the newest step with all of its records, or None.
 
-        Prefers steps recorded inside, and of these, steps of `phase`.
+        Steps with recorded bricks are preferred, and among them steps of `phase`.
         """
         whole = self.is_step & (self.batch.start_ns >= recent.horizon_ns)
         for hole in recent.holes:
@@ -190,7 +193,7 @@ class _Records:
         return None
 
     def begin(self, recent: RecentRecords, newest: int | None) -> int:
-        """Return the begin of the shown records. If possible, this is the start of a step."""
+        """Return the begin of the shown records. It is the start of a step, if possible."""
         start_ns = np.sort(self.batch.start_ns)
         enough_ns = int(start_ns[max(0, len(start_ns) - MAX_SPANS)])
         steps = self.batch.start_ns[self.is_step & (self.batch.start_ns >= max(enough_ns, recent.horizon_ns))]
@@ -198,20 +201,21 @@ class _Records:
         return begin_ns if newest is None else min(begin_ns, int(self.batch.start_ns[newest]))
 
     def lengths_ns(self, chosen: NDArray[np.bool_]) -> tuple[int, ...]:
-        """Return the durations of the last chosen records, in order of their end."""
+        """Return the durations of the last chosen records, in the order of their end."""
         at = np.flatnonzero(chosen)
         at = at[np.argsort(self.batch.end_ns[at], kind="stable")][-MAX_LIKE_NEWEST:]
         return tuple((self.batch.end_ns[at] - self.batch.start_ns[at]).tolist())
 
     def quiet_from(self, at: NDArray[np.int64], moment_ns: float) -> tuple[NDArray[np.int64], int]:
-        """Return the records of `at` (sorted by start) after the last pause before `moment_ns`, and the pause's
-        begin.
+        """Return the records of `at` after the last pause before `moment_ns`, and the begin of this pause.
 
-        No record spans a pause, so the records nest as before. Without a pause, returns all records, and 0.
+        `at` is sorted by start. No record runs during a pause, so the remaining records nest as before. Without a
+        pause, returns all records and 0.
         """
         start_ns = self.batch.start_ns[at]
         ended_ns = np.maximum.accumulate(self.batch.end_ns[at])[:-1]
-        # A record of zero length is inside a record that ends at the same moment.
+        # `<` in place of `<=`, because a record of zero length may be inside of a record that ends at the same
+        # moment.
         quiet = np.flatnonzero((ended_ns < start_ns[1:]) & (ended_ns <= moment_ns))
         return (at[quiet[-1] + 1 :], int(ended_ns[quiet[-1]])) if len(quiet) else (at, 0)
 
@@ -232,19 +236,19 @@ class _Lanes:
         self._begin_ns, self._length_ns, self._holes, self._between = begin_ns, length_ns, holes, between
 
     def all(self) -> Iterator[Lane]:
-        """Yield the lanes with all placed records."""
+        """Yield the lanes with all records that can be put on a lane."""
         for kind, at in self._groups:
             yield from self._of(kind, at, 0)
 
     def about(self, moment_ns: float) -> Iterator[Lane]:
-        """Yield the lanes. Each lane begins at the last moment before `moment_ns` at which it is empty."""
+        """Yield the lanes. Each lane begins at the last moment before `moment_ns` when it is empty."""
         for kind, at in self._groups:
             near, since_ns = self._found.quiet_from(at, moment_ns)
             since_ns = max(0, since_ns - self._begin_ns)
             yield from self._of(kind, near, since_ns)
 
     def _of(self, kind: str, at: NDArray[np.int64], since_ns: int) -> Iterator[Lane]:
-        """Yield the lanes of the records `at` (sorted by start). These records may share lanes."""
+        """Yield the lanes for the records `at`, which are sorted by start and may share lanes."""
         nodes, begin_ns = self._found.nodes, self._begin_ns
         tracks: dict[int, list[tuple[int, TimedRecord]]] = {}
         for track, depth, record in on_tracks(nodes, self._timed(at)):
@@ -267,7 +271,7 @@ class _Lanes:
 
     @cached_property
     def _groups(self) -> list[tuple[str, NDArray[np.int64]]]:
-        """Groups of records that may share lanes, as (kind of the group, records sorted by start)."""
+        """Return groups of records that may share lanes, as (kind of the group, records sorted by start)."""
         batch = self._found.batch
         at = np.flatnonzero(self._placed)
         at = at[np.lexsort((batch.node[at], -batch.end_ns[at], batch.start_ns[at]))]
@@ -287,7 +291,7 @@ class _Lanes:
 
 
 def _kind_of(nodes: NodeTable, ran: Sequence[int]) -> NDArray[np.int64]:
-    """Return an array with the index in KINDS of each node that ran, by node id."""
+    """Return an array that maps a node id to the index of its kind in KINDS. It has the nodes that ran."""
     on_device = {node for node in ran if _ON_DEVICE.search(_timed_by(nodes, node))}
     device_steps = {nodes.step_of[node] for node in on_device}
     kinds = np.zeros(len(nodes) + 1, np.int64)
@@ -300,7 +304,7 @@ def _kind_of(nodes: NodeTable, ran: Sequence[int]) -> NDArray[np.int64]:
 
 
 def _titled(lanes: Iterable[Lane]) -> tuple[Lane, ...]:
-    """Number lanes with the same name."""
+    """Return the lanes with a number in the name, if several have the same name."""
     named: Counter[str] = Counter()
     found = []
     for lane in lanes:
@@ -310,7 +314,7 @@ def _titled(lanes: Iterable[Lane]) -> tuple[Lane, ...]:
 
 
 def _together(found: _Records, chosen: NDArray[np.bool_], begin_ns: int) -> list[tuple[int, int]]:
-    """Return the times when any of the chosen records ran, as disjoint and sorted ranges."""
+    """Return the times when any of the chosen records ran, as disjoint, sorted ranges."""
     at = np.flatnonzero(chosen)
     if not len(at):
         return []
@@ -330,6 +334,6 @@ def _is_adopted(nodes: NodeTable, node: int) -> bool:
 
 
 def _timed_by(nodes: NodeTable, node: int) -> str:
-    """Return the backend if a device timed the node, or "" if the host timed its launches."""
+    """Return the backend if a device has timed the node. Return "" if the host has timed its launches."""
     backend = nodes[node].backend
     return "" if backend.endswith(LAUNCHES) else backend

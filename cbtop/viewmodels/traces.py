@@ -1,4 +1,6 @@
-"""Traces: results of the process's own tracer for activations, attention, logits, quantisation and the KV cache."""
+"""Traces: the results of the process's own tracer about activations, attention, logits, quantisation and the KV
+cache.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ class NamedNumber:
 
 @dataclass(frozen=True, slots=True)
 class TraceRow:
-    """One row of a trace, for example a layer or a brick. Not all rows have the same numbers."""
+    """One row of a trace, such as a layer or a brick. Rows may have different sets of numbers."""
 
     name: str
     numbers: tuple[NamedNumber, ...]
@@ -24,9 +26,9 @@ class TraceRow:
 
 @dataclass(frozen=True, slots=True)
 class TraceView:
-    """One trace of the model's internals, measured in `forwards` sampled forward passes."""
+    """One trace of the model's internals, from `forwards` sampled forward passes."""
 
-    trace: str  # MLT-01 to MLT-05.
+    trace: str  # id of the trace, MLT-01 to MLT-05
     name: str
     about: str
     forwards: int
@@ -43,7 +45,7 @@ def trace_views(summaries: Iterable[TraceSummary]) -> tuple[TraceView, ...]:
 def _view(summary: TraceSummary) -> TraceView:
     rows: dict[str, list[NamedNumber]] = {}
     for number in summary.numbers:
-        if isinstance(number, TraceNumber):  # Only a hostile process nests other messages here.
+        if isinstance(number, TraceNumber):  # other messages here would come from a hostile process
             rows.setdefault(number.row, []).append(NamedNumber(number.name, number.value))
     totals = rows.pop("", [])
     return TraceView(

@@ -23,48 +23,48 @@ class TrainingPartRow:
     """One part of a training step, for example `backward`."""
 
     name: str
-    percent: float  # Share of the steps' time. All parts together have 100 %.
-    mean_us: float  # Mean of a step.
-    p50_us: float  # Median of a step.
+    percent: float  # share of the steps' time; the parts add up to 100 %
+    mean_us: float  # mean time per step
+    p50_us: float  # median time per step
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingBrick:
-    """The exclusive time of a brick in a recorded training step. The time of a pass is None if it was not recorded.
+    """The exclusive time of a brick in a recorded training step. A pass has None if it was not recorded.
 
-    Data waits, clipping, the optimizer and communication are neither a forward nor a backward pass.
+    Data waits, clipping, the optimizer and communication belong to no pass.
     """
 
     name: str
-    us: float  # All passes together.
+    us: float  # sum of all passes
     forward_us: float | None
     backward_us: float | None
-    recompute_us: float | None  # A forward pass that the backward pass repeats.
-    percent: float | None  # Share of all passes in the time of the recorded steps.
+    recompute_us: float | None  # time of forward passes that the backward pass repeats
+    percent: float | None  # share of all passes in the time of the recorded steps, in percent
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingView:
-    """Training steps. The parts are of the latest `steps` steps, recorded or not. Bricks are of recorded steps."""
+    """Training steps. The parts are of the latest `steps` steps. Bricks are only of recorded steps."""
 
-    steps: int  # 0 if the parts are not known.
-    mean_us: float | None  # Mean step of these, or None if the parts are not known.
-    parts: tuple[TrainingPartRow, ...]  # In the usual order of a loop.
-    bricks: tuple[TrainingBrick, ...]  # The longest first.
-    communication: CommunicationView | None = None  # None if the steps did not communicate.
-    gradients: GradientsView | None = None  # None if the process has not reported them.
+    steps: int  # number of the latest steps; 0 if the parts are not known
+    mean_us: float | None  # mean time of these steps, or None if the parts are not known
+    parts: tuple[TrainingPartRow, ...]  # in the usual order of a training loop
+    bricks: tuple[TrainingBrick, ...]  # the longest first
+    communication: CommunicationView | None = None  # None if the steps did not communicate
+    gradients: GradientsView | None = None  # None if the process has not reported gradients
 
     def part(self, name: TrainingPart) -> TrainingPartRow | None:
-        """Return the part called `name`, or None if the process does not report it."""
+        """Return the part with this name. Return None if the process does not report it."""
         return next((part for part in self.parts if part.name == name), None)
 
 
 def training_view(
     record: SourceRecord, totals: PhaseTotals, bricks: Callable[[], Sequence[BrickStats]]
 ) -> TrainingView | None:
-    """Return the training steps of the phase of `totals`, or None if its steps are not training steps.
+    """Return the training steps of the phase in `totals`. Return None if they are not training steps.
 
-    `bricks` returns the bricks of the phase. It is called only for training steps.
+    `bricks` returns the bricks of the phase. It is only called for training steps.
     """
     step = totals.step
     if step is None:
@@ -91,7 +91,7 @@ def pass_of(name: str) -> tuple[str, str]:
 
 
 def passes_of_layer(layers: LayersView, row: LayerRow) -> tuple[float, float]:
-    """Return the exclusive time of a layer's bricks in the forward pass and in the backward pass, in µs.
+    """Return the exclusive time of a layer's bricks as (forward pass, backward pass) in µs.
 
     Forward passes that the backward pass repeats belong to the backward pass.
     """
@@ -105,9 +105,9 @@ def passes_of_layer(layers: LayersView, row: LayerRow) -> tuple[float, float]:
 
 
 def _times_of(record: SourceRecord, step: Node) -> TrainingTimes | None:
-    """Return the reported times of the steps `step`.
+    """Return the reported times of the steps of the node `step`.
 
-    A step names its model only if the process runs several.
+    A step node has a model's name only if the process runs several models.
     """
     of_phase = [times for (phase, _), times in record.training_times.items() if phase == step.name]
     exact = [times for times in of_phase if times.model == step.label]

@@ -7,15 +7,15 @@ from enum import StrEnum
 
 
 class Severity(StrEnum):
-    """How bad a verdict is."""
+    """The severity of a verdict."""
 
-    ERROR = "error"  # The figures cannot be trusted, or nothing runs.
-    WARNING = "warning"  # Time is wasted.
-    NOTE = "note"  # The process has a limit, or a figure leaves something out.
+    ERROR = "error"  # the figures cannot be trusted, or nothing runs
+    WARNING = "warning"  # time is lost that could be saved
+    NOTE = "note"  # the process has a limit, or a figure leaves something out
 
 
 class About(StrEnum):
-    """The kind of subject of a verdict."""
+    """The kinds of subjects of a verdict."""
 
     SOURCE = "source"
     RANK = "rank"
@@ -28,7 +28,7 @@ class About(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What a verdict is about, by name. For a layer, `node` is the id of its node."""
+    """The subject of a verdict, by name. For a layer, `node` is the id of its node."""
 
     kind: About
     name: str
@@ -46,9 +46,10 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A problem or limit, with its evidence and advice. All rules are in `cbtop.viewmodels.verdicts`.
+    """A problem or a limit, with evidence and advice. All rules are in `cbtop.viewmodels.verdicts`.
 
-    `gain_tokens_per_sec` (derived) is the gain in wall-clock tokens/s under the condition `gain_if`, by Amdahl's law.
+    `gain_tokens_per_sec` (derived) is the gain in wall-clock tokens/s by Amdahl's law, if the condition `gain_if`
+    holds.
     """
 
     id: str

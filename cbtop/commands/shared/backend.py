@@ -18,8 +18,8 @@ WITH_AUTO = (*BACKENDS, AUTO)
 def settled(path: Path, prompt_tokens: int | None = None) -> tuple[str, str]:
     """Return which of BACKENDS should run the model at `path`, and a line with the reason.
 
-    The choice is for decoding, or for prompts of `prompt_tokens` tokens. The reason is "" if there is no NVIDIA
-    driver. Work below the crossover never uses the GPU. Raises ComputeError if the model cannot be read.
+    The choice is for decoding, or for prompts of `prompt_tokens` tokens. If there is no NVIDIA driver, the reason is
+    "". Work below the measured crossover never uses the GPU. Raises ComputeError if the model cannot be read.
     """
     if not driver_version():
         return "cpu", ""

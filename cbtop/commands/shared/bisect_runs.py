@@ -1,4 +1,7 @@
-"""Runs of commits in turns, for `cbtop bisect`. Each round is kept in a file, so that a bisection can go on."""
+"""Make runs of several commits in turns, for `cbtop bisect`.
+
+Each round is stored in a file, so that an interrupted bisection can be continued.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +30,10 @@ ID_CHARS = 12
 
 
 class CommitRuns:
-    """Makes runs of commits, and keeps them in the folder `state`.
+    """Makes runs of commits, and stores them in the folder `state`.
 
-    `command` is the recorded command, with the words before the user's own. `on_first_run` is called once, with the
-    seconds of the first checkout and build, and of the first run.
+    `command` is the complete recorded command: the words that start the recording, then the user's command.
+    `on_first_run` is called once, with the seconds of the first checkout and build, and the seconds of the first run.
     """
 
     def __init__(
@@ -49,10 +52,10 @@ class CommitRuns:
         self._numbers: Counter[str] = Counter()
 
     def rounds(self, sides: Sequence[str], number: int) -> list[list[Run]]:
-        """Return `number` rounds with a run of each commit in `sides`. Rounds that are kept are not made again.
+        """Return `number` rounds. A round has a run of each commit in `sides`. Stored rounds are not made again.
 
         Every other round has the opposite order. Raises BrokenCommitError if a commit does not run, and OverdueError
-        if the time is over.
+        if the time limit is reached.
         """
         from cbtop.feeds.run_file import read_runs, write_runs
 
@@ -76,15 +79,15 @@ class CommitRuns:
 
     @property
     def kept(self) -> int:
-        """The number of runs that are kept."""
+        """The number of stored runs."""
         return sum(len(path.parent.name.split("-")) for path in self._state.glob("*/round-*.json"))
 
     def skip(self, commit: str, why: str) -> None:
-        """Keep the reason why a commit cannot be judged, so that it is not tried again."""
+        """Store the reason why a commit cannot be judged. The commit is then not tried again."""
         (self._state / f"{commit[:SHORT]}.skipped").write_text(why, encoding="utf-8")
 
     def why_skipped(self, commit: str) -> str:
-        """Return the kept reason, or "" if the commit was not skipped."""
+        """Return the stored reason, or "" if the commit was not skipped."""
         path = self._state / f"{commit[:SHORT]}.skipped"
         return path.read_text(encoding="utf-8") if path.exists() else ""
 
@@ -94,7 +97,7 @@ class CommitRuns:
         self._trees.remove(commit)
 
     def _warm_up(self, commit: str) -> None:
-        """Run a commit once in a new worktree. The run is not used, because caches are empty then."""
+        """Run a commit once in a new worktree. This run is not used, because it starts with empty caches."""
         if commit in self._warm:
             return
         begun_s = time.monotonic()
@@ -128,7 +131,7 @@ class CommitRuns:
 
     @contextmanager
     def _log(self, commit: str) -> Iterator[int]:
-        """Yield the file with the output of a commit's build and runs, open for both."""
+        """Yield the descriptor of a commit's log file. It gets the output of the build and of the runs."""
         log = os.open(
             self._state / f"{commit[:SHORT]}.log", os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600
         )
@@ -139,7 +142,7 @@ class CommitRuns:
 
 
 def state_of(folder: Path, asked: dict[str, object], *, restart: bool) -> Path:
-    """Return the folder for the runs of a command line, in `folder`. `restart` removes kept runs."""
+    """Return the folder in `folder` for the runs of this command line. `restart` removes the stored runs."""
     text = json.dumps(asked, indent=2)
     found = folder / sha256(text.encode()).hexdigest()[:ID_CHARS]
     if restart and found.exists():

@@ -1,4 +1,7 @@
-"""Search for the first bad commit: GOOD with itself, BAD with GOOD, commits between them, and the result's parent."""
+"""Search for the first bad commit.
+
+GOOD is compared with itself, BAD with GOOD, then commits between them with GOOD, and the result with its parent.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ GO_ON = "the same command goes on"
 
 
 class Runs(Protocol):
-    """Runs of commits (`CommitRuns`)."""
+    """The interface of `CommitRuns` that a search needs."""
 
     def rounds(self, sides: Sequence[str], number: int) -> list[list[Run]]: ...
     def skip(self, commit: str, why: str) -> None: ...
@@ -43,18 +46,18 @@ class Asked:
     good: str
     bad: str
     thresholds: Sequence[Threshold]
-    rounds: int  # most rounds of runs of a commit
+    rounds: int  # maximum number of runs per commit
     first_parent: bool = False
     anyway: bool = False
 
     @property
     def looks(self) -> list[int]:
-        """The numbers of rounds after which a commit is judged."""
+        """Numbers of rounds. A commit is judged after each of these numbers."""
         return sorted({MIN_LEARNED, self.rounds})
 
 
 class Search:
-    """A search in `repository`. `say` gets a line of progress for each commit."""
+    """A search in `repository`. It calls `say` with a line of progress for each commit."""
 
     def __init__(self, repository: Repository, runs: Runs, asked: Asked, say: Callable[[str], None]) -> None:
         self._repository, self._runs, self._asked, self._say = repository, runs, asked, say
@@ -63,7 +66,7 @@ class Search:
         self._unclear: set[str] = set()  # commits that could not be judged
         self._wanted: Wanted | None = None
         self._results: list[CommitResult] = []
-        self._assessments: dict[str, Assessment] = {}  # of bad commits, compared with GOOD
+        self._assessments: dict[str, Assessment] = {}  # comparisons of bad commits with GOOD
         self._between = self._candidates()
 
     def run(self, state: str) -> BisectResult:
@@ -98,7 +101,10 @@ class Search:
         )
 
     def _candidates(self, *, is_halved: bool = False) -> list[str]:
-        """Return the commits that may be the first bad one. `is_halved`: the one to measure next comes first."""
+        """Return the commits that may be the first bad one.
+
+        With `is_halved`, the next commit to measure comes first, as in `git rev-list --bisect-all`.
+        """
         first_parent = self._asked.first_parent
         return self._repository.between(self._goods, self._bad, first_parent=first_parent, is_halved=is_halved)
 
@@ -106,7 +112,10 @@ class Search:
         return assess(bases, news, self._asked.thresholds, anyway=self._asked.anyway)
 
     def _compare_ends(self) -> tuple[End, str] | None:
-        """Compare GOOD with itself and BAD with GOOD. Returns the end if there is nothing to search for."""
+        """Compare GOOD with itself, and BAD with GOOD.
+
+        Return the outcome if there is nothing to search for, otherwise None.
+        """
         good, bad = self._asked.good, self._asked.bad
         for number in self._asked.looks:
             firsts, news, seconds = zip(*self._runs.rounds([good, bad, good], number), strict=True)
@@ -127,7 +136,7 @@ class Search:
         return None
 
     def _narrow(self) -> tuple[End, str]:
-        """Measure commits until the first bad one is known, and compare it with its parent."""
+        """Measure commits until the first bad one is known, then compare it with its parent. Return the outcome."""
         while True:
             left = [one for one in self._candidates(is_halved=True) if one != self._bad]
             commit = next((one for one in left if one not in self._unclear), None)
@@ -156,13 +165,13 @@ class Search:
         return self._confirm()
 
     def _measure(self, base: str, commit: str) -> CommitVerdict:
-        """Return the verdict on a commit."""
+        """Measure `commit` in turns with `base`, and return whether it is bad."""
         assert self._wanted is not None
         for number in self._asked.looks:
             bases, news = zip(*self._runs.rounds([base, commit], number), strict=True)
             try:
                 assessment = self._assess(bases, news)
-            except UsageError as error:  # a threshold names a brick that only other commits have
+            except UsageError as error:  # a threshold names a brick that this commit does not have
                 raise BrokenCommitError(commit, str(error)) from error
             verdict = verdict_of(assessment, self._wanted, is_last=number == self._asked.rounds)
             if verdict is not CommitVerdict.UNCLEAR:
@@ -171,7 +180,10 @@ class Search:
         return verdict
 
     def _confirm(self) -> tuple[End, str]:
-        """Compare the first bad commit with its parent, because small changes of several commits may add up."""
+        """Compare the first bad commit with its parent.
+
+        Small changes of several commits may add up without a bad commit.
+        """
         parent = self._repository.parent(self._bad)
         if parent is None or parent == self._asked.good:
             return End.FOUND, ""

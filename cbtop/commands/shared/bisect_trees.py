@@ -1,13 +1,14 @@
-"""The repository of `cbtop bisect`, and a temporary worktree for each commit."""
+"""Find the commits for `cbtop bisect`, and make a temporary worktree for each commit."""
 
 # Rules
-# - The user's checkout, index and branches are never touched. Worktrees are detached, in a temporary folder, and made
+# - The user's checkout, index and branches are never changed. Worktrees are detached, in a temporary folder, and made
 #   without hooks.
-# - A folder that a killed process has left is removed by the next one. Only folders that this program has made are
-#   removed: they are listed in the state folder, and contain a marker file with their listed identifier.
-# - git and all commands run without the variables by which git names a repository, which a hook sets.
-# - Each worktree comes first on PYTHONPATH, so that an editable install elsewhere is not measured instead.
-# - With a build command, each worktree has a virtual environment of its own, so that `pip install` changes no other.
+# - A bisection removes the temporary folders of killed bisections. It removes only its own: they are listed in the
+#   state folder, and contain a marker file with the listed identifier.
+# - A git hook sets variables such as GIT_DIR. They are removed from the environment of git and of all commands.
+# - Each worktree is the first entry of PYTHONPATH. Otherwise an editable install elsewhere might be measured.
+# - With a build command, each worktree has its own virtual environment, because `pip install` would change a shared
+#   one.
 
 from __future__ import annotations
 
@@ -34,11 +35,12 @@ from cbtop.errors import CbtopError, UsageError
 from cbtop.reports.bisect import SHORT, Commit
 from cbtop.tuning.measuring import InterruptedTurnError
 
-STATE = "cbtop-bisect"  # folder in the git directory
-PREFIX = "cbtop-bisect-"  # of temporary folders
-MARKER = ".cbtop-bisect"  # file in a temporary folder, with its identifier
-FOLDERS = "folders.json"  # in `STATE`: the identifier of each temporary folder
-LAST_PATH_FILE = "zz-of-the-user.pth"  # Python reads such files in this order, so a build's own come first
+STATE = "cbtop-bisect"  # name of our folder in the git directory
+PREFIX = "cbtop-bisect-"  # prefix of the names of temporary folders
+MARKER = ".cbtop-bisect"  # name of a file in each temporary folder; it contains the folder's identifier
+FOLDERS = "folders.json"  # name of a file in `STATE`; it maps temporary folders to their identifiers
+# Python reads .pth files in the order of their names. This name is read after the .pth files of a build.
+LAST_PATH_FILE = "zz-of-the-user.pth"
 SHOWN_ERROR = 200
 
 
@@ -54,9 +56,9 @@ class BrokenCommitError(CbtopError):
 class Repository:
     """The repository that contains the current directory."""
 
-    root: Path  # of the checkout
+    root: Path  # root directory of the checkout
     below: str  # the current directory, relative to `root`
-    state: Path  # folder for measured runs
+    state: Path  # folder for the measured runs
 
     @staticmethod
     def here() -> Repository:
@@ -68,7 +70,7 @@ class Repository:
         return Repository(Path(os.fsdecode(root)), below, Path(os.fsdecode(common)) / STATE)
 
     def ends(self, good: str, bad: str) -> tuple[str, str]:
-        """Return the commits of both revisions. Raises UsageError if GOOD is not an ancestor of BAD."""
+        """Return the commits that GOOD and BAD name. Raises UsageError if GOOD is not an ancestor of BAD."""
         first, last = commit_of(good, self.root), commit_of(bad, self.root)
         if first == last:
             raise UsageError(f"GOOD and BAD are the same commit, {first[:SHORT]}")
@@ -78,7 +80,7 @@ class Repository:
             try:
                 base = git("merge-base", first, last, at=self.root).decode().strip()
                 way_out = f"bisect from their merge base: cbtop bisect {base[:SHORT]} {bad}"
-            except UsageError:  # git fails without a word
+            except UsageError:  # git fails without a message if the commits have no common ancestor
                 way_out = "they have no commit in common"
             raise UsageError(f"GOOD ({good}) is not an ancestor of BAD ({bad}); {way_out}")
         return first, last
@@ -89,17 +91,17 @@ class Repository:
     def between(self, goods: Sequence[str], bad: str, *, first_parent: bool, is_halved: bool = False) -> list[str]:
         """Return `bad` and its ancestors that are not ancestors of `goods`, the newest first.
 
-        `is_halved`: the commit that halves them comes first, as in `git bisect`.
+        With `is_halved`, the commit that halves the list comes first, as in `git rev-list --bisect-all`.
         """
         only = ["--first-parent"] * first_parent + ["--bisect-all"] * is_halved
         lines = git("rev-list", *only, bad, "--not", *goods, at=self.root).decode().splitlines()
         return [line.split()[0] for line in lines]
 
     def commits(self, names: Sequence[str]) -> tuple[Commit, ...]:
-        """Return the commits with their words, in the same order."""
+        """Return the commits with subject, author and date, in the order of `names`."""
         words = ["log", "--no-walk=unsorted", "--stdin", "--format=%H%x00%s%x00%an%x00%aI"]
         text = git(*words, at=self.root, text="".join(f"{name}\n" for name in names)).decode(errors="replace")
-        # git prints each commit once
+        # git prints a repeated commit only once
         known = {found.name: found for line in text.split("\n") if line for found in [Commit(*line.split("\0"))]}
         return tuple(known[name] for name in names)
 
@@ -111,7 +113,9 @@ class Repository:
 
 @contextmanager
 def locked(repository: Repository) -> Iterator[None]:
-    """Hold the lock of the repository's bisections, so that no two of them disturb each other's measurements."""
+    """Hold the lock on the bisections of a repository, because two of them at once would disturb each other's
+    measurements.
+    """
     repository.state.mkdir(parents=True, exist_ok=True)
     lock = os.open(repository.state, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -126,7 +130,7 @@ def locked(repository: Repository) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """A worktree: the directory and the additional environment for its commands."""
+    """A worktree of a commit: its directory, and variables to add to the environment of its commands."""
 
     directory: Path
     environment: dict[str, str]
@@ -142,9 +146,9 @@ class Trees:
         self._trees: dict[str, Tree] = {}
 
     def at(self, commit: str, log: int) -> Tree:
-        """Return the worktree of a commit, which is made and built if necessary. Output goes to the file `log`.
+        """Return the worktree of a commit, which is made and built if necessary. Output goes to the descriptor `log`.
 
-        Raises BrokenCommitError if that fails, and OverdueError if the time is over.
+        Raises BrokenCommitError if that fails, and OverdueError if the time limit is reached.
         """
         if commit not in self._trees:
             at = self._folder / commit[:SHORT]
@@ -171,7 +175,7 @@ class Trees:
         self._remove(self._folder / commit[:SHORT])
 
     def close(self) -> None:
-        """Remove all worktrees. A first Ctrl-C waits until they are gone."""
+        """Remove all worktrees. A first Ctrl-C does not interrupt this."""
         with noted_interrupt():
             self._remove_folder(self._folder)
             self._write_folders({})
@@ -192,7 +196,10 @@ class Trees:
         return found | {"VIRTUAL_ENV": str(at), "PATH": os.pathsep.join(path)}
 
     def _is_of_packages(self, path: str) -> bool:
-        """Whether a folder of `sys.path` has packages, and is not the user's checkout or Python's own library."""
+        """Return whether a folder of `sys.path` has installed packages.
+
+        It has none if it is the user's checkout or Python's own library.
+        """
         if "site-packages" in path or "dist-packages" in path:
             return True
         is_own = Path(path).is_relative_to(self._repository.root) or Path(path).is_relative_to(sys.base_prefix)
@@ -219,14 +226,14 @@ class Trees:
         root = at / "tree"
         try:
             self._remove_worktree(root)
-        except UsageError:  # git refuses to remove half a worktree, but not one whose files are gone
+        except UsageError:  # git refuses to remove a worktree with missing files, except if all files are missing
             shutil.rmtree(root, ignore_errors=True)
             self._remove_worktree(root)
         shutil.rmtree(at, ignore_errors=True)
 
     def _remove_worktree(self, root: Path) -> None:
         if str(root) in self._known():
-            # twice: also if an interrupted `git worktree add` has left it locked
+            # --force twice, because an interrupted `git worktree add` may have left the worktree locked
             git("worktree", "remove", "--force", "--force", str(root), at=self._repository.root)
 
     def _known(self) -> list[str]:
@@ -234,8 +241,8 @@ class Trees:
         return [line.partition(" ")[2] for line in lines if line.startswith("worktree ")]
 
     def _made_folder(self) -> Path:
-        """Make a temporary folder that `_remove_left` will know."""
-        folder = Path(tempfile.mkdtemp(prefix=PREFIX)).resolve()  # as git writes paths
+        """Make a temporary folder and list it, so that `_remove_left` finds it."""
+        folder = Path(tempfile.mkdtemp(prefix=PREFIX)).resolve()  # git writes paths without symbolic links
         identifier = secrets.token_hex(16)
         (folder / MARKER).write_text(identifier, encoding="utf-8")
         self._write_folders({str(folder): identifier})
@@ -245,7 +252,7 @@ class Trees:
         """Remove the folder of a bisection that was killed. The lock of the repository must be held."""
         for name, identifier in self._folders().items():
             folder = Path(name)
-            if not folder.exists():  # whoever removed it has left git's record of its worktrees
+            if not folder.exists():  # The folder was removed without git, so git still lists its worktrees.
                 for known in self._known():
                     if Path(known).is_relative_to(folder):
                         self._remove_worktree(Path(known))
@@ -263,7 +270,7 @@ class Trees:
         file = self._repository.state / FOLDERS
         try:
             found = json.loads(file.read_text(encoding="utf-8"))
-        except (FileNotFoundError, ValueError):  # not yet written, or half written by a process that was killed
+        except (FileNotFoundError, ValueError):  # not written yet, or only in part by a killed process
             return {}
         return {name: identifier for name, identifier in found.items() if isinstance(identifier, str)}
 
@@ -273,7 +280,10 @@ class Trees:
 
 
 def _is_marked(folder: Path, identifier: str) -> bool:
-    """Whether a folder contains the marker with this identifier, and the path to it contains no link."""
+    """Whether a folder contains the marker with this identifier.
+
+    The path to the marker must not contain a symbolic link.
+    """
     marker = folder / MARKER
     try:
         return marker.resolve() == marker and marker.read_text(encoding="utf-8") == identifier
@@ -282,9 +292,9 @@ def _is_marked(folder: Path, identifier: str) -> bool:
 
 
 def last_line(log: int, begins: int) -> str:
-    """Return `: ` and the last line of a log after the byte `begins`, or "" without output.
+    """Return ": " and the last line of a log after the byte `begins`, or "" without output.
 
-    Lines of cbtop count only if there is no other line.
+    A line of cbtop itself is returned only if the log has no other lines.
     """
     text = os.pread(log, os.lseek(log, 0, os.SEEK_END) - begins, begins).decode(errors="replace")
     every = text.strip().splitlines()

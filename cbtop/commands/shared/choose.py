@@ -35,7 +35,7 @@ def add_merge_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def judge_as_asked(feed: Views, options: argparse.Namespace) -> None:
-    """Apply the options about verdicts and the baseline to the feed. Raises UsageError for an invalid baseline."""
+    """Apply the options about verdicts and the baseline to `feed`. Raises UsageError for an invalid baseline."""
     feed.silenced = options.silence
     if options.baseline is None:
         return
@@ -53,7 +53,10 @@ def judge_as_asked(feed: Views, options: argparse.Namespace) -> None:
 
 
 def as_asked(feed: Views, keys: Iterable[str], options: argparse.Namespace, *, window: bool) -> list[SourceView]:
-    """Return the views of the sources `keys`, over the window or since the start, merged if the options say so."""
+    """Return the views of the sources `keys`, merged if the options say so.
+
+    With `window`, the figures are over the recent window, otherwise since the start.
+    """
     found: dict[str, SourceView] = {}
     for key in keys:
         if options.merge is None:

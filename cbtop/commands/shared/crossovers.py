@@ -1,4 +1,7 @@
-"""Apply the crossovers measured by `cbtop calibrate` before a decoder starts, and format them as text."""
+"""Apply the stored crossovers before a decoder starts, and format crossovers as text.
+
+A crossover is the size of work at which another method becomes the faster one. `cbtop calibrate` measures it.
+"""
 
 from __future__ import annotations
 
@@ -36,14 +39,14 @@ WAYS = {
     "gpu_layer_bytes": ON_GPU,
     "gpu_prompt_bytes": ON_GPU,
 }
-ON_THREADS = "one thread", "threads"  # the two methods behind each crossover that is not in WAYS
+ON_THREADS = "one thread", "threads"  # The methods below and above a crossover without an entry in WAYS.
 
 
 def use_kept_crossovers() -> str:
-    """Use the crossovers measured on this machine, or else the defaults. Returns a line with the values, or with the
-    reason why stored values cannot be used.
+    """Use the crossovers measured on this machine, or else the defaults.
 
-    The line is empty if no crossover was stored or measured.
+    Returns a line with the values, or with the reason why stored values cannot be used. The line is empty if no
+    crossover was stored or measured.
     """
     from cbtop.compute.backends import available_threads  # imported here, because it loads Numba
 

@@ -13,8 +13,8 @@ from cbtop.errors import UsageError
 def git(*arguments: str, at: Path | None = None, of: str = "", text: str = "") -> bytes:
     """Run git in the directory `at` (default: the current one) with the input `text`, and return its output.
 
-    git finds the repository by that directory alone. Raises UsageError if git fails.
-    `of` is the revision that the arguments name.
+    git finds the repository only by that directory, and not by variables. `of` is the revision in the arguments, for
+    the error text. Raises UsageError if git fails.
     """
     done = _run(arguments, outside_environment(), at, text)
     if done.returncode:
@@ -31,14 +31,14 @@ def commit_of(revision: str, at: Path | None = None) -> str:
 
 
 def outside_environment() -> dict[str, str]:
-    """Return the environment without `local_variables`. In a hook, these name the user's, wherever git runs."""
+    """Return the environment without `local_variables`. A git hook sets them to the user's repository."""
     local = local_variables()
     return {name: value for name, value in os.environ.items() if name not in local}
 
 
 @cache
 def local_variables() -> frozenset[str]:
-    """Return the names of the variables by which git names a repository, its index and its settings."""
+    """Return the names of the variables that tell git its repository, index and settings."""
     return frozenset(_run(("rev-parse", "--local-env-vars"), None).stdout.decode().split())
 
 
@@ -46,7 +46,7 @@ def _run(
     arguments: tuple[str, ...], environment: dict[str, str] | None, at: Path | None = None, text: str = ""
 ) -> subprocess.CompletedProcess[bytes]:
     try:
-        # in a session of its own, so that Ctrl-C in a terminal does not end git half way
+        # git gets a session of its own, because Ctrl-C in a terminal must not end it half way.
         return subprocess.run(
             ("git", *arguments), capture_output=True, check=False, cwd=at, input=text.encode(), env=environment,
             start_new_session=True,

@@ -1,6 +1,6 @@
-"""Handle Ctrl-C between two polls. An exception inside a poll could be lost, or could leave the poll half done."""
+"""Handle Ctrl-C between two polls. As an exception inside a poll, it could be lost or interrupt the poll half way."""
 
-# Python prints and drops exceptions in destructors and weak reference callbacks, including KeyboardInterrupt.
+# Python prints and then drops any exception in a destructor or weak reference callback, also KeyboardInterrupt.
 
 from __future__ import annotations
 

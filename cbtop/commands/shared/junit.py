@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from xml.etree import ElementTree as ET
 
-# A test case: its class, its name, lines about a failure (empty if it passed), the reason if it was skipped, and what
-# a passed test reports.
+# A test case: (class, name, lines about the failure, reason for skipping, output).
+#
+# The lines are empty if the test passed.
 Case = tuple[str, str, Sequence[str], str, str]
 
 

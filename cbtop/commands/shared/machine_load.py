@@ -10,18 +10,20 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 PROC_STAT = "/proc/stat"
-# Seconds by which the kernel's counts may be wrong: the minimum, and the error per processor. A processor's count is
-# in ticks of 10 ms and may be wrong by one tick. Over many processors, most errors cancel out.
+# Possible error of the kernel's counts in seconds: the minimum for all processors, and the error per processor. The
+# count of a processor is in ticks of 10 ms and may be wrong by one tick. Over many processors, most errors cancel
+# out.
 TICKS_S, TICKS_S_OF_EACH = 0.03, 0.004
-QUIET_PROCESSORS = 0.1  # number of processors that other processes may use on a quiet machine
-# Large machines have more services, so this share of all processors is allowed if it is more than QUIET_PROCESSORS.
+QUIET_PROCESSORS = 0.1  # maximum number of processors used by other processes on a quiet machine
+# share of all processors; if it is more than QUIET_PROCESSORS, it is the limit, because large machines run more
+# services
 QUIET_SHARE = 0.01
 
 
 class MachineLoad:
     """The processor time that other processes have used since this object was made.
 
-    `own_s` returns the processor time of the measurement itself. This time is subtracted.
+    `own_s` returns the processor time of the measurement itself, which is subtracted.
     """
 
     def __init__(
@@ -41,8 +43,10 @@ class MachineLoad:
         return None if now_s is None or self._before_s is None else max(now_s - self._before_s, 0.0)
 
     def is_quiet(self) -> bool:
-        """Return whether other processes used too little time to disturb a measurement. False if that is not
-        known."""
+        """Return whether other processes used too little time to disturb a measurement.
+
+        Returns False if their time is not known.
+        """
         others_s = self.others_s()
         processors = os.cpu_count() or 1
         unsure_s = max(TICKS_S, TICKS_S_OF_EACH * processors)

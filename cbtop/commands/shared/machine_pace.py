@@ -1,6 +1,6 @@
-"""Measure the machine's current pace: the time of constant work while cbtop does nothing else.
+"""Measure the machine's current pace. It is the time of constant work while cbtop does nothing else.
 
-A virtual machine shares its processors' caches, clock and memory with other machines that it cannot see.
+The pace of a virtual machine changes, because other machines use the same caches, clock and memory.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ MEMORY_BYTES = 64 << 20
 
 
 def machine_pace() -> Pace:
-    """Return the processor time of arithmetic on arrays in a cache, and of reading arrays that only fit in memory."""
+    """Return the processor time of two tasks: arithmetic on arrays in a cache, and reading arrays larger than the
+    caches.
+    """
     small = np.ones(CACHE_BYTES // 4, np.float32)
     out, large = np.empty_like(small), np.ones(MEMORY_BYTES // 4, np.float32)
     cache_us, memory_us = [], []

@@ -1,10 +1,10 @@
-"""Measure the roofs that a run lacks, once, as soon as the machine is quiet.
+"""Measure the roofs that are unknown in a run, once, as soon as the machine is quiet.
 
 Rules
 - The command has priority. Nothing is measured in its processes or on a GPU. Nothing is measured while a processor
   that the measurement needs is in use.
-- A measurement yields to all other processes, and ends as soon as another process begins to work. Then nothing is
-  stored.
+- A measurement yields to all other processes. It ends as soon as another process begins to work, and then stores
+  nothing.
 - CI machines are not measured, because the next job begins at once and no viewer shows the roofs.
 """
 
@@ -23,23 +23,24 @@ from cbtop.protocol.errors import DecodeError, RoofsError
 from cbtop.protocol.messages import Ceiling, Manifest
 from cbtop.protocol.roofs import DeviceRoofs, cpu_name, known_roofs, roofs_of_cpu, way_out_on_cpu
 
-QUIET_S = 0.9  # the machine's load is judged over at least this many seconds
-AFTER_S = 8.0  # seconds to wait for a quiet second after the command has ended
-LOOK_S = 0.1  # time between two looks after the command has ended
+QUIET_S = 0.9  # minimum number of seconds over which the machine's load is judged
+AFTER_S = 8.0  # maximum number of seconds to wait for a quiet second after the command has ended
+LOOK_S = 0.1  # seconds between two looks after the command has ended
 MAX_ATTEMPTS = 3
-MAX_READ = 8  # announcements are read from at most this many processes
+MAX_READ = 8  # maximum number of processes to read announcements from
 BETTER = "`cbtop calibrate` measures longer"
 
 
 class MissingRoofs:
-    """The roofs that the processes of a run lack. The rings of the processes are in `directory`."""
+    """The roofs that the processes of a run do not know. The rings of the processes are in `directory`."""
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
-        self._asked: set[int] = set()  # ids of processes that need not be read again
-        # reader and messages of each ring
+        # ids of processes that need not be read again: their model is known, or their file is damaged
+        self._asked: set[int] = set()
+        # for each ring: its reader, and the messages read until now
         self._catalogs: dict[Path, tuple[CatalogReader, list[Manifest | Ceiling]]] = {}
-        self._threads: int | None = None  # number of threads without roofs
+        self._threads: int | None = None  # number of threads for the measurement, or None if no roofs are missing
         self._load: MachineLoad | None = None
         self._running: ShortMeasurement | None = None
         self._measured: DeviceRoofs | None = None
@@ -50,7 +51,7 @@ class MissingRoofs:
         return self._measured is not None or self._attempts >= MAX_ATTEMPTS
 
     def look(self, pids: Iterable[int]) -> None:
-        """Start a measurement if roofs are missing and the time since the last look was quiet. Does not wait."""
+        """Start a measurement if roofs are missing and the machine was quiet since the last call. Does not wait."""
         if self._running is not None:
             self._look_at_running(self._running)
         elif not self._is_over:
@@ -68,7 +69,7 @@ class MissingRoofs:
         return f"roofs of {threads} are not known: measured next if the machine is quiet; {BETTER}"
 
     def measure_after(self) -> None:
-        """Wait for a quiet second after the end of the command, and measure in the next second."""
+        """After the end of the command, wait for a quiet second. Then start the measurement and wait for it."""
         self._load, end_s = None, time.monotonic() + AFTER_S
         while self._running is not None or (
             self._threads is not None and not self._is_over and time.monotonic() < end_s
@@ -87,7 +88,7 @@ class MissingRoofs:
 
     def _begin(self, threads: int) -> None:
         try:
-            if roofs_of_cpu(known_roofs(), threads) is not None:  # another run has measured the roofs
+            if roofs_of_cpu(known_roofs(), threads) is not None:  # another run has measured the roofs meanwhile
                 self._attempts = MAX_ATTEMPTS
             else:
                 self._running = ShortMeasurement(threads)
@@ -130,7 +131,7 @@ class MissingRoofs:
 
 
 def missing_threads(said: Iterable[Manifest | Ceiling]) -> int | None:
-    """If a process has announced that it knows no roofs, return its number of threads, otherwise None."""
+    """Return the number of threads of a process that has announced that its roofs are unknown. Otherwise None."""
     manifest, roofs = None, {}
     for message in said:
         match message:
@@ -143,6 +144,9 @@ def missing_threads(said: Iterable[Manifest | Ceiling]) -> int | None:
 
 
 def _is_wanted() -> bool:
-    """Return whether roofs may be measured without a request: not in CI, and only on a processor with a name."""
+    """Return whether roofs may be measured although the user did not ask for it.
+
+    They are not measured in CI, and not on a processor without a model name.
+    """
     in_ci = os.environ.get("CI", "").lower() not in ("", "0", "false")
     return not in_ci and hasattr(os, "sched_getaffinity") and bool(cpu_name())

@@ -8,7 +8,10 @@ from difflib import get_close_matches
 
 
 def one_of(what: str, names: Iterable[str]) -> Callable[[str], str]:
-    """Return an argparse type for a value that is one of `names`. `what` is the kind of the value in messages."""
+    """Return an argparse type for a value that is one of `names`.
+
+    `what` is the noun for such a value in error messages.
+    """
     known = tuple(names)
 
     def name(text: str) -> str:

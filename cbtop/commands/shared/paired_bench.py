@@ -1,4 +1,4 @@
-"""`cbtop bench --paired`: run two sides in turns, and print how many times as fast B is as A."""
+"""`cbtop bench --paired`: run two sides A and B in turns. Print how many times as fast B is as A."""
 
 from __future__ import annotations
 
@@ -45,8 +45,10 @@ INTERRUPTED = 130
 
 @dataclass(frozen=True, slots=True)
 class ComparisonOutcome:
-    """The result of a comparison. `sides` are the texts of both sides. `model` is "" for commands. `rounds` is the
-    number of rounds that was requested."""
+    """The result of a comparison.
+
+    `sides` are the texts of both sides. `model` is "" for commands. `rounds` is the requested number of rounds.
+    """
 
     kind: str
     sides: tuple[str, str]
@@ -60,7 +62,7 @@ class ComparisonOutcome:
 
 
 class _Measured:
-    """The completed rounds. They remain if the measurement is interrupted."""
+    """The completed rounds. They remain available if the measurement is interrupted."""
 
     def __init__(self, line: ProgressLine, rounds: int) -> None:
         self.rounds: list[Round] = []
@@ -68,8 +70,10 @@ class _Measured:
         self._wanted = rounds
 
     def measure(self, pairs: Sequence[tuple[Turn, Turn]], should_stop: Callable[[], bool]) -> None:
-        """Warm up both sides, then measure them until `should_stop` returns true or Ctrl-C is pressed a second
-        time."""
+        """Warm up both sides, then measure them until `should_stop` returns true.
+
+        A second Ctrl-C also ends the measurement.
+        """
         try:
             for turns in pairs:
                 for name, turn in zip(SIDES, turns, strict=True):
@@ -80,7 +84,7 @@ class _Measured:
                 if should_stop():
                     return
         except (InterruptedTurnError, KeyboardInterrupt):
-            pass  # the unfinished round does not count
+            pass  # the interrupted round does not count
 
     def _show(self, number: int, side: int) -> None:
         done = (number + side / 2) / self._wanted
@@ -88,8 +92,7 @@ class _Measured:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure the sides of `options.paired` and print the outcome. Returns 130 if Ctrl-C ended the measurement
-    early."""
+    """Measure the sides of `options.paired` and print the outcome. Returns 130 if Ctrl-C ended the measurement."""
     sides: Sequence[Side] = options.paired
     if sides[0].kind != sides[1].kind:
         raise UsageError(f"--paired: A is {sides[0].kind}:, B is {sides[1].kind}:; both are to be of one kind")
@@ -169,9 +172,9 @@ def _processes(
 
 
 def _arguments(options: argparse.Namespace, line: ProgressLine) -> list[str]:
-    """Return the arguments of `cbtop bench` for running a git revision.
+    """Return the arguments of `cbtop bench` for a git revision.
 
-    An older revision may not know all options. Options with their default value are therefore left out.
+    Options with their default value are left out, because an older revision may not know them.
     """
     from cbtop.compute.demo_model import demo_model
 
@@ -216,8 +219,10 @@ def _outcome(
 
 
 def _fields(outcome: ComparisonOutcome, pair: PairedTest) -> dict[str, Any]:
-    """Return the fields of a pair of tests, for both sides. Where llama-bench has the same field, the key is the
-    same."""
+    """Return the fields of a pair of tests, for both sides.
+
+    A field that llama-bench also has gets the key of llama-bench.
+    """
     low, high = pair.interval or (None, None)
     found: dict[str, Any] = {
         "kind": outcome.kind,
@@ -247,8 +252,9 @@ def _markdown(outcome: ComparisonOutcome) -> str:
         sides = [_figure(pair, side) for side in (0, 1)]
         rows.append((pair.name, *sides, "t/s" if pair.tokens else "s", f"{pair.ratio:.3f}", interval, pair.verdict))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    left = (0, 3, 6)  # indices of the columns with text
-    lines = [f"A: {outcome.sides[0]}  ", f"B: {outcome.sides[1]}", ""]  # two spaces end a line in Markdown
+    left = (0, 3, 6)  # indices of the left-aligned columns
+    # two spaces at the end of a line make a line break in Markdown
+    lines = [f"A: {outcome.sides[0]}  ", f"B: {outcome.sides[1]}", ""]
     for number, row in enumerate(rows):
         cells = [
             cell.ljust(width) if at in left else cell.rjust(width)

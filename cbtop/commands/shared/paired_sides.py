@@ -1,7 +1,7 @@
-"""The two sides of `cbtop bench --paired`: settings, git revisions or commands, and how each kind is run."""
+"""The two sides of `cbtop bench --paired`. A side is a setting, a git revision or a command."""
 
-# Settings run in this process, so that nothing else differs. Revisions and commands run in a new process for each
-# turn. Their output goes to files, because a full pipe would block them.
+# Two settings are measured in this process, so that nothing else differs. A revision or command runs in a new process
+# for each turn. Its output goes to a file, because a full pipe would block it.
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ A and B are two of one kind, which the word before the colon says:
   run:COMMAND    a line for the shell. What prints the JSON of cbtop bench or llama-bench has its tests compared by
                  tokens/s; of any other, the time from start to exit is\
 """
-WHOLE = "whole"  # name of the test of a command that does not count tokens
+WHOLE = "whole"  # name of the test if a command does not report tests
 POLL_MS = 100
 SHOWN_ERROR = 200
 ShouldStop = Callable[[], bool]
@@ -48,7 +48,7 @@ ShouldStop = Callable[[], bool]
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One of the sides A and B: its kind, and the text after the colon."""
+    """One of the sides A and B: its kind, and the text after the colon on the command line."""
 
     kind: str
     what: str
@@ -72,7 +72,7 @@ class _SettingParser(argparse.ArgumentParser):
 
 
 def setting(text: str, otherwise: Setting) -> Setting:
-    """Return the setting `otherwise`, changed by the options in `text`. Raises UsageError for invalid options."""
+    """Return the setting `otherwise` with the options in `text` applied. Raises UsageError for invalid options."""
     parser = _SettingParser(add_help=False, allow_abbrev=False, prog="--paired")
     parser.add_argument("-t", "--threads", type=count)
     parser.add_argument("--exact", action="store_true")
@@ -93,7 +93,7 @@ def setting(text: str, otherwise: Setting) -> Setting:
 def turns_of_settings(
     bench: Bench, settings: Sequence[Setting], tests: Sequence[Test], should_stop: ShouldStop
 ) -> list[tuple[Turn, Turn]]:
-    """Return a pair of turns for each test. The turns are short, so that the machine changes little between them."""
+    """Return a pair of turns for each test. The turns are short, because the machine's speed changes with time."""
 
     def turn(of: Setting, test: Test) -> Turn:
         return lambda: {test.name: bench.took_ns(of, test, should_stop)}
@@ -112,9 +112,9 @@ class Process:
     environment: Mapping[str, str] | None = None
 
     def turn(self, should_stop: ShouldStop) -> dict[str, tuple[int | None, int]]:
-        """Run the command. Returns the tokens and the mean time (ns) of one run of each test, by name.
+        """Run the command. Returns (number of tokens, mean time of one run in ns) for each test, by name.
 
-        Raises CbtopError if the command fails, and InterruptedTurnError once `should_stop` returns true.
+        Raises CbtopError if the command fails. Raises InterruptedTurnError once `should_stop` returns true.
         """
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as said:
             took_ns, code = self.run(out.fileno(), said.fileno(), should_stop)
@@ -127,10 +127,10 @@ class Process:
             return tests_in(out.read(), self.title) or {WHOLE: (None, took_ns)}
 
     def run(self, out: int, said: int, should_stop: ShouldStop) -> tuple[int, int]:
-        """Run the command with its output in the files `out` and `said` (stderr). Returns its time (ns) and exit
+        """Run the command. Its stdout goes to the file `out`, its stderr to `said`. Returns its time (ns) and exit
         code.
 
-        Ends it and its descendants, and raises InterruptedTurnError, once `should_stop` returns true.
+        Once `should_stop` returns true, ends the command and its descendants, and raises InterruptedTurnError.
         """
         begun_ns = time.perf_counter_ns()
         process = subprocess.Popen(
@@ -154,10 +154,9 @@ class Process:
 
 
 def tests_in(output: bytes, title: str) -> dict[str, tuple[int | None, int]]:
-    """Return the tests in the JSON of `cbtop bench` or `llama-bench`, in the form of `Process.turn`. Other output
-    gives an empty dictionary.
+    """Return the tests in the JSON of `cbtop bench` or `llama-bench`, in the form of `Process.turn`.
 
-    Raises CbtopError if a test occurs twice.
+    Returns an empty dictionary for other output. Raises CbtopError if a test occurs twice.
     """
     try:
         document = json.loads(output)
@@ -179,9 +178,9 @@ def tests_in(output: bytes, title: str) -> dict[str, tuple[int | None, int]]:
 
 @contextmanager
 def processes(sides: Sequence[Side], arguments: Sequence[str]) -> Iterator[list[Process]]:
-    """Yield the processes of two revisions or commands. `arguments` are passed to `cbtop bench` of a revision.
+    """Yield a list of the processes of both sides. `arguments` are passed to `cbtop bench` of a revision.
 
-    Unpacked revisions are removed afterwards.
+    Unpacked revisions are removed at the end.
     """
     with ExitStack() as stack:
         found = []
@@ -192,8 +191,8 @@ def processes(sides: Sequence[Side], arguments: Sequence[str]) -> Iterator[list[
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="cbtop-paired-")))
             _unpack(one.what, directory / "checkout")
             environment = {key: value for key, value in outside_environment().items() if key != "PYTHONSAFEPATH"}
-            # Numba caches kernels by the path of their source. No later run has this path, so the cache is temporary,
-            # too.
+            # Numba caches kernels by the path of their source. The path of this checkout is never used again, so its
+            # cache is temporary, too.
             environment |= {"PYTHONPATH": str(directory / "checkout"), "NUMBA_CACHE_DIR": str(directory / "kernels")}
             command = (sys.executable, "-m", "cbtop", "bench", *arguments)
             found.append(Process(command, f"{name}, revision {one.what},", directory / "checkout", environment))
@@ -201,8 +200,7 @@ def processes(sides: Sequence[Side], arguments: Sequence[str]) -> Iterator[list[
 
 
 def _unpack(revision: str, directory: Path) -> None:
-    """Unpack a revision of the cbtop checkout that contains this file. Raises UsageError if there is no such
-    checkout."""
+    """Unpack a revision of the cbtop checkout that contains this file. Raises UsageError without such a checkout."""
     root = git("rev-parse", "--show-toplevel").decode().strip()
     packed = git("archive", "--format=tar", commit_of(revision), at=Path(root))
     with tarfile.open(fileobj=io.BytesIO(packed)) as archive:

@@ -1,4 +1,4 @@
-"""End a process that was started in a session of its own, with its descendants."""
+"""End a process and its descendants. The process must have been started in a session of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run a program on a terminal of its own, and store its output."""
+"""Run a program in a pseudo-terminal of its own, and store its output."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from contextlib import suppress
 
 KEPT_LINES = 5000
 MAX_LINE_CHARS = 4096
-# Seconds to wait for output after the program has ended. Another process may still write a summary.
+# Seconds to wait for output after the program has ended, because another process may still write a summary.
 LAST_WORDS_S = 5.0
 _ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[ -/]*[0-~])")
 
 
 class Written:
-    """The newest lines of a text that arrives in pieces. If a line was overwritten, its last content is stored."""
+    """The newest lines of a text that arrives in pieces. For an overwritten line, the last content is stored."""
 
     def __init__(self) -> None:
         self.left_out = 0
@@ -64,9 +64,9 @@ def _plain(line: str) -> str:
 
 
 class Program:
-    """A program in a forked child process. In the child, `is_child` is true, and the child becomes the program.
+    """A program in a forked child process. In the child, `is_child` is true, and the caller must start the program.
 
-    Its stdout and stderr are a terminal without colours. Its stdin is empty.
+    Its stdout and stderr are a pseudo-terminal without colours. Its stdin is empty.
     """
 
     def __init__(self) -> None:
@@ -97,8 +97,10 @@ class Program:
 
     @property
     def exit_code(self) -> int | None:
-        """The exit code, or 128 plus the signal that ended the program, as in a shell. None while the program
-        runs."""
+        """The exit code, or 128 plus the signal number if a signal ended the program, as in a shell.
+
+        None while it runs.
+        """
         return None if self.is_running or self._code is None else self._code if self._code >= 0 else 128 - self._code
 
     def written(self) -> Sequence[str]:
@@ -116,8 +118,10 @@ class Program:
             os.kill(self._pid, number)
 
     def pass_on(self) -> int:
-        """Print the stored lines and all further output until the program has ended. Forward signals to the program,
-        and return its exit code."""
+        """Print the stored lines, and all further output until the program has ended. Return its exit code.
+
+        Signals to this process are forwarded to the program.
+        """
         signal.signal(signal.SIGINT, lambda *_: self.interrupt())
         for number in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, lambda number, _: self.send_signal(number))
@@ -138,7 +142,7 @@ class Program:
         while True:
             try:
                 data = os.read(self._terminal, 1 << 16)
-            except OSError:  # every process has closed the terminal
+            except OSError:  # no process has the pseudo-terminal open any longer
                 return
             if not data:
                 return
@@ -150,6 +154,6 @@ class Program:
 
 
 def _print(data: bytes) -> None:
-    with suppress(OSError):  # our own terminal is gone, but the program continues
+    with suppress(OSError):  # Our own terminal was closed. The program continues.
         while data:
             data = data[os.write(1, data) :]

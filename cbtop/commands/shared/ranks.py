@@ -1,5 +1,7 @@
-"""Run several processes (ranks) that decode one model. All ranks start together, get the same orders, and end
-together."""
+"""Run several processes (ranks) that decode one model.
+
+All ranks start together, compute the same steps, and end together.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,10 @@ from cbtop.protocol.ranks import JOB_VARIABLE, ranks_of
 
 PIPES_VARIABLE = "CBTOP_RANK_PIPES"
 POLL_S = 0.02
-# Seconds to wait for the end of a step, and then of a process. `cbtop demo` waits five seconds for both.
+# Seconds to wait for the end of a step, and again for the end of a process. `cbtop demo` waits five seconds for both.
 STOP_S = 2.0
-ENDING_S = 15.0  # seconds to wait for the other ranks after a rank is done, while a driver frees GPU memory
+# seconds to wait for the other ranks after one has ended, because a driver needs time to free GPU memory
+ENDING_S = 15.0
 SIZE_BYTES = 4
 
 
@@ -31,36 +34,43 @@ def job_of(pid: int) -> str:
 
 
 class FirstRank:
-    """Sends data from the first rank to all other ranks, through pipes made by their parent."""
+    """Sends data from the first rank to all other ranks, through pipes made by their parent process."""
 
     def __init__(self, number: int, count: int, pipes: Sequence[int]) -> None:
-        """Create one end. The first rank has a pipe to each other rank. Every other rank has one pipe, from the first
-        rank."""
+        """Create the end of one rank.
+
+        The first rank has a pipe to each other rank. Every other rank has one pipe, from the first rank.
+        """
         self.number, self.count = number, count
         self._pipes = pipes
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> FirstRank | None:
-        """Return this process's end of the pipes that `run_ranks` has made, or None if this process is not its
-        rank."""
+        """Return this process's end of the pipes that `run_ranks` has made.
+
+        Return None if this process is not one of its ranks.
+        """
         pipes, ranks = environment.get(PIPES_VARIABLE), ranks_of(environment)
         if pipes is None or ranks.rank is None or ranks.world_size is None:
             return None
         return cls(ranks.rank, ranks.world_size, [int(pipe) for pipe in pipes.split(",")])
 
     def said(self, make: Callable[[], bytes]) -> bytes:
-        """Return in every rank the value that `make` returns in the first rank. Raises ComputeError if another rank
-        has ended."""
+        """Call `make` in the first rank only, and return its value in every rank.
+
+        Raises ComputeError if another rank has ended.
+        """
         try:
             if self.number:
                 size = int.from_bytes(self._read(SIZE_BYTES), "big")
                 return self._read(size)
             made = make()
             for pipe in self._pipes:
-                # below PIPE_BUF, so that it is one write
+                # The kernel writes data in one piece if it is shorter than PIPE_BUF, as here.
                 os.write(pipe, len(made).to_bytes(SIZE_BYTES, "big") + made)
         except (BrokenPipeError, EOFError):
-            time.sleep(2 * STOP_S)  # meanwhile our parent, which knows the reason, ends this process
+            # the parent ends this process meanwhile, because only the parent can report the reason
+            time.sleep(2 * STOP_S)
             raise ComputeError("another rank has ended") from None
         return made
 
@@ -78,7 +88,7 @@ def run_ranks(count: int, command: Sequence[str], is_stopped: Callable[[], bool]
     """Run `command` as `count` ranks until they end. The output of the first rank is printed.
 
     Once `is_stopped` returns true, the first rank gets SIGTERM and stops the other ranks. If a rank fails or is
-    killed, all other ranks are ended, and CbtopError is raised with the exit code and last message of the failed
+    killed, all other ranks are ended. Then CbtopError is raised with the exit code and the last message of the failed
     rank.
     """
     with ExitStack() as stack:
@@ -124,7 +134,10 @@ def _started(count: int, command: Sequence[str], said: Sequence[IO[str]]) -> lis
 
 
 def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    """End all ranks that still run. A rank that waits on a device for another rank ignores SIGTERM and is killed."""
+    """End all ranks that still run.
+
+    A rank that waits on a device for another rank ignores SIGTERM, so such a rank is killed.
+    """
     for process in processes:
         process.terminate()
     until_s = time.monotonic() + STOP_S
@@ -137,8 +150,10 @@ def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
 
 
 def _failed(codes: Sequence[int | None]) -> int | None:
-    """Return the rank to blame for the end: the first killed rank, or else the first with an error, or else the first
-    that still runs."""
+    """Return the number of the rank that caused the end.
+
+    A killed rank is most likely, then a rank with an error, then a rank that still runs.
+    """
     for is_it in (lambda code: code is not None and code < 0, bool, lambda code: code is None):
         for number, code in enumerate(codes):
             if is_it(code):

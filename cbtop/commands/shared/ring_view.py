@@ -1,4 +1,4 @@
-"""Make the view of a ring without a daemon."""
+"""Make the view of a process from its ring, without a daemon."""
 
 from __future__ import annotations
 
@@ -11,13 +11,11 @@ from cbtop.viewmodels.verdicts import judged
 
 
 def view_of(source: Source, waiting_percent: float | None = None) -> SourceView | None:
-    """Read `source` to its end. Returns its view with verdicts, or None if the source cannot be read.
+    """Read all records of `source`. Returns its view with verdicts, or None if the source cannot be read.
 
-    `waiting_percent` is the share of its last seconds in which the process waited for a processor, or None if
-    unknown.
-
-    The view shows the same phase as the screen when it opens. If that phase has no step, the view shows the longest
-    phase.
+    `waiting_percent` is the percentage of its last seconds that the process waited for a processor, or None if
+    unknown. The view shows the phase that the screen shows first. If that phase has no step, it shows the phase with
+    the most time.
     """
     source.poll()
     while source.is_behind:

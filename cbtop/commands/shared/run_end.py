@@ -1,7 +1,6 @@
-"""The process next to a run. It prints a summary when the run ends, and measures roofs that the run lacks.
+"""A process that waits for the end of a run. It prints a summary, and measures the roofs that are unknown in the run.
 
-This process is a fork of `cbtop run`. It loads nothing until a step is recorded, because the program may run for
-days.
+This process is a fork of `cbtop run`. The program may run for days, so it loads no module until a step is recorded.
 """
 
 from __future__ import annotations
@@ -13,31 +12,31 @@ import time
 from cbtop.protocol.process import busiest_wait_ns, is_running, process_start, processor_times
 from cbtop.protocol.signals import suppressed
 
-TYPE_CHECKING = False  # see `cbtop.commands.run` for the reason
+TYPE_CHECKING = False  # false at run time, because importing `typing` takes longer than starting Python
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from cbtop.commands.shared.missing_roofs import MissingRoofs
 
 STDERR = 2
-POLL_MS = 250  # time between two checks whether the command runs, on a kernel without pidfd_open
-LOOK_MS = 1000  # time between two looks at the waits of recording processes
-LATEST = 10  # number of stored looks
-MAX_LOOKED_AT = 8  # largest number of observed processes
-LESS_URGENT = 19  # value for nice(2), because the program needs the processors more
+POLL_MS = 250  # ms between two checks whether the command runs, on a kernel without pidfd_open
+LOOK_MS = 1000  # ms between two readings of the processes' waiting times
+LATEST = 10  # number of stored readings per process
+MAX_LOOKED_AT = 8  # maximum number of processes to read waits from
+LESS_URGENT = 19  # niceness of this process, because the program needs the processors more
 MAX_PROCESSES = 4096
 END = b"end"
 
 
 def summarize_at_end(fifo: int, pidfd: int | None, path: str, pid: int, next_command: str) -> None:
-    """Print a summary when process `pid` ends, or announces its end through `fifo`.
+    """Print a summary when process `pid` ends, or when it announces its end through `fifo`.
 
     `pidfd` becomes readable when the process ends. It is None if the kernel has no such descriptor. `path` is the
-    path of the FIFO, and `next_command` is the last line of the summary.
+    path of the FIFO. `next_command` is printed as the last line of the summary.
     """
     _close_all_but({fifo, pidfd})
     try:
-        os.environ["OPENBLAS_NUM_THREADS"] = "1"  # numpy must not start a thread for each processor
+        os.environ["OPENBLAS_NUM_THREADS"] = "1"  # otherwise numpy starts a thread for each processor
         os.nice(LESS_URGENT)
         watched = _Watched(os.path.dirname(path))
         pids = list(_recording_pids(fifo, pidfd, pid, watched))
@@ -50,26 +49,27 @@ def summarize_at_end(fifo: int, pidfd: int | None, path: str, pid: int, next_com
             lines = run_summary(os.path.dirname(path), pid, pids, next_command, watched.waits.percents(), line)
             _write("".join(f"cbtop: {line}\n" for line in lines))
     finally:
-        with suppressed(OSError):  # another run has removed the FIFO, because this run was killed
+        with suppressed(OSError):  # The FIFO does not exist if this run was killed and another run has removed it.
             os.unlink(path)
     if watched.roofs is not None:
-        os.close(fifo)  # the summary is complete, and the command waits until this FIFO is closed
+        os.close(fifo)  # The summary is printed. `cbtop run` waits until this FIFO is closed.
         with open(os.devnull, "r+b", buffering=0) as nothing:
-            # otherwise a reader of the command's stderr would wait until this process ends
+            # Close our stderr. Otherwise a reader of the command's stderr would wait until this process ends.
             os.dup2(nothing.fileno(), STDERR)
         watched.roofs.measure_after()
 
 
 class _Watched:
-    """Watches the recording processes of a run."""
+    """The state of all recording processes of a run, read once a second."""
 
     def __init__(self, directory: str) -> None:
         self.waits = _Waits()
-        self.roofs: MissingRoofs | None = None  # None until the first step is recorded, because loading takes long
+        # None until the first step is recorded, because the module loads slowly
+        self.roofs: MissingRoofs | None = None
         self._directory = directory
 
     def begin(self) -> None:
-        """Load what the end of the run needs. Loading takes half a second, which is too long to wait at the end."""
+        """Load the modules for the summary. They take half a second, too long for the end of the run."""
         if self.roofs is None:
             import cbtop.commands.shared.run_summary  # noqa: F401
             from cbtop.commands.shared.missing_roofs import MissingRoofs
@@ -77,22 +77,25 @@ class _Watched:
             self.roofs = MissingRoofs(self._directory)
 
     def look(self, pids: Iterable[int]) -> None:
-        """Note how long the processes `pids` wait for a processor. Start measuring their roofs if possible."""
+        """Store how long the processes `pids` wait for a processor.
+
+        Start measuring unknown roofs if the machine is quiet.
+        """
         self.waits.look(pids)
         if self.roofs is not None:
             self.roofs.look(pids)
 
 
 class _Waits:
-    """The time that the busiest thread of each recording process waited for a processor, by second."""
+    """For each recording process: how long its busiest thread waited for a processor, in each of the last seconds."""
 
     def __init__(self) -> None:
-        # (time of the last look, processor times of the threads) of each process
+        # for each process: (time of the last reading, processor times of its threads)
         self._times: dict[int, tuple[float, dict[str, tuple[int, int]]]] = {}
         self._percents: dict[int, list[float]] = {}
 
     def look(self, pids: Iterable[int]) -> None:
-        """Store how long each of the first MAX_LOOKED_AT processes waited in the last second."""
+        """Store how long each of the first MAX_LOOKED_AT processes waited since the last call."""
         for pid in list(pids)[:MAX_LOOKED_AT]:
             now_s, times = time.monotonic(), processor_times(pid)
             before_s, before = self._times.get(pid, (now_s, {}))
@@ -106,7 +109,7 @@ class _Waits:
                 del percents[:-LATEST]
 
     def percents(self) -> dict[int, float]:
-        """Return the mean wait of each process in its last seconds, in percent."""
+        """Return the mean wait of each process over its last seconds, in percent of the time."""
         return {pid: sum(of) / len(of) for pid, of in self._percents.items()}
 
 
@@ -121,7 +124,7 @@ def _recording_pids(fifo: int, pidfd: int | None, command_pid: int, watched: _Wa
     while True:
         events = poll.poll(LOOK_MS if seen and timeout is None else timeout)
         watched.look(seen)
-        # By now, the FIFO contains everything that an ended process wrote.
+        # If the process has ended, the FIFO already contains everything that it wrote.
         is_over = any(descriptor != fifo for descriptor, _ in events)
         is_over = is_over or (timeout is not None and not is_running(command_pid, start))
         for line in _lines(fifo):
@@ -146,16 +149,15 @@ def _lines(fifo: int) -> list[bytes]:
 
 
 def _close_all_but(kept: set[int | None]) -> None:
-    """Close all descriptors above stderr except `kept`. If this process kept a pipe open, the pipe's reader would
-    wait."""
+    """Close all descriptors above stderr except `kept`. The reader of an open pipe would wait for this process."""
     for name in os.listdir("/proc/self/fd"):
         if int(name) > STDERR and int(name) not in kept:
-            with suppressed(OSError):  # the descriptor of the directory itself
+            with suppressed(OSError):  # The listed descriptor of /proc/self/fd itself is already closed.
                 os.close(int(name))
 
 
 def _write(text: str) -> None:
-    """Write all of `text` to stderr, which may be closed, full or non-blocking."""
+    """Write all of `text` to stderr. Stderr may be closed, full or non-blocking."""
     data = text.encode(errors="replace")
     with suppressed(OSError):
         while data:

@@ -20,15 +20,16 @@ from cbtop.protocol.vocabulary import NodeKind, is_warm_up
 from cbtop.reports.summary import summary
 from cbtop.viewmodels.source import SourceView
 
-MAX_RECORDS = 1 << 17  # largest number of records to read from a ring; adding them up takes 0.1 s
-# Number of first steps that are left out if a process names no warm-up. They allocate, compile or read from disk.
+MAX_RECORDS = 1 << 17  # maximum number of records to read from a ring; adding them up takes 0.1 s
+# Number of steps at the start that are left out, unless the process marks its own warm-up. They allocate, compile or
+# read from disk.
 WARM_UP_STEPS = 3
-MAX_READ = 16  # largest number of processes; reading one takes 0.1 to 0.2 s
-MIN_STEPS = 10  # with fewer steps, all are counted
+MAX_READ = 16  # maximum number of processes to read; reading one takes 0.1 to 0.2 s
+MIN_STEPS = 10  # minimum number of steps to leave out a warm-up; if there are fewer, all count
 
 
 class SteadySource(Source):
-    """A ring that is read once. It contains the steps after the warm-up, of at most the last ten seconds."""
+    """A ring that is read once. It counts only the steps of the last ten seconds, without the warm-up."""
 
     def _count(self, batch: Batch) -> None:
         if not self._totals.received and len(batch.node):
@@ -37,8 +38,10 @@ class SteadySource(Source):
         super()._count(batch)
 
     def _first_steady(self, batch: Batch) -> int:
-        """Return the index of the first record to count. It is directly after the end of a step, so that no step is
-        cut."""
+        """Return the index of the first record to count.
+
+        It directly follows the end of a step, so only whole steps are counted.
+        """
         steps = [node.id for node in self.nodes.children[None] if node.kind is NodeKind.STEP]
         is_end = np.isin(batch.node, steps) & (batch.flags & FLAG_PLAIN != FLAG_AMOUNTS)
         ends = np.flatnonzero(is_end)
@@ -55,7 +58,7 @@ class SteadySource(Source):
             return 0
         first = int(early[-1]) + 1
         says_size = batch.are(FLAG_AMOUNTS) & (batch.node == batch.node[first - 1])
-        # this record is the previous step's number of sequences
+        # This record belongs to the previous step: it contains that step's number of sequences.
         while first < len(says_size) and says_size[first]:
             first += 1
         return first
@@ -69,11 +72,11 @@ def run_summary(
     waits: Mapping[int, float],
     note: str = "",
 ) -> list[str]:
-    """Return the summary of the process with the most time in steps. Among equals, the command's process is chosen.
+    """Return the lines of the summary. It covers the process with the most time in steps.
 
-    `pids` are the processes that recorded steps. `note` is an additional line of the summary. `waits` maps a process
-    to the percentage of its last seconds in which it waited for a processor. Returns an empty list if none of the
-    rings can be read.
+    Among equals, the command's own process is chosen. `pids` are the processes that recorded steps. `waits` maps a
+    process to the percentage of its last seconds that it waited for a processor. `note` is an additional line.
+    Returns an empty list if no ring can be read.
     """
     found: list[tuple[float, SourceView]] = []
     for pid in sorted(pids, key=lambda pid: pid != command_pid)[:MAX_READ]:

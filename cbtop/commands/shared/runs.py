@@ -30,26 +30,30 @@ if TYPE_CHECKING:  # imported for types only, because numpy and zmq load slowly
 RUNTIME_VARIABLE = "CBTOP_RUNTIME_DIR"
 POLL_MS = 100
 ANSWER_WITHIN_S = 5.0
-READ_ON_S = 5.0  # seconds to read on after a command has ended; the daemon reads four times a second
+READ_ON_S = 5.0  # Maximum seconds to read after a command has ended. The daemon reads four times a second.
 MAX_LIVE_BYTES = 1 << 30
 DEFAULT_LIVE_S = 10.0
 WHERE = "a recording, a file of runs, or the pid of a process that runs"
 
 
 class OverdueError(CbtopError):
-    """A command was ended, because its time was over."""
+    """A command was ended because it reached the time limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How to start a command: by default here, in this environment, with its output on stderr, without a limit."""
+    """How to start a command.
+
+    By default it runs here, in this environment, with its output on stderr and without a limit.
+    """
 
     directory: Path | None = None
-    environment: Mapping[str, str] = field(default_factory=dict)  # in addition to that of this process
-    without: Collection[str] = ()  # variables of this process that the command does not get
-    output: int | None = None  # file descriptor for both kinds of output
-    is_apart: bool = False  # without input, in a session of its own: Ctrl-C reaches it, and its descendants, by us
-    until_s: float = inf  # on the monotonic clock; the command is ended then
+    environment: Mapping[str, str] = field(default_factory=dict)  # variables to add to this process's environment
+    without: Collection[str] = ()  # variables of this process's environment that the command does not get
+    output: int | None = None  # file descriptor for stdout and stderr
+    # Whether the command has its own session and no input. A Ctrl-C then reaches only us, and we end the command.
+    is_apart: bool = False
+    until_s: float = inf  # time limit on the monotonic clock, in seconds; the command is ended then
 
 
 HERE = Launch()
@@ -74,9 +78,9 @@ def add_runs_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def runs_of(where: str, options: argparse.Namespace) -> list[Run]:
-    """Return the runs that `where` names. Only a file of runs may have several.
+    """Return the runs in `where`. Only a file of runs may contain several.
 
-    Raises UsageError if `where` is invalid or names several processes, and NoDataError if nothing was recorded.
+    Raises UsageError if `where` is invalid or contains several processes, and NoDataError if nothing was recorded.
     """
     from cbtop.feeds.run_file import is_run_file, read_runs
 
@@ -94,11 +98,11 @@ def runs_of(where: str, options: argparse.Namespace) -> list[Run]:
 def run_of_command(
     command: Sequence[str], title: str, options: argparse.Namespace, name: str, launch: Launch = HERE
 ) -> Run:
-    """Run `command` isolated from other processes and record all of it.
+    """Run `command` and record all of it. Other processes are not recorded.
 
-    The machine's pace is measured before and after. The command's output goes to stderr by default, because stdout
-    is for the report. Raises CbtopError, with `title` in the message, if the command fails, and OverdueError
-    if its time is over.
+    The machine's pace is measured before and after. The command's output goes to stderr by default, because stdout is
+    for the report. Raises CbtopError, with `title` in the message, if the command fails, and OverdueError if it
+    reaches its time limit.
     """
     from cbtop.commands.shared.machine_pace import machine_pace
 
@@ -151,7 +155,7 @@ def _record(
 ) -> None:
     """Record all sources into `path`, for `seconds` or until `process` has ended and its data is read.
 
-    Raises OverdueError at `overdue_s` (monotonic).
+    Raises OverdueError at the time `overdue_s` (monotonic clock).
     """
     from cbtop.client.stream_recorder import StreamRecorder
 
@@ -178,7 +182,8 @@ def _record(
                     raise NoDataError(f"no answer from {recorder.unanswered}")
                 if process and process.poll() is not None:
                     until_s = until_s or time.monotonic() + READ_ON_S
-                    if process.returncode or _is_read(recorder):  # no data of a failed command is used
+                    # the data of a failed command is not used, so do not wait for it
+                    if process.returncode or _is_read(recorder):
                         break
                 line.show(f"recording {path.name}: {time.monotonic() - begun_s:.0f} s")
             if is_interrupted():  # Ctrl-C in a terminal ends `process`, too
@@ -195,7 +200,7 @@ def _is_read(recorder: StreamRecorder) -> bool:
 
 
 def _only(path: Path, source: str | None) -> Run:
-    """Return the only run of a recording, or the run that `source` names."""
+    """Return the only run of a recording. If it has several runs, return the run that `source` names."""
     from cbtop.feeds.run_reader import runs_in
 
     try:

@@ -16,7 +16,7 @@ BASE = "%SRCROOT%"  # placeholder that hosts replace with the root of the checko
 
 @dataclass(frozen=True, slots=True)
 class SarifRule:
-    """A rule that is checked, and the place that defines it: a file of the checkout and its line, from 1."""
+    """A rule that is checked. Its definition is a line (from 1) of a file in the checkout."""
 
     id: str
     means: str

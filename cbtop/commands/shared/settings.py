@@ -1,4 +1,4 @@
-"""Read the user's settings from `config.toml`, its presets and the environment. Options of the command have priority.
+"""Read the user's settings from `config.toml`, its presets and the environment.
 
 Rules
 - The order of priority is: an option, the preset named by `--preset`, the environment, the file, and the default.
@@ -21,13 +21,13 @@ from cbtop.commands.shared.names import unknown
 from cbtop.errors import UsageError
 
 PRESET = "preset"
-VARIABLES = "CBTOP_"  # prefix of environment variables, before the key in capitals
+VARIABLES = "CBTOP_"  # Prefix of an environment variable. The key in capital letters follows.
 NO_COLOR = "NO_COLOR"
 
 
 @dataclass(frozen=True, slots=True)
 class SettingsKey:
-    """A key of the file, for the option with the same name. `parse` is the argparse type of the option."""
+    """A key of the file that sets the option with the same name. `parse` is the argparse type of the option."""
 
     parse: Callable[[str], Any]
     default: Any = None
@@ -36,7 +36,7 @@ class SettingsKey:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """The file as it was read. Without a file, `tables` is empty."""
+    """The content of the file. If the file does not exist, `tables` is empty."""
 
     path: Path
     is_there: bool
@@ -45,13 +45,15 @@ class Config:
 
     @property
     def presets(self) -> Mapping[str, Any]:
-        """The presets by name."""
+        """The tables of the presets, by name."""
         found = self.tables.get(PRESET, {})
         return found if isinstance(found, dict) else {}
 
     def place(self, key: str, table: str = "") -> str:
-        """Return the place of `key` in the table, such as `FILE, line 3`, or only the file if the key is not
-        found."""
+        """Return the position of `key` in the table as text, such as `FILE, line 3`.
+
+        Returns only the file if the key is not found.
+        """
         inside = ""
         for number, line in enumerate(self.text.splitlines(), 1):
             if head := re.match(r"\s*\[([^\[\]]+)\]", line):
@@ -64,14 +66,16 @@ class Config:
 
 
 def config_file() -> Path:
-    """Return the path of config.toml in `$XDG_CONFIG_HOME/cbtop`, or else in `~/.config/cbtop`. The file may not
-    exist."""
+    """Return the path of config.toml in `$XDG_CONFIG_HOME/cbtop`, or else in `~/.config/cbtop`.
+
+    The file may not exist.
+    """
     return Path(os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")) / "cbtop" / "config.toml"
 
 
 def read_config() -> Config:
     """Read the file, if it exists. Raises UsageError if it cannot be read."""
-    import tomllib  # imported here, because most users have no file
+    import tomllib  # imported here, because most users have no config file
 
     path = config_file()
     try:
@@ -87,7 +91,7 @@ def read_config() -> Config:
 
 
 def settle(options: argparse.Namespace, settings: Mapping[str, SettingsKey]) -> None:
-    """Set each option that is not on the command line. Raises UsageError for an invalid value."""
+    """Set each option that is not on the command line from the settings. Raises UsageError for an invalid value."""
     config = read_config()
     for told in unknown_keys(config, settings):
         sys.stderr.write(f"cbtop: {told}\n")
@@ -167,14 +171,14 @@ def _value(setting: SettingsKey, value: object, place: str, key: str) -> Any:
 
 
 def _text(value: object) -> str:
-    """Return the value as text, as it would be typed on the command line."""
+    """Return a value of the file as the text that a user would type on the command line."""
     if isinstance(value, dict | list):
         raise argparse.ArgumentTypeError("expected a single value")
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def yes_or_no(text: str) -> bool:
-    """Parse `true` or 1, and `false` or 0, for argparse."""
+    """Parse `true` or `1` as True, and `false` or `0` as False, for argparse."""
     known = {"true": True, "1": True, "false": False, "0": False}
     if text.casefold() not in known:
         raise argparse.ArgumentTypeError(f"{text!r} is neither true nor false")

@@ -20,10 +20,10 @@ from cbtop.protocol.roofs import DeviceRoofs, cpu_name, keep_roofs
 from cbtop.protocol.vocabulary import Provenance
 
 PROGRAM = "from cbtop.commands.shared.short_roofs import main; main()"
-MAX_S = 3.0  # largest duration in seconds; a measurement takes one to two
+MAX_S = 3.0  # maximum duration of a measurement in seconds; it usually takes one to two
 END_WITHIN_S = 5.0
 POLL_S = 0.02
-# The kind, the unit and the dtype of each roof.
+# For each roof: its kind, unit and dtype.
 ROOFS = {"dram_read": ("bandwidth", "GB/s", ""), "matmul_float32": ("compute", "GFLOP/s", "float32")}
 
 
@@ -32,22 +32,21 @@ class UnmeasuredError(UntrustedError):
 
 
 class ShortMeasurement:
-    """A running measurement for `threads` threads. Call `poll` until the measurement has ended, or `close` to end it
-    early.
+    """A running measurement for `threads` threads. Call `poll` until it has ended, or `close` to end it early.
 
-    Only one measurement runs on a machine at a time. Raises UnmeasuredError if there already is one, and OSError if
+    Only one measurement runs on a machine at a time. Raises UnmeasuredError if another one is running, and OSError if
     the process cannot be started.
     """
 
     def __init__(self, threads: int) -> None:
         self._threads, self._begun_s = threads, time.monotonic()
         os.makedirs(cache_dir(), exist_ok=True)
-        # lock the cache directory itself, because a lock file would remain
+        # Lock the cache directory itself, because a lock file would remain after the measurement.
         self._lock = os.open(cache_dir(), os.O_RDONLY | os.O_CLOEXEC)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._process = subprocess.Popen(
-                # -P: Python imports no module from the user's directory
+                # -P keeps Python from importing a module of the user's directory.
                 [sys.executable, "-P", "-c", PROGRAM, str(threads)],
                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
                 env=os.environ | ONE_THREAD,
@@ -78,7 +77,7 @@ class ShortMeasurement:
         return keep_roofs([roofs])[0]
 
     def close(self) -> None:
-        """End the measurement if it still runs. Then nothing is stored."""
+        """End the measurement if it still runs. In this case nothing is stored."""
         self._process.kill()
         self._process.communicate(timeout=END_WITHIN_S)
         os.close(self._lock)

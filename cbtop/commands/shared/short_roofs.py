@@ -1,13 +1,13 @@
-"""Measure memory bandwidth and float32 products within two seconds, with NumPy alone.
+"""Measure memory bandwidth and float32 matrix products within two seconds, with NumPy alone.
 
 `main` is run in a separate process. It prints one JSON object.
 
 Rules
-- The measurement runs only on idle processors (SCHED_IDLE). It ends within one round after another process begins to
-  work.
+- The measurement runs only while processors are idle (SCHED_IDLE). If another process begins to work, it ends within
+  one round.
 - A disturbed measurement is reported as disturbed, without figures.
-- Before NumPy is loaded, it is set up to compute on the calling thread only. The threads of the measurement are made
-  here.
+- NumPy must compute on the calling thread only, and this is set before NumPy is loaded. This module starts the
+  threads of the measurement itself.
 """
 
 from __future__ import annotations
@@ -29,28 +29,30 @@ from cbtop.protocol.process import busiest_wait_ns, processor_times
 MIB = 1 << 20
 ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS", "BLIS_NUM_THREADS"), "1")
 LESS_URGENT = 19  # value for nice(2)
-# The buffer is this many times as large as the last-level caches, so that little of it stays cached.
+# The buffer is this many times as large as the last-level caches, so most of it is read from memory.
 CACHES_PER_BUFFER = 4
 SMALLEST_BUFFER_BYTES, LARGEST_BUFFER_BYTES = 64 * MIB, 512 * MIB
 SHARE_OF_FREE_MEMORY = 8
 UNKNOWN_CACHE_BYTES = 32 * MIB
-PRODUCT_SIZE = 512  # Rows of square matrices. Three matrices of this size fit a cache of level 2 or 3.
-ROUND_S = 0.03  # seconds of a round; starting the threads takes little of this time
-RECENT_S = 0.1  # seconds within which the work of other processes is noticed
+# Number of rows of the square matrices. Three matrices of this size fit into a cache of level 2 or 3.
+PRODUCT_SIZE = 512
+ROUND_S = 0.03  # seconds per round; this is long compared with the time to start the threads
+RECENT_S = 0.1  # seconds; the work of other processes is checked over this time
 KIND_S = 0.4  # seconds for all rounds of one roof
 MIN_ROUNDS, MAX_ROUNDS = 5, 12
 MAX_FILL_S = 0.5
-MAX_SPREAD_PERCENT = 10  # largest distance of the median from the best round; beyond it, any measured roof is unsure
-MAX_WAIT_PERCENT = 5  # largest share of the time that the busiest thread may wait for a processor
+# Maximum distance of the median from the best round. Above it, the measurement is not trusted.
+MAX_SPREAD_PERCENT = 10
+MAX_WAIT_PERCENT = 5  # maximum percentage of the time that the busiest thread may wait for a processor
 SYSFS_CPU = Path("/sys/devices/system/cpu")
 
 
 class DisturbedError(Exception):
-    """The measurement was disturbed or took too long. The message says why."""
+    """The measurement was disturbed or took too long. The message contains the reason."""
 
 
 class _Threads:
-    """Threads that run a function together. The threads live until the process ends."""
+    """A group of threads that run a function at the same time. They live until the process ends."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -62,10 +64,10 @@ class _Threads:
             threading.Thread(target=self._work, args=(index,), daemon=True).start()
 
     def run(self, task: Callable[[int], object]) -> float:
-        """Run `task` in each thread, with the number of the thread. Returns the seconds from the start of the first
-        thread to the end of the last.
+        """Call `task` in each thread, with the number of the thread.
 
-        The threads read the clock themselves, because the caller may get a processor only after they have ended.
+        Returns the seconds from the start of the first thread to the end of the last. The threads read the clock
+        themselves, because the caller may get a processor only after they have ended.
         """
         self._task = task
         self._gate.wait()
@@ -87,7 +89,7 @@ class _Threads:
 
 
 def measured(threads: int) -> list[dict[str, Any]]:
-    """Return the rates of all rounds of each roof, for `threads` threads. Raises DisturbedError."""
+    """Measure each roof with `threads` threads, and return the rates of all rounds. Raises DisturbedError."""
     import numpy as np
 
     load = MachineLoad(time.process_time)
@@ -98,7 +100,7 @@ def measured(threads: int) -> list[dict[str, Any]]:
     parts: list[Any] = [None] * threads
     size_bytes = buffer_bytes(threads) // threads // 64 * 64
 
-    # each thread fills the part that it will read, so that the memory is near its processor
+    # Each thread fills the part that it will read. Linux then places this memory near the thread's processor.
     def fill(index: int) -> None:
         parts[index] = np.ones(size_bytes // 4, np.float32)
 
@@ -117,8 +119,8 @@ def measured(threads: int) -> list[dict[str, Any]]:
 
 
 def _rounds(on: _Threads, load: MachineLoad, amount: float, task: Callable[[int], object]) -> list[float]:
-    """Return the rate of each round, in 1e9 units of `amount` per second. Raises DisturbedError."""
-    on.run(task)  # the first call loads code and fills caches
+    """Return the rate of each round in 1e9 units per second. A round does `amount` units. Raises DisturbedError."""
+    on.run(task)  # warm-up: the first call loads code and fills caches
     repeats = max(1, math.ceil(ROUND_S / on.run(task)))
 
     def again(index: int) -> None:
@@ -169,8 +171,10 @@ def cache_bytes(threads: int, folder: Path = SYSFS_CPU) -> int:
 
 
 def main() -> NoReturn:
-    """Measure with the number of threads in the first argument, print `{"roofs": …}` or `{"disturbed": …}`, and
-    exit."""
+    """Measure with the number of threads in the first argument.
+
+    Print `{"roofs": …}` or `{"disturbed": …}`, and exit.
+    """
     os.nice(LESS_URGENT)
     if hasattr(os, "SCHED_IDLE"):
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
@@ -183,4 +187,4 @@ def main() -> NoReturn:
         found = {"disturbed": "there was no memory for it"}
     sys.stdout.write(json.dumps(found) + "\n")
     sys.stdout.flush()
-    os._exit(0)  # ends the process, because its threads still wait at a barrier
+    os._exit(0)  # end the process at once, because its threads still wait at a barrier

@@ -1,4 +1,4 @@
-"""Add the options of a report, and open the screen. `cbtop` and `cbtop demo` share this module."""
+"""Options of reports, and the start of the screen. `cbtop` and `cbtop demo` share this module."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from cbtop.reports import OVERVIEW, REPORTS, VIEWS
 from cbtop.text import ascii_signs
 from cbtop.viewmodels.merge_mode import MergeMode
 
-# Imported for types only, because numpy and zmq take longer to load than the rest of `cbtop --help`.
+# Imported for types only. Loading numpy and zmq would take longer than the rest of `cbtop --help`.
 if TYPE_CHECKING:
     from cbtop.feeds.feed import Feed
     from cbtop.feeds.replay import ReplayFeed
@@ -37,11 +37,11 @@ if TYPE_CHECKING:
 
 MIN_INTERVAL_S, MAX_INTERVAL_S = 0.25, 5.0
 MIN_WINDOW_S, MAX_WINDOW_S = 1.0, 3600.0
-# new objects before a collection; a frame makes about 2,000, which are freed with the next frame
+# Number of new objects before a garbage collection. A frame makes about 2,000 objects, and the next frame frees them.
 YOUNG_OBJECTS = 5_000
 THEMES = ("dark", "light")
-TABS = {"overview": OVERVIEW, "graph": "tree"}  # names of views as the screen's tabs show them
-ALL = math.inf  # a window of all data
+TABS = {"overview": OVERVIEW, "graph": "tree"}  # names of views as the tabs on the screen show them
+ALL = math.inf  # length of a window of all data
 
 
 def add_show_arguments(parser: argparse.ArgumentParser) -> None:
@@ -117,12 +117,12 @@ def _add_looks_arguments(group: argparse._ArgumentGroup) -> None:
 
 
 def settle_options(options: argparse.Namespace) -> None:
-    """Set the options that are not on the command line from the settings. Raises UsageError for an invalid value."""
+    """Set each option that is not on the command line from the settings. Raises UsageError for an invalid value."""
     settle(options, SETTINGS)
 
 
 def add_connect_arguments(parser: argparse.ArgumentParser, *, many: bool = False) -> None:
-    """Add the options that choose the daemon to listen to. With `many`, there may be several daemons."""
+    """Add the options that choose the daemon to connect to. With `many`, there may be several daemons."""
     group = parser.add_argument_group("connection")
     address = "a daemon's address, ipc:///path or tcp://HOST:PORT"
     default = "(default: your own, started inside if none runs)"
@@ -148,10 +148,9 @@ def open_feed(
     *,
     looks_back: bool = True,
 ) -> Feed:
-    """Return the feed for the options of `add_connect_arguments`. With `looks_back`, a daemon inside this process
-    keeps a history.
+    """Return the feed for the options of `add_connect_arguments`.
 
-    Raises UsageError for invalid keys.
+    With `looks_back`, a daemon inside this process keeps a history. Raises UsageError for invalid keys.
     """
     from cbtop.daemon.history import MAX_HISTORY_S
     from cbtop.feeds.feed import Feed
@@ -185,9 +184,10 @@ def viewer_keys(options: argparse.Namespace) -> ViewerKeys | None:
 
 
 def is_headless(options: argparse.Namespace) -> bool:
-    """Return whether to print a report, because the user asked for it or there is no suitable terminal.
+    """Return whether to print a report in place of the screen.
 
-    Textual reads keys from stdin and draws on stderr. A user who redirects stdout wants text.
+    This is the case if the user asked for it, or if there is no suitable terminal. Textual reads keys from stdin and
+    draws on stderr, but a user who redirects stdout wants text.
     """
     is_terminal = all(s.isatty() for s in (sys.stdin, sys.stdout, sys.stderr)) and os.environ.get("TERM") != "dumb"
     return bool(options.headless) or not is_terminal
@@ -227,11 +227,13 @@ def show_on_screen(
     merge: MergeMode | None = None,
     program: AppProgram | None = None,
 ) -> int:
-    """Open the screen on `feed`, with the output of `program` as a view. Returns the exit code when the screen
-    closes."""
+    """Open the screen on `feed`.
+
+    The output of `program` is shown as a view. Returns the exit code when the screen closes.
+    """
     settle_colours(options)
-    # Objects that are loaded here live as long as the screen. Searching them for garbage would cost a tenth of the
-    # start time, and later several frames every ten seconds.
+    # The objects that are loaded here live as long as the screen. A garbage collection that searches them takes a
+    # tenth of the start time, and later the time of several frames every ten seconds.
     gc.disable()
     # Imported here, because Textual takes a fifth of a second to load. Reports and --help do not need it.
     from cbtop.client.stream_recorder import save_history
@@ -245,7 +247,7 @@ def show_on_screen(
     if isinstance(feed, ReplayFeed):
         app = ReplayApp(feed, interval_s=options.interval, section=options.view)
     else:
-        # Several daemons have no common history that could be saved.
+        # Several daemons have no common history to save.
         save = partial(save_history, feed.links.endpoint, feed.keys, Path.cwd()) if feed.links.endpoint else None
         back = partial(look_back, feed) if feed.links.endpoint else None
         if program is None:
@@ -268,15 +270,15 @@ def show_on_screen(
 
 
 def settle_colours(options: argparse.Namespace) -> None:
-    """Set in the environment whether the screen has colours. Must run before Textual is loaded."""
+    """Set the environment variable that turns colours on or off. Call this before Textual is loaded."""
     if options.color is False:
         os.environ["NO_COLOR"] = "1"
     elif options.color or not os.environ.get("NO_COLOR"):
-        os.environ.pop("NO_COLOR", None)  # an empty NO_COLOR means nothing, but Textual reads it as set
+        os.environ.pop("NO_COLOR", None)  # an empty NO_COLOR has no meaning, but Textual would turn colours off
 
 
 def dress(app: CbtopApp, options: argparse.Namespace) -> None:
-    """Apply the options for row order, filter and theme to the screen."""
+    """Apply the options for row order, filter and theme to the app."""
     from cbtop.text.row_filter import RowChoice
 
     app.rows = RowChoice(options.sort or "", options.filter)
@@ -317,19 +319,22 @@ def positive_seconds(text: str) -> float:
 
 
 def window_s(options: argparse.Namespace) -> float:
-    """Return the length of the window to keep, in seconds. The default is the window that the screen's key shows."""
+    """Return the length of the window in seconds.
+
+    The default is the length of the window that a key of the screen shows.
+    """
     return DEFAULT_WINDOW_S if options.window in (None, ALL) else float(options.window)
 
 
 def shows_window(options: argparse.Namespace, *, by_default: bool) -> bool:
-    """Return whether figures cover the recent window instead of all data."""
+    """Return whether the figures are over the recent window. Otherwise they are over all data."""
     return by_default if options.window is None else options.window != ALL
 
 
 def _config_file_as_typed() -> str:
     home, path = os.path.expanduser("~"), str(config_file())
     typed = f"~{path.removeprefix(home)}" if path.startswith(f"{home}/") else path
-    return typed.replace("%", "%%")  # argparse formats the help with %
+    return typed.replace("%", "%%")  # argparse formats the help text with %, so % must be doubled
 
 
 def _view(text: str) -> str:

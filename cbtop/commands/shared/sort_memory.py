@@ -1,6 +1,7 @@
 """Store the sort order of the screen's tables from one run to the next.
 
-This is a convenience. Errors when reading or writing are ignored, and the tables then open in their default order.
+Errors when reading or writing are ignored, because this is only a convenience. The tables then have their default
+order.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 
 MAX_FILE_BYTES = 4096
-Orders = Mapping[str, tuple[str, bool]]  # (title of the column, whether the largest values come first) by table
+# maps a table to (title of the column, whether the largest values come first)
+Orders = Mapping[str, tuple[str, bool]]
 
 
 def sort_file() -> Path:
@@ -39,7 +41,7 @@ def remembered_orders() -> dict[str, tuple[str, bool]]:
 
 
 def remember_orders(orders: Orders) -> None:
-    """Add `orders` to the stored orders of other tables. The file is replaced as a whole or not at all."""
+    """Add `orders` to the stored orders of other tables. The file is replaced atomically."""
     if not orders:
         return
     path = sort_file()

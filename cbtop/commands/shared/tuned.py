@@ -1,4 +1,4 @@
-"""The option --tuned: use the setting that `cbtop tune` has stored for a model, in place of options."""
+"""The option --tuned: replace options by the setting that `cbtop tune` has stored for the model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ def add_tuned_argument(parser: argparse._ActionsContainer) -> None:
 
 
 def tuned_setting(options: argparse.Namespace, path: Path | None) -> Setting:
-    """Return the setting stored for the model at `path` (None: the demo's model), and print it on stderr.
+    """Return the stored setting of the model at `path`, and print it on stderr. If `path` is None, it is the demo's
+    model.
 
     Raises UsageError if no setting is stored, or if an option contradicts it.
     """

@@ -16,8 +16,10 @@ from cbtop.feeds.look_back import look_back
 
 
 class RunFeed(Feed):
-    """A feed of the processes that began with the program or later. Its status shows whether the program has
-    ended."""
+    """A feed that shows only the processes that began with the program or later.
+
+    Its status shows if the program has ended.
+    """
 
     def __init__(self, program: Program, name: str) -> None:
         super().__init__()
@@ -37,8 +39,10 @@ class RunFeed(Feed):
 
 
 def watch(program: Program, name: str, options: argparse.Namespace) -> int:
-    """Show the screen for the program, then print the program's output until it ends. `options` must already be
-    complete (`settle_options`)."""
+    """Show the screen for the program. After the screen closes, print the program's output until it ends.
+
+    `options` must already be complete (`settle_options`).
+    """
     settle_colours(options)
     from cbtop.tui.run_app import RunApp  # imported here, because Textual reads the environment when it is loaded
 

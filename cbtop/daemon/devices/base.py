@@ -1,4 +1,4 @@
-"""The interface of samplers, a class that queries figures one by one, and rates from counters."""
+"""The interface of samplers, a class that queries figures one by one, and a class that converts counters to rates."""
 
 from __future__ import annotations
 
@@ -8,47 +8,48 @@ from typing import Any, Protocol
 
 from cbtop.protocol.device_messages import DeviceSample, Unknown
 
-MAX_APART_NS = 10_000_000_000  # a rate over a longer time does not describe the present
+MAX_APART_NS = 10_000_000_000  # ns; a rate over a longer time would not describe the present
 MAX_RATES = 4_096
 NO_ANSWER_YET = "it has not answered yet"
 TWO_SAMPLES = "a mean needs two samples"
 
 
 class Sampler(Protocol):
-    """Queries devices. It is used by one thread only. A call may take long or never return."""
+    """A class that queries devices. Only one thread uses it. A call may take long or never return."""
 
     def __init__(self) -> None:
-        """Query nothing and load nothing heavy before the first sample."""
+        """Create the sampler. It loads nothing heavy and queries nothing before the first sample."""
 
     @property
     def name(self) -> str:
-        """A short name."""
+        """The name of the sampler, such as `nvml`."""
 
     def sample(self, pids: Collection[int]) -> DeviceSample:
         """Return the state of the devices, of the processes that use them, and of the processes in `pids`."""
 
     def close(self) -> None:
-        """Close everything opened; the next sample opens it again."""
+        """Close everything that was opened. The next sample opens it again."""
 
 
 class NotKnownError(Exception):
-    """A figure is not available. The text says why."""
+    """A figure is not available. The message has the reason."""
 
 
 class Rates:
     """Converts growing counters to mean rates between two samples.
 
-    There is no rate for the first sample, or if the counter decreased because it wrapped or its driver restarted.
+    A rate is missing for the first sample, and if the counter decreased because it wrapped or its driver restarted.
     """
 
     def __init__(self) -> None:
         self._read: dict[tuple[object, ...], deque[tuple[int, float]]] = {}
 
     def per_second(self, counter: tuple[object, ...], now_ns: int, value: float, over_ns: int = 0) -> float:
-        """Return the mean rate of a counter since its previous sample. At `now_ns`, the counter is `value`.
+        """Return the mean growth of a counter per second since its previous sample. `value` is the counter at
+        `now_ns`.
 
-        With `over_ns`, the rate covers at least `over_ns`, or the time since the oldest sample if no sample is that
-        old. Raises NotKnownError if there is no rate.
+        With `over_ns`, the rate is over at least this time. If the samples do not reach back so far, it is over all
+        samples. Raises NotKnownError if no rate can be computed.
         """
         read = self._read.pop(counter, None) or deque()
         self._read[counter] = read
@@ -67,7 +68,7 @@ class Rates:
 
 
 class Figures:
-    """The figures of one device. Each is queried separately, so that a failure affects only its own figure.
+    """The figures of one device. Each is queried separately, because a failed query must not affect other figures.
 
     `reason` converts an error to text. It raises if the whole device does not answer.
     """
@@ -78,10 +79,9 @@ class Figures:
         self._unknown: dict[str, str] = {}
 
     def ask(self, names: str, query: Callable[[], object]) -> None:
-        """Store the result of `query` under `names`. If `names` are several, separated by blanks, the result is a
-        tuple.
+        """Store the result of `query` under `names`. If `names` are several words, the result is a tuple.
 
-        A figure is not available if `query` raises, or gives a NotKnownError in place of the figure.
+        A figure is not available if `query` raises, or returns a NotKnownError as its value.
         """
         each = names.split()
         try:

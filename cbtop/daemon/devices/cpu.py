@@ -15,7 +15,7 @@ from cbtop.protocol.roofs import cpu_name
 from cbtop.protocol.vocabulary import DeviceKind
 
 MAX_PROCESSES = 512
-# fields of cpu_times that are not added to the busy time; user and nice already contain the time of guests
+# Fields of cpu_times that are not added to the busy time. The time of guests is already part of user and nice.
 NO_WORK = ("idle", "iowait", "guest", "guest_nice")
 
 
@@ -29,7 +29,7 @@ class Cpu:
         self._clock_ns = clock_ns
         self._rates = Rates()
         self._model = ""
-        # by pid and start: time of the reading (ns), and times per thread
+        # Maps (pid, start time) to (time of the reading in ns, times of each thread).
         self._times: dict[tuple[int, int], tuple[int, dict[str, tuple[int, int]]]] = {}
         self._next_times = dict(self._times)
 
@@ -60,8 +60,10 @@ class Cpu:
         """Do nothing, because nothing is open."""
 
     def _busy_percent(self) -> float:
-        """Return the busy percentage of all processors since the previous sample. The clock is their own total
-        time."""
+        """Return the busy percentage of all processors since the previous sample.
+
+        The elapsed time is taken from the processors' own total time.
+        """
         times = self._api.cpu_times()._asdict()
         busy_s = sum(time_s for name, time_s in times.items() if name not in NO_WORK)
         all_s = busy_s + times.get("idle", 0.0) + times.get("iowait", 0.0)

@@ -1,7 +1,7 @@
 """NVIDIA GPUs and MIG devices, from NVML (libnvidia-ml, which comes with the driver)."""
 
 # - A card, MIG device or container may reject any single call as unsupported, so each figure is queried separately.
-# - Handles are requested every time (4 µs), so that a lost GPU is found when it returns.
+# - Handles are requested for every sample (4 µs). Then a GPU that was lost works again when it returns.
 # - If a forked child calls NVML, its parent gets "Unknown Error" until the parent opens NVML again (driver 580). So
 #   nothing here runs at exit or in a child.
 # - Sampling a GPU takes 52 ms, including 11 ms of processor time (H100, driver 580). The two calls for PCIe take 42
@@ -23,15 +23,15 @@ from cbtop.protocol.process import pid_namespace, process_start
 from cbtop.protocol.vocabulary import DeviceKind
 
 MAX_GPUS = 64
-MAX_PROCESSES = 64  # processes per device; the processes with the most memory are kept
-INITIAL_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO of the kernel: the pid namespace of the machine itself
-ALL_LINKS = 0xFFFFFFFF  # scope of an NVLink field: the sum over all links
-# the energy counter changes every 100 ms, so a mean over one second would be off by a tenth
+MAX_PROCESSES = 64  # maximum number of processes per device; the ones with the most memory are listed
+INITIAL_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO of the kernel: the pid namespace outside of all containers
+ALL_LINKS = 0xFFFFFFFF  # argument of an NVLink query: the sum over all links
+# The energy counter changes every 100 ms, so a mean over one second may be wrong by a tenth.
 ENERGY_OVER_NS = 3_000_000_000
 NO_PERCENT_ABOVE = 100
 OTHER_NAMESPACE = "the driver gives pids of another pid namespace: whose they are here is not known"
 
-# The reason for each bit of nvmlDeviceGetCurrentClocksEventReasons.
+# The reason for each bit in the result of nvmlDeviceGetCurrentClocksEventReasons.
 SLOWED_BY = {
     0x002: "application clocks",
     0x004: "power cap",
@@ -44,11 +44,11 @@ SLOWED_BY = {
     0x200: "board limit",
     0x400: "reliability",
 }
-IDLE = 0x001  # not reported, because an idle device is not slowed down
+IDLE = 0x001  # bit of an idle device; it is not reported as a slowed clock
 
 
 class LostError(Exception):
-    """One GPU or all GPUs do not answer any longer. The text says why."""
+    """One GPU or all GPUs stopped answering. The message has the reason."""
 
 
 class Nvml:
@@ -61,11 +61,12 @@ class Nvml:
         self._clock_ns = clock_ns
         self._is_open = False
         self._rates = Rates()
-        self._known: dict[int, tuple[str, str]] = {}  # uuid and name of each GPU that has answered, by index
-        self._seen_us: dict[str, int] = {}  # by uuid: the driver's time of the last sample of process use
+        self._known: dict[int, tuple[str, str]] = {}  # uuid and name of each GPU that has answered; keys are indices
+        # for each uuid: the driver's time (µs) of the newest sample of process use
+        self._seen_us: dict[str, int] = {}
 
     def sample(self, pids: Collection[int]) -> DeviceSample:
-        """Return a sample of every GPU and MIG device with all their processes, or why no GPU was found."""
+        """Return a sample of every GPU and MIG device with their processes. If no GPU is found, it has the reason."""
         begun_ns = self._clock_ns()
         try:
             count = self._open()
@@ -76,7 +77,7 @@ class Nvml:
         if count == 0:
             return DeviceSample(self.name, begun_ns, trouble="the NVIDIA driver finds no GPU")
         if all(device.trouble for device in devices):
-            self.close()  # the next sample opens NVML again, whatever the cause
+            self.close()  # close for any error; the next sample opens NVML again
         return DeviceSample(self.name, begun_ns, pid_namespace=pid_namespace(), devices=tuple(devices))
 
     def driver(self) -> str:
@@ -159,7 +160,8 @@ class Nvml:
                 uuid, name = api.nvmlDeviceGetUUID(handle), api.nvmlDeviceGetName(handle)
                 yield self._device(handle, uuid, DeviceKind.MIG, index, name, part_of=gpu_uuid)
             except (api.NVMLError, LostError) as error:
-                if getattr(error, "value", None) != api.NVML_ERROR_NOT_FOUND:  # this index has no MIG device
+                # the error "not found" means that this index has no MIG device
+                if getattr(error, "value", None) != api.NVML_ERROR_NOT_FOUND:
                     place = f"{gpu_uuid}/{index}"
                     yield Device(place, DeviceKind.MIG, index, "MIG", gpu_uuid, trouble=_words(error))
 
@@ -174,7 +176,7 @@ class Nvml:
             return _percent(rates.gpu), _percent(rates.memory)
 
         def memory() -> tuple[float, float]:
-            try:  # like nvidia-smi, version 2 leaves out memory reserved by the driver
+            try:  # version 2 excludes memory that the driver reserves, like nvidia-smi
                 found = api.nvmlDeviceGetMemoryInfo(handle, version=api.nvmlMemory_v2)
             except (api.NVMLError, TypeError):
                 found = api.nvmlDeviceGetMemoryInfo(handle)
@@ -221,7 +223,7 @@ class Nvml:
         return self._rates.per_second((uuid, field), now_ns, found.value.ullVal * 1024.0)
 
     def _processes(self, handle: Any, uuid: str, told: Figures) -> tuple[DeviceProcess, ...]:
-        """Return the processes on the device, if the driver's pids are valid in our pid namespace."""
+        """Return the processes on the device. Return () if the driver's pids are not valid in our pid namespace."""
         api, asked = self._api, Figures(self._reason)
         asked.ask("compute", lambda: api.nvmlDeviceGetComputeRunningProcesses(handle))
         asked.ask("graphics", lambda: api.nvmlDeviceGetGraphicsRunningProcesses(handle))
@@ -258,13 +260,16 @@ class Nvml:
         )
 
     def _busy(self, handle: Any, uuid: str) -> dict[int, float]:
-        """Return the percentage of SM time of each process since the previous sample. Processes without SM time are
-        missing."""
+        """Return the percentage of SM time of each process since the previous sample, by pid.
+
+        A process without SM time is missing.
+        """
         api = self._api
         try:
             samples = api.nvmlDeviceGetProcessUtilization(handle, self._seen_us.get(uuid, 0))
         except api.NVMLError as error:
-            if error.value == api.NVML_ERROR_NOT_FOUND:  # no process has used the device
+            # the error "not found" means that no process has used the device
+            if error.value == api.NVML_ERROR_NOT_FOUND:
                 return {}
             raise
         samples = sorted(samples, key=lambda each: each.timeStamp)
@@ -289,8 +294,8 @@ def _slowed_by(reasons: int) -> str:
 def _are_ours(pids: Collection[int]) -> bool:
     """Whether the driver's pids belong to our pid namespace.
 
-    Outside containers, they do. In a container, they may be pids of the machine, so each pid must be a local process
-    with an open NVIDIA device.
+    Outside of containers, this is always true. In a container, the driver may report pids of the host. So each pid
+    must be a process in our namespace that has an NVIDIA device open.
     """
     return pid_namespace() in (None, INITIAL_PID_NAMESPACE) or all(map(_holds_gpu, pids))
 
@@ -298,7 +303,7 @@ def _are_ours(pids: Collection[int]) -> bool:
 def _holds_gpu(pid: int) -> bool:
     try:
         files = list(Path(f"/proc/{pid}/fd").iterdir())
-    except OSError:  # this process does not exist here, or is not readable
+    except OSError:  # the process does not exist in our namespace, or is not readable
         return False
     for file in files:
         with suppress(OSError):  # the file was closed meanwhile

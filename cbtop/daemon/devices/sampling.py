@@ -1,4 +1,4 @@
-"""Runs the samplers while viewers listen. Each sampler has its own thread and its own interval.
+"""Run the samplers while viewers listen. Each sampler has its own thread and its own interval.
 
 A driver may take long to answer, or hang, so the daemon's loop never waits for it. Until the driver answers, viewers
 get the last sample and its time.
@@ -15,7 +15,7 @@ from cbtop.daemon.devices.base import NO_ANSWER_YET, Sampler
 from cbtop.protocol.device_messages import DeviceSample
 
 INTERVAL_S = 1.0
-# wait for a driver's thread at most this long at the end; then the thread is abandoned and ends with the process
+# maximum seconds to wait for a driver's thread at the end; after that, the thread ends with the process
 LEAVE_S = 1.0
 
 _log = logging.getLogger("cbtop.daemon")
@@ -28,7 +28,10 @@ class NewestSamples:
         self._runs = [_Run(sampler(), interval_s) for sampler in samplers]
 
     def listen(self, pids: Collection[int]) -> None:
-        """Start or continue sampling. Include the processes in `pids`, and all processes found on a device."""
+        """Start or continue sampling.
+
+        The samples include the processes `pids`, and all processes that use a device.
+        """
         for run in self._runs:
             run.listen(frozenset(pids).union(*(other.pids_found for other in self._runs if other is not run)))
 
@@ -46,7 +49,7 @@ class NewestSamples:
         return [run.latest for run in self._runs if run.latest is not None]
 
     def close(self) -> None:
-        """Stop sampling. Each thread closes what it opened."""
+        """Stop sampling. Each thread closes its sampler."""
         for run in self._runs:
             run.stop()
         deadline_s = time.monotonic() + LEAVE_S
@@ -55,7 +58,7 @@ class NewestSamples:
 
 
 class _Run:
-    """One sampler in its own thread. The thread starts with the first listener."""
+    """A sampler and its thread. The thread starts when the first viewer listens."""
 
     def __init__(self, sampler: Sampler, interval_s: float) -> None:
         self.latest: DeviceSample | None = None
@@ -72,7 +75,7 @@ class _Run:
         self._pids = frozenset(pids)
         if self._is_heard.is_set():
             return
-        # Viewers get this sample until the sampler answers.
+        # Viewers get this empty sample until the sampler answers.
         self.latest = DeviceSample(self._sampler.name, time.perf_counter_ns(), trouble=NO_ANSWER_YET)
         self._is_heard.set()
         if self._thread is None:
@@ -108,7 +111,8 @@ class _Run:
                 self.pids_found = frozenset(found.pid for device in sample.devices for found in device.processes)
             self._stop.wait(max(0.0, self._interval_s - (time.monotonic() - begun_s)))
             if not self._is_heard.is_set():
-                self._sampler.close()  # the driver of an unused GPU may then power down
+                # close while no viewer listens, because the driver may then power down an unused GPU
+                self._sampler.close()
                 self._is_heard.wait()
         self._sampler.close()
 

@@ -1,4 +1,4 @@
-"""A picture of all bricks of a phase: how long the calls of each brick took, and the sum of each category."""
+"""A picture of all bricks of a phase: the durations of each brick's calls, and the sum of each category."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from cbtop.tui.widgets.upright import Bar, Spacing, upright
 from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.source import SourceView
 
-LEAST_LINES = 6  # Minimum height of the picture, in lines.
+LEAST_LINES = 6  # minimum height of the picture in lines
 MAX_BAR_HEIGHT = 6
 _NAME_WIDTH = 20
 _FIGURES_WIDTH = 22
 
 
 class AllBricks(SourceDrawing):
-    """The picture of all bricks, below the table of bricks."""
+    """The picture of all bricks below the table of bricks."""
 
     def draw(self, width: int, height: int) -> list[Line]:
         source = self._source
@@ -39,7 +39,10 @@ class AllBricks(SourceDrawing):
 
 
 def on_one_scale(rows: Sequence[BrickRow], width: int, height: int) -> list[Line]:
-    """Draw a histogram of each brick's calls. All bricks that fit share one time scale."""
+    """Draw a histogram of each brick's calls.
+
+    All histograms have the same time scale. Bricks that do not fit are left out.
+    """
     shown = rows[: max(1, height - 2)]
     tall, higher = divmod(max(len(shown), min(height - 2, MAX_BAR_HEIGHT * len(shown))), len(shown))
     inner = max(8, width - _NAME_WIDTH - _FIGURES_WIDTH - 4)
@@ -61,7 +64,7 @@ def _histogram(row: BrickRow, begin_us: float, end_us: float, inner: int, tall: 
     for one in row.durations:
         first = _column(one.from_us, begin_us, end_us, inner)
         last = max(first + 1, _column(one.to_us, begin_us, end_us, inner))
-        # If a bar covers several cells, spread its count over these cells.
+        # Distribute the count of a bar over all cells that it covers.
         for column in range(first, min(last, inner)):
             counts[column] += one.count / (last - first)
     bars = [Bar(count or None, look.role) for count in counts]
@@ -93,7 +96,7 @@ def _column(us: float, begin_us: float, end_us: float, inner: int) -> int:
 
 
 def _axis(begin_us: float, end_us: float, inner: int) -> Line:
-    """Return the time axis with the begin times of some cells, and the end time of the last cell."""
+    """Return the time axis. Some cells have their begin time, and the last cell has its end time."""
     text, last = "", units.duration(end_us)
     for column in range(0, inner, 18):
         label = f"╷{units.duration(begin_us * (end_us / begin_us) ** (column / inner))}"

@@ -1,4 +1,4 @@
-"""The base class of all views. A view has a title and a help text, and draws a source."""
+"""The base class of all views. A view has a title and a help text, and it draws a source."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from cbtop.viewmodels.source import SourceView
 
 
 class View(Vertical):
-    """One screenful. A view draws a view model and does not know where the data comes from."""
+    """A view fills the screen between the tabs and the footer. It draws view models, whatever their origin."""
 
     title: ClassVar[str]
-    doc: ClassVar[str]  # One paragraph for the help.
-    columns_doc: ClassVar[tuple[tuple[str, str], ...]] = ()  # (name of a column, its meaning) for the help.
-    details_doc: ClassVar[tuple[tuple[str, str], ...]] = ()  # (name of a detail, its meaning) for the help.
-    section: ClassVar[str] = "all"  # The view's name in a text report.
-    wants_data: ClassVar[bool] = True  # Whether the view needs a process with recorded data.
-    needs_records: ClassVar[bool] = False  # Whether the view needs every record, not only statistics.
+    doc: ClassVar[str]  # a paragraph for the help
+    columns_doc: ClassVar[tuple[tuple[str, str], ...]] = ()  # for the help: (name of a column, its meaning)
+    details_doc: ClassVar[tuple[tuple[str, str], ...]] = ()  # for the help: (name of a detail, its meaning)
+    section: ClassVar[str] = "all"  # name of the view in a text report
+    wants_data: ClassVar[bool] = True  # whether the view needs a process with recorded data
+    needs_records: ClassVar[bool] = False  # whether the view needs every record, and not only statistics
 
-    # `source` is not a reactive. A reactive would repaint every line, but drawings know what has changed. It would
-    # also compare sources, for which all their lazy parts would have to be made.
+    # `source` is not a Textual reactive. A reactive would repaint all lines, although drawings know the changed ones.
+    # It would also compare sources, and this would make all of their lazy parts.
     source: var[SourceView | None] = var(None, always_update=True)
 
     def watch_source(self, source: SourceView | None) -> None:
@@ -43,7 +43,7 @@ class View(Vertical):
         """Show the data of `source`."""
 
     def let_go(self) -> None:
-        """Drop the data that the user holds with a key, because the screen has moved in time."""
+        """Drop data that the user has frozen by a key, because the screen has moved in time."""
 
     def cells(self) -> Cells | None:
         """Return the view's table as text, or None if the view has no table."""
@@ -52,12 +52,12 @@ class View(Vertical):
 
     @property
     def focus_target(self) -> Widget:
-        """The widget that receives the keys while this view is shown."""
+        """The widget that gets the keys while this view is shown."""
         return self
 
 
 class SourceDrawing(Drawing):
-    """A drawing of one source. Subclasses draw `_source`, which is None until the first source arrives."""
+    """A drawing of one source. Subclasses draw `_source`. It is None until the first source arrives."""
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)

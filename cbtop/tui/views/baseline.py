@@ -1,4 +1,4 @@
-"""The comparison with a baseline on the screen: changes since the baseline, or why they are unknown."""
+"""The comparison with a baseline on the screen: the changes since the baseline, or why they are unknown."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from cbtop.tui.widgets.lines import Line, clean, join, join_fitting, width_of
 
 
 def baseline_lines(found: Comparison | None, width: int) -> list[Line]:
-    """Return tokens/s and step time compared with the baseline, then other differences.
+    """Return lines with tokens/s and step time compared with the baseline, followed by other differences.
 
-    If possible, tokens/s and step time share one line. Returns [] without a baseline.
+    Tokens/s and step time share one line if there is room. Returns [] without a baseline.
     """
     if found is None:
         return []
@@ -40,9 +40,9 @@ def change_text(change: Change | None) -> str:
 
 
 def change_role(change: Change | None, *, of_rate: bool = False) -> str:
-    """Return the colour role of a changed time, or of a changed rate if `of_rate`.
+    """Return the colour role for the change of a time. If `of_rate` is true, it is the change of a rate.
 
-    A longer time is bad, and so is a lower rate.
+    A longer time is bad, and a lower rate is bad.
     """
     if change is None or not change.is_beyond_noise:
         return "faint"

@@ -1,4 +1,4 @@
-"""The time breakdown of a step, as an equation and as a bar.
+"""The time breakdown of a step as an equation and as a bar.
 
 wall time = bricks + gaps + unattributed time
 """
@@ -17,8 +17,8 @@ from cbtop.viewmodels.not_instrumented import not_instrumented
 from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.time_breakdown import TimeBreakdownView
 
-RESIDUAL_BOUND_PERCENT = 5.0  # Warn if the share of unattributed time is larger.
-BETWEEN_BOUND_PERCENT = 10.0  # Warn if the share of time between steps is larger.
+RESIDUAL_BOUND_PERCENT = 5.0  # percent; warn if the share of unattributed time is larger
+BETWEEN_BOUND_PERCENT = 10.0  # percent; warn if the share of time between steps is larger
 
 
 class TimeBreakdownPanel(SourceDrawing):
@@ -41,7 +41,7 @@ class TimeBreakdownPanel(SourceDrawing):
 
 
 def books_rule(source: SourceView, title: str, width: int) -> Line:
-    """Return the rule above the breakdown, with `title` at the left and notes at the right."""
+    """Return the rule above the breakdown. `title` is at its left end, and notes are at its right end."""
     room = width - len(title) - 8
     beside = beside_books(source)
     if not _is_much_between(source) and (between := range_text.between_steps(source.time_range)):
@@ -50,10 +50,10 @@ def books_rule(source: SourceView, title: str, width: int) -> Line:
 
 
 def beside_books(source: SourceView) -> list[Line]:
-    """Return notes on the time breakdown, the worst first.
+    """Return notes about the time breakdown, the worst first.
 
-    A note says that the parts do not add up to the wall time, that much time is not instrumented or is between steps,
-    or that there is time outside the wall time.
+    There is a note if parts do not add up to the wall time, if much time is not instrumented or between steps, or if
+    calls ran outside of the wall time.
     """
     trouble = breakdown_text.books_trouble(source.books)
     found: list[Line] = [((trouble.partition(":")[0], "bad strong"),)] if trouble else []
@@ -91,9 +91,9 @@ def books_parts(source: SourceView) -> list[BarSegment]:
 def books_equation(source: SourceView, books: TimeBreakdownView, width: int) -> Line:
     """Return `wall 8.45 ms = bricks 8.10 + inside layers 0.31 + unattributed 0.04 (0.5 %)`.
 
-    The values are means of the recorded steps. Overlapping time is subtracted once (`- overlap 0.20`). Without a
-    breakdown, returns the reason. If space is short, `?` stands for the unattributed time, as in the bar. If space is
-    still short, the gaps become one sum. Nothing is cut off.
+    The values are means over the recorded steps. Overlapping time is subtracted once (`- overlap 0.20`). Without a
+    breakdown, returns the reason. If there is little room, `?` replaces the name of the unattributed time, as in the
+    bar. If there is even less room, the gaps become one sum. No text is cut off.
     """
     none = breakdown_text.no_books(source)
     line: Line = ((clean(f"n/a: {none}"), "dim"),) if none else _fitting(books, _recorded_steps(source), width)
@@ -103,7 +103,7 @@ def books_equation(source: SourceView, books: TimeBreakdownView, width: int) -> 
 
 
 def _recorded_steps(source: SourceView) -> int:
-    """Return the number of steps in the time breakdown, at least 1."""
+    """Return the number of steps in the time breakdown. Return at least 1."""
     return max(1, source.steps.recorded if source.steps else 1)
 
 

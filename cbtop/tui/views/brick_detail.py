@@ -1,4 +1,4 @@
-"""The panel that shows all figures of one brick, with their provenance."""
+"""The panel with all figures of one brick and their provenance."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.checks import CheckRow
 from cbtop.viewmodels.source import SourceView
 
-Fact = tuple[str, str, str]  # (name, value, colour role).
+Fact = tuple[str, str, str]  # (name, value, colour role)
 
-# Figures derived from a roof. If the roof is uncertain, these figures are grey and have a `?`.
+# Keys of the figures that depend on a roof. If the roof is uncertain, they are grey and have a `?`.
 ROOFED = ("percent_of_roof", "bound")
-# Minimum height of the panel in lines, and the height that shows everything.
+# Minimum height of the panel in lines, and the height at which everything fits.
 LEAST_LINES, ALL_LINES = 5, 26
-TWO_COLUMNS = 110  # Minimum width, in cells, to show pictures to the right of the figures.
+TWO_COLUMNS = 110  # minimum width in cells to show pictures to the right of the figures
 
 _FACT_WIDTH = 26
 _LABEL_WIDTH = 13
 
 
 class BrickDetail(Drawing):
-    """The panel with details of the brick under the cursor of the adjacent table."""
+    """The panel with details of one brick. It is the brick under the cursor of the table next to the panel."""
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -42,7 +42,7 @@ class BrickDetail(Drawing):
         self._pictures = Pictures()
 
     def let_go(self) -> None:
-        """Drop the pictures of the previous moment."""
+        """Drop the cached pictures of the previous moment."""
         self._pictures.let_go()
 
     def show_brick(self, brick: BrickRow | None, source: SourceView) -> None:
@@ -59,9 +59,10 @@ class BrickDetail(Drawing):
 def detail_lines(
     brick: BrickRow, source: SourceView, width: int, height: int, pictures: Pictures | None = None
 ) -> list[Line]:
-    """Return the panel of `brick` in at most `height` lines. The least useful parts are dropped first.
+    """Return the panel of `brick` in at most `height` lines. If there is too little room, the least useful parts are
+    dropped.
 
-    `pictures` caches drawings. If it is None, nothing is cached yet.
+    `pictures` is a cache of drawings. If it is None, no cache is used.
     """
     pictures = pictures or Pictures()
     pictures.begin(source, brick.key)
@@ -87,7 +88,7 @@ def detail_lines(
 
 
 def _fixed(lines: list[Line]) -> ScreenPart:
-    """Return a part with these lines. If there is room, the part ends with a blank line."""
+    """Return a part with these lines. A blank line follows if there is room."""
     return ScreenPart(lambda width, height: [*lines, BLANK], len(lines), len(lines) + 1)
 
 
@@ -107,7 +108,7 @@ def _groups(brick: BrickRow, source: SourceView, width: int) -> list[list[Line]]
 def _facts(rows: Sequence[Statistic], brick: BrickRow, *, is_window: bool) -> list[Fact]:
     """Return (name, value, role) of each statistic.
 
-    In a window, some figures are derived instead of measured. Their names are marked `derived`.
+    In a window, some figures are derived although they are measured otherwise. Their names are marked `derived`.
     """
     facts = []
     for statistic in rows:
@@ -123,19 +124,19 @@ def _facts(rows: Sequence[Statistic], brick: BrickRow, *, is_window: bool) -> li
 
 
 def _provenance(rows: Sequence[Statistic]) -> str:
-    """Return the provenance of a group's figures as text, for example `measured and derived`."""
+    """Return the provenance of a group of figures as text, such as `measured and derived`."""
     found = {statistic.origin.provenance for statistic in rows}
     return " and ".join(provenance.value for provenance in Provenance if provenance in found)
 
 
 def group_lines(heading: str, provenance: str, facts: Sequence[Fact], width: int) -> list[Line]:
-    """Return lines with a heading and the provenance, then the facts in up to three columns."""
+    """Return a line with the heading and the provenance, followed by the facts in up to three columns."""
     across = max(1, min(3, (width - 2) // _FACT_WIDTH))
     each = (width - 2) // across
     room = each - _LABEL_WIDTH - 1
     rows: list[list[Fact]] = []
     for fact in facts:
-        if not rows or len(rows[-1]) == across or cell_len(fact[1]) > room:  # A long value may take a whole line.
+        if not rows or len(rows[-1]) == across or cell_len(fact[1]) > room:  # a long value may need a line of its own
             rows.append([])
         rows[-1].append(fact)
     lines: list[Line] = [heading_line(heading, provenance, width)]

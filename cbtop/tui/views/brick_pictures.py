@@ -20,20 +20,20 @@ from cbtop.viewmodels.kernels import BrickKernels
 from cbtop.viewmodels.layers import BrickInLayers, LayerBrick, LayersView
 from cbtop.viewmodels.source import SourceView
 
-MAX_BAR_HEIGHT = 3  # Maximum height of bars in the picture of layers, in lines.
+MAX_BAR_HEIGHT = 3  # maximum height of the bars in the picture of layers, in lines
 _MARGIN = 2
 _LABEL_GAP = 2
 
 
 def heading_line(heading: str, provenance: str, width: int, about: Sequence[Line] = ()) -> Line:
-    """Return the heading of a group, then the texts in `about` if they fit. The provenance is at the right end."""
+    """Return the heading of a group. The texts in `about` follow if they fit. The provenance is at the right end."""
     said = join_fitting(about, width - len(heading) - len(provenance) - 5, ", ")
     line: Line = ((" " + heading, "accent"), *((("  ", ""), *said) if said else ()))
     return (*line, (provenance.rjust(max(0, width - width_of(line) - 1)), "faint"))
 
 
 def durations(brick: BrickRow, pictures: Pictures, width: int, height: int) -> list[Line]:
-    """Draw a histogram of the brick's calls above a time axis. The number of calls is never cached."""
+    """Draw a histogram of the brick's calls above a time axis. The number of calls is not cached."""
     about: list[Line] = [((f"{units.count(brick.count)} calls", "dim"),)]
     found = pictures.drawn(("durations", width, height), lambda: _bars(brick, width, height))
     if found is None:
@@ -47,7 +47,7 @@ def durations(brick: BrickRow, pictures: Pictures, width: int, height: int) -> l
 def _bars(brick: BrickRow, width: int, height: int) -> tuple[int, list[Line]] | None:
     """Return the count of the highest bar, and the lines of the histogram.
 
-    Returns None if the brick's calls are not counted separately.
+    Returns None if the calls of the brick are not counted separately.
     """
     if not brick.durations:
         return None
@@ -61,7 +61,7 @@ def _bars(brick: BrickRow, width: int, height: int) -> tuple[int, list[Line]] | 
 
 
 def _axis(bars: Sequence[DurationBar], spacing: Spacing, width: int) -> Line:
-    """Return the time axis. As many bars as fit have their begin time. The last bar has its end time, too."""
+    """Return the time axis. Bars have their begin time if it fits, and the last bar also has its end time."""
     last = units.duration(bars[-1].to_us)
     end = _MARGIN + spacing.width - len(last)
     text = ""
@@ -85,7 +85,7 @@ def layers_part(brick: BrickRow, source: SourceView, pictures: Pictures) -> Scre
 
 
 def _in_layers(brick: BrickRow, source: SourceView, width: int, height: int) -> list[Line]:
-    """Draw the brick's median call in each layer as a bar. Unusually slow layers have a mark above their bar."""
+    """Draw the brick's median call in each layer as a bar. A bar of an odd layer has a mark above it."""
     layers = source.layer_times
     found = layers.of_brick(LayerBrick(*brick.key)) if layers else None
     if layers is None or found is None:
@@ -106,7 +106,7 @@ def _in_layers(brick: BrickRow, source: SourceView, width: int, height: int) -> 
 
 
 def _slowest(layers: LayersView, found: BrickInLayers) -> list[Line]:
-    """Return two texts, for example `▼ Layer 8 1.48 ms` and `median 79.4 µs`."""
+    """Return two texts such as `▼ Layer 8 1.48 ms` and `median 79.4 µs`."""
     us, is_odd = found.p50_us[found.slowest], found.odd[found.slowest]
     name = f"{'▼ ' if is_odd else 'slowest '}{clean(layers.rows[found.slowest].name)}"
     median = f"median {units.duration(found.median_us)}"

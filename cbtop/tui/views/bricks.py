@@ -28,13 +28,13 @@ from cbtop.tui.widgets.table import Table
 from cbtop.viewmodels.bricks import BrickRow, has_launches
 from cbtop.viewmodels.source import SourceView
 
-BESIDE = 160  # Minimum width, in cells, to show the details to the right of the table.
+BESIDE = 160  # minimum width in cells to show the details to the right of the table
 _BOOKS_LINES = 3
-_LEAST_TABLE = 3  # Minimum height of the table in lines, including its head.
+_LEAST_TABLE = 3  # minimum height of the table in lines, including its head
 
 
 class Bricks(View):
-    """The time of a step by brick."""
+    """The view of the time of a step by brick."""
 
     title = "Bricks"
     section = "bricks"
@@ -116,15 +116,15 @@ class Bricks(View):
         self.call_after_refresh(self._show_detail)
 
     def _lay_out(self) -> None:
-        """Show the details in lines that the table leaves free.
+        """Set the heights. The details fill the lines that the table leaves free.
 
-        Enter enlarges the details. If the details are complete already, Enter hides them.
+        The Enter key enlarges the details. If they are already complete, it hides them.
         """
         width, height = self.size
         if not (width and height):
             return
         lines = height - _BOOKS_LINES - self._filter.display
-        # Without rows, the table shows the reason.
+        # without rows, the table shows the reason
         table = 1 + (len(self._table.rows) or len(self._table.said(width)))
         is_beside, is_turned = width >= BESIDE, self.has_class("-detail")
         has_all = is_beside or lines - table >= ALL_LINES
@@ -152,14 +152,14 @@ class Bricks(View):
         self.call_after_refresh(self._show_detail)
 
     def look_for(self, text: str) -> None:
-        """Show only bricks with `text` in their name or category, as if the user had typed it."""
+        """Show only bricks with `text` in their name or category, as if the user had typed it into the filter."""
         self._filter.hold(text)
 
     def action_filter(self) -> None:
         self._filter.open()
 
     def action_back(self) -> None:
-        """Close the filter box if it is open. Otherwise close the details. Otherwise clear the filter."""
+        """Close the filter box if it is open. Otherwise close the details. If neither is open, clear the filter."""
         if self._filter.is_open or not self.has_class("-detail"):
             self._filter.close()
         else:

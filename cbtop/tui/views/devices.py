@@ -97,12 +97,12 @@ PROCESSES: tuple[Column[ProcessRow], ...] = (
 
 
 def busy_curve(percents: Sequence[float | None], width: int) -> Line:
-    """Draw a curve on a scale from 0 to 100. The newest value is at the right edge. Unknown values are blank."""
+    """Draw a curve on a scale from 0 to 100. The newest value is at the right end. Unknown values are blank."""
     return sparkline(percents, width, 100.0, "accent")
 
 
 class Devices(View):
-    """The state of the machine."""
+    """The view of the machines' state."""
 
     title = "Devices"
     section = "devices"
@@ -136,20 +136,21 @@ class Devices(View):
 
 
 class DevicesPage(Page):
-    """All machines, each below the previous one."""
+    """A page with all machines, one below the other."""
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
         self._machines: Sequence[MachineView] = ()
-        self._height = 0  # Height of the pager that shows this page, in lines.
-        self._made: tuple[int, int, Sequence[Line]] | None = None  # (width, height, lines drawn for that size).
+        self._height = 0  # height of the pager that shows this page, in lines
+        # (width, height, the lines that were drawn for this size)
+        self._made: tuple[int, int, Sequence[Line]] | None = None
 
     def show_machines(self, machines: Sequence[MachineView]) -> None:
         if machines == self._machines:
             return
         self._machines, self._made = machines, None
         width, height = self.size
-        # A new layout sends the whole screen again, so request it only if the height has changed.
+        # A new layout sends the whole screen to the terminal, so it is only requested if the height has changed.
         if len(self.text(width)) != height:
             self.refresh(layout=True)
         self.redraw()
@@ -159,7 +160,7 @@ class DevicesPage(Page):
         return super().get_content_height(container, viewport, width)
 
     def text(self, width: int) -> Sequence[Line]:
-        """Return the tables. Charts fill the lines that the tables leave free."""
+        """Return the tables and the charts. The charts fill the lines that the tables leave free."""
         if self._made is None or self._made[:2] != (width, self._height):
             self._made = width, self._height, self._drawn(width)
         return self._made[2]
@@ -178,7 +179,7 @@ class DevicesPage(Page):
 
 
 def machine_lines(machine: MachineView, width: int) -> list[Line]:
-    """Return lines about a machine: its devices, its processes, and why figures are n/a."""
+    """Return the lines about a machine: its devices, its processes, and the reasons for n/a."""
     lines = _troubles(machine, width)
     placed = place(_columns_for(machine), width - 2)
     if machine.devices:
@@ -199,7 +200,7 @@ def machine_lines(machine: MachineView, width: int) -> list[Line]:
 
 
 def machine_charts(machine: MachineView) -> list[Chart]:
-    """Return charts of each device and each profiled process in the last two minutes."""
+    """Return charts of each device and each profiled process over the last two minutes."""
     found: list[Chart] = []
     for row in machine.devices:
         device, seen = row.device, row.history
@@ -220,7 +221,7 @@ def machine_charts(machine: MachineView) -> list[Chart]:
 
 
 def process_charts(process: ProcessRow) -> list[Chart]:
-    """Return charts of a process's host resources in the last two minutes."""
+    """Return charts of a process's use of the host over the last two minutes."""
     name = f"{clean(process.name or units.NOT_MEASURED)} {process.pid}"
     cpu = [moment.cpu_percent for moment in process.history]
     resident = [moment.resident_bytes for moment in process.history]
@@ -239,7 +240,7 @@ def figure_chart(
     *,
     has_mean: bool = True,
 ) -> Chart:
-    """Return a chart with the last value and the extremes. The mean is added if the samples have equal weight."""
+    """Return a chart with the last value and the extremes. If all samples have equal weight, the mean is added."""
     known = [value for value in values if value is not None]
     figures: list[Line] = [((text(values[-1] if values else None), "strong"),)]
     if has_mean and known:
@@ -249,7 +250,7 @@ def figure_chart(
 
 
 def _columns_for(machine: MachineView) -> list[Column[DeviceRow]]:
-    """Return the columns that have a figure for at least one device."""
+    """Return the columns with a figure for at least one device."""
     devices = [row.device for row in machine.devices]
     unused = {one.statistic.title for one in DEVICE_COLUMNS if not any(has_figure(one.statistic, d) for d in devices)}
     return [column for column in COLUMNS if column.title not in unused]

@@ -1,4 +1,4 @@
-"""Table columns of figures, made from descriptions of statistics."""
+"""Make table columns of figures from the table of statistics."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cbtop.tui.widgets.lines import Line, clean
 
 
 def figure(text: str, role: str = "") -> Line:
-    """Return a figure in the colour `role`. If the figure was not measured or cannot exist, it is faint."""
+    """Return a figure in the colour `role`. A figure that was not measured or cannot exist is faint."""
     return ((text, "faint" if text in (units.NOT_MEASURED, units.NONE_THERE) else role),)
 
 
@@ -24,8 +24,8 @@ def figure_columns(
 ) -> tuple[Column[RowT], ...]:
     """Return a column for each of `places`.
 
-    `row_of` returns the object that has a row's statistics. `cells` has functions that draw some of the columns, and
-    `roles` has the colour roles of others. Both use the keys of statistics.
+    `row_of` returns the object that has the statistics of a row. `cells` has functions that draw cells, and `roles`
+    has colour roles of other columns. The keys of both are keys of statistics.
     """
 
     def column(place: ScreenColumn) -> Column[RowT]:
@@ -34,7 +34,7 @@ def figure_columns(
 
         def cell(row: RowT, width: int) -> Line:
             text = statistic.bare(row_of(row))
-            if len(text) > width:  # If the figure does not fit in the column's unit, use a larger unit.
+            if len(text) > width:  # the figure does not fit in the column's unit, so use a larger unit
                 text = statistic.in_full(row_of(row))
             return figure(clean(text), role)
 

@@ -26,17 +26,17 @@ from cbtop.tui.widgets.table import Table
 from cbtop.viewmodels.graph import CriticalPathView, places_of, rows_at
 from cbtop.viewmodels.source import SourceView
 
-BESIDE = 160  # Minimum width, in cells, to show the details to the right of the tree.
-_AROUND = 8  # Maximum number of lines of the screen that are not rows of the tree.
+BESIDE = 160  # minimum width in cells to show the details to the right of the tree
+_AROUND = 8  # maximum number of lines on the screen that are not rows of the tree
 
 
 def path_line(path: CriticalPathView) -> Line:
-    """Return for example `critical path 1.20 ms, 5 of 9 timed nodes (derived)`, or why the path is unknown."""
+    """Return `critical path 1.20 ms, 5 of 9 timed nodes (derived)`, or why the path is unknown."""
     return (("  ", ""), (clean(kernel_text.critical_path(path)), "warn" if path.unknown else "dim"))
 
 
 class PathLine(SourceDrawing):
-    """One line about the critical path. It is hidden if all nodes run in sequence."""
+    """One line about the critical path. It is hidden if all nodes run one after another."""
 
     def show_source(self, source: SourceView) -> None:
         self.display = source.critical_path is not None
@@ -48,13 +48,16 @@ class PathLine(SourceDrawing):
 
 
 class TreeTable(Table[TreeRow]):
-    """The table of the tree. Its head line marks the sort column. A click on a title requests that column."""
+    """The table of the tree.
 
-    sort_by = ""  # Title of the sort column, or "" for execution order.
+    The head line marks the column that siblings are sorted by. A click on a title sorts by it.
+    """
+
+    sort_by = ""  # title of the sort column, or "" for execution order
     descending = True
 
     class HeadClicked(Message):
-        """The user requests to sort by the column `title`."""
+        """A message: the user wants to sort by the column `title`."""
 
         def __init__(self, title: str) -> None:
             super().__init__()
@@ -67,19 +70,19 @@ class TreeTable(Table[TreeRow]):
         self.post_message(self.HeadClicked(column.title))
 
     def move_to_node(self, node: int) -> None:
-        """Move the cursor to `node` if it is visible."""
+        """Move the cursor to `node`. Do nothing if the node is not visible."""
         ids = [row.id for row in self.rows]
         if node in ids:
             self.move_to(ids.index(node))
 
     @property
     def orders(self) -> list[str]:
-        """Titles of the visible columns that can sort siblings. "" means execution order."""
+        """Titles of the visible columns that siblings can be sorted by. "" means execution order."""
         return ["", *(column.title for column in self.visible_columns if column.sort_key is not None)]
 
 
 class Graph(View):
-    """The kernels that ran for each brick of each layer."""
+    """The view of the kernels that ran for each brick of each layer."""
 
     title = "Graph"
     section = "tree"
@@ -109,13 +112,13 @@ class Graph(View):
         Binding("n", "match(1)", "next match", show=False),
         Binding("N", "match(-1)", "previous match", show=False),
         Binding("escape", "back", "look for nothing any more", show=False),
-        Binding("K", "app.kernels", "kernels"),  # The key works in every view. It is listed here for the footer.
+        Binding("K", "app.kernels", "kernels"),  # works in every view; listed here for the footer
     ]
 
     def compose(self) -> ComposeResult:
         self._tree = FoldedTree()
         self._fold_state_of = ""
-        # The nodes in the table, and which of them are unfolded.
+        # (nodes in the table, ids of the unfolded nodes) at the last drawing.
         self._drawn: tuple[Sequence[Place], frozenset[int]] | None = None
         self._table = TreeTable(
             graph_columns((), tuple, slack=False, burst=False),
@@ -154,7 +157,7 @@ class Graph(View):
         self._show_detail()
 
     def _lay_out(self) -> None:
-        """Show the details of the node under the cursor. They fill the lines that the tree leaves free."""
+        """Set the heights. The details of the node under the cursor fill the lines that the tree leaves free."""
         width, height = self.size
         if not (width and height):
             return
@@ -174,7 +177,7 @@ class Graph(View):
             self._detail.show_node(rows_at(self.source.graph, [row.at])[0], self.source)
 
     def _show_tree(self) -> None:
-        """Update the tree. Its rows depend on nodes and folding, but not on measurements."""
+        """Update the tree. Its rows depend on nodes and folding, and not on measurements."""
         tree = self._tree
         if self._drawn and self._drawn[0] is tree.places and self._drawn[1] == tree.unfolded:
             self._table.redraw()
@@ -202,7 +205,7 @@ class Graph(View):
         self._show_tree()
 
     def action_sort(self, columns: int) -> None:
-        """Sort siblings by the column that is `columns` further. Execution order comes after the last column."""
+        """Sort siblings by the column `columns` positions later. Execution order follows after the last column."""
         orders = self._table.orders
         at = orders.index(self._table.sort_by) if self._table.sort_by in orders else 0
         self._sort_by(orders[(at + columns) % len(orders)], descending=True)
@@ -232,9 +235,9 @@ class Graph(View):
         self._table.focus()
 
     def action_match(self, matches: int) -> None:
-        """Go to a matching node: the next (1), the previous (-1), or the first one from the cursor on (0).
+        """Go to a matching node: 1 for the next, -1 for the previous, 0 for the first one from the cursor on.
 
-        Nodes inside folded nodes match, too. After the last match comes the first.
+        Nodes inside of folded nodes also match. The first match follows after the last.
         """
         found, places = self._tree.matches(self._wanted), self._tree.places
         if not self._wanted or not found:
@@ -254,7 +257,7 @@ class Graph(View):
         self._lay_out()
 
     def open_node(self, node: int) -> None:
-        """Move the cursor to `node`. Unfold the node and all its ancestors."""
+        """Move the cursor to `node`. Unfold the node and its ancestors."""
         self._set_unfolded(self._tree.unfolded | self._tree.ancestors(node) | {node})
         self._table.move_to_node(node)
 
@@ -263,7 +266,7 @@ class Graph(View):
             self._set_unfolded(self._tree.unfolded ^ {row.id})
 
     def action_fold(self) -> None:
-        """Fold the node under the cursor. If it is folded already or has no children, go to its parent."""
+        """Fold the node under the cursor. If it is already folded or has no children, go to its parent."""
         row = self._table.current
         if row is None:
             return
@@ -273,7 +276,7 @@ class Graph(View):
             self._table.move_to_node(row.parent)
 
     def action_unfold(self) -> None:
-        """Unfold the node under the cursor. If it is unfolded already, go to its first child."""
+        """Unfold the node under the cursor. If it is already unfolded, go to its first child."""
         row = self._table.current
         if row is None or not row.has_children:
             return
@@ -283,7 +286,7 @@ class Graph(View):
             self._set_unfolded(self._tree.unfolded | {row.id})
 
     def action_toggle_all(self) -> None:
-        """Fold everything if any node is unfolded, else unfold everything."""
+        """Fold all nodes if any node is unfolded. Otherwise unfold all nodes."""
         self._tree.toggle_all()
         self._show_tree()
         self._lay_out()

@@ -1,4 +1,4 @@
-"""Columns of the graph's tree: a node's name, figures, share, and change since the baseline."""
+"""The columns of the graph's tree: a node's name, figures, share, and change since the baseline."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ from cbtop.viewmodels.graph import GraphRow, has_burst, largest_share, rows_at
 from cbtop.viewmodels.source import SourceView
 
 _SLACK = statistic("slack_us", Of.NODE)
-DRAWN_TOGETHER = 32  # Rows are made in groups of this size, because the next rows are probably visible, too.
+# number of rows that are made together; the neighbours of a visible row are probably visible, too
+DRAWN_TOGETHER = 32
 
 
 class _Cells:
-    """Draws the table cells of `graph`. A row gets its measurements when it is first drawn."""
+    """Draws the cells of the table of `graph`. The measurements of a row are read when it is first drawn."""
 
     def __init__(
         self,
@@ -40,7 +41,7 @@ class _Cells:
         self._made: dict[int, GraphRow] = {}
 
     def of(self, row: TreeRow) -> GraphRow:
-        """Return a row with its measurements."""
+        """Return a row of the tree together with its measurements."""
         made = self._made
         if row.at not in made:
             after = self._rows()[row.line + 1 : row.line + DRAWN_TOGETHER]
@@ -63,13 +64,13 @@ class _Cells:
         return ((row.connectors, "faint"), (mark, "accent"), (name, role), (f"  {rest}" if rest else "", "dim"))
 
     def share(self, row: TreeRow, width: int) -> Line:
-        """Draw the bar of wall %. The largest share fills the column."""
+        """Draw the bar of wall %. The largest share in the graph fills the column."""
         category, percent = self.of(row).category, self.of(row).percent
         role = CATEGORY_LOOKS[category].role if category is not None else "accent"
         return bar(None if percent is None else percent / self._largest_percent, width, role)
 
     def slack(self, row: TreeRow) -> Line:
-        """Draw the node's slack, or `critical` if it is on the critical path."""
+        """Draw the slack of a node. A node on the critical path has the text `critical`."""
         shown = self.of(row)
         return (("critical", "warn"),) if shown.on_critical_path else figure(_SLACK.bare(shown))
 
@@ -96,7 +97,7 @@ class _Cells:
 
 
 def _without_time(values: str, row: GraphRow) -> str:
-    """Return the values of a node's label without its mean time, which has a column of its own."""
+    """Return the values in a node's label except the mean time, which has its own column."""
     if row.kind not in (NodeKind.BRICK, NodeKind.TRANSFER):
         return values
     return " ".join(value for value in values.split(" ") if value != units.NOT_MEASURED and not value.endswith("µs"))
@@ -110,10 +111,10 @@ def graph_columns(
     burst: bool,
     changes: Mapping[Place, Change] | None = None,
 ) -> tuple[Column[TreeRow], ...]:
-    """Return the columns of the tree of `graph`. `rows` returns the rows of its table.
+    """Return the columns for the tree of `graph`. `rows` returns the rows of its table.
 
-    The tree has a slack column only if a node is off the critical path. It has a burst column only after a burst, and
-    a change column only with a baseline.
+    There is a slack column if a node is off the critical path, a burst column after a burst, and a change column with
+    a baseline.
     """
     cells = _Cells(graph, rows, changes or {})
     in_burst = Column("burst µs", 8, 1, cells.burst, "mean µs of one launch in the last burst: in no other time")
@@ -151,7 +152,7 @@ def graph_columns(
 
 
 def columns_of(source: SourceView, rows: Callable[[], Sequence[TreeRow]]) -> tuple[Column[TreeRow], ...]:
-    """Return the columns of the tree of `source`. `rows` returns the rows of its table."""
+    """Return the columns for the tree of `source`. `rows` returns the rows of its table."""
     path = source.critical_path
     has_slack = path is not None and path.nodes < path.timed_nodes
     found = source.baseline if source.merged is None else None

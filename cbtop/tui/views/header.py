@@ -1,4 +1,4 @@
-"""The header of the screen: which source is shown, and its most important figures."""
+"""The header of the screen. It names the shown source and has its most important figures."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ _BAR_WIDTH = 30
 
 @dataclass(frozen=True, slots=True)
 class Heading:
-    """Content of the header: the shown source, and the state of the dashboard."""
+    """The content of the header: the shown source, and the state of the dashboard."""
 
     source: SourceView | None
     paused: bool
-    position: str  # For example "2/3" for the second of three sources. "" if there is only one source.
-    replay: ReplayView | None = None  # Position in a recording, or None for live data.
+    position: str  # position in the list of sources, such as "2/3"; "" for a single source
+    replay: ReplayView | None = None  # position in a recording, or None for live data
 
 
 class Header(Drawing):
     """The header: a line about the source, and two lines of tiles. A tile is a label above a value.
 
-    On a terminal with few lines, one line with the figures replaces the tiles.
+    If the terminal has few lines, one line with the figures replaces the tiles.
     """
 
     def __init__(self, *, id: str | None = None) -> None:
@@ -88,7 +88,10 @@ def _identity(heading: Heading, width: int) -> Line:
 
 
 def _of(source: SourceView) -> Line:
-    """Return the time range of the figures. If steps are sampled, add how often, and what recording costs."""
+    """Return the time range of the figures.
+
+    If steps are sampled, the interval and the cost of recording are added.
+    """
     sample = recording_text.sample(source.sample_every)
     percent = source.overhead.high_percent if source.overhead else None
     cost = f"up to {percent:.1f}%" if percent is not None else units.NOT_MEASURED
@@ -138,20 +141,23 @@ def _tile_list(source: SourceView) -> list[_Tile]:
         tiles.insert(0, _Tile("samples/s", ((rate_text.rate(source, steps.samples_per_sec), "strong"),)))
     if steps and steps.overlap:
         tiles.insert(5, _Tile("at once", ((units.number(steps.at_once), ""),)))
-    # Losses come first, so that a narrow screen never drops them.
+    # If records were lost, their tile comes first. A narrow screen then still shows it.
     tiles.insert(0 if source.loss.lost else len(latencies), _Tile("drops", drops(source.loss)))
     return tiles
 
 
 def _latencies(steps: StepsView) -> tuple[str, tuple[float | None, float | None, float | None]]:
-    """The time of a token, or of a step if that of a token is not known: p50, p99 and max."""
+    """Return (a word for the unit, (p50, p99, max) in µs).
+
+    The times are of a token or, if the time of a token is unknown, of a step.
+    """
     if steps.why_no_us_per_token:
         return "ms/step", (steps.p50_us, steps.p99_us, steps.max_us)
     return "ms/token", (steps.us_per_token_p50, steps.us_per_token_p99, steps.us_per_token_max)
 
 
 def _latency_tiles(steps: StepsView | None) -> list[_Tile]:
-    """Return p50, p99 and max; none if no step has ended."""
+    """Return the tiles of p50, p99 and max. Return [] if no step has ended."""
     if steps is None or not steps.count:
         return []
     unit, times_us = _latencies(steps)
@@ -160,15 +166,18 @@ def _latency_tiles(steps: StepsView | None) -> list[_Tile]:
 
 
 def _reason_tile(steps: StepsView | None) -> list[_Tile]:
-    """Return why the time of a token is unknown, if it is and tokens are reported."""
+    """Return a tile with the reason why the time of a token is unknown.
+
+    Return [] if it is known or tokens are not reported.
+    """
     why = NO_STEP if steps is None or not steps.count else steps.why_no_us_per_token if steps.tokens else ""
     return [_Tile("ms/token", ((f"{units.NOT_MEASURED}: {why}", "dim"),))] if why else []
 
 
 def _gpu_tile(source: SourceView) -> _Tile | None:
-    """Return a tile with the load and power of the source's GPUs.
+    """Return a tile with the load and the power of the source's GPUs.
 
-    For several GPUs, the tile has the mean load and the total power.
+    If there are several GPUs, these are the mean load and the total power.
     """
     rows = [row for row in source.gpus if not row.is_stale]
     busy = [row.device.utilization_percent for row in rows if row.device.utilization_percent is not None]
@@ -182,7 +191,7 @@ def _gpu_tile(source: SourceView) -> _Tile | None:
 
 
 def _recorded(steps: StepsView | None) -> Line:
-    """Return how many steps were recorded inside, or () if every step was."""
+    """Return the number of recorded steps as text. Return () if every step was recorded."""
     if steps is None or steps.recorded == steps.count:
         return ()
     return ((f" {units.count(steps.recorded)} recorded", "dim"),)
@@ -193,7 +202,7 @@ def _ms(us: float | None) -> str:
 
 
 def _tiles(source: SourceView, width: int) -> list[Line]:
-    """Return two lines with labels above values. Next to tokens/s or steps/s is the curve of the last minutes."""
+    """Return two lines with labels above values. The curve of the last minutes follows tokens/s or steps/s."""
     history_width = min(_HISTORY_WIDTH, max(8, width // 5))
     unit, per_sec, history = source.rate
     curve = area(history, history_width, 2, "accent")
@@ -211,7 +220,7 @@ def _tiles(source: SourceView, width: int) -> list[Line]:
 
 
 def _figures(source: SourceView, width: int) -> Line:
-    """Return the most important tiles as one line, for a terminal with few lines."""
+    """Return one line with the most important figures. It is used on a terminal with few lines."""
     steps = source.steps
     unit, per_sec, history = source.rate
     curve = area(history, 8, 1, "accent")[0]
@@ -227,7 +236,7 @@ def _figures(source: SourceView, width: int) -> Line:
 
 
 def _short_latencies(steps: StepsView | None, short: Mapping[str, str]) -> Line:
-    """Return p50 and p99 with the short word for their unit, or why they are unknown."""
+    """Return p50 and p99 with an abbreviation of their unit. If they are unknown, return the reason."""
     if steps is None or not steps.count:
         return ((f"{short['ms/token']} {units.NOT_MEASURED}: {NO_STEP}", "dim"),)
     unit, (p50_us, p99_us, _) = _latencies(steps)
@@ -235,7 +244,7 @@ def _short_latencies(steps: StepsView | None, short: Mapping[str, str]) -> Line:
 
 
 def drops(loss: LossView) -> Line:
-    """Return the number of records lost since the daemon attached. A number above 0 is highlighted."""
+    """Return the number of records lost since the daemon attached. It is highlighted if it is above 0."""
     line: Line = ((f"! {units.count(loss.lost)}", "bad strong"),) if loss.lost else (("0", ""),)
     if loss.left_out:
         line += ((f" {units.count(loss.left_out)} announcements left out", "bad"),)
@@ -243,7 +252,10 @@ def drops(loss: LossView) -> Line:
 
 
 class Notice(Drawing):
-    """One line for unusual states: no link, work in progress, an end, or a failed check. Hidden in other states."""
+    """A line about an unusual state: no link, work in progress, an end, or a failed check.
+
+    It is hidden in other states.
+    """
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -251,14 +263,14 @@ class Notice(Drawing):
         self._progress: Line = BLANK
 
     def show_source(self, source: SourceView | None, refused: str) -> None:
-        if refused:  # All data on the screen is old, so notices would be old, too.
+        if refused:  # if the daemon refuses this viewer, all data is old, and so are notices
             self._notice = (("  ✗ refused: ", "bad strong"), (clean(refused), ""))
         else:
             self._notice = BLANK if source is None else notice(source)
         self._show()
 
     def show_progress(self, what: str, done: float | None = None) -> None:
-        """Show the progress of a request before other notices. An empty `what` hides the progress."""
+        """Show the progress of a request in place of notices. An empty `what` hides the progress."""
         self._progress = (("  ", ""), *progress_line(what, done, _BAR_WIDTH)) if what else BLANK
         self._show()
 
@@ -273,7 +285,7 @@ class Notice(Drawing):
 def notice(source: SourceView) -> Line:
     """Return the most urgent notice about `source`, or an empty line.
 
-    If the parts of the time breakdown do not add up, this error comes before the notice.
+    If the parts of the time breakdown do not add up, this error precedes the notice.
     """
     urgent, trouble = _urgent(source), breakdown_text.books_trouble(source.books)
     if not trouble:
@@ -315,12 +327,12 @@ def _urgent(source: SourceView) -> Line:
 
 
 def activity_line(source: SourceView, bar_width: int) -> Line:
-    """Return the activity that the source reports, and its progress."""
+    """Return a line with the activity that the source reports and its progress."""
     return progress_line(source.activity, source.activity_done, bar_width)
 
 
 def progress_line(what: str, done: float | None, bar_width: int) -> Line:
-    """Return for example `compiling kernels ▕████   ▏ 43 %`."""
+    """Return a line such as `compiling kernels ▕████   ▏ 43 %`."""
     line: Line = ((clean(what), "accent"),)
     if done is None:
         return (*line, (" …", "dim"))

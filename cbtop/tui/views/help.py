@@ -1,4 +1,4 @@
-"""The help: the keys from the bindings, the help texts of the views, and the glossary."""
+"""The help. It has the keys from the bindings, the help texts of the views, and the glossary."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ WORDS = (
     ("budget", "the µs/token set for a brick; ! and red: used up"),
 )
 _TERM_WIDTH = 16
-TWO_COLUMNS_FROM = 100 - 4  # Width of a page in cells if the terminal has 100.
+TWO_COLUMNS_FROM = 100 - 4  # width of a page in cells if the terminal has 100 cells
 
 
 class HelpScreen(Screen[None]):
-    """The complete help on one page."""
+    """The screen with the complete help on one page."""
 
     AUTO_FOCUS = "Pager"
 
@@ -82,7 +82,7 @@ class HelpScreen(Screen[None]):
 
 
 class HelpPage(Page):
-    """The page itself."""
+    """The page of the help."""
 
     def __init__(
         self, app_bindings: Sequence[Binding], views: Sequence[type[View]], *, id: str | None = None
@@ -96,7 +96,10 @@ class HelpPage(Page):
 
 
 def help_lines(app_bindings: Iterable[Binding], views: Iterable[type[View]], width: int) -> list[Line]:
-    """Return the whole help for `width` cells: the first of `views`, then general keys, then the rest."""
+    """Return the whole help for a width of `width` cells.
+
+    The order is: keys of the first view in `views`, then general keys, then everything else.
+    """
     first, *others = views
     in_lists = [*_declared(Table), *_declared(SortedTable)]
     lines = [*_view(first, width), BLANK]
@@ -136,7 +139,7 @@ def _paragraph(text: str, width: int) -> list[Line]:
 def _terms(
     terms: Iterable[tuple[str, str]], width: int, role: str = "strong", meaning_role: str = "dim"
 ) -> list[Line]:
-    """Return terms with their meanings, in one column or two."""
+    """Return terms with their meanings, in one or two columns."""
     room = max(20, min(width // _columns(width), 120) - _TERM_WIDTH - 4)
     entries: list[list[Line]] = []
     for term, meaning in terms:
@@ -151,7 +154,10 @@ def _columns(width: int) -> int:
 
 
 def _in_columns(entries: Sequence[Sequence[Line]], width: int) -> list[Line]:
-    """Return the entries one below the other, or in two columns if they fit. The left column comes first."""
+    """Return the entries one below the other, or in two columns if they fit.
+
+    The first entries are in the left column.
+    """
     lines = [line for entry in entries for line in entry]
     if _columns(width) == 1:
         return lines

@@ -23,17 +23,17 @@ from cbtop.viewmodels.layers import MIN_LAYERS, MIN_STEPS, ODD, LayerRow, Layers
 _NAME_WIDTH = 18
 _FIGURE_WIDTH = 9
 MAX_BAR_HEIGHT = 6
-SMALL_STRIP = 3  # Lines of one brick: its bars, and the blank line above them.
-_SCALED = 3  # Minimum height of bars, in lines, to have a scale on their left.
-AROUND = 6  # Maximum number of lines of the map that are not bars.
-_ROOMY = 140  # Minimum width, in cells, to have a column for the median.
+SMALL_STRIP = 3  # number of lines for one brick: its bars, and the blank line above them
+_SCALED = 3  # minimum height of the bars in lines to have a scale on their left
+AROUND = 6  # maximum number of lines of the map that are not bars
+_ROOMY = 140  # minimum width in cells to have a column for the median
 WHOLE = "whole layer"
-NUMBERED = 5  # The number of every fifth layer is above its bar.
+NUMBERED = 5  # every fifth layer has its number above its bar
 
 
 @dataclass(frozen=True, slots=True)
 class Strip:
-    """One row of bars, with a bar per layer: the time of one brick, of all bricks, or between bricks."""
+    """One row of bars with a bar per layer. It is for one brick, for all bricks, or for the time between bricks."""
 
     name: str
     role: str
@@ -42,9 +42,9 @@ class Strip:
 
 
 def slowest_line(layers: LayersView, width: int) -> Line:
-    """Return `Layer 17: p50 2.4× that of its peers, +1.1 ms in DownProjection …`, as long as fits.
+    """Return a line such as `Layer 17: p50 2.4× that of its peers, +1.1 ms in DownProjection …`, as much as fits.
 
-    If all layers are similar or if there are too few steps, the line says so.
+    If all layers are similar, or if there are too few steps, the line states this.
     """
     row = layers.slowest
     if row is None or row.to_median is None or row.median_us is None:
@@ -77,9 +77,9 @@ def slowest_line(layers: LayersView, width: int) -> Line:
 
 
 def whole_layers(layers: LayersView, width: int, height: int) -> list[Line]:
-    """Return lines with the layers' numbers and bars, and the median and slowest layer.
+    """Return lines with the layers' numbers and bars, and with the median and the slowest layer.
 
-    If `height` is 1, returns only the bars. If lines are left, they show the costliest bricks.
+    If `height` is 1, returns only the bars. Free lines show the bricks with the most time.
     """
     figures, spacing = _spacing(layers, width)
     whole, *others = strips_of(layers)
@@ -96,20 +96,20 @@ def whole_layers(layers: LayersView, width: int, height: int) -> list[Line]:
 
 
 def _spacing(layers: LayersView, width: int) -> tuple[int, Spacing]:
-    """Return how many columns of figures are at the right, and the spacing of the bars on their left."""
+    """Return the number of columns with figures at the right, and the layout of the bars to their left."""
     figures = 2 if width >= _ROOMY else 1
     room = width - _NAME_WIDTH - 3 - figures * (_FIGURE_WIDTH + 2) - 6
     return figures, Spacing.of(len(layers.rows), max(1, room))
 
 
 def _whole(layers: LayersView) -> Strip:
-    """Return a strip with one bar per whole layer."""
+    """Return a row of bars for the whole layers."""
     us = tuple(row.us for row in layers.rows)
     return Strip(WHOLE, "strong", us, layers.median(us))
 
 
 def strips_of(layers: LayersView) -> list[Strip]:
-    """Return the strips of the map: whole layers, then bricks in execution order, then the time between bricks."""
+    """Return the rows of bars: whole layers, then each brick in execution order, then the time between bricks."""
     between = tuple(row.between_us for row in layers.rows)
     strips = [_whole(layers)]
     for at, brick in enumerate(layers.bricks):
@@ -150,7 +150,7 @@ def map_lines(
 def _worst_line(baseline: Comparison | None, width: int) -> list[Line]:
     """Return a line about the layer with the largest increase since the baseline, and its worst brick.
 
-    Without such a layer, the line gives the reason. Returns [] without a baseline.
+    If no layer has increased, the line has the reason. Returns [] without a baseline.
     """
     if baseline is None:
         return []
@@ -173,9 +173,10 @@ def _worst_line(baseline: Comparison | None, width: int) -> list[Line]:
 
 
 def _chosen(strips: Sequence[Strip], line: int, free: int) -> tuple[list[Strip], int]:
-    """Choose strips that fit into `free` lines: whole layers, the strip under the cursor, then the longest.
+    """Choose rows of bars that fit into `free` lines.
 
-    Returns the chosen strips in their original order, and the number of other strips.
+    The order of choice is: whole layers, the row under the cursor, then the rows with the most time. Returns the
+    chosen rows in their original order, and the number of other rows.
     """
     if len(strips) <= free:
         return list(strips), 0
@@ -186,7 +187,7 @@ def _chosen(strips: Sequence[Strip], line: int, free: int) -> tuple[list[Strip],
 
 
 def _ruler(layers: LayersView, spacing: Spacing, slower: str | None = None, *, figures: int) -> Line:
-    """Return a line with the layers' numbers and the headings of the figures. Each number is above its bar."""
+    """Return a line with the layers' numbers, each above its bar, and with the headings of the figures."""
     odd = [row.is_odd for row in layers.rows]
     line: Line = ((" " * (_NAME_WIDTH + 3), ""), *numbers(layers.rows, odd, spacing, slower))
     heads = ("median", "slowest")[-figures:]
@@ -194,9 +195,9 @@ def _ruler(layers: LayersView, spacing: Spacing, slower: str | None = None, *, f
 
 
 def numbers(rows: Sequence[LayerRow], odd: Sequence[bool], spacing: Spacing, slower: str | None = None) -> Line:
-    """Return the layers' numbers, each above its layer's bar.
+    """Return a line with the layers' numbers, each above its bar.
 
-    The layer named `slower` and the layers that are `odd` have a mark.
+    The layer named `slower` and all `odd` layers have a mark.
     """
     cells, roles = [" "] * spacing.width, ["dim"] * spacing.width
 
@@ -212,7 +213,7 @@ def numbers(rows: Sequence[LayerRow], odd: Sequence[bool], spacing: Spacing, slo
     for at, row in enumerate(rows):
         if odd[at]:
             write(spacing.column(at), f"▼{row.index}", "strong warn")
-            write(spacing.column(at), "▼", "strong warn")  # If the number does not fit, write only the mark.
+            write(spacing.column(at), "▼", "strong warn")  # if the number does not fit, write only the mark
     for at, row in enumerate(rows):
         if at % NUMBERED == 0:
             write(spacing.column(at), row.index, "dim")
@@ -262,7 +263,7 @@ def _role(us: float | None, strip: Strip, *, is_cursor: bool) -> str:
 
 
 def _detail(layers: LayersView, strip: Strip, at: int, width: int, baseline: Comparison | None) -> Line:
-    """Return a line with the figures of the brick and layer under the cursor."""
+    """Return a line with the figures of the brick and the layer under the cursor."""
     row, us = layers.rows[at], strip.us[at]
     parts: list[Line] = [((f"  {clean(row.name)}", "strong"), (f" · {strip.name}", strip.role))]
     if us is None:
@@ -279,7 +280,7 @@ def _detail(layers: LayersView, strip: Strip, at: int, width: int, baseline: Com
 
 
 def _since(baseline: Comparison | None, layer: str, line: str) -> Change | None:
-    """Return the change since the baseline of the strip named `line` in `layer`, or None."""
+    """Return the change since the baseline for the row named `line` in `layer`. Return None if it is unknown."""
     changes = baseline.changes if baseline else ()
     return next(
         (c.change for c in changes if c.layer == layer and (clean(c.brick[0]) if c.brick else WHOLE) == line), None

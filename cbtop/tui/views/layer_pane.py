@@ -1,4 +1,4 @@
-"""Two tables: the bricks of one layer compared with similar layers, and all layers."""
+"""Two tables: the bricks of one layer compared with its peers (similar layers), and all layers."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from cbtop.tui.widgets.lines import BLANK, Line, clean, clip, fit_line, join_fit
 from cbtop.tui.widgets.parts import beside, even_widths
 from cbtop.viewmodels.layers import ODD, BrickInLayer, LayerRow, LayersView
 
-LEAST_LINES = 5  # Minimum height of the pane, in lines.
-_LEAST_LAYERS = 7  # Minimum height of the table of all layers, in lines.
-TWO_TABLES = 100  # Minimum width, in cells, to show the two tables next to each other.
+LEAST_LINES = 5  # minimum height of the pane in lines
+_LEAST_LAYERS = 7  # minimum height of the table of all layers in lines
+TWO_TABLES = 100  # minimum width in cells to show the two tables next to each other
 
 
 def pane_height(layers: LayersView, row: LayerRow, width: int) -> int:
-    """Return the number of lines that the full content of the pane needs."""
+    """Return the number of lines that the complete pane needs."""
     bricks, all_layers = 3 + len(layers.inside(row)), 2 + len(layers.rows)
     return max(bricks, all_layers) if width >= TWO_TABLES else bricks + 1 + all_layers
 
@@ -28,7 +28,7 @@ def pane_height(layers: LayersView, row: LayerRow, width: int) -> int:
 def layer_lines(layers: LayersView, row: LayerRow, width: int, height: int) -> list[Line]:
     """Return two tables: the bricks of the layer `row` with the time between them, and all layers.
 
-    The second table is to the right of the first if there is room, else below it.
+    The second table is to the right of the first, or below it if there is too little room.
     """
     if width >= TWO_TABLES:
         widths = even_widths(width, 2)
@@ -120,5 +120,5 @@ def _layer_columns(current: LayerRow, unit: str) -> tuple[Column[LayerRow], ...]
 
 
 def _times(ratio: float | None) -> Line:
-    """Return a ratio to the usual time of similar layers, or n/a."""
+    """Return the ratio of a time to its median over similar layers as text, or n/a."""
     return figure(units.number(ratio), "strong warn" if ratio is not None and ratio >= ODD else "")

@@ -1,4 +1,7 @@
-"""The view of layers and bricks: the whole model on one screen, and which layer is slower than similar layers."""
+"""The view of layers and bricks.
+
+It shows the whole model on one screen, and which layer is slower than similar layers.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +28,13 @@ from cbtop.tui.widgets.parts import GAP, ScreenPart, beside, parts_lines
 from cbtop.viewmodels.layers import LayerRow
 from cbtop.viewmodels.source import SourceView
 
-LEAST_PICTURES = 8  # Minimum height of the pictures, in lines.
-# Minimum width, in cells, to show the layer's figures to the right of the map instead of below it.
+LEAST_PICTURES = 8  # minimum height of the pictures in lines
+# Minimum width in cells to show the layer's figures to the right of the map. Otherwise they are below it.
 BESIDE = 160
 
 
 class Layers(View):
-    """The time of each brick in each layer."""
+    """The view of the time of each brick in each layer."""
 
     title = "Layers"
     section = "layers"
@@ -62,7 +65,7 @@ class Layers(View):
     ]
 
     class Opened(Message):
-        """The user wants to open the node `node` in the graph."""
+        """A message: the user wants to open the node `node` in the graph."""
 
         def __init__(self, node: int) -> None:
             super().__init__()
@@ -83,7 +86,7 @@ class Layers(View):
         self._map.let_go()
 
     def cells(self) -> Cells | None:
-        """Return a row per layer and a column per brick. Times are µs per step or call."""
+        """Return a table with a row per layer and a column per brick. Times are in µs per step (or call)."""
         layers = self.source.layer_times if self.source else None
         if layers is None:
             return None
@@ -110,17 +113,17 @@ class Layers(View):
 
 
 class LayerMap(SourceDrawing, can_focus=True):
-    """The map of layers. Its cursor is on one layer and on the line of one brick."""
+    """The map of layers. Its cursor is on one layer and on one row of bars."""
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
         self._pictures = Pictures()
-        # Node of the layer under the cursor. While it is None, the cursor is on the slowest layer.
+        # Id of the layer under the cursor. If it is None, the cursor is on the slowest layer.
         self._layer: int | None = None
         self._line = 0
 
     def let_go(self) -> None:
-        """Drop the pictures of the previous moment."""
+        """Drop the cached pictures of the previous moment."""
         self._pictures.let_go()
 
     @property
@@ -175,7 +178,7 @@ class LayerMap(SourceDrawing, can_focus=True):
         return [*drawn(width, height - room), *(layer_lines(layers, row, width, room) if room else ())]
 
     def _pane(self, row: LayerRow, strips: Sequence[Strip], width: int, height: int) -> list[Line]:
-        """Return the figures of the layer `row`. The other lines show the brick under the cursor in all layers."""
+        """Return the figures of the layer `row`. Free lines show the brick under the cursor in all layers."""
         source = self._source
         if source is None or source.layer_times is None:
             return []

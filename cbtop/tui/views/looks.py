@@ -1,4 +1,4 @@
-"""The look of categories and states: a colour role, and a glyph that says the same without colour."""
+"""The look of categories and states: a colour role, and a glyph with the same meaning for screens without colour."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cbtop.tui.widgets.lines import Line
 
 @dataclass(frozen=True, slots=True)
 class CategoryLook:
-    """Look of a category. `role` colours text, and `fill` colours bars. `glyph` comes before the name."""
+    """The look of a category. `role` is for text, and `fill` is for bars. `glyph` precedes the name."""
 
     role: str
     fill: str
@@ -43,6 +43,6 @@ _BADGES = {
 
 
 def state_badge(state: str, age: str = "") -> Line:
-    """Return a badge with a state and its age. An unknown state is shown by its own name."""
+    """Return a badge with a state and its age. An unknown state is written as it is."""
     text, role = _BADGES.get(state, (state.upper(), "badge-warn"))
     return ((f" {text} {age} " if age else f" {text} ", role),)

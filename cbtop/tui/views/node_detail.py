@@ -1,4 +1,4 @@
-"""The panel with details of one node of the graph. For a layer or brick, it has figures of other places, too."""
+"""The panel with details of one node of the graph. For a layer or brick, it also has figures of all layers."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from cbtop.viewmodels.graph import GraphRow
 from cbtop.viewmodels.layers import LayerRow
 from cbtop.viewmodels.source import SourceView
 
-LEAST_LINES = 6  # Minimum height of the panel, in lines.
-MAX_PICTURE = 16  # Maximum height of a picture, in lines.
-TWO_COLUMNS = 110  # Minimum width, in cells, to show pictures to the right of the figures.
+LEAST_LINES = 6  # minimum height of the panel in lines
+MAX_PICTURE = 16  # maximum height of a picture in lines
+TWO_COLUMNS = 110  # minimum width in cells to show pictures to the right of the figures
 
 
 class NodeDetail(Drawing):
-    """The panel with details of the node under the cursor of the adjacent graph."""
+    """The panel with details of one node. It is the node under the cursor of the graph next to the panel."""
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -38,7 +38,7 @@ class NodeDetail(Drawing):
         self._pictures = Pictures()
 
     def let_go(self) -> None:
-        """Drop the pictures of the previous moment."""
+        """Drop the cached pictures of the previous moment."""
         self._pictures.let_go()
 
     def show_node(self, node: GraphRow | None, source: SourceView) -> None:
@@ -57,7 +57,7 @@ def node_lines(
 ) -> list[Line]:
     """Return the panel of `node` in at most `height` lines.
 
-    `pictures` caches drawings. If it is None, nothing is cached yet.
+    `pictures` is a cache of drawings. If it is None, no cache is used.
     """
     pictures = pictures or Pictures()
     pictures.begin(source, node.id)
@@ -90,7 +90,7 @@ def _layers(source: SourceView) -> tuple[LayerRow, ...]:
 
 
 def _figures(node: GraphRow, width: int) -> list[Line]:
-    """Return what was measured at this node, and its launch configuration."""
+    """Return the measured figures of this node, and its launch configuration."""
     rows = [row for row in statistics_of(Of.NODE) if row.value(node) is not None]
     known = [(row.word or row.title, clean(row.in_full(node)), "") for row in rows]
     if not known:
@@ -116,7 +116,7 @@ def _attribute(name: str, value: object) -> str:
 
 
 def _everywhere(brick: BrickRow, source: SourceView, pictures: Pictures, width: int, height: int) -> list[Line]:
-    """Return the figures of the brick in all layers of the phase, including the node's own layer."""
+    """Return the figures of the brick over all layers of the phase, including the layer of the node."""
     if height < LEAST_LINES:
         return []
     title: Line = ((clean(brick.name), "strong"), (" in all layers", "dim"))

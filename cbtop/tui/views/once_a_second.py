@@ -1,4 +1,7 @@
-"""A cache for pictures of a source. A picture takes as long as a table, so it is drawn at most once a second."""
+"""A cache for pictures of a source.
+
+Drawing a picture takes as long as a table, so it is drawn at most once a second.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ T = TypeVar("T")
 
 
 class Pictures:
-    """Cache of the pictures of a source that were drawn in the current second."""
+    """The pictures of a source that were drawn during the current second."""
 
     def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._clock_s = clock_s
@@ -21,10 +24,10 @@ class Pictures:
         self._drawn: dict[Hashable, object] = {}
 
     def begin(self, source: SourceView, *of: Hashable) -> None:
-        """Prepare for a picture of `source` that depends on the keys in `of`.
+        """Prepare for a picture of `source`. The picture depends on the keys in `of`.
 
-        Drop all cached pictures if the source, the keys or the daemon's second have changed, or if a second has
-        passed here. Also drop them if the source is held.
+        All cached pictures are dropped if the source, the keys or the daemon's second have changed, or if they are
+        one second old. They are also dropped if the source is frozen (`SourceView.held`).
         """
         now, now_s = (source.second, source.rows_of, *of), self._clock_s()
         if source.second is None or now != self._of or now_s - self._begun_s >= 1:
@@ -32,7 +35,7 @@ class Pictures:
             self._of, self._begun_s = now, now_s
 
     def drawn(self, what: Hashable, draw: Callable[[], T]) -> T:
-        """Return the picture `what` from the cache. If it is not there, draw it."""
+        """Return the picture `what` from the cache. If it is missing, draw it."""
         if what not in self._drawn:
             self._drawn[what] = draw()
         return cast("T", self._drawn[what])

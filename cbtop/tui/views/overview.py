@@ -1,4 +1,4 @@
-"""The first view: speed, the time breakdown, what is slow and why, and the state of the machine."""
+"""The first view: speed, the time breakdown, slow parts with their causes, and the state of the machine."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from cbtop.viewmodels.devices import DeviceRow
 from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.steps import StepsView
 
-TWO_COLUMNS = 160  # Minimum width, in cells, to show verdicts and bricks to the right of the other parts.
-_WORST = 3  # This many verdicts get room before the rest of the view.
-# Minimum heights of the view, in lines: to give each verdict a line, and to add its advice.
+TWO_COLUMNS = 160  # minimum width in cells to show verdicts and bricks to the right of the other parts
+_WORST = 3  # number of verdicts that get room before other parts of the view
+# Minimum heights of the view in lines: for one line per verdict, and for its advice in addition.
 _ROOMY, _ROOM_FOR_ADVICE = 17, 26
-_TWO_CHARTS = 100  # Minimum width, in cells, to show two charts.
-_LEAST_TRAINING = 4  # Lines of a training step: a rule, a bar, and the shares of eight parts.
+_TWO_CHARTS = 100  # minimum width in cells to show two charts
+_LEAST_TRAINING = 4  # number of lines for a training step: a rule, a bar, and the shares of eight parts
 _RATE_ROLE, _TIME_ROLE = "accent", "norm"
 _BUSY_WIDTH = 16
 
@@ -75,12 +75,12 @@ COLUMNS_WITHOUT_TOKENS: tuple[Column[StepsView], ...] = (
 
 
 def phase_columns(phases: Sequence[StepsView]) -> tuple[Column[StepsView], ...]:
-    """Return the columns for `phases`. They include tokens unless no phase has tokens."""
+    """Return the columns of the table of phases. Tokens are left out if no phase has tokens."""
     return PHASE_COLUMNS if not phases or any(steps.has_tokens for steps in phases) else COLUMNS_WITHOUT_TOKENS
 
 
 class Overview(View, can_focus=True):
-    """A summary of everything."""
+    """The view with a summary of everything."""
 
     title = "Overview"
     doc = (
@@ -104,7 +104,7 @@ class Overview(View, can_focus=True):
         self._drawing.let_go()
 
     def cells(self) -> Cells:
-        """Return the source's phases as a table."""
+        """Return the phases of the source as a table."""
         phases = self.source.phases if self.source else ()
         return Cells.of(phase_columns(phases), phases)
 
@@ -117,7 +117,7 @@ class OverviewDrawing(SourceDrawing):
         self._pictures = Pictures()
 
     def let_go(self) -> None:
-        """Drop the pictures of the previous moment."""
+        """Drop the cached pictures of the previous moment."""
         self._pictures.let_go()
 
     def draw(self, width: int, height: int) -> list[Line]:
@@ -156,7 +156,7 @@ class OverviewDrawing(SourceDrawing):
             order = (speed, phases, since, step, verdicts, layers, bricks, devices, cost)
             by_rank = (phases, step, verdicts, since, speed, cost, layers, devices, bricks)
             return parts_lines(order, by_rank, width, height)
-        if known is not None:  # Bars of each brick are more useful than high curves, so reserve room for the bars.
+        if known is not None:  # Bars for each brick are more useful than a high curve, so they get their lines first.
             bars = 3 + MAX_BAR_HEIGHT + SMALL_STRIP * (1 + known)
             layers = replace(layers, most=bars)
             rest = sum(each.most for each in (phases, since, step, layers))
@@ -174,7 +174,10 @@ class OverviewDrawing(SourceDrawing):
 
 
 def _speed(source: SourceView, width: int, height: int) -> list[Line]:
-    """Return a chart of tokens/s (or steps/s) in the last two minutes. If there is room, add one of the step time."""
+    """Return a chart of tokens/s (or steps/s) over the last two minutes.
+
+    If there is room, a chart of step times is added.
+    """
     phase = clean(source.phase or units.NOT_MEASURED)
     rate = source.rate
     now: Line = (
@@ -207,20 +210,20 @@ def _baseline(source: SourceView, width: int, height: int) -> list[Line]:
 
 
 def _step(source: SourceView, width: int, height: int) -> list[Line]:
-    """Return one step as a bar and as an equation. A rule above both has the time between steps."""
+    """Return a step as a bar and as an equation. The rule above them has the time between steps."""
     if source.books is None:
         return [rule((("one step", "dim"),), width), (("  n/a: no step has ended yet", "dim"),)]
     parts = books_parts(source)
     labelled: Line = (("  ", ""), *stacked(parts, width - 4))
     equation: Line = (("  ", ""), *books_equation(source, source.books, width - 2))
-    if height <= 2:  # In two lines, notes on the time breakdown are more useful than its bar.
+    if height <= 2:  # if there are only two lines, show notes on the time breakdown and not its bar
         return [books_rule(source, "one step", width) if beside_books(source) else labelled, equation]
     bare: Line = tuple((text if set(text) <= set("▒░") else _without_label(text), role) for text, role in labelled)
     return [books_rule(source, "one step", width), *([labelled, bare][: height - 2]), equation]
 
 
 def _training(source: SourceView, width: int, height: int) -> list[Line]:
-    """Return one training step as a bar, and the shares of its parts."""
+    """Return a training step as a bar, and the shares of its parts."""
     return training_lines(source, source.training, width, height) if source.training else []
 
 
@@ -234,18 +237,18 @@ def _bricks_in_layers(source: SourceView) -> int | None:
 
 
 def _layers(source: SourceView, width: int, height: int) -> list[Line]:
-    """Return every layer as a bar, and a sentence about the slowest layer."""
+    """Return a bar for each layer, and a sentence about the slowest layer."""
     layers = source.layer_times
     if layers is None:
         return []
     title: Line = ((f"{len(layers.rows)} layers", "dim"),)
-    if height <= 3:  # In three lines, the marks above the bars are more useful than a rule.
+    if height <= 3:  # if there are only three lines, show the marks above the bars and not a rule
         return [slowest_line(layers, width), *whole_layers(layers, width, height - 1)]
     return [rule(title, width), slowest_line(layers, width), *whole_layers(layers, width, height - 2)]
 
 
 def _bricks(source: SourceView, width: int, height: int) -> list[Line]:
-    """Return a line for each of the costliest bricks."""
+    """Return a line for each of the bricks with the most time."""
     if not source.bricks:
         return []
     largest = max(row.percent or 0.0 for row in source.bricks) or 1.0
@@ -261,7 +264,7 @@ def _bricks(source: SourceView, width: int, height: int) -> list[Line]:
 def _brick(row: BrickRow, longest: int, largest: float, width: int) -> Line:
     look = CATEGORY_LOOKS[row.category]
     name = fit_line(((f"  {look.glyph} ", look.role), (clean(row.name), "strong")), longest + 4)
-    # Exclusive, like the share of the wall time.
+    # Use exclusive times, like the share of the wall time.
     us, of_what = row.exclusive_us_per_token, " a token"
     if us is None:
         us, of_what = row.avg_exclusive_us, " a call "
@@ -280,7 +283,7 @@ def _device_count(source: SourceView) -> int:
 
 
 def _devices(source: SourceView, width: int, height: int) -> list[Line]:
-    """Return a line for each device that fits, and the number of devices that do not fit."""
+    """Return a line for each device that fits. If devices do not fit, add their number."""
     rows = [row for machine in source.machines for row in machine.devices]
     if not rows:
         return []
@@ -313,9 +316,9 @@ def _device(row: DeviceRow, source: SourceView, width: int) -> Line:
 
 
 def _moved(source: SourceView) -> Line:
-    """Return the memory bandwidth of the source's bricks, derived from their declared bytes.
+    """Return the memory bandwidth of the source's bricks as text, derived from their declared bytes.
 
-    It is not measured, because the machine's memory counters require privileges.
+    It is not measured, because reading the machine's memory counters requires privileges.
     """
     if source.moved_gb_per_sec is None:
         is_declared = any(row.bytes is not None for row in source.bricks)
@@ -329,7 +332,7 @@ def _of(limit: float | None, unit: str) -> Line:
 
 
 def _cost(source: SourceView, width: int, height: int) -> list[Line]:
-    """Return a line with lost records, the cost of recording (if measured), and the cost of cbtop itself."""
+    """Return a line with lost records, the cost of recording (if measured), and cbtop's own cost."""
     loss = source.loss
     records: Line = ((units.count(loss.received), ""), (" records, ", "dim"))
     records += ((f"{units.count(loss.lost)} lost", "strong bad" if loss.lost else "good"),)

@@ -1,4 +1,7 @@
-"""The panel of the roofline: the brick under the cursor compared with every roof, and what each brick would save."""
+"""The panel of the roofline.
+
+It compares the brick under the cursor with every roof, and shows the possible saving of each brick.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ from cbtop.viewmodels.roofline import CeilingRow, advice_at_a_peak, peaks_over
 from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.verdicts.base import gain_inside
 
-LEAST_LINES = 5  # Minimum height of the panel, in lines.
+LEAST_LINES = 5  # minimum height of the panel in lines
 _ADVICE = {
     MEMORY: "Move fewer bytes (smaller weights, a fused kernel), or let more sequences share each read.",
     NO_ROOF: "Far below every roof: launches, waiting, small shapes, scattered reads, or work beside the arithmetic, "
@@ -40,7 +43,7 @@ class _Saving:
 
 
 class RoofDetail(Drawing):
-    """The panel with details of the brick under the cursor of the table above it."""
+    """The panel with details of the brick under the cursor of the table above."""
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -74,7 +77,7 @@ class RoofDetail(Drawing):
 def _roofs(
     brick: BrickRow, ceilings: Sequence[CeilingRow], said: Sequence[Line], width: int, height: int
 ) -> list[Line]:
-    """Return a table of the roofs, with the share of each that the brick reaches, then the lines `said`."""
+    """Return a table of the roofs and the share of each that the brick reaches. The lines `said` follow."""
     look = CATEGORY_LOOKS[brick.category]
     title: Line = ((f"{look.glyph} ", look.role), (clean(brick.name), "strong"), (" under each roof", "dim"))
     rates = f"{units.number(brick.gb_per_sec)} GB/s · {units.number(brick.gflops)} GFLOP/s"
@@ -90,7 +93,7 @@ def _roofs(
 def _said(brick: BrickRow, ceilings: Sequence[CeilingRow], every: Sequence[CeilingRow], width: int) -> list[Line]:
     """Return advice about the roof that limits the brick.
 
-    `every` also has compute roofs of types that the brick does not use.
+    `every` contains all compute roofs, also for data types that the brick does not use.
     """
     said = advice_at_a_peak(brick, every) if brick.bound == COMPUTE else _ADVICE.get(brick.bound or "", "")
     near = _other_roof(brick, ceilings)
@@ -102,9 +105,9 @@ def _said(brick: BrickRow, ceilings: Sequence[CeilingRow], every: Sequence[Ceili
 
 
 def _other_roof(brick: BrickRow, ceilings: Sequence[CeilingRow]) -> CeilingRow | None:
-    """Return the roof that limits the brick.
+    """Return the roof that would limit the brick, if the brick is far below it.
 
-    Returns None if the brick's % of roof is about this roof, or if no roof limits the brick.
+    Returns None if the brick is near this roof, or if no roof limits the brick.
     """
     share, kind = brick.percent_of_roof, {MEMORY: "bandwidth", COMPUTE: "compute"}.get(brick.bound or "")
     if kind is None or share is None or share >= LIMITING_PERCENT:
@@ -113,7 +116,10 @@ def _other_roof(brick: BrickRow, ceilings: Sequence[CeilingRow]) -> CeilingRow |
 
 
 def _where_from(brick: BrickRow, ceilings: Sequence[CeilingRow]) -> str:
-    """Return a sentence about a brick above its roof. It names the slowest cache that is fast enough."""
+    """Return a sentence about a brick above its roof.
+
+    The sentence names the slowest cache that is fast enough for it.
+    """
     levels = sorted((one for one in ceilings if one.kind == "cache"), key=lambda one: one.value)
     fast = next((one for one in levels if one.value >= (brick.gb_per_sec or 0.0)), None)
     if fast is None:
@@ -122,9 +128,9 @@ def _where_from(brick: BrickRow, ceilings: Sequence[CeilingRow]) -> str:
 
 
 def _over(brick: BrickRow, ceilings: Iterable[CeilingRow]) -> list[CeilingRow]:
-    """Return the ceilings that apply to the brick.
+    """Return the roofs that apply to the brick.
 
-    A compute roof applies only if the brick multiplies its type.
+    A compute roof applies only if the brick multiplies the roof's data type.
     """
     peaks = peaks_over(brick, ceilings)
     return [one for one in ceilings if one.kind != "compute" or one in peaks]
@@ -153,9 +159,9 @@ def _roof_columns(brick: BrickRow) -> tuple[Column[CeilingRow], ...]:
 
 
 def _growing(title: str, points: tuple[SizePoint, ...], unit: str, role: str) -> ScreenPart:
-    """Return a part with the brick's time per token for each size of its steps.
+    """Return a part with the brick's time per token for each size of step, such as the number of cached positions.
 
-    The part is empty if all steps had one size.
+    The part is empty if all steps had about the same size.
     """
     return ScreenPart(partial(_sizes, title, points, unit, role), 4, 3 + len(points) if len(points) > 1 else 0)
 
@@ -179,10 +185,7 @@ def _sizes(title: str, points: tuple[SizePoint, ...], unit: str, role: str, widt
 
 
 def _savings(source: SourceView) -> list[_Saving]:
-    """Return what each brick would save at its roof, the largest first.
-
-    Bricks with an uncertain roof are left out.
-    """
+    """Return the possible saving of each brick, the largest first. Bricks with an uncertain roof are left out."""
     found = []
     for brick in source.roofline.points:
         share, at = brick.percent, brick.percent_of_roof

@@ -1,6 +1,6 @@
-"""The roofline view: how fast the bricks are, compared with ceilings measured on this machine."""
+"""The roofline view. It compares the speed of the bricks with the roofs that were measured on this machine."""
 
-# No roof is ever invented: without measured ceilings, there is no plot, and its place says what is missing.
+# Only measured roofs are drawn. Without any, a text about the missing measurement replaces the plot.
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from cbtop.tui.widgets.table import Table
 from cbtop.viewmodels.roofline import RooflineView, missing_ceilings
 from cbtop.viewmodels.source import SourceView
 
-BESIDE = 100  # Minimum width, in cells, to show the table to the right of the plot. cbtop.tcss has the same number.
+BESIDE = 100  # minimum width in cells to show the table to the right of the plot; cbtop.tcss has the same number
 
 
 def _brick(row: LetteredPoint, width: int) -> Line:
@@ -97,7 +97,7 @@ def change_column(changes: Mapping[Brick, WorkChange]) -> Column[LetteredPoint]:
 
 
 class Roofline(View):
-    """The roofline, which shows how far each brick is from the limits of this machine."""
+    """The view of the roofline. It shows how far each brick is from the limits of this machine."""
 
     title = "Roofline"
     section = "roofline"
@@ -115,7 +115,7 @@ class Roofline(View):
         "brick would save at its own (derived)."
     )
     BINDINGS: ClassVar[list[BindingType]] = [
-        # The key works in every view. It is listed here for the footer.
+        # Works in every view. Listed here for the footer.
         Binding("C", "app.measure_roofs", "measure roofs"),
     ]
     columns_doc = tuple((column.title, column.doc) for column in (*POINT_COLUMNS, change_column({})))
@@ -164,8 +164,8 @@ class Roofline(View):
     def _lay_out(self) -> None:
         """Set the heights. Notes get the lines that they need, at most a sixth of the view.
 
-        If the table is next to the plot, details of the brick under the cursor fill the free lines of the table. If
-        the table is below the plot, the plot gets the free lines.
+        If the table is next to the plot, the details of the brick under the cursor fill the lines that the table
+        leaves free. If the table is below the plot, the plot gets all free lines.
         """
         width, height = self.size
         notes = min(self._notes.lines_in(width), height // 6) if self.screen.has_class("-tall") else 1
@@ -187,7 +187,7 @@ class Roofline(View):
 
 
 class Notes(Drawing):
-    """Notes about what the plot cannot show."""
+    """Notes about facts that the plot cannot show."""
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -212,8 +212,11 @@ class Notes(Drawing):
 
 
 def roofline_notes(roofline: RooflineView) -> list[Line]:
-    """Return missing or doubtful ceilings, then points above the roof and bricks without declared work."""
-    said = [(missing_ceilings(roofline) or roofline.note) if roofline.has_roofs else ""]  # else it is in the plot
+    """Return notes about missing or doubtful roofs, then about points above the roof and bricks without declared
+    work.
+    """
+    # without roofs, this text replaces the plot
+    said = [(missing_ceilings(roofline) or roofline.note) if roofline.has_roofs else ""]
     said += (f"roofs {doubt}" for doubt in roof_text.ceiling_doubts(roofline.ceilings))
     doubts: Line = tuple((f"{clean(one)}  ", "warn") for one in said if one)
     spans: Line = ()

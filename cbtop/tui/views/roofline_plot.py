@@ -1,12 +1,13 @@
-"""The plot of the roofline: ceilings, ridge points, a mark for each brick, and the trail of one brick."""
+"""The plot of the roofline: roofs, ridge points, a mark for each brick, and the trail of one brick."""
 
 # Rules
 # - A mark is in the cell of its values. If several marks share a cell, the cell shows their number, and a line below
 #   the plot lists their letters.
-# - The trail of the brick under the cursor is drawn below roofs, marks and names. It is clipped at the axes.
-# - A hollow mark shows the brick under the cursor at the baseline. It is drawn only inside the axes, and only in a
+# - The trail of the brick under the cursor is covered by roofs, marks and names. It is clipped at the axes.
+# - A hollow mark shows the brick under the cursor at the baseline. It is drawn only inside of the axes, and only in a
 #   cell without another mark.
-# - A brick far from all others is not drawn, because it would squeeze them. A line below the plot lists it.
+# - A brick far from all others is not drawn, because the axes would have to be much longer. A line below the plot
+#   lists it.
 
 from __future__ import annotations
 
@@ -27,33 +28,33 @@ from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.roofline import CeilingRow, RooflineView, missing_ceilings
 
 RIDGE = "◆"
-BEFORE = "○"  # Mark of a brick at the baseline.
-MANY = "+"  # Mark of a cell with ten or more bricks.
-# Places to try for the names of roofs, the best first, as shares of the plot's width and height.
+BEFORE = "○"  # mark of a brick at the baseline
+MANY = "+"  # mark of a cell with ten or more bricks
+# Positions to try for the names of roofs, the best first. They are shares of the plot's width or height.
 _ALONG_PEAK = (1.0, 0.85, 0.7, 0.55)
 _UP_BANDWIDTH = (0.62, 0.5, 0.38, 0.74, 0.26, 0.86, 0.14)
-ROOM_FOR_WORDS = 50  # Minimum width, in cells, to have words in the lines below the plot.
-# Minimum height of the plot in rows, including axis and ticks. Lines below the plot are dropped first.
+ROOM_FOR_WORDS = 50  # minimum width in cells to have words in the lines below the plot
+# Minimum height of the plot in lines, including axis and ticks. To keep it, lines below the plot are dropped.
 _LEAST_PLOT = 4
 
 Cells = dict[tuple[int, int], list["LetteredPoint"]]
 
 
 def letter(number: int) -> str:
-    """Return the letter of brick `number`, counted from 0, or `*` after 52 letters."""
+    """Return the letter of the brick with this number (from 0). After 52 letters, return `*`."""
     return ascii_letters[number] if number < len(ascii_letters) else "*"
 
 
 @dataclass(frozen=True, slots=True)
 class LetteredPoint:
-    """A point with the letter that marks it in the plot."""
+    """A point, and the letter that marks it in the plot."""
 
     letter: str
     point: BrickRow
 
     @property
     def flop_per_byte(self) -> float:
-        """FLOP per byte. 0 cannot be placed on a logarithmic axis."""
+        """FLOP per byte. It must be above 0, because the axis is logarithmic."""
         return self.point.intensity or 0.0
 
     @property
@@ -65,7 +66,7 @@ class LetteredPoint:
 
 
 class RooflinePlot(Drawing):
-    """The plot, and the letters of marks that share a cell."""
+    """The plot, and a list of the marks that share a cell."""
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -98,7 +99,7 @@ class RooflinePlot(Drawing):
 
 
 def nothing_to_draw(roofline: RooflineView, width: int, height: int) -> list[Line]:
-    """Return what is missing for a plot, and how it can be measured, in the middle of `height` lines."""
+    """Return a text about the missing measurement and how to make it, in the middle of `height` lines."""
     text: Line = ((clean(missing_ceilings(roofline)), "warn"),)
     lines = [((" no plot without roofs", "dim"),), *wrap_line(((" ", ""),), text, width)][:height]
     above = (height - len(lines)) // 2
@@ -114,7 +115,7 @@ def roofline_lines(
     trail: Sequence[tuple[float, float] | None] = (),
     before: tuple[float, float] | None = None,
 ) -> list[Line]:
-    """Return the plot and, below it, the lists of its marks, in `width` x `height` cells.
+    """Return the plot with the lists of its marks below, in `width` x `height` cells.
 
     `trail` is BrickRow.trail of the brick `selected`. `before` is (FLOP/B, GFLOP/s) of this brick at the baseline.
     """
@@ -123,7 +124,7 @@ def roofline_lines(
     inside = [row for row in drawable if x.holds(row.flop_per_byte) and y.holds(row.gflops)]
     outside = [row for row in drawable if not (x.holds(row.flop_per_byte) and y.holds(row.gflops))]
     named: list[Line] = []
-    # Each line below the plot makes the plot smaller, which moves marks to other cells.
+    # Repeat, because each line below the plot makes the plot smaller, and marks may then move to other cells.
     while True:
         plot = LogLogPlot(width, height - len(named), x, y)
         cells = _cells(plot, inside)
@@ -135,7 +136,7 @@ def roofline_lines(
 
 
 def axes(roofline: RooflineView, points: Sequence[LetteredPoint]) -> tuple[Span1D, Span1D]:
-    """Return the x and y axes. They include the roofs and all points except outliers."""
+    """Return the x axis and the y axis. They cover all roofs, and all points except outliers."""
     across, up = usual([row.flop_per_byte for row in points]), usual([row.gflops for row in points])
     rows = [row for row in points if across.holds(row.flop_per_byte) and up.holds(row.gflops)]
     ridges, peaks = roofline.ridges, _of_kind(roofline, "compute")
@@ -148,7 +149,7 @@ def _of_kind(roofline: RooflineView, kind: str) -> list[CeilingRow]:
 
 
 def _cells(plot: LogLogPlot, points: Sequence[LetteredPoint]) -> Cells:
-    """Return the points that share each cell of the plot."""
+    """Return the points in each cell of the plot."""
     cells: Cells = {}
     for row in points:
         cells.setdefault(plot.cell(row.flop_per_byte, row.gflops), []).append(row)
@@ -160,7 +161,7 @@ def _mark(rows: Sequence[LetteredPoint]) -> str:
 
 
 def _clusters(cells: Cells, selected: str, width: int) -> Iterator[Line]:
-    """Yield `in one cell: 2=cd`, `4=efgh` etc. from left to right. A list that is too long is split."""
+    """Yield texts for shared cells from left to right: `in one cell: 2=cd`, `4=efgh`, … A long list is split."""
     said: Line = (("in one cell: ", "dim"),) if width >= ROOM_FOR_WORDS else BLANK
     for _, rows in sorted(cells.items()):
         if len(rows) > 1:
@@ -198,7 +199,10 @@ def _drawn(
     trail: Sequence[tuple[float, float] | None],
     before: tuple[float, float] | None,
 ) -> list[Line]:
-    """Draw decades, the trail, roofs, marks, and then names. Names that do not fit are omitted and counted."""
+    """Draw decades, the trail, roofs, marks, and then names.
+
+    Names that do not fit are left out, and their number is shown.
+    """
     bandwidths, peaks = _of_kind(roofline, "bandwidth"), _of_kind(roofline, "compute")
     x, y = plot.x, plot.y
     plot.grid()
@@ -210,7 +214,8 @@ def _drawn(
         x1 = min(x.high, top / bandwidth.value)
         if x0 < x1:
             plot.segment(x0, bandwidth.value * x0, x1, bandwidth.value * x1, _role(bandwidth))
-    # Cache levels are not roofs, so they are faint. A brick above the roof may have read its data from one of them.
+    # Lines of caches are faint, because they are not roofs. A brick above the roof may have read its data from a
+    # cache.
     for level in _of_kind(roofline, "cache"):
         x0, x1 = max(x.low, y.low / level.value), min(x.high, min(y.high, roof or y.high) / level.value)
         if x0 < x1:
@@ -228,11 +233,11 @@ def _drawn(
     unnamed = 0
     for peak in peaks:
         spots = [Spot(x.value(along), peak.value, up, right=True) for up in (1, 2) for along in _ALONG_PEAK]
-        # To the left of the roof's line.
+        # As a last resort, write the name to the left of the roof's line.
         spots.append(Spot(_begin(peak, bandwidths, x), peak.value, columns_right=-3, right=True))
         unnamed += not _name_roof(plot, peak, spots)
-    # The name of the highest bandwidth is above its line. The other names are below their lines, so that no name
-    # crosses a roof.
+    # The name of the highest bandwidth is above its line. Other names are below their lines. So no name crosses a
+    # roof.
     for index, bandwidth in enumerate(sorted(bandwidths, key=lambda ceiling: -ceiling.value)):
         heights = [at for at in map(y.value, _UP_BANDWIDTH) if at <= (roof or y.high)]
         points_on_it = [(at / bandwidth.value, at) for at in heights if x.low <= at / bandwidth.value <= x.high]
@@ -251,17 +256,17 @@ def _drawn(
 
 
 def _role(ceiling: CeilingRow) -> str:
-    """Return the colour role of a ceiling. An uncertain ceiling is grey."""
+    """Return the colour role of a roof. An uncertain roof is grey."""
     return "dim" if ceiling.is_unsure else "accent" if ceiling.kind == "bandwidth" else "warn"
 
 
 def _begin(peak: CeilingRow, bandwidths: Sequence[CeilingRow], x: Span1D) -> float:
-    """Return the lowest intensity (FLOP/B) at which memory is fast enough for a compute roof."""
+    """Return the lowest intensity (FLOP/B) at which memory is fast enough to reach a compute roof."""
     return max(x.low, min((peak.value / bandwidth.value for bandwidth in bandwidths), default=x.low))
 
 
 def _name_roof(plot: LogLogPlot, ceiling: CeilingRow, spots: Sequence[Spot]) -> bool:
-    """Write the name of a roof in the longest form that fits. Return False if nothing fits."""
+    """Write the name of a roof in the longest form that fits. Return False if no form fits."""
     unsure = "? " if ceiling.is_unsure else ""
     short = f"{unsure}{clean(ceiling.name)} {units.number(ceiling.value)} {clean(ceiling.unit)}"
     texts = [f"{short} ({ceiling.provenance.value})"]

@@ -1,6 +1,6 @@
-"""The view of all sources. Live sources come first, and ended sources are folded.
+"""The view of all sources. Live sources come first. Ended sources can be folded into one row.
 
-Below the list are details of one source, and cbtop's own cost.
+Details of one source and cbtop's own cost are below the list.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.sources import ListView, ProcessCost, SourceRow
 from cbtop.viewmodels.stall import StallKind
 
-FOLD = ""  # Key of the row that folds and unfolds the ended sources.
+FOLD = ""  # key of the row that folds and unfolds the ended sources
 SHOWN = "●"
 _LABEL_WIDTH = 10
 MAX_COSTS = 3
-LEAST_WORDS = 7  # Lines that a long list leaves to the details.
+LEAST_WORDS = 7  # minimum number of lines for the details, which a long list must leave free
 _STATE_ROLES = {
     SourceStatus.LIVE: "good",
     SourceStatus.GONE: "bad",
@@ -50,9 +50,10 @@ _STATE_ROLES = {
 def source_columns(
     row_of: Callable[[str], SourceRow], mark: Callable[[str], str], fold: Callable[[], str], *, is_compared: bool
 ) -> tuple[Column[str], ...]:
-    """Return the columns of a table of source keys.
+    """Return the columns of a table of sources. Its rows are keys of sources.
 
-    `mark` returns the sign before a name. The row FOLD has the text of `fold`. `is_compared` adds the change column.
+    `mark` returns the sign before a name. The row FOLD has the text that `fold` returns. With `is_compared`, there is
+    a column for the change since the baseline.
     """
 
     def column(
@@ -125,7 +126,7 @@ def _lost(row: SourceRow) -> tuple[str, str]:
 
 
 class Sources(View):
-    """The watched processes, and how complete their data is."""
+    """The view of the watched processes. It also shows how complete their data is."""
 
     title = "Sources"
     section = "sources"
@@ -148,7 +149,7 @@ class Sources(View):
     ]
 
     class SourceChosen(Message):
-        """The user wants every view to show the source `key`."""
+        """A message: the user wants to see the source `key` in every view."""
 
         def __init__(self, key: str) -> None:
             super().__init__()
@@ -157,7 +158,7 @@ class Sources(View):
     def compose(self) -> ComposeResult:
         self._listed = ListView((), 0, lambda _: NotImplemented)
         self._shown: frozenset[str] = frozenset()
-        # Whether ended sources are unfolded. While it is None, they are unfolded if no process runs.
+        # Whether ended sources are unfolded. If it is None, they are unfolded while no process runs.
         self._unfolded: bool | None = None
         self._table: Table[str] = Table(
             self._columns(),
@@ -210,7 +211,7 @@ class Sources(View):
         self._lay_out()
 
     def _lay_out(self) -> None:
-        """Set the height of the list. The list gets all lines that it needs, unless the details get too few."""
+        """Set the height of the list. It gets all lines that it needs, if enough lines are left for the details."""
         room = self.size.height - self._costs.lines - LEAST_WORDS
         if self.size.height:
             least = self.size.height * 3 // 5
@@ -242,7 +243,7 @@ class Sources(View):
 
 
 class SourceInWords(Drawing):
-    """Details of one source, with the reason for each figure that is n/a."""
+    """Details of one source, with the reason for each figure that is not available."""
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -250,7 +251,7 @@ class SourceInWords(Drawing):
         self._process: ProcessRow | None = None
 
     def show(self, row: SourceRow | None, process: ProcessRow | None = None) -> None:
-        """Draw the source `row` from now on. `process` has its host resources, if known."""
+        """Draw the source `row` from now on. `process` has its use of the host, if known."""
         self._row, self._process = row, process
         self.redraw()
 
@@ -272,7 +273,7 @@ class SourceInWords(Drawing):
 
 
 def _charts(row: SourceRow, process: ProcessRow | None) -> list[Chart]:
-    """Return the source's charts of the last two minutes: rate, step time, and host resources."""
+    """Return the source's charts over the last two minutes: rate, step time, and use of the host."""
     phase = clean(row.phase or units.NOT_MEASURED)
     about = f"ms {units.with_article(f'{phase} step')}, mean of each second"
     times_ms = [None if us is None else us / 1e3 for us in row.step_us_history]
@@ -311,7 +312,7 @@ def _facts(row: SourceRow) -> list[tuple[str, str, str]]:
 
 
 class Costs(Drawing):
-    """The cost of cbtop, with a line for each process. If space is short, all processes share a line."""
+    """The cost of cbtop. Each process has a line. If there is too little room, all share one line."""
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)

@@ -1,4 +1,4 @@
-"""A bar with the position of the screen in a recording, and with notable events."""
+"""A bar with the position of the screen in a recording. It also has signs for notable events."""
 
 from __future__ import annotations
 
@@ -20,15 +20,18 @@ _SIGNS: dict[Mark, Span] = {
     Mark.PHASE: ("│", "dim"),
 }
 _URGENCY = list(Mark)
-_MIN_LEGEND = 60  # Minimum width, in cells, to have a legend.
+_MIN_LEGEND = 60  # minimum width in cells to have a legend
 _HOW = " [ looks back "
 
 
 class TimeBar(Drawing):
-    """One line from the beginning of a recording to its end. Each known event has a sign."""
+    """A line from the beginning of a recording to its end. Each known event has a sign."""
 
     class TimeChosen(Message):
-        """The user wants to go to `share` of the recording. 0 is its beginning, and 1 is its end."""
+        """A message: the user wants to go to a position in the recording.
+
+        `share` is 0 at the beginning and 1 at the end.
+        """
 
         def __init__(self, share: float) -> None:
             super().__init__()
@@ -39,7 +42,7 @@ class TimeBar(Drawing):
         self._time: TimeView | None = None
 
     def show_time(self, found: TimeView | None) -> None:
-        """Show the position of the screen. If `found` is None, the screen is live, and the bar is hidden."""
+        """Show the position of the screen. If `found` is None, the screen is live and the bar is hidden."""
         self._time = found
         self.display = found is not None
         self.redraw()
@@ -52,7 +55,8 @@ class TimeBar(Drawing):
         return [(*before, *bar_of(self._time, inner), *after)] if inner > 0 else [BLANK]
 
     def _ends(self, found: TimeView, width: int) -> tuple[Line, Line]:
-        """Return the texts at both ends of the bar: the position on the left, the length and a legend on the right.
+        """Return the texts at both ends of the bar: the position on the left, and the length and a legend on the
+        right.
 
         The legend has the most urgent signs. It takes at most half of the width.
         """
@@ -81,8 +85,8 @@ class TimeBar(Drawing):
 def bar_of(found: TimeView, width: int) -> Line:
     """Return a bar of `width` cells.
 
-    A cell shows its most urgent sign. Without a sign, the cell shows whether it is before or after the position. A
-    double line marks the chosen time range.
+    A cell shows the most urgent sign of its events. A cell without events shows whether it is before or after the
+    position. A double line marks the chosen time range.
     """
 
     def cell_of(at_s: float) -> int:

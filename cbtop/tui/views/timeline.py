@@ -1,4 +1,4 @@
-"""The timeline view: what ran when in the last steps, and the gaps. The user can zoom and pan."""
+"""The timeline view. It shows when each record of the last steps ran, and the gaps. The user can zoom and pan."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cbtop.viewmodels.source import SourceView
 
 
 class Timeline(View):
-    """The last steps, record by record."""
+    """The view of the last steps, record by record."""
 
     title = "Timeline"
     section = "timeline"
@@ -73,7 +73,7 @@ class Timeline(View):
         self._map.let_go()
 
     def cells(self) -> Cells:
-        """Return a row for each visible block. Times count from the beginning of the newest step."""
+        """Return a table with a row for each visible block. Times count from the beginning of the newest step."""
         return self._map.cells()
 
     def action_zoom(self, steps: int) -> None:

@@ -21,8 +21,8 @@ from cbtop.viewmodels.layers import ODD
 from cbtop.viewmodels.timeline import TimelineView
 
 MAX_LONGEST = 48
-TICK_CELLS = 12  # Minimum number of cells between two ticks.
-# Minimum number of steps to draw a picture of them, and its minimum height in lines.
+TICK_CELLS = 12  # minimum number of cells between two ticks
+# Minimum number of steps to draw their durations, and minimum height of this picture in lines.
 LEAST_STEPS, LEAST_STEPS_LINES = 8, 7
 OLDEST, NEWEST = "╷oldest", "newest╷"
 _UNITS = ((1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "µs"), (1, "ns"))
@@ -30,7 +30,7 @@ _UNITS = ((1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "µs"), (1, "ns"))
 
 @dataclass(frozen=True, slots=True)
 class RowBlocks:
-    """One row of a lane. Its parts are spans and, in the row of bricks, gaps. Each part is drawn by a block."""
+    """One row of a lane as blocks. Each block draws a span, or a gap in the row of bricks."""
 
     lane: Lane
     title: str
@@ -39,12 +39,12 @@ class RowBlocks:
     blocks: Sequence[Block]
 
     def nearest(self, moment_ns: int) -> int:
-        """Return the index of the last block that had begun by this moment."""
+        """Return the index of the last block that begins at or before this moment."""
         return max(0, bisect_right(self.parts, moment_ns, key=lambda part: part.start_ns) - 1)
 
 
 class Blocks(Sequence[Block]):
-    """The blocks that draw the parts of a row. A block is made on access, because few are visible."""
+    """The blocks of a row. A block is made when it is accessed, because few blocks are visible."""
 
     def __init__(self, parts: Sequence[TimelineSpan | Gap]) -> None:
         self._parts = parts
@@ -63,7 +63,7 @@ class Blocks(Sequence[Block]):
 
 
 def row_blocks(lanes: Sequence[Lane]) -> list[RowBlocks]:
-    """Return every row of every lane, from top to bottom."""
+    """Return all rows of all lanes, from top to bottom."""
     found: list[RowBlocks] = []
     for lane in lanes:
         for number, row in enumerate(lane.rows):
@@ -114,7 +114,7 @@ def label_width(width: int) -> int:
 
 
 def axis(scale: Scale, zero_ns: int, labels: int) -> Line:
-    """Return the time axis, with ticks at round times counted from `zero_ns`, and their unit."""
+    """Return the time axis. It has ticks at round times counted from `zero_ns`, and their unit."""
     length_ns = max(1, scale.end_ns - scale.begin_ns)
     tick_ns = _tick(length_ns * TICK_CELLS / scale.width)
     size_ns, unit = next((size, unit) for size, unit in _UNITS if tick_ns >= size)
@@ -127,7 +127,7 @@ def axis(scale: Scale, zero_ns: int, labels: int) -> Line:
 
 
 def _tick(least_ns: float) -> int:
-    """Return the first of 1, 2, 5, 10, 20 … ns that is at least `least_ns`."""
+    """Return the smallest of 1, 2, 5, 10, 20 … ns that is at least `least_ns`."""
     size = 1
     while True:
         for step in (1, 2, 5):
@@ -137,7 +137,7 @@ def _tick(least_ns: float) -> int:
 
 
 def longest(row: RowBlocks, scale: Scale, zero_ns: int, lines: int, width: int) -> list[Line]:
-    """Return lines with the longest visible parts of a row, in order of time.
+    """Return lines with the longest visible parts of a row, in the order of time.
 
     Begin times count from `zero_ns`, the zero of the axis.
     """
@@ -159,7 +159,7 @@ def longest(row: RowBlocks, scale: Scale, zero_ns: int, lines: int, width: int) 
 
 
 def sums(row: RowBlocks, scale: Scale, lines: int, width: int) -> list[Line]:
-    """Return lines with the sums of a row's visible parts by name: count and total time, the largest first."""
+    """Return lines with the visible parts of a row, summed by name: number and total time, the largest first."""
     found: dict[tuple[str, str], list[int]] = {}
     for part, block in zip(row.parts, row.blocks, strict=True):
         if scale.sees(block):
@@ -180,7 +180,7 @@ def sums(row: RowBlocks, scale: Scale, lines: int, width: int) -> list[Line]:
 
 
 def like_newest(shown: TimelineView, lines: int, width: int) -> list[Line]:
-    """Return a picture of the durations of the last steps in the same phase as the newest step.
+    """Return a picture of the durations of the last steps in the phase of the newest step.
 
     Returns [] if there are few steps or few lines.
     """

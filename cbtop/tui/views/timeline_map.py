@@ -1,4 +1,4 @@
-"""The drawing of a timeline: the visible part and the cursor, and how the keys move them."""
+"""The drawing of a timeline: the visible part and the cursor, and the keys that move them."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from cbtop.viewmodels.timeline import TimelineView
 
 MIN_SHOWN_NS = 100
 ZOOM = 2
-TWO_LISTS = 160  # Minimum width, in cells, to show the sums to the right of the longest blocks.
-ROOM_FOR_LONGEST = 5  # Minimum number of free lines to list the longest blocks.
-MARGIN = 0.05  # Share of the visible time that stays free next to a block when the block is moved into view.
+TWO_LISTS = 160  # minimum width in cells to show the sums to the right of the longest blocks
+ROOM_FOR_LONGEST = 5  # minimum number of free lines to list the longest blocks
+MARGIN = 0.05  # share of the visible time that stays free next to a block that is moved into view
 HELD = "held, G goes to the newest"
 FOLLOWS = "follows the newest step"
 RECEIVED = "they are received while this view is open"
-FOLLOWED_S = 1.0  # A newer step waits this long before it is shown, because two steps a second cannot be read.
+FOLLOWED_S = 1.0  # seconds until a newer step replaces the shown step, because users cannot read two steps a second
 
 
 class TimelineMap(SourceDrawing, can_focus=True):
@@ -46,17 +46,17 @@ class TimelineMap(SourceDrawing, can_focus=True):
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
-        # The timeline that the user holds. If it is None, the screen follows the newest step.
+        # The timeline that the user has frozen. If it is None, the screen follows the newest step.
         self._held: TimelineView | None = None
-        self._newest: TimelineView | None = None  # The followed timeline that is shown.
+        self._newest: TimelineView | None = None  # the shown timeline while the screen follows the newest step
         self._clock_s: Callable[[], float] = time.monotonic
         self._newest_since_s = 0.0
         self._offered: TimelineView | None = None
-        self._who: object = None  # Identity of the source that has this timeline.
-        self._begin_ns = self._end_ns = 0  # Visible range, counted from the beginning of the timeline.
-        # (lane, row) of the cursor. While it is None, the cursor is on the bricks of the first lane.
+        self._who: object = None  # identifies the source that has this timeline
+        self._begin_ns = self._end_ns = 0  # visible range, counted from the beginning of the timeline
+        # (lane, row) of the cursor. If it is None, the cursor is on the bricks of the first lane.
         self._row: tuple[str, str] | None = None
-        self._at: int | None = None  # Index of the block under the cursor, in the cursor's row.
+        self._at: int | None = None  # index of the block under the cursor, within the cursor's row
         self._drawn: Sequence[Lane] = ()
         self._rows: list[RowBlocks] = []
         self._shown: TimelineView | None = None
@@ -67,7 +67,7 @@ class TimelineMap(SourceDrawing, can_focus=True):
             self._who, self._held, self._at, self._newest = who, None, None, None
         self._source = source
         before, self._offered = self._offered, source.timeline
-        # If no newer timeline has arrived, show the latest at once. In a slow recording, the next may take long.
+        # If no newer timeline has arrived, show this one at once. In a slow recording, the next one may take long.
         is_old = self._clock_s() - self._newest_since_s >= FOLLOWED_S
         if self._held is None and (self._offered is before or is_old or _is_due(self._newest, self._offered)):
             self._newest, self._newest_since_s = self._offered, self._clock_s()
@@ -81,21 +81,21 @@ class TimelineMap(SourceDrawing, can_focus=True):
         super().redraw()
 
     def _show_lanes(self) -> None:
-        """Prepare the lanes of the held timeline or, if none is held, only the lanes of the newest step."""
+        """Prepare the lanes of the frozen timeline. If none is frozen, prepare only the lanes of the newest step."""
         shown = self._shown
         lanes = () if shown is None else shown.lanes if self._held else shown.newest_lanes
         if lanes is not self._drawn:
             self._drawn, self._rows = lanes, row_blocks(lanes)
 
     def _hold(self) -> bool:
-        """Hold the shown timeline, and stop following the newest step. Returns False without a timeline."""
+        """Freeze the shown timeline, and stop following the newest step. Returns False without a timeline."""
         self._held = self._held or self._shown
         self._show_lanes()
         return self._held is not None
 
     @property
     def _selected(self) -> int:
-        """Index of the row that has the cursor."""
+        """The index of the row with the cursor."""
         keys = [(row.lane.name, row.title) for row in self._rows]
         if self._row in keys:
             return keys.index(self._row)
@@ -140,7 +140,7 @@ class TimelineMap(SourceDrawing, can_focus=True):
         self.redraw()
 
     def let_go(self) -> None:
-        """Drop the held timeline, because the screen moves to a different moment."""
+        """Drop the frozen timeline, because the screen moves to a different moment."""
         self._held = self._at = self._newest = None
 
     def oldest(self) -> None:
@@ -150,14 +150,14 @@ class TimelineMap(SourceDrawing, can_focus=True):
             self._show_from(0, self._end_ns - self._begin_ns)
 
     def pan(self, halves: int) -> None:
-        """Move the visible range by `halves` halves of its length. The cursor is dropped."""
+        """Move the visible range by `halves` halves of its length. The cursor disappears."""
         if self._hold():
             length_ns = self._end_ns - self._begin_ns
             self._at = None
             self._show_from(self._begin_ns + halves * (length_ns // 2), length_ns)
 
     def step(self, blocks: int) -> None:
-        """Move the cursor by `blocks` in its row. Without a cursor, put it on a block in the middle."""
+        """Move the cursor by `blocks` blocks in its row. Without a cursor, put it on a block in the middle."""
         if not self._hold() or not self._rows:
             return
         row = self._rows[self._selected]
@@ -172,13 +172,13 @@ class TimelineMap(SourceDrawing, can_focus=True):
                 self._show_from(block.start_ns - margin_ns, length_ns)
             elif block.end_ns > self._end_ns and block.end_ns - block.start_ns <= length_ns:
                 self._show_from(block.end_ns + margin_ns - length_ns, length_ns)
-            # The block is longer than the visible range.
+            # The block is longer than the visible range. Move only if no part of the block is visible.
             elif block.end_ns <= self._begin_ns or block.start_ns >= self._end_ns:
                 self._show_from(block.start_ns - margin_ns, length_ns)
         self.redraw()
 
     def move_row(self, rows: int) -> None:
-        """Move the cursor to another row, at the same time."""
+        """Move the cursor to the block at the same time in another row."""
         if not self._rows:
             return
         block = self._block
@@ -257,14 +257,14 @@ class TimelineMap(SourceDrawing, can_focus=True):
         return self._source.baseline if self._source is not None else None
 
     def _beside_baseline(self, shown: TimelineView) -> list[Line]:
-        """Return a line that compares the step with the baseline's median step, or [] without a baseline."""
+        """Return a line that compares the step with the baseline's median step. Return [] without a baseline."""
         if shown.newest is None or (found := self._baseline) is None:
             return []
         text = clean(comparison_text.step_beside(found, shown.newest))
         return [((" Δ ", "accent"), (text, ""), (" (derived)", "dim"))]
 
     def _usual(self, part: TimelineSpan | Gap) -> str:
-        """Return the median call of the layer or brick `part` at the baseline, as text, or "" if unknown."""
+        """Return the median call of a layer or brick at the baseline as text. Return "" if it is unknown."""
         if (found := self._baseline) is None or not isinstance(part, TimelineSpan) or not part.where:
             return ""
         phase, *outer = part.where
@@ -279,7 +279,7 @@ class TimelineMap(SourceDrawing, can_focus=True):
     def _lanes(self, scale: Scale, labels: int) -> tuple[list[Line], int]:
         """Return the lines of all lanes, and the index of the line with the cursor.
 
-        Titles have the sum of the visible time.
+        The title of a lane has the sums of its visible time.
         """
         lines: list[Line] = []
         selected, at, before = self._selected, 0, None
@@ -299,7 +299,9 @@ class TimelineMap(SourceDrawing, can_focus=True):
         return lines, at
 
     def _detail(self, shown: TimelineView, width: int) -> list[Line]:
-        """Return lines with exact figures of the block under the cursor, and notes on data that is not drawn."""
+        """Return lines with the exact figures of the block under the cursor, and notes about data that is not
+        drawn.
+        """
         notes = "; ".join(timeline_text.timeline_notes(shown))
         last: Line = ((f"  {notes}", "faint"),)
         if self._at is None or (block := self._block) is None:
@@ -339,12 +341,12 @@ def _is_due(shown: TimelineView | None, newest: TimelineView | None) -> bool:
 
 
 def _zero_ns(shown: TimelineView) -> int:
-    """Return the zero of the axis, in nanoseconds since the timeline's beginning."""
+    """Return the zero of the axis, in ns after the beginning of the timeline."""
     return shown.newest.start_ns if shown.newest else 0
 
 
 def _newest_in_sight(shown: TimelineView) -> tuple[int, int]:
-    """Return the time range of the newest step with a margin, or the whole timeline if it has no steps."""
+    """Return the time range of the newest step with a margin. Return the whole timeline if it has no steps."""
     if shown.newest is None:
         return 0, max(1, shown.length_ns)
     margin_ns = round(MARGIN * shown.newest.duration_ns) + 1

@@ -1,4 +1,4 @@
-"""A training step as a bar that closes, and the columns with the passes of each brick."""
+"""A training step as a bar of its parts, and columns with the passes of each brick."""
 
 from __future__ import annotations
 
@@ -22,12 +22,15 @@ from cbtop.viewmodels.training import TrainingBrick, TrainingPartRow, TrainingVi
 
 @dataclass(frozen=True, slots=True)
 class PartLook:
-    """Look of a part. `role` colours its glyph in the legend, and `fill` its segment of the bar."""
+    """The look of a part of a training step.
+
+    `role` colours its glyph in the legend, and `fill` its segment of the bar.
+    """
 
     role: str
     fill: str
     glyph: str
-    pattern: str = " "  # Drawn in the segment.
+    pattern: str = " "  # character that fills the segment
 
 
 LOOKS: dict[str, PartLook] = {
@@ -44,7 +47,7 @@ LOOKS: dict[str, PartLook] = {
 }
 _UNKNOWN_PART = PartLook("communication", "fill-communication", "■")
 _INDENT: Line = (("  ", ""),)
-_SPACE: Line = (("  ", ""),)  # Between two entries of the legend.
+_SPACE: Line = (("  ", ""),)  # blanks between two entries of the legend
 
 
 def training_lines(source: SourceView, training: TrainingView, width: int, height: int) -> list[Line]:
@@ -56,12 +59,12 @@ def training_lines(source: SourceView, training: TrainingView, width: int, heigh
 
 
 def gradient_lines(source: SourceView, training: TrainingView, width: int) -> list[Line]:
-    """Return the norm of the gradients and the loss scale, one line each."""
+    """Return a line with the norm of the gradients, and a line with the loss scale."""
     return [(*_INDENT, (clip(clean(text), width - 2), "dim")) for text in training_text.gradients(source, training)]
 
 
 def training_bar(training: TrainingView, width: int) -> Line:
-    """Return the parts as one bar that fills `width`, except for a margin."""
+    """Return the parts as one bar. It fills `width` except for a margin."""
     return (*_INDENT, *stacked([_segment(part) for part in training.parts], width - 4))
 
 
@@ -71,9 +74,10 @@ def _segment(part: TrainingPartRow) -> BarSegment:
 
 
 def legend(training: TrainingView, width: int) -> list[Line]:
-    """Return the shares of all parts that took time, in as few lines as fit `width`. The largest part comes first.
+    """Return the shares of all parts that took time, in as few lines of `width` cells as possible. The largest comes
+    first.
 
-    Overlapped communication follows, because it is in no part of its own.
+    Overlapped communication is added at the end, because it belongs to no part.
     """
     entries: list[Line] = []
     for part in sorted(training.parts, key=lambda part: -part.mean_us):
@@ -94,7 +98,10 @@ def legend(training: TrainingView, width: int) -> list[Line]:
 
 
 def training_rows(bricks: Sequence[BrickRow]) -> tuple[BrickRow, ...]:
-    """Return one row for each brick: its forward pass, if that was recorded. The columns have its passes."""
+    """Return one row for each brick. It is the row of its forward pass or, if this was not recorded, of another pass.
+
+    The columns of the table show the times of all passes.
+    """
     rows: dict[str, BrickRow] = {}
     for row in sorted(bricks, key=lambda row: bool(pass_of(row.name)[1])):
         rows.setdefault(pass_of(row.name)[0], row)
@@ -104,7 +111,7 @@ def training_rows(bricks: Sequence[BrickRow]) -> tuple[BrickRow, ...]:
 def training_columns(
     columns: Sequence[Column[BrickRow]], training: TrainingView | None
 ) -> tuple[Column[BrickRow], ...]:
-    """Return the name column from `columns`, and the times of a brick's passes."""
+    """Return the name column of `columns`, followed by columns with the times of a brick's passes."""
     bricks = {brick.name: brick for brick in training.bricks} if training else {}
 
     def column(

@@ -1,4 +1,4 @@
-"""The rows of a foldable tree: the visible nodes in their order, with connectors."""
+"""The rows of a foldable tree: the visible nodes in drawing order, with connectors."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from cbtop.protocol.vocabulary import NodeKind
 from cbtop.text.row_filter import matcher
 from cbtop.viewmodels.graph import GraphRow
 
-Place = GraphRow | Node  # A node of the graph, with or without measurements.
+Place = GraphRow | Node  # a node of the graph, with or without measurements
 
 
 @dataclass(frozen=True, slots=True)
 class TreeRow:
-    """A visible node of the tree. `at` is its index in the graph, and `line` is its index among the rows."""
+    """A visible node of the tree. `at` is its index in the graph, and `line` is its index in the rows."""
 
     at: int
     line: int
@@ -27,23 +27,23 @@ class TreeRow:
 
 
 class FoldedTree:
-    """The nodes of a graph, which of them are unfolded, and how siblings are sorted."""
+    """The nodes of a graph, the set of unfolded nodes, and the order of siblings."""
 
     def __init__(self) -> None:
         self.places: Sequence[Place] = ()
         self.unfolded: frozenset[int] = frozenset()
-        self._ranks: dict[int, float] | None = None  # Sort key by node id, or None for execution order.
+        self._ranks: dict[int, float] | None = None  # sort key by node id, or None for execution order
 
     def rows(self) -> list[TreeRow]:
         """Return the visible nodes in drawing order."""
         return visible_rows(self.places, self.unfolded, self._ranks)
 
     def all_rows(self) -> list[TreeRow]:
-        """Return all nodes in execution order, including those inside folded nodes."""
+        """Return all nodes in execution order, including nodes inside of folded ones."""
         return visible_rows(self.places, self._everything())
 
     def sort(self, rows: Sequence[TreeRow], sort_key: Callable[[TreeRow], float]) -> None:
-        """Sort siblings by ascending `sort_key` of their row in `rows`."""
+        """Sort siblings in ascending order of `sort_key`, which is called with their row in `rows`."""
         self._ranks = {row.id: sort_key(row) for row in rows}
 
     def sort_by_execution(self) -> None:
@@ -51,7 +51,7 @@ class FoldedTree:
         self._ranks = None
 
     def unfold_first_layers(self, max_rows: int) -> None:
-        """Unfold the first layer, and further layers while at most `max_rows` rows are visible. Fold other nodes."""
+        """Unfold the first layer, and more layers while at most `max_rows` rows are visible. Fold all other nodes."""
         layers = [place.id for place in self.places if place.kind is NodeKind.LAYER] or [self.places[0].id]
         self.unfolded = frozenset(layers[:1])
         for count in range(2, len(layers) + 1):
@@ -61,7 +61,7 @@ class FoldedTree:
             self.unfolded = more
 
     def toggle_all(self) -> None:
-        """Fold everything if any node is unfolded, else unfold everything."""
+        """Fold all nodes if any node is unfolded. Otherwise unfold all nodes."""
         self.unfolded = frozenset() if self.unfolded else self._everything()
 
     def ancestors(self, node: int) -> frozenset[int]:
@@ -85,15 +85,15 @@ class FoldedTree:
 def visible_rows(
     places: Sequence[Place], unfolded: frozenset[int], ranks: Mapping[int, float] | None = None
 ) -> list[TreeRow]:
-    """Return a row for each visible node, in drawing order. A node is visible if all its ancestors are unfolded.
+    """Return a row for each visible node, in drawing order. A node is visible if all of its ancestors are unfolded.
 
-    Siblings are in ascending order of `ranks`, or else in execution order.
+    Siblings are in ascending order of `ranks`. If it is None, they are in execution order.
     """
     outside = places[0].parent if places else None
     order = range(len(places)) if ranks is None else _ranked(places, ranks)
     last_child: dict[int | None, int] = {places[at].parent: places[at].id for at in order}
     rows: list[TreeRow] = []
-    indents: dict[int | None, str] = {}  # By visible unfolded node: the text before its children.
+    indents: dict[int | None, str] = {}  # for each visible unfolded node: the text before its children
     for at in order:
         place = places[at]
         if place.parent in (None, outside):
@@ -112,7 +112,10 @@ def visible_rows(
 
 
 def _ranked(places: Sequence[Place], ranks: Mapping[int, float]) -> Sequence[int]:
-    """Return indices of `places` in drawing order: parents before their children, and siblings by ascending rank."""
+    """Return the indices of `places` in drawing order.
+
+    Parents precede their children. Siblings are in ascending rank.
+    """
     children: dict[int | None, list[int]] = {}
     for at, place in enumerate(places):
         children.setdefault(place.parent, []).append(at)
@@ -131,6 +134,6 @@ def _ranked(places: Sequence[Place], ranks: Mapping[int, float]) -> Sequence[int
 
 
 def _words(place: Place) -> tuple[str, ...]:
-    """Return the texts of a node that a search compares."""
+    """Return the texts of a node for a search."""
     name = f"Layer {place.name}" if place.kind is NodeKind.LAYER else place.name
     return (name,) if place.category is None else (name, place.category.display_name)

@@ -1,4 +1,4 @@
-"""Verdicts on the screen: a sentence with figures, advice, and the possible gain."""
+"""The verdicts on the screen: a sentence with figures, advice, and the possible gain."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.verdict import Severity, Verdict
 
 _LOOKS = {Severity.ERROR: ("✗", "strong bad"), Severity.WARNING: ("▲", "strong warn"), Severity.NOTE: ("·", "accent")}
-_LEAST_SENTENCE = 40  # Minimum cells of a sentence that is followed by the gain.
+_LEAST_SENTENCE = 40  # minimum width in cells of a sentence that is followed by the gain
 
 
 def verdict_lines(source: SourceView, width: int, height: int) -> list[Line]:
-    """Return lines with the verdicts, the worst first. The last line counts verdicts that do not fit.
+    """Return lines with the verdicts, the worst first. The last line has the number of verdicts that do not fit.
 
-    Free lines show advice and full texts. If the advice does not fit, the gain follows the sentence.
+    Free lines show advice and the complete texts. If the advice does not fit, the gain follows the sentence.
     """
     verdicts = source.verdicts
     if not verdicts:
@@ -50,13 +50,13 @@ def _no_verdict(source: SourceView) -> Line:
 
 
 def most_verdict_lines(source: SourceView, width: int) -> int:
-    """Return the number of lines that the full text of all verdicts needs."""
+    """Return the number of lines that the complete texts of all verdicts need."""
     return 1 + max(1, sum(len(lines) for verdict in source.verdicts for lines in _texts(verdict, width)))
 
 
-@lru_cache(maxsize=64)  # A verdict lasts at least a second, and each frame needs its texts twice.
+@lru_cache(maxsize=64)  # A verdict stays for at least a second, and each frame needs its texts twice.
 def _texts(verdict: Verdict, width: int) -> tuple[tuple[Line, ...], tuple[Line, ...]]:
-    """Return the verdict's sentence and its advice, each wrapped to lines."""
+    """Return the sentence and the advice of a verdict, each wrapped to lines."""
     glyph, role = _LOOKS[verdict.severity]
     gain = _gain(verdict)
     if_so: Line = ((f"{gain} if {clean(verdict.gain_if)} (derived). ", "good"),) if gain else BLANK
@@ -72,10 +72,10 @@ def _gain(verdict: Verdict) -> str:
 
 
 def _dealt(texts: Sequence[tuple[Sequence[Line], Sequence[Line]]], free: int) -> list[tuple[int, int]]:
-    """Return (lines of the sentence, lines of the advice) for each verdict.
+    """Return (lines of the sentence, lines of the advice) for each verdict. Each sentence has at least one line.
 
-    Each sentence has one line already. The `free` lines are first used for a line of advice per verdict, then for the
-    rest of the texts, verdict by verdict.
+    Each verdict first gets one of the `free` lines for its advice. Then the complete texts are shown, verdict by
+    verdict.
     """
     first = [min(1, max(0, free - at)) for at in range(len(texts))]
     free -= sum(first)
@@ -89,7 +89,7 @@ def _dealt(texts: Sequence[tuple[Sequence[Line], Sequence[Line]]], free: int) ->
 
 
 def _cut(lines: Sequence[Line], room: int, width: int) -> list[Line]:
-    """Return the first `room` lines. If there are more lines, mark the cut at the end of the last one."""
+    """Return the first `room` lines. If lines are left out, the end of the last line has a mark."""
     if len(lines) <= room or not room:
         return list(lines[:room])
     *whole, last = lines[:room]

@@ -32,7 +32,7 @@ _REFUSED: Line = (("No link to the daemon; it is tried again every second.", "st
 def _how_to_start(install: str) -> tuple[Line, ...]:
     """Return lines with the ways to start a program.
 
-    `install` is the command that installs the demo, or "" if the demo is installed.
+    `install` is the command that installs the demo. It is "" if the demo is installed.
     """
     demo = ["cbtop demo"] if not install else [install, "cbtop demo"]
     return (
@@ -61,9 +61,9 @@ def _briefly(install: str) -> tuple[Line, ...]:
 
 
 class Welcome(Drawing):
-    """The welcome screen. It shows how to start a program, or what a started program does before it has data.
+    """The welcome screen. It shows how to start a program, or the progress of a started program until it has data.
 
-    If the daemon rejects this client, the screen shows the reason.
+    If the daemon refuses this viewer, the screen shows the reason.
     """
 
     def __init__(self, *, install: str, id: str | None = None) -> None:
@@ -79,7 +79,7 @@ class Welcome(Drawing):
 
     def draw(self, width: int, height: int) -> list[Line]:
         if self._refused:
-            # A key on a line of its own can be copied.
+            # The reason may contain a key. On a line of its own, the user can copy it.
             return _centred((_REFUSED, BLANK, *_wrapped(self._refused, "", width)), width, height)
         if self._source is None:
             status = _wrapped(self._status, "dim", width)

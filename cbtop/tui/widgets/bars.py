@@ -1,4 +1,4 @@
-"""Horizontal bars, single or stacked. A bar is drawn to an eighth of a cell."""
+"""Horizontal bars, single or stacked. Bars are drawn with a resolution of an eighth of a cell."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ from rich.cells import cell_len
 from cbtop.tui.widgets.lines import Line, Span
 
 _EIGHTHS = " ▏▎▍▌▋▊▉"
-SEAM = "▏"  # Line between two parts of a stacked bar.
+SEAM = "▏"  # line between two parts of a stacked bar
 
 
 @dataclass(frozen=True, slots=True)
 class BarSegment:
-    """One part of a stacked bar. If `label` fits, it is drawn inside the part. `fill` fills the rest."""
+    """One part of a stacked bar.
+
+    `label` is drawn inside of the part if it fits. `fill` is the role of the other cells.
+    """
 
     value: float
     role: str
@@ -24,12 +27,12 @@ class BarSegment:
 
 
 def bar(fraction: float | None, width: int, role: str) -> Line:
-    """Return a bar of `width` cells, filled to `fraction` (0 to 1). If `fraction` is None, the bar is dotted."""
+    """Return a bar of `width` cells. `fraction` (0 to 1) is filled. If it is None, the bar is dotted."""
     if fraction is None:
         return (("·" * width, "faint"),)
     eighths = round(min(1.0, max(0.0, fraction)) * width * 8)
     if fraction > 0 and eighths == 0:
-        eighths = 1  # A small value must differ from zero.
+        eighths = 1  # a value above zero must be visible
     full, rest = divmod(eighths, 8)
     body = "█" * full + (_EIGHTHS[rest] if rest else "")
     return ((body.ljust(width), f"track {role}"),)
@@ -38,7 +41,8 @@ def bar(fraction: float | None, width: int, role: str) -> Line:
 def stacked(parts: Sequence[BarSegment], width: int) -> Line:
     """Return a stacked bar of exactly `width` cells. The size of each part is proportional to its value.
 
-    Each part above 0 gets at least one cell if possible. Thin lines separate the parts, even without colour.
+    Each part above 0 gets at least one cell, if possible. Thin lines separate the parts, also on screens without
+    colour.
     """
     cells = _share_cells([max(0.0, part.value) for part in parts], width)
     spans: list[Span] = []
@@ -53,7 +57,7 @@ def stacked(parts: Sequence[BarSegment], width: int) -> Line:
 
 
 def _share_cells(values: Sequence[float], width: int) -> list[int]:
-    """Distribute `width` cells in proportion to `values`, by largest remainder.
+    """Distribute `width` cells in proportion to `values` (largest remainder method).
 
     Each value above 0 gets at least one cell.
     """

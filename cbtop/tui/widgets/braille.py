@@ -1,4 +1,4 @@
-"""A canvas of braille dots. Every terminal cell has two columns and four rows of dots."""
+"""A canvas of braille dots. A terminal cell has two columns and four rows of dots."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from cbtop.tui.widgets.lines import Line, Span
 DOTS_ACROSS = 2
 DOTS_DOWN = 4
 _STEADY = 0.8
-KEPT = 8  # Number of cached areas. Most redraws come before the next second.
+KEPT = 8  # number of cached areas; most redraws happen within the same second
 _BASE = 0x2800
 _BITS = (
     (0x01, 0x08),
     (0x02, 0x10),
     (0x04, 0x20),
     (0x40, 0x80),
-)  # Bits of the Unicode block Braille Patterns, as [row][column].
-# By column of a cell: the bits of the lowest 0, 1, … 4 dots of the column.
+)  # bits of the Unicode block Braille Patterns, by row and column
+# For each column of a cell: the bits of its lowest 0, 1, … 4 dots.
 _LOWEST = tuple(
     tuple(sum(row[across] for row in _BITS[DOTS_DOWN - dots :]) for dots in range(DOTS_DOWN + 1))
     for across in range(DOTS_ACROSS)
@@ -31,9 +31,9 @@ _LOWEST = tuple(
 
 
 class BrailleCanvas:
-    """A grid of cells with dots. Each cell has one role.
+    """A grid of cells with dots. A cell has one colour role.
 
-    A character written into a cell hides the dots of the cell.
+    If a character is written into a cell, the cell's dots are hidden.
     """
 
     def __init__(self, width: int, height: int) -> None:
@@ -46,7 +46,7 @@ class BrailleCanvas:
     def dot(self, x: int, y: int, role: str) -> None:
         """Set the dot at column `x` and row `y`, counted in dots from the top left.
 
-        Ignore dots outside the canvas.
+        Dots outside of the canvas are ignored.
         """
         column, row = x // DOTS_ACROSS, y // DOTS_DOWN
         if 0 <= column < self.width and 0 <= row < self.height and x >= 0 and y >= 0:
@@ -54,7 +54,7 @@ class BrailleCanvas:
             self._roles[row][column] = role
 
     def bar(self, x: int, dots: int, role: str) -> None:
-        """Set the lowest `dots` dots of column `x`. Ignore a column outside the canvas."""
+        """Set the lowest `dots` dots of column `x`. A column outside of the canvas is ignored."""
         column, lowest = x // DOTS_ACROSS, _LOWEST[x % DOTS_ACROSS]
         if not 0 <= column < self.width:
             return
@@ -66,10 +66,10 @@ class BrailleCanvas:
     def line(self, x0: float, y0: float, x1: float, y1: float, role: str, dash: int = 0) -> None:
         """Draw a straight line, clipped to the canvas.
 
-        If `dash` is not 0, the line is dashed: `dash` dots on, `dash` dots off.
+        If `dash` is not 0, the line is dashed: `dash` dots are drawn, then `dash` dots are left out.
         """
         steps = max(1, round(max(abs(x1 - x0), abs(y1 - y0))))
-        first, last = 0.0, 1.0  # Begin and end of the part that may be on the canvas, as shares of the line.
+        first, last = 0.0, 1.0  # begin and end of the part that may be on the canvas, as shares of the line
         for begin, end, size in ((x0, x1, self.width * DOTS_ACROSS), (y0, y1, self.height * DOTS_DOWN)):
             if begin != end:
                 low, high = sorted(((-1 - begin) / (end - begin), (size - begin) / (end - begin)))
@@ -81,7 +81,10 @@ class BrailleCanvas:
             self.dot(round(x0 + (x1 - x0) * part), round(y0 + (y1 - y0) * part), role)
 
     def write(self, column: int, row: int, text: str, role: str) -> None:
-        """Write `text` from cell `column`, `row` on, clipped to the canvas. Double-width characters become `�`."""
+        """Write `text` from cell (`column`, `row`) on, clipped to the canvas.
+
+        A double-width character is replaced by `�`.
+        """
         if not 0 <= row < self.height:
             return
         for offset, character in enumerate(text):
@@ -90,7 +93,7 @@ class BrailleCanvas:
                 self._roles[row][column + offset] = role
 
     def role(self, column: int, row: int) -> str:
-        """Return the role of a cell, or "" if nothing was drawn."""
+        """Return the role of a cell. Return "" if nothing was drawn there."""
         return self._roles[row][column]
 
     def holds(self, column: int, row: int) -> bool:
@@ -98,7 +101,7 @@ class BrailleCanvas:
         return 0 <= row < self.height and 0 <= column < self.width
 
     def lines(self) -> list[Line]:
-        """Return the rows of the canvas. Adjacent cells of the same role are joined."""
+        """Return the rows of the canvas. Adjacent cells with the same role are joined."""
         return [self._row(row) for row in range(self.height)]
 
     def _row(self, row: int) -> Line:
@@ -116,9 +119,9 @@ class BrailleCanvas:
 
 
 def sparkline(values: Sequence[float | None], width: int, top: float, role: str) -> Line:
-    """Return the newest `values` as a line on a scale from 0 to `top`. The newest is at the right edge.
+    """Return the newest `values` as a line on a scale from 0 to `top`. The newest value is at the right end.
 
-    Values above `top` are cut. Known values have at least one dot, and unknown values are blank.
+    Values above `top` are cut. A known value has at least one dot, and an unknown value is blank.
     """
     shown = values[-width * DOTS_ACROSS :]
     dots = [0] * (width * DOTS_ACROSS - len(shown))
@@ -132,10 +135,10 @@ def sparkline(values: Sequence[float | None], width: int, top: float, role: str)
 
 
 def area(values: Sequence[float], width: int, height: int, role: str) -> list[Line]:
-    """Return the newest `values` as a filled curve, the newest at the right edge.
+    """Return the newest `values` as a filled curve. The newest value is at the right end.
 
-    The scale begins at the minimum or at 0.8 of the maximum, whichever is lower. So the noise of a steady rate does
-    not fill the full height. The scale ends at the maximum.
+    The scale begins at the minimum, or at 0.8 of the maximum if this is lower. Otherwise the noise of a steady rate
+    would fill the full height. The scale ends at the maximum.
     """
     return list(_area(tuple(values[-width * DOTS_ACROSS :]), width, height, role))
 

@@ -14,7 +14,7 @@ from textual.widget import Widget
 
 
 class ChangedCells(CompositorUpdate):
-    """An update for the terminal. It consists of strips, each with its line and its first column."""
+    """An update for the terminal: strips, each with its line and its first column."""
 
     def __init__(self, strips: Sequence[tuple[int, int, Strip]]) -> None:
         self._strips = strips
@@ -32,16 +32,17 @@ class ChangedCellsScreen(Screen[None]):
 
 
 class _Compositor(Compositor):
-    """Compositor that finds the changed cells.
+    """A compositor that finds the changed cells.
 
-    Textual's own compositor paints every line from the first to the last change. It also sends everything to the left
-    of a change in the same widget.
+    Textual's own compositor paints all lines from the first change to the last. In each line, it also sends
+    everything to the left of a change within the same widget.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._cuts_known: list[list[int]] = []  # The cuts at the last update. When widgets move, there are new cuts.
-        # By (first column after a cut, line): the widget in front.
+        # the cuts (columns where another widget begins) at the last update; they change when widgets move
+        self._cuts_known: list[list[int]] = []
+        # Maps (first column after a cut, line) to the widget in front and its region.
         self._in_front: dict[tuple[int, int], tuple[Widget, Region]] = {}
 
     def render_partial_update(self) -> ChangedCells | None:  # type: ignore[override]
@@ -51,9 +52,9 @@ class _Compositor(Compositor):
         return ChangedCells(strips) if strips else None
 
     def _strips(self, spans: Sequence[tuple[int, int, int]]) -> Iterator[tuple[int, int, Strip]]:
-        """Yield (line, column, strip) of the front widget for each changed span.
+        """Yield (line, column, strip) for each changed span, painted by the widget in front.
 
-        Between two `cuts`, the same widget is in front.
+        The same widget is in front between two `cuts`.
         """
         cuts = self.cuts
         if cuts is not self._cuts_known:

@@ -1,6 +1,7 @@
-"""Columns of a table: which of them fit, how wide each is, and how rows are drawn."""
+"""The columns of a table: which of them fit, how wide each is, and how rows are drawn."""
 
-# If the terminal gets narrower, whole columns are dropped by priority. No column gets narrower than its width.
+# If the terminal is too narrow, whole columns are dropped by priority. A column never becomes narrower than its
+# width.
 
 from __future__ import annotations
 
@@ -17,34 +18,35 @@ COLUMN_GAP = 2
 
 @dataclass(frozen=True, slots=True)
 class Column(Generic[RowT]):
-    """A column of a table: how to draw its cells, and its priority."""
+    """A column of a table: a function that draws its cells, and its priority."""
 
     title: str
     width: int
-    priority: int  # A column with a higher number is dropped earlier.
+    priority: int  # columns with a higher number are dropped first
     cell: Callable[[RowT, int], Line]
     doc: str
     align: str = "right"
-    stretch: int = 0  # Share of the spare width that this column gets, relative to other columns.
-    max_width: int = 0  # Maximum width after stretching, or 0 for no maximum.
+    stretch: int = 0  # weight of this column when spare width is distributed
+    max_width: int = 0  # maximum width after spare width was added; 0 means no maximum
     # Returns the sort key of a row. None if the table cannot be sorted by this column.
     sort_key: Callable[[RowT], float | str] | None = None
-    is_drawn: bool = False  # Whether the column draws values of other columns. If so, it is not copied or exported.
-    # Whether the column's figures scatter because they come from few calls. If the table is sorted by such a column,
-    # rows keep their places longer.
+    # whether the column is only a drawing of other columns; such a column is not copied or exported
+    is_drawn: bool = False
+    # Whether the figures scatter because they come from few calls. If the table is sorted by such a column, rows
+    # change places less often.
     of_few: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Placed(Generic[RowT]):
-    """A column with its final width."""
+    """A column and its final width."""
 
     column: Column[RowT]
     width: int
 
 
 def place(columns: Sequence[Column[RowT]], width: int) -> tuple[Placed[RowT], ...]:
-    """Return the columns that fit into `width`, in order. Columns that stretch share the spare cells."""
+    """Return the columns that fit into `width`, in order. Spare cells are distributed by `stretch`."""
     chosen: list[Column[RowT]] = []
     used = -COLUMN_GAP
     for column in sorted(columns, key=lambda column: column.priority):
@@ -76,7 +78,7 @@ def _stretch(columns: Sequence[Column[RowT]], spare: int) -> list[int]:
 
 
 def column_at(placed: Sequence[Placed[RowT]], x: int) -> Column[RowT] | None:
-    """Return the column at cell `x` of a head line."""
+    """Return the column at cell `x` of a head line, or None."""
     end = 0
     for one in placed:
         end += one.width + COLUMN_GAP
@@ -85,7 +87,7 @@ def column_at(placed: Sequence[Placed[RowT]], x: int) -> Column[RowT] | None:
     return None
 
 
-UNCUT = 200  # Cells. Every figure fits into this width.
+UNCUT = 200  # width in cells at which every figure fits
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +113,8 @@ class Cells:
 def head_line(placed: Sequence[Placed[RowT]], sorted_by: str, descending: bool) -> Line:
     """Return the titles. An arrow marks the sort column.
 
-    The arrow is after the title or, if the title fills its column, in the gap. If the sort column is not visible, the
-    first text column that is wide enough names it: `brick, by p95▼`.
+    The arrow follows the title. If the title fills its column, the arrow is in the gap after it. If the sort column
+    is not visible, the first text column that is wide enough names it: `brick, by p95▼`.
     """
     spans: list[Span] = []
     arrow = "▼" if descending else "▲"
@@ -140,7 +142,7 @@ def head_line(placed: Sequence[Placed[RowT]], sorted_by: str, descending: bool) 
 
 
 def row_line(placed: Sequence[Placed[RowT]], row: RowT) -> Line:
-    """Return one row across its columns."""
+    """Return one row across all columns."""
     spans: list[Span] = []
     for index, place in enumerate(placed):
         spans += fit_line(place.column.cell(row, place.width), place.width, place.column.align)

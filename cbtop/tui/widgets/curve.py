@@ -1,4 +1,4 @@
-"""A curve over time with its scale. Each value covers one second. The shown moment is at the right edge."""
+"""A curve over time with its scale. Each value covers one second. The shown moment is at the right end."""
 
 from __future__ import annotations
 
@@ -14,18 +14,21 @@ from cbtop.tui.widgets.parts import beside, even_widths
 
 _STEPS = (1.0, 1.5, 2.0, 3.0, 5.0, 8.0, 10.0)
 NO_CURVE = "no curve: not one full second was watched or read back"
-KEPT = 32  # Number of cached curves. Most redraws come before the next second.
-MIN_HEIGHT = 3  # Two lines for the curve, and one for the time axis.
-LEAST_CHART, USUAL_CHART, MOST_CHART = 6, 14, 24  # Minimum, usual and maximum height of a chart, in lines.
+KEPT = 32  # number of cached curves; most redraws happen within the same second
+MIN_HEIGHT = 3  # two lines for the curve, and one for the time axis
+LEAST_CHART, USUAL_CHART, MOST_CHART = 6, 14, 24  # minimum, usual and maximum height of a chart in lines
 LEAST_CHART_WIDTH = 40
 _INDENT = "  "
 _NEWEST = "0 s"
-_RULE_ENDS = 7  # Cells of a rule that are not available for its title and note.
+_RULE_ENDS = 7  # number of cells of a rule that its title and note cannot use
 
 
 def nice_top(value: float) -> float:
-    """Return a round number, at least `value`, as the end of a scale from 0. Return 1 if `value` is (nearly) 0."""
-    if value < float_info.min:  # For such a small value, `10.0 ** floor(…)` is 0.
+    """Return a round number that is at least `value`, as the end of a scale from 0.
+
+    Return 1 if `value` is (nearly) 0.
+    """
+    if value < float_info.min:  # for such a small value, `10.0 ** floor(…)` would be 0
         return 1.0
     power: float = 10.0 ** floor(log10(value))
     return next((step * power for step in _STEPS if step * power >= value), 10.0 * power)
@@ -39,10 +42,10 @@ def curve(
     label: Callable[[float], str],
     top: float | None = None,
 ) -> list[Line]:
-    """Return `height` lines: the newest of `values`, one per second, above a time axis.
+    """Return `height` lines with the newest of `values` (one per second) above a time axis.
 
-    The scale runs from 0 to `top`, or to a round number above all values if `top` is None. Unknown seconds are blank.
-    `label` formats the numbers of the scale.
+    The scale runs from 0 to `top`. If `top` is None, it runs to a round number above all values. Unknown seconds are
+    blank. `label` formats the numbers of the scale.
     """
     return list(_curve(tuple(values), width, height, role, label, top))
 
@@ -81,7 +84,7 @@ def _curve(
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A curve below a rule. The rule has the title, and as many of the `figures` as fit at its right end."""
+    """A curve below a rule. The rule has the title, and at its right end as many of the `figures` as fit."""
 
     title: str
     figures: Sequence[Line]
@@ -100,7 +103,7 @@ class Chart:
 
 
 def charts(wanted: Sequence[Chart], width: int, height: int) -> list[Line]:
-    """Return charts in a grid that fills `height` lines. If not all charts fit, return only the first ones."""
+    """Return charts in a grid that fills `height` lines. If not all of them fit, the last ones are left out."""
     widest = max(1, width // LEAST_CHART_WIDTH)
     wanted = wanted[: widest * (max(0, height) // LEAST_CHART)]
     down = max(-(-len(wanted) // widest), min(len(wanted), height // USUAL_CHART))
@@ -115,7 +118,7 @@ def charts(wanted: Sequence[Chart], width: int, height: int) -> list[Line]:
 
 
 def _times(seconds: int, begin: int, inner: int, margin: int) -> Line:
-    """Return the time axis `-60 s … 0 s`, relative to the shown moment."""
+    """Return the time axis `-60 s … 0 s`. 0 s is the shown moment."""
     if not seconds:
         return BLANK
     oldest = f"-{seconds} s"

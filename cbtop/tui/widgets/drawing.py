@@ -16,19 +16,20 @@ from textual.widget import Widget
 
 from cbtop.tui.widgets.lines import BLANK, Line, Span, width_of
 
-# The roles belong to the app (COMPONENT_CLASSES). If each widget had thirty roles, the first frame would take twice
-# as long.
+# The app has all colour roles (COMPONENT_CLASSES). If each widget had these thirty roles, the first frame would take
+# twice as long.
 
 
 class Drawing(Widget):
-    """A widget that consists of lines. Subclasses return the lines in `draw`, and call `redraw` to update them."""
+    """A widget that consists of lines. Subclasses return the lines in `draw`. They call `redraw` to update them."""
 
     def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:
         super().__init__(id=id, classes=classes)
         self._lines: tuple[Line, ...] = ()
         self._looks: dict[str, _Look] = {}
-        self._strips: dict[int, tuple[Line, Strip]] = {}  # By row: the line, and the strip that was painted for it.
-        self._painted_for = 0  # Width of these strips.
+        # maps a row to (its line, the strip that was painted for this line)
+        self._strips: dict[int, tuple[Line, Strip]] = {}
+        self._painted_for = 0  # width that the strips were painted for
         # The size and `_has_gutter` are cached, because Textual computes both slowly.
         self._room = Size(0, 0)
         self._has_gutter = False
@@ -48,7 +49,7 @@ class Drawing(Widget):
             was, line = _line_at(before, y), _line_at(lines, y)
             if line == was:
                 if line:
-                    lines[y] = was  # This object is painted already.
+                    lines[y] = was  # keep the old object, because it is already painted
             elif cells := changed_cells(was, line, width):
                 changed.append(Region(cells[0], y, cells[1] - cells[0], 1))
         self._lines = tuple(lines)
@@ -58,7 +59,7 @@ class Drawing(Widget):
     def render_lines(self, crop: Region) -> list[Strip]:
         """Return the strips of `crop`. Whole rows are painted once and cached.
 
-        Textual's own method takes twice the time. It needs ten styles per row, and filters each row in each frame. It
+        Textual's own method takes twice as long. It needs ten styles per row, and filters each row in each frame. It
         is used only for widgets with a border or padding. cbtop's stylesheet sets no opacity and no tints.
         """
         if self._has_gutter:
@@ -78,10 +79,10 @@ class Drawing(Widget):
         return strips
 
     def refresh(self, *regions: Region, repaint: bool = True, layout: bool = False, recompose: bool = False) -> Self:
-        if not regions:  # Colours may have changed.
+        if not regions:  # without regions, everything is repainted, because colours may have changed
             self._strips.clear()
         elif self._room and repaint and not (self._has_gutter or layout or recompose):
-            # Textual's own method would also drop styles, sizes and painted strips. They are still valid.
+            # Textual's own method would also drop styles, sizes and painted strips, which are still valid.
             self._dirty_regions.update(regions)
             self._repaint_regions.update(regions)
             self._repaint_required = True
@@ -93,9 +94,9 @@ class Drawing(Widget):
         return self._paint(y, 0, self.size.width)
 
     def _paint(self, y: int, begin: int, end: int) -> Strip:
-        """Return a strip with the cells of row `y` from `begin` to before `end`."""
+        """Return a strip with the cells of row `y`, from `begin` to before `end`."""
         looks = self._looks
-        # Join spans with the same look, because each change of colour takes as many bytes as a dozen cells.
+        # Join spans with the same look, because a change of colour takes as many bytes as a dozen cells.
         joined: list[tuple[str, Style]] = []
         before: _Look | None = None
         column = 0
@@ -117,7 +118,7 @@ class Drawing(Widget):
                 break
         if column < end:
             joined.append((" " * (end - max(column, begin)), (looks.get("") or self._look("")).style))
-        # Make only one strip, because a strip takes as long as all its segments.
+        # Make a single strip, because making a strip takes as long as making all of its segments.
         return Strip([Segment(*span) for span in joined], end - begin)
 
     def on_resize(self, event: Resize) -> None:
@@ -134,7 +135,7 @@ class Drawing(Widget):
         style = self.rich_style
         for role in roles.split():
             style += self.app.get_component_styles(role).partial_rich_style
-        for one in self.get_line_filters():  # Reduce the style to what the terminal can show.
+        for one in self.get_line_filters():  # reduce the style to the abilities of the terminal
             style = one.apply([Segment(" ", style)], self.background_colors[1])[0].style or style
         # Use the same _Look for all roles with this style.
         look = next((known for known in self._looks.values() if known.style == style), _Look(style))
@@ -145,7 +146,7 @@ class Drawing(Widget):
 class _Look:
     """The style of a role.
 
-    `blank` is the background colour of blanks. It is None if blanks also show lines or reversed colours.
+    `blank` is the background colour of blanks. It is None if blanks are also visible by lines or reversed colours.
     """
 
     def __init__(self, style: Style) -> None:
@@ -154,7 +155,7 @@ class _Look:
 
 
 def _cut(text: str, begin: int, end: int) -> str:
-    """Return the cells of `text` from `begin` to before `end`, as far as they exist."""
+    """Return the cells of `text` from `begin` to before `end`. Missing cells are left out."""
     begin, end = max(0, begin), max(0, end)
     if _is_narrow(text):
         return text[begin:end]
@@ -162,9 +163,10 @@ def _cut(text: str, begin: int, end: int) -> str:
 
 
 def changed_cells(before: Line, now: Line, width: int) -> tuple[int, int] | None:
-    """Return the range of columns, within `width`, that differ between `now` and `before`, or None.
+    """Return the range of columns (within `width`) that differ between `now` and `before`, or None without a
+    difference.
 
-    There is only one range. With several ranges, Textual would send everything to their left again.
+    It is a single range, because with several ranges Textual would send everything to their left again.
     """
     if before == now:
         return None
@@ -193,7 +195,7 @@ def changed_cells(before: Line, now: Line, width: int) -> tuple[int, int] | None
 
 
 def _alike(before: Span, now: Span, step: int) -> int:
-    """Return how many cells are equal at the start of two spans, or at the end if `step` is -1."""
+    """Return the number of equal cells at the start of two spans. If `step` is -1, at their end."""
     one, other = before[0], now[0]
     if before[1] != now[1] or not (_is_narrow(one) and _is_narrow(other)):
         return 0
@@ -206,7 +208,7 @@ def _alike(before: Span, now: Span, step: int) -> int:
 
 
 def _is_narrow(text: str) -> bool:
-    """Whether each character takes one cell."""
+    """Whether each character takes exactly one cell."""
     return text.isascii() or cell_len(text) == len(text)
 
 

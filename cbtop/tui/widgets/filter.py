@@ -11,7 +11,7 @@ from cbtop.tui.widgets.lines import Line, fit
 
 
 class Filter(Horizontal):
-    """A search line, for example `/ att 3 of 16`. Typed text arrives as messages of its Input."""
+    """A search line, such as `/ att 3 of 16`. Typed text arrives as messages of its Input."""
 
     def __init__(self, placeholder: str, *, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -28,12 +28,12 @@ class Filter(Horizontal):
         return self._input.has_focus
 
     def open(self) -> None:
-        """Show the search line and focus it at once, so that typed keys do not reach the view."""
+        """Show the search line and focus it at once. Then typed keys do not reach the view."""
         self.display = True
         self.screen.set_focus(self._input)
 
     def hold(self, text: str) -> None:
-        """Set the filter to `text` without moving the focus."""
+        """Set the filter to `text`. The focus does not move."""
         self._input.value = text
         self.display = bool(text)
 
@@ -43,12 +43,12 @@ class Filter(Horizontal):
         self.display = False
 
     def show_found(self, found: str) -> None:
-        """Show the number of matches at the end of the line."""
+        """Show `found`, the number of matches, at the end of the line."""
         self._found.show(f"{found}  ⏎ keeps  n N  esc clears")
 
 
 class Found(Drawing):
-    """The end of the search line, with the number of matches."""
+    """The end of the search line with the number of matches."""
 
     def __init__(self) -> None:
         super().__init__()

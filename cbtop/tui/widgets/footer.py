@@ -1,11 +1,11 @@
 """The footer. It shows the keys that work in the current view, taken from the bindings."""
 
-# Differences from Textual's Footer:
+# Differences from Textual's Footer
 # - Textual's Footer makes a widget for each key whenever the focus moves. This footer is one line, and takes 0.16x of
 #   the CPU time (8 ms a change, 2 shared cores, Textual 8.2.8; `python -m benchmarks widgets`).
-# - On a narrow terminal, this footer first drops general keys, except help and quit, then the last keys of the view.
-#   Textual's Footer scrolls.
-# - If all other keys fit, hidden bindings with a tooltip are shown, too. A click on a key presses it.
+# - If the terminal is narrow, this footer first drops general keys, except help and quit, then the last keys of the
+#   view. Textual's Footer scrolls.
+# - If there is room left, hidden bindings with a tooltip are shown, too. A click on a key presses it.
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _KEY_NAMES = {
 
 
 def key_name(key: str) -> str:
-    """Return the short name of a key. Example: `ctrl+c` becomes `^c`."""
+    """Return the short name of a key. For example, `ctrl+c` becomes `^c`."""
     if key in _KEY_NAMES:
         return _KEY_NAMES[key]
     return key.replace("ctrl+", "^").replace("shift+", "⇧")
@@ -57,7 +57,7 @@ def shown_key(binding: Binding) -> str:
     return binding.key_display or key_name(binding.key)
 
 
-ALWAYS = 2  # Number of general keys that are never dropped. They are the last ones: help and quit.
+ALWAYS = 2  # number of general keys that are never dropped: the last two, help and quit
 _GAP = 2
 
 
@@ -69,7 +69,7 @@ def fitting(
     def size(bindings: Sequence[Binding]) -> int:
         return sum(width_of(_item(binding)) + _GAP for binding in bindings)
 
-    blanks = 1 if here else _GAP  # Blanks at both ends and between the two groups.
+    blanks = 1 if here else _GAP  # number of blanks at both ends and between the two groups
     while len(everywhere) > ALWAYS and size(here) + size(everywhere) + blanks > width:
         everywhere = everywhere[1:]
     while here and size(here) + size(everywhere) + blanks > width:
@@ -85,7 +85,7 @@ def footer_line(here: Sequence[Binding], everywhere: Sequence[Binding], width: i
 
 
 def key_at(here: Sequence[Binding], everywhere: Sequence[Binding], width: int, x: int) -> Binding | None:
-    """Return the key at cell `x` of a footer that is `width` cells wide, or None."""
+    """Return the key at cell `x` of a footer with `width` cells, or None."""
     here, everywhere = fitting(here, everywhere, width)
     right = width - 1 - width_of(join([_item(binding) for binding in everywhere], " " * _GAP, ""))
     for bindings, begin in ((here, 1), (everywhere, right)):
@@ -116,12 +116,12 @@ class KeyFooter(Drawing):
     def _shown(self) -> tuple[Sequence[Binding], Sequence[Binding]]:
         """Return the view's keys and the general keys.
 
-        The first of the general keys are shown only if there is room.
+        The first of the general keys are shown only if there is room for them.
         """
         here: dict[str, Binding] = {}
         everywhere: dict[str, Binding] = {}
         with_room: dict[str, Binding] = {}
-        on_top = self.screen is not self.app.screen_stack[0]  # While the help is open, keys of the app do not work.
+        on_top = self.screen is not self.app.screen_stack[0]  # while the help is open, keys of the app do not work
         for active in self.screen.active_bindings.values():
             is_shown = active.binding.show or (active.binding.tooltip and _is_global(active))
             if is_shown and active.enabled and not (on_top and _is_global(active)):

@@ -1,7 +1,7 @@
 """Lines of styled text as plain data. Drawing functions return lines, and widgets paint them."""
 
-# A role is a name from `ROLES`. Only cbtop.tcss defines what a role looks like. Text from outside goes through
-# `clean` before it becomes a span, so that no control character reaches the terminal.
+# A role is a name in `ROLES`. Only cbtop.tcss defines the look of a role. Text from other programs must pass `clean`
+# before it becomes a span. Then no control character reaches the terminal.
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from rich.cells import cell_len, set_cell_size
 
-Span = tuple[str, str]  # (text, roles separated by spaces). Later roles take precedence.
+Span = tuple[str, str]  # (text, roles separated by blanks); later roles take precedence
 Line = tuple[Span, ...]
 
 BLANK: Line = ()
@@ -54,7 +54,7 @@ ROLES = frozenset(
 
 
 def clean(text: str) -> str:
-    """Return `text` with each character that is not printable replaced by `�`."""
+    """Return `text` with each unprintable character replaced by `�`."""
     if text.isprintable():
         return text
     return "".join(character if character.isprintable() else "�" for character in text)
@@ -66,7 +66,7 @@ def width_of(line: Line) -> int:
 
 
 def clip(text: str, width: int) -> str:
-    """Return `text` in at most `width` cells. If it is cut, the cut is marked with `…`."""
+    """Return `text` in at most `width` cells. If it is cut, it ends with `…`."""
     if (len(text) if text.isascii() else cell_len(text)) <= width:
         return text
     return "" if width < 1 else set_cell_size(text, width - 1).rstrip() + "…"
@@ -94,7 +94,7 @@ def fit_line(line: Line, width: int, align: str = "left") -> Line:
     for text, role in line:
         size = cell_len(text)
         if size >= left:
-            # More text follows or is cut, so the mark `…` takes the last cell.
+            # More text follows or is cut, so the last cell has the mark `…`.
             kept.append((set_cell_size(text, left - 1) + "…" if left > 0 else "", role))
             break
         kept.append((text, role))
@@ -103,7 +103,7 @@ def fit_line(line: Line, width: int, align: str = "left") -> Line:
 
 
 def wrap_line(head: Line, body: Line, width: int) -> list[Line]:
-    """Return `body` after `head`, wrapped between words. All lines of `body` begin in the same column."""
+    """Return `head` followed by `body`, wrapped between words. All lines of `body` begin in the same column."""
     room = width - width_of(head)
     rows: list[list[Span]] = [[]]
     left = room
@@ -121,7 +121,7 @@ def wrap_line(head: Line, body: Line, width: int) -> list[Line]:
 
 
 def restyle(line: Line, role: str) -> Line:
-    """Return `line` with `role` added to every span. The spans' own roles take precedence."""
+    """Return `line` with `role` added to every span. The own roles of a span take precedence."""
     return tuple((text, f"{role} {roles}") for text, roles in line)
 
 
@@ -138,7 +138,7 @@ def join(parts: Iterable[Line], gap: str = "  ", role: str = "faint") -> Line:
 
 
 def join_fitting(parts: Iterable[Line], width: int, gap: str = "  ") -> Line:
-    """Return as many of the first `parts` as fit completely into `width`, on one line."""
+    """Return a line with as many of the first `parts` as fit completely into `width`."""
     line: Line = BLANK
     for part in parts:
         longer = join((line, part), gap)
@@ -151,7 +151,7 @@ def join_fitting(parts: Iterable[Line], width: int, gap: str = "  ") -> Line:
 def both_ends(left: Line, right: Line, width: int) -> Line:
     """Return a line of `width` cells with `left` at its left end and `right` at its right end.
 
-    If space is short, `right` is clipped first, then dropped.
+    If there is too little room, `right` is clipped, and then dropped.
     """
     free = width - width_of(left) - 2
     if free < 8:
@@ -162,12 +162,12 @@ def both_ends(left: Line, right: Line, width: int) -> Line:
 
 
 def plain(line: Line) -> str:
-    """Return the text of `line`, without roles."""
+    """Return the text of `line` without roles."""
     return "".join(text for text, _ in line)
 
 
 def rule(title: Line, width: int, right: Line = BLANK) -> Line:
-    """Return a thin horizontal rule with a title. If it fits, the note `right` is at the right end."""
+    """Return a thin horizontal rule with a title. The note `right` is at the right end if it fits."""
     left: Line = (("─ ", "faint"), *title, (" ", ""))
     end: Line = ((" ", ""), *right, (" ─", "faint")) if right else BLANK
     free = width - width_of(left) - width_of(end)

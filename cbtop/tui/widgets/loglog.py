@@ -14,7 +14,8 @@ from cbtop.tui.widgets.lines import Line, fit
 
 _TICK_WIDTH = 6
 _GRID_ROLE = "faint"
-_FENCE = 1.5  # Distance of a fence in interquartile ranges: Tukey, "Exploratory Data Analysis", 1977.
+# distance of a fence from the quartile, in interquartile ranges (Tukey, "Exploratory Data Analysis", 1977)
+_FENCE = 1.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,7 @@ class Span1D:
     high: float
 
     def position(self, value: float) -> float:
-        """Return the position of `value` on the axis, 0 at `low` and 1 at `high`."""
+        """Return the position of `value` on the axis: 0 at `low`, 1 at `high`."""
         return math.log(value / self.low) / math.log(self.high / self.low)
 
     def value(self, position: float) -> float:
@@ -43,7 +44,7 @@ class Span1D:
 
 
 def span_around(values: Iterable[float], margin: float = 1.6) -> Span1D:
-    """Return an axis with a margin around all positive `values`. The axis covers at least one decade."""
+    """Return an axis around all positive `values`, with a margin. It covers at least one decade."""
     positive = [value for value in values if value > 0 and math.isfinite(value)]
     low = min(positive, default=0.1) / margin
     high = max(positive, default=10.0) * margin
@@ -54,7 +55,7 @@ def span_around(values: Iterable[float], margin: float = 1.6) -> Span1D:
 
 
 def usual(values: Sequence[float]) -> Span1D:
-    """Return a range of the positive `values` without outliers, which would squeeze the other values.
+    """Return a range of the positive `values` without outliers, because outliers would make the axis much longer.
 
     The range ends at Tukey's fences of the logarithms. A fence is at least a decade away from its quartile.
     """
@@ -75,7 +76,10 @@ def _quantile(ordered: Sequence[float], part: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Spot:
-    """A place for a label. The label begins at a point, or ends there if `right`, then it is moved by some cells."""
+    """A possible position of a label.
+
+    The label begins at a point, or ends there if `right` is true. Then the label may be moved by some cells.
+    """
 
     x: float
     y: float
@@ -87,7 +91,7 @@ class Spot:
 class LogLogPlot:
     """Lines and marks on `width` x `height` cells, including the axes.
 
-    A mark is exactly in the cell of its values. Nothing else is written into the cells of title and labels. So draw
+    A mark is exactly in the cell of its values. Nothing is written into a cell with a mark, title or label. So draw
     the lines first, then the marks, then the title and the labels.
     """
 
@@ -99,7 +103,7 @@ class LogLogPlot:
         self._taken: set[tuple[int, int]] = set()
 
     def grid(self) -> None:
-        """Draw faint dots where decades of both axes cross."""
+        """Draw faint dots at the points where decades of both axes cross."""
         for x in self.x.decades():
             for y in self.y.decades():
                 self._canvas.dot(round(self._dot_x(x)), round(self._dot_y(y)), _GRID_ROLE)
@@ -109,13 +113,13 @@ class LogLogPlot:
         self._canvas.line(self._dot_x(x0), self._dot_y(y0), self._dot_x(x1), self._dot_y(y1), role, dash)
 
     def path(self, points: Sequence[tuple[float, float]], role: str) -> None:
-        """Draw a line through `points`. If all points are in one or two cells, draw nothing."""
+        """Draw a line through `points`. Do nothing if all points are in one or two cells."""
         if len({self.cell(*point) for point in points}) > 2:
             for begin, end in pairwise(points):
                 self.segment(*begin, *end, role)
 
     def label(self, text: str, role: str, spots: Sequence[Spot]) -> bool:
-        """Write `text` at the first of `spots` where it hides nothing, or else where it hides only lines.
+        """Write `text` at the first of `spots` without any drawing below it, or else with only lines below it.
 
         Returns False if the text does not fit.
         """
@@ -124,7 +128,7 @@ class LogLogPlot:
         for spot in spots:
             column, row = self.cell(spot.x, spot.y)
             start, row = column + spot.columns_right - (size - 1 if spot.right else 0), row - spot.rows_up
-            # One free cell on either side separates two texts.
+            # keep one free cell on either side, to separate the text from others
             around = {(at, row) for at in range(start - 1, start + size + 1)}
             inside = self._canvas.holds(start, row) and self._canvas.holds(start + size - 1, row)
             if inside and not around & self._taken:
@@ -140,17 +144,20 @@ class LogLogPlot:
         return all(self._canvas.role(at, row) in ("", _GRID_ROLE) for at in range(column, column + size))
 
     def mark(self, cell: tuple[int, int], glyph: str, role: str) -> None:
-        """Write one character into a cell of the plot (as returned by `cell`)."""
+        """Write one character into a cell of the plot (a result of `cell`)."""
         self._taken.add(cell)
         self._canvas.write(*cell, glyph, role)
 
     def mark_if_free(self, cell: tuple[int, int], glyph: str, role: str) -> None:
-        """Write a mark if the cell has no mark or text yet."""
+        """Write a mark, unless the cell already has a mark or text."""
         if cell not in self._taken:
             self.mark(cell, glyph, role)
 
     def title(self, text: str) -> bool:
-        """Write the title of the y axis on the top line, as far left as possible. Return False if it does not fit."""
+        """Write the title of the y axis on the top line, as far to the left as possible.
+
+        Return False if it does not fit.
+        """
         for start in range(1, self._canvas.width - len(text)):
             cells = {(column, 0) for column in range(start - 1, start + len(text) + 1)}
             if not cells & self._taken:
@@ -160,13 +167,16 @@ class LogLogPlot:
         return False
 
     def cell(self, x: float, y: float) -> tuple[int, int]:
-        """Return (column, row) of the cell nearest to the values. Values outside the plot are moved to its edge."""
+        """Return (column, row) of the cell nearest to the values.
+
+        Values outside of the plot get a cell at its border.
+        """
         column = round(self._dot_x(x)) // DOTS_ACROSS
         row = round(self._dot_y(y)) // DOTS_DOWN
         return max(0, min(column, self._canvas.width - 1)), max(0, min(row, self._canvas.height - 1))
 
     def lines(self, x_title: str) -> list[Line]:
-        """Return the plot with its axes: ticks at the decades, and the x title at the lower right."""
+        """Return the plot with its axes. They have ticks at the decades, and the x title at the lower right."""
         rows = self._canvas.lines()
         ticks = {self.cell(self.x.low, value)[1]: _tick(value) for value in self.y.decades()}
         body: list[Line] = [

@@ -1,4 +1,4 @@
-"""A long text that the user scrolls with Textual's scrolling and the keys of lists."""
+"""A long text that the user can scroll, with Textual's scrolling and the keys of lists."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class Pager(VerticalScroll, can_focus=True, inherit_bindings=False):
 
 
 class Page(Drawing):
-    """A page of lines. Lines are at most as wide as the page."""
+    """A page of lines. No line is wider than the page."""
 
     @abstractmethod
     def text(self, width: int) -> Sequence[Line]:
-        """Return all lines of a page that is `width` cells wide."""
+        """Return all lines of a page with `width` cells."""
 
     def draw(self, width: int, height: int) -> list[Line]:
         return list(self.text(width))

@@ -1,4 +1,4 @@
-"""Draws parts from top to bottom. Each part says how many lines it needs at least, and how many it can use."""
+"""Draw parts from top to bottom. Each part has a minimum and a maximum number of lines."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ class ScreenPart:
 def parts_lines(order: Sequence[ScreenPart], by_rank: Sequence[ScreenPart], width: int, height: int) -> list[Line]:
     """Draw the parts from top to bottom in at most `height` lines.
 
-    Parts first get their minimum height, in the order of `by_rank`. Lines that are left go to these parts in turn.
+    In the order of `by_rank`, each part first gets its minimum height. Then the remaining lines are distributed in
+    the same order.
     """
     lines = dict.fromkeys(order, 0)
     free = height
@@ -39,7 +40,7 @@ def parts_lines(order: Sequence[ScreenPart], by_rank: Sequence[ScreenPart], widt
 
 
 def beside(panes: Sequence[Sequence[Line]], widths: Sequence[int]) -> list[Line]:
-    """Return panes next to each other, two cells apart. The result is as high as the highest pane."""
+    """Return panes next to each other, two cells apart. The result has the height of the highest pane."""
     lines: list[Line] = []
     for row in range(max(map(len, panes), default=0)):
         line: Line = BLANK
@@ -53,6 +54,6 @@ def beside(panes: Sequence[Sequence[Line]], widths: Sequence[int]) -> list[Line]
 
 
 def even_widths(width: int, panes: int) -> list[int]:
-    """Return the widths of `panes` panes that fill `width` together."""
+    """Return the widths of `panes` panes that together fill `width`."""
     each = (width - (panes - 1) * len(GAP)) // panes
     return [each] * (panes - 1) + [width - (panes - 1) * (each + len(GAP))]

@@ -1,4 +1,4 @@
-"""A table that the user can sort and filter. The order of its rows stays steady while numbers change."""
+"""A table that the user can sort and filter. Its rows rarely change places while numbers change."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cbtop.tui.widgets.table import Table
 
 
 class SortedTable(Table[RowT]):
-    """A table that can be sorted and filtered. `set_filter` searches the texts of `words`.
+    """A table that can be sorted and filtered. `set_filter` searches the texts that `words` returns.
 
     The key `s` selects the next sort column, and `S` reverses the order.
     """
@@ -39,26 +39,26 @@ class SortedTable(Table[RowT]):
         id: str | None = None,
     ) -> None:
         super().__init__(columns, key, empty=empty, id=id)
-        self._words = words  # Returns the texts of a row that the filter searches.
+        self._words = words  # returns the texts of a row that the filter searches
         self.sort_by = sort_by
         self.descending = True
-        # (sort column, descending) if the user has chosen them by key or click.
+        # (sort column, whether descending), if the user has chosen them
         self.chosen: tuple[str, bool] | None = None
-        # (preferred sort column, descending). The table is sorted by this column whenever it exists.
+        # (preferred sort column, whether descending). The table is sorted by this column while it exists.
         self._wanted = sort_by, True
         self.filter_text = ""
-        self.nothing_at_all = empty  # Text shown if the unfiltered table is empty.
+        self.nothing_at_all = empty  # text that is shown if the unfiltered table is empty
         self._all: tuple[RowT, ...] = ()
         self._of: object = None
         self._order = SteadyOrder()
 
     def show_columns(self, columns: Sequence[Column[RowT]]) -> None:
-        """Replace the columns. Sort by the preferred column, or by another if this column does not exist."""
+        """Replace the columns. Sort by the preferred column or, if it does not exist, by another."""
         self.columns = tuple(columns)
         self._sort_as_wanted()
 
     def want(self, title: str, *, descending: bool | None = None) -> None:
-        """Prefer a sort column. By default, the largest numbers come first, and names begin with A."""
+        """Set the preferred sort column. By default, numbers begin with the largest, and names with A."""
         self._wanted = title, title != BY_NAME if descending is None else descending
         if self._sort_as_wanted():
             self.show_rows(self._all, of=self._of)
@@ -79,7 +79,8 @@ class SortedTable(Table[RowT]):
     def show_rows(self, rows: Sequence[RowT], *, of: object = None) -> None:
         """Replace the rows.
 
-        If `of` differs from the previous call, sort the rows exactly. Otherwise keep the order steady.
+        If `of` differs from its previous value, sort the rows exactly. Otherwise rows change places only after a
+        lasting difference.
         """
         if of != self._of:
             self._of = of
@@ -106,7 +107,7 @@ class SortedTable(Table[RowT]):
 
     @property
     def found(self) -> str:
-        """The number of rows that match, for example `3 of 16`."""
+        """The number of matching rows as text, such as `3 of 16`."""
         return f"{len(self.rows)} of {len(self._all)}"
 
     def draw_head(self, placed: Sequence[Placed[RowT]]) -> Line:
@@ -123,7 +124,7 @@ class SortedTable(Table[RowT]):
 
     def _sort_by(self, title: str) -> None:
         self.sort_by = title
-        # Numbers begin with the largest, and names with A.
+        # numbers begin with the largest, and names with A
         self._choose(descending=self._sort_column.align == "right")
 
     def choose_column(self, column: Column[RowT]) -> None:
@@ -133,7 +134,7 @@ class SortedTable(Table[RowT]):
             self._sort_by(column.title)
 
     def action_match(self, rows: int) -> None:
-        """Go to the next matching row. After the last row comes the first."""
+        """Go to the next matching row. The first row follows after the last."""
         if self.rows:
             self.move_to((self.cursor + rows) % len(self.rows))
 

@@ -1,4 +1,4 @@
-"""An order of rows that stays steady while numbers change."""
+"""An order of rows that rarely changes while numbers change."""
 
 from __future__ import annotations
 
@@ -7,26 +7,25 @@ from collections.abc import Mapping, Sequence
 
 from cbtop.tui.widgets.columns import Column, RowT
 
-# Two rows swap only if one was ahead of the other by this share in each of this many redraws (20 s at the default
+# Two rows swap only if one was ahead of the other by this share, in each of this many redraws (20 s at the default
 # rate). A single long call does not move a row, because it leaves the window after ten seconds. Figures of few calls
-# (p99, max) differ from window to window. For such figures only every sixth redraw counts, so 40 redraws take two
-# minutes.
+# (p99, max) differ from window to window. For them, only every sixth redraw counts, so 40 redraws take two minutes.
 STEADY_MARGIN = 0.15
 STEADY_REDRAWS = 40
 RARE_APART = 6
-# Maximum number of values in all these redraws. If a table has very many rows, fewer redraws count.
+# Maximum number of stored values over all redraws. For a table with very many rows, fewer redraws are stored.
 MAX_VALUES = 200_000
 
 Values = Mapping[object, float | str]
 
 
 def redraws_apart(column: Column[RowT]) -> int:
-    """Return the interval of the redraws that count if the table is sorted by `column`."""
+    """Return N if every Nth redraw counts for a table that is sorted by `column`."""
     return RARE_APART if column.of_few else 1
 
 
 class SteadyOrder:
-    """The order of a table's row keys, updated at each redraw."""
+    """The order of a table's row keys. It is updated at each redraw."""
 
     def __init__(self) -> None:
         self.keys: list[object] = []
@@ -34,7 +33,10 @@ class SteadyOrder:
         self._taken = 0
 
     def take(self, values: Values, *, descending: bool, apart: int = 1) -> None:
-        """Sort the keys of `values`. Of the earlier redraws, keep only every `apart`th for comparison."""
+        """Update the order for `values`, a value for each key.
+
+        Only every `apart`th redraw is stored for later comparisons.
+        """
         if self._redraws and (self._taken - 1) % apart:
             self._redraws.pop()
         self._redraws.append(values)
@@ -45,7 +47,7 @@ class SteadyOrder:
 
 
 def steady_order(previous: Sequence[object], redraws: Sequence[Values], *, descending: bool) -> list[object]:
-    """Return the sorted keys of the newest redraw.
+    """Return the keys of the newest redraw in their new order.
 
     Two keys that are in `previous` swap only if one was ahead of the other in all redraws.
     """
@@ -74,7 +76,7 @@ def _sortable(value: float | str) -> tuple[float, str]:
 
 
 def _is_ahead(one: object, other: object, redraws: Sequence[Values], descending: bool) -> bool:
-    """Return whether `one` was clearly ahead of `other` in each redraw that has values of both."""
+    """Return whether `one` was clearly ahead of `other` in each redraw with values of both."""
     if not _differ(redraws[-1][one], redraws[-1][other], descending):
         return False
     pairs = ((values[one], values[other]) for values in reversed(redraws) if one in values and other in values)
@@ -82,7 +84,7 @@ def _is_ahead(one: object, other: object, redraws: Sequence[Values], descending:
 
 
 def _is_measured(value: float | str) -> bool:
-    return isinstance(value, str) or value >= 0  # A value below 0 means not measured, and is sorted to the end.
+    return isinstance(value, str) or value >= 0  # a value below 0 means not measured and comes last
 
 
 def _differ(one: float | str, other: float | str, descending: bool) -> bool:

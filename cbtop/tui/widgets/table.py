@@ -1,9 +1,10 @@
 """A table with a cursor. The cursor stays on its row while numbers change."""
 
-# The cursor belongs to a row's key, not to its index, because rows may move, come and go.
+# The cursor belongs to the key of a row, and not to its index, because rows may move, appear and disappear.
+#
 # Textual's DataTable is not used. If all of 60 x 6 cells change, this table takes 0.2x of its CPU time (17 ms, 2
-# shared cores, Textual 8.2.8; `python -m benchmarks widgets`). This table also scrolls by itself. Only the rows
-# around the cursor are drawn. Textual scrolls static text (pager.py).
+# shared cores, Textual 8.2.8; `python -m benchmarks widgets`). This table scrolls by itself, and draws only the
+# visible rows. Static text is scrolled by Textual (pager.py).
 
 from __future__ import annotations
 
@@ -19,11 +20,11 @@ from cbtop.tui.widgets.drawing import Drawing
 from cbtop.tui.widgets.lines import Line, fit_line, restyle, wrap_line
 
 _WHEEL_ROWS = 3
-_MARGIN = 3  # Cells for the cursor's mark on the left, and for a blank and the scroll mark on the right.
+_MARGIN = 3  # number of cells for the cursor's mark on the left, and for a blank and the scroll mark on the right
 
 
 class Table(Drawing, Generic[RowT], can_focus=True):
-    """Rows below a head line. Only visible rows are drawn, so a thousand rows cost as much as twenty."""
+    """Rows below a head line. Only visible rows are drawn, so a thousand rows take as long as twenty."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("j,down", "move(1)", "down", show=False),
@@ -36,7 +37,7 @@ class Table(Drawing, Generic[RowT], can_focus=True):
     ]
 
     class Moved(Message):
-        """The cursor has moved to a different row."""
+        """A message: the cursor has moved to a different row."""
 
     def __init__(
         self,
@@ -49,7 +50,7 @@ class Table(Drawing, Generic[RowT], can_focus=True):
         super().__init__(id=id)
         self.columns = tuple(columns)
         self.key = key
-        self.empty = empty  # Text shown if there are no rows.
+        self.empty = empty  # text that is shown without rows
         self.rows: tuple[RowT, ...] = ()
         self.cursor = 0
         self._cursor_key: object = None
@@ -57,7 +58,7 @@ class Table(Drawing, Generic[RowT], can_focus=True):
         self._top = 0
 
     def show_rows(self, rows: Sequence[RowT]) -> None:
-        """Replace the rows. The cursor stays on its row, or near its place if the row is gone."""
+        """Replace the rows. The cursor stays on its row. If the row is gone, it stays near that position."""
         self.rows = tuple(rows)
         keys = [self.key(row) for row in self.rows]
         if self._cursor_key in keys:
@@ -75,13 +76,13 @@ class Table(Drawing, Generic[RowT], can_focus=True):
     def _hold_row(self) -> None:
         """Bind the cursor to the row under it.
 
-        If there are no rows, keep the old key, because the row may return.
+        Without rows, keep the old key, because its row may return.
         """
         if self.rows:
             self._cursor_key = self.key(self.rows[self.cursor])
 
     def release_row(self) -> None:
-        """Prepare for different content. The cursor goes to the first row, unless the user has placed the cursor."""
+        """Prepare for different content. If the user has not moved the cursor, it goes to the first row."""
         if not self._is_placed:
             self.cursor, self._cursor_key = 0, None
 
@@ -99,11 +100,11 @@ class Table(Drawing, Generic[RowT], can_focus=True):
         return max(1, self.size.height - 1)
 
     def said(self, width: int) -> list[Line]:
-        """Return the lines that a table without rows shows."""
+        """Return the lines that the table shows if it has no rows."""
         return wrap_line(((" ", ""),), ((self.empty, "dim"),), width)
 
     def draw(self, width: int, height: int) -> list[Line]:
-        inner = width - 1  # The last cell of a line shows the scroll position.
+        inner = width - 1  # the last cell of a line shows the scroll position
         placed = self._placed
         lines = [((" ", ""), *self.draw_head(placed))]
         if not self.rows:
@@ -124,7 +125,7 @@ class Table(Drawing, Generic[RowT], can_focus=True):
         return restyle(fit_line((("▎", "accent"), *line), width), "cursor")
 
     def move_to(self, index: int) -> None:
-        """Move the cursor to row `index`, or to the nearest row."""
+        """Move the cursor to the row with this index, or to the nearest row."""
         index = max(0, min(index, len(self.rows) - 1))
         if index == self.cursor or not self.rows:
             return
@@ -146,7 +147,7 @@ class Table(Drawing, Generic[RowT], can_focus=True):
         self.move_to(len(self.rows) - 1)
 
     def action_copy(self) -> None:
-        """Copy the row under the cursor, with the head line, to the clipboard of the terminal's user."""
+        """Copy the row under the cursor and the head line to the clipboard of the user's terminal."""
         if (row := self.current) is not None:
             self.app.copy_to_clipboard(Cells.of(self.columns, [row]).markdown())
             self.app.notify("the row is copied as Markdown, where the terminal allows it (OSC 52)", markup=False)
@@ -157,7 +158,7 @@ class Table(Drawing, Generic[RowT], can_focus=True):
         return Cells.of(self.columns, self.rows)
 
     def on_click(self, event: Click) -> None:
-        """Move the cursor to the clicked row. A double click also presses Enter.
+        """Move the cursor to the clicked row. A double click also has the effect of Enter.
 
         A click on the head calls `choose_column`.
         """
@@ -170,7 +171,7 @@ class Table(Drawing, Generic[RowT], can_focus=True):
                 self.app.simulate_key("enter")
 
     def choose_column(self, column: Column[RowT]) -> None:
-        """Handle a click on the head of a column. Subclasses that sort override this."""
+        """Handle a click on the head of a column. Subclasses with sorting override this."""
 
     def on_mouse_scroll_down(self, event: MouseScrollDown) -> None:
         event.stop()
@@ -182,7 +183,9 @@ class Table(Drawing, Generic[RowT], can_focus=True):
 
 
 def _scrolled(top: int, cursor: int, visible: int, total: int) -> int:
-    """Return the index of the first visible row. The cursor must be visible, and no line may stay empty."""
+    """Return the index of the first visible row, such that the cursor is visible and no line is empty
+    unnecessarily.
+    """
     top = max(cursor - visible + 1, min(top, cursor))
     return max(0, min(top, total - visible))
 

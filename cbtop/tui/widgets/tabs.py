@@ -1,4 +1,4 @@
-"""A row of tabs on one line. There is room for a note at its right end."""
+"""A row of tabs on one line. Its right end may have a note."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from textual.message import Message
 from cbtop.tui.widgets.drawing import Drawing
 from cbtop.tui.widgets.lines import Line, Span, both_ends, width_of
 
-NOTE_GAP = 4  # Cells around a note that is kept.
+NOTE_GAP = 4  # number of cells around a note that tabs must leave room for
 
 
 class TabBar(Drawing):
     """Numbered tabs. A click on a tab requests its view."""
 
     class Chosen(Message):
-        """The user wants the tab `index`."""
+        """A message: the user wants the tab with this index."""
 
         def __init__(self, index: int) -> None:
             super().__init__()
@@ -36,7 +36,7 @@ class TabBar(Drawing):
         self.redraw()
 
     def set_note(self, note: Line, *, keep: bool = False) -> None:
-        """Set the note at the right end. If `keep` is true, the tabs leave room for it."""
+        """Set the note at the right end. With `keep`, tabs are shortened to leave room for the note."""
         self.note, self._is_note_kept = note, keep
         self.redraw()
 
@@ -49,7 +49,7 @@ class TabBar(Drawing):
     def _labels(self, width: int) -> list[str]:
         """Return the labels of the tabs in at most `width` cells.
 
-        If space is short, all labels but the active one are shortened.
+        If there is too little room, all labels except the active one are shortened.
         """
         if self._is_note_kept:
             width -= width_of(self.note) + NOTE_GAP

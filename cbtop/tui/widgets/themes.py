@@ -1,6 +1,6 @@
-"""The themes: dark and light, each with many and with 16 colours. A theme defines every colour used in cbtop.tcss.
+"""The themes: dark and light, each with many and with 16 colours. A theme defines every colour in cbtop.tcss.
 
-The contrast of text with its background is at least 3:1 (WCAG 2). No category is red, because red means bad.
+The contrast of text with its background is at least 3:1 (WCAG 2). Categories are never red, because red means bad.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DARK = Theme(
         "ink": "#0e1217",
         "cursor": "#1f2935",
         "track": "#1a212a",
-        # These colours follow Okabe and Ito. They are distinguishable with any kind of colour vision.
+        # These colours follow Okabe and Ito. People with any kind of colour vision can distinguish them.
         "norm": "#d38fb8",
         "attention": "#5fb4ea",
         "ffn": "#e8a33a",
@@ -66,8 +66,8 @@ LIGHT = Theme(
     },
 )
 
-# These are a terminal's 16 colours. Rich takes the nearest of the 16, so it keeps each of these. Only one grey is
-# readable on black, and one on white, so the roles faint and dim look the same.
+# The 16 colours of a terminal. Rich maps each colour to the nearest of these 16, so these stay unchanged. Only one
+# grey is readable on black, and one on white, so the roles faint and dim look the same.
 _BLACK, _BROWN, _BLUE, _MAGENTA, _GREEN, _RED = "#000000", "#aa5500", "#0000aa", "#aa00aa", "#00aa00", "#aa0000"
 _GREY, _DARK_GREY, _WHITE = "#aaaaaa", "#555555", "#ffffff"
 _LIGHT_RED, _LIGHT_GREEN, _YELLOW = "#ff5555", "#55ff55", "#ffff55"

@@ -1,13 +1,13 @@
 """Blocks of time next to each other on one line.
 
-A block that covers at least one whole cell is drawn over its cells, with its name. Its ends are drawn in the adjacent
-cells, to an eighth of a cell.
+A block that covers at least one whole cell is drawn in its cells, with its name. Its ends are drawn in the adjacent
+cells, with a resolution of an eighth of a cell.
 
 A block that covers no whole cell is counted in the cell of its middle. Adjacent cells with such blocks form a
 cluster. A cluster shows the number of its blocks if there is room. The shade of a cell shows how much of its time the
 blocks take.
 
-So each block is in one place, and no block is drawn longer than it is.
+So each block is drawn only once, and no block is drawn longer than it is.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from rich.cells import cell_len
 from cbtop.tui.widgets.lines import Line, fit
 
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
-HALF, LEAST = "▐", "▕"  # Right part of a cell.
-LEAST_NAME = 4  # Minimum cells of a name.
+HALF, LEAST = "▐", "▕"  # the right half of a cell, and its right eighth
+LEAST_NAME = 4  # minimum number of cells to write a name
 SHADES, GAP = "░▒▓", "·"
 
 
 class Block(NamedTuple):
-    """A block from `start_ns` to `end_ns`. Its label is the first name that fits, or else the last name, cut.
+    """A block from `start_ns` to `end_ns`. Its label is the first name that fits. If none fits, it is the last name,
+    cut off.
 
     `names` is a function, because most blocks are in clusters, which show no names. `role` colours text, and `fill`
     the inside. A block without a `glyph` is a gap. Gaps are dotted and not counted.
@@ -43,7 +44,7 @@ class Block(NamedTuple):
 
 
 class Timed(Protocol):
-    """An object with a begin and an end, in nanoseconds."""
+    """An object with a begin and an end in ns."""
 
     @property
     def start_ns(self) -> int: ...
@@ -65,7 +66,7 @@ class Scale:
         object.__setattr__(self, "_length_ns", max(1, self.end_ns - self.begin_ns))
 
     def whole(self, block: Block) -> tuple[int, int]:
-        """Return the cells that `block` covers completely, as (first cell, cell after the last).
+        """Return the cells that `block` covers completely, as (first cell, last cell + 1).
 
         The range may be empty.
         """
@@ -74,26 +75,29 @@ class Scale:
         return max(0, begin), min(self.width, end)
 
     def eighths(self, moment_ns: int) -> int:
-        """Return the eighths of a cell that are before a moment in its cell."""
+        """Return how many eighths of a cell are before a moment, within the cell of the moment."""
         return 8 * ((moment_ns - self.begin_ns) * self.width % self._length_ns) // self._length_ns
 
     def eighths_left(self, moment_ns: int) -> int:
-        """Return the eighths of a cell that are after a moment in its cell, or 0 at the end of a cell."""
+        """Return how many eighths of a cell are after a moment, within the cell of the moment.
+
+        Return 0 at the end of a cell.
+        """
         into = (moment_ns - self.begin_ns) * self.width % self._length_ns
         return 8 * (self._length_ns - into) // self._length_ns if into else 0
 
     def cell(self, block: Block) -> int:
-        """Return the cell that contains the middle of the visible part of `block`."""
+        """Return the cell at the middle of the visible part of `block`."""
         begin, end = max(block.start_ns, self.begin_ns), min(block.end_ns, self.end_ns)
         at = (begin + end - 2 * self.begin_ns) * self.width // (2 * self._length_ns)
         return min(max(at, 0), self.width - 1)
 
     def shade(self, busy_ns: int) -> str:
-        """Return the shade of a cell in which blocks take `busy_ns`."""
+        """Return the shade of a cell with blocks that take `busy_ns` of its time."""
         return SHADES[min(len(SHADES) - 1, len(SHADES) * busy_ns * self.width // self._length_ns)]
 
     def about(self, blocks: Sequence[Timed]) -> range:
-        """Return a range of indices with all visible `blocks` and few others.
+        """Return a range of indices that includes all visible `blocks` and few others.
 
         Blocks are disjoint and in order.
         """
@@ -108,9 +112,9 @@ class Scale:
 
 
 class CellSpan(NamedTuple):
-    """The cells from `first` to before `end`, and the indices of their blocks: a single block, or a cluster.
+    """The cells from `first` to before `end`, with the indices of their blocks: a single block, or a cluster.
 
-    In a cluster, `cells` has the cell in which each block is counted. Otherwise `cells` is empty.
+    For a cluster, `cells` has the cell of each block. Otherwise `cells` is empty.
     """
 
     first: int
@@ -120,7 +124,7 @@ class CellSpan(NamedTuple):
 
 
 def places(blocks: Sequence[Block], scale: Scale) -> list[CellSpan]:
-    """Return the cells that draw or count `blocks`, from the left. Blocks are disjoint and in order."""
+    """Return the cells that draw or count `blocks`, from left to right. Blocks are disjoint and in order."""
     return _places(_in_sight(blocks, scale), scale)
 
 
@@ -136,7 +140,7 @@ def _places(blocks: Mapping[int, Block], scale: Scale) -> list[CellSpan]:
         last = found[-1] if found else None
         begin, end = scale.whole(block)
         if last and begin < last.end:
-            begin = last.end  # The first cell may belong to a block of zero length.
+            begin = last.end  # the first cell may already belong to a block of zero length
         if begin < end:
             found.append(CellSpan(begin, end, (number,)))
         elif block.glyph:
@@ -149,11 +153,11 @@ def _places(blocks: Mapping[int, Block], scale: Scale) -> list[CellSpan]:
 
 
 def time_row(blocks: Sequence[Block], scale: Scale, current: int | None = None) -> Line:
-    """Return the line of blocks. The block with index `current` is highlighted."""
+    """Return the line of blocks. The block with the index `current` is highlighted."""
     seen = _in_sight(blocks, scale)
     cells: list[tuple[str, str]] = []
     at = 0
-    before: Block | None = None  # The last block that was drawn over whole cells.
+    before: Block | None = None  # the last block that was drawn over whole cells
     for place in (*_places(seen, scale), None):
         first = place.first if place else scale.width
         after = seen[place.blocks[0]] if place and not place.cells else None
@@ -185,7 +189,10 @@ def _whole(block: Block, width: int, *, is_lit: bool) -> tuple[str, str]:
 
 
 def _edges(before: Block | None, after: Block | None, width: int, scale: Scale) -> list[tuple[str, str]]:
-    """Return the cells between two drawn blocks. A block that ends or begins in these cells is drawn partly."""
+    """Return the cells between two drawn blocks.
+
+    They may show the end of the first block and the begin of the second.
+    """
     if width <= 0:
         return []
     left = right = ("", "")
@@ -204,7 +211,7 @@ def _edges(before: Block | None, after: Block | None, width: int, scale: Scale) 
 def _cluster(
     blocks: Mapping[int, Block], place: CellSpan, scale: Scale, current: int | None
 ) -> list[tuple[str, str]]:
-    """Return the cells of a cluster in the colour of their longest block, with the block count in the middle."""
+    """Return the cells of a cluster in the colour of its longest block. The number of blocks is in the middle."""
     inside: dict[int, list[int]] = {}
     for number, cell in zip(place.blocks, place.cells, strict=True):
         inside.setdefault(cell, []).append(number)

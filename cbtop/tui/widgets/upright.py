@@ -1,4 +1,4 @@
-"""Vertical bars next to each other. A bar is drawn to an eighth of a cell."""
+"""Vertical bars next to each other. Bars are drawn with a resolution of an eighth of a cell."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cbtop.tui.widgets.lines import Line
 
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
 MAX_BAR_WIDTH = 12
-_GAP_FROM = 3  # Minimum cells per bar to have a gap after each bar.
+_GAP_FROM = 3  # minimum number of cells per bar to have a gap after each bar
 MISSING = "·"
 _LEAST_TOP, _GREATEST_TOP = 2.0, 4.0
 
@@ -46,18 +46,18 @@ class Spacing:
         return -(-self.bars // self.group) * self.cells
 
     def column(self, bar: int) -> int:
-        """Return the first cell of bar `bar`."""
+        """Return the first cell of the bar with this index."""
         return bar // self.group * self.cells
 
     def groups(self) -> list[range]:
-        """Return the indices of the bars at each place. If bars share a cell, a place has several bars."""
+        """Return for each drawn bar the indices of its bars. There are several if bars share a cell."""
         return [range(at, min(at + self.group, self.bars)) for at in range(0, self.bars, self.group)]
 
 
 def usual_top(values: Sequence[float], usual: float) -> float:
     """Return the end of a scale from 0: the highest of `values`, within limits.
 
-    The limits make a `usual` bar at most half, and at least a quarter, as high as the chart.
+    With these limits, a bar of the value `usual` takes between a quarter and a half of the chart's height.
     """
     return max(_LEAST_TOP * usual, min(_GREATEST_TOP * usual, max(values, default=0.0)))
 
@@ -65,7 +65,7 @@ def usual_top(values: Sequence[float], usual: float) -> float:
 def upright(bars: Sequence[Bar], spacing: Spacing, height: int, top: float) -> list[Line]:
     """Return the bars in `height` lines. A bar with the value `top` has full height.
 
-    A group shows its highest bar.
+    A group is drawn as its highest bar.
     """
     if spacing.group > 1:
         groups = ([bars[at] for at in group] for group in spacing.groups())
@@ -77,7 +77,7 @@ def upright(bars: Sequence[Bar], spacing: Spacing, height: int, top: float) -> l
 
 
 def _line(columns: Sequence[tuple[Sequence[str], str]], above: int) -> Line:
-    """Return the line that has `above` lines below it. Bars are drawn from the lowest line up."""
+    """Return the line with `above` lines below it. Bars are drawn from the lowest line up."""
     parts = [(texts[above], role) for texts, role in columns]
     return tuple(("".join([text for text, _ in same]), role) for role, same in groupby(parts, key=itemgetter(1)))
 
@@ -88,6 +88,6 @@ def _glyphs(bar: Bar, height: int, top: float) -> list[str]:
         return [MISSING] + [" "] * (height - 1)
     eighths = round(min(1.0, max(0.0, bar.value / top if top > 0 else 0.0)) * height * 8)
     if bar.value > 0 and eighths == 0:
-        eighths = 1  # A small value must differ from zero.
+        eighths = 1  # a value above zero must be visible
     full, part = divmod(eighths, 8)
     return ([_EIGHTHS[8]] * full + [_EIGHTHS[part]] + [_EIGHTHS[0]] * height)[:height]

@@ -1,6 +1,6 @@
-"""Rules for verdicts, one file each.
+"""The rules for verdicts, one file each.
 
-A verdict states in one sentence, with figures, a problem or limit of a source.
+A verdict is one sentence about a problem or limit of a source, with figures.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from cbtop.viewmodels.verdicts.stuck import STUCK
 from cbtop.viewmodels.verdicts.waits_for_rank import WAITS_FOR_RANK
 from cbtop.viewmodels.verdicts.warm_up import WARM_UP
 
-# The worst first: verdicts that make other figures wrong, then lost time, then mere limits.
+# All rules, the worst first: wrong figures, then lost time, then limits.
 VERDICTS: tuple[Rule, ...] = (
     STUCK,
     DATA_INCOMPLETE,
@@ -75,7 +75,7 @@ VERDICTS: tuple[Rule, ...] = (
 )
 
 OF_WARM_UP = (STUCK, DATA_INCOMPLETE, FAILED_CHECKS, GRADIENT_NOT_FINITE)
-# While a process waits for a processor, these verdicts would be wrong about its code.
+# Verdicts about the program's own speed. While the process waits for a processor, these verdicts would be wrong.
 OF_LATENCY = (
     SLOWER_THAN_BASELINE,
     INPUT_BOUND,
@@ -92,10 +92,10 @@ OF_LATENCY = (
 
 
 def judged(view: SourceView, silenced: Collection[str] = ()) -> SourceView:
-    """Return `view` with its verdicts. Verdicts with an id in `silenced` are omitted.
+    """Return `view` with its verdicts. Verdicts with an id in `silenced` are left out.
 
-    The speed of a process is not judged if it has only warm-up steps. Its latency is not judged while it waits for a
-    processor.
+    The speed of a process is not judged if it has only warm-up steps. The verdicts OF_LATENCY are left out while the
+    process waits for a processor.
     """
     rules = OF_WARM_UP if view.phase is not None and is_warm_up(view.phase) else VERDICTS
 

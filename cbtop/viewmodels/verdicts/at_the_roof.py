@@ -1,4 +1,4 @@
-"""Verdicts memory-bound and compute-bound: a large brick is near its roof."""
+"""The verdicts memory-bound and compute-bound: a large brick is near its roof."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.verdict import About, Evidence, Severity, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule, gain_inside
 
-NEAR_PERCENT = 60.0  # Share of a roof. Below this, latency or overhead limits a brick at any intensity.
-MIN_SHARE_PERCENT = 10.0  # Share of the time in steps. It hardly matters what limits a smaller brick.
-_KINDS = {"memory": "bandwidth", "compute": "compute"}  # Kind of ceiling for each bound.
+NEAR_PERCENT = 60.0  # percent of a roof; below this, latency or overhead limits a brick at any intensity
+MIN_SHARE_PERCENT = 10.0  # percent of the time in steps; the limit of a smaller brick hardly matters
+_KINDS = {"memory": "bandwidth", "compute": "compute"}  # kind of roof for each bound
 
 
 def _find(view: SourceView, bound: str) -> Finding | None:

@@ -1,9 +1,9 @@
-"""Base of the verdicts: rules, their findings, and the tokens/s that a fix would gain."""
+"""The base of the verdicts: rules, their findings, and the tokens/s that a fix would gain."""
 
 # Rules
-# - A verdict is a pure function of one SourceView and its time range: the window, or everything seen.
-# - A verdict claims only what its figures show. If data is missing, there is no verdict.
-# - The thresholds of a verdict are constants with a reason. The description of the verdict contains them.
+# - A verdict is a pure function of one SourceView. It covers the time range of the view: a window, or all data.
+# - A verdict claims only facts that its figures show. If data is missing, no verdict is made.
+# - The thresholds of a verdict are constants, each with a reason. The description of the verdict contains them.
 
 from __future__ import annotations
 
@@ -15,30 +15,31 @@ from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.steps import OVERLAP, PaceView, StepsView
 from cbtop.viewmodels.verdict import Evidence, Severity, Subject, Verdict
 
-# Ignore step time before the window up to this share of the step time in the window.
+# Share of the step time in the window. Step time before the window is ignored up to this share.
 EDGE = 0.01
-# Ratio of the mean recorded step to the mean step, or its inverse. The cost of recording stays below this.
+# Maximum ratio of the mean recorded step and the mean step, in either direction. Recording alone costs less than
+# this.
 LIKE_ALL = 1.10
-MIN_STEPS = 50  # With fewer steps, there is no tail: one step in fifty is not a distribution.
+MIN_STEPS = 50  # minimum number of steps to judge a tail, because one step in fifty is not a distribution
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The problem that a rule found in a view."""
+    """The problem that a rule has found in a view."""
 
     sentence: str
     evidence: tuple[Evidence, ...]
     about: Subject
     gain_tokens_per_sec: float | None = None
-    gain_if: str = ""  # Condition of the gain, to follow "if". Example: "it were as fast as the median layer".
-    advice: str = ""  # Advice for this case, or "" for the advice of the rule.
-    # Whether the finding is about what happens inside steps. This is known only for recorded steps.
+    gain_if: str = ""  # condition of the gain, to be written after "if": "it were as fast as the median layer"
+    advice: str = ""  # advice for this case, or "" to use the advice of the rule
+    # Whether the finding is about the content of steps, which is known only for recorded steps.
     is_inside: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Rule for one verdict: what it means, when it fires, what to do, and the function that finds it."""
+    """The rule for one verdict: its meaning, when it fires, advice, and the function that finds the problem."""
 
     id: str
     severity: Severity
@@ -48,7 +49,7 @@ class Rule:
     find: Callable[[SourceView], Finding | None]
 
     def judge(self, view: SourceView) -> Verdict | None:
-        """Return the verdict on `view`, or None if the rule finds nothing."""
+        """Return the verdict on `view`, or None if the rule finds no problem."""
         found = self.find(view)
         if found is None:
             return None
@@ -65,7 +66,7 @@ class Rule:
 
 
 def gain(view: SourceView, percent: float) -> float | None:
-    """Return the wall-clock tokens/s gained by saving `percent` of the time in steps (Amdahl's law).
+    """Return the gain in wall-clock tokens/s if `percent` of the time in steps is saved (Amdahl's law).
 
     Returns None if the gain cannot be derived: steps overlap, parts of the breakdown do not add up, or the rate is
     unknown. Also returns None if steps spent more time before the time range than a median step takes.
@@ -89,12 +90,18 @@ def gain(view: SourceView, percent: float) -> float | None:
 
 
 def gain_inside(view: SourceView, percent: float) -> float | None:
-    """Return `gain` for `percent` of the recorded step time. None if recorded steps do not represent all steps."""
+    """Return `gain` for `percent` of the recorded step time.
+
+    Return None if recorded steps differ from the other steps.
+    """
     return None if _unlike_all(view.steps) else gain(view, percent)
 
 
 def _unlike_all(steps: StepsView | None) -> str:
-    """Return how the mean recorded step differs from all steps, as the end of a sentence, or "" if it does not."""
+    """Return how the mean recorded step differs from all steps, as the end of a sentence.
+
+    Return "" if it does not differ.
+    """
     if steps is None or not steps.mean_us or not steps.recorded_mean_us:
         return ""
     if 1 / LIKE_ALL <= steps.recorded_mean_us / steps.mean_us <= LIKE_ALL:
@@ -106,7 +113,7 @@ def _unlike_all(steps: StepsView | None) -> str:
 
 
 def in_turn(view: SourceView) -> bool:
-    """Return whether steps of all phases ran one after another in one process. True if this is unknown."""
+    """Return whether the steps of all phases ran one after another in one process. Return True if this is unknown."""
     steps, time_range = view.steps, view.time_range
     if steps is None or steps.overlap or view.merged is not None or time_range is None:
         return False
@@ -117,7 +124,8 @@ def in_turn(view: SourceView) -> bool:
 def steps_alike(view: SourceView) -> StepsView | None:
     """Return the steps if their times can be compared: there are enough, and all have the same number of tokens.
 
-    The tokens of single steps are not recorded. They are equal if the tokens per step are the same in every second.
+    The tokens of single steps are not stored. They count as equal if the mean tokens per step are equal in every
+    second.
     """
     steps = view.steps
     if steps is None or steps.is_sample or steps.count < MIN_STEPS or steps.tokens % steps.count:
@@ -128,5 +136,5 @@ def steps_alike(view: SourceView) -> StepsView | None:
 
 
 def pace_shown(view: SourceView) -> list[PaceView]:
-    """Return the step times of the shown time, second by second. A merge has none."""
+    """Return the step times of the shown time, second by second. Return [] for a merge."""
     return [one for one in view.pace if view.window is None or one.ago_s < view.window.covers_s]

@@ -1,4 +1,4 @@
-"""Verdict below timer resolution: calls are so short that the clock can hardly measure them."""
+"""The verdict "below timer resolution": calls are so short that the clock can hardly measure them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Verdict bimodal latency: step times have two or more modes, a fast one and slower ones."""
+"""The verdict "bimodal latency": step times have a fast mode and one or more slower modes."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from cbtop.viewmodels.verdicts.base import Finding, Rule, gain, steps_alike
 from cbtop.viewmodels.verdicts.grows_with_cache import GROWS_WITH_CACHE
 from cbtop.viewmodels.verdicts.starved import is_explained_by_waiting
 
-APART = 1.20  # Multiple of the fast mode. A smaller difference is not worth a verdict.
-MIN_PERCENT = 10.0  # Share of the steps in each mode. Rarer steps are a tail.
-VALLEY = 0.5  # The valley between two modes is lower than this share of the smaller mode.
-BEYOND_CHANCE = 2.0  # Chance may make a valley look lower, or a mode look higher, by this many standard deviations.
+APART = 1.20  # minimum ratio of a slow mode to the fast mode; a smaller one is not worth a verdict
+MIN_PERCENT = 10.0  # minimum share of the steps in each mode; rarer steps are a tail
+VALLEY = 0.5  # the valley between two modes must be lower than this share of the smaller mode
+BEYOND_CHANCE = 2.0  # chance may lower a valley or raise a mode by this many standard deviations
 _SHAPES = {2: "bimodal", 3: "trimodal"}
-MIN_COUNT = 200  # Steps. With fewer, the bars of a histogram vary too much by chance.
+MIN_COUNT = 200  # minimum number of steps, because with fewer the bars vary too much by chance
 
 
 def _find(view: SourceView) -> Finding | None:
@@ -34,7 +34,7 @@ def _find(view: SourceView) -> Finding | None:
     mean_us = _mean_us(steps.durations)
     longer_percent = 100 * (mean_us - _mean_us(fast)) / mean_us
     if is_explained_by_waiting(view, longer_percent) or GROWS_WITH_CACHE.find(view) is not None:
-        return None  # Another verdict explains these steps better.
+        return None  # another verdict explains these steps better
     said = [f"{percent(share)} about {duration(us)}" for share, us in zip(shares[1:], slow_us, strict=True)]
     evidence = [Evidence("fast mode", fast_us, "µs")]
     for at, (share, us) in enumerate(zip(shares[1:], slow_us, strict=True)):
@@ -51,7 +51,7 @@ def _find(view: SourceView) -> Finding | None:
 
 
 def _kinds(bars: Sequence[DurationBar], total: int) -> list[Sequence[DurationBar]]:
-    """Return the bars of each mode, the fastest mode first. `total` is the number of steps of all modes."""
+    """Return the bars of each mode, the fastest mode first. `total` is the number of all steps."""
     cut = _valley(bars, total)
     return [bars] if cut is None else [*_kinds(bars[:cut], total), *_kinds(bars[cut:], total)]
 
@@ -92,12 +92,12 @@ def _at_least(count: int) -> float:
 
 
 def _mean_us(bars: Sequence[DurationBar]) -> float:
-    """Return the mean step time. Each step counts with the middle of its bar."""
+    """Return the mean step time. The time of a step is taken as the middle of its bar."""
     return sum(bar.count * (bar.from_us + bar.to_us) / 2 for bar in bars) / sum(bar.count for bar in bars)
 
 
 def _mode_us(bars: Sequence[DurationBar]) -> float:
-    """Return the middle of the bar with most steps."""
+    """Return the middle of the bar with the most steps."""
     fullest = max(bars, key=lambda bar: bar.count)
     return (fullest.from_us + fullest.to_us) / 2
 

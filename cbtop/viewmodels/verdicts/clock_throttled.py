@@ -1,4 +1,4 @@
-"""Verdict clock throttled: a GPU of the process runs below its highest clock."""
+"""The verdict "clock throttled": a GPU of the process runs below its highest clock."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.verdict import About, Evidence, Severity, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule
 
-# Percent below the highest clock. The power limit alone always moves a clock by about a percent.
+# Percent below the highest clock. The power limit always lowers the clock by about one percent.
 SLOWED_PERCENT = 5.0
 
 
@@ -34,9 +34,9 @@ def _find(view: SourceView) -> Finding | None:
 
 
 def _slowed_percent(row: DeviceRow) -> float | None:
-    """Return by how many percent the clock is kept below its maximum.
+    """Return how far the clock is below its maximum, in percent.
 
-    Returns None if the clock is not slowed, or if this is unknown.
+    Returns None if the driver reports no reason for a lower clock, or if the difference is small or unknown.
     """
     device = row.device
     if not device.slowed_by or not device.clock_mhz or not device.clock_max_mhz:

@@ -1,4 +1,4 @@
-"""Verdict communication-exposed: training steps wait for communication that could run while they compute."""
+"""The verdict "communication exposed": training steps wait for communication that could overlap with computation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cbtop.viewmodels.verdicts.base import Finding, Rule, gain
 from cbtop.viewmodels.verdicts.input_bound import MIN_TRAINING_STEPS
 from cbtop.viewmodels.verdicts.starved import is_explained_by_waiting
 
-# The last bucket of gradients cannot overlap with anything: a few percent of a step.
+# The last bucket of gradients cannot overlap with computation. It takes a few percent of a step.
 EXPOSED_PERCENT = 10.0
 
 
@@ -45,7 +45,10 @@ def _find(view: SourceView) -> Finding | None:
 
 
 def _exposed_us(training: TrainingView, part: TrainingPartRow) -> float:
-    """Return the exposed time of most steps, without the wait for slower ranks if all ranks are seen."""
+    """Return the exposed communication of most steps.
+
+    If all ranks are visible, the wait for slower ranks is subtracted.
+    """
     ranks = training.communication.ranks if training.communication else None
     return min(part.mean_us, part.p50_us) if ranks is None else ranks.communication_us
 

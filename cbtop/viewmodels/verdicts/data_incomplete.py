@@ -1,4 +1,6 @@
-"""Verdict data incomplete: records were lost, parts of the time breakdown do not add up, or the daemon is silent."""
+"""The verdict "data incomplete": records were lost, parts of the time breakdown do not add up, or the daemon is
+silent.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +13,16 @@ from cbtop.viewmodels.time_breakdown import TimeBreakdownView
 from cbtop.viewmodels.verdict import About, Evidence, Severity, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule
 
-LOST_PERCENT = 0.1  # A smaller loss changes no digit of a figure, because figures have three or four digits.
+LOST_PERCENT = 0.1  # percent; a smaller loss does not change figures, which have three or four digits
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Number of records lost, of the `seen` records since the daemon attached."""
+    """The number of lost records, of `seen` records since the daemon attached."""
 
     lost: int
     seen: int
-    when: str  # Words for the time of the loss, or "" since the daemon attached.
+    when: str  # the time of the loss as text, or "" for the time since the daemon attached
 
     @property
     def percent(self) -> float:
@@ -28,7 +30,7 @@ class Lost:
 
 
 def lost_records(view: SourceView) -> Lost:
-    """Return the records lost since the daemon attached. If the share in the window is larger, return those."""
+    """Return the records lost since the daemon attached, or in the window if its share of lost records is larger."""
     window = view.window
     of_all = Lost(view.loss.lost, view.loss.seen, "")
     when = " in this range" if window and window.range_s else " in these last seconds"
@@ -66,7 +68,7 @@ def _find(view: SourceView) -> Finding | None:
 
 
 def _off_us(books: TimeBreakdownView) -> float:
-    """Return by how many µs parts exceed their whole."""
+    """Return by how many µs parts are longer than their whole."""
     return max(books.over_us, -books.unattributed_us, sum(one.us for one in books.exceeded))
 
 

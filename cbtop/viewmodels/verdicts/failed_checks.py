@@ -1,4 +1,4 @@
-"""Verdict failed checks: a brick computes a wrong result."""
+"""The verdict "failed checks": a brick computes a wrong result."""
 
 from __future__ import annotations
 

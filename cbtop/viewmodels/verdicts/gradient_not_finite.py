@@ -1,4 +1,4 @@
-"""Verdict gradient-not-finite: an optimizer used a gradient that was NaN or Inf."""
+"""The verdict "gradient not finite": an optimizer used a gradient that was NaN or Inf."""
 
 from __future__ import annotations
 
@@ -37,7 +37,9 @@ def _find(view: SourceView) -> Finding | None:
 
 
 def _sentence(fault: GradientFaultView) -> str:
-    """Return what is wrong: `Gradient of layers.3.up.weight is NaN since step 118; so were 25 of the 73 others`."""
+    """Return a sentence such as `Gradient of layers.3.up.weight is NaN since step 118; so were 25 of the 73
+    others`.
+    """
     others = fault.faulty - 1
     if others and fault.faulty == fault.parameters:
         verb = "were" if fault.is_over else "are"

@@ -1,4 +1,4 @@
-"""Verdict grows with the cache: steps take longer if there are more cached positions, because some bricks do."""
+"""The verdict "grows with the cache": steps take longer with more cached positions, because of some bricks."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from cbtop.viewmodels.steps import PaceView
 from cbtop.viewmodels.verdict import About, Evidence, Severity, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule, pace_shown, steps_alike
 
-MIN_SECONDS = 8  # Seconds with steps. A line through fewer points proves little.
-LONGER = 1.5  # Cached positions at the end, relative to the beginning. If they grow less, there may be other causes.
-GROWTH = 1.2  # Ratio of step times. A smaller growth is not worth a verdict.
-MOST = 0.8  # Share of the growth that the named bricks explain.
-# Correlation of the means of each second. At this value, the cache explains four fifths of the variance.
+MIN_SECONDS = 8  # minimum number of seconds with steps, because a line through fewer points proves little
+# minimum ratio of the cached positions at the end and at the beginning; for less, there may be other causes
+LONGER = 1.5
+GROWTH = 1.2  # minimum ratio of step times; a smaller growth is not worth a verdict
+MOST = 0.8  # share of the growth that the named bricks must explain
+# Minimum correlation between cached positions and step times, over seconds. At this value, the cache explains four
+# fifths of the variance.
 CORRELATION = 0.9
 NOT_ATTENTION = "The bricks that grow are not attention. Look at what they do with earlier positions."
 
@@ -36,7 +38,8 @@ def _find(view: SourceView) -> Finding | None:
     short_us, long_us = (begin_us + slope_us * positions for positions in (least, most))
     if most < LONGER * least or short_us <= 0 or long_us < GROWTH * short_us:
         return None
-    if alike(view.brick_growth) is not None:  # A growing cache does not slow down every brick.
+    # all bricks became slower by the same factor, which a growing cache does not cause
+    if alike(view.brick_growth) is not None:
         return None
     growing = _growing(view)
     named = f"; most of the growth is in {', '.join(one.name for one in growing)}" if growing else ""
@@ -57,7 +60,7 @@ def _find(view: SourceView) -> Finding | None:
 
 
 def _growing(view: SourceView) -> list[BrickGrowth]:
-    """Return the bricks that explain most of the growth, the largest growth first, at most three."""
+    """Return the bricks that explain most of the growth, the largest growth first. Return at most three."""
     longer = [one for one in view.brick_growth if one.after_us > one.before_us]
     growth_us = sum(one.after_us - one.before_us for one in longer)
     found: list[BrickGrowth] = []
@@ -69,7 +72,10 @@ def _growing(view: SourceView) -> list[BrickGrowth]:
 
 
 def _line(pace: Sequence[PaceView]) -> tuple[float, float] | None:
-    """Return slope (µs per position) and intercept (µs) of step time over positions, or None without correlation."""
+    """Return the slope (µs per position) and intercept (µs) of step times over positions.
+
+    Return None without correlation.
+    """
     points = [(one.cached, one.us) for one in pace if one.cached is not None]
     if len(points) < MIN_SECONDS:
         return None
@@ -77,7 +83,7 @@ def _line(pace: Sequence[PaceView]) -> tuple[float, float] | None:
     try:
         if correlation(positions, us) < CORRELATION:
             return None
-    except StatisticsError:  # Cached positions or step times are constant.
+    except StatisticsError:  # cached positions or step times are constant
         return None
     slope, intercept = linear_regression(positions, us)
     return slope, intercept

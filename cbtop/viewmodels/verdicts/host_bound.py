@@ -1,4 +1,4 @@
-"""Verdict host-bound: much of a step is outside its bricks, and the GPU is often idle."""
+"""The verdict "host-bound": much of a step is outside of its bricks, and the GPU is often idle."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.verdict import About, Evidence, Severity, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule, gain_inside
 
-LATEST = 10  # Number of samples of a GPU, one a second.
+LATEST = 10  # number of samples of a GPU; there is one a second
 
 
 def _find(view: SourceView) -> Finding | None:
@@ -33,7 +33,10 @@ def _find(view: SourceView) -> Finding | None:
 
 
 def _idle_percent(view: SourceView) -> float | None:
-    """Return the idle percentage of the busiest GPU in the last seconds, or None if unknown or without a GPU."""
+    """Return how much of the last seconds the busiest GPU was idle, in percent.
+
+    Return None if unknown or without a GPU.
+    """
     busy = []
     for row in [row for machine in view.machines for row in machine.gpus_of(view.key)]:
         known = [each for each in row.busy_percent[-LATEST:] if each is not None]

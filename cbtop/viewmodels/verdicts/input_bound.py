@@ -1,4 +1,4 @@
-"""Verdict input-bound: training steps wait for their data."""
+"""The verdict "input-bound": training steps wait for their data."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from cbtop.viewmodels.verdict import About, Evidence, Severity, Subject
 from cbtop.viewmodels.verdicts.base import LIKE_ALL, Finding, Rule, gain
 from cbtop.viewmodels.verdicts.starved import is_explained_by_waiting
 
-MIN_TRAINING_STEPS = 20  # A loader often serves its first batches from a full queue, or starts its workers.
-# A loader that keeps up only hands over a batch, and copies it to a device: a few percent of a step.
+# minimum number of steps, because a loader may serve its first batches from a full queue or start its workers
+MIN_TRAINING_STEPS = 20
+# Percent of a step. A fast loader only hands over a batch and copies it to a device, which takes a few percent.
 WAIT_PERCENT = 10.0
 
 
@@ -43,7 +44,7 @@ def _find(view: SourceView) -> Finding | None:
 
 
 def _is_certain(view: SourceView, training: TrainingView, wait: TrainingPartRow) -> bool:
-    """Whether most steps wait, and the latest steps took as long as the steps of the time shown."""
+    """Whether most steps wait, and the latest steps took as long as all shown steps."""
     mean_us, shown_us = training.mean_us, view.steps.mean_us if view.steps else None
     if not mean_us or not shown_us:
         return False
@@ -51,7 +52,7 @@ def _is_certain(view: SourceView, training: TrainingView, wait: TrainingPartRow)
 
 
 def _samples_per_sec(view: SourceView, wait: TrainingPartRow) -> float | None:
-    """Return the samples/s without the wait, or None if steps do not report their samples or overlap."""
+    """Return the samples/s without the wait. Return None if steps do not report their samples or overlap."""
     steps = view.steps
     if steps is None or steps.samples_per_sec is None or steps.overlap or view.merged is not None:
         return None

@@ -1,4 +1,4 @@
-"""Verdict launch-bound: the device waits for its host."""
+"""The verdict "launch-bound": the device waits for its host."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from cbtop.viewmodels.time_breakdown import GPU_WAITED
 from cbtop.viewmodels.verdict import About, Evidence, Severity, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule, gain
 
-# Share of the bricks' time, and of their calls. Both are needed, because one step may have waited long (the first
-# one, a pause).
+# Minimum share of the bricks' time, and of their calls. Both are required, because a single step may have waited for
+# long (the first step, or a pause).
 LAUNCH_BOUND_PERCENT = 20.0
 
 
-LEAST_STEPS = 3  # Minimum number of steps that were recorded by their kernels.
+LEAST_STEPS = 3  # minimum number of steps that were recorded by the times of their kernels
 
 
 def _find(view: SourceView) -> Finding | None:
@@ -46,7 +46,9 @@ def _found_in_training(view: SourceView) -> Finding | None:
 
 
 def _found_by_kernels(view: SourceView) -> Finding | None:
-    """Compare the kernels of recorded steps with the median of all steps. Recorded steps are few, and may be slow."""
+    """Compare the kernels of recorded steps with the median of all steps, because the few recorded steps may be
+    slow.
+    """
     books, steps = view.books, view.steps
     if books is None or steps is None or not books.close or steps.recorded < LEAST_STEPS or not steps.p50_us:
         return None

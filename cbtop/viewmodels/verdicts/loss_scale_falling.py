@@ -1,4 +1,4 @@
-"""Verdict loss-scale-falling: a gradient scaler lowers the loss scale again and again."""
+"""The verdict "loss scale falling": a gradient scaler lowers the loss scale again and again."""
 
 from __future__ import annotations
 

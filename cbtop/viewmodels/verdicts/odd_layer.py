@@ -1,4 +1,4 @@
-"""Verdict odd layer: one layer is slower than other layers that do the same work."""
+"""The verdict "odd layer": one layer is slower than other layers that do the same work."""
 
 from __future__ import annotations
 

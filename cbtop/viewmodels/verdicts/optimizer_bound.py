@@ -1,4 +1,4 @@
-"""Verdict optimizer-bound: the optimizer takes much of a training step."""
+"""The verdict "optimizer-bound": the optimizer takes much of a training step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cbtop.viewmodels.verdict import About, Evidence, Severity, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule
 from cbtop.viewmodels.verdicts.input_bound import MIN_TRAINING_STEPS
 
-# Adam in float32 moves 28 bytes a weight. The passes of some hundred tokens take several times as long.
+# Adam in float32 moves 28 bytes per weight. The passes of some hundred tokens take several times as long.
 OPTIMIZER_PERCENT = 25.0
 
 

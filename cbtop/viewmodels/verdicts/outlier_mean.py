@@ -1,4 +1,4 @@
-"""Verdict outlier-driven mean: a few long steps raise the mean."""
+"""The verdict "outlier-driven mean": a few long steps raise the mean."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from cbtop.viewmodels.verdicts.recompilation import RECOMPILATION
 from cbtop.viewmodels.verdicts.starved import is_explained_by_waiting
 from cbtop.viewmodels.verdicts.warm_up import WARM_UP
 
-MEAN_OVER_MEDIAN = 1.10  # Without outliers, the mean is within a few percent of the median.
-RARE_PERCENT = 10.0  # Share of the steps. If more steps are long, they are a mode and not outliers.
+MEAN_OVER_MEDIAN = 1.10  # minimum ratio; without outliers, the mean differs from the median by a few percent
+RARE_PERCENT = 10.0  # maximum share of long steps; if more steps are long, they are a mode and not outliers
 
 
 def _find(view: SourceView) -> Finding | None:
@@ -21,14 +21,14 @@ def _find(view: SourceView) -> Finding | None:
     if is_explained_by_waiting(view, 100 * (steps.mean_us - steps.p50_us) / steps.mean_us):
         return None
     if WARM_UP.find(view) is not None or RECOMPILATION.find(view) is not None:
-        return None  # Another verdict explains these steps better.
+        return None  # another verdict explains these steps better
     long = [bar for bar in steps.durations if bar.from_us > steps.mean_us]
     many = sum(bar.count for bar in long)
     rare_percent = 100 * many / steps.count
     if not many or rare_percent > RARE_PERCENT:
         return None
     over_us = sum(bar.count * ((bar.from_us + bar.to_us) / 2 - steps.p50_us) for bar in long)
-    # The bars of a histogram are not exact, so limit the saved time to the difference of mean and median.
+    # Limit the saved time to the difference of mean and median, because the bars of a histogram are not exact.
     saved = 100 * min(over_us / steps.count, steps.mean_us - steps.p50_us) / steps.mean_us
     return Finding(
         f"A few {steps.phase} steps raise the mean: {percent(rare_percent)} take over {duration(long[0].from_us)}, "

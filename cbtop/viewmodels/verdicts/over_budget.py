@@ -1,4 +1,4 @@
-"""Verdict over budget: a brick takes more time per token than its declared budget."""
+"""The verdict "over budget": a brick takes more time per token than its declared budget."""
 
 from __future__ import annotations
 

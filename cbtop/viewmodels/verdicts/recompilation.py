@@ -1,4 +1,4 @@
-"""Verdict recompilation: code was compiled again because it did not fit its arguments."""
+"""The verdict "recompilation": code was compiled again because it did not fit its arguments."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.verdict import About, Evidence, Severity, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule, in_turn
 
-SHARE_PERCENT = 5.0  # Share of the shown time. One second in a minute or two is not worth a verdict.
+SHARE_PERCENT = 5.0  # percent of the shown time; one second in a minute or two is not worth a verdict
 
 
 def _find(view: SourceView) -> Finding | None:

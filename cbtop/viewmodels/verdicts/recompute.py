@@ -1,4 +1,4 @@
-"""Verdict recompute: backward passes repeat forward passes."""
+"""The verdict "recompute": backward passes repeat forward passes."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.verdict import About, Evidence, Severity, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule
 
-# If every layer is checkpointed, about a quarter of a step: a forward pass, its repetition, a backward pass twice as
-# long.
+# If every layer is checkpointed, the repetition takes about a quarter of a step. The step then has a forward pass,
+# its repetition, and a backward pass that is twice as long.
 RECOMPUTE_PERCENT = 10.0
 
 

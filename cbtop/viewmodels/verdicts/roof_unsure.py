@@ -1,4 +1,4 @@
-"""Verdict roof unsure: the rounds that measured a roof differ too much."""
+"""The verdict "roof unsure": the rounds that measured a roof differ too much."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Verdict slower than the baseline: a brick takes longer than it did in the marked seconds or in --baseline."""
+"""The verdict "slower than the baseline": a brick takes longer than in the baseline.
+
+The baseline is a time that the user marked, or a recording given by --baseline.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,14 @@ from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.verdict import About, Evidence, Severity, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule, gain_inside
 
-LEAST_OF_ALL_PERCENT = 0.02  # Share of a token's time. A smaller difference is not worth a verdict.
+LEAST_OF_ALL_PERCENT = 0.02  # share of a token's time; a smaller difference is not worth a verdict
 
 
 def _find(view: SourceView) -> Finding | None:
     found = view.baseline
     if found is None or found.step_us is None:
         return None
-    # `bricks` also has an entry for the time between bricks.
+    # The sum is complete, because the time between bricks is also in `bricks`.
     all_us = sum(change.now for change in found.bricks.values())
     slower = [one for one in found.slower if one.change.delta >= LEAST_OF_ALL_PERCENT / 100 * all_us]
     if not slower:
@@ -46,7 +49,7 @@ def _find(view: SourceView) -> Finding | None:
 def _mean_us(view: SourceView, unit: str) -> float:
     """Return the mean time of a token or step in µs, or 0 if unknown.
 
-    If a few calls were long, this mean may exceed the sum of the typical calls.
+    If a few calls were long, this mean may be larger than the sum of the typical calls.
     """
     steps = view.steps
     if steps is None or steps.mean_us is None:
@@ -56,9 +59,9 @@ def _mean_us(view: SourceView, unit: str) -> float:
 
 
 def _most_in(found: Comparison, worst: PlaceChange) -> str:
-    """Return the layer with the largest part of the change, as words.
+    """Return a text with the layer that has the largest part of the change, or "".
 
-    With half of the change or more, `worst` would be this layer.
+    If a layer had half of the change or more, `worst` would already name this layer.
     """
     if worst.layer is not None:
         return ""

@@ -1,4 +1,6 @@
-"""Verdict slows down: every brick takes longer by the same factor, second by second."""
+"""The verdict "slows down": the steps become longer with time, because every brick takes longer by the same
+factor.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,9 @@ from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.verdict import About, Evidence, Severity, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule, pace_shown, steps_alike
 
-MIN_SECONDS = 8  # Seconds with steps.
-SLOWER = 1.2  # Ratio of step times at the end of the window to its beginning.
-CORRELATION = 0.9  # Correlation of time with the mean step of each second.
+MIN_SECONDS = 8  # minimum number of seconds with steps
+SLOWER = 1.2  # minimum ratio of the step times at the end and at the beginning of the window
+CORRELATION = 0.9  # minimum correlation between time and the mean step of each second
 
 
 def _find(view: SourceView) -> Finding | None:
@@ -24,7 +26,7 @@ def _find(view: SourceView) -> Finding | None:
         return None
     try:
         follows = correlation([-one.ago_s for one in shown], [one.us for one in shown])
-    except StatisticsError:  # All values are the same.
+    except StatisticsError:  # all values are equal
         return None
     if follows < CORRELATION:
         return None

@@ -1,4 +1,4 @@
-"""Verdict starved: the process waits for a processor because other programs use all of them."""
+"""The verdict "starved": the process waits for a processor because other programs use all of them."""
 
 from __future__ import annotations
 
@@ -9,17 +9,16 @@ from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.verdict import About, Evidence, Severity, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule
 
-BUSY_PERCENT = 95.0  # Load of all processors together.
-MISSING_PERCENT = 20.0  # Share of the time in which steps run but the process has no processor.
-# If waits take this share of the extra time of long steps, they explain it.
+BUSY_PERCENT = 95.0  # minimum load of all processors together
+MISSING_PERCENT = 20.0  # minimum percentage of the time when steps run but the process has no processor
+# Waiting explains long steps if the share of time spent waiting is at least this part of the share of extra time.
 EXPLAINED = 0.5
 
 
 def processor_times(view: SourceView) -> tuple[float, float, float] | None:
-    """Return three shares (%) of the last seconds: steps ran, the process had a processor, all processors were busy.
+    """Return (steps ran, the process had a processor, all processors were busy), each in percent of the last seconds.
 
-    Returns None if one of them is unknown. Also returns None if the process uses a GPU, because it may wait for the
-    GPU.
+    Returns None if one of them is unknown, or if the process uses a GPU, because it may then wait for the GPU.
     """
     time_range = view.time_range
     if len(view.machines) != 1 or time_range is None or time_range.in_steps_us is None or not time_range.wall_us:
@@ -39,9 +38,9 @@ def processor_times(view: SourceView) -> tuple[float, float, float] | None:
 
 
 def is_explained_by_waiting(view: SourceView, longer_percent: float) -> bool:
-    """Return whether waits may explain the extra time of long steps.
+    """Return whether waiting for a processor may explain the extra time of long steps.
 
-    `longer_percent` is the share of the extra time in all step time.
+    `longer_percent` is the extra time in percent of all step time.
     """
     return view.waiting_percent is not None and view.waiting_percent >= EXPLAINED * longer_percent
 

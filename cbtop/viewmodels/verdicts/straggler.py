@@ -1,4 +1,4 @@
-"""Verdict straggler: all other ranks wait for one rank."""
+"""The verdict "straggler": all other ranks wait for one rank."""
 
 from __future__ import annotations
 

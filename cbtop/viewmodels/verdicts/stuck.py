@@ -1,4 +1,4 @@
-"""Verdict stuck: the process runs but makes no progress."""
+"""The verdict "stuck": the process runs but makes no progress."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _find(view: SourceView) -> Finding | None:
 
 
 def _go_on(view: SourceView) -> str:
-    """Return advice for a suspended process. There is no need to inspect its stacks."""
+    """Return advice for a suspended process. Its stacks need not be inspected."""
     pid = "PID" if view.merged else view.pid
     return f"If a signal stopped it, `kill -CONT {pid}` on its host resumes it. A debugger resumes it by itself."
 

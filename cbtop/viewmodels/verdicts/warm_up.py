@@ -1,4 +1,4 @@
-"""Verdict warm-up: the first steps took much longer than later steps."""
+"""The verdict "warm-up": the first steps took much longer than later steps."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from cbtop.viewmodels.verdict import About, Evidence, Severity, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule
 from cbtop.viewmodels.verdicts.starved import is_explained_by_waiting
 
-MIN_SECONDS = 4  # Seconds with steps. Fewer do not show the usual time.
-FACTOR = 2.0  # A step that compiles, tunes or fills caches takes several times as long.
-FOUND_LATE = 2.0  # If the first second has more steps than this multiple of the usual number, it is no warm-up.
-SHARE_PERCENT = 10.0  # Share of the time in steps. Less extra time hardly changes a mean.
+MIN_SECONDS = 4  # minimum number of seconds with steps, because fewer do not show the usual time
+FACTOR = 2.0  # minimum ratio; a step that compiles, tunes or fills caches takes several times as long
+# If the first second has more than this many times the usual number of steps, it is not the warm-up.
+FOUND_LATE = 2.0
+SHARE_PERCENT = 10.0  # minimum percentage of the time in steps; less extra time hardly changes a mean
 
 
 def _find(view: SourceView) -> Finding | None:
@@ -21,9 +22,9 @@ def _find(view: SourceView) -> Finding | None:
     if steps is None or view.window is not None or len(pace) < MIN_SECONDS:
         return None
     if pace[0].steps > FOUND_LATE * median(second.steps for second in pace[1:]):
-        return None  # Steps may have run before cbtop found the process, so these may not be the first ones.
+        return None  # steps may have run before cbtop found the process, so these may not be its first steps
     if len({second.tokens / second.steps for second in pace}) > 1:
-        return None  # The first steps may have had more tokens.
+        return None  # the first steps may have had more tokens
     usual_us = median(second.us for second in pace[len(pace) // 2 :])
     first = 0
     while first < len(pace) and pace[first].us >= FACTOR * usual_us:
