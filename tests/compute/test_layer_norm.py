@@ -1,4 +1,4 @@
-"""LayerNorm beside torch's, and what holds of it whatever the row."""
+"""LayerNorm equals torch's, and has the right properties for any row."""
 
 from __future__ import annotations
 
