@@ -1,4 +1,4 @@
-"""Switches of a script, a class and an instance have names that cbtop looks for as functions."""
+"""Flags of a script, a class and an instance have names that cbtop looks for as functions."""
 
 import torch
 from small import Simple, Stack, show, vectors

@@ -1,4 +1,4 @@
-"""Reading attributes of a model or its arguments changes the program: it draws, loads, creates or records."""
+"""Reading attributes of a model or its arguments has side effects: it draws, loads, creates or records."""
 
 from collections import defaultdict
 from collections.abc import Mapping
@@ -38,7 +38,7 @@ class Noisy(nn.Module):
 
 
 class Made(defaultdict):
-    """A config that creates each attribute that is read."""
+    """A config that creates each attribute on its first read."""
 
     def __init__(self):
         super().__init__(Made)
@@ -70,7 +70,7 @@ class LazyBatchOfDict(dict):
 
 
 class Lazy:
-    """Loads itself when its class is read, as proxies of web frameworks do."""
+    """An object that loads itself when its class is read, as proxies of web frameworks do."""
 
     @property
     def __class__(self):
