@@ -1,4 +1,4 @@
-"""The demo: a model decoded in a process of its own, watched over the wire like anybody's."""
+"""The demo decodes a model in its own process. It is watched over the wire like any other process."""
 
 from __future__ import annotations
 
@@ -45,10 +45,11 @@ def test_headless_decodes_the_steps_asked_for_and_reports_every_brick(models: di
     (source,) = json.loads(done.stdout)["sources"]
     assert (source["state"], source["architecture"], source["phase"]) == ("ended", family, "decode")
     assert (source["steps"]["count"], source["steps"]["tokens"]) == (100, 100)
-    bricks = [row for row in source["bricks"] if row["name"] != GUARD_BRICK]  # it looks when it is its time
+    bricks = [row for row in source["bricks"] if row["name"] != GUARD_BRICK]  # the guard runs at its own times
     assert {row["name"] for row in bricks} == DECODED_BRICKS
     assert all(row["checks_passed"] and not row["checks_failed"] for row in bricks)
-    assert {phase["phase"] for phase in source["phases"]} == {"prefill", "decode"}  # restarted: the context is 64
+    # a prefill follows each restart, because the context has 64 positions
+    assert {phase["phase"] for phase in source["phases"]} == {"prefill", "decode"}
     assert {row["provenance"] for row in source["roofline"]["ceilings"]} == {"measured"}
     assert {row["kind"] for row in source["graph"]} == {"layer", "brick", "kernel"}
     books, loss = source["books"], source["loss"]
@@ -86,7 +87,7 @@ def test_headless_trains_the_steps_asked_for_and_the_loss_falls(models: dict[str
 
 @pytest.fixture(scope="module")
 def speaking(models: dict[str, Path]) -> Path:
-    """The tiny qwen2 with a vocabulary."""
+    """Write the tiny qwen2 with a vocabulary."""
     pytest.importorskip("tokenizers", reason="tokenizers is not installed: pip install 'cbtop[text]'")
     path = models["qwen2"].with_name("speaking.gguf")
     return rewritten(models["qwen2"], path, byte_level())
@@ -97,7 +98,7 @@ def test_a_prompt_is_gone_on_from_once_beside_a_report_that_stays_whole(
 ) -> None:
     command = ("demo", "--model", str(speaking), "--headless", "--steps", "5", "--prompt=-Hi\x1b[2Jthere")
     done = cbtop(*command, "--format", "json")
-    workload = capfd.readouterr()  # a process, which shares our output
+    workload = capfd.readouterr()  # the workload is a process that shares our output
     assert done.returncode == 0, done.stderr
     (source,) = json.loads(done.stdout)["sources"]
     assert source["steps"]["count"] == 5
@@ -124,7 +125,7 @@ def test_with_check_contracts_every_condition_is_a_check(models: dict[str, Path]
     assert done.returncode == 0, done.stderr
     (source,) = json.loads(done.stdout)["sources"]
     checked = {(check["brick"], check["assertion"]): check["passed"] for check in source["checks"]}
-    assert False not in checked.values()  # None: no sample of the guard reached it within its share of the time
+    assert False not in checked.values()  # None: the guard has not sampled this brick within its share of the time
     assert all(passed for (_, assertion), passed in checked.items() if "condition" in assertion)
     assert {brick for brick, assertion in checked if assertion.startswith("precondition")} == DECODED_BRICKS
     assert {brick for brick, assertion in checked if assertion.startswith("postcondition")} == DECODED_BRICKS
@@ -133,7 +134,7 @@ def test_with_check_contracts_every_condition_is_a_check(models: dict[str, Path]
 def test_a_contract_that_is_violated_is_a_verdict_in_json_and_exit_code_4(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(demo_model, "BIAS_DEVIATION", 1e6)  # of keys and values: more than float16 can hold
+    monkeypatch.setattr(demo_model, "BIAS_DEVIATION", 1e6)  # biases of keys and values exceed the range of float16
     demo_model.write_model(tmp_path / "model.gguf", TINY, lambda *_: None)
     command = ("demo", "--model", str(tmp_path / "model.gguf"), "--headless", "--steps", "3", "--check-contracts")
     done = cbtop(*command, "--format", "json")
@@ -169,13 +170,13 @@ def test_a_bad_model_is_one_clear_line_and_exit_code_2(
     tmp_path: Path, content: bytes | None, complaint: str, capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setenv("PYTHONWARNINGS", "error")  # for the workload
+    monkeypatch.setenv("PYTHONWARNINGS", "error")  # for the workload process
     path = tmp_path / "bad.gguf"
     if content is not None:
         path.write_bytes(content)
     before = sorted(tmp_path.iterdir())
     done = cbtop("demo", "--model", str(path), "--headless", "--steps", "1")
-    workload = capfd.readouterr()  # a process, which shares our output
+    workload = capfd.readouterr()  # the workload is a process that shares our output
     assert (done.returncode, done.stdout + workload.out) == (2, "")
     said = [line for line in (done.stderr + workload.err).splitlines() if not line.endswith("…")]
     assert len(said) == 1

@@ -1,4 +1,4 @@
-"""Merged reports from the command line: text and JSON agree, and the books of a sum close."""
+"""Merged reports from the command line: text and JSON agree, and the times of a sum add up."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ COUNT = 3
 
 @pytest.fixture(scope="module")
 def directory_of_three_ranks() -> Iterator[str]:
-    """Where they run and are watched until no test wants them any more: to start them takes five starts of Python."""
+    """Run three watched ranks and yield their directory.
+
+    All tests share them, because they start five Python processes.
+    """
     with TemporaryDirectory(prefix="cbtop-ranks-") as directory, pytest.MonkeyPatch.context() as patch:
         patch.setenv("CBTOP_RUNTIME_DIR", directory)
         with daemon(), ranks(HOST.replace("sys.argv[1]", "-1"), COUNT):
@@ -113,5 +116,5 @@ def test_a_recording_of_three_ranks_is_selected_from_and_merged_the_same_way(tmp
 @pytest.mark.usefixtures("three_ranks")
 def test_only_the_selected_are_merged_and_other_programs_are_not() -> None:
     assert merged("sum", "--source", "rank=0", "--source", "rank=2")["merged"]["members"] == ["rank 0", "rank 2"]
-    with host() as other:  # of which the ranks' daemon knows from now on
+    with host() as other:  # the daemon of the ranks also knows this host now
         assert merged("sum", "--source", str(other.pid))["merged"]["members"] == [f"pid {other.pid}"]

@@ -1,4 +1,4 @@
-"""`cbtop overhead` measures, and says against what."""
+"""`cbtop overhead` measures and reports what it compares."""
 
 from __future__ import annotations
 

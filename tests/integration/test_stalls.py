@@ -1,4 +1,4 @@
-"""A process that hangs is said to, with the brick and the layer it hangs in, and goes on when it does."""
+"""A hanging process is reported as stalled with its brick and layer, and as running after it continues."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 from cbtop.profiler.hot_path import chosen
 from tests.integration.hosts import PATIENTLY, cbtop, daemon, eventually
 
-# Hangs in a brick of layer 3 where the file it is given exists, and between two steps where that with `idle` does.
+# Hangs in a brick of layer 3 while the given file exists, and between two steps while the file with `idle` exists.
 HANGING = """
 import sys, time
 from pathlib import Path
@@ -47,7 +47,7 @@ def hanging(hangs: Path, sample_every: int = 1) -> Iterator[subprocess.Popen[byt
 
 
 def listed(pid: int) -> dict[str, Any]:
-    """What `cbtop ls` says of it; nothing while it does not."""
+    """Return the process in the output of `cbtop ls`, or an empty dict if it is not listed."""
     sources = json.loads(cbtop("ls", *PATIENTLY, "--format", "json").stdout or '{"sources": []}')["sources"]
     return next((source for source in sources if source["pid"] == pid), {})
 

@@ -1,4 +1,4 @@
-"""`cbtop demo --trace`: what a model computed, from the workload's process to the report."""
+"""`cbtop demo --trace` reports what a model computed, from the workload's process to the report."""
 
 from __future__ import annotations
 
