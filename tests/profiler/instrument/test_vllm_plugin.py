@@ -1,4 +1,4 @@
-"""vLLM's plugin, on a stand-in with the names and signatures of vLLM's classes: no vLLM can be installed here."""
+"""vLLM's plugin, tested with a stand-in that has vLLM's names and signatures, because vLLM needs a GPU."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ RUNNER = "vllm.v1.worker.gpu_model_runner"
 
 @pytest.fixture(autouse=True)
 def _under_run(tmp_path: Path, memory: Memory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A process under `cbtop run` that has loaded its plugins."""
+    """Simulate a process under `cbtop run` that has loaded its plugins."""
     monkeypatch.setenv("CBTOP_RUN", "100")
     monkeypatch.setattr(trouble, "_said", {})
     write_engine("vllm", tmp_path)
     with importable("vllm", tmp_path):
         install(BrickProfiler(recorder=memory))
         register()
-        register()  # vLLM may load its plugins more than once
+        register()  # vLLM may load its plugins several times
         yield
         uninstall()
 
@@ -52,7 +52,10 @@ def _scheduled(
     known: dict[str, tuple[int, int, int]] | None = None,
     drafts: dict[str, list[int]] | None = None,
 ) -> Any:
-    """New requests as (tokens, computed), known ones as (tokens, computed, output)."""
+    """Return the output of a scheduler.
+
+    New requests are (tokens, computed), known ones (tokens, computed, output).
+    """
     output = import_module("vllm.v1.core.sched.output")
     new, known = new or {}, known or {}
     tokens = {name: request[0] for name, request in (new | known).items()}
@@ -218,7 +221,7 @@ def test_what_fails_of_ours_in_a_run_is_said_and_the_runner_goes_on(
 
 
 class Odd(list[Any]):
-    """Tokens that cannot be counted."""
+    """Tokens whose length cannot be read."""
 
     def __len__(self) -> int:
         raise LookupError("of the host's")

@@ -1,4 +1,4 @@
-"""Where torch is not installed, what needs it is skipped with the reason: the README's test command needs none."""
+"""Without torch, tests that need it are skipped with the reason. The test command in the README does not need it."""
 
 from __future__ import annotations
 
