@@ -1,4 +1,4 @@
-"""A model with one layer that is traced by torch.jit in the faulty program."""
+"""A model with one layer. torch.jit traces it in the faulty program."""
 
 import sys
 
