@@ -1,4 +1,4 @@
-"""The result of a threshold passes or fails, and parts that only the new run has are results, too."""
+"""A threshold passes or fails. Parts that only the new run has are results, too."""
 
 from __future__ import annotations
 
