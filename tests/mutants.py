@@ -7,8 +7,8 @@ process imports the module, so no file changes. The seed draws some mutants of e
 with their lines. Exits with 1 if fewer than four of five were found in any module.
 """
 
-# Our own, because mutmut copies a tree in which packages are links here. cosmic-ray writes each mutant into the
-# working tree and starts Python and pytest for each one.
+# This is our own tool, because mutmut copies a tree in which packages are links here. cosmic-ray writes each mutant
+# into the working tree and starts Python and pytest for each one.
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from tests.cbtop import samples
 from tests.cbtop.conftest import KnownCost
 from tests.cbtop.seen_timelines import RECORDED
 
-# seconds of the recording: the process runs at the first; at the second it is stalled within the window
+# at 20 s the process runs, with a stall within the window; at 13 s it is stalled
 LIVE_S, STALLED_S = 20.0, 13.0
 
 

@@ -37,7 +37,7 @@ from tests.cbtop.recorded import Clock, apply, source_of
 
 MS = 1_000_000
 SECOND = 1000 * MS
-PHASES = ("prefill", "decode")  # of nodes 1 and 2
+PHASES = ("prefill", "decode")  # phases of nodes 1 and 2
 Span = tuple[int, int, int]  # node, begin and end in ns
 
 

@@ -107,7 +107,8 @@ def in_every_family(name: str, kinds: Mapping[str, Any]) -> pytest.MarkDecorator
     )
 
 
-# By default one family of each kind. For code that depends on windows and caps, experts, or LayerNorm.
+# By default these cases run with one family of each kind. Use it for code that depends on windows, caps, experts or
+# LayerNorm.
 of_each_kind = pytest.mark.parametrize(
     "model",
     [
@@ -119,7 +120,7 @@ of_each_kind = pytest.mark.parametrize(
     indirect=True,
 )
 
-# By default only the first family. For code that does not depend on the model.
+# By default these cases run only with the first family. Use it for code that does not depend on the model.
 of_one_family = pytest.mark.parametrize(
     "model",
     [

@@ -38,7 +38,8 @@ from cbtop.profiler.definitions import KernelDefinition
 from cbtop.protocol.cache import cache_dir, replace_whole
 from tests.compute.fake_gpu import DeviceArray
 
-OPTIONS = ("-std=c++17", "-w", "-O1", "-fPIC", "-U_FORTIFY_SOURCE")  # it would reject a longjmp to another stack
+# _FORTIFY_SOURCE would reject a longjmp to another stack
+OPTIONS = ("-std=c++17", "-w", "-O1", "-fPIC", "-U_FORTIFY_SOURCE")
 GUARD_BYTES = mmap.PAGESIZE  # before and after each array
 # Signaling NaNs, which change when they are used in arithmetic.
 GUARD = np.full(GUARD_BYTES // 4, 0x7FA5A5A5, np.uint32).view(np.uint8)

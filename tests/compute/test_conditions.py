@@ -1,7 +1,4 @@
-"""The conditions of a contract as one function.
-
-They mean the same as their expressions, and C finds where they hold.
-"""
+"""The conditions of a contract become one function with the same meaning. C code checks most of them."""
 
 from __future__ import annotations
 

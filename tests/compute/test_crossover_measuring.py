@@ -143,10 +143,7 @@ def test_with_one_thread_the_defaults_stay_and_it_is_said_why() -> None:
 @pytest.mark.parametrize("name", CROSSOVERS)
 @pytest.mark.usefixtures("few")
 def test_the_very_kernels_run_on_both_ways_and_at_every_size(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A decoder's kernels are spread over threads, use bfloat16, or use float.
-
-    One path runs this kind, the other never does.
-    """
+    """The counted function belongs to the path after the crossover. The path before it must never call it."""
     ran: list[str] = []
 
     def counted(way: str, function: Callable[..., None]) -> Callable[..., None]:

@@ -137,9 +137,9 @@ def test_while_a_thread_uses_a_decoder_no_other_one_can(model: Model, decoder_fo
 
 @pytest.mark.parametrize("model", ["qwen2"], indirect=True)
 def test_what_runs_inside_a_pass_cannot_use_its_decoder(model: Model, decoder_for: MakeDecoder) -> None:
-    """A signal handler or an observer could call it.
+    """A signal handler or an observer could call the decoder.
 
-    Before, a token in the middle of a prompt moved the rest of the prompt beyond the cache, and the result changed.
+    Without an error, a token inside a prompt moved the rest of the prompt beyond the cache, and the result changed.
     """
     decoder = decoder_for(model, 1)
     expected = decoder.prefill(PROMPT)

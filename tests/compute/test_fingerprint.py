@@ -226,9 +226,9 @@ def test_a_constant_beyond_the_256th_counts(tmp_path: Path) -> None:
 
 
 def test_what_compiles_a_function_is_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without this, code from other compiler passes would still be used.
+    """The fingerprint includes the compiler passes.
 
-    Before, only the kernel's own file counted.
+    Before, code from other passes was still used, because for most kernels only their own file counted.
     """
     hashed: list[str] = []
     monkeypatch.setattr(fingerprint, "_hash_of_file", lambda path, stamp: hashed.append(path) or "")

@@ -244,7 +244,7 @@ def test_a_matrix_whose_rows_are_not_of_whole_eights_is_refused(gpu: Any, model_
 
 def test_what_is_checked_is_what_a_pass_launches(gpu: FakeGpu, model_files: dict[str, Path]) -> None:
     decoder = decoder_on(gpu, model_files["qwen2"], BrickProfiler(enabled=False), is_eager=True)
-    decoder.decode(1)  # prepares the launches, which this step already runs
+    decoder.decode(1)  # this step prepares the launches and runs them
     launched: list[str] = []
     gpu.before_launch = lambda one: launched.append(one.entry)
     decoder.decode(1)

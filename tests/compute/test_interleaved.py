@@ -378,7 +378,7 @@ def test_matrices_from_the_measured_size_on_stay_plain_and_the_plan_agrees(
 ) -> None:
     monkeypatch.setattr(int8, "TIER", tier)
     if tier == "generic" and wanted == NEVER:
-        least = 1  # without known features, floats are multiplied there
+        least = 1  # on an unknown processor, floats are multiplied
     assert STATIC_CROSSOVERS.exact_bytes == NEVER
     assert int8.exact_bytes() == (1 if tier == "generic" else NEVER)
     with with_crossovers(Crossovers(measured=frozenset({"exact_bytes"}))):

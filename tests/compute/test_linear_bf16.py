@@ -75,7 +75,7 @@ def test_products_of_every_format_are_verified_and_no_planted_fault_passes(
 @given(st.lists(st.floats(width=32), min_size=32, max_size=32))
 def test_activations_are_rounded_as_the_reference_rounds_them(values: list[float]) -> None:
     x = np.array([values], np.float32)
-    if cpu.HAS_BF16:  # its conversion turns the smallest numbers into zeros, as the products do
+    if cpu.HAS_BF16:  # the processor's conversion turns the smallest numbers into zeros, as the products do
         x[np.abs(x) < np.finfo(np.float32).tiny] = 0
     tiles = TileScratch.of(1, 32, 1).tiles
     linear_bf16._round_tokens(x, tiles)
@@ -125,7 +125,7 @@ def test_a_decoder_with_tiles_passes_checks_that_fail_if_rounding_is_coarse(
     monkeypatch.setattr(linear_bf16, "_round_tokens", coarse)
     failed = {result.brick for result in decoder.verify(PROMPT) if not result.passed}
     assert "QkvProjection" in failed
-    assert "LmHead" not in failed  # it gets only one token
+    assert "LmHead" not in failed  # the head gets only one token
 
 
 FEATURES_WITH_TILES = (

@@ -1,4 +1,4 @@
-"""Available memory is read from the files of Linux. Tests of memory on huge pages."""
+"""Tests of the available memory, which is read from files of Linux, and of memory on huge pages."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ def test_a_rank_has_only_the_weights_and_cache_of_its_own_layers_on_its_gpu(numb
     on = model_on(gpu, part_of(tiny, rank), is_exact=False, rank=rank)
     decoder = GpuDecoder(gpu, on, BrickProfiler(enabled=False), 64, rank=rank)
     assert len(on.layers) == len(decoder._layers) == len(rank.layers_of(LAYERS))
-    assert (on.embedding is tiny.embedding) == (number != 0)  # a new object only where it was read
+    assert (on.embedding is tiny.embedding) == (number != 0)  # only rank 0 copies the embedding to its GPU
     assert (on.lm_head is tiny.lm_head) == (number != 2)
 
 
@@ -153,7 +153,7 @@ def test_ranks_that_share_every_layer_have_the_tokens_and_logits_of_one(
     count: int, family: str, model_files: dict[str, Path]
 ) -> None:
     model = in_small_blocks(deeper(read_model(model_files[family], FAMILIES)))  # a model with biases, and a mixture
-    if count > model.kv_heads:  # one rank has two heads and the others one each
+    if count > model.kv_heads:  # each head gets its own keys and values; the ranks have 2, 1 and 1 heads
         model = with_heads_of_their_own(model)
 
     def decoder_of(rank: Rank) -> Decoder:

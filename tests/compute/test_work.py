@@ -74,7 +74,7 @@ def test_attention_reads_a_key_and_value_once_for_the_heads_that_share_them() ->
     positions, heads, kv_heads, head_dim, float16_bytes = 100, 12, 2, 64, 2
     elements = heads * positions
     flops, moved = done(attention.work(head_dim, heads // kv_heads, float16_bytes), elements)
-    products = 2 * 2 * head_dim  # with the key, and of the attention weight with the value
+    products = 2 * 2 * head_dim  # one product with the key, one with the value
     assert flops == elements * (products + POWER_FLOPS + 3)
     assert moved == pytest.approx(2 * positions * kv_heads * head_dim * float16_bytes)
 
@@ -160,7 +160,7 @@ def test_one_token_is_never_recorded_as_bfloat16_but_long_prompts_are(
     assert "bfloat16" not in dtypes_in("decode").values()
     of_many = dtypes_in("prefill")
     assert (of_many["QkvProjection"], of_many["OutputProjection"]) == ("bfloat16", "bfloat16")
-    assert of_many["LmHead"] == "int8"  # it gets only the last token
+    assert of_many["LmHead"] == "int8"  # the head gets only the last token
 
 
 def test_products_of_many_tokens_are_recorded_as_bfloat16_if_they_use_tiles(

@@ -126,7 +126,7 @@ def test_bricks_that_read_weights_have_a_budget_of_twice_the_contract_time(
     found = {name: rate for name, rate in budgets_in("decode", recorder).items() if rate}
     assert found == pytest.approx({name: lower * fraction / 2 for name, fraction in fractions.items()})
     of_many = {name for name, rate in budgets_in("prefill", recorder).items() if rate}
-    assert of_many == {"LmHead"}  # it gets only the last token
+    assert of_many == {"LmHead"}  # the head gets only the last token
 
 
 @of_better_processors

@@ -74,8 +74,8 @@ while True:
 """
 STEPS_MEANWHILE = 75  # steps during a fault: on a quiet machine enough for many reads, one publication and heartbeats
 RECORDS_A_STEP = 5
-STEPS_A_WAIT = 10  # or more: what waits at a step waits at each
-DEAD_PID = 4_194_304  # or more: a host that waits in steps would wait in each of them
+STEPS_A_WAIT = 10  # or more: a host that waits in steps would wait in each of them
+DEAD_PID = 4_194_304  # one more than the highest possible pid
 
 
 @dataclass

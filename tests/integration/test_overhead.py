@@ -1,4 +1,4 @@
-"""`cbtop overhead` measures and reports what it compares."""
+"""`cbtop overhead` reports its measurements and what it compared."""
 
 from __future__ import annotations
 

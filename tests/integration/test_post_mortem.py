@@ -1,7 +1,4 @@
-"""The node in which a killed process was is exact if the process wrote it down.
-
-Otherwise it is labelled as derived.
-"""
+"""The running node of a killed process is exact if the process wrote it down. Otherwise it is labelled as derived."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recorders as real processes: if killed at any moment, the file can be read and every record is accounted for."""
+"""A recorder can be killed at any moment. Its file can still be read, and every record is accounted for."""
 
 from __future__ import annotations
 

@@ -106,7 +106,8 @@ def test_the_slope_of_a_leak_is_told_from_noise_and_from_a_single_jump() -> None
 def test_for_ten_minutes_memory_descriptors_and_threads_stay_as_they_are(
     runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("MALLOC_ARENA_MAX", "1")  # separate arenas of threads would have separate gaps
+    # a single arena, because separate arenas of threads would have separate gaps
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "1")
     monkeypatch.setattr(hosts, "CBTOP", [sys.executable, "-c", SOON_FULL])
     loads = [Load(runtime, RING_BYTES, spread_ns=64) for _ in range(HOSTS)]
     with daemon("--history", "0") as process:  # the history would grow up to its limit

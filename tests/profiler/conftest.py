@@ -22,7 +22,7 @@ def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
     return name
 
 
-# For tests that start a process or take seconds. By default they use only the compiled one.
+# Use it for tests that start a process or take seconds. By default they run only with the compiled hot path.
 of_either = pytest.mark.parametrize(
     "implementation", [pytest.param("python", marks=pytest.mark.slow), "compiled"], indirect=True
 )

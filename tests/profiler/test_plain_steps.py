@@ -208,7 +208,8 @@ def held_against(view: SourceView, ended: list[Made]) -> None:
         is_counted = phase.tokens > 0 and all(isinstance(step.tokens, int) for step in steps)
         in_steps = pytest.approx(1e9 * phase.tokens / union) if is_counted and union else None
         assert phase.tokens_per_sec_in_steps == in_steps
-        # Recorded steps alone look the same as a sample without plain steps. Steps inside a plain step do, too.
+        # Without a plain step of this name, there may be steps without a record. Steps inside a plain step have none
+        # either.
         is_inside = any(step.name == phase.phase and step.outer is not None for step in there)
         assert phase.is_sample == (len(recorded) == len(steps) or is_inside)
         is_known = not phase.is_sample and is_counted and wall
@@ -660,7 +661,7 @@ def _in_thread(run: Callable[[], None]) -> None:
 def test_a_call_that_is_loose_in_any_lane_is_no_plain_step_and_has_a_time(runtime: Path) -> None:
     writer = RingWriter(runtime / "a.ring")
     for lane in range(16):
-        writer.record(1 | (5 << 25) | lane << 28, 10, 20 + lane, 1)  # outside steps
+        writer.record(1 | (5 << 25) | lane << 28, 10, 20 + lane, 1)  # a loose call, which does not count
         writer.record(1 | (1 << 25) | lane << 28, 10, 20 + lane, 1)  # cancelled
     writer.record(1 | FLAG_PLAIN | FLAG_FAILED, 10, 70, 1)
     writer.record(1 | 1 << 27, 1 << 40, 1 << 41, 0)  # amounts

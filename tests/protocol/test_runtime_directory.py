@@ -59,7 +59,8 @@ def test_shared_memory_is_used_if_files_are_copied_on_write(
 ) -> None:
     monkeypatch.setattr(runtime_module, "copies_on_write", lambda _descriptor: True)
     name = f"cbtop-{os.getuid()}"
-    assert runtime_directory() == str(nowhere_named / name)  # without shared memory, where no ring can be created
+    # there is no shared memory, so no ring can be created there
+    assert runtime_directory() == str(nowhere_named / name)
     (nowhere_named / "shm").mkdir()
     assert runtime_directory() == str(nowhere_named / "shm" / name)
     assert (nowhere_named / "shm" / name).stat().st_mode & 0o777 == 0o700

@@ -30,7 +30,7 @@ PRESSURE = Path("/proc/pressure/cpu")
 class Outcome:
     """The results of a program that has ended."""
 
-    view: SourceView  # the first rank
+    view: SourceView  # view of the first rank
     ranks: tuple[SourceView, ...]  # one if the program is a single process
     output: str
     summary: str  # what `cbtop run` printed on stderr when it ended

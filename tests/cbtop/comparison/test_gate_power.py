@@ -42,7 +42,7 @@ class Tally:
 
 
 def tally(comparisons: int, noise: Noise, steps: int = 240, slower: float = 1.0, first: int = 0) -> Tally:
-    """Compare pairs of runs by the default gate, the second of each with the planted change."""
+    """Compare pairs of runs by the default gate. The second run of each pair has the planted change."""
     found = Tally(comparisons)
     for at in range(comparisons):
         base, now = made_run(first + 2 * at, noise, steps), made_run(first + 2 * at + 1, noise, steps, slower=slower)

@@ -1,4 +1,4 @@
-"""A threshold passes or fails. Parts that only the new run has are results, too."""
+"""Tests of the results of thresholds, and of parts that only the new run has."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def test_an_interval_is_students_shared_out_among_what_is_compared() -> None:
     one = Figure(100.0, 1.0, 10)
     for compared, quantile in ((1, 2.878), (10, 3.922)):
         assert change(one, one, compared).half == pytest.approx(quantile * 2**0.5, rel=1e-3)
-    # One side has all of the noise, so there are 4 degrees of freedom: 4.604.
+    # One side has all of the noise, so there are 4 degrees of freedom and the quantile is 4.604.
     assert change(Figure(100.0, 0.0, 5), Figure(100.0, 1.0, 5), 1).half == pytest.approx(4.604, rel=1e-3)
 
 
@@ -198,7 +198,7 @@ def test_a_mean_is_no_surer_than_of_double_blocks_and_the_last_has_the_rest(seed
     (short,), (long,) = figures(amount, weight), figures(twice_as_long(amount), twice_as_long(weight))
     assert short.mean == pytest.approx(long.mean)
     assert short.error >= long.error * (1 - 1e-9)
-    # The number of blocks belongs to the pairs if their error was used.
+    # If the error of the pairs was used, their number of blocks is used, too.
     assert short.blocks == blocks or (short.error, short.blocks) == (pytest.approx(long.error), long.blocks)
 
 
@@ -248,7 +248,7 @@ def test_told_by_others_alone_means_beyond_noise_only_relative_to_them() -> None
         (Change(100.0, 110.0, 20.0, own=Change(100.0, 110.0, 20.0)), False),
     ):
         assert one.is_told_by_others is is_told
-    # A larger least change is needed if it was learned from several runs.
+    # The least change that counts is smaller if several runs show how much runs vary.
     small = Change(100.0, 102.0, 20.0, own=Change(100.0, 110.0, 1.0))
     assert (small.is_beyond_others, replace(small, least_percent=1.0).is_beyond_others) == (False, True)
     assert not replace(small, now=103.0).is_beyond_others

@@ -52,5 +52,5 @@ def test_a_run_that_does_not_call_a_place_adds_no_error_to_its_time() -> None:
     time = found[RARE].time
     # half of the deviation between runs
     assert (time.error, time.own_error) == (pytest.approx(2.5e-4), pytest.approx(2.5e-4))
-    assert found[RARE].calls == Figure(0.0, 0.0, 8, runs=4)  # no run has a record of these calls
+    assert found[RARE].calls == Figure(0.0, 0.0, 8, runs=4)  # no run has counted these calls
     assert (time.slope, time.slope_error) == (pytest.approx(0.75e-5), pytest.approx(3**0.5 / 4 * 1e-6))

@@ -270,7 +270,7 @@ def test_between_steps_four_usual_distances_are_a_pause_and_less_is_not() -> Non
         assert part is not None
         assert part.typical_us is not None
         assert part.wall_us.mean == pytest.approx(np.mean(between_us) + 100)
-        # The typical step and the typical pause decide about a wall-clock time.
+        # The typical step and the typical pause determine the wall-clock time.
         typical = part.places[WHOLE_STEP].call
         assert typical is not None
         assert part.wall_us.median_us == pytest.approx(typical.mean + np.mean(between_us))

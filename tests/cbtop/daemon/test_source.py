@@ -351,7 +351,7 @@ def test_of_what_is_said_again_and_again_only_the_last_is_kept_and_shown(
     for number in range(1, 3000):
         recorder.announce(said(number))
     grown = os.stat(source.ring_path.with_suffix(".catalog")).st_size - written
-    assert 2000 <= grown <= 2300  # one more than the free space
+    assert 2000 <= grown <= 2300  # one message more than the free space allows
     clock.sleep_us(10_000_000)
     recorder.flush()
     source.poll()

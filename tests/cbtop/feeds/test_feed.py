@@ -1,4 +1,4 @@
-"""The feed returns the right views for the data that its links brought."""
+"""The feed returns the right views of the data from its links."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The official parser can read our OpenMetrics. Tests of its address, and of clients that block."""
+"""The official parser reads our OpenMetrics. Slow or silent clients do not block the server."""
 
 from __future__ import annotations
 

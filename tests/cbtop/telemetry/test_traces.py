@@ -195,7 +195,7 @@ def test_every_span_links_to_its_place_in_the_previous_run_of_that_program(
     turned.nodes.nodes[:] = [
         replace(node, name="Other") if node.name == "RmsNorm" else node for node in turned.nodes.nodes
     ]
-    assert linked(sent.trace(turned, step, Resource({}))).count([]) == 2  # two spans have no counterpart there
+    assert linked(sent.trace(turned, step, Resource({}))).count([]) == 2  # two spans have no matching node there
 
 
 def test_the_steps_of_endless_programs_are_not_kept(run: tuple[SourceRecord, Batch]) -> None:

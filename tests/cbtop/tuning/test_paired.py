@@ -125,7 +125,8 @@ def test_about_one_in_a_hundred_comparisons_of_the_same_finds_a_difference(
     rng = np.random.default_rng(15)
     found = sum(bool(made(rng, 1.0, **noise).is_beyond_noise) for _ in range(RUNS))
     print(f"{found} of {RUNS}")  # noqa: T201
-    assert found <= RUNS // 100 + 4  # at 1 % each, 15 or more of 1,000 occur in one of twelve such tests
+    # with an error rate of 1 %, one such test in twelve has 15 errors or more in 1,000
+    assert found <= RUNS // 100 + 4
 
 
 def test_a_side_that_is_five_percent_faster_is_found_beside_a_drift_as_large() -> None:

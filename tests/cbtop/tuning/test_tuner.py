@@ -243,7 +243,7 @@ def test_the_bricks_of_a_real_model_are_recorded_and_a_setting_is_tried(
     request = TuningRequest(16, 4)
     said: list[str] = []
     tuner = BrickTuner(Bench(path, request.tokens), IN_USE, request, progress=lambda what, done: said.append(what))
-    found = tuner.tune(3600.0)  # a busy machine needs more of it
+    found = tuner.tune(3600.0)  # the time limit in s; a busy machine needs more of it
     names = {share.brick for share in found.shares}
     assert names >= {"QkvProjection", "Attention (fused)", "DownProjection", "LmHead", "RmsNorm"}
     assert 0 < sum(share.part for share in found.shares) <= 1.0  # the share depends on the machine

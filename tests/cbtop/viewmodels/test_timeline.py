@@ -484,7 +484,7 @@ def test_a_record_that_runs_backwards_by_more_than_a_clock_holds_is_none(runtime
 
 @given(data=st.data())
 def test_whatever_records_a_daemon_sends_they_add_up_or_are_refused(data: st.DataObject) -> None:
-    """The times, lanes and nodes are such that no profiler records them."""
+    """The records have times, lanes and nodes that no profiler would write."""
     with TemporaryDirectory(prefix="cbtop-t-") as directory:
         clock = Clock()
         profiler = profiler_in(Path(directory), clock)

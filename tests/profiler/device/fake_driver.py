@@ -93,7 +93,7 @@ class FakeDriver:
         self.executables: dict[int, list[tuple[str, list[int]] | int]] = {}
         self._launched: dict[int, list[tuple[str, list[int]] | int]] = {}
         self.most_nodes: int | None = None  # limit for instantiated graphs
-        self._refusals: list[DriverError] = []  # by their result codes
+        self._refusals: list[DriverError] = []  # index: the result code
         # Functions for C. They call the methods below.
         self._functions = (
             CFUNCTYPE(c_int, POINTER(LaunchConfig), c_uint64, c_uint64, c_void_p)(self._launch_kernel),
@@ -369,7 +369,7 @@ class _Pongs:
         self._heard_ns = 0
 
     def play(self, driver: FakeDriver) -> bool:
-        """Progress. Returns whether it has finished."""
+        """Advance the kernel. Returns whether it has finished."""
         now_ns, words = driver.host_ns, self._words
         if self._seen_ns is None and words[PING] >= self._round:
             self._seen_ns = now_ns + driver.way_ns()

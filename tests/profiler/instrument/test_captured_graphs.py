@@ -964,7 +964,7 @@ def test_recording_is_a_cost_but_work_while_the_host_is_ahead_is_not(
     assert recorded is not None
     stamps = len(captured_graphs._graphs[graph]._variants[0][1].places)
     assert recorded.middle == pytest.approx(stamps * 1_000, rel=0.05)
-    assert sorted(governor._own)[len(governor._own) // 2] == 2_000  # the stamps around it
+    assert sorted(governor._own)[len(governor._own) // 2] == 2_000  # cost in ns of the stamps around it
     assert governor.every >= 100 * recorded.middle / 1_700_000
 
 

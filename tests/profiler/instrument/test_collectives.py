@@ -90,7 +90,7 @@ def _coalesced(x: Any) -> None:
         dist.all_reduce(x)
 
 
-# The call, then its bricks with the elements of all ranks, and whether the call waits for the result.
+# The call, and the elements of all ranks for each of its bricks.
 CALLS: dict[str, tuple[Callable[[Any], Any], dict[str, int]]] = {
     "all_reduce": (lambda x: dist.all_reduce(x), {"AllReduce": COUNT}),
     "imported before": (lambda x: imported_before(tensor=x, group=None), {"AllReduce": COUNT}),
@@ -341,7 +341,10 @@ def test_the_weights_of_a_model_sharded_over_ranks_are_those_of_this_rank(
 
 
 def _carried_by_a_link(kind: str, ranks: int, size: int) -> float:
-    """Return what each of `ranks` ranks in a ring sends, counted send by send. `size` is the size of the whole."""
+    """Return how much each of `ranks` ranks in a ring sends, counted send by send.
+
+    `size` is the size of the whole.
+    """
     part = size / ranks
     # an all-reduce goes round twice: reduce, then gather
     passes = {"AllReduce": 2, "AllGather": 1, "ReduceScatter": 1}[kind]

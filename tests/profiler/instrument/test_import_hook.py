@@ -1,4 +1,4 @@
-"""The import hook does what it should for the program that starts with it, and never disturbs it."""
+"""The import hook instruments the program that starts with it, and never disturbs it."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ def warm_up_of(durations_ms: list[float]) -> int:
         names.append(warm_ups.named("decode", ""))
         if names[-1].endswith(WARM_UP):
             warm_ups.took("decode", "", round(duration_ms * MS))
-    assert names == sorted(names, reverse=True)  # no warm-up step follows another step
+    assert names == sorted(names, reverse=True)  # no warm-up step comes after a step without warm-up
     return sum(name == f"decode{WARM_UP}" for name in names)
 
 

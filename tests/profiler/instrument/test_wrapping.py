@@ -666,7 +666,7 @@ def test_compiled_numbers_and_graphs_are_those_of_the_bare_model(
     assert ours[1:] == bare[1:]
 
 
-# By default, the ways to compile that the list above lacks.
+# This test uses the ways to compile that the list above lacks by default.
 WHEN_LOOKED_AT = {("before", _whole), ("installed", _call)}
 
 
@@ -939,7 +939,7 @@ def test_what_a_timed_call_raises_reaches_the_host_and_is_recorded_as_failed(
         timed(torch.ones(1))
     failed = (
         [True] if isinstance(timed, types.MethodType) else [True, True]
-    )  # a method does not begin with such a call
+    )  # a wrong argument fails before a method is entered, so that call is not recorded
     assert [bool(tag & FLAG_FAILED) for tag, *_ in memory.records] == [*failed, False, False]
 
 

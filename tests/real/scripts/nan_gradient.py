@@ -22,7 +22,7 @@ class Root(nn.Module):
 
 model = GPT()
 model.layers[3] = Root(model.layers[3])
-optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)  # AdamW takes longer for a step as small as this
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)  # AdamW would take a quarter of a step as small as this
 for number, ids in enumerate(batches(), 1):
     if sys.argv[1] == "faulty" and number >= NAN_FROM:
         model.layers[3].factor = 0.0

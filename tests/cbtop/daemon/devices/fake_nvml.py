@@ -1,4 +1,4 @@
-"""A fake of the used part of pynvml with simulated GPUs. Any call can be made to fail or hang."""
+"""A fake of the functions of pynvml that cbtop uses, with simulated GPUs. Any call can be made to fail or hang."""
 
 from __future__ import annotations
 

@@ -407,7 +407,7 @@ async def test_a_step_is_shown_once_a_second_unless_none_follows_or_a_user_moved
         assert shows(3) == 3
         now_s += 0.9
         assert shows(4) == 3
-        now_s += 0.1  # a slow replay does the same
+        now_s += 0.1  # time passes, as in a slow replay
         assert shows(3) == 3
         assert shows(4) == 3
         now_s += 1

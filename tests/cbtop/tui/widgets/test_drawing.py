@@ -1,4 +1,4 @@
-"""Changes are repainted completely, and unchanged parts of a line are not."""
+"""Changed cells are repainted, and unchanged parts of a line are not."""
 
 from __future__ import annotations
 

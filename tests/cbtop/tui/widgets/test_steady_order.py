@@ -1,4 +1,4 @@
-"""Rows keep their order while numbers change. They move only for rows that are clearly larger."""
+"""Rows keep their order while numbers change. They move only below rows that are clearly larger."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def test_a_cause_provokes_its_verdict_and_no_other(views: dict[str, SourceView],
     assert [verdict.id for verdict in views[cause].verdicts] == [cause]
 
 
-# Streams that are similar to another one in the list.
+# Streams whose kind is already tested by another stream.
 ALIKE = {
     "noisy", "two phases", "layers of two kinds", "steps of two lengths, little apart", "steps of two sizes in turn",
     "a cache that fills, and much else that moves", "a short life", "as the baseline, noisy",

@@ -113,7 +113,7 @@ def test_children_that_take_longer_than_their_parent_leave_it_nothing() -> None:
 @pytest.mark.parametrize(
     ("edges", "named"),
     [
-        ([(2, 0)], {0, 1, 2}),  # opposite to their order
+        ([(2, 0)], {0, 1, 2}),  # a dependency opposite to the order in which the nodes ran
         ([(1, 1)], {1}),
         ([(3, 4), (4, 3)], {3, 4}),
         ([(5, 3)], {3, 5}),  # a parent waits for a child
