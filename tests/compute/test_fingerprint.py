@@ -61,7 +61,7 @@ def edit(file: Path, old: str, new: str) -> None:
     file.write_text(text.replace(old, new))
 
 
-@pytest.mark.slow  # below an edit and a comment are of one kernel
+@pytest.mark.slow  # a test below edits one kernel and adds a comment
 def test_an_edit_changes_what_it_is_inlined_into_and_a_comment_nothing(sources: Path) -> None:
     before = fingerprints_in(sources)
     assert len(set(before.values())) == len(before)

@@ -317,7 +317,7 @@ def test_what_llvm_is_told_that_this_processor_lacks_goes_with_what_needs_it(
     assert {feature for feature in cpu._NEEDED if not cpu._has(feature)} == lacks
 
 
-@pytest.mark.slow  # how fast it is, not what it computes
+@pytest.mark.slow  # it tests speed, not results
 @pytest.mark.parametrize(
     ("code", "one_token"),
     [
@@ -332,7 +332,7 @@ def test_machine_code_goes_through_a_block_in_a_loop_of_few_loads(code: int, one
     assert machine_code_of(code, VNNI).count("vpdpbusd") == one_token + four_tokens
 
 
-@pytest.mark.slow  # that it runs without is seen above
+@pytest.mark.slow  # tests above show that it runs on AVX2
 @pytest.mark.parametrize(
     ("code", "four_tokens"),
     [(12, 64), *(pytest.param(*one, marks=pytest.mark.slow) for one in ((8, 96), (13, 64), (14, 64)))],

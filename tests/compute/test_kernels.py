@@ -128,7 +128,7 @@ print([sum(function.stats.cache_hits.values()) for function in compiled])
 """
 
 
-@pytest.mark.slow  # test_function_cache.py has the cache, test_kernel_cache.py that of kernels
+@pytest.mark.slow  # test_function_cache.py and test_kernel_cache.py test the caches
 def test_only_formats_that_run_are_compiled_and_the_next_process_finds_them(tmp_path: Path) -> None:
     environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path)}
 

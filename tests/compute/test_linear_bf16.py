@@ -145,7 +145,7 @@ print(next(iter(function.inspect_asm().values())))
 """
 
 
-@pytest.mark.slow  # seconds to compile
+@pytest.mark.slow  # compiling takes seconds
 def test_machine_code_uses_tiles_only_between_configuration_and_release() -> None:
     environment = os.environ | {
         "NUMBA_CPU_NAME": "sapphirerapids",

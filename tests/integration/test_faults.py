@@ -562,7 +562,7 @@ def test_in_a_directory_that_cannot_be_written_everybody_says_so_in_one_line(rea
     assert "cannot be written" in cbtop("doctor").stdout
 
 
-@pytest.mark.slow  # below as few files may be open, and test_output.py has other commands
+@pytest.mark.slow  # a test below has the same limit; test_output.py tests other commands
 def test_a_host_is_profiled_with_16_descriptors_and_viewers_ask_for_more(runtime: Path) -> None:
     few = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (16, 16))\n"
     done = run(few + "steps(50); print('through')")

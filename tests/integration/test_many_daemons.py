@@ -80,7 +80,7 @@ def test_two_daemons_of_one_boot_have_one_clock() -> None:
     assert (view.clock.offset_us, view.clock.uncertainty_us) == (0, 0)
 
 
-@pytest.mark.slow  # the screen above and below has all of them, test_ls.py ranks
+@pytest.mark.slow  # tests above and below show all of them on a screen; test_ls.py has ranks
 def test_once_shows_what_runs_at_all_of_them_with_its_rank() -> None:
     with elsewhere(0) as (first, _, one), elsewhere(1) as (second, _, two):
         links = ["--connect", first, "--connect", second]

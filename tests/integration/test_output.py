@@ -100,7 +100,7 @@ def test_what_stdout_cannot_encode_is_printed_in_ascii(arguments: tuple[str, ...
         assert b"100.0 us" in done.stdout
 
 
-@pytest.mark.slow  # above nobody reads, and test_watching.py has a reader that goes away
+@pytest.mark.slow  # a test above has no reader; test_watching.py has one that goes away
 def test_head_reads_as_many_lines_as_it_likes(recording: Path) -> None:
     for arguments in (PRINTING["help"], PRINTING["replay"], PRINTING["export"]):
         done = ran(arguments, recording, '"$@" | head -1; exit ${PIPESTATUS[0]}')
@@ -113,7 +113,7 @@ def test_head_reads_as_many_lines_as_it_likes(recording: Path) -> None:
     [
         *called("export"),
         pytest.param(("record", "-o", "new.cbtop", "--duration", "0.1"), id="record"),
-        pytest.param(("daemon",), id="daemon", marks=pytest.mark.slow),  # as test_faults.py has it, and the demo
+        pytest.param(("daemon",), id="daemon", marks=pytest.mark.slow),  # test_faults.py tests the same
         pytest.param(("demo", "--headless"), id="demo", marks=pytest.mark.slow),
     ],
 )

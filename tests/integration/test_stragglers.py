@@ -111,7 +111,7 @@ def are_comparable(feed: Feed, processes: Ranks) -> bool:
     return len(records) == RANKS and all(record.busy and record.busy.count == SLICES for record in records)
 
 
-@pytest.mark.slow  # as test_straggler.py has it of ranks that are made
+@pytest.mark.slow  # test_straggler.py tests it on simulated ranks
 def test_a_rank_that_becomes_15_percent_slower_is_named(runtime: Path) -> None:
     with daemon(), ranks() as processes, Feed() as feed:
         eventually(lambda: are_comparable(feed, processes))
@@ -131,7 +131,7 @@ def test_a_rank_that_becomes_15_percent_slower_is_named(runtime: Path) -> None:
             assert look(feed, processes) is None
 
 
-@pytest.mark.slow  # test_two_ranks.py has it in a report, of ranks of torch
+@pytest.mark.slow  # test_two_ranks.py tests a report with ranks of torch
 def test_a_report_and_ls_name_the_straggler_in_text_and_json(runtime: Path) -> None:
     (runtime / f"slow-{SLOW_RANK}").touch()
     with daemon(), ranks(WITHOUT_PAUSES) as processes, running(processes):

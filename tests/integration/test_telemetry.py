@@ -176,7 +176,7 @@ for line in sys.stdin:
 """
 
 
-@pytest.mark.slow  # tests/cbtop/telemetry/test_counters.py has the same of processes that are made
+@pytest.mark.slow  # tests/cbtop/telemetry/test_counters.py tests it on simulated processes
 def test_no_counter_goes_down_while_processes_are_reset_end_and_are_killed() -> None:
     seen: dict[tuple[str, ...], float] = {}
 
@@ -299,7 +299,7 @@ def test_a_collector_receives_the_numbers_of_the_json_report(collector: Collecto
             )
 
 
-@pytest.mark.slow  # as tests/cbtop/telemetry/test_traces.py has it of what is sent
+@pytest.mark.slow  # tests/cbtop/telemetry/test_traces.py tests what is sent
 def test_a_collector_receives_whole_steps_as_traces(collector: CollectorStub) -> None:
     with (
         exporting_daemon("--otlp", collector.address, OTEL_METRIC_EXPORT_INTERVAL="100"),

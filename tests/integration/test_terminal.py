@@ -193,7 +193,7 @@ def test_every_view_opens_by_its_key_and_is_redrawn_after_a_suspension() -> None
         quit_leaves_a_clean_terminal_and_no_process(screen, "\x03")
 
 
-@pytest.mark.slow  # test_app.py has it where the hang-up is ignored, too
+@pytest.mark.slow  # test_app.py tests it, also with an ignored hang-up
 def test_a_lost_terminal_ends_it() -> None:
     with host():
         screen = Terminal(CBTOP)
@@ -202,7 +202,7 @@ def test_a_lost_terminal_ends_it() -> None:
         assert screen.process.wait(DEADLINE_S) != 0
 
 
-@pytest.mark.slow  # test_demo.py has it without a screen, test_app.py the screen of a workload that failed
+@pytest.mark.slow  # test_demo.py tests it without a screen, test_app.py a screen whose workload failed
 def test_a_model_that_cannot_be_run_ends_the_screen_with_one_line_and_code_2(tmp_path: Path) -> None:
     with terminal("demo", "--model", str(tmp_path / "none.gguf")) as screen:
         assert screen.exit_code() == 2
@@ -210,7 +210,7 @@ def test_a_model_that_cannot_be_run_ends_the_screen_with_one_line_and_code_2(tmp
         assert "none.gguf does not exist" in screen.read()
 
 
-@pytest.mark.slow  # test_app.py has the first source that comes, test_watching.py one that is gone
+@pytest.mark.slow  # test_app.py tests the first source that appears, test_watching.py one that is gone
 def test_the_screen_says_how_to_start_a_program_if_nothing_runs() -> None:
     with terminal() as screen:
         screen.wait_for("cbtop demo")
@@ -232,7 +232,7 @@ print(profiler._recorder.asked)
 """
 
 
-@pytest.mark.slow  # test_app.py has who leaves then, above is who leaves a clean terminal
+@pytest.mark.slow  # test_app.py tests leaving during a request; a test above checks the terminal
 def test_quitting_during_a_request_for_kernels_leaves_a_clean_terminal() -> None:
     with (
         subprocess.Popen([sys.executable, "-c", IDLE], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process,
@@ -264,7 +264,7 @@ def test_in_ascii_not_one_byte_of_the_screen_is_anything_else(options: list[str]
         quit_leaves_a_clean_terminal_and_no_process(screen, "q")
 
 
-@pytest.mark.slow  # test_settings.py has what counts, test_themes.py that parts are told apart without
+@pytest.mark.slow  # test_settings.py tests which setting counts, test_themes.py tests screens without colour
 @pytest.mark.parametrize("option", ["NO_COLOR", pytest.param("--no-color", marks=pytest.mark.slow)])
 def test_without_colour_nothing_is_drawn_in_one(option: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if option == "NO_COLOR":
@@ -276,7 +276,7 @@ def test_without_colour_nothing_is_drawn_in_one(option: str, monkeypatch: pytest
         quit_leaves_a_clean_terminal_and_no_process(screen, "q")
 
 
-@pytest.mark.slow  # test_sort_memory.py has it without a terminal
+@pytest.mark.slow  # test_sort_memory.py tests it without a terminal
 def test_the_order_that_was_chosen_is_that_of_the_next_run() -> None:
     with terminal("replay", RECORDING, "--view", "bricks") as screen:
         screen.wait_for("wall %▼")

@@ -12,7 +12,8 @@ pytest.importorskip("torch", reason="torch is not installed: make torch")
 @pytest.mark.parametrize(
     ("script", "verdict"),
     [
-        pytest.param("pause_between_steps", "idle-between-steps", marks=pytest.mark.slow),  # test_training.py has one
+        # test_training.py has a similar pair
+        pytest.param("pause_between_steps", "idle-between-steps", marks=pytest.mark.slow),
         pytest.param("slow_detokenizer", "idle-between-steps", marks=pytest.mark.slow),
         ("stalling_step", "outlier-mean"),
         ("two_code_paths", "bimodal-latency"),

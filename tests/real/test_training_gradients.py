@@ -40,7 +40,7 @@ def test_a_layer_whose_gradient_is_nan_is_named_with_its_step(run: Run) -> None:
         assert_the_norm_is_that_of_the_program(outcome)
 
 
-@pytest.mark.slow  # float16 is slow on a processor
+@pytest.mark.slow  # float16 is slow on a CPU
 def test_a_loss_that_overflows_lowers_the_scale_again_and_again(run: Run) -> None:
     faulty, healthy = run.faulty("scaler_overflow", "loss-scale-falling"), run.healthy("scaler_overflow")
     for outcome in (faulty, healthy):

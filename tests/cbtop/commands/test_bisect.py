@@ -289,7 +289,7 @@ def test_a_brick_that_spins_longer_is_found_in_a_folder_of_the_repository(
             ("HEAD~1", "HEAD", "--", "true"),
             3,
             "no process has recorded two steps in it",
-            marks=pytest.mark.slow,  # five seconds, because it might come
+            marks=pytest.mark.slow,  # waits five seconds, because a process could still come
         ),
     ],
 )

@@ -47,8 +47,8 @@ profiler.close("done")
         pytest.param("no", 7, 0, "", marks=pytest.mark.slow),
         ("over a budget", 7, 0, ""),  # each run measures its own roof, so this budget is shown but not judged
         ("slower", 8, 4, "broken [Attention in Layer 2]: decode: Attention in Layer 2: 1.1"),
-        pytest.param("slower once", 8, 0, "", marks=pytest.mark.slow),  # as test_default_gate.py has it
-        pytest.param("drifts", 7, 5, "only a change of ", marks=pytest.mark.slow),  # as test_check.py has exit code 5
+        pytest.param("slower once", 8, 0, "", marks=pytest.mark.slow),  # test_default_gate.py tests the rule
+        pytest.param("drifts", 7, 5, "only a change of ", marks=pytest.mark.slow),  # test_check.py tests exit code 5
     ],
 )
 def test_six_runs_give_scatter_the_seventh_is_judged_and_another_confirms(

@@ -97,7 +97,7 @@ def test_a_gate_says_how_small_a_change_it_finds() -> None:
     assert 3.0 < findable["drift"] < 6.0 < findable["loud"]
 
 
-@pytest.mark.slow  # test_check.py has that one run of a baseline breaks no gate
+@pytest.mark.slow  # test_check.py tests that one base run breaks no gate
 def test_learned_noise_tells_runs_that_differ_from_a_change() -> None:
     """Runs differ by 4 %. One base run takes this for a change, six base runs do not."""
     noise = Noise(run=0.04)
