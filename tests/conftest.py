@@ -20,7 +20,7 @@ FOREIGN = (
     "COLUMNS", "LINES", "COLORTERM",
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy",
     "ALL_PROXY", "LANGUAGE", "LC_MESSAGES", "PYTHONWARNINGS", "PYTHONUNBUFFERED", "TZ",
-    "PYTHONDONTWRITEBYTECODE",  # without it, hundreds of processes would compile every module again
+    "PYTHONDONTWRITEBYTECODE",  # if it is set, hundreds of processes compile every module again
 )  # fmt: skip
 IN_MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # creating a directory on disk takes 4 ms
 FOREIGN_PREFIXES = ("OTEL_", "TEXTUAL", "XDG_")

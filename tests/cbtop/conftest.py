@@ -60,7 +60,7 @@ async def _until_nothing_is_left(min_sleep: float = 0.0, max_sleep: float = 1.0)
             screen._dirty_widgets or screen._layout_required or screen._scroll_required or screen._repaint_required
             or screen._recompose_required or screen._callbacks
         ):  # fmt: skip
-            screen._on_timer_update()  # its timer runs 120 times a second
+            screen._on_timer_update()  # Textual calls this 120 times a second
         else:
             return
 

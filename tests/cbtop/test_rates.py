@@ -257,7 +257,7 @@ def test_the_figures_of_a_process_that_has_ended_end_with_its_last_step(paced: P
     paced.run(20)
     before = {window: paced.view(window=window) for window in (True, False)}
     paced.end()
-    paced.sleep(60_000, then_ms=5000)  # keyframes repeat it
+    paced.sleep(60_000, then_ms=5000)  # the next keyframes repeat the state
     for window, running in before.items():
         ended = paced.view(window=window)
         assert ended.steps is not None
@@ -391,7 +391,7 @@ def test_a_range_of_a_sum_has_members_that_ended_in_it_and_not_those_before(tmp_
 def test_a_clock_ahead_of_the_host_gives_no_since_and_no_time_since_an_end(
     tmp_path: Path,
 ) -> None:
-    ahead = Paced(tmp_path, ahead_ns=1_700_000_000_000_000_000)  # its clock is time.time_ns
+    ahead = Paced(tmp_path, ahead_ns=1_700_000_000_000_000_000)  # the clock of the process is time.time_ns
     ahead.run(15)
     ahead.sleep(6000)
     for window in (True, False):

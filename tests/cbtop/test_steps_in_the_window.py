@@ -305,7 +305,7 @@ def test_steps_count_whole_with_a_note_if_an_older_daemon_omits_their_time() -> 
         text = REPORTS["text"]([source_view(record, window=True)], ["bricks"])
         assert "a step that began before counts whole" in text
         assert between_steps(viewer.time_range) == "between steps at least 0.0 % (0.00 µs of 3.00 s)"
-        every = source_view(record).time_range  # it begins with the first step
+        every = source_view(record).time_range  # the range of all data begins with the first step
         assert every is not None
         assert not every.counts_whole
 

@@ -103,7 +103,7 @@ def test_the_script_reads_every_input_and_no_other() -> None:
     install, gate = found["runs"]["steps"]
     inputs = {name: f"${{{{ inputs.{name} }}}}" for name in found["inputs"]}
     assert install["env"] == {f"GATE_{name.upper()}": inputs[name] for name in ("python", "cbtop")}
-    del inputs["cbtop"]  # it is installed before
+    del inputs["cbtop"]  # the install step uses this input
     assert gate["env"] == {f"GATE_{name.upper()}": text for name, text in inputs.items()}
     assert set(INPUT.findall(SCRIPT.read_text(encoding="utf-8"))) == set(gate["env"])
     assert set(INPUT.findall(install["run"])) == set(install["env"])

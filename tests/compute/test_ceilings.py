@@ -60,7 +60,8 @@ def test_reading_uses_a_quarter_of_the_free_memory_also_in_a_control_group(
 ) -> None:
     left = None if available_mib is None else available_mib << 20
     monkeypatch.setattr(ceilings, "_last_level_cache_bytes", lambda: 32 << 20)
-    monkeypatch.setattr(ceilings, "available_bytes", lambda: left)  # it also checks the limits of control groups
+    # the real function also checks the limits of control groups
+    monkeypatch.setattr(ceilings, "available_bytes", lambda: left)
     assert ceilings.dram_buffer_bytes() == buffer_mib << 20
 
 

@@ -63,7 +63,7 @@ def found_of(name: str) -> dict[str, list[bool]]:
     """For each fault and condition of a contract, return whether it was found at each size where it was planted."""
     found: dict[str, list[bool]] = {}
     held = attention_bf16.kernel_for(slides=True, cap=2.0)
-    # some of them cannot run on this machine
+    # some of these kernels cannot run on this machine
     kernels = *(variant.kernel for variant in variants()), held, *all_kernels()
     kernel = next(kernel for kernel in kernels if kernel.contract.name == name)
     for size in SIZES:

@@ -142,7 +142,7 @@ def test_a_scratch_with_tiles_serves_int8_after_the_bfloat16_crossover_rises(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(linear_int8, "HAS_TILES", True)
-    monkeypatch.setattr(linear_bf16, "_round_tokens", None)  # calling it would raise
+    monkeypatch.setattr(linear_bf16, "_round_tokens", None)  # calling None would raise
     use_crossovers(Crossovers(bf16_tokens=5))
     kernel = linear_int8.kernel_for(Q4_K, 5)
     arguments = kernel.examples(np.random.default_rng(3), 8)

@@ -148,7 +148,7 @@ OURS, OTHER = 10, 11
         (0, [(OURS, 99)], 0),
         (0, [(OURS, 60), (OTHER, 40)], 40),
         (30, [(OURS, 99)], 30),
-        (0, [(OTHER, 99)], 0),  # it may be our process, with its pid outside the container
+        (0, [(OTHER, 99)], 0),  # the other pid may be our own process as seen outside the container
         (0, [], 0),
     ],
 )

@@ -153,7 +153,7 @@ def test_a_step_with_a_skipped_kernel_has_no_parts_and_the_next_one_has_all(
     whole = kinds(recorder)
     assert whole.count(NodeKind.KERNEL) > 10
     recorder.records.clear()
-    gpu.skipped = "greedy"  # its two stamps are from the step before
+    gpu.skipped = "greedy"  # both time stamps of this kernel are from the step before
     decoder.decode(1)
     decoder.tell()
     assert kinds(recorder) == [None, NodeKind.STEP]

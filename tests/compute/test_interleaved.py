@@ -73,7 +73,7 @@ def test_only_whole_groups_of_a_format_with_units_are_interleaved() -> None:
 
 
 @given(st.lists(st.floats(-(2.0**100), 2.0**100, width=32), min_size=32, max_size=32))
-@example([0.0] * 31 + [2.0**-126])  # the inverse of its scale would be infinite
+@example([0.0] * 31 + [2.0**-126])  # the scale of this block has an infinite inverse
 @example([0.0] * 31 + [2.0**-149])
 def test_rows_of_any_size_are_rounded_as_the_reference_rounds_them(values: list[float]) -> None:
     x = np.array([values], np.float32)
@@ -317,7 +317,7 @@ def test_what_llvm_is_told_that_this_processor_lacks_goes_with_what_needs_it(
     assert {feature for feature in cpu._NEEDED if not cpu._has(feature)} == lacks
 
 
-@pytest.mark.slow  # it tests speed, not results
+@pytest.mark.slow  # this tests speed, not results
 @pytest.mark.parametrize(
     ("code", "one_token"),
     [
@@ -332,7 +332,7 @@ def test_machine_code_goes_through_a_block_in_a_loop_of_few_loads(code: int, one
     assert machine_code_of(code, VNNI).count("vpdpbusd") == one_token + four_tokens
 
 
-@pytest.mark.slow  # tests above show that it runs on AVX2
+@pytest.mark.slow  # tests above show that kernels for AVX2 run
 @pytest.mark.parametrize(
     ("code", "four_tokens"),
     [(12, 64), *(pytest.param(*one, marks=pytest.mark.slow) for one in ((8, 96), (13, 64), (14, 64)))],

@@ -93,7 +93,7 @@ def test_weights_of_an_unknown_format_are_an_error_that_says_what_is_known(name:
 def test_column_major_arrays_are_multiplied_correctly_or_refused(block_format: BlockFormat) -> None:
     kernel = kernel_for(block_format)
     code, weights, bias, x, out, scratch = kernel.examples(np.random.default_rng(1), 8)
-    two = np.asfortranarray(np.concatenate([x, x]))[:1]  # its elements are two numbers apart
+    two = np.asfortranarray(np.concatenate([x, x]))[:1]  # the elements of this row are two numbers apart
     expected = np.zeros_like(out)
     kernel.reference(code, weights, bias, x, expected, scratch)
     for arguments in ((weights, bias, two), (np.asfortranarray(weights), bias, x)):

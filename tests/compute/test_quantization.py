@@ -172,7 +172,7 @@ def test_a_weight_that_a_format_cannot_hold_is_refused_or_kept(block_format: Blo
 
 @ALL_FORMATS
 @given(exponent=st.integers(-149, 15), seed=st.integers(0, 2**32 - 1))
-@example(exponent=-24, seed=345977955)  # its largest number is slightly more than half of the smallest binary16
+@example(exponent=-24, seed=345977955)  # the largest number is slightly more than half of the smallest binary16
 @example(exponent=-17, seed=1022)  # one of its scales is slightly more than half of the smallest binary16
 def test_weights_of_any_size_come_back_finite_and_no_larger(
     block_format: BlockFormat, exponent: int, seed: int

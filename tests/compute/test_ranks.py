@@ -396,7 +396,7 @@ def test_graphs_are_released_before_the_nccl_link_that_they_keep_alive(
     assert ended == ["graph", "graph", "link"]
 
 
-@pytest.mark.slow  # it loads torch
+@pytest.mark.slow  # the test loads torch
 def test_an_exchange_is_called_as_one_of_torch_is() -> None:
     collectives = pytest.importorskip("cbtop.profiler.instrument.collectives", reason="torch is not installed")
     from cbtop.compute import brick_specs
@@ -424,7 +424,7 @@ def test_what_begins_behind_a_call_of_a_library_waits_for_all_of_it(
     decoder = GpuDecoder(gpu, on, BrickProfiler(enabled=False), 64, rank=rank)
     decoder.decode(1)
     of_a_pass = early[: len(early) // 2]
-    assert of_a_pass[0] is False  # it follows a receive
+    assert of_a_pass[0] is False  # the first launch follows a receive
     assert all(of_a_pass[1:])
 
 

@@ -28,7 +28,7 @@ def _learned(trainer: Any, tokenizer: Any) -> list[str]:
 @functools.cache
 def byte_level(pre: str = "qwen2") -> Keys:
     """Return a vocabulary of 256 bytes, merges and four named tokens."""
-    import tokenizers  # only some tests need it
+    import tokenizers  # only some tests need this package
 
     trained = tokenizers.Tokenizer(tokenizers.models.BPE())
     trained.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -54,7 +54,7 @@ def byte_level(pre: str = "qwen2") -> Keys:
 @functools.cache
 def sentence_piece() -> Keys:
     """Return a vocabulary of pieces with scores, the 256 bytes, and special tokens."""
-    import tokenizers  # only some tests need it
+    import tokenizers  # only some tests need this package
 
     trained = tokenizers.Tokenizer(tokenizers.models.BPE())
     trained.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace(replacement=SPACE)

@@ -125,7 +125,7 @@ def connections(pid: int) -> int:
     """Return the number of TCP connections of a process."""
     held = set()
     for link in Path(f"/proc/{pid}/fd").iterdir():
-        with suppress(FileNotFoundError):  # it was closed meanwhile
+        with suppress(FileNotFoundError):  # the descriptor was closed meanwhile
             held.add(os.readlink(link))
     found = 0
     for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:

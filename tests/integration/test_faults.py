@@ -132,7 +132,7 @@ def daemon_stops_for_a_while(scene: Scene) -> None:
 
 
 def daemon_is_killed_and_started_again(scene: Scene) -> None:
-    scene.viewer.kill()  # otherwise it would replace the daemon
+    scene.viewer.kill()  # otherwise the viewer would replace the daemon
     scene.viewer.wait()
     scene.daemon.kill()
     scene.daemon.wait()
@@ -326,7 +326,7 @@ with profiler.step("decode", tokens=1):
         eventually(lambda: state_of(feed, pid=process.pid) == "gone")
         # A daemon that starts after the end of the process reads it only when it is viewed.
         view = eventually(lambda: (seen := view_of(feed, pid=process.pid)) and not seen.loss.unread and seen)
-    # it may have died between writing the record and counting it
+    # the process may have died between writing the record and counting it
     assert view.loss.received in (completed, completed + 1)
     assert view.loss.dropped == 0
 

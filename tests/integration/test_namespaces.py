@@ -127,7 +127,7 @@ def test_a_process_of_another_time_namespace_is_live_until_killed(runtime: Path,
             (
                 "subprocess.Popen(['sleep', '3600'])",
                 "os.fork() or time.sleep(3600)",
-            ),  # its process has become another program
+            ),  # the process has become another program
             ("os.kill(os.getpid(), 9)", "os._exit(0)", "os.execvp('sleep', ['sleep', '3600'])"),
         )
     ),

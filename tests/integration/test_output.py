@@ -104,7 +104,7 @@ def test_what_stdout_cannot_encode_is_printed_in_ascii(arguments: tuple[str, ...
 def test_head_reads_as_many_lines_as_it_likes(recording: Path) -> None:
     for arguments in (PRINTING["help"], PRINTING["replay"], PRINTING["export"]):
         done = ran(arguments, recording, '"$@" | head -1; exit ${PIPESTATUS[0]}')
-        assert done.returncode in (0, 141)  # depends on whether it had already finished writing
+        assert done.returncode in (0, 141)  # 141 if the command was still writing when head ended
         assert (len(done.stdout.splitlines()), done.stderr) == (1, b"")
 
 
@@ -147,7 +147,7 @@ def test_an_export_to_a_full_disk_is_one_line_and_keeps_the_existing_file(record
     (full_disk / "out").write_bytes(b"mine" * 15_000)
     for name in EXPORTERS:
         if name == "dot":
-            continue  # its output is shorter than a page
+            continue  # the output of dot is shorter than a page
         done = cbtop("export", str(recording), "--format", name, "-o", str(full_disk / "out"), "--force")
         assert (done.returncode, done.stdout) == (1, "")
         assert done.stderr == f"cbtop: {full_disk}/out: No space left on device; nothing is exported\n"

@@ -125,7 +125,7 @@ def test_a_process_that_hangs_tells_what_each_thread_is_stuck_in(runtime: Path) 
     for thread in threads:
         thread.join()
     eventually(lambda: autopsy(str(os.getpid()))[0]["in_flight"] == [])
-    assert cbtop("post-mortem").returncode == 3  # it still runs and was not requested by pid
+    assert cbtop("post-mortem").returncode == 3  # the process still runs and was not requested by pid
 
 
 def test_with_nothing_left_it_says_so() -> None:

@@ -20,7 +20,7 @@ from tests.integration.hosts import DEADLINE_S, HOST, eventually
 
 SERVING = HOST.replace("profiler = BrickProfiler()\n", "profiler = BrickProfiler()\nprofiler.serve(sys.argv[2])\n")
 
-# Serves until it is told to end.
+# A host that serves until it is told to end.
 WAITING = """
 import sys
 from cbtop import BrickProfiler

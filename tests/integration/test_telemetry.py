@@ -95,7 +95,7 @@ def scrape(line: str) -> dict[str, Family]:
     while not text:
         try:
             text = get(line.removeprefix("cbtop daemon: metrics at "))
-        except HTTPError as error:  # it has not yet received data from the daemon, or not for a while
+        except HTTPError as error:  # the exporter has not yet received data from the daemon, or not for a while
             error.close()
             if error.code != 503:
                 raise
@@ -318,7 +318,7 @@ def test_a_collector_receives_whole_steps_as_traces(collector: CollectorStub) ->
         assert all(f":{running.pid}:" in span.attributes[0].value.string_value for span in spans)
         assert abs(spans[0].start_time_unix_nano - time.time_ns()) < 1e9 * DEADLINE_S
         (down,) = (s for s in spans if s.name == "DownProjection" and names[s.parent_span_id] == "Layer 1")
-        assert down.end_time_unix_nano - down.start_time_unix_nano > 500_000  # it sleeps longer than this
+        assert down.end_time_unix_nano - down.start_time_unix_nano > 500_000  # the brick sleeps longer than this
 
 
 def test_at_its_end_the_daemon_sends_what_it_knows_once_more(collector: CollectorStub) -> None:

@@ -236,7 +236,8 @@ print(profiler._recorder.asked)
 def test_quitting_during_a_request_for_kernels_leaves_a_clean_terminal() -> None:
     with (
         subprocess.Popen([sys.executable, "-c", IDLE], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process,
-        terminal("--window", "all") as screen,  # its only step may be outside the window when it is shown
+        # the only step of the process may be outside the window when it is shown
+        terminal("--window", "all") as screen,
     ):
         screen.wait_for("Sampling")
         screen.send("K")

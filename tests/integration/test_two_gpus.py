@@ -219,7 +219,8 @@ def test_two_ranks_compute_the_same_bits_and_their_collectives_are_bricks(tmp_pa
         assert bricks
         assert len(bricks) % (2 * LAYERS) == 0  # after attention and after the feed-forward network
         assert {label for _, label, *_ in bricks} == {"2 ranks"}
-        assert {size_bytes for *_, size_bytes in bricks} <= {2 * 256, None}  # unknown if it waited for the host
+        # unknown if the collective waited for the host
+        assert {size_bytes for *_, size_bytes in bricks} <= {2 * 256, None}
         assert all(backend.startswith("torch on cuda") for *_, backend, _ in bricks)
 
 
@@ -238,7 +239,7 @@ def test_ranks_with_graphs_end_with_us_where_they_end_without(tmp_path: Path) ->
                 said[key] = process.communicate(timeout=max(end - time.monotonic(), 0.1))[1]
                 codes[key] = process.returncode
             except subprocess.TimeoutExpired:
-                codes[key] = None  # it hangs
+                codes[key] = None  # the process hangs
     sys.stdout.write(f"{codes}\n")
     assert codes["deletes its graph", "bare"] == 0, said
     for how in ways:

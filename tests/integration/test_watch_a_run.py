@@ -61,7 +61,7 @@ def test_the_screen_shows_a_run_and_its_output_and_passes_ctrl_c_to_it() -> None
 @pytest.mark.slow  # in a test above, the program runs until the user leaves
 def test_when_it_has_ended_the_screen_stays_until_somebody_leaves_it() -> None:
     with watching(sys.executable, "-c", "print('only words'); raise SystemExit(3)") as screen:
-        screen.wait_for("only words", "has ended with exit code 3")  # its process records nothing
+        screen.wait_for("only words", "has ended with exit code 3")  # the program records nothing
         screen.send("\x03")
         assert screen.exit_code() == 3
         assert screen.is_clean

@@ -338,7 +338,7 @@ def test_what_cannot_be_meant_is_refused_before_anything_starts(bad: list[str]) 
 
 def test_a_phase_that_has_not_run_is_waited_for_and_then_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with host() as process:
-        snapshot()  # wait until it is visible
+        snapshot()  # wait until the host is visible
         once_answered(monkeypatch)
         done = cbtop("--headless", "--once", "--window=all", "--phase", "prefill", "--timeout", "1")
     assert (done.returncode, done.stdout) == (3, "")

@@ -160,7 +160,7 @@ USES: dict[str, Callable[[BrickProfiler], object]] = {
     "total_tokens": lambda p: p.total_tokens,
     "close": lambda p: p.close(),
 }
-NOT_RECORDING = {"serve"}  # it starts a process, see tests/integration/test_sidecar.py
+NOT_RECORDING = {"serve"}  # `serve` starts a process, see tests/integration/test_sidecar.py
 
 
 def test_every_public_name_is_used_below(profiler_module: ModuleType) -> None:
@@ -200,7 +200,7 @@ TROUBLES: dict[str, Callable[[MAKE, Path], BrickProfiler]] = {
 def test_whatever_fails_in_turn_no_public_method_raises(
     make_either: MAKE, runtime: Path, trouble: str, sync_mode: SyncMode, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for first in USES:  # each of them is once the first to fail
+    for first in USES:  # each use is once the first to fail
         profiler = TROUBLES[trouble](make_either, runtime)
         profiler.set_sync_mode(sync_mode)
         with _nothing_of_ours_warns_twice(caplog):

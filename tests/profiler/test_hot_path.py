@@ -111,7 +111,7 @@ def test_announcing_a_node_counts_in_the_enclosing_times_and_not_its_own(make: M
     assert took_ns == [(4, 1), (3, 10_001), (2, 11_001), (1, 11_101), (4, 1), (3, 1), (2, 1), (1, 1)]
     with profiler.step(tokens=1) as step, profiler.layer(0), profiler.brick("outer"):
         now_ns[0] += 1
-        step.name = "named late"  # its places are named after it has ended
+        step.name = "named late"  # the places of this step are named after it has ended
     assert [end_ns - start_ns for _, start_ns, end_ns, _ in slow.records[8:]] == [1, 1, 1]
 
 

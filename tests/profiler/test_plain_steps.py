@@ -630,13 +630,13 @@ def test_the_last_seconds_hold_plain_steps_and_bricks_of_recorded_ones(make: MAK
         clock.sleep_us(2_000_000)
     with profiler.step("decode", tokens=1):
         clock.sleep_us(1_000_000)
-    with profiler.step("decode", tokens=10) as step:  # it begins before the window and ends inside
+    with profiler.step("decode", tokens=10) as step:  # the step begins before the window and ends inside
         clock.sleep_us(500_000)
 
         def in_another_thread() -> None:
             with profiler.step("decode", tokens=100):
 
-                def in_a_third() -> None:  # it uses lane 1, because a plain step has no lane
+                def in_a_third() -> None:  # this step uses lane 1, because a plain step has no lane
                     with profiler.step("decode", tokens=1000), profiler.brick("b"):
                         clock.sleep_us(100_000)
 

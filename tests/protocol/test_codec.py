@@ -123,7 +123,7 @@ STRUCTURE: dict[Any, st.SearchStrategy[Any]] = {
 
 
 def instances(kind: Any) -> st.SearchStrategy[Any]:
-    if kind is messages.RecordBatch:  # its numbers must be consistent
+    if kind is messages.RecordBatch:  # the numbers of a batch must be consistent
         number = st.integers(0, 1 << 60)
         return st.tuples(values(str), number, number, number, values(messages.Packed)).map(
             lambda drawn: kind(drawn[0], drawn[1], sum(drawn[1:4]), *drawn[3:])
@@ -390,7 +390,7 @@ def test_a_frame_beyond_the_bound_is_refused_before_it_is_read(monkeypatch: pyte
     monkeypatch.setattr(codec, "MAX_FRAME_BYTES", 16)
     with pytest.raises(DecodeError, match="at most 16"):
         codec.decode(b"\xc0" * 17)
-    with pytest.raises(DecodeError, match="not a message"):  # it can be read, but is not a message
+    with pytest.raises(DecodeError, match="not a message"):  # the frame can be read, but is not a message
         codec.decode(b"\xc0" * 16)
 
 

@@ -80,7 +80,7 @@ def test_how_old_it_is_its_newest_record_says_and_not_the_file(runtime: Path) ->
     aged_s = min(1000, time.perf_counter() / 2)  # the clock of a machine that has just started cannot be older
     assert aged_s <= age_of(leave(runtime, 1, age_s=aged_s)) < aged_s + 600
     silent = leave(runtime, 2, age_s=100_000)
-    assert 3600 <= age_of(silent) < 4200  # by its files, it began an hour ago
+    assert 3600 <= age_of(silent) < 4200  # by the times of its files, the process began an hour ago
 
 
 @pytest.mark.parametrize("end_ns", [-(1 << 63), -1, 0, "in eleven days", (1 << 63) - 1])

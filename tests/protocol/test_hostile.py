@@ -118,7 +118,7 @@ BOMBS = {
     "a time": b"\xd6\xff" + bytes(4),
     "keys that are no text": b"\x81\xc0\xc0",
 }
-BYTES_A_PART = 100  # its place in the list plus the object; a map takes 72
+BYTES_A_PART = 100  # a place in the list plus the object; a map takes 72 bytes
 
 
 @pytest.mark.parametrize("bomb", BOMBS.values(), ids=BOMBS.keys())

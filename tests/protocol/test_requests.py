@@ -51,9 +51,9 @@ def test_who_looks_at_requests_says_so(ring: RingWriter, asker: RequestSlot) -> 
     [
         -1,
         0,
-        KERNELS | 1 << 24,  # no steps
+        KERNELS | 1 << 24,  # no number of steps
         KERNELS | (MAX_STEPS + 1) << 8 | 1 << 24,
-        KERNELS | 3 << 8,  # no number
+        KERNELS | 3 << 8,  # no request number
         2 | 3 << 8 | 1 << 24,  # another request
         -(1 << 63),
     ],

@@ -46,7 +46,7 @@ def test_a_ring_is_filling_once_an_eighth_is_unread_also_in_later_laps(path: Pat
         reader.read()
     for _ in range(200):
         writer.record(7, 100, 250, 1)
-    assert reader.is_filling  # it was overwritten three times
+    assert reader.is_filling  # the ring was overwritten three times
     os.truncate(path, HEADER_BYTES)
     with pytest.raises(RingError, match="cut short"):
         assert reader.is_filling

@@ -54,7 +54,7 @@ def test_a_viewer_that_does_not_read_costs_the_daemon_and_the_others_nothing() -
     all_joined(publisher, 2)
     payload = [SourceGone("x" * 200)] * 200
     for _ in range(10 * SEND_HIGH_WATER_MARK):
-        publisher.send(LIVE, payload)  # this would never return if it waited for the blocked one
+        publisher.send(LIVE, payload)  # sending would never return if it waited for the blocked viewer
         eventually(lambda: reading.receive(20) == payload)
     for end in (publisher, stuck, reading):
         end.close()

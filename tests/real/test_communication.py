@@ -38,7 +38,7 @@ def differs_by(outcome: Outcome) -> float:
 
 
 def test_exposed_gradients_are_named_with_the_share_that_ddp_itself_measures(run: Run) -> None:
-    for _ in range(3):  # their latest steps may differ
+    for _ in range(3):  # the latest steps of both sides may differ
         faulty = run.faulty("ddp_exposed", "communication-exposed")
         if differs_by(faulty) <= NEAR:
             break

@@ -29,7 +29,7 @@ def test_active_adapters_of_peft_count_as_work_disabled_ones_do_not(run: Run) ->
 def test_a_linear_of_its_own_class_has_no_flop_and_a_plain_one_has(run: Run) -> None:
     faulty, healthy = run("lora_by_hand", "faulty"), run("lora_by_hand", "healthy")
     for outcome in (faulty, healthy):
-        assert outcome.brick("UpProjection").flops is None  # the work outside its weight is unknown
+        assert outcome.brick("UpProjection").flops is None  # the work of the layer outside its weight is unknown
         row = outcome.brick("DownProjection")
         assert row.flops == pytest.approx(row.count * 2 * 64 * 2048 * 512)
         assert not outcome.warnings

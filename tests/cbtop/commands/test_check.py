@@ -555,7 +555,7 @@ def test_a_machine_that_became_slower_between_runs_is_judged_only_if_wanted(
     assert check(never, "--anyway", "--baseline", baseline, *command) == 4
 
 
-@pytest.mark.slow  # it starts seven processes; test_gate_power.py tests the figure
+@pytest.mark.slow  # the test starts seven processes; test_gate_power.py tests the figure
 def test_the_smallest_detectable_change_is_shown_if_enough_runs_are_learned(
     runtime: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

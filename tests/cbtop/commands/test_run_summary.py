@@ -171,7 +171,7 @@ def _who_reads(runtime: Path) -> list[int]:
                 if any(os.readlink(each) == str(fifo.resolve()) for each in (process / "fd").iterdir()):
                     found.append(int(process.name))
             except OSError:
-                continue  # it has ended or belongs to another user
+                continue  # the process has ended or belongs to another user
         return found
 
     found: list[int] = eventually(readers)

@@ -26,7 +26,7 @@ def test_calls_in_every_step_alike_are_exact_and_others_have_an_error() -> None:
     assert [(one.mean, one.error) for one in (exact, twice)] == [(1.0, 0.0), (2.0, 0.0)]
     assert half.error == pytest.approx((0.25 / 240) ** 0.5, rel=0.4)
     assert odd.error > 0
-    assert odd.blocks < 6 < half.blocks  # one block has all of its variation
+    assert odd.blocks < 6 < half.blocks  # only one block shows the variation
 
 
 def test_a_place_that_is_never_called_changes_no_error_of_another() -> None:

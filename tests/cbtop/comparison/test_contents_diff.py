@@ -48,7 +48,7 @@ def test_what_is_gone_is_named_as_that() -> None:
         "Layer 1 › DownProjection: one kernel fewer: elementwise_kernel"
     ]
     assert said(layers() | {EXPERT: ONE}, layers()) == ["Layer 1 › Expert 7: gone"]
-    assert said(layers(4), layers(3)) == ["Layer 3: gone"]  # its bricks are not listed
+    assert said(layers(4), layers(3)) == ["Layer 3: gone"]  # bricks of a missing layer are not listed
 
 
 def test_a_brick_outside_of_layers_is_seen_if_one_run_has_none_there() -> None:

@@ -109,10 +109,7 @@ def test_longer_caches_are_compared_at_a_length_that_both_have_seen() -> None:
 
 
 def test_calls_and_typical_times_are_compared_at_one_length_too() -> None:
-    """Attention takes 100 µs plus 0.2 µs per cached position.
-
-    Its raw median and p99 are 40 µs higher in the new run.
-    """
+    """Attention takes 100 µs plus 0.2 µs per position. Its raw median and p99 are 40 µs higher in the new run."""
     base, later = (made_run(at, STEADY, 400, cached_from=200 * at, us_a_position=0.2) for at in (0, 1))
     (part,) = diff(base, later).parts
     for one in (place for place in part.places if place.name.startswith("Attention")):
@@ -307,7 +304,7 @@ def test_how_small_a_change_is_found_follows_from_interval_and_error() -> None:
     assert findable_percent(Change(0, 101, half=1, error=0.1)) is None
     (part,) = diff(made_run(1, STEADY), made_run(2, STEADY)).parts
     known = sorted(findable_percent(one.change) or 0 for one in part.bricks if one.change)
-    assert part.findable(part.bricks) == pytest.approx(known[len(known) // 2])  # the middle of the five bricks
+    assert part.findable(part.bricks) == pytest.approx(known[len(known) // 2])  # the median of the five bricks
     assert part.findable([]) is None
 
 
@@ -387,10 +384,7 @@ def times_as(each: Change, **changed: object) -> tuple[PlaceDiff, ...]:
 
 
 def test_figures_at_another_length_move_along_their_line_and_are_less_sure() -> None:
-    """The baseline has 100 positions and the new run 120.
-
-    Both are compared at 110. The line moves each by 10 positions.
-    """
+    """The baseline has 100 positions and the new run 120. Both are compared at 110, so each moves by 10 positions."""
     line = Figure(1000.0, 3.0, 20, 500.0, slope=0.5, slope_error=0.4, own_error=1.0)
     moved = Figure(1000.0, 5.0, 20, 500.0, own_error=17**0.5)  # √(3² + 4²) and √(1² + 4²)
     runs = []

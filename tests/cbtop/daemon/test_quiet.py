@@ -276,7 +276,8 @@ def test_in_python_a_step_that_has_not_ended_is_known_by_what_ended_in_it(
     clock.sleep_us(5 * SECOND_US)
     idle = quiet_of(source)
     assert idle is not None
-    assert (idle.in_flight, idle.is_watched) == (0, False)  # it may have begun a step; the daemon cannot know
+    # the process may have begun a step; the daemon cannot know
+    assert (idle.in_flight, idle.is_watched) == (0, False)
 
     def hang() -> None:
         clock.sleep_us(5 * SECOND_US)

@@ -161,7 +161,7 @@ def test_its_timeline_holds_the_records_of_its_steps_and_no_others(is_followed: 
         assert view is not None
         assert view.timeline is not None
         assert view.timeline.newest_s is not None
-        assert view.timeline.steps > 20  # its timeline goes on to 30 s and begins before the range
+        assert view.timeline.steps > 20  # the timeline goes on to 30 s and begins before the range
 
 
 def test_two_ranges_side_by_side_hold_together_what_both_hold_as_one() -> None:

@@ -355,7 +355,7 @@ async def test_the_time_bar_marks_where_a_process_stalled_as_far_as_was_read() -
         feed.seek(24)
         stalled = [second for second, mark in feed.marks.items() if mark is Mark.STALLED]
         assert stalled == list(range(stalled[0], stalled[-1] + 1))
-        assert 3 <= len(stalled) <= 5  # it takes 2 of 6 seconds to detect the stall
+        assert 3 <= len(stalled) <= 5  # a stall of 6 s is recognised after 2 s
         feed.is_playing = False
         async with ReplayApp(feed, interval_s=60).run_test(size=(100, 34)) as pilot:
             line = (await press(pilot)).splitlines()[-2]

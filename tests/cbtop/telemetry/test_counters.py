@@ -138,7 +138,7 @@ def told() -> Iterator[Told]:
     with TemporaryDirectory(prefix="cbtop-told-") as directory, pytest.MonkeyPatch.context() as patch:
         for name in ("ANSWER_S", "SILENT_AFTER_S"):
             patch.setattr(subscription_module, name, DEADLINE_S)
-        patch.setattr(subscription_module, "POLL_MS", 5)  # it answers between two polls
+        patch.setattr(subscription_module, "POLL_MS", 5)  # the subscription answers between two polls
         endpoint = f"ipc://{directory}/wire"
         publisher = Publisher(endpoint)
         with serving(endpoint, None, {"metrics": "127.0.0.1:0"}) as (line,):

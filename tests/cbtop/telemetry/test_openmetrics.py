@@ -239,7 +239,7 @@ def test_who_asks_and_does_not_read_the_answer_is_cut_off(monkeypatch: pytest.Mo
         with connect(line.removeprefix("metrics at ")) as connection:
             connection.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
             assert asked.wait(DEADLINE_S)
-            eventually(lambda: threading.active_count() == before)  # its thread has ended
+            eventually(lambda: threading.active_count() == before)  # the thread of the request has ended
 
 
 def test_without_a_daemon_a_scrape_fails_instead_of_serving_nothing(

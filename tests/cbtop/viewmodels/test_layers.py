@@ -135,7 +135,7 @@ def test_what_makes_a_layer_slow_is_what_usually_does_not_what_once_did(runtime:
                         clock.sleep_us(90 if layer == 3 else 30)
     layers = layers_of(record_of(source_of(runtime)))
     assert layers.slowest is not None
-    assert layers.slowest.cells == (469, 90)  # these are means
+    assert layers.slowest.cells == (469, 90)  # the cells have mean times
     assert layers.slowest.excess == ("Down", pytest.approx(60, rel=0.02))
 
 

@@ -405,7 +405,7 @@ def test_the_slowest_takes_each_brick_from_the_rank_it_takes_longest_a_step(tmp_
     }  # fmt: skip
     down = next(row for row in slowest.bricks if row.name == "DownProjection")
     assert (down.count, down.total_exclusive_us) == (LAYERS, 30 * LAYERS)
-    # of the step of its own rank, so that the times add up
+    # percent of the step of the brick's own rank, so that the times add up
     assert down.percent == pytest.approx(100 * 2 * 30 / (2 * 36))
     assert {row.category.name: row.percent for row in slowest.categories}["FFN"] == pytest.approx(down.percent)
     assert slowest.steps is not None
@@ -494,7 +494,7 @@ def test_members_run_that_have_not_ended_and_are_watched(tmp_path: Path) -> None
     records = [rank_run(tmp_path, rank, [10]) for rank in range(3)]
     merged = merged_view(records, MergeMode.SUM).merged
     assert merged is not None
-    assert merged.running == 0  # one of them has not been watched for a while
+    assert merged.running == 0  # one of the processes has not been watched for a while
 
 
 def test_of_a_dependency_on_a_node_that_nobody_named_there_is_none_in_a_sum(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def test_it_has_every_brick_and_every_layer_of_the_window(tmp_path: Path) -> Non
     assert times.layers["Layer 3"].mean == pytest.approx(sum(IN_LAYERS.values()) + GAP_US)
     assert times.cells[BETWEEN_BRICKS, "Layer 3"].mean == pytest.approx(GAP_US)
     assert times.bricks[LM_HEAD].mean == pytest.approx(LM_HEAD_US)
-    assert not [layer for brick, layer in times.cells if brick == LM_HEAD]  # it runs outside layers
+    assert not [layer for brick, layer in times.cells if brick == LM_HEAD]  # the LM head runs outside layers
     assert sum(figure.mean for figure in times.bricks.values()) == pytest.approx(times.step_us.mean)
     assert times.tokens_per_sec is not None
     assert times.tokens_per_sec.mean == pytest.approx(1e6 / (times.step_us.mean + 200), rel=0.01)

@@ -65,7 +65,7 @@ def test_a_view_frees_its_parts_at_once_without_the_garbage_collector(runtime: P
     try:
         view = source_view(record)
         row = weakref.ref(view.bricks[0])
-        view.bricks[0].by_cached, view.roofline, view.graph, view.layer_times  # reading them computes them
+        view.bricks[0].by_cached, view.roofline, view.graph, view.layer_times  # reading these parts computes them
         del view
         assert row() is None
     finally:

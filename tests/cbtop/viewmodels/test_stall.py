@@ -40,7 +40,7 @@ def record(runtime: Path) -> SourceRecord:
             clock.sleep_us(1000 * ms)
     profiler.start_brick("serve")
     profiler.start_brick("wait for a request")
-    with profiler.step("verify", 1), profiler.brick("AllReduce"):  # it does not end
+    with profiler.step("verify", 1), profiler.brick("AllReduce"):  # this step does not end
         return record_of(source_of(runtime))
 
 

@@ -51,7 +51,7 @@ def test_steps_that_come_one_by_one_for_hours_are_kept_in_few_pieces(monkeypatch
     one, step_of = np.ones(1, np.int64), np.array([-1, 1], np.int64)
     for at in range(2_500):
         stats.add(Batch(one, 0 * one, one * at * 10, one * (at * 10 + 7), one, 0), step_of, NO_STEPS)
-    newest = Batch(one, 0 * one, one * 15_000, one * 25_000, one, 0)  # it covers the last 1,000 of them
+    newest = Batch(one, 0 * one, one * 15_000, one * 25_000, one, 0)  # this step covers the last 1,000 steps
     stats.add(newest, step_of, NO_STEPS)
     assert stats.rare("union_ns", [1]) == 1_500 * 7 + 10_000
     assert len(stats.intervals._intervals[1]) <= MAX_PARTS

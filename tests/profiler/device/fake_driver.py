@@ -365,7 +365,7 @@ class _Pongs:
         self._rounds = rounds
         self._deadline_ns = deadline_ns
         self._round = 1
-        self._seen_ns: int | None = None  # when it sees the question
+        self._seen_ns: int | None = None  # when the kernel sees the question
         self._heard_ns = 0
 
     def play(self, driver: FakeDriver) -> bool:

@@ -324,7 +324,7 @@ OWN: dict[str, dict[str, Any]] = {
     "deepseek_v3": {"num_key_value_heads": 8},
     "mamba2": {"num_heads": 16},
 }
-LEAST = {"opt": 0.8}  # its layers themselves do what feed-forward modules do in others
+LEAST = {"opt": 0.8}  # layers of OPT themselves do what feed-forward modules do in other models
 
 
 @pytest.fixture

@@ -534,7 +534,7 @@ def test_the_governor_chooses_the_recorded_replays_and_learns_their_cost(
     profiler.finalize()
     found = steps_in(memory)
     assert 5 < len(found) < 150
-    # for each of them, one more replay has stamps at its ends
+    # next to each recorded replay, one replay has stamps at its ends
     assert 200 - 3 * len(found) <= world.replayed <= 200 - len(found)
     assert profiler.governor._seen
 
@@ -1000,7 +1000,7 @@ def test_what_runs_on_another_stream_and_is_waited_for_is_timed_too(world: World
     def then_reduced(self: Any, rows: Any) -> Any:
         rows = forward(self, rows)
         before = world.last
-        world.kernel(REST_NS)  # on its own stream as NCCL does; the caller's stream waits for it
+        world.kernel(REST_NS)  # on a separate stream as NCCL does; the caller's stream waits for it
         world.last = [*before, *world.last]
         return rows
 

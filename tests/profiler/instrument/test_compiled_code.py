@@ -486,7 +486,7 @@ def test_generated_or_cached_inductor_code_names_its_nodes(
         ]
         naming = compiled_code.Naming(compiled, attachment.steps.calls, model)
         found = compiled_code.spans_of(ran, lines, naming, set())
-        assert [span.key[1] for span in found] == [0, 1, 2]  # their layers
+        assert [span.key[1] for span in found] == [0, 1, 2]  # the numbers of the layers
         products = ["GateProjection", "DownProjection"]
         assert [[inner.key.name for inner in span.inside] for span in found] == [products] * 3
         assert [inner.elements for span in found for inner in span.inside] == [4 * 8] * 6

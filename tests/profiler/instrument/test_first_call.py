@@ -85,7 +85,7 @@ def test_the_first_of_several_threads_begins_and_the_others_do_not_wait(memory: 
 
 
 def test_what_fails_leaves_torch_as_it_was(memory: Memory) -> None:
-    first_call.await_first_call(lambda: None)  # the callback reports its failure and continues
+    first_call.await_first_call(lambda: None)  # the callback reports an error and continues
     assert Model()(torch.ones(1, 4)).shape == (1, 4)
     assert nn.Module._compiled_call_impl is None
 

@@ -200,7 +200,7 @@ def test_what_plain_steps_pay_is_part_of_the_figure_and_of_what_is_allowed() -> 
 def test_a_fifth_more_is_recorded_if_plain_steps_use_up_the_allowance() -> None:
     dear = Host().live(decoding(), own_ns=20_000)
     assert 10 < dear.governor.every < 200
-    # includes the cost of its first steps
+    # includes the cost of the first steps
     assert 0.1 < 100 * (dear.paid_ns - 20_000 * dear.steps) / dear.lived_ns < 0.3
     assert dear.said[-1].overhead_percent == pytest.approx(2.2, abs=0.1)  # more than allowed, and reported
 

@@ -106,7 +106,7 @@ def test_bytes_under_autocast_are_those_of_the_type_that_is_multiplied() -> None
     model, ids = model_of("qwen2"), words(1, 6)
     (bricks,) = each_step(model, _under(model, ids))
     assert bricks["q_proj"].bytes == 3 * 2 * (32 * 32 + 32 + 6 * (32 + 32))
-    assert bricks["input_layernorm"].bytes is None  # it may get either type
+    assert bricks["input_layernorm"].bytes is None  # the norm may get either data type
 
 
 def test_a_model_in_half_precision_multiplies_that() -> None:

@@ -103,7 +103,7 @@ def _functions_of_ours(profiler: BrickProfiler) -> Counter[str]:
 def test_a_recorded_step_runs_few_functions_of_ours_in_python(runtime: Path) -> None:
     ran = _functions_of_ours(BrickProfiler())
     assert ran["TimedModel.follow"] == 1
-    assert "timed.<locals>.call_timed" not in ran  # it is in C on every version of Python
+    assert "timed.<locals>.call_timed" not in ran  # this function is in C on every version of Python
     assert sum(ran.values()) <= 8, ran
 
 

@@ -541,7 +541,7 @@ def test_an_evaluation_between_micro_batches_has_all_its_steps(memory: Memory) -
         trained.optimizer.step()
     steps = steps_of(memory)
     assert steps["train"] == 5
-    assert steps["forward"] == 2 + 6  # those of the first step, and the evaluations
+    assert steps["forward"] == 2 + 6  # two forwards of the first step, and six evaluations
 
 
 def test_a_wrapped_model_has_the_name_of_what_it_wraps(memory: Memory) -> None:

@@ -52,7 +52,7 @@ class TroubleError(Exception):
 def _nothing_is_left(monkeypatch: pytest.MonkeyPatch, without_gradients: None) -> Iterator[None]:
     monkeypatch.setattr(trouble, "_said", {})
     yield
-    here = open_step.unit()  # its end may have failed in the test
+    here = open_step.unit()  # the end of this step may have failed in the test
     here.generations.clear()
     here.open.clear()
 

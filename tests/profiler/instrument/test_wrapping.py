@@ -196,7 +196,7 @@ def test_models_that_share_layers_across_threads_lose_no_calls(
         if waiting:  # another thread interrupts between reading the attribute and replacing it
             other = waiting.pop()
             other.start()
-            other.join(0.1)  # it may wait for this thread
+            other.join(0.1)  # the other thread may wait for this one
         return standing(module)
 
     with monkeypatch.context() as interleaved:
@@ -765,7 +765,7 @@ def test_generating_with_a_static_cache_compiles_as_it_does_without_us(
     def run(instrumented: bool) -> tuple[Any, tuple[int, int]]:
         model = model_of("llama", num_hidden_layers=2)
         config = transformers.CompileConfig(backend="eager", mode=None, fullgraph=True)
-        config._compile_all_devices = True  # otherwise it compiles only on GPUs
+        config._compile_all_devices = True  # otherwise transformers compiles only on GPUs
         if instrumented and when == "before":
             attach(model, profiler)
         if instrumented and when == "installed":

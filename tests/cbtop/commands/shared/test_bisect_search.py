@@ -159,7 +159,7 @@ def test_a_commit_that_is_as_fast_as_its_parent_is_not_confirmed(line: tuple[Mad
     result = search(repository, Misled(since(commits, 4)), commits[0], commits[-1])
     assert (result.end, named(result)) == (End.UNCONFIRMED, [commits[4]])
     assert f"slower than GOOD, but not than its parent {commits[3][:10]}" in result.why
-    assert GUILTY in {one.guilty for one in result.broken}  # it is slower than GOOD
+    assert GUILTY in {one.guilty for one in result.broken}  # the suspect is slower than GOOD
 
 
 def test_commits_whose_interval_does_not_decide_are_left_as_a_range(line: tuple[MadeRepository, list[str]]) -> None:

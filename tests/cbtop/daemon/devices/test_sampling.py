@@ -116,9 +116,9 @@ def test_a_hanging_sampler_keeps_its_values_and_delays_no_other_and_no_close(
         eventually(lambda: len(Quick.asked) > before + 3 and len(Failing.asked) > 3)
         assert newest(made, "hanging").monotonic_ns == 1
         made.close()
-        eventually(lambda: Quick.closed == [True])  # this sampler, too, may need longer than `close` waits
+        eventually(lambda: Quick.closed == [True])  # the quick sampler, too, may need longer than `close` waits
         assert Hanging.closed == []
-    eventually(lambda: Hanging.closed)  # its own thread closes it after the driver answers
+    eventually(lambda: Hanging.closed)  # the thread of the sampler closes it after the driver answers
 
 
 def test_before_its_first_answer_it_is_said_that_it_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -290,7 +290,7 @@ async def test_roofs_without_a_point_show_their_day_and_what_may_keep_them_low()
     low = "another process used the GPU"
     text = await shown(replace(samples.LIVE, roofline=RooflineView(roofs, (), ("RmsNorm",), low)), (120, 30), "5")
     assert f"FMA f32 {roofs[1].value:.1f} GFLOP/s (measured 2026-11-22)" in text
-    assert f"DRAM read {roofs[0].value:.2f} GB/s" in text  # no room for its date
+    assert f"DRAM read {roofs[0].value:.2f} GB/s" in text  # there is no room for the date of this roof
     assert low in text
     assert "not placed, no FLOP or no bytes declared: RmsNorm" in text
 
