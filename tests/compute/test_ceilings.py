@@ -83,8 +83,9 @@ print(next(iter(function.inspect_asm().values())))
 @pytest.mark.parametrize(
     ("tier", "function", "instruction", "at_once"),
     [
-        (f"haswell {AVX2}", "_multiply_bytes", "vpmaddubsw", 12),  # of 32 bytes each
-        (f"haswell {AVX2}", "_multiply_add", "vfmadd213ps", 12),  # of 8 numbers each, independent of each other
+        (f"haswell {AVX2}", "_multiply_bytes", "vpmaddubsw", 12),  # instructions on 32 bytes each
+        # instructions on 8 numbers each, independent of each other
+        (f"haswell {AVX2}", "_multiply_add", "vfmadd213ps", 12),
         pytest.param(f"cascadelake {AVX2},{AVX512}", "_multiply_bytes", "vpdpbusd", 12, marks=pytest.mark.slow),
         pytest.param(f"cascadelake {AVX2},{AVX512}", "_multiply_add", "vfmadd213ps", 12, marks=pytest.mark.slow),
         pytest.param(
@@ -109,7 +110,7 @@ def test_the_timed_loop_of_a_ceiling_is_mostly_the_kernels_instruction(
     assert done.returncode == 0, done.stderr
     lines = [line.split() for line in done.stdout.split(".Lfunc_end0:")[0].splitlines()]
     words = [line[0] for line in lines if line]
-    loops = [  # from a label to a jump back to it
+    loops = [  # each loop goes from a label to a jump back to it
         words[words.index(f"{line[1]}:") : at]
         for at, line in enumerate([line for line in lines if line])
         if len(line) == 2 and line[0].startswith("j") and f"{line[1]}:" in words[:at]

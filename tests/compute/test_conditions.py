@@ -63,7 +63,7 @@ def test_conditions_of_kernels_are_evaluated_without_numpy(kernel: Kernel, monke
         return holds(condition, values)
 
     monkeypatch.setattr(Condition, "holds", noted)
-    said = contract.__wrapped__(kernel.contract.name)  # not cached, so its functions are not yet compiled
+    said = contract.__wrapped__(kernel.contract.name)  # a new contract, whose functions are not yet compiled
     arguments = kernel.examples(np.random.default_rng(5), 7)
     earlier = with_copies(arguments, {*kernel.outputs, *said.earlier})
     assert said.before.failed(arguments) == 0

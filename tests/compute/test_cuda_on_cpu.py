@@ -409,7 +409,8 @@ def test_a_pass_launches_what_the_plan_says(
     assert names == [one.kernel for one in plan for _ in range(one.launches)]
     assert sum(name.endswith(norm) for name in names) == 2 * layers + 1
     assert names.count("add_rms_norm_int8") == (2 * layers - 1 if norm == "rms_norm_int8" else 0)
-    assert names.count("quantize_rows") == 2 * layers  # for the outputs of attention and of gated activations
+    # outputs of attention and of gated activations are quantized separately
+    assert names.count("quantize_rows") == 2 * layers
 
 
 @pytest.mark.parametrize("is_exact", [pytest.param(True, marks=pytest.mark.slow), False], ids=["exact", "int8"])
@@ -550,7 +551,7 @@ def test_experts_that_are_mixed_up_are_found(name: str, old: str, new: str, faul
     kernel = variant.kernel
     arguments = kernel.examples(np.random.default_rng(1), 7)
     if name == "route":
-        arguments[0][:] = np.round(arguments[0])  # so that some are equal
+        arguments[0][:] = np.round(arguments[0])  # rounded, so that some numbers are equal
     expected = with_copies(arguments, kernel.outputs)
     kernel.reference(*expected)
     run_on(faulty("no such text", ""), kernel, arguments)

@@ -84,7 +84,8 @@ def test_more_ranks_than_layers_are_one_line(tiny: Model) -> None:
         part_of(tiny, Rank(2, 6, None))
 
 
-@pytest.mark.parametrize("family", ["qwen2", "qwen3", "mixtral"])  # with biases, with norms of heads, with a router
+# these models have biases, norms of heads, and a router
+@pytest.mark.parametrize("family", ["qwen2", "qwen3", "mixtral"])
 def test_parts_hold_each_layer_once_and_their_sizes_add_up_to_the_file(
     family: str, model_files: dict[str, Path]
 ) -> None:

@@ -170,7 +170,7 @@ def test_a_bad_model_is_one_clear_line_and_exit_code_2(
     tmp_path: Path, content: bytes | None, complaint: str, capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setenv("PYTHONWARNINGS", "error")  # for the workload process
+    monkeypatch.setenv("PYTHONWARNINGS", "error")  # warnings of the workload process become errors
     path = tmp_path / "bad.gguf"
     if content is not None:
         path.write_bytes(content)

@@ -633,7 +633,7 @@ def test_a_clock_that_is_set_takes_nothing_from_what_runs(runtime: Path, monkeyp
         monkeypatch.setattr(time, "time", lambda: (real_ns() + offset_ns) / 1e9)
         for offset_ns in (86_400_000_000_000, -86_400_000_000_000):  # noqa: B007 - the lambdas look
             with Feed() as feed:
-                assert feed.is_daemon_inside  # only then does the daemon use the changed clock
+                assert feed.is_daemon_inside  # only a daemon inside this process uses the changed clock
                 eventually(lambda feed=feed: steps_of(feed, host.pid) == 5)
                 assert state_of(feed, pid=host.pid) == "live"
         with Feed() as feed:

@@ -121,7 +121,7 @@ def test_four_commands_admit_a_viewer_and_nobody_else_hears_data_or_a_secret(the
             assert refused.stderr.count("\n") == 1
         ours.cbtop("--debug", *ONCE, "--connect", endpoint)
     said = "".join(theirs.said + ours.said)
-    assert "Traceback" in said  # because of --debug
+    assert "Traceback" in said  # --debug prints tracebacks
     assert "refused a viewer from 127.0.0.1, whose key is not allowed" in said
     secrets = theirs.secrets() + ours.secrets()
     assert len(secrets) == 5

@@ -131,7 +131,7 @@ def test_nobody_waits_for_the_device_and_steps_are_recorded_when_it_is_there(pla
     before_ns = played.driver.host_ns
     played.step(host_ns=1_000, device_ns=100_000, bricks=3)
     played.step(host_ns=1_000, device_ns=100_000, bricks=3)
-    assert played.driver.host_ns - before_ns < 6 * 1_000 + 400 * 50  # only its own clock is read
+    assert played.driver.host_ns - before_ns < 6 * 1_000 + 400 * 50  # the profiler reads only the host's clock
     assert not played.memory.records
     played.driver.stands_still = False
     played.driver.pass_time(10_000_000)

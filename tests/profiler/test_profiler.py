@@ -107,7 +107,7 @@ def test_an_exception_closes_the_brick_and_marks_it_failed(profiler: BrickProfil
     assert [(tag & 0xFFFFFF, bool(tag & FLAG_FAILED)) for tag, *_ in memory.records] == [(2, True), (1, True)]
     with profiler.brick(BrickId.SAMPLING):
         pass
-    assert memory.nodes[-1][:2] == (3, None)  # at the root again
+    assert memory.nodes[-1][:2] == (3, None)  # the new node is at the root again
 
 
 def test_disabled_it_records_nothing_and_reads_no_clock(memory: Memory) -> None:

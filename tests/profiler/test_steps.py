@@ -239,7 +239,8 @@ def test_each_thread_samples_its_own_steps_of_each_name(make: MAKE) -> None:
     turn = [threading.Semaphore(1), threading.Semaphore(0)]
 
     def run(me: int) -> None:
-        for _ in range(6):  # in turn, because a count for the whole process would leave one of them out
+        # the threads alternate; with one count for the whole process, one of them would never be sampled
+        for _ in range(6):
             for name in ("prefill", "decode"):
                 turn[me].acquire()
                 with profiler.step(name, tokens=me), profiler.brick(f"{me}"):

@@ -128,7 +128,7 @@ def instances(kind: Any) -> st.SearchStrategy[Any]:
         return st.tuples(values(str), number, number, number, values(messages.Packed)).map(
             lambda drawn: kind(drawn[0], drawn[1], sum(drawn[1:4]), *drawn[3:])
         )
-    if kind is messages.BrickHostTime:  # at least one call
+    if kind is messages.BrickHostTime:  # these times have at least one call
         return st.builds(kind, values(int), st.integers(1, 1 << 60), values(float))
     if kind is PartTime:
         time_ns = st.integers(0, 1 << 50)
@@ -160,7 +160,7 @@ def instances(kind: Any) -> st.SearchStrategy[Any]:
         return st.builds(loss_scale, values(str), st.lists(st.floats(0, 1e30), min_size=2), counts, STEPS)
     if kind in STRUCTURE:
         return STRUCTURE[kind]
-    if kind is messages.KernelTimes:  # also at least one
+    if kind is messages.KernelTimes:  # these times have at least one call, too
         count, time_ns = st.integers(1, 1 << 60), st.integers(0, 1 << 50)
         return st.tuples(values(int), count, count, values(float), time_ns, time_ns, time_ns).map(
             lambda drawn: kind(

@@ -97,7 +97,7 @@ def test_who_does_not_read_is_answered_no_more_until_he_does(publisher: Publishe
                 publisher.answer([topic], PIECE)
                 answered += 1
             stuck.sendall(word(topic, subscribe=False))
-        assert 0 < answered < 50  # of 1 MB each; they fill the socket buffers of both ends
+        assert 0 < answered < 50  # each answer has 1 MB; these fill the socket buffers of both ends
         topic = ask()
         eventually(lambda: is_cut_off(publisher, stuck) or publisher.questions(HISTORY_PREFIX) == [topic])
 

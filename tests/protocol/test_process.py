@@ -51,7 +51,7 @@ def test_start_times_identify_processes_except_in_another_time_namespace(
     for name in ("self", "7"):
         (tmp_path / name / "ns").mkdir(parents=True)
     (tmp_path / "self" / "stat").touch()
-    if time_namespace != "none":  # as before Linux 5.6
+    if time_namespace != "none":  # no time namespace, as before Linux 5.6
         (tmp_path / "self" / "ns" / "time").touch()
     if time_namespace == "ours":
         os.link(tmp_path / "self" / "ns" / "time", tmp_path / "7" / "ns" / "time")

@@ -141,7 +141,7 @@ def test_records_come_only_while_they_are_followed(runtime: Path) -> None:
         assert say_another() == 0  # this message also shows that the whole answer has arrived
         received = collector.received
         assert say_another() == 0
-        assert collector.received == received + 1  # only the statistics
+        assert collector.received == received + 1  # only the statistics have arrived
         collector.follow_records(True)
         eventually(lambda: say_another() > 2)
         collector.follow_records(False)

@@ -212,7 +212,7 @@ def said_of(key: str, nodes: int, name: str = "brick") -> SourceCatalog:
 
 
 def cells_of(key: str, nodes: int) -> StatsUpdate:
-    """Return statistics with one call in every octave of `nodes` nodes. It needs three bytes a node."""
+    """Return statistics with one call in every octave of `nodes` nodes. They need three bytes a node."""
     cell = np.arange(BUCKETS, (nodes + 1) * BUCKETS, SUB_BUCKETS)
     packed = pack_columns((np.diff(cell, prepend=0), np.ones(len(cell), np.int64)))
     none = b""

@@ -160,7 +160,8 @@ def test_who_comes_later_sees_the_same_seconds(runtime: Path) -> None:
         for store in (run.store, late):
             apply(store, said)
     rows = source_view(late.sources[run.source.key]).bricks
-    seen = next(row.trend_us for row in rows if row.name == "Down")[1:]  # without the second of joining
+    # the second in which the viewer joined is left out
+    seen = next(row.trend_us for row in rows if row.name == "Down")[1:]
     assert len(seen) > 5
     assert run.rows()["Down"].trend_us[-len(seen) :] == seen
 

@@ -203,7 +203,7 @@ def wait_for_rounds(process: subprocess.Popen[str], repository: MadeRepository, 
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < until_s
         time.sleep(0.02)
-    time.sleep(0.2)  # until the next run has started
+    time.sleep(0.2)  # by then the next run has started
 
 
 @pytest.mark.slow

@@ -44,7 +44,7 @@ def test_chance_moves_calls_by_no_more_than_their_interval(rate: float) -> None:
         before, now = (call_figures(drawn(2 * seed + at, *[rate] * places), STEPS) for at in (0, 1))
         changes = [calls_change(*both, 2 * places) for both in zip(before, now, strict=True)]
         beyond += sum(one.is_beyond_noise for one in changes)
-    assert beyond <= 1  # of 800; noise alone gives one in 100 comparisons of 80 figures
+    assert beyond <= 1  # noise alone may give 1 change in 800 figures
 
 
 @pytest.mark.parametrize(("before", "now", "is_more"), [(0.3, 0.6, True), (0.6, 0.3, False), (0.02, 0.2, True)])

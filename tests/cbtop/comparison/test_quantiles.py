@@ -68,7 +68,7 @@ def test_the_median_of_each_place_is_that_of_its_calls_within_a_bucket(first: li
 def test_a_quantile_is_as_long_as_that_share_of_calls_of_every_length(fraction: float, is_us: float) -> None:
     (found,) = call_times(in_blocks(range(1, 1_000_001, 97))).quantile(fraction).figures
     assert found is not None
-    assert found.mean == pytest.approx(is_us, rel=0.002)  # also for values inside a bucket
+    assert found.mean == pytest.approx(is_us, rel=0.002)  # values inside a bucket are exact, too
 
 
 def test_a_node_is_of_the_places_its_columns_name_or_of_none_if_it_has_none() -> None:

@@ -321,7 +321,7 @@ def test_an_unsure_threshold_fails_and_says_the_ways_out() -> None:
 
 
 SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32)  # sixteen batch sizes
-ONLY = (WHOLE_STEP, (BETWEEN_BRICKS, None))  # only these places, which makes comparisons fast
+ONLY = (WHOLE_STEP, (BETWEEN_BRICKS, None))  # few places make comparisons fast
 
 
 @cache

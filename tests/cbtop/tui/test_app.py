@@ -209,7 +209,7 @@ async def says_that_there_is_no_memory_to_look_into(pilot: AppPilot, key: str) -
 
 async def does_nothing_where_there_is_no_range(pilot: AppPilot, key: str) -> None:
     await press(pilot, "6")
-    await press(pilot, key)  # as in a list, which has this key, too
+    await press(pilot, key)  # lists have this key, too
     assert "PAUSED" not in screen_text(app_of(pilot))
 
 

@@ -183,7 +183,7 @@ def test_a_rate_with_lost_records_is_a_lower_bound_in_report_and_list(tmp_path: 
         clock.sleep_us(10)
     source = source_of(tmp_path)
     source.poll()
-    for _ in range(1_000):  # more records than the ring holds before the next read
+    for _ in range(1_000):  # this overwrites the ring before it is read
         with profiler.step("decode", tokens=1):
             clock.sleep_us(10)
     view = source_view(record_of(source))

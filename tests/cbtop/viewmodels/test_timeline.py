@@ -220,7 +220,7 @@ def test_tasks_that_interleave_on_one_thread_are_not_drawn_inside_each_other(run
                 clock.sleep_us(10)
 
     async def meanwhile() -> None:
-        with profiler.brick("b"), profiler.brick("in b"):  # from begin to end while `a` runs
+        with profiler.brick("b"), profiler.brick("in b"):  # `b` begins and ends while `a` runs
             clock.sleep_us(5)
 
     async def both() -> None:

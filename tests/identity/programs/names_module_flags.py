@@ -11,7 +11,7 @@ eager_attention_forward = {}
 
 
 class Block(Simple):
-    _attn = ""  # or "linear"
+    _attn = ""  # "linear" is another possible value
     _split_heads = 0
     expand_kv = False
 

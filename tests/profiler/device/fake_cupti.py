@@ -82,7 +82,7 @@ class FakeCupti:
         self._world = world
         self.kinds: list[int] = []
         self.raw: list[bytes] = []
-        self.stacks: dict[int, list[int]] = {}  # by thread id
+        self.stacks: dict[int, list[int]] = {}  # by id of the thread
         self.dropped = 0
         self._start_ns, self._took_ns = 1_763_800_000_000_000_001, 0
 

@@ -39,7 +39,7 @@ class FakeGraph:
 
     nodes: dict[int, tuple[str, list[int]] | int] = field(default_factory=dict)
     edges: list[DependencyEdge] = field(default_factory=list)
-    origin: dict[int, int] = field(default_factory=dict)  # of a clone: its nodes by the nodes of the original
+    origin: dict[int, int] = field(default_factory=dict)  # for a clone: maps nodes of the original to its nodes
 
     def in_order(self) -> list[int]:
         """Return the nodes in an order that respects all edges. Raises DriverError for a cycle."""
@@ -85,7 +85,7 @@ class FakeDriver:
         self._words: dict[int, FakeWords] = {}
         self._streams: dict[int, Stream] = {}
         self._kernels: dict[int, str] = {}
-        self._contexts: dict[int, int] = {}  # of our kernels and streams
+        self._contexts: dict[int, int] = {}  # context by our kernel or stream
         self._modules: set[int] = set()
         self._handles = 0x1000
         self._pongs: list[_Pongs] = []

@@ -32,7 +32,7 @@ def test_a_brick_on_a_stream_of_cupy_takes_as_long_as_events_around_it_say() -> 
             begun, ended = cupy.cuda.Event(), cupy.cuda.Event()
             for _ in range(5):
                 with profiler.step("mine", tokens=1):
-                    for _ in range(20):  # so that the device lags behind
+                    for _ in range(20):  # with so much work the device lags behind
                         matrix @ matrix
                     begun.record()
                     with profiler.brick("product"):

@@ -1040,7 +1040,7 @@ def test_plain_replays_are_made_if_none_follows_one_with_stamps(world: World) ->
     recorded, other = captured(model), captured(model, batch=3)
     replay(world, recorded, 1)
     replay(world, other, 1)
-    for at in range(60):  # as compiled code that Dynamo has compiled again for steps without records
+    for at in range(60):  # similar to code that Dynamo compiles again for steps without records
         with profiler.step("mine", tokens=1):
             (other if at % 2 else recorded).replay()
         world.pass_time(1_000_000)
@@ -1129,7 +1129,7 @@ def test_a_thread_whose_first_call_is_a_replay_is_timed_too(world: World, monkey
     graph = captured(model)
     replay(world, graph, 1)
 
-    def makes_current() -> bool:  # as torch does
+    def makes_current() -> bool:  # torch does the same
         world.current = 0xC0DE
         return False
 

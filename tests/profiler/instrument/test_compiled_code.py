@@ -397,7 +397,7 @@ def test_what_inductor_said_on_an_h100_names_all_kernels_of_a_llamas_layer(profi
     config = transformers.LlamaConfig(
         vocab_size=16, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4
     )
-    model = transformers.LlamaForCausalLM(config).to("meta")  # on a CPU, its blocks would be bricks
+    model = transformers.LlamaForCausalLM(config).to("meta")  # on a CPU, blocks of this model would be bricks
     said = json.loads((Path(__file__).parent / "inductor-h100.json").read_text())
     nodes = [
         SimpleNamespace(

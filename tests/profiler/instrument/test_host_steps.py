@@ -41,7 +41,7 @@ def test_a_brick_s_time_is_without_the_bricks_in_it_and_the_notes() -> None:
     assert calls.times(NotingCost(inside_ns=2, outside_ns=3)) == {
         (LAYER, "outer"): [90 - 30 - 2 * 3 - 2],
         (LAYER, "outer", "inner"): [20 - 2, 10 - 2],
-        ("head",): [0],  # less than the assumed cost of measuring, so zero
+        ("head",): [0],  # the call takes less than the assumed cost of measuring, so its time is zero
     }
 
 

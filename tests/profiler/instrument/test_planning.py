@@ -379,7 +379,7 @@ def test_layers_built_alike_are_planned_once(monkeypatch: pytest.MonkeyPatch) ->
         "state_of": 0,
         "Described": 0,
     }
-    assert calls["children_of"] - of_two["children_of"] <= 2 * 18  # to find the stack
+    assert calls["children_of"] - of_two["children_of"] <= 2 * 18  # these calls are needed to find the stack
 
 
 def test_a_layer_whose_state_is_known_is_not_planned_again() -> None:

@@ -303,7 +303,7 @@ def _attention(given: Any, **more: Any) -> tuple[Brick, int]:
     "shapes",
     [
         ((2, 3, 5, 8), (2, 3, 7, 8), (2, 3, 7, 4)),
-        ((2, 5, 8), (2, 7, 8), (2, 7, 16)),  # without heads
+        ((2, 5, 8), (2, 7, 8), (2, 7, 16)),  # tensors without a dimension of heads
         ((2, 2, 3, 5, 8), (2, 2, 3, 7, 8), (2, 2, 3, 7, 8)),
         ((2, 3, 1, 8), (2, 3, 7, 8), (2, 3, 7, 4)),
     ],

@@ -169,7 +169,7 @@ def test_layers_that_two_models_share_are_timed_once_in_steps_of_either(sample_e
     layers = [OwnState() for _ in range(2)]
     one, other = Shared(layers), Shared(layers)
     attachments = [attach(one, profiler), attach(other, profiler)]
-    turns = [one, other, one, one, other, other, one, other, other, one, one, one]  # in any order
+    turns = [one, other, one, one, other, other, one, other, other, one, one, one]  # the models run in any order
     for model in turns:
         model(torch.ones(1, 4))
     found = _timed(memory)
@@ -743,7 +743,7 @@ def test_layers_dynamo_inspects_can_be_shared_by_models_that_come_and_go(profile
     attach(other, profiler)
     first.detach()
     assert torch.equal(other(x), bare)
-    attach(one, profiler)  # while the calls of the other model are replaced
+    attach(one, profiler)  # the calls of the other model are replaced at this time
     assert torch.equal(one(x), bare)
     assert torch.equal(other(x), bare)
 

@@ -66,7 +66,7 @@ async def test_those_that_have_ended_are_one_row_that_enter_unfolds_and_folds() 
     assert "▸ 2 ended" in first
     assert "▾ 2 ended" in unfolded
     assert "train.py" in unfolded
-    assert folded.count("ended") == first.count("ended") + 1  # and in the hint on how to unfold
+    assert folded.count("ended") == first.count("ended") + 1  # the hint on how to unfold also contains "ended"
     assert "train.py" not in folded
 
 

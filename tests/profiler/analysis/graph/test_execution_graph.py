@@ -130,7 +130,7 @@ def test_a_transfer_that_comes_back_is_a_ping_pong() -> None:
     there = graph.record_transfer("host", "gpu0", 4096, "H2D", 1000)
     graph.record_transfer("gpu0", "host", 8, "D2H")  # different number of bytes
     graph.record_transfer("gpu1", "host", 4096, "D2H")  # different device
-    graph.record_transfer("gpu0", "gpu1", 4096, "D2D")  # not through the host
+    graph.record_transfer("gpu0", "gpu1", 4096, "D2D")  # this copy does not go through the host
     back = graph.record_transfer("gpu0", "host", 4096, "D2H")
     graph.record_transfer("gpu0", "host", 4096, "D2H")  # the other transfer already has a partner
     graph.pop_scope()
