@@ -132,7 +132,7 @@ def test_the_pages_name_every_key_of_every_report() -> None:
 
 
 def test_no_part_of_a_report_is_empty_in_all_rich_views() -> None:
-    """Otherwise the test above would miss the keys inside."""
+    """The test above cannot see keys inside an empty part."""
     filled: dict[tuple[str, ...], bool] = {}
     for report in reports():
         for place, value in places_of(report):

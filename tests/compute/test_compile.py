@@ -57,7 +57,10 @@ def test_a_kernel_goes_through_the_passes_it_has_a_use_for(decorator: Any, monke
 
 
 def test_code_that_variables_of_numba_change_is_kept_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise a run with NUMBA_OPT=0 would leave slow code to later runs: their ceilings were 100 times too low."""
+    """A run with NUMBA_OPT=0 must not leave slow code to later runs.
+
+    Before, their ceilings were 100 times too low.
+    """
     monkeypatch.setattr(compiling.settings, "CACHE_DIR", str(tmp_path))
     found = {compiling._usable_numba_cache()}
     for name in CODE_SETTINGS:

@@ -140,9 +140,9 @@ def test_one_token_is_never_recorded_as_bfloat16_but_long_prompts_are(
     monkeypatch: pytest.MonkeyPatch,
     family: str,
 ) -> None:
-    """Before, the fused product of queries, keys and values had the type bfloat16 in decode steps.
+    """Before, the fused product of queries, keys and values was recorded as bfloat16 in decode steps.
 
-    It was compared with the roof of tiles.
+    Its rate was then compared with the roof of tiles.
     """
     monkeypatch.setattr(bricks, "HAS_TILES", True)
     monkeypatch.setattr(bricks, "BF16_PAYS", False)  # attention in bfloat16; no processor has it together with tiles

@@ -69,8 +69,8 @@ def test_records_of_a_real_decode_take_at_most_24_bytes_on_the_wire(tmp_path: Pa
     _, tallies, batches = read(tmp_path / "run.cbtop")
     parts = list(map(unpack, batches))
     assert [batch.columns for batch in batches] == list(map(pack, parts))
-    # All records packed together, so that the header has no weight. The machine set the pace of decoding, so times
-    # are scaled to a run of one second. A step between records that were seconds apart would need eight bytes.
+    # All records are packed together, so that the header has no weight. The machine set the pace of decoding, so
+    # times are scaled to a run of one second. A step between records that were seconds apart would need eight bytes.
     whole = joined(parts)
     begin_ns, length_ns = whole.start_ns.min(), np.ptp(np.concatenate((whole.start_ns, whole.end_ns)))
     start_ns, end_ns = (

@@ -46,7 +46,7 @@ for number, _ in enumerate(sys.stdin, rank):
                 profiler.record_elapsed(BrickId.DOWN_PROJECTION, int(1_600_000 * jitter) + extra_ns // 2)
                 profiler.record_elapsed("AllReduce", 900_000 - extra_ns // 2)
 """
-# Without pauses. A look of one second has few slices, and one pause among them would leave it undecided.
+# This rank makes no pauses. A look of one second has few slices, and one pause among them would leave it undecided.
 WITHOUT_PAUSES = RANK.replace("50_000_000 if", "0 if")
 assert WITHOUT_PAUSES != RANK
 STEPS = 10  # steps at a time

@@ -194,7 +194,7 @@ def test_f107_eight_threads_record_at_once_and_lose_nothing(profiler: BrickProfi
 
 def test_f108_a_timer_is_no_larger_than_32_bytes(profiler: BrickProfiler) -> None:
     timer = profiler.start_brick(BrickId.RMS_NORM)
-    # Without the header of every Python object.
+    # The header that every Python object has is not counted.
     assert timer.__sizeof__() - object().__sizeof__() <= 32
 
 

@@ -208,8 +208,8 @@ def held_against(view: SourceView, ended: list[Made]) -> None:
         is_counted = phase.tokens > 0 and all(isinstance(step.tokens, int) for step in steps)
         in_steps = pytest.approx(1e9 * phase.tokens / union) if is_counted and union else None
         assert phase.tokens_per_sec_in_steps == in_steps
-        # Without a plain step of this name, there may be steps without a record. Steps inside a plain step have none
-        # either.
+        # If no plain step of this name was recorded, other steps may have left no record. The same holds for steps
+        # inside a plain step.
         is_inside = any(step.name == phase.phase and step.outer is not None for step in there)
         assert phase.is_sample == (len(recorded) == len(steps) or is_inside)
         is_known = not phase.is_sample and is_counted and wall

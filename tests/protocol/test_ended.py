@@ -277,7 +277,7 @@ def test_a_starting_host_looks_at_few_of_many_files_and_removes_fewer(
 
 def test_a_host_that_starts_where_many_ended_leaves_the_bound(runtime: Path) -> None:
     for number in range(ended_module.MAX_ENDED + 5):
-        leave(runtime, number, age_s=number / 100)  # all ages are below the uptime of the machine
+        leave(runtime, number, age_s=number / 100)  # all these ages are shorter than the uptime of the machine
     with host():
         pass
     left = [path for path in runtime.glob("*.ring") if int(path.stem.split("-")[0]) >= DEAD]

@@ -92,7 +92,7 @@ def test_a_script_that_does_not_say_what_runs_it_is_run_by_a_shell(tmp_path: Pat
 
 
 def test_the_environment_is_the_one_given_and_what_is_said_of_ours() -> None:
-    """This holds if Python sets LC_CTYPE by itself, and for entries that os.environ cannot hold."""
+    """Python may set LC_CTYPE by itself, and the environment may have entries that os.environ cannot hold."""
     for variables in ([b"A=1"], [b"A=1", b"LC_CTYPE=C.UTF-8"], [b"A=1", b"A=2", b"=x=1", b"no more"]):
         variables.append(b"TMPDIR=" + os.fsencode(tempfile.gettempdir()))
         read, write = os.pipe()

@@ -133,7 +133,7 @@ def test_what_is_compared_counts_calls_a_step_only_where_they_vary() -> None:
 
 
 def test_a_place_called_in_bursts_has_a_larger_error_than_its_neighbours() -> None:
-    """Both run in half of the steps. One of them runs in groups of 24 steps."""
+    """Both places run in half of the steps. One of them runs in groups of 24 steps."""
     rng = np.random.default_rng(2)
     bursts = np.repeat(rng.permutation(np.arange(10) % 2), 6) * 4.0
     others = drawn(4, *[0.5] * 9)

@@ -370,9 +370,9 @@ def test_a_change_must_move_the_median_call_and_in_the_same_direction() -> None:
 
 
 def test_what_all_places_share_is_no_part_of_a_change_beside_them() -> None:
-    """All places take 1.06 times as long and one takes 1.166 times.
+    """All places take 1.06 times as long and one place takes 1.166 times.
 
-    Its own change is known to 1 %, its total only to 6 %.
+    Relative to the others, this change is known to 1 %. Without the others, it is known to 6 %.
     """
     before = Figure(100.0, 4.0, 60, own_error=0.5)
     now = replace(before, mean=116.6)

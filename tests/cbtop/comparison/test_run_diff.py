@@ -127,7 +127,10 @@ def test_calls_and_typical_times_are_compared_at_one_length_too() -> None:
 
 
 def test_what_lies_between_bricks_is_judged_by_calls_at_one_length_too() -> None:
-    """Its median call is computed from the step, and the step is longer if more is cached."""
+    """The median time between bricks is computed from the median step.
+
+    A step is longer if more positions are cached.
+    """
     base, later = (made_run(at, STEADY, 400, cached_from=200 * at, us_a_position=0.2) for at in (0, 1))
     (part,) = diff(base, later).parts
     between = [one for one in part.places if one.name.startswith("between bricks")]

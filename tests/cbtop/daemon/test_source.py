@@ -408,7 +408,7 @@ def test_announcements_over_the_limit_are_counted_and_shown_and_harm_nothing(
         profiler.announce(CheckResult(f"brick {number}", "finite", True, None, None))
         profiler.announce(Ceiling(f"roof {number}", "bandwidth", 1.0, "GB/s", Provenance.MEASURED))
         profiler.announce(Dependency(1, number))
-    profiler.announce(CheckResult("brick 3", "finite", False, None, None))  # an existing one can still be replaced
+    profiler.announce(CheckResult("brick 3", "finite", False, None, None))  # an existing result can still be replaced
     source = source_of(runtime)
     record = record_of(source)
     state = source.state_message()

@@ -481,7 +481,7 @@ def test_copies_of_graphs_the_host_still_has_are_freed_at_interpreter_exit(
     ends()
     assert list(world.executables) == [graph.executable]
     assert not world.graphs
-    # all but the first, which counts its random numbers
+    # the first replay is missing, because it counts random numbers
     assert len(steps_in(memory)) + len(plain_steps_in(memory)) == 5
     replayed = world.replayed
     replay(world, graph, 2)
@@ -925,7 +925,7 @@ def test_graphs_too_short_to_time_are_measured_less_then_not_and_reported(
 def test_steps_are_named_a_sample_if_only_recorded_replays_are_counted(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise, their count and rate would be taken for those of all replays."""
+    """A viewer would otherwise take the count and rate of recorded replays for those of all replays."""
     monkeypatch.setattr(captured_graph.clock, "perf_counter_ns", world.now_ns)
     memory = Memory()
     profiler = GovernedProfiler(1.0, recorder=memory)
