@@ -220,7 +220,7 @@ def test_shares_are_of_the_time_in_bricks_that_both_time() -> None:
                 brick("QkvProjection", "Attention", qkv),
                 brick("AttentionBlock", "Attention", 10),
                 brick("LayerNorm", "Norm", 90 - qkv),
-                brick("FeedForwardBlock", "FFN", 900),  # not in the snapshot of cbtop
+                brick("FeedForwardBlock", "FFN", 900),  # the snapshot of cbtop lacks this brick
             ],
         }
         for qkv in (42, 48)

@@ -139,7 +139,8 @@ def test_while_a_thread_uses_a_decoder_no_other_one_can(model: Model, decoder_fo
 def test_what_runs_inside_a_pass_cannot_use_its_decoder(model: Model, decoder_for: MakeDecoder) -> None:
     """A signal handler or an observer could call the decoder.
 
-    Without an error, a token inside a prompt moved the rest of the prompt beyond the cache, and the result changed.
+    Before such calls were errors, a token inside a prompt moved the rest of the prompt beyond the cache. The result
+    was then another token.
     """
     decoder = decoder_for(model, 1)
     expected = decoder.prefill(PROMPT)

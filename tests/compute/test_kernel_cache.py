@@ -130,7 +130,7 @@ def test_a_group_of_others_may_not_write_to_it(tmp_path: Path, monkeypatch: pyte
     group = directory.stat().st_gid
     is_own = group == os.getegid() == os.geteuid()
     assert use_directory(tmp_path, OURS) == (directory if is_own else None)
-    for name in ("getegid", "geteuid"):  # a group whose id differs from its user's has other members
+    for name in ("getegid", "geteuid"):  # a group with another id than the user may have other members
         with monkeypatch.context() as patch:
             patch.setattr(os, name, lambda: group + 1)
             assert use_directory(tmp_path, OURS) is None

@@ -155,7 +155,7 @@ def stale_rings_of_the_dead(scene: Scene) -> None:
         for path in (hidden, hidden.with_suffix(".catalog")):
             os.utime(path, (1, 1))
     (ring,) = scene.directory.glob(f"{scene.host.pid}-*.ring")
-    os.utime(ring, (1, 1))  # the ring of the host looks as old, and is still shown
+    os.utime(ring, (1, 1))  # the ring of the host gets the same old time, and is still shown
     fresh = forge(scene.directory, f"{DEAD_PID}-1-1")
     with Feed() as feed:
         eventually(lambda: state_of(feed, fresh.stem) == "gone")

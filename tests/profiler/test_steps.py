@@ -704,4 +704,4 @@ def test_of_steps_past_the_bound_on_nodes_nothing_is_remembered(monkeypatch: pyt
             step.wait()
         step.record_known_parts(alike, [10], [20], [1])
     assert len(recorder.records) == 6
-    assert len(alike._known) == 1  # the step that has a node
+    assert len(alike._known) == 1  # only the step that has a node is stored

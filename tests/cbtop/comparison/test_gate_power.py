@@ -83,7 +83,7 @@ def test_the_gate_says_how_much_slower_than_others_a_brick_is_on_clock_drift() -
 
 
 def test_a_gate_says_how_small_a_change_it_finds() -> None:
-    """The size grows with more variation and with fewer records.
+    """The smallest change that can be found grows with more variation and with fewer records.
 
     A drifting clock adds nothing because it affects all bricks alike.
     """

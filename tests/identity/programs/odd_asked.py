@@ -11,7 +11,7 @@ from torch import nn
 
 
 class NoisyLinear(nn.Module):
-    """Its weight is a property that draws noise (Fortunato et al., Noisy Networks for Exploration)."""
+    """A layer whose weight is a property that draws noise (Fortunato et al., Noisy Networks for Exploration)."""
 
     num_embeddings = property(lambda self: print("num_embeddings was read"))
 
