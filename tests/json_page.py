@@ -29,7 +29,7 @@ NAMES = {
 
 
 def generated(page: str) -> str:
-    """Return the text of a page with its generated parts made anew. Raises KeyError for an unknown part."""
+    """Return the page with its generated parts written anew. Raises KeyError for an unknown part."""
 
     def made(part: re.Match[str]) -> str:
         name = part[1]
@@ -50,7 +50,7 @@ def _row(statistic: Statistic) -> str:
 
 
 def _origins() -> str:
-    """Return the keys of a source that are in no table of statistics and neither counted nor measured."""
+    """Return the keys of a source by origin, for keys that no table of statistics contains."""
     items = [
         f"- {origin.value}: {', '.join(f'`{key}`' for key in keys)}" for origin, keys in OTHER_ORIGINS.items() if keys
     ]

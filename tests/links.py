@@ -1,4 +1,4 @@
-"""Check the links of the pages: each relative one leads to a file, and to a heading of it. `make lint` runs this.
+"""Check the relative links of the pages: their file and heading must exist. `make lint` runs this.
 
     python -m tests.links   print each broken link; exit code 1 if there is one
 
@@ -34,7 +34,7 @@ def anchors(page: Path) -> set[str]:
 
 
 def broken_links(page: Path) -> Iterator[str]:
-    """Yield each relative link of a page that leads to no file, or to no heading."""
+    """Yield each relative link of a page whose file or heading does not exist."""
     for link in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"`[^`\n]*`", "", prose(page))):
         if "://" in link or link.startswith("mailto:"):
             continue
@@ -47,7 +47,7 @@ def broken_links(page: Path) -> Iterator[str]:
 
 
 def main() -> int:
-    """Print the broken links of all pages, and return the exit code."""
+    """Print the broken links of all pages. Returns the exit code."""
     broken = [f"{page.relative_to(ROOT)}: {link}" for page in PAGES for link in broken_links(page)]
     sys.stdout.writelines(f"{line}\n" for line in broken or [f"{len(PAGES)} pages: every link leads somewhere"])
     return 1 if broken else 0

@@ -1,14 +1,14 @@
-"""`make mutants`: small faults planted in the modules that must not lie, each to be found by that module's tests.
+"""`make mutants`: plant small faults in important modules. The tests of each module must find its faults.
 
     python -m tests.mutants [MODULE …] [--each N] [--seed N] [--seconds N] [--jobs N]
 
-A mutant is a module with one comparison, operator, number or condition changed. It is made in memory, where the
-module is imported in a process of its own: no file is touched. Of each module some are drawn by the seed; what nobody
-noticed is listed, with its line. Exits with 1 where fewer than four of five were found, of any module.
+A mutant is a module with one comparison, operator, number or condition changed. It is created in memory when a new
+process imports the module, so no file changes. The seed draws some mutants of each module. Those not found are listed
+with their lines. Exits with 1 if fewer than four of five were found in any module.
 """
 
-# By hand: mutmut copies a tree whose packages are links here, and cosmic-ray writes each mutant into the working
-# tree, and starts Python and pytest anew for it.
+# This is our own tool, because mutmut copies a tree in which packages are links here. cosmic-ray writes each mutant
+# into the working tree and starts Python and pytest for each one.
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from types import CodeType, ModuleType
 
 ROOT = Path(__file__).parents[1]
 WANTED = 0.80
-# The tests of each module, the quickest first: the first that fails has found the mutant.
+# The tests of each module, the fastest first. The first failure counts as finding the mutant.
 MODULES: dict[str, tuple[str, ...]] = {
     "cbtop.protocol.ring": (
         "tests/protocol/test_ring.py",
@@ -189,17 +189,17 @@ MODULES: dict[str, tuple[str, ...]] = {
     "cbtop.comparison.structure": ("tests/cbtop/comparison/test_structure.py",),
     "cbtop.tuning.paired": ("tests/cbtop/tuning/test_paired.py",),
 }
-# What was loaded before the fork has no assertions to be rewritten.
+# pytest cannot rewrite the assertions of modules that were loaded before the fork.
 OPTIONS = (
     "-x", "-q", "-n", "0", "-p", "no:cacheprovider", "--hypothesis-seed=1",
     "-W", "ignore::pytest.PytestAssertRewriteWarning",
 )  # fmt: skip
-# What every fork would load for itself; nothing of ours, for that is to meet the mutant.
+# Modules that every fork would load again. Modules of cbtop are not here, because they must load the mutant.
 LOADED = (
     "hypothesis", "jinja2", "msgpack", "numpy", "pytest", "pytest_asyncio", "syrupy", "textual.app", "trio", "yaml",
     "zmq",
 )  # fmt: skip
-GRACE_S = 20.0  # beyond PATIENCE times what the tests take of the module as it is
+GRACE_S = 20.0  # added to PATIENCE times the duration of the tests without a mutant
 PATIENCE = 4
 POLL_S = 0.02
 
@@ -215,7 +215,7 @@ OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """A change of one node: the `place`-th that `ast.walk` comes to, its `part`-th operand where it has several."""
+    """A change of one node: number `place` in the order of `ast.walk`, and operand `part` if it has several."""
 
     module: str
     place: int
@@ -225,7 +225,7 @@ class Mutant:
 
 
 def mutants(module: str, tree: ast.Module) -> list[Mutant]:
-    """All that can be made of a module: not of annotations, decorators, or what an error says."""
+    """Return all mutants of a module. Annotations, decorators and error messages are not changed."""
     left_out: set[int] = set()
     for node in ast.walk(tree):
         hidden: list[ast.AST | None] = []
@@ -235,7 +235,7 @@ def mutants(module: str, tree: ast.Module) -> list[Mutant]:
             hidden = [node.annotation]
         elif isinstance(node, ast.FunctionDef):
             hidden = [*node.decorator_list, node.returns]
-        elif isinstance(node, ast.keyword) and node.arg == "strict":  # of zip: nothing here is of several lengths
+        elif isinstance(node, ast.keyword) and node.arg == "strict":  # zip's arguments have equal lengths here
             hidden = [node]
         elif isinstance(node, ast.ClassDef):
             hidden = [*node.decorator_list]
@@ -282,7 +282,7 @@ def _changes(node: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def _is_text(node: ast.BinOp) -> bool:
-    """Whether it joins or formats text, where numbers have no part."""
+    """Return whether the operation joins or formats text."""
     return any(
         isinstance(side, ast.JoinedStr) or (isinstance(side, ast.Constant) and isinstance(side.value, str | bytes))
         for side in (node.left, node.right)
@@ -290,7 +290,7 @@ def _is_text(node: ast.BinOp) -> bool:
 
 
 def mutated(tree: ast.Module, mutant: Mutant) -> ast.Module:
-    """A copy of `tree` with the change."""
+    """Return a copy of `tree` with the change."""
     tree = copy.deepcopy(tree)
     node = next(node for place, node in enumerate(ast.walk(tree)) if place == mutant.place)
     new: ast.AST | None = None
@@ -339,7 +339,7 @@ class _Loader(SourceFileLoader):
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds one module, in another version."""
+    """An import finder for one module with different code."""
 
     def __init__(self, name: str, path: Path, code: CodeType) -> None:
         self._name, self._path, self._code = name, path, code
@@ -356,7 +356,10 @@ def file_of(module: str) -> Path:
 
 
 def is_found(code: CodeType | None, module: str, tests: Sequence[str]) -> int:
-    """Begin the tests of a module, with it as `code` (None: as it is), in a fork: its process id."""
+    """Run the tests of a module in a fork and return its process id.
+
+    `code` replaces the code of the module. None leaves it unchanged.
+    """
     pid = os.fork()
     if pid:
         return pid
@@ -375,7 +378,7 @@ def is_found(code: CodeType | None, module: str, tests: Sequence[str]) -> int:
 
 
 def ended(pid: int, deadline_s: float) -> bool | None:
-    """Whether the tests passed; None while they run. What runs beyond its deadline has failed."""
+    """Return whether the tests passed, or None while they run. Tests beyond the deadline count as failed."""
     done, status = os.waitpid(pid, os.WNOHANG)
     if done:
         return os.waitstatus_to_exitcode(status) == 0
@@ -388,14 +391,14 @@ def ended(pid: int, deadline_s: float) -> bool | None:
 
 @dataclass
 class Tally:
-    """Of one module: what was tried, and what nobody found."""
+    """Results of one module: the number of mutants tried, and those not found."""
 
     tried: int
     survived: list[Mutant]
 
 
 def run(modules: Sequence[str], each: int, seed: int, seconds: float, jobs: int) -> dict[str, Tally]:
-    """Try the mutants that are drawn, a turn of each module, until all are or the time is over."""
+    """Try the drawn mutants, one of each module in turn, until all are tried or the time is over."""
     begun_s = time.monotonic()
     trees = {module: ast.parse(file_of(module).read_text(encoding="utf-8")) for module in modules}
     patience_s = {}
@@ -452,7 +455,7 @@ def main() -> int:
         parser.error(f"{', '.join(unknown)}: there are {', '.join(MODULES)}")
     for name in LOADED:
         importlib.import_module(name)
-    with tempfile.TemporaryDirectory(prefix="cbm-") as directory:  # short: sockets lie below it
+    with tempfile.TemporaryDirectory(prefix="cbm-") as directory:  # a short name, because of socket paths below it
         os.environ["TMPDIR"] = directory
         tempfile.tempdir = None
         os.chdir(ROOT)

@@ -1,4 +1,4 @@
-"""Which rows of a table of parameters the default run has."""
+"""Selects rows of a table of parameters for the default run."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import pytest
 
 
 def each_value_once(rows: Iterable[Sequence[Any]]) -> list[Any]:
-    """The rows for `parametrize`: by default as few as hold every value of every column, with `slow` all.
+    """Return the rows for `parametrize`. Only a few run by default, the others are slow.
 
-    Taken is, each time, the first row that holds the most values that no row taken so far does. Values of a column
-    are the same where their `repr` is.
+    The selected rows contain every value of every column. Each time, the first row with the most missing values is
+    selected. Values of a column are equal if their `repr` is equal.
     """
     table = [tuple(row) for row in rows]
     wanted = [{(column, repr(value)) for column, value in enumerate(row)} for row in table]

@@ -1,4 +1,4 @@
-"""docs/json.md and docs/json-parts.md have what the table of statistics says, and every key of the reports."""
+"""docs/json.md and docs/json-parts.md agree with the table of statistics, and contain every key of the reports."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from cbtop.viewmodels.training import TrainingBrick, TrainingPartRow, TrainingVi
 from tests.cbtop import made_machines, samples, seen_timelines
 from tests.json_page import PAGES, PARTS, generated, main
 
-# Below these keys, names of bricks, figures or kinds of time are keys.
+# The keys inside these are names of bricks, figures or kinds of time.
 NAMES_INSIDE = {"unknown", "provenance", "totals", "numbers", "parts_ns"}
 
 
@@ -56,7 +56,7 @@ def test_a_changed_part_is_written_anew_and_the_rest_is_left_alone() -> None:
 
 
 def rich_views() -> list[SourceView]:
-    """Views that together have every part of a report."""
+    """Return views that together have every part of a report."""
     books = samples.LIVE.books
     assert books is not None
     copies = BesideView(1, 2.0, (NamedTime("copy", 2.0),))
@@ -88,7 +88,7 @@ def rich_views() -> list[SourceView]:
         critical_path=CriticalPathView(1_000.0, 2, 3),
         kernels=(BrickKernels("DownProjection", "", 10, (kernel,)),),
         graph=(replace(node, transfer=copied, burst=KernelTimes(node.id, 3, 3, 2.0, 0.1, 1, 3)), *nodes),
-        # Half of the time is in no brick.
+        # Half of the time is outside bricks.
         books=replace(
             books, unattributed_us=books.wall_us / 2, adopted=copies, exceeded=(NamedTime("Layer 1", 2.0),)
         ),
@@ -106,7 +106,7 @@ def rich_views() -> list[SourceView]:
 
 
 def reports() -> Iterator[Any]:
-    """Every JSON report of the rich views."""
+    """Yield every JSON report of the rich views."""
     replay = ReplayView("run.cbtop", "host", 1.0, 2.0, 3.0, is_complete=True)
     for view in rich_views():
         yield json.loads(REPORTS["json"]([view], [], replay))
@@ -115,7 +115,7 @@ def reports() -> Iterator[Any]:
 
 
 def places_of(value: Any, at: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Each key with the keys above it, and its value."""
+    """Yield each path of keys with its value."""
     for item in value if isinstance(value, list) else [value]:
         if isinstance(item, dict):
             for key, inner in item.items():
@@ -132,7 +132,7 @@ def test_the_pages_name_every_key_of_every_report() -> None:
 
 
 def test_no_part_of_a_report_is_empty_in_all_rich_views() -> None:
-    """Otherwise the test above would not see the keys inside."""
+    """The test above cannot see keys inside an empty part."""
     filled: dict[tuple[str, ...], bool] = {}
     for report in reports():
         for place, value in places_of(report):

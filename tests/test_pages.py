@@ -1,4 +1,4 @@
-"""README.md, docs/ and the other pages: each is named, pages and tables stay readable."""
+"""README.md, docs/ and the other pages are listed, and their sizes and tables are readable."""
 
 from __future__ import annotations
 

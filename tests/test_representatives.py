@@ -1,4 +1,4 @@
-"""What the default run has of a table of parameters."""
+"""Tests of the rows that a default run selects."""
 
 from __future__ import annotations
 

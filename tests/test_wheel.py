@@ -20,7 +20,7 @@ def test_a_file_that_the_wheel_lacks_is_found(tmp_path: Path) -> None:
 
 
 def test_data_files_are_in_folders_of_packages() -> None:
-    """A folder without `__init__.py` looks like a package to setuptools, which warns that it is not listed."""
+    """A folder without `__init__.py` looks like an unlisted package to setuptools, which then warns."""
     tools = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
     assert set(tools["package-data"]) <= set(tools["packages"])
     assert [pattern for patterns in tools["package-data"].values() for pattern in patterns if "/" in pattern] == []

@@ -1,4 +1,4 @@
-"""The count of phrases that are hard to read."""
+"""Tests of the count of phrases that are hard to read."""
 
 from __future__ import annotations
 

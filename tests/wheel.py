@@ -45,7 +45,7 @@ for _ in range(100):
 
 
 def built(directory: Path) -> Path:
-    """Build both distributions into `directory`, and return the wheel."""
+    """Build both distributions into `directory`. Returns the wheel."""
     for old in directory.glob("cbtop-*"):
         old.unlink()
     subprocess.run([sys.executable, "-m", "build", "--outdir", str(directory), str(ROOT)], check=True)
@@ -54,7 +54,7 @@ def built(directory: Path) -> Path:
 
 
 def source_files() -> Iterator[str]:
-    """Yield the names in a wheel of the files that the packages need: Python code, types and data."""
+    """Yield the files that a wheel must contain: Python code, types and data, by their names in the wheel."""
     tools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
     for package in tools["packages"]:
         folder = ROOT / package.replace(".", "/")
@@ -70,7 +70,7 @@ def missing(wheel: Path) -> list[str]:
 
 
 def installed(wheel: Path, directory: Path) -> Path:
-    """Install the wheel into a new environment in `directory`, and return its folder of commands."""
+    """Install the wheel into a new environment in `directory`. Returns its folder of commands."""
     venv.create(directory / "venv", with_pip=True, symlinks=True)
     commands = directory / "venv" / "bin"
     pip = [str(commands / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
@@ -85,7 +85,7 @@ def installed(wheel: Path, directory: Path) -> Path:
 
 
 def trials(commands: Path) -> Iterator[tuple[list[str], str]]:
-    """Yield commands of the installation, and a text that each must print."""
+    """Yield commands of the installation with a text that each must print."""
     cbtop, python = str(commands / "cbtop"), str(commands / "python")
     yield [cbtop, "--version"], f"cbtop {__version__}"
     yield [python, "-m", "cbtop", "--help"], "commands (cbtop COMMAND --help)"
@@ -97,7 +97,7 @@ def trials(commands: Path) -> Iterator[tuple[list[str], str]]:
 
 
 def failure(command: Sequence[str], expected: str, directory: Path) -> str:
-    """Run the command in `directory`; return what is wrong with its result, or ""."""
+    """Run the command in `directory`. Returns what is wrong with its result, or ""."""
     variables = {"CBTOP_RUNTIME_DIR": str(directory / "runtime"), "XDG_CACHE_HOME": str(ROOT / ".pytest_cache/home")}
     done = subprocess.run(
         command, cwd=directory, capture_output=True, text=True, check=False,
@@ -110,7 +110,7 @@ def failure(command: Sequence[str], expected: str, directory: Path) -> str:
 
 
 def main() -> int:
-    """Build, install and try the wheel; return the exit code."""
+    """Build, install and try the wheel. Returns the exit code."""
     wheel = built(ROOT / "dist")
     failures = [f"not in the wheel: {name}" for name in missing(wheel)]
     with tempfile.TemporaryDirectory(prefix="cbtop-wheel-") as folder:

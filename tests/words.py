@@ -16,7 +16,7 @@ import tokenize
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-# Phrases in 1,000 words. Whoever lowers a count lowers its limit.
+# Phrases per 1,000 words. Lower a limit when its count falls.
 LIMITS = {
     ("cbtop", "compute", "profiler", "protocol"): 2.3,
     ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs"): 2.3,
@@ -25,7 +25,8 @@ PHRASES = tuple(
     re.compile(pattern, re.MULTILINE)
     for pattern in (
         r"(?:^|[.:;] )Of [^.:;]{3,80}",  # a sentence that begins with its last part
-        r"(?:^|[.:;] )(?:What|Who|Whose|Whoever|Which|How) (?!is |are |was |were |to )[^.?;]{3,}",  # a clause
+        # a clause as subject
+        r"(?:^|[.:;] )(?:What|Who|Whose|Whoever|Which|How) (?!is |are |was |were |to )[^.?;]{3,}",
         r"\b(?:(?:of|by|in|with|for|to|from) which|of whom|whose|that of|those of)\b",
         r"\b(?:is|are|was|were|be|been) (?:said|told|asked|wanted|meant|held against)\b",
         r"\b(?:is|are|was|were) (?:no|none)\b",

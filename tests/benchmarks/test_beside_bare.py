@@ -1,4 +1,4 @@
-"""Variants of a step beside the bare step: what is in a ratio, and what is not."""
+"""Tests of the benchmark that compares variants of a step with the bare step."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from benchmarks.beside_bare import Variant, median_of, run_beside_bare, run_besi
 
 
 class World:
-    """A step whose time depends on what is switched on; a clock that only steps move."""
+    """A fake clock and a step. Only steps move the clock. The duration of a step depends on the active variant."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.cpu_ns = 0
         self.step_ns = 1000
-        self.is_first = False  # since a switch
+        self.is_first = False  # True for the first step after a switch
         monkeypatch.setattr("time.thread_time_ns", lambda: self.cpu_ns)
 
     def step(self) -> None:
@@ -29,7 +29,7 @@ class World:
             return end
 
         def end() -> None:
-            self.cpu_ns += 1_000_000  # no step of anybody's
+            self.cpu_ns += 1_000_000  # CPU time outside steps
 
         return begin
 
@@ -51,7 +51,7 @@ def test_a_ratio_is_that_of_steps_that_have_settled_and_of_no_switch(world: Worl
 
 def test_what_a_recorded_step_adds_is_its_own_and_what_those_after_it_pay(world: World) -> None:
     told: list[bool] = []
-    pays = {0: 3000, 1: 1500}  # how many steps after the recorded one
+    pays = {0: 3000, 1: 1500}  # duration of a step in ns, by its distance from the recorded step
 
     def tell(is_recorded: bool) -> None:
         told.append(is_recorded)
@@ -61,7 +61,7 @@ def test_what_a_recorded_step_adds_is_its_own_and_what_those_after_it_pay(world:
     found = run_beside_plain(world.step, tell, seconds=0)
     assert found.ratios == [pytest.approx(2.5)]
     assert told.count(True) == 1
-    assert told[-1] is False  # steps after it are plain again
+    assert told[-1] is False  # later steps are not recorded
 
 
 def test_the_median_is_inside_its_interval_also_if_several_are_combined() -> None:

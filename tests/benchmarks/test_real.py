@@ -1,4 +1,4 @@
-"""The benchmark of real programs: each runs, and its figures are compared and written as they should be."""
+"""The benchmark of real programs: each program runs, and its figures are compared and written correctly."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_programs_run_only_in_their_turns() -> None:
 
 def test_the_overhead_is_that_of_turns_between_bare_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[bool, float]] = []
-    bare_ms = [10.0, 11.0, 12.0]  # the machine becomes slower
+    bare_ms = [10.0, 11.0, 12.0]  # the bare step becomes slower during the run
 
     class Fake:
         def __init__(self, program: Program, before: list[str]) -> None:
@@ -107,7 +107,7 @@ def test_the_overhead_is_that_of_turns_between_bare_ones(monkeypatch: pytest.Mon
         def step_ms(self, seconds: float) -> turns.StepMs:
             asked.append((self._is_bare, seconds))
             if seconds not in (turns.BARE_SECONDS, turns.WATCHED_SECONDS):
-                return turns.StepMs(99, 99)  # not counted
+                return turns.StepMs(99, 99)  # a warm-up turn, which is not counted
             index = asked.count((True, turns.BARE_SECONDS)) - 1
             wall = bare_ms[index] if self._is_bare else 1.1 * (bare_ms[index] + 0.5)
             return turns.StepMs(wall, wall / 2)
@@ -168,7 +168,7 @@ EAGER = [
     launch(1, 12),
     launch(2, 40),
     launch(3, 60),
-    launch(4, 200),  # outside of any call
+    launch(4, 200),  # after all annotations have ended
     kernel(1, 300, 5, "norm"),
     kernel(2, 310, 20, "gemm"),
     kernel(3, 340, 2, "copy"),
@@ -210,7 +210,7 @@ def test_shares_are_of_the_time_in_bricks_that_both_time() -> None:
             brick("RopeEmbedding", "Attention", 10),
             brick("LayerNorm", "Norm", 38),
             brick("Embedding", "Other", 2),
-            brick("Sampling", "Other", 500),  # no module
+            brick("Sampling", "Other", 500),  # neither brick is a module
         ],
     }
     kinds = [
@@ -220,7 +220,7 @@ def test_shares_are_of_the_time_in_bricks_that_both_time() -> None:
                 brick("QkvProjection", "Attention", qkv),
                 brick("AttentionBlock", "Attention", 10),
                 brick("LayerNorm", "Norm", 90 - qkv),
-                brick("FeedForwardBlock", "FFN", 900),  # cbtop shows no such brick
+                brick("FeedForwardBlock", "FFN", 900),  # the snapshot of cbtop lacks this brick
             ],
         }
         for qkv in (42, 48)

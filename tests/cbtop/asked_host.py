@@ -1,4 +1,4 @@
-"""A stand-in for a process that is asked for its kernels: a real ring, and a thread that answers as steps would."""
+"""A stand-in for a process that records its kernels on request. A thread answers the requests."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ NORM = KernelDefinition(
 
 
 class Host:
-    """A process that answers: its recorder, and a thread that looks at what it is asked as its steps would."""
+    """A process with a recorder, and a thread that checks for requests as a step of a real program would."""
 
     def __init__(self, directory: Path, answer: Callable[[Host, Request], None]) -> None:
         self._directory = directory
@@ -80,7 +80,7 @@ class Host:
                 self._answer(self, request)
 
     def wait_for(self, event: threading.Event) -> None:
-        """Until it is set, or the test is over."""
+        """Wait until `event` is set or the test is over."""
         while not (event.wait(0.01) or self._is_over.is_set()):
             pass
 
@@ -88,7 +88,7 @@ class Host:
         self.recorder.answer(Answer(number, state, steps).word())
 
     def kernels(self, number: int, steps: int, lost: int = 0) -> None:
-        """Say what a burst would."""
+        """Report `steps` steps of kernels, as a burst of kernel recording does."""
         root = self.profiler._path.position.scope
         found = []
         for layer in range(2):

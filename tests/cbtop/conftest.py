@@ -1,4 +1,4 @@
-"""A feed under the test's control, and what a screen says as plain text."""
+"""Fixtures: a feed under the control of the test, and the screen as plain text."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ GOLDENS = Path(__file__).parent / "tui" / "views" / "goldens"
 
 @pytest.fixture(autouse=True, scope="session")
 def _rules_are_parsed_once() -> Iterator[None]:
-    """Each app parses the rules of fifty widgets as it begins: a fifth of what a test of a screen takes."""
+    """Cache the parsed style rules, because parsing them for each app takes 20 % of a screen test."""
     parse, parsed = Stylesheet._parse_rules, dict[tuple[object, ...], list[RuleSet]]()
 
     def of_text(self: Stylesheet, *text: Any, **of: Any) -> list[RuleSet]:
@@ -45,7 +45,7 @@ def _rules_are_parsed_once() -> Iterator[None]:
 
 
 async def _until_nothing_is_left(min_sleep: float = 0.0, max_sleep: float = 1.0) -> None:
-    """Until every message was taken and what it changed is drawn; where that never ends, for `max_sleep` seconds."""
+    """Wait until all messages are processed and drawn. Give up after `max_sleep` seconds."""
     loop, app, ends_s = asyncio.get_running_loop(), active_app.get(), time.monotonic() + max_sleep
     while time.monotonic() < ends_s:
         await asyncio.sleep(0)
@@ -60,15 +60,18 @@ async def _until_nothing_is_left(min_sleep: float = 0.0, max_sleep: float = 1.0)
             screen._dirty_widgets or screen._layout_required or screen._scroll_required or screen._repaint_required
             or screen._recompose_required or screen._callbacks
         ):  # fmt: skip
-            screen._on_timer_update()  # it comes 120 times a second
+            screen._on_timer_update()  # Textual calls this 120 times a second
         else:
             return
 
 
 @pytest.fixture(autouse=True, scope="session")
 def _keys_wait_for_no_clock() -> Iterator[None]:
-    """Textual sleeps two or three times 20 ms a key, until the process used little of it: that was two thirds of the
-    time that a test of a screen took, and is too little on a busy machine."""
+    """Replace the waits of Textual after a key by waits for events.
+
+    Textual sleeps two or three times 20 ms per key until the process is idle. This took two thirds of the time of a
+    screen test, and is too short on a busy machine.
+    """
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("textual.app.wait_for_idle", _until_nothing_is_left)
         patched.setattr("textual.pilot.wait_for_idle", _until_nothing_is_left)
@@ -76,7 +79,7 @@ def _keys_wait_for_no_clock() -> Iterator[None]:
 
 
 class ScriptedFeed:
-    """Shows what the test puts into `sources_seen`, and counts what is asked of it."""
+    """A feed that returns the views in `seen` and counts its calls."""
 
     def __init__(self, *seen: SourceView) -> None:
         self.seen = list(seen)
@@ -85,7 +88,7 @@ class ScriptedFeed:
         self.refused = ""
         self.is_complete = True
         self.end: FeedEnd | None = None
-        self.baseline: Comparison | None = None  # what marking one gives; None: there is too little
+        self.baseline: Comparison | None = None  # the result of marking a baseline; None: there is too little data
         self.baselines: Sequence[Snapshot] = ()
         self.marked: list[str] = []
         self.time: TimeView | None = None
@@ -141,7 +144,7 @@ def feed() -> ScriptedFeed:
 
 
 class KnownCost:
-    """In place of what this process really costs."""
+    """Fixed numbers for the cost of this viewer."""
 
     cpu_percent, over_s, resident_bytes = 3.42, 10.0, 84_100_000
 
@@ -151,12 +154,12 @@ class KnownCost:
 
 @pytest.fixture
 def known_cost(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A viewer costs as much as is said here, so that what it shows can be agreed."""
+    """Set the cost of the viewer to the fixed numbers, because goldens show it."""
     monkeypatch.setattr("cbtop.feeds.feed.OwnCost", KnownCost)
 
 
 def screen_text(app: CbtopApp) -> str:
-    """What stands on the screen, without colours and without blanks at line ends."""
+    """Return the text of the screen without colours and trailing blanks."""
     strips = app.screen._compositor.render_strips()
     return "\n".join("".join(segment.text for segment in strip).rstrip() for strip in strips) + "\n"
 
@@ -177,7 +180,7 @@ def golden() -> Callable[[str, str], None]:
 
 @pytest.fixture
 def utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Times of day are shown as local ones."""
+    """Show local times in UTC."""
     with monkeypatch.context() as changed:
         changed.setenv("TZ", "UTC")
         time.tzset()

@@ -1,10 +1,10 @@
-"""What `h100.cbtop` is a recording of: a small server, which knows nothing of cbtop, on one NVIDIA H100.
+"""The program of the recording `h100.cbtop`: a small server without cbtop code on one NVIDIA H100.
 
     cbtop calibrate
     cbtop run --record h100.cbtop -- python tests/cbtop/h100.py
 
-A llama of transformers in bf16, 8 layers of 2048: prompts of 4 x 512 tokens run eagerly, then 48 tokens each are
-decoded by a captured graph.
+The model is a llama of transformers in bf16 with 8 layers of width 2048. Prompts of 4 x 512 tokens run eagerly. Then
+a captured graph decodes 48 tokens each.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""What `h100_own_kernels.cbtop` is a recording of: a 7B in Q4_K_M, random weights, by our own kernels on one H100.
+"""The program of the recording `h100_own_kernels.cbtop`: our own kernels run a random 7B in Q4_K_M on one H100.
 
     python tests/cbtop/h100_own_kernels.py &
     cbtop record -o h100_own_kernels.cbtop --duration 4
 
-Prompts of 512 tokens, then 300 tokens each by the captured graph; one step in 8 has the kernels stamp themselves.
+Each prompt has 512 tokens. Then the captured graph decodes 300 tokens. In one of 8 steps, kernels record
+their times.
 """
 
 from __future__ import annotations

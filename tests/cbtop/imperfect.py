@@ -1,11 +1,12 @@
-"""What `imperfect.cbtop` is a recording of: a process that has run for a while, and not all is well with it.
+"""The program of the recording `imperfect.cbtop`: a process that has run for a while and has several problems.
 
-    python tests/cbtop/imperfect.py 3 &          # a neighbour that ends
+    python tests/cbtop/imperfect.py 3 &          # another process, which ends
     python tests/cbtop/imperfect.py 75 &
     sleep 40; cbtop record -o tests/cbtop/imperfect.cbtop --duration 24
 
-Of one layer of twelve the weights are copied before each product; between steps it fetches a prompt, and rests;
-every hundredth step its sampling waits for something; in the middle of the recording it stands still in a brick.
+In one of twelve layers, NumPy copies the weights before each product. The process pauses after each token and reads
+a prompt before each answer. The sampling of every hundredth step waits. One brick stalls in the middle of the
+recording.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ square, up, down = (
     [random.standard_normal((WIDTH * inputs, WIDTH * outputs), np.float32) for _ in range(LAYERS)]
     for inputs, outputs in ((1, 1), (1, 3), (3, 1))
 )
-# Of one layer they are strided: NumPy copies them before each product.
+# The weights of this layer are strided, so NumPy copies them before each product.
 down[SLOW_LAYER] = np.repeat(down[SLOW_LAYER], 4, axis=1)[:, ::4]
 head = random.standard_normal((WIDTH, WIDTH * 8), np.float32)
 
 
 def product(brick: BrickId, weights: np.ndarray, times: int = 1) -> BrickDefinition:
-    """A product with `weights`, so many `times`; its elements are outputs."""
+    """Return the definition of a product with `weights` that runs `times` times. Its elements are outputs."""
     work = Work(0, 2 * weights.shape[0], times * weights.nbytes, 4)
     return BrickDefinition.of(brick, backend="numpy", work=work)
 

@@ -1,4 +1,4 @@
-"""Machines for the tests: one H100 as its driver really described it, and what is made from that."""
+"""Machines for the tests: a real H100 as its driver described it, and variants of it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cbtop.protocol.messages import DaemonHello, Heartbeat, HostHello, Message, 
 from cbtop.protocol.vocabulary import DeviceKind
 from cbtop.viewmodels.devices import MachineView, machine_view
 
-# Sampled by nvml.py and cpu.py beside a torch program on an H100 (driver 580.159.04); its uuid is made up.
+# Samples of nvml.py and cpu.py next to a torch program on an H100 (driver 580.159.04). The uuid is invented.
 RECORDED = Path(__file__).parent / "h100.json"
 HELLO = DaemonHello(2, 1, 1, "gpubox", "boot", "0.1.0", 0, 0)
 PID, START, NAMESPACE = 755, 10931, 4026531836
@@ -37,7 +37,7 @@ NO_DRIVER = replace(NVML, trouble="no NVIDIA driver is loaded here (NVML Shared 
 
 
 def source(pid: int = PID, start: int = START, namespace: int | None = NAMESPACE) -> SourceCatalog:
-    """The catalog of a profiled process with that pid."""
+    """Return the catalog of a profiled process with this pid."""
     hello = HostHello(
         2, 1, pid, start, "gpubox", "boot", "load.py", "3.12", "compiled", 1, 1, pid_namespace=namespace
     )
@@ -45,7 +45,7 @@ def source(pid: int = PID, start: int = START, namespace: int | None = NAMESPACE
 
 
 def store_of(*said: Message) -> Store:
-    """What a viewer knows that heard this, off the wire."""
+    """Return the store of a viewer that received these messages over the wire."""
     store = Store()
     for message in (HELLO, *said):
         decoded = codec.decode(codec.encode(message))
@@ -55,7 +55,7 @@ def store_of(*said: Message) -> Store:
 
 
 def series(sample: DeviceSample, busy: Sequence[float | None]) -> list[DeviceSample]:
-    """One sample a second, in each of which the first device is as busy as that; the last is `sample`."""
+    """Return one sample a second. `busy` has the utilisation of the first device; the last sample is `sample`."""
     first, *others = sample.devices
     return [
         replace(
@@ -68,7 +68,10 @@ def series(sample: DeviceSample, busy: Sequence[float | None]) -> list[DeviceSam
 
 
 def eight() -> DeviceSample:
-    """Eight of it: one without figures of utilisation, one held down by heat, one lost; a process on each."""
+    """Return a sample of eight GPUs with one process each.
+
+    One has no utilisation, one is throttled by heat, one is lost.
+    """
     gpus = [
         replace(
             GPU,
@@ -90,7 +93,7 @@ def eight() -> DeviceSample:
 
 
 def mig() -> DeviceSample:
-    """A GPU in two MIG devices, with what such say."""
+    """Return a sample of a GPU with two MIG devices and only the figures that MIG devices have."""
     unsaid = tuple(
         Unknown(name, "Not Supported")
         for name in (
@@ -115,14 +118,14 @@ def mig() -> DeviceSample:
 
 
 def machine(*said: Message, age_s: float = 0.6) -> MachineView:
-    """The machine as a viewer sees it, `age_s` after the newest sample."""
+    """Return the machine as a viewer shows it `age_s` after the newest sample."""
     now_ns = max(each.monotonic_ns for each in said if isinstance(each, DeviceSample))
     return machine_view(store_of(*said, Heartbeat(now_ns + round(age_s * 1e9), ())))
 
 
 _WAVES = [None, *(abs(at % 40 - 20) * 5.0 for at in range(100))]
 H100 = machine(source(), *series(NVML, _WAVES), *series(CPU, [3.0, 20.0, 60.0]))
-FIRST = machine(  # before there are means
+FIRST = machine(  # the first sample, which has no mean yet
     replace(NVML, devices=(replace(
         GPU, power_watts=None, unknown=(*GPU.unknown, Unknown("power_watts", "a mean needs two samples"))),)),
 )  # fmt: skip

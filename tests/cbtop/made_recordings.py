@@ -1,4 +1,4 @@
-"""Recordings of a process under a made-up clock: what was true at every second is known."""
+"""Recordings of a process with a fake clock, so the state at every second is known."""
 
 from __future__ import annotations
 
@@ -38,9 +38,10 @@ def made_recording(
     ended_s: int = 0,
     begins_s: int = 0,
 ) -> None:
-    """One decode step of 100 µs ends `each_s`, and is said at once; after t whole seconds there were 2t of them.
+    """Record a process in which a decode step of 100 µs ends every `each_s` and is published at once.
 
-    Where it `ends`, that is said for `ended_s` more. For `begins_s` at the beginning nobody is there.
+    With the default, 2t steps have ended after t seconds. If `ends`, the process is reported as ended for `ended_s`
+    more seconds. For the first `begins_s` seconds there is no process.
     """
     clock = Clock()
     profiler = profiler_in(runtime, clock)

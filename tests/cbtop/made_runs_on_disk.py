@@ -1,4 +1,4 @@
-"""Recordings of a made model of four layers under a made-up clock, as `cbtop record` writes them."""
+"""Recordings of a simulated model with four layers and a fake clock, in the format of `cbtop record`."""
 
 from __future__ import annotations
 
@@ -47,10 +47,13 @@ def record(
     quiet: Quiet | None = None,
     gone_after_s: float | None = None,
 ) -> Path:
-    """A run of so many decode steps. DownProjection of Layer 2 takes `slower` times as long; `lose`: every third
-    batch of records is not in the file; `fails`: a check of RmsNorm that does; `budget_us`: what each Attention may
-    take for a token; `quiet`: how it stands at its end, where it still runs, or is gone so long after its last
-    record."""
+    """Record a run of `steps` decode steps. Returns the path.
+
+    DownProjection of Layer 2 takes `slower` times as long. With `lose`, every third batch of records is missing.
+    `fails` is the name of a check of RmsNorm that fails. `budget_us` is the budget of each Attention per token.
+    `quiet` is the state at the end of a running process. `gone_after_s` is the time from the last record to the end
+    of an ended process.
+    """
     runtime.mkdir()
     clock = Clock()
     profiler = profiler_in(runtime, clock)
@@ -99,7 +102,7 @@ def record(
 
 
 class Recordings(dict[str, Path]):
-    """A run of each name, made when it is first asked for: `odd` says how."""
+    """Recordings by name, created on first use. `odd` has the arguments of `record` for each name."""
 
     def __init__(self, at: Path, odd: Mapping[str, Mapping[str, Any]]) -> None:
         self._at, self._odd = at, odd
@@ -122,7 +125,7 @@ def _say(writer: RecordingWriter, source: Source, at: int, host: str, *, lose: b
 
 
 def _on(message: WireMessage, host: str) -> WireMessage:
-    """What is said of the process, as if it ran on `host`."""
+    """Return the message as if the process ran on `host`."""
     if not host or not isinstance(message, SourceCatalog):
         return message
     said = tuple(replace(one, host=host) if isinstance(one, HostHello) else one for one in message.messages)

@@ -1,4 +1,4 @@
-"""A recording of a made server under a made-up clock: prompts and tokens in batches of any size, and waits."""
+"""A recording of a simulated server with a fake clock. It answers batches of random size and waits between them."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ PROMPT_TOKENS = 64
 
 @dataclass(frozen=True)
 class Served:
-    """What the server did, from its own clock and its own counts. Times are in seconds, after the warm-up."""
+    """What the server did, by its own clock and counts. Times are in seconds and start after the warm-up."""
 
     path: Path
     runtime: Path
-    wall_s: float  # from the begin of the first step after the warm-up to the end of the last
+    wall_s: float  # from the first step after the warm-up to the end of the last step
     in_steps_s: Mapping[str, float]
     tokens: Mapping[str, int]
     sequences: Mapping[str, int]
@@ -43,7 +43,7 @@ class Served:
 
 
 class Server:
-    """A server whose steps are noisy by 2 %."""
+    """A simulated server. Its step times have noise of 2 %."""
 
     def __init__(self, runtime: Path, seed: int) -> None:
         runtime.mkdir()
@@ -54,7 +54,7 @@ class Server:
         self.forget()
 
     def forget(self) -> None:
-        """Count from now on."""
+        """Reset all counts."""
         self.in_steps_s: defaultdict[str, float] = defaultdict(float)
         self.tokens: Counter[str] = Counter()
         self.sequences: Counter[str] = Counter()
@@ -71,7 +71,7 @@ class Server:
         self.sequences[phase] += batch
 
     def serve(self, wait_us: float) -> None:
-        """Answer the prompts of one batch, then wait for the next."""
+        """Answer one batch of prompts, then wait."""
         batch = int(self._chance.integers(1, MAX_BATCH + 1))
         self.step("prefill", batch, PROMPT_TOKENS * batch, 800 * batch)
         for _ in range(STEPS_A_PROMPT):
@@ -83,7 +83,7 @@ class Server:
 def record_server(
     path: Path, runtime: Path, *, seed: int = 0, batches: int = 90, wait_us: float = 4000, leave_out: int = 0
 ) -> Served:
-    """Record a server that answers so many batches of prompts. The recording begins after `leave_out` of them."""
+    """Record a server that answers `batches` batches of prompts. The recording begins after `leave_out` batches."""
     server = Server(runtime, seed)
     source = source_of(runtime)
     writer = RecordingWriter(path, RecordingOrigin("here", BEGIN_NS, HELLO.realtime_ns), 1 << 30)
@@ -107,7 +107,7 @@ def record_server(
 
 
 def _say(writer: RecordingWriter | None, source: Source, at: int) -> None:
-    """Let a daemon read the process, and record what it says."""
+    """Let a daemon read the process. Write its messages to the recording."""
     source.poll()
     records = list(source.records())
     source.delta()

@@ -1,4 +1,4 @@
-"""A made training process, through the real profiler, source, store and feed: every time is known."""
+"""A simulated training process. It uses the real profiler, source, store and feed, and all of its times are known."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from tests.cbtop.made_machines import HELLO
 from tests.cbtop.recorded import Clock, apply, source_of
 
 LAYERS = 3
-LATEST = 64  # steps that the process reports together
+LATEST = 64  # number of steps in one report of the process
 UPDATE_NS = 500_000_000
 FORWARD_US = {BrickId.RMS_NORM: 200.0, BrickId.QKV_PROJECTION: 1_000.0, BrickId.DOWN_PROJECTION: 1_800.0}
 BACKWARD_FACTOR = 2.0
@@ -59,16 +59,16 @@ def usual(_step: int) -> float:
 
 @dataclass(frozen=True)
 class Training:
-    """What a process that trains does: everything is as usual, except for what is set.
+    """Settings of a simulated training process.
 
-    A usual step takes 34.6 ms: forward 9 ms, backward 18 ms.
+    With the defaults a step takes 34.6 ms: forward 9 ms, backward 18 ms.
     """
 
     steps: int = 300
     phase: str = TRAIN
     data_us: float = 600.0
     loss_us: float = 400.0
-    exposed_us: float = 0.0  # wait for the gradients of other ranks
+    exposed_us: float = 0.0  # wait for gradients of other ranks
     overlapped_us: float | None = 0.0
     clip_us: float = 300.0
     optimizer_us: float = 4_000.0
@@ -76,14 +76,14 @@ class Training:
     other_us: float = 200.0
     between_us: float = 0.0
     recomputes: bool = False
-    is_stacked: bool = True  # whether the backward passes are in layers of their own, as those of torch models are
+    is_stacked: bool = True  # whether backward passes have their own layers, as in torch models
     sequences: int = 8
     tokens: int = 0
-    warm_up: int = 0  # first steps
-    reports: bool = True  # the parts of its steps
-    gradients: tuple[GradientMessage, ...] = ()  # announced with the parts
-    noise: float = 0.0  # of the time of each brick
-    factor: Mapping[str, float] = field(default_factory=dict)  # on the time of a brick, by name
+    warm_up: int = 0  # number of first steps
+    reports: bool = True  # whether the process reports the parts of its steps
+    gradients: tuple[GradientMessage, ...] = ()  # announced together with the parts
+    noise: float = 0.0  # relative noise of the time of each brick
+    factor: Mapping[str, float] = field(default_factory=dict)  # factor on the time of a brick, by name
 
 
 def of_ranks(directory: Path, *plans: Training) -> list[SourceView]:
@@ -109,7 +109,7 @@ def of_ranks(directory: Path, *plans: Training) -> list[SourceView]:
 
 
 class Seen(StoreViews):
-    """What a viewer sees that heard the process from its beginning."""
+    """The view of a viewer that received all messages of the process."""
 
     def __init__(self, window_s: float = 10.0) -> None:
         super().__init__(())
@@ -127,7 +127,7 @@ class Seen(StoreViews):
 
 
 def trained(directory: Path, plan: Training | None = None) -> Seen:
-    """A viewer that has seen the whole process."""
+    """Return a viewer that has received all messages of the process."""
     seen = Seen()
     for messages in messages_of(directory, plan or Training()):
         apply(seen.store, messages)
@@ -135,7 +135,7 @@ def trained(directory: Path, plan: Training | None = None) -> Seen:
 
 
 def messages_of(directory: Path, plan: Training) -> Iterator[list[Message]]:
-    """What a daemon says of the process, about twice a second."""
+    """Yield the messages of a daemon about the process, about twice a second."""
     for source, now_ns, is_whole in _polled(directory, plan):
         yield [*_dated(source.snapshot() if is_whole else source.delta(), now_ns), _heartbeat(source, now_ns)]
 
@@ -154,7 +154,7 @@ def record(directory: Path, path: Path, plan: Training) -> None:
 
 
 def _polled(directory: Path, plan: Training) -> Iterator[tuple[Source, int, bool]]:
-    """Run the process. Yields its source about twice a second, with the time, and whether it is the first time."""
+    """Run the process. Yields its source, the time in ns and whether this is the first time, about twice a second."""
     clock = Clock(1_000_000_000)
     profiler = BrickProfiler(clock_ns=clock, recorder=RingRecorder(directory, 1 << 20))
     profiler.announce(Activity(""))
@@ -187,10 +187,10 @@ def _frame(kind: FrameKind, now_ns: int, *messages: WireMessage) -> bytes:
 
 
 class _Steps:
-    """Runs the steps of a process, and keeps the times of the latest ones."""
+    """Runs the steps of a process and stores the times of the latest ones."""
 
     def __init__(self, profiler: BrickProfiler, clock: Clock, plan: Training) -> None:
-        self.taken_ns: list[dict[str, int]] = []  # of each part, step by step
+        self.taken_ns: list[dict[str, int]] = []  # time of each part in ns, for each step
         self._profiler, self._clock, self._plan = profiler, clock, plan
         self._random = random.Random(0)
         self._definitions: dict[str, BrickDefinition] = {}

@@ -1,4 +1,4 @@
-"""A process recorded under a made-up clock, read by the real source, store and viewmodels: every number is known."""
+"""A process recorded with a fake clock and read by the real source, store and viewmodels. Every number is known."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from cbtop.protocol.vocabulary import BrickId, Provenance
 
 @dataclass
 class Clock:
-    """Time that passes only when told to."""
+    """A clock that only the test moves."""
 
     now_ns: int = 1_000_000
 
@@ -51,7 +51,7 @@ def source_of(directory: Path) -> Source:
 
 
 def apply(store: Store, messages: Sequence[Message]) -> None:
-    """Hand messages over as they would come off the wire."""
+    """Encode and decode the messages as the wire does, then apply them."""
     for message in messages:
         decoded = codec.decode(codec.encode(message))
         assert decoded is not None
@@ -59,12 +59,12 @@ def apply(store: Store, messages: Sequence[Message]) -> None:
 
 
 def said_at(messages: Sequence[Message], at_ns: int) -> list[Message]:
-    """The same, as a daemon on the profiled process's own clock would say it at `at_ns`."""
+    """Return the messages with the time `at_ns`, as sent by a daemon with the clock of the profiled process."""
     return [replace(m, monotonic_ns=at_ns) if isinstance(m, StatsUpdate) else m for m in messages]
 
 
 def record_of(source: Source) -> SourceRecord:
-    """What a viewer that joins now knows of `source`."""
+    """Return the record of `source` in the store of a viewer that joins now."""
     source.poll()
     store = Store()
     apply(store, [*source.snapshot()])
@@ -72,7 +72,7 @@ def record_of(source: Source) -> SourceRecord:
 
 
 def seen_at(source: Source, at_ns: int) -> list[Message]:
-    """All that a daemon says at `at_ns` of a process that runs on that clock and began at 0."""
+    """Return all messages of a daemon at `at_ns` about a process that uses the same clock and began at 0."""
     source.poll()
     state = source.state_message()
     found: list[Message] = []
@@ -85,7 +85,7 @@ def seen_at(source: Source, at_ns: int) -> list[Message]:
 
 
 def decode_run(directory: Path, steps: int = 10) -> SourceRecord:
-    """One prefill of 4 tokens, then `steps` decode steps of 100 µs each, 4 µs of them outside the bricks."""
+    """Record one prefill of 4 tokens and `steps` decode steps of 100 µs. 4 µs of each are outside bricks."""
     clock = Clock()
     profiler = profiler_in(directory, clock)
     profiler.announce(Manifest("toy 2L", "qwen2", "numba-omp×2", "Q4_K", 2, 2, 64, 512, 1_000_000, 560_000))

@@ -1,4 +1,4 @@
-"""Hand-written viewmodels for the tests of the screen. Test data: nothing in the product can reach it."""
+"""Hand-written viewmodels for the tests of the screen. The product does not use them."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ from tests.cbtop.made_machines import machine
 from tests.cbtop.viewmodels.made_snapshots import made, with_phase
 
 STEPS = 1_200
-WALL_US = 8_450.0  # of one step
+WALL_US = 8_450.0  # wall-clock time of one step
 DISPATCH_US = 310.0
 LAYERS = 10
 
-# name, category, µs a step, calls a step, Mflop a call, MB a call
+# name, category, µs per step, calls per step, Mflop per call, MB per call
 _BRICKS = (
     ("Embedding", BrickCategory.OTHER, 6.0, 1, None, None),
     ("RmsNorm", BrickCategory.NORM, 118.0, 21, 0.004, 0.008),
@@ -110,7 +110,7 @@ def _brick(
 
 
 def _durations(avg_us: float) -> tuple[DurationBar, ...]:
-    """Two modes and a tail, in bars of an eighth of an octave."""
+    """Return a histogram with two modes and a tail. Each bar is an eighth of an octave wide."""
     counts = (1, 40, 610, 320, 25, 0, 3, 90, 85, 14, 2, 0, 0, 1, 0, 0, 0, 2, 0, 1)
     edges = [0.9 * avg_us * 2 ** (at / 8) for at in range(len(counts) + 1)]
     return tuple(DurationBar(*edge, count) for edge, count in zip(pairwise(edges), counts, strict=True))
@@ -186,7 +186,7 @@ SEEN_US = 1.05 * IN_STEPS_US
 
 
 def _layers(layers: int = LAYERS, slow: int = 4) -> LayersView:
-    """All alike, but that Down takes three times as long in one of them."""
+    """Return layers that are equal, except that Down takes three times as long in layer `slow`."""
     bricks = [row for row in BRICKS if row.count >= LAYERS * STEPS]
 
     def row(layer: int) -> LayerRow:
@@ -305,7 +305,7 @@ LIVE = SourceView(
 
 
 def row_of(view: SourceView, **changes: Any) -> SourceRow:
-    """The row of that source in the list of all, where nothing else is said."""
+    """Return the row of this source in the list of sources, with `changes` applied."""
     row = SourceRow(
         key=view.key, pid=view.pid, host=view.host, program=view.program, model=view.model, rank=view.rank,
         local_rank=None, world_size=view.world_size, state=view.state, state_reason=view.state_reason,
@@ -318,7 +318,7 @@ def row_of(view: SourceView, **changes: Any) -> SourceRow:
 
 
 def list_of(*rows: SourceRow, costs: tuple[ProcessCost, ...] = ()) -> ListView:
-    """A list of these, the ended ones last."""
+    """Return a list of these sources. Ended sources come last."""
     ended = sum(row.state != "live" for row in rows)
     return ListView(tuple(row.key for row in rows), ended, {row.key: row for row in rows}.__getitem__, costs)
 
@@ -362,7 +362,7 @@ _COMPARED_ROWS = (
 
 
 def _with_work(snapshot: Snapshot, more: float) -> Snapshot:
-    """With medians, and so many times as many flops of DownProjection as there are."""
+    """Return the snapshot with medians and with `more` times the flops of DownProjection."""
     times = snapshot.phases[0].times
     assert times is not None
     work = {}
@@ -378,7 +378,7 @@ def _with_work(snapshot: Snapshot, more: float) -> Snapshot:
     return with_phase(snapshot, times=replace(times, work=work, places=places, step_us=step_us))
 
 
-# Beside a baseline: DownProjection of Layer 5 takes a fifth longer; or another batch, which does not compare.
+# Compared with a baseline: DownProjection of Layer 5 takes 20 % longer, or the batch differs and cannot be compared.
 COMPARED = judged(
     replace(
         LIVE,
@@ -441,7 +441,7 @@ NO_ROOF = replace(
     ),
 )
 
-_FACTORS = (1.0, 0.98, 1.15, 1.01)  # of the time in each rank
+_FACTORS = (1.0, 0.98, 1.15, 1.01)  # factor of the time in each rank
 SIDE_BY_SIDE = replace(
     LIVE,
     merged=MergedView(MergeMode.RANKS, tuple(f"rank {at}" for at in range(4)), (), left_out=0),
@@ -529,7 +529,7 @@ STALLED_IN_A_SUM = replace(
     stall=replace(STALLED.stall, member="rank 1") if STALLED.stall else None,
 )
 
-# The softmax runs beside the projections.
+# The softmax overlaps the projections.
 OVERLAPPED = replace(
     LIVE,
     graph=tuple(

@@ -1,4 +1,7 @@
-"""What a process may be in, as a screen or a report is given it: of a real, imperfect recording where that has it."""
+"""The states of a process for tests of screens and reports.
+
+They come from a real recording if it contains the state.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +18,13 @@ from tests.cbtop import samples
 from tests.cbtop.conftest import KnownCost
 from tests.cbtop.seen_timelines import RECORDED
 
-LIVE_S, STALLED_S = 20.0, 13.0  # in the recording; in the one it goes on, with a standstill in the window
+# at 20 s the process runs, with a stall within the window; at 13 s it is stalled
+LIVE_S, STALLED_S = 20.0, 13.0
 
 
 @cache
 def states() -> dict[str, SourceView | None]:
-    """By name what is shown: nothing at all, and one process. Each call gives the same objects."""
+    """Return the shown sources by name; None means no source. Each call returns the same objects."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("cbtop.feeds.feed.OwnCost", KnownCost)
         live = seen_at(LIVE_S)
@@ -37,7 +41,7 @@ def states() -> dict[str, SourceView | None]:
 
 
 def seen_at(at_s: float, of: str = "live") -> SourceView:
-    """The process of the recording that is in the state `of`, its last seconds and steps before `at_s`."""
+    """Return the view of the recorded process in state `of`, with its last seconds before `at_s`."""
     with ReplayFeed(RECORDED) as feed:
         feed.is_playing = False
         feed.follow_records(True)
@@ -49,7 +53,7 @@ def seen_at(at_s: float, of: str = "live") -> SourceView:
 
 
 def with_losses() -> SourceView:
-    """The process that goes on, had its daemon missed some records of it."""
+    """Return the running process as if its daemon had lost some of its records."""
     with ReplayFeed(RECORDED) as feed:
         feed.is_playing = False
         feed.follow_records(True)
@@ -64,7 +68,7 @@ def with_losses() -> SourceView:
 
 
 def merged() -> SourceView:
-    """The sum of two ranks of which each did the same."""
+    """Return the sum of two equal ranks."""
     with ReplayFeed(RECORDED) as feed:
         feed.is_playing = False
         feed.seek(LIVE_S)

@@ -1,4 +1,4 @@
-"""Timelines of a recording (imperfect.cbtop), and a process that shows one."""
+"""Timelines from the recording imperfect.cbtop, and a process that shows one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RECORDED = Path(__file__).with_name("imperfect.cbtop")
 
 @lru_cache
 def timeline_at(at_s: float) -> TimelineView:
-    """What is known of the last steps after `at_s`; the same object each time."""
+    """Return the timeline of the last steps before `at_s`. Equal times give the same object."""
     with ReplayFeed(RECORDED) as feed:
         feed.is_playing = False
         feed.seek(at_s)

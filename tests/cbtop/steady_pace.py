@@ -1,4 +1,4 @@
-"""A machine whose pace depends on no neighbour, for processes of `cbtop check` that a test starts."""
+"""A fixed machine pace for processes of `cbtop check` that a test starts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-# Python imports it at its start.
+# Python imports this file when it starts.
 CUSTOMIZED = """
 import sys
 
@@ -21,6 +21,6 @@ if "check" in sys.orig_argv:
 
 
 def set_steady_pace(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let processes started from now on find the same pace at all times."""
+    """Make processes that start from now on measure the same pace at all times."""
     (folder / "sitecustomize.py").write_text(CUSTOMIZED)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), *filter(None, sys.path)]))

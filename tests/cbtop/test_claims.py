@@ -1,4 +1,4 @@
-"""What the heads of modules claim and no import contract can hold."""
+"""Claims in module docstrings that import contracts cannot check."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_secret_key_is_read_by_load_pair_alone() -> None:
         "make_pair",
         "load_pair",
         "daemon_keys",
-    }  # one writes it, one reads it, one asks whether it is there
+    }  # one writes the key, one reads it, one checks whether it exists
 
 
 def test_the_changelog_has_the_version_with_its_date() -> None:

@@ -1,4 +1,4 @@
-"""The command line explains itself, and refuses what it does not know."""
+"""The command line explains itself and rejects unknown arguments."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_command_loads_no_other_that_it_has_no_use_for(name: str, others: set[
 
 
 def loaded_by(*arguments: str) -> set[str]:
-    """Of what takes long to load, what a command line has loaded when it ends."""
+    """Return which of the slow modules are loaded when a command line ends."""
     script = (
         f"import contextlib, sys; from cbtop.cli import main\n"
         f"with contextlib.suppress(SystemExit): main({list(arguments)!r})\n"
@@ -119,9 +119,9 @@ def test_what_an_encoding_lacks_is_written_in_ascii_of_the_same_width(encoding: 
     [
         ({"LC_ALL": "C"}, True),
         ({"LC_ALL": "POSIX", "LANG": "en_US.UTF-8"}, True),
-        ({"LANG": "C", "LC_CTYPE": "C.UTF-8"}, True),  # as Python leaves it that found LANG=C
-        ({"LANG": "de_DE.ISO-8859-1", "LC_CTYPE": "C.UTF-8"}, True),  # one that is not installed
-        ({"LC_CTYPE": "C.UTF-8"}, False),  # as Python leaves it that found nothing
+        ({"LANG": "C", "LC_CTYPE": "C.UTF-8"}, True),  # Python sets LC_CTYPE to this if it found LANG=C
+        ({"LANG": "de_DE.ISO-8859-1", "LC_CTYPE": "C.UTF-8"}, True),  # the locale in LANG is not installed
+        ({"LC_CTYPE": "C.UTF-8"}, False),  # Python sets LC_CTYPE to this if it found no locale
         ({}, False),
         ({"LC_ALL": "C", "PYTHONUTF8": "1"}, False),
         ({"LC_ALL": "C", "PYTHONIOENCODING": "utf-8"}, False),
@@ -134,7 +134,7 @@ def test_a_locale_without_utf_8_asks_for_ascii_and_none_at_all_for_nothing(
     environment: dict[str, str], *, is_wanted: bool
 ) -> None:
     assert ascii_signs.are_wanted(environment, is_utf8_mode=True) is is_wanted
-    assert not ascii_signs.are_wanted(environment, is_utf8_mode=False)  # Python goes by the locale then
+    assert not ascii_signs.are_wanted(environment, is_utf8_mode=False)  # without UTF-8 mode Python uses the locale
 
 
 def test_the_console_of_linux_gets_ascii() -> None:

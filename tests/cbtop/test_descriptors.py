@@ -1,4 +1,4 @@
-"""Whoever opens and leaves, again and again, has as many descriptors as before: a host, a viewer, the daemon."""
+"""Hosts, viewers and the daemon leave no descriptors open, however often they start and stop."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ TIMES = 3
 
 
 def descriptors() -> list[str]:
-    """What each descriptor of this process is of."""
-    while gc.collect():  # what a finalizer held goes with the next
+    """Return the target of each descriptor of this process."""
+    while gc.collect():  # a finalizer can free further objects
         pass
     found = []
     for descriptor in os.listdir("/proc/self/fd"):
         try:
             found.append(os.readlink(f"/proc/self/fd/{descriptor}"))
-        except FileNotFoundError:  # the one that listed them
+        except FileNotFoundError:  # the descriptor of the listing itself
             continue
     return sorted(found)
 
@@ -43,7 +43,7 @@ def records(profiler: BrickProfiler) -> None:
 
 @pytest.fixture
 def ring(tmp_path: Path) -> Path:
-    """Of a process that has ended."""
+    """Return the ring of an ended process."""
     profiler = BrickProfiler(recorder=RingRecorder(tmp_path))
     records(profiler)
     profiler.close()
@@ -109,7 +109,7 @@ def test_no_more_are_open_after_than_before(
     ring: Path, whoever: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CBTOP_RUNTIME_DIR", str(ring.parent))
-    whoever(ring)  # some are opened once, for good: ZeroMQ's, and those of the profiler that was the last
+    whoever(ring)  # the first time opens some descriptors for good: those of ZeroMQ, and of the last profiler
     before = descriptors()
     for _ in range(TIMES):
         whoever(ring)
@@ -122,7 +122,7 @@ def test_a_daemon_that_ends_lets_go_of_every_process_it_watched(ring: Path, monk
     daemon = DaemonInside(default_endpoint())
     eventually(lambda: ring.name in " ".join(descriptors()))
     daemon.close()
-    assert ring.name not in " ".join(descriptors())  # also while it is held
+    assert ring.name not in " ".join(descriptors())  # not even while the daemon still exists
 
 
 def test_a_forked_child_lets_go_of_what_its_parent_read(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_a_forked_child_lets_go_of_what_its_parent_read(tmp_path: Path) -> None:
     (ring,) = tmp_path.glob("*.ring")
 
     def read_only() -> int:
-        """How many descriptors for reading there are of the ring."""
+        """Return the number of descriptors of the ring that are open for reading."""
         found = 0
         for descriptor in os.listdir("/proc/self/fd"):
             try:

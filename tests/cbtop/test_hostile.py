@@ -1,4 +1,4 @@
-"""What a hostile process or daemon says is kept and drawn: nothing crashes, and no control byte comes through."""
+"""Hostile text from a process or daemon is stored and drawn. Nothing crashes and no control byte is printed."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ HELLO = HostHello(2, 0, 7, 1, "here", "", "forged", "3", "python", 1, 1)
 
 
 def source_saying(said: Sequence[CatalogMessage], records: int = 3) -> Source:
-    """A source whose catalog holds `said`, with a few records against the first nodes."""
+    """Return a source whose catalog contains `said`, with a few records of the first nodes."""
     path = Path(os.environ["CBTOP_RUNTIME_DIR"]) / "7-1-0.ring"
     path.unlink(missing_ok=True)
     path.with_suffix(".catalog").unlink(missing_ok=True)
@@ -98,7 +98,7 @@ def view_of(source: Source) -> SourceView:
 
 
 def called(name: str) -> list[CatalogMessage]:
-    """A process that gives this name to everything that can have one."""
+    """Return the messages of a process that uses `name` for everything that has a name."""
     return [
         HostHello(2, 0, 7, 1, name, name, name, name, name, 1, 1),
         Manifest(name, name, name, name, 1, 1, 1, 1, 1, 1),
@@ -137,7 +137,7 @@ async def test_no_control_byte_of_a_name_reaches_the_screen_and_none_is_markup()
                 shown = screen_text(app)
                 assert not MOVES_THE_CURSOR.search(shown), (ascii(name), key)
                 if name.startswith("[") and key in ("2", "6"):
-                    assert name[:8] in shown, (ascii(name), key)  # as it stands: no tag was taken for one
+                    assert name[:8] in shown, (ascii(name), key)  # unchanged: it was not read as markup
 
 
 @given(said=st.lists(st.one_of([instances(kind) for kind in get_args(CatalogMessage)]), max_size=8))
@@ -160,7 +160,8 @@ def test_whatever_a_ring_holds_its_source_keeps_its_books(
 ) -> None:
     nodes = [Node(1, None, NodeKind.STEP, "decode"), Node(2, 1, NodeKind.BRICK, "a")]
     source = source_saying([HELLO, *nodes], records=2)
-    source.state, source.ended_at_s = SourceStatus.LIVE, None  # its process does not exist; that is not asked here
+    # the process does not exist, but this test treats it as running
+    source.state, source.ended_at_s = SourceStatus.LIVE, None
     source._liveness.is_alive = lambda hello: True  # type: ignore[method-assign]
     for cursor in cursors:
         with source.ring_path.open("r+b") as file:
@@ -217,7 +218,7 @@ def test_no_control_byte_of_a_device_reaches_a_report_or_the_screen(name: str) -
 
 
 def strings_of(value: Any) -> list[str]:
-    """Every string in a JSON document, keys too."""
+    """Return every string in a JSON document, including keys."""
     match value:
         case str():
             return [value]

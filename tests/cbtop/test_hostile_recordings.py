@@ -1,4 +1,4 @@
-"""Files made to harm: what is whole is shown and exported, the rest is counted, and no memory is taken for it."""
+"""Hostile files: valid frames are shown and exported, the others are counted, and memory stays bounded."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ MIB = 1 << 20
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """A recording of two seconds, with its index."""
+    """Return the bytes of a recording of two seconds with its index."""
     directory = tmp_path_factory.mktemp("whole")
     made_recording(directory, directory / "run.cbtop", 2, keyframe_every=1)
     return (directory / "run.cbtop").read_bytes()
@@ -74,7 +74,7 @@ def path(runtime: Path) -> Path:
 
 
 def written(path: Path, *frames: bytes, close: bool = False) -> Path:
-    """A recording of `frames`, which need not be sound."""
+    """Write a recording of `frames`, which may be invalid."""
     writer = RecordingWriter(path, RecordingOrigin("here", 0, 0), 1 << 40, overwrite=True)
     for frame in frames:
         writer._write(frame)
@@ -90,7 +90,7 @@ def live(time_ns: int, *messages: Message) -> bytes:
 
 
 def shown_and_exported(path: Path) -> tuple[int, int, int]:
-    """Read it in every way there is: how many frames were shown, were found damaged, how many records exported."""
+    """Read the file in every way. Return the number of frames shown, damaged frames, and exported records."""
     with ReplayFeed(path, clock_s=lambda: 0.0) as feed:
         for at_s in (feed.duration_s / 2, 0.0):
             feed.seek(at_s)
@@ -176,7 +176,7 @@ def encoded(said: list[Message]) -> bytes:
 
 
 def with_index(path: Path, entries: list[tuple[int, int]]) -> None:
-    """Close the recording at `path` with an index of our making; its last entry is right."""
+    """Close the recording at `path` with these index entries, followed by a correct last entry."""
     data = path.read_bytes()
     payload = b"".join(struct.pack("<qq", *entry) for entry in [*entries, (0, len(data))])
     path.write_bytes(data + frame_bytes(FrameKind.INDEX, 0, payload) + struct.pack("<Q8s", len(data), b"CBTOPIDX"))
@@ -204,7 +204,7 @@ def test_a_recording_cut_anywhere_shows_and_exports_what_lies_before(path: Path)
         reader.close()
 
 
-# --- each of these was met, or made by hand -----------------------------------------------------------------
+# Damaged files. Each of them occurred or was constructed.
 
 
 def test_a_process_of_which_only_its_catalog_is_there_is_exported(path: Path) -> None:
@@ -263,7 +263,7 @@ def test_a_file_that_shrinks_while_it_is_read_ends_there(path: Path, whole: byte
 
 def test_terabytes_of_nothing_are_not_walked(path: Path, whole: bytes) -> None:
     path.write_bytes(whole)
-    os.truncate(path, 1 << 40)  # which takes no room on the disk
+    os.truncate(path, 1 << 40)  # a sparse file that uses no disk space
     shown, damage, _ = shown_and_exported(path)
     assert (shown, damage) == (5, 0)
 
@@ -346,7 +346,7 @@ def test_a_frame_is_inflated_a_message_at_a_time(path: Path) -> None:
 
 
 def crowd(path: Path) -> Path:
-    """Twenty frames, each with a source of two hundred nodes of its own."""
+    """Write twenty frames. Each has another source with two hundred nodes."""
     nodes = [Node(number, None, NodeKind.BRICK, "a") for number in range(1, 201)]
     return written(path, *(live(at, SourceCatalog(f"s{at}", True, (HELLO, *nodes))) for at in range(20)))
 

@@ -1,4 +1,7 @@
-"""Seven packages are enough to watch, record and compare programs. The demo's engine is the extra `compute`."""
+"""Seven packages are enough to watch, record and compare programs.
+
+The engine of the demo needs the extra `compute`.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 RECORDING = str(ROOT / "tests/cbtop/h100.cbtop")
 BLOCKED = ("numba", "llvmlite", "yaml")
-# Python imports it at its start, in the processes that cbtop starts, too.
+# Python imports this file when it starts, also in processes that cbtop starts.
 BLOCK = f"import sys\nsys.modules.update(dict.fromkeys({BLOCKED}))\n"
 PROGRAM = """
 import sys
@@ -163,5 +166,5 @@ def test_a_torch_program_is_recorded_and_compared_without_the_engine(light: Run,
         assert "cbtop: forward:" in done.stderr
     for command in (("diff", *recordings), ("check", "--baseline", recordings[0], "--new", recordings[1])):
         done = light(*command)
-        assert done.returncode in (0, 3, 4, 5), done.stderr  # fifty short steps may be too few
+        assert done.returncode in (0, 3, 4, 5), done.stderr  # fifty short steps may be too few for a verdict
         assert "Traceback" not in done.stderr

@@ -1,4 +1,7 @@
-"""tokens/s of a recorded server is one number in every output: that of the program's own clock and counts."""
+"""tokens/s of a recorded server is the same in every output.
+
+It equals the rate from the program's own clock and counts.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +59,7 @@ def test_every_output_has_the_tokens_a_second_of_the_programs_clock(
 ) -> None:
     new, *bases = served
     rate, in_steps = new.rate(), new.rate_in_steps()
-    assert in_steps > 1.5 * rate  # so that no output can have one for the other
+    assert in_steps > 1.5 * rate  # the two rates differ enough to be told apart
     three = [word for base in bases for word in ("--baseline", base.path)]
     thresholds = ("decode.tokens_per_sec>=1e6", "tokens_per_sec>=1e6", "decode.in_steps>=1e6")
     both = ("--format", "text", "--format", f"json={new.path}.json")

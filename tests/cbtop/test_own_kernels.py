@@ -1,4 +1,4 @@
-"""A recording of our own kernels on an H100 (h100_own_kernels.py): what it holds closes, and is placed."""
+"""In a recording of our own kernels on an H100 (h100_own_kernels.py), times add up and kernels belong to bricks."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 RECORDING = Path(__file__).parent / "h100_own_kernels.cbtop"
-LAYERS, KERNELS = 28, 313  # of a token, as it was recorded
-BRICKS_OF_LAYER = 9  # the sum that begins a layer is in its norm: the last one has one more
+LAYERS, KERNELS = 28, 313  # recorded for one token
+BRICKS_OF_LAYER = 9  # the addition at the start of a layer is in its norm, so the last layer has one more brick
 
 
 @pytest.fixture(scope="module")
 def source() -> dict[str, Any]:
-    """What a replay says of the process in JSON."""
+    """Return the process in the JSON output of a replay."""
     replay = "-m", "cbtop", "replay", str(RECORDING), "--headless", "--format", "json", "--view", "all"
     said = json.loads(subprocess.run([sys.executable, *replay], capture_output=True, text=True, check=True).stdout)
     (found,) = [one for one in said["sources"] if one["model"] == "random 7B"]

@@ -1,4 +1,4 @@
-"""The pytest plugin, in sessions that are processes. Most have a made `cbtop check`, whose exit codes are known."""
+"""Tests of the pytest plugin in real pytest processes. Most use a fake `cbtop check` with a known exit code."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.cbtop.steady_pace import set_steady_pace
 
 pytest_plugins = ["pytester"]
 
-# A test whose clock is made; its attention in layer 2 is slower if SLOWER is set.
+# A test with a fake clock. Its attention in layer 2 is slower if SLOWER is set.
 BODY = """
     import os
 
@@ -43,7 +43,7 @@ BODY = """
             now_ns += 20_000
         profiler.close("done")
 """
-# A made `cbtop check`: the test's name selects its exit code, its output, and why it could not judge.
+# A fake `cbtop check`. The name of the test selects its exit code, its output, and the reason for no verdict.
 CHECK = """
     import json
     import os
@@ -90,7 +90,7 @@ NAMES = ("slower", "unsure", "unknown", "moved", "faulty", "short", "fails", "sk
 
 @pytest.fixture(autouse=True)
 def _no_other_plugin(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Load this plugin alone, which takes a third of the time, on a machine of a steady pace."""
+    """Load only this plugin, which needs a third of the time. Fix the pace of the machine."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     set_steady_pace(pytester.path, monkeypatch)
 
@@ -100,21 +100,21 @@ def session(pytester: pytest.Pytester, *words: str) -> pytest.RunResult:
 
 
 def made_tests(pytester: pytest.Pytester, names: Sequence[str], more: str = "") -> None:
-    """Write a test for each end of a made check, and `more` tests."""
+    """Write a test for each result of a fake check, and `more` tests."""
     pytester.makeconftest(CHECK)
     tests = [f"@pytest.mark.cbtop('step <= 1s')\ndef test_{name}():\n    raise RuntimeError" for name in names]
     pytester.makepyfile("\n".join(["import pytest", *tests, dedent(more)]))
 
 
 def checks(pytester: pytest.Pytester) -> list[str]:
-    """Return the test and the arguments of each made check."""
+    """Return the test and the arguments of each fake check."""
     return (pytester.path / "checks").read_text().splitlines()
 
 
 def test_a_test_is_measured_in_a_process_and_fails_by_its_brick(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The default test of its kind; those with base files, which take more runs, are slow."""
+    """The only default test of this kind. Tests with base files are slow because they need more runs."""
     pytester.makepyfile(
         BODY
         + """
@@ -321,7 +321,7 @@ def test_a_threshold_on_what_a_base_file_lacks_fails_at_its_update(tmp_path: Pat
         check_names([threshold], file)
 
 
-@pytest.mark.slow  # because xdist starts two more processes
+@pytest.mark.slow  # xdist starts two more processes
 def test_parallel_tests_are_warned_of(pytester: pytest.Pytester) -> None:
     made_tests(pytester, ("holds", "fails"))
     done = session(pytester, "-p", "xdist", "-n", "2")
@@ -330,7 +330,10 @@ def test_parallel_tests_are_warned_of(pytester: pytest.Pytester) -> None:
 
 
 def test_an_installed_plugin_loads_nothing_slow_and_warns_of_nothing(tmp_path: Path) -> None:
-    """A wheel lists its files, so pytest warns if it cannot rewrite the asserts of a package imported before."""
+    """pytest warns if a package is imported before its asserts can be rewritten.
+
+    It finds them in the file list of a wheel.
+    """
     installed = tmp_path / "cbtop-9.dist-info"
     installed.mkdir()
     (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: cbtop\nVersion: 9\n")

@@ -1,4 +1,7 @@
-"""The window cuts through steps: of each, the part that lies in it is in steps, to the nanosecond. Made clocks."""
+"""The window can cut a step.
+
+The part inside the window counts as time in steps, exact to the nanosecond. Clocks are fake.
+"""
 
 from __future__ import annotations
 
@@ -34,12 +37,12 @@ from tests.cbtop.recorded import Clock, apply, source_of
 
 MS = 1_000_000
 SECOND = 1000 * MS
-PHASES = ("prefill", "decode")  # nodes 1 and 2
-Span = tuple[int, int, int]  # node, begin, end
+PHASES = ("prefill", "decode")  # phases of nodes 1 and 2
+Span = tuple[int, int, int]  # node, begin and end in ns
 
 
 class Host:
-    """A process that records steps of two phases as the test says, and its daemon, which reads when the test says."""
+    """A process that records steps of two phases, and its daemon. The test decides when each of them acts."""
 
     def __init__(self, directory: Path) -> None:
         self.recorder, self._clock = RingRecorder(directory, 1 << 20), Clock(0)
@@ -49,7 +52,7 @@ class Host:
         self.spans: list[Span] = []
 
     def begins(self, at_ns: int = 0) -> None:
-        """The first steps, of no length: they announce the phases."""
+        """Record first steps of zero length, which announce the phases."""
         self._clock.now_ns = at_ns
         for phase in PHASES:
             with self.profiler.step(phase, 1):
@@ -61,7 +64,7 @@ class Host:
         self.spans += spans
 
     def said(self, at_ns: int, whole: bool = False) -> list[Message]:
-        """What the daemon says at that moment to all viewers, or to one that has just come."""
+        """Return the messages of the daemon at `at_ns`. `whole` selects those for a viewer that has just joined."""
         self.source.poll()
         return [_dated(m, at_ns) for m in (self.source.snapshot() if whole else self.source.delta())]
 
@@ -95,7 +98,7 @@ class Viewer:
         return found
 
     def shows_what_ran(self) -> None:
-        """The exact overlap of all steps that were read with the window, of each phase and of any."""
+        """Check that the shown overlap of steps and window is exact, for each phase and in total."""
         (record,) = self.store.sources.values()
         if not record.window.has_watched:
             return
@@ -114,7 +117,10 @@ class Viewer:
             self._has_the_rate_of(phase, found.wall_us)
 
     def _has_the_rate_of(self, phase: str, wall_us: float) -> None:
-        """Whole steps' tokens are over the time that these took, and no fewer a second than by the clock."""
+        """Check that the tokens of whole steps are divided by their own time.
+
+        This rate is at least the rate by wall clock.
+        """
         (record,) = self.store.sources.values()
         for steps in source_view(record, window=True).phases:
             if steps.phase == phase and steps.count and steps.union_us and wall_us:
@@ -124,7 +130,7 @@ class Viewer:
 
 
 def covered_ns(spans: Sequence[Span], begin_ns: int, end_ns: int) -> int:
-    """In how much of that time any of `spans` ran."""
+    """Return how many ns of the range are covered by at least one span."""
     total, reached = 0, begin_ns
     for _, begin, end in sorted(spans, key=lambda span: span[1]):
         total += max(0, min(end, end_ns) - max(begin, reached))
@@ -148,7 +154,7 @@ def a_host(*, has_begun: bool = True) -> Iterator[Host]:
 def test_a_prefill_counts_by_its_part_in_the_window_if_it_ended_after_attach() -> None:
     with a_host() as host:
         viewer = Viewer(host, Store(10.0))
-        viewer.hears(host.said(4 * SECOND, whole=True))  # attached one second before it ends
+        viewer.hears(host.said(4 * SECOND, whole=True))  # the viewer joins one second before the step ends
         host.ran((1, 0, 5 * SECOND))
         viewer.hears(host.said(5_100 * MS))
         host.ran(*((2, at * 100 * MS, (at * 100 + 50) * MS) for at in range(80, 110)))
@@ -161,7 +167,7 @@ def test_a_prefill_counts_by_its_part_in_the_window_if_it_ended_after_attach() -
 
 
 def waited_for_its_first_step(viewer: Viewer) -> None:
-    """Attached at 1 s, the first step at 7 s, then half of the time in steps of 50 ms, until 10 s."""
+    """Join at 1 s. The first step is at 7 s, then steps of 50 ms take half of the time until 10 s."""
     viewer.hears(viewer.host.said(SECOND, whole=True))
     for second in range(2, 7):
         viewer.hears([viewer.host.heartbeat(second * SECOND)])
@@ -181,7 +187,7 @@ def test_the_wait_for_the_first_step_is_no_time_between_steps() -> None:
         (record,) = viewer.store.sources.values()
         view, row = source_view(record, window=True), source_row(record, window=True)
         assert view.window is not None
-        assert (view.window.covers_s, view.window.is_short) == (3, True)  # and so it is said of what time rates are
+        assert (view.window.covers_s, view.window.is_short) == (3, True)  # the output says which time the rates cover
         assert view.steps is not None
         assert view.steps.tokens_per_sec == pytest.approx(31 / 3)
         assert row.steps_per_sec == pytest.approx(31 / 3)
@@ -189,11 +195,11 @@ def test_the_wait_for_the_first_step_is_no_time_between_steps() -> None:
         assert merged.window is not None
         assert merged.window.covers_s == 3
         record.window.is_range = True
-        assert viewer.time_range.wall_us == 9e6  # somebody chose that time
+        assert viewer.time_range.wall_us == 9e6  # a selected range counts completely
         record.window.is_range = False
         for second in range(11, 18):
             viewer.hears([host.heartbeat(second * SECOND)])
-        assert viewer.time_range.wall_us == 10e6  # nobody waits for a first step any more: what comes now is between
+        assert viewer.time_range.wall_us == 10e6  # steps have begun, so the rest counts as time between steps
 
 
 def test_a_prompt_that_leaves_the_window_keeps_the_rate_it_had_inside_of_it() -> None:
@@ -201,7 +207,7 @@ def test_a_prompt_that_leaves_the_window_keeps_the_rate_it_had_inside_of_it() ->
         viewer = Viewer(host, Store(10.0))
         viewer.hears(host.said(SECOND, whole=True))
         viewer.hears([host.heartbeat(second * SECOND) for second in range(2, 10)])
-        host.recorder.record(1, 2 * SECOND, 10 * SECOND, 8_000)  # a prefill of 1,000 tokens a second
+        host.recorder.record(1, 2 * SECOND, 10 * SECOND, 8_000)  # a prefill with 1,000 tokens a second
         viewer.hears(host.said(10 * SECOND))
         for second in range(11, 20):
             viewer.hears([host.heartbeat(second * SECOND)])
@@ -210,13 +216,12 @@ def test_a_prompt_that_leaves_the_window_keeps_the_rate_it_had_inside_of_it() ->
             assert view.steps is not None
             assert view.steps.tokens_per_sec_in_steps == pytest.approx(1_000)
         assert view.time_range is not None
-        assert view.time_range.in_steps_us == 1e6  # the last second of it
+        assert view.time_range.in_steps_us == 1e6  # the last second of the prefill
         text = REPORTS["text"]([view], ["bricks"])
         assert "1,000 tok/s in steps: steps ran 1.00 s of 10.00 s, and 7.00 s before" in text
 
 
-# What happens next: so long later a step, which ran so long and ended so long ago, is told, or the daemon reads, or
-# speaks.
+# A random event: after some time a finished step is recorded, the daemon reads, or the daemon publishes.
 LENGTH = st.integers(0, 6 * SECOND) | st.integers(0, 50 * MS)
 HAPPENS = st.tuples(
     st.integers(0, 3 * SECOND), st.sampled_from((1, 2)), LENGTH, st.just(0) | st.integers(0, 2 * SECOND)
@@ -273,7 +278,7 @@ def test_what_a_lost_update_said_of_steps_is_said_again_by_the_next_keyframe() -
         viewer.hears(host.said(SECOND, whole=True))
         viewer.hears([host.heartbeat(2 * SECOND)])
         host.ran((1, SECOND // 2, 3 * SECOND))
-        host.said(3 * SECOND)  # lost
+        host.said(3 * SECOND)  # these messages are lost
         host.ran((2, 3 * SECOND + 5, 4 * SECOND))
         viewer.hears(host.said(4 * SECOND))
         viewer.hears(host.said(4 * SECOND + 1, whole=True))
@@ -300,7 +305,7 @@ def test_steps_count_whole_with_a_note_if_an_older_daemon_omits_their_time() -> 
         text = REPORTS["text"]([source_view(record, window=True)], ["bricks"])
         assert "a step that began before counts whole" in text
         assert between_steps(viewer.time_range) == "between steps at least 0.0 % (0.00 µs of 3.00 s)"
-        every = source_view(record).time_range  # it begins with the first step
+        every = source_view(record).time_range  # the range of all data begins with the first step
         assert every is not None
         assert not every.counts_whole
 

@@ -1,4 +1,4 @@
-"""Numbers are written the same way everywhere, and never wider than the columns made for them."""
+"""Numbers have the same format everywhere and fit into their columns."""
 
 from __future__ import annotations
 

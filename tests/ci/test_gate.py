@@ -1,4 +1,4 @@
-"""action.yml and its script, run in a repository of two commits, with the variables that a runner of GitHub sets."""
+"""action.yml and its script, run in a repository of two commits with the variables of a GitHub runner."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.cbtop.steady_pace import CUSTOMIZED
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "ci/gate.sh"
 INPUT = re.compile(r"\bGATE_[A-Z]+")
-# A program whose clock is made; its second commit is slower if SLOWER says so.
+# A program with a fake clock. Its second commit is slower if SLOWER is set.
 BENCH = """
 from cbtop import BrickProfiler
 
@@ -39,13 +39,13 @@ profiler.close("done")
 
 
 def action() -> dict[str, Any]:
-    """The action's file."""
+    """Return the parsed action.yml."""
     found: dict[str, Any] = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))
     return found
 
 
 class Runner:
-    """A job of GitHub: a checkout with two commits, and the folders and variables of its runner."""
+    """A job on GitHub: a checkout with two commits, and the folders and variables of its runner."""
 
     def __init__(self, at: Path, runtime: Path, *, is_slower: bool) -> None:
         self.checkout, self.temp, self.tools = (at / name for name in ("repository", "temp", "bin"))
@@ -79,7 +79,7 @@ class Runner:
         return done.stdout.strip()
 
     def run(self, **inputs: str) -> subprocess.CompletedProcess[str]:
-        """Run the action's last step. Inputs that are not given have the action's defaults."""
+        """Run the action's last step. Missing inputs get the action's defaults."""
         values = {name: known.get("default", "") for name, known in action()["inputs"].items()}
         assert values["baseline"] == "${{ github.event.pull_request.base.sha }}"
         values |= {"baseline": inputs.get("baseline") or self.git("rev-parse", "HEAD~1")} | inputs
@@ -103,30 +103,31 @@ def test_the_script_reads_every_input_and_no_other() -> None:
     install, gate = found["runs"]["steps"]
     inputs = {name: f"${{{{ inputs.{name} }}}}" for name in found["inputs"]}
     assert install["env"] == {f"GATE_{name.upper()}": inputs[name] for name in ("python", "cbtop")}
-    del inputs["cbtop"]  # what is installed before
+    del inputs["cbtop"]  # the install step uses this input
     assert gate["env"] == {f"GATE_{name.upper()}": text for name, text in inputs.items()}
     assert set(INPUT.findall(SCRIPT.read_text(encoding="utf-8"))) == set(gate["env"])
     assert set(INPUT.findall(install["run"])) == set(install["env"])
     assert os.access(SCRIPT, os.X_OK)
-    # An expression within a script would be run as a part of it, whatever a pull request made of it.
+    # GitHub would insert an expression into the script as code. A pull request could choose this code.
     assert [step["run"] for step in found["runs"]["steps"] if "${{" in step["run"]] == []
 
 
 def test_a_slower_commit_breaks_a_threshold_and_the_summary_names_its_brick(runtime: Path, tmp_path: Path) -> None:
-    """The default test of its kind; the gate without thresholds, with more runs, is slow."""
+    """The only default test of this kind. The gate without thresholds needs more runs and is slow."""
     runner = Runner(tmp_path, runtime, is_slower=True)
     (runner.checkout / "staged.py").write_text("1\n")
     runner.git("add", "staged.py")
     index = runner.checkout / ".git" / "index"
     before = index.read_bytes()
-    runner.variables |= {"GIT_INDEX_FILE": str(index), "GIT_DIR": str(index.parent)}  # as in a hook
+    # git sets these variables in a hook
+    runner.variables |= {"GIT_INDEX_FILE": str(index), "GIT_DIR": str(index.parent)}
     formats = f"\n sarif={runner.temp}/check.sarif \n"
     done = runner.run(
         command="python bench.py", learn="1", thresholds="\nAttention@2 <= 1.05x\n step <= 9x\n", formats=formats
     )
     assert done.returncode == 4, done.stderr
     assert index.read_bytes() == before
-    assert "next: cbtop" not in done.stderr  # the summary of a run that is not judged
+    assert "next: cbtop" not in done.stderr  # this line belongs to the summary of a run without a check
     for text in (done.stdout, runner.summary.read_text(), (runner.temp / "check.sarif").read_text()):
         assert "Attention in Layer 2" in text
     (suite,) = ET.parse(runner.temp / "cbtop-check.xml").getroot()

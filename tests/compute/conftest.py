@@ -1,4 +1,4 @@
-"""What the tests of compute share: a tiny model of each family, a recorder, and a decoder over them."""
+"""Fixtures for tests of compute: a tiny model of each family, a recorder, and a decoder."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ SHAPES = (TINY, TINY_QWEN3, TINY_QWEN3MOE, TINY_LLAMA, TINY_PHI3, TINY_GEMMA2, T
 
 @dataclass
 class ListRecorder:
-    """Keeps what the profiler records; nothing leaves the test."""
+    """A recorder that stores everything in lists."""
 
     messages: list[CatalogMessage] = field(default_factory=list)
     records: list[tuple[int, int]] = field(default_factory=list)  # (tag, elements)
-    amounts: list[tuple[int, int]] = field(default_factory=list)  # of each step: sequences, positions cached
+    amounts: list[tuple[int, int]] = field(default_factory=list)  # (sequences, cached positions) of each step
 
     def record(self, tag: int, start_ns: int, end_ns: int, elements: int, /) -> None:
         if tag & FLAG_AMOUNTS:
@@ -75,7 +75,7 @@ def profiler(recorder: ListRecorder) -> BrickProfiler:
 
 @pytest.fixture(scope="session")
 def model_files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A tiny model of each family, and one of llama with experts: `mixtral`."""
+    """Return the files of a tiny model of each family, and of a llama with experts named `mixtral`."""
     folder = tmp_path_factory.mktemp("models")
     shapes = {shape.architecture: shape for shape in SHAPES} | {"mixtral": TINY_MIXTRAL}
     files = {name: folder / f"{name}.gguf" for name in shapes}
@@ -90,8 +90,11 @@ def model(request: pytest.FixtureRequest, model_files: dict[str, Path]) -> Model
 
 
 def in_every_family(name: str, kinds: Mapping[str, Any]) -> pytest.MarkDecorator:
-    """Each of `kinds` as the argument `name` with a model of the first family, and one with each other, another each
-    time; with `slow` all with all: for what knows nothing of families."""
+    """Return a mark that parametrizes `name` with `kinds`, and `model` with the families.
+
+    By default it combines all kinds with the first family, and one kind with each other family. Slow tests run all
+    combinations. Use it for code that does not depend on the family.
+    """
     return pytest.mark.parametrize(
         ("model", name),
         [
@@ -104,7 +107,8 @@ def in_every_family(name: str, kinds: Mapping[str, Any]) -> pytest.MarkDecorator
     )
 
 
-# By default a family of each kind, for what differs where a model has windows and caps, experts or a LayerNorm.
+# By default these cases run with one family of each kind. Use it for code that depends on windows, caps, experts or
+# LayerNorm.
 of_each_kind = pytest.mark.parametrize(
     "model",
     [
@@ -116,7 +120,7 @@ of_each_kind = pytest.mark.parametrize(
     indirect=True,
 )
 
-# By default the first family, for what does not depend on the model.
+# By default these cases run only with the first family. Use it for code that does not depend on the model.
 of_one_family = pytest.mark.parametrize(
     "model",
     [
@@ -129,12 +133,12 @@ of_one_family = pytest.mark.parametrize(
 
 @dataclass(frozen=True)
 class Norms:
-    """What a model normalises by: a brick, whose kernel has that name in that module."""
+    """The norm of a model: its brick, and the module and name of its kernel."""
 
     brick: str
     module: Any
     name: str
-    behind_sum: str  # the brick of one that stands behind a residual add
+    behind_sum: str  # the brick of a norm that follows a residual add
 
     @classmethod
     def of(cls, model: Model) -> Norms:
@@ -148,19 +152,19 @@ class Norms:
         return kernel
 
     def plant(self, monkeypatch: pytest.MonkeyPatch, implementation: Callable[..., None]) -> None:
-        """In place of the kernel's own."""
+        """Replace the implementation of the kernel."""
         monkeypatch.setattr(self.module, self.name, replace(self.kernel, implementation=implementation))
 
 
 @pytest.fixture
 def decoder_for(profiler: BrickProfiler) -> Callable[[Model, int], Decoder]:
-    """Makes a decoder of a model for a number of threads."""
+    """Return a function that creates a decoder for a model and a number of threads."""
     return lambda model, threads: Decoder(model, "numba", threads, profiler, model.context_length)
 
 
 @pytest.fixture(scope="session")
 def gpu() -> Gpu:
-    """The first GPU; where there is none, or nothing that can use it, the test is skipped."""
+    """Return the first GPU. Skip the test if there is no usable GPU."""
     try:
         return Gpu()
     except ComputeError as error:

@@ -1,12 +1,12 @@
-"""A GPU of the host: CUDA C++ compiled by g++, whose blocks run one after the other, a context for each thread.
+"""A GPU simulated on the host. g++ compiles CUDA C++, blocks run one after another, and each thread has a context.
 
 Rules
-- Sources are compiled as they are. What CUDA C++ and PTX have and C++ has not stands in SHIM, once.
-- Of a block one thread runs at a time, and hands over where it waits for others: at a barrier, and where a warp
-  exchanges values. Blocks run in order, so that the last one is the last to arrive.
-- An array lies between bytes that must stay as they are. What is written farther off harms this process.
-- Threads of a block run in the order of their numbers, or (`is_reversed`) backwards: what two orders make differ is a
-  race. Nothing here finds every race.
+- Sources are compiled unchanged. SHIM defines everything that CUDA C++ and PTX have and C++ lacks.
+- One thread of a block runs at a time. It switches to the next thread at a barrier and when a warp exchanges values.
+  Blocks run in order, so the last block is also the last to arrive.
+- Every array has guard bytes before and after it, which must not change. A write beyond them damages this process.
+- Threads of a block run in the order of their numbers, or in reverse order with `is_reversed`. A difference between
+  the two orders is a race. Some races are not found.
 """
 
 from __future__ import annotations
@@ -38,14 +38,16 @@ from cbtop.profiler.definitions import KernelDefinition
 from cbtop.protocol.cache import cache_dir, replace_whole
 from tests.compute.fake_gpu import DeviceArray
 
-OPTIONS = ("-std=c++17", "-w", "-O1", "-fPIC", "-U_FORTIFY_SOURCE")  # which refuses a longjmp to another stack
-GUARD_BYTES = mmap.PAGESIZE  # before and behind each array
-# Of floats no numbers, and signaling, so that what is made of them is not the same.
+# _FORTIFY_SOURCE would reject a longjmp to another stack
+OPTIONS = ("-std=c++17", "-w", "-O1", "-fPIC", "-U_FORTIFY_SOURCE")
+GUARD_BYTES = mmap.PAGESIZE  # before and after each array
+# Signaling NaNs, which change when they are used in arithmetic.
 GUARD = np.full(GUARD_BYTES // 4, 0x7FA5A5A5, np.uint32).view(np.uint8)
 MULTIPROCESSORS = 4
 
-# What of CUDA the sources ask (CUDA C++ Programming Guide, "C++ Language Extensions"; PTX ISA for `ptx_...`, to whose
-# instructions `_of_ptx` translates `asm`). Contexts begin by ucontext and change by longjmp, which asks no system.
+# The parts of CUDA that the sources use (CUDA C++ Programming Guide, "C++ Language Extensions"; PTX ISA for
+# `ptx_...`). `_of_ptx` translates `asm` to these functions. Contexts start by ucontext and switch by longjmp, which
+# needs no system call.
 SHIM = r"""
 #include <cmath>
 #include <csetjmp>
@@ -428,15 +430,15 @@ extern "C" const char* launch_NAME(
     return launch(entry_NAME, arguments, sizes, count, grid, threads, is_reversed);
 }
 """
-# As `asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));`: strings, then what is written, read and spoilt.
+# Matches `asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));`: strings, then outputs, inputs and clobbers.
 ASM = re.compile(r'asm\s*(?:volatile\s*)?\(((?:\s*"(?:[^"\\]|\\.)*")+)(.*?)\);', re.DOTALL)
 OPERAND = re.compile(r'"[=+]?[a-z]"\s*\(')
-TYPEDEF = re.compile(r"^typedef .*_t;\n", re.MULTILINE)  # of <cstdint>
+TYPEDEF = re.compile(r"^typedef .*_t;\n", re.MULTILINE)  # <cstdint> defines them
 KERNEL = re.compile(r"(KERNEL\s+(?:__launch_bounds__\([^)]*\)\s*)?)(\w+)\(")
 
 
 def _of_ptx(found: re.Match[str]) -> str:
-    """A call of the function that stands for an instruction, by what it is called: of its operands in their order."""
+    """Return a call of the SHIM function that replaces a PTX instruction, with the operands in their order."""
     text, operands = found.groups()
     name = re.sub(r"\\[nt]|[{}]", "", text.split('"')[1]).split()[0].rstrip(";")
     given = []
@@ -450,7 +452,7 @@ def _of_ptx(found: re.Match[str]) -> str:
 
 
 def compiler() -> str:
-    """Where g++ is. ComputeError where it is nowhere."""
+    """Return the path of g++. Raises ComputeError if it is not installed."""
     found = shutil.which("g++")
     if found is None:
         raise ComputeError("no g++ to compile CUDA C++ with for this machine")
@@ -458,9 +460,12 @@ def compiler() -> str:
 
 
 def loaded(source: str, exported: str = "") -> ctypes.CDLL:
-    """CUDA C++ behind the prelude, for this machine, and C++ for what is looked up in it; what was compiled before is
-    loaded again. ComputeError with the compiler's words where it refuses it, and where there is none."""
-    renamed = KERNEL.sub(r"\1entry_\2(", source)  # templates may have the name of an entry, too
+    """Compile CUDA C++ after the prelude for this machine, with `exported` C++, and load it.
+
+    An already compiled library is loaded again. Raises ComputeError with the compiler's message, or if there is no
+    compiler.
+    """
+    renamed = KERNEL.sub(r"\1entry_\2(", source)  # templates can have the same name as an entry
     prelude, own = (ASM.sub(_of_ptx, text) for text in (TYPEDEF.sub("", PRELUDE), renamed))
     entries = "".join(ENTRY.replace("NAME", name) for _, name in KERNEL.findall(source))
     whole = f"namespace {{\n{prelude}{own}\n}}\n{entries}{exported}"
@@ -469,7 +474,7 @@ def loaded(source: str, exported: str = "") -> ctypes.CDLL:
 
 @cache
 def _shim() -> Path:
-    """SHIM as a header, which is compiled beside it: half of what a module takes to compile would be this."""
+    """Return SHIM as a precompiled header, which saves half of the compile time of a module."""
     made = _compiled(SHIM, ".h.gch", "-x", "c++-header")
     header = made.with_suffix("")
     replace_whole(header, SHIM.encode())
@@ -477,7 +482,7 @@ def _shim() -> Path:
 
 
 def _compiled(text: str, suffix: str, *options: str) -> Path:
-    """The file of what g++ makes of it."""
+    """Return the file that g++ creates from `text`."""
     command = [compiler(), *OPTIONS, *options]
     kept = cache_dir() / "cuda_on_cpu" / f"{hashlib.sha256(repr((command, text)).encode()).hexdigest()}{suffix}"
     if not kept.exists():
@@ -493,7 +498,7 @@ def _compiled(text: str, suffix: str, *options: str) -> Path:
 
 
 def guarded(values: Any) -> Any:
-    """A copy of an array that begins where memory of a GPU might, between what no launch may write to."""
+    """Return a copy of an array, aligned as GPU memory is, between guard bytes that no launch may change."""
     values = np.asarray(values)
     pages = mmap.mmap(-1, 2 * GUARD_BYTES + max(values.nbytes, 1))
     space = np.frombuffer(pages, np.uint8)
@@ -504,17 +509,17 @@ def guarded(values: Any) -> Any:
 
 
 def _is_whole(array: Any) -> bool:
-    """Whether nothing was written before or behind an array, of `guarded` or a part of one."""
+    """Return whether the guard bytes around an array of `guarded`, or a part of one, are unchanged."""
     while isinstance(array.base, np.ndarray):
         array = array.base
     return bool(np.array_equal(array[:GUARD_BYTES], GUARD) and np.array_equal(array[-GUARD_BYTES:], GUARD))
 
 
 class CpuAsGpu(Gpu):
-    """Takes the place of a Gpu: its arrays are NumPy's, its launches run here. ComputeError where no g++ is there."""
+    """A replacement of Gpu with NumPy arrays. Launches run on the host. Raises ComputeError without g++."""
 
     def __init__(self, *, is_reversed: bool = False) -> None:
-        """`is_reversed`: the threads of a block run backwards, from one barrier to the next."""
+        """With `is_reversed`, the threads of a block run in reverse order from one barrier to the next."""
         compiler()
         self.name = "this machine"
         self.cupy = SimpleNamespace(ndarray=DeviceArray)
@@ -524,42 +529,42 @@ class CpuAsGpu(Gpu):
         self._process = os.getpid()
 
     def source(self, module: CudaModule) -> str:
-        """What is compiled of a module."""
+        """Return the source that is compiled for a module."""
         return module.source
 
     def synchronize(self) -> None:
-        """Nothing is under way."""
+        """Do nothing, because launches have already finished."""
 
     def require_room(self, size_bytes: int, what: str) -> None:
-        """There is."""
+        """Do nothing, because there is always room."""
 
     def array(self, values: Any) -> Any:
-        """A copy, guarded."""
+        """Return a guarded copy."""
         return guarded(values)
 
     def host(self, array: Any) -> Any:
-        """A copy."""
+        """Return a copy."""
         return array.copy()
 
     def zeros(self, shape: Any, dtype: Any) -> Any:
-        """Guarded."""
+        """Return a guarded array of zeros."""
         return guarded(np.zeros(shape, dtype))
 
     def pinned(self, shape: tuple[int, ...], dtype: Any) -> Any:
-        """As `zeros`."""
+        """Return the same as `zeros`."""
         return self.zeros(shape, dtype)
 
     def planes(self, layout: PlaneLayout, matrix: QuantizedMatrix, experts: int | None = None) -> Any:
-        """As on a GPU."""
+        """Return the same planes as on a GPU, in a guarded array."""
         of_each = [planes_of(matrix.format, rows) for rows in np.split(matrix.data, experts or 1)]
         return guarded(of_each[0] if experts is None else np.stack(of_each))
 
     def definition(self, one: CudaLaunch) -> KernelDefinition:
-        """What a launch says of itself."""
+        """Return the kernel definition of a launch."""
         return KernelDefinition(one.entry, BACKEND, grid=one.grid, block=one.block)
 
     def launch(self, one: CudaLaunch | LibraryCall, stamp: int | None = None, *, is_early: bool = False) -> None:
-        """It has run when this returns. ComputeError with what is wrong with it."""
+        """Run the launch to its end. Raises ComputeError if it violates a rule."""
         if isinstance(one, LibraryCall):
             _bf16_product(*one.call.args)  # type: ignore[attr-defined]
             return
@@ -582,12 +587,12 @@ class CpuAsGpu(Gpu):
     def prepared(
         self, one: CudaLaunch | LibraryCall, stamp: int | None = None, *, is_early: bool = False
     ) -> Callable[[], None]:
-        """What launches it, each time it is called."""
+        """Return a function that runs the launch each time it is called."""
         return lambda: self.launch(one, stamp, is_early=is_early)
 
 
 def _bf16_product(weights: Any, x: Any, out: Any, columns: int) -> None:
-    """What `cuda.gemm.bf16_product` has cuBLAS compute."""
+    """Compute what `cuda.gemm.bf16_product` computes with cuBLAS."""
     tokens, rows = out.shape
     left, right = (
         (one.reshape(-1)[: count * columns].astype(np.uint32) << 16).view(np.float32).reshape(count, columns)
@@ -597,7 +602,7 @@ def _bf16_product(weights: Any, x: Any, out: Any, columns: int) -> None:
 
 
 def _parameter(value: Any) -> Any:
-    """An argument of a launch as C has it."""
+    """Return an argument of a launch as a C value."""
     if isinstance(value, np.generic):
         kind: Any = value.dtype
         return np.ctypeslib.as_ctypes_type(kind)(value.item())

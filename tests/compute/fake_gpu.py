@@ -1,4 +1,4 @@
-"""A GPU on which nothing is computed: launches write their stamps, copies copy, a graph does both again."""
+"""A fake GPU without arithmetic. Launches write their time stamps, copies copy, and a graph repeats both."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from cbtop.profiler.definitions import KernelDefinition
 
 
 class CudaError(RuntimeError):
-    """As CuPy's CUDARuntimeError."""
+    """A stand-in for CuPy's CUDARuntimeError."""
 
 
 class DeviceArray(np.ndarray[Any, Any]):
-    """NumPy's, with its address where CuPy's has it."""
+    """A NumPy array with its address in the same attribute as CuPy's."""
 
     @property
     def data(self) -> Any:
@@ -54,8 +54,10 @@ class FakeStream:
 
 
 class FakeGpu(ShapedArrays):
-    """`before_launch` is called with each; `now_ns` is its clock, and `skipped` the entry of a kernel that does not
-    run. `in_flight`: what was launched since the host waited."""
+    """A fake GPU with the clock `now_ns`. It calls `before_launch` before each launch.
+
+    `skipped` is the entry of a kernel that does not run. `in_flight` has the launches since the host last waited.
+    """
 
     label, name = "cuda:0", "fake"
     is_of_parent = False
@@ -120,7 +122,7 @@ class FakeGpu(ShapedArrays):
             self._write(address)
             end = ctypes.c_uint64.from_address(address + 8)
             self.now_ns += 500
-            end.value = max(end.value, self.now_ns)  # atomicMax
+            end.value = max(end.value, self.now_ns)  # as atomicMax does
 
     def _write(self, address: int) -> None:
         self.now_ns += 500

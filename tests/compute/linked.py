@@ -1,4 +1,4 @@
-"""Links between ranks that need no GPU: threads of this process, or processes, by named pipes."""
+"""Links between ranks without a GPU, for threads of this process, or for processes with named pipes."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ import numpy as np
 
 from cbtop.compute.decoder.ranks import Rank, RankLink
 
-DEADLINE_S = 60.0  # only what waits for nobody takes so long
+DEADLINE_S = 60.0  # only a deadlock takes this long
 
 
 class Broadcasting(ABC):
-    """A link whose broadcast is as many sends."""
+    """A link whose broadcast consists of single sends."""
 
     def __init__(self, number: int, count: int) -> None:
         self.number, self._count = number, count
 
     @abstractmethod
     def send(self, array: Any, to: int) -> None:
-        """As Link's."""
+        """Send the array, as `Link.send` does."""
 
     @abstractmethod
     def recv(self, array: Any, sender: int) -> None:
-        """As Link's."""
+        """Receive into the array, as `Link.recv` does."""
 
     def broadcast(self, array: Any, sender: int) -> None:
         if self.number != sender:
@@ -42,7 +42,7 @@ class Broadcasting(ABC):
                 self.send(array, other)
 
     def all_reduce(self, array: Any) -> None:
-        """In the order of the ranks, so that all have the same."""
+        """Add up in the order of the ranks, so that all ranks get the same sum."""
         own = np.array(array)
         for sender in range(self._count):
             part = own.copy()
@@ -51,7 +51,7 @@ class Broadcasting(ABC):
 
 
 class ThreadLink(Broadcasting):
-    """To ranks that are threads beside this one."""
+    """A link to ranks that are threads of this process."""
 
     def __init__(self, number: int, count: int, queues: defaultdict[tuple[int, int], Queue[Any]]) -> None:
         super().__init__(number, count)
@@ -65,13 +65,13 @@ class ThreadLink(Broadcasting):
 
 
 class PipeLink(Broadcasting):
-    """To ranks that are processes, which meet in `folder`."""
+    """A link to ranks that are processes. Their named pipes are in `folder`."""
 
     def __init__(self, number: int, count: int, folder: Path) -> None:
         super().__init__(number, count)
         self._pipes: dict[tuple[int, int], int] = {}
         for pair in sorted((one, other) for one in range(count) for other in range(count) if one != other):
-            if number in pair:  # all open them in this order, so that nobody waits for whom waits for it
+            if number in pair:  # all ranks open them in this order, which avoids a deadlock
                 path = folder / f"{pair[0]}-{pair[1]}"
                 with suppress(FileExistsError):
                     os.mkfifo(path)
@@ -91,7 +91,7 @@ class PipeLink(Broadcasting):
 
 
 def together(count: int, run: Callable[[Rank], Any]) -> list[Any]:
-    """What `run` gives in each of so many ranks, a thread each."""
+    """Call `run` in `count` ranks, one thread each. Returns the results."""
     queues: defaultdict[tuple[int, int], Queue[Any]] = defaultdict(Queue)
     for one in range(count):
         for other in range(count):

@@ -1,4 +1,4 @@
-"""A GGUF file again, with other keys."""
+"""Copies a GGUF file with changed keys."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from gguf.quants import dequantize
 
 
 def rewritten(source: Path, path: Path, keys: dict[str, Any], tensors: dict[str, Any] | None = None) -> Path:
-    """Write the file `source` at `path` with `keys`, besides those that it has or in their place.
+    """Write the file `source` to `path` with `keys` added or replaced.
 
-    With `tensors`, which follow its own, all are of float32.
+    With `tensors`, these are appended and all tensors become float32.
     """
     reader = GGUFReader(source)
     values = {name: item.contents() for name, item in reader.fields.items() if not name.startswith("GGUF.")} | keys

@@ -1,4 +1,4 @@
-"""The gradients of kernels, compared with finite differences of their forward references in float64."""
+"""Gradients of kernels equal finite differences of their forward references in float64."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from cbtop.compute.quantization.base import QuantizedMatrix
 from cbtop.compute.quantization.floats import F32
 from cbtop.compute.quantization.q4_k import Q4_K
 
-STEP = 1e-5  # of a finite difference, in float64
+STEP = 1e-5  # step of the finite differences, in float64
 NO_BIAS = np.zeros(0, np.float32)
 SCALE, WINDOW = 0.4, 3
 Inputs = list[Any]  # float64 arrays
-Forward = Callable[..., Any]  # returns the output of float64 inputs
-Backward = Callable[..., Inputs]  # returns the gradients of inputs, from the inputs and the gradient of the output
+Forward = Callable[..., Any]  # maps float64 inputs to the output
+Backward = Callable[..., Inputs]  # maps inputs and the output gradient to input gradients
 
 
 def normal(*shape: int) -> Any:
@@ -43,7 +43,7 @@ def normal(*shape: int) -> Any:
 
 
 def called(reference: Callable[..., None], shape: Any, *arguments: Any) -> Any:
-    """The output, float64, that a reference writes into its last argument."""
+    """Return the float64 output that a reference writes into its last argument."""
     out = np.zeros(shape)
     reference(*arguments, out)
     return out
@@ -70,7 +70,7 @@ def norm(forward: Callable[..., None], backward: Callable[..., None], *bias: Any
 
 
 def product(backward: Callable[..., None]) -> tuple[Inputs, Forward, Backward]:
-    """Q4_K, of which the gradient is that of the dequantised weights."""
+    """Return a case for a Q4_K product. Its gradient uses the dequantised weights."""
     matrix = QuantizedMatrix.of(Q4_K, normal(6, 256).astype(np.float32))
     scratch = linear_backward.scratch_for(1, 256)
 
@@ -99,7 +99,7 @@ def weights(backward: Callable[..., None]) -> tuple[Inputs, Forward, Backward]:
 
 
 def attended(window: int, backward: Callable[..., None]) -> tuple[Inputs, Forward, Backward]:
-    """Two heads of keys and values for six of queries."""
+    """Return a case with two heads of keys and values and six heads of queries."""
 
     def forward(q: Any, k: Any, v: Any) -> Any:
         k_cache, v_cache = plain_caches(2, len(q), 4, np.float64)
@@ -117,7 +117,7 @@ def attended(window: int, backward: Callable[..., None]) -> tuple[Inputs, Forwar
 
 
 def rotated(backward: Callable[..., None], neox: bool) -> tuple[Inputs, Forward, Backward]:
-    """Positions turn back by the negated angles."""
+    """Return a case for rope. The gradient rotates back by the negated angles."""
     table = rope.angle_table(9, np.array([1.0, 0.3]))
 
     def forward(x: Any) -> Any:
@@ -134,7 +134,7 @@ def rotated(backward: Callable[..., None], neox: bool) -> tuple[Inputs, Forward,
 
 
 def loss(backward: Callable[..., None]) -> tuple[Inputs, Forward, Backward]:
-    """The mean of the losses. What is handed to its backward is 1."""
+    """Return a case for the mean loss. The gradient of its output is 1."""
     targets = np.array([4, 0, 7])
 
     def gradients(logits: Any, d_out: Any) -> Inputs:
@@ -174,7 +174,7 @@ CASES = {
 
 
 def differences(forward: Forward, inputs: Inputs, d_out: Any) -> Inputs:
-    """The gradient of each number of each input, by differences of two calls."""
+    """Return the numerical gradient of each input, from two calls per number."""
     gradients = []
     for one in inputs:
         gradient = np.zeros_like(one)

@@ -1,4 +1,4 @@
-"""What an assertion says of an output, and what a brick's result says of all its places."""
+"""The text of an assertion about an output, and the combined result of a brick's checks in all places."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The contracts of the kernels: read strictly, kept by every kernel, and each line of them able to fail."""
+"""Contracts of the kernels are read strictly and kept by every kernel, and each line of them can fail."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ KERNELS = pytest.mark.parametrize("kernel", all_kernels(), ids=lambda kernel: ke
 
 
 def named(*lists: str) -> list[Any]:
-    """A parameter set for each thing in these lists of each contract."""
+    """Return a pytest parameter for each entry of these lists in each contract."""
     found = []
     for one in CONTRACTS:
         for what in [what for part in lists for what in getattr(one, part)]:
@@ -51,7 +51,7 @@ def test_a_contracts_arguments_are_its_kernels_in_their_order(kernel: Kernel) ->
 
 
 def right_call(kernel: Kernel, size: int) -> tuple[Any, Any]:
-    """Arguments before a call, and after it."""
+    """Return the arguments before and after a correct call."""
     arguments = kernel.examples(np.random.default_rng([SEED, size]), size)
     earlier = with_copies(arguments, {*kernel.outputs, *kernel.contract.earlier})
     kernel.reference(*arguments)
@@ -60,10 +60,11 @@ def right_call(kernel: Kernel, size: int) -> tuple[Any, Any]:
 
 @cache
 def found_of(name: str) -> dict[str, list[bool]]:
-    """Of each fault and condition of a contract, whether it was found, at each size where it could be planted."""
+    """For each fault and condition of a contract, return whether it was found at each size where it was planted."""
     found: dict[str, list[bool]] = {}
     held = attention_bf16.kernel_for(slides=True, cap=2.0)
-    kernels = *(variant.kernel for variant in variants()), held, *all_kernels()  # not all of which may run here
+    # some of these kernels cannot run on this machine
+    kernels = *(variant.kernel for variant in variants()), held, *all_kernels()
     kernel = next(kernel for kernel in kernels if kernel.contract.name == name)
     for size in SIZES:
         for fault, noticed in planted(kernel, *right_call(kernel, size)):
@@ -89,7 +90,7 @@ def test_a_bias_of_another_size_can_be_planted_in_the_smallest_product() -> None
     assert broken["precondition size(bias) == 0 or size(bias) == rows(weights)"]
 
 
-# What a contract says it says of every format: by default its faults are planted in the outputs of one kernel of it.
+# A contract holds for every format. By default, faults are planted in the outputs of only one of its kernels.
 @pytest.mark.parametrize(
     "kernel",
     [

@@ -1,4 +1,4 @@
-"""Crossovers planted in a clock are found; where noise hides them, or there is one thread, none is made up."""
+"""Planted crossovers are found. None is reported if noise hides it or there is only one thread."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Noise = Callable[[], int]
 
 @dataclass
 class Clock:
-    """Moves on by a little whenever it is asked, and by what a call takes."""
+    """A fake clock. Each reading and each call advances it."""
 
     now_ns: int = 0
 
@@ -38,7 +38,7 @@ class Clock:
 
 
 def ladder(noise: Noise = lambda: 0, waking_ns: int = WAKING_NS) -> list[PairedTimes]:
-    """One thread takes 10 ns a unit; four take a quarter of it, and some time to wake."""
+    """Return measured times: one thread takes 10 ns a unit, four threads take a quarter of it plus a time to wake."""
     clock = Clock()
     rungs = [
         Rung(
@@ -109,7 +109,7 @@ def test_a_disturbance_meets_both_ways_at_all_sizes_of_a_round() -> None:
     clock, calls = Clock(), []  # type: ignore[var-annotated]
     rungs = [Rung(size, lambda s=size: calls.append((s, 1)), lambda s=size: calls.append((s, 4))) for size in (1, 2)]  # type: ignore[misc]
     timed(rungs, clock)
-    assert calls == [(1, 1), (1, 4), (2, 1), (2, 4)] * (1 + measuring.ROUNDS)  # the first of them compiles
+    assert calls == [(1, 1), (1, 4), (2, 1), (2, 4)] * (1 + measuring.ROUNDS)  # the first round compiles
 
 
 def test_the_pause_before_a_call_is_not_in_its_time() -> None:
@@ -143,7 +143,7 @@ def test_with_one_thread_the_defaults_stay_and_it_is_said_why() -> None:
 @pytest.mark.parametrize("name", CROSSOVERS)
 @pytest.mark.usefixtures("few")
 def test_the_very_kernels_run_on_both_ways_and_at_every_size(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a decoder calls, spread over threads, in bfloat16 or of floats on one way and never on the other."""
+    """The counted function belongs to the path after the crossover. The path before it must never call it."""
     ran: list[str] = []
 
     def counted(way: str, function: Callable[..., None]) -> Callable[..., None]:

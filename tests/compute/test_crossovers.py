@@ -1,4 +1,4 @@
-"""On both sides of each crossover the path that it says really runs, and computes what its contract allows."""
+"""On both sides of each crossover, the stated path runs and its results fulfil the contract."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _static() -> Iterator[None]:
 
 @pytest.fixture
 def threaded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The loops over threads that have run, in turn: each as it is, and counted."""
+    """Return a list that gets the name of each loop over threads that runs."""
     ran: list[str] = []
 
     def counted(name: str, loop: Callable[..., None]) -> Callable[..., None]:
@@ -69,7 +69,7 @@ def is_right(kernel: Kernel, arguments: tuple[Any, ...]) -> bool:
 
 
 def work_of(kernel: Kernel, arguments: tuple[Any, ...]) -> int:
-    """Bytes of weights times tokens."""
+    """Return bytes of weights times tokens."""
     matrices = [one for one in arguments if isinstance(one, np.ndarray) and one.dtype == np.uint8]
     tokens = len(arguments[kernel.outputs[0]])
     return tokens * sum(matrix.size for matrix in matrices)
@@ -120,7 +120,7 @@ def test_with_one_thread_nothing_goes_to_threads_whatever_was_measured(threaded:
 def test_tokens_use_bfloat16_from_their_crossover_on_and_are_right_before_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(linear_int8, "HAS_TILES", True)  # computed plainly where there are none
+    monkeypatch.setattr(linear_int8, "HAS_TILES", True)  # computed without tiles if the processor has none
     rounded: list[int] = []
     round_tokens = linear_bf16._round_tokens
 
@@ -142,7 +142,7 @@ def test_a_scratch_with_tiles_serves_int8_after_the_bfloat16_crossover_rises(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(linear_int8, "HAS_TILES", True)
-    monkeypatch.setattr(linear_bf16, "_round_tokens", None)  # would raise
+    monkeypatch.setattr(linear_bf16, "_round_tokens", None)  # calling None would raise
     use_crossovers(Crossovers(bf16_tokens=5))
     kernel = linear_int8.kernel_for(Q4_K, 5)
     arguments = kernel.examples(np.random.default_rng(3), 8)

@@ -1,4 +1,4 @@
-"""Attention on a GPU at the sizes of models: its pieces, tiles and edges."""
+"""Attention on a GPU at the sizes of real models, at the edges of pieces and tiles."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HELD = 50.0
 
 
 class _Call:
-    """A call whose caches hold no numbers behind what is seen, nor before."""
+    """A call whose caches contain NaN outside the visible positions."""
 
     def __init__(
         self, gpu: Gpu, dtype: Any, tokens: int, start: int, heads: int, kv_heads: int, head_dim: int, window: int,
@@ -47,7 +47,7 @@ class _Call:
         return self._gpu.host(self.out)
 
     def error(self, found: Any, start: int | None = None) -> float:
-        """Of the largest output."""
+        """Return the largest error relative to the largest output."""
         expected = np.empty_like(self.q)
         at = self._start if start is None else start
         attention.reference(self.q, *self._caches, at, *self._scores, expected, None)
@@ -70,7 +70,8 @@ def test_shapes_of_models_agree_with_the_reference_call_by_call(gpu: Gpu, shape:
     call = _Call(gpu, dtype, *shape)
     first = call.found()
     assert call.error(first) <= TOLERANCE
-    np.testing.assert_array_equal(call.found(), first)  # what is between calls is as it was
+    # a second call gives the same result, so scratch memory was reset
+    np.testing.assert_array_equal(call.found(), first)
 
 
 @pytest.mark.parametrize("tokens", [1, 70])

@@ -1,4 +1,4 @@
-"""What NVRTC has compiled is kept, and read again where no other user may have written it."""
+"""Code compiled by NVRTC is cached, and read only from where no other user can write."""
 
 from __future__ import annotations
 

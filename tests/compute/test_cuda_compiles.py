@@ -1,4 +1,4 @@
-"""Every CUDA source compiles without a GPU, for old and new ones, with stamps and without."""
+"""Every CUDA source compiles for old and new GPUs, with and without stamps. No GPU is needed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cbtop.compute.quantization.q5_k import Q5_K
 from cbtop.compute.quantization.q6_k import Q6_K
 from cbtop.compute.verification import variants
 
-OF_MODELS = (  # made when a model has them: those of Q4_K_M files are among the variants
+OF_MODELS = (  # compiled only for models that have these formats; those of Q4_K_M files are among the variants
     qkv.kernel_for((Q5_K.code, Q5_K.code, Q6_K.code), is_int8=True),
 )
 MODULES: dict[str, CudaModule] = {
@@ -26,12 +26,12 @@ MODULES: dict[str, CudaModule] = {
     if kernel.cuda is not None
     for module in kernel.cuda.modules
 }
-EVERY_WAY = "q4_k"  # of the formats: a default run compiles no other, and each module for one GPU
+EVERY_WAY = "q4_k"  # a default run compiles only this format, and each module for one GPU
 OTHERS = tuple(one.name.lower() for one in FORMATS.values() if one.name.lower() != EVERY_WAY)
 
 
 def builds() -> Iterator[Any]:
-    """Each module, stamped or not, for each of three GPUs; but for some with `slow`."""
+    """Yield each module, with and without stamps, for three GPUs. Most combinations are slow tests."""
     turn = 0
     for name, module in MODULES.items():
         is_slow = name.endswith(OTHERS)
@@ -59,7 +59,7 @@ def test_every_entry_takes_a_stamp_and_writes_it_first_and_last(module: CudaModu
     assert len(entries) == module.source.count("KERNEL ")
     for name, parameters, body in entries:
         assert parameters.endswith(" STAMP"), name
-        before, _, _ = body.partition("ENTER")  # all that may stand there asks for weights
+        before, _, _ = body.partition("ENTER")  # before ENTER, kernels may only read weights
         assert {line.partition("<")[0] for line in before.split("\n") if line.strip()} <= {"    ahead"}, name
         assert body.split()[-1] == "LEAVE", name
         assert "return" not in body, f"{name}: a thread that returns never reaches LEAVE"

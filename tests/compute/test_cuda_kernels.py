@@ -1,4 +1,4 @@
-"""Every kernel's CUDA version beside its reference, on its own examples."""
+"""Every CUDA kernel gives the result of its reference on its own examples."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_rows_of_every_format_are_looked_up_by_tokens_of_either_size(
 def product_of(
     name: str, formats: Sequence[BlockFormat], columns: int, tokens: int, is_int8: bool
 ) -> tuple[Kernel, Arguments]:
-    """A kernel of products, and 48 rows of each matrix for it."""
+    """Return a product kernel and its arguments, with 48 rows of each matrix."""
     rng, rows, outs, matrices = np.random.default_rng(columns), 48, [], []
     for block_format in formats:
         matrix = QuantizedMatrix.of(block_format, floats(rng, rows, columns))
@@ -68,9 +68,7 @@ def product_of(
     return kernel, (*matrices, x, *outs, scratch)
 
 
-@pytest.mark.parametrize(
-    "columns", [3584, 9216]
-)  # a row has more units than a warp has threads; than two blocks have
+@pytest.mark.parametrize("columns", [3584, 9216])  # more units per row than a warp or two blocks have threads
 @pytest.mark.parametrize("tokens", [1, 3, 8])
 @pytest.mark.parametrize(
     ("name", "formats", "is_int8"),
@@ -99,10 +97,10 @@ def test_products_of_rows_as_long_as_in_models_agree_with_their_reference(
 def error_of_product(
     name: str, formats: Sequence[BlockFormat], columns: int, tokens: int, is_int8: bool, gpu: Gpu
 ) -> float:
-    """The largest, in tolerances of the contract."""
+    """Return the largest error in units of the contract's tolerance."""
     kernel, arguments = product_of(name, formats, columns, tokens, is_int8)
     expected = with_copies(arguments, kernel.outputs)
     kernel.reference(*expected)
     run_on(gpu, kernel, arguments)
     offs = [np.abs(arguments[at] - expected[at]).max() / np.abs(expected[at]).max() for at in kernel.outputs]
-    return float(np.max(offs)) / kernel.contract.tolerance  # of a NaN it is one
+    return float(np.max(offs)) / kernel.contract.tolerance  # NaN propagates through max

@@ -1,4 +1,4 @@
-"""Every kernel's CUDA version on a GPU of the host beside its reference; and the tool itself by planted faults."""
+"""Every CUDA kernel gives the result of its reference on the simulated GPU. The simulation finds planted faults."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def gpu() -> CpuAsGpu:
 
 
 def is_quick(name: str, how: str) -> bool:
-    """Whether a default run has time for it: g++ takes about a second for each module."""
+    """Return whether a default run includes this variant. g++ takes about one second per module."""
     if name == "attention":
         return how in ("1 token, f16 cache", "6 tokens, f16 cache")
     return name in QUICK or (name in QUICK_PRODUCTS and how.startswith(("1 token", "3 experts")))
@@ -96,7 +96,7 @@ def test_a_non_finite_logit_draws_no_token_and_the_next_draw_is_right(
     right = logits[0, 77]
     logits[0, 77] = weird
     run_on(gpu, DRAWN, (logits, 0.8, top_k, top_p, 3, 7, 1, out))  # type: ignore[arg-type]
-    assert out[0] >= 700  # which the decoder refuses
+    assert out[0] >= 700  # the decoder rejects such a token
     logits[0, 77] = right
     run_on(gpu, DRAWN, (logits, 0.8, top_k, top_p, 3, 7, 1, out))  # type: ignore[arg-type]
     DRAWN.reference(logits, 0.8, top_k, top_p, 3, 7, 1, expected)
@@ -109,14 +109,14 @@ def test_a_non_finite_logit_chooses_no_token_and_the_next_choice_is_right(weird:
     right = logits[0, 77]
     logits[0, 77] = weird
     run_on(gpu, GREEDY, (logits, out))  # type: ignore[arg-type]
-    assert out[0] == 700  # which the decoder refuses
+    assert out[0] == 700  # the decoder rejects such a token
     logits[0, 77] = right
     run_on(gpu, GREEDY, (logits, out))  # type: ignore[arg-type]
     assert out[0] == logits.argmax()
 
 
 def long_products() -> Iterator[Any]:
-    """Rows of one warp, and of several, whose last one has less to do."""
+    """Yield rows of one warp and of several warps. The last warp has less work."""
     for columns in (3584, 9216, 18944):
         for name, formats, is_int8, quick in (
             ("linear", (Q4_K,), True, (9216,)),
@@ -145,7 +145,7 @@ def test_products_of_rows_shared_by_several_warps_agree_with_their_reference(
 
 
 def error_of_norm(kernel: Kernel, hidden: int, gpu: CpuAsGpu, *, has_bias: bool = True) -> float:
-    """Of the tolerance."""
+    """Return the error relative to the tolerance."""
     rng = np.random.default_rng(hidden)
     x, weights = floats(rng, 2, hidden) + np.float32(1), weights_of(kernel, rng, hidden)
     if not has_bias:
@@ -158,7 +158,7 @@ def error_of_norm(kernel: Kernel, hidden: int, gpu: CpuAsGpu, *, has_bias: bool 
     return float(error / kernel.contract.tolerance)
 
 
-# Numbers one by one, in fours that registers hold, with threads that have none, and more than registers hold.
+# Sizes: single numbers, groups of four in registers, some idle threads, and more than fit into registers.
 @NORMS
 @pytest.mark.parametrize("hidden", [7, 40, 768, 3584, 8192, 8256])
 def test_a_norm_agrees_with_its_reference_however_its_threads_share_a_row(
@@ -179,7 +179,7 @@ def with_codes(kernel: Kernel, *arguments: Any) -> Sequence[CudaLaunch]:
 
 
 def codes_of_norm(kernel: Kernel, hidden: int, rows: int, gpu: CpuAsGpu) -> tuple[list[Any], list[Any]]:
-    """The output, codes and factors that a norm makes with it, and what a norm and quantize_rows do."""
+    """Return output, codes and factors of the fused norm, and those of a norm followed by quantize_rows."""
     rng = np.random.default_rng(hidden)
     weights = weights_of(kernel, rng, hidden)
     for one in weights:
@@ -297,9 +297,9 @@ def test_rows_are_rounded_to_the_bit_as_on_the_cpu_whatever_is_in_them(gpu: CpuA
     rng = np.random.default_rng(1)
     x = floats(rng, 9, 64)
     x[0], x[1], x[2, 40], x[3, 3], x[4, 63] = 0, -0.0, np.nan, np.inf, -np.inf
-    x[5] *= np.float32(1e-41)  # subnormal
+    x[5] *= np.float32(1e-41)  # becomes subnormal
     x[6, :32], x[6, 32:] = 1e-38, 3e38
-    x[7] = np.arange(64) * 0.5 - 16  # codes that lie between two
+    x[7] = np.arange(64) * 0.5 - 16  # exactly between two codes
     x[7, 0] = 127
     found, expected = empty_codes(9, 64), empty_codes(9, 64)
     run_on(gpu, QUANTIZE_ROWS, (x, *found))
@@ -316,7 +316,7 @@ def test_queries_and_keys_that_rotate_in_one_launch_do_as_in_two(kernel: Any, to
 
 def error_of_rotation(kernel: Any, tokens: int, gpu: CpuAsGpu) -> float:
     rng, head_dim, start = np.random.default_rng(tokens), 20, 4
-    table = angle_table(9, 1e4 ** (-np.arange(8) / 8))  # of a head some numbers stay
+    table = angle_table(9, 1e4 ** (-np.arange(8) / 8))  # only a part of each head is rotated
     both = floats(rng, tokens, 14 * head_dim), floats(rng, tokens, 2 * head_dim)
     neox = kernel is ROPE_NEOX
     moved = [gpu.array(one) for one in both]
@@ -349,7 +349,7 @@ def decoder_of(gpu: CpuAsGpu, model: Model, *, is_exact: bool) -> Decoder:
 
 
 def pass_of(gpu: CpuAsGpu, decoder: Decoder, tokens: Sequence[int]) -> list[str]:
-    """The entries that a pass launches, as GpuDecoder has it launched."""
+    """Return the names of the entries that a pass launches, in the way of GpuDecoder."""
     takes_int8 = decoder.model.layers[0].q.weight.takes_int8
     ran = LaunchedPass(gpu, None, decoder.int8_scratch if takes_int8 else None)
     decoder.plan(tokens, ran.run, ran.layer)
@@ -357,7 +357,7 @@ def pass_of(gpu: CpuAsGpu, decoder: Decoder, tokens: Sequence[int]) -> list[str]
 
 
 def kernel_by_kernel(gpu: CpuAsGpu, decoder: Decoder, tokens: Sequence[int]) -> None:
-    """A pass of which nothing is done in one launch with anything else."""
+    """Run a pass with one launch for each kernel, without fusing."""
 
     def run(brick: ComputeBrick, elements: int, *calls: Arguments) -> None:
         for kernel, arguments in zip(brick.kernels, calls, strict=True):
@@ -409,7 +409,8 @@ def test_a_pass_launches_what_the_plan_says(
     assert names == [one.kernel for one in plan for _ in range(one.launches)]
     assert sum(name.endswith(norm) for name in names) == 2 * layers + 1
     assert names.count("add_rms_norm_int8") == (2 * layers - 1 if norm == "rms_norm_int8" else 0)
-    assert names.count("quantize_rows") == 2 * layers  # of what attention and the gated activations left
+    # outputs of attention and of gated activations are quantized separately
+    assert names.count("quantize_rows") == 2 * layers
 
 
 @pytest.mark.parametrize("is_exact", [pytest.param(True, marks=pytest.mark.slow), False], ids=["exact", "int8"])
@@ -451,7 +452,7 @@ def test_a_check_finds_a_nan_in_a_row_that_no_reference_computes(
 
     decoder.plan([1], run, lambda index: nullcontext())
     failed = [(brick, what) for brick, what, found in findings if not found.passed]
-    assert failed == [("LmHead", "finite"), ("Sampling", "equals reference")]  # which chooses no token then
+    assert failed == [("LmHead", "finite"), ("Sampling", "equals reference")]  # no token is chosen then
 
 
 @pytest.mark.slow
@@ -472,20 +473,20 @@ def test_a_prompt_of_a_mixture_in_bfloat16_has_the_logits_of_a_float64_pass(
 
 
 class Faulty(CpuAsGpu):
-    """Compiles all modules with `old` in their source replaced."""
+    """A simulated GPU that replaces `old` by `new` in all modules before it compiles them."""
 
     def __init__(self, old: str, new: str, *, is_reversed: bool = False) -> None:
         super().__init__(is_reversed=is_reversed)
         self._old, self._new = old, new
 
     def source(self, module: CudaModule) -> str:
-        """With the fault, where it can be in it."""
+        """Return the source with the fault, if it contains `old`."""
         return module.source.replace(self._old, self._new)
 
 
 @pytest.fixture
 def faulty(gpu: CpuAsGpu) -> type[Faulty]:
-    """Where there is a compiler."""
+    """Return Faulty. The `gpu` fixture skips the test without a compiler."""
     return Faulty
 
 
@@ -550,7 +551,7 @@ def test_experts_that_are_mixed_up_are_found(name: str, old: str, new: str, faul
     kernel = variant.kernel
     arguments = kernel.examples(np.random.default_rng(1), 7)
     if name == "route":
-        arguments[0][:] = np.round(arguments[0])  # some are equal
+        arguments[0][:] = np.round(arguments[0])  # rounded, so that some numbers are equal
     expected = with_copies(arguments, kernel.outputs)
     kernel.reference(*expected)
     run_on(faulty("no such text", ""), kernel, arguments)
@@ -567,7 +568,7 @@ def test_a_context_of_one_token_has_room_for_activations_of_all_its_experts(
     decoder = Decoder(model, "cuda", 1, BrickProfiler(enabled=False), 1, machine=GpuMachine(gpu, 64))
     assert model.experts is not None
     assert model.experts.used * model.feed_forward > model.hidden
-    pass_of(gpu, decoder, [1])  # where it had none, a launch would write beside an array
+    pass_of(gpu, decoder, [1])  # without enough room, a launch would write outside an array
 
 
 @pytest.mark.parametrize("old", ["x = other;", "columns = other_columns;"])

@@ -1,4 +1,4 @@
-"""The decoder against a plain float64 forward pass, and what it records."""
+"""The decoder equals a plain float64 forward pass. Its records are right."""
 
 from __future__ import annotations
 
@@ -137,8 +137,11 @@ def test_while_a_thread_uses_a_decoder_no_other_one_can(model: Model, decoder_fo
 
 @pytest.mark.parametrize("model", ["qwen2"], indirect=True)
 def test_what_runs_inside_a_pass_cannot_use_its_decoder(model: Model, decoder_for: MakeDecoder) -> None:
-    """As the handler of a signal or an observer: a token in the middle of a prompt moved the rest of it beyond the
-    cache, and another token came out."""
+    """A signal handler or an observer could call the decoder.
+
+    Before such calls were errors, a token inside a prompt moved the rest of the prompt beyond the cache. The result
+    was then another token.
+    """
     decoder = decoder_for(model, 1)
     expected = decoder.prefill(PROMPT)
     decoder.restart()
@@ -182,7 +185,10 @@ def test_a_fork_made_while_a_thread_uses_a_decoder_can_use_it(model: Model, deco
 def test_other_threads_can_use_the_decoder_after_an_interrupt_at_any_place(
     model: Model, decoder_for: MakeDecoder
 ) -> None:
-    """Python looks for interrupts as a function begins and as a call returns, so also as the decoder was taken."""
+    """Python can raise an interrupt when a function begins and when a call returns.
+
+    Both happen while the decoder is locked.
+    """
     decoder = decoder_for(model, 1)
 
     def interrupted_at(place: int) -> bool:
@@ -239,7 +245,7 @@ def test_every_brick_of_a_step_is_recorded(model: Model, decoder_for: MakeDecode
     gate = ["GateUpActivation (fused)"] if is_fused else ["GateProjection", "UpProjection", "Activation"]
     feed_forward = [*gate, "DownProjection"]
     in_layers = [node.name for node in ran if node.parent in [layer.id for layer in layers]]
-    if model.experts is not None:  # which run as often as a layer's tokens have chosen different ones
+    if model.experts is not None:  # expert bricks run once for each chosen expert
         in_layers = [name for at, name in enumerate(in_layers) if in_layers[at - 1 : at + 1] != ["MoeExperts"] * 2]
         feed_forward = ["MoeRouter", "MoeExperts", "MoeCombine"]
     in_layer = [
@@ -326,7 +332,7 @@ def test_a_product_wrong_only_for_one_token_or_only_for_many_fails_its_check(
 ) -> None:
     def wrong(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: Any) -> None:
         linear.linear(code, weights, bias, x, out, scratch)
-        # The output matrix meets one token in any pass.
+        # The output matrix gets one token in every pass.
         if (x.shape[0] == 1) == alone and weights is not model.lm_head.data:
             fault(out)
 
@@ -374,7 +380,7 @@ def test_if_weights_make_a_nan_their_brick_fails_and_later_ones_are_skipped(
 
 @pytest.mark.parametrize("model", ["qwen2"], indirect=True)
 def test_a_nan_that_no_cache_keeps_hides_nothing_of_the_next_pass(model: Model, decoder_for: MakeDecoder) -> None:
-    """Behind the last layer a prompt's NaN is no input of the token after it: a product of one token is wrong."""
+    """A NaN after the last layer does not reach the next token. A wrong product of one token must still be found."""
     decoder = decoder_for(model, 1)
     down = decoder.bricks.layers[0].down
     assert down is not None

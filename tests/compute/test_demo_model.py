@@ -1,4 +1,4 @@
-"""The demo model: written whole or not at all, the same every time."""
+"""The demo model is written completely or not at all, and is always the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mixtures of experts: as llama.cpp computes them, as a float64 pass does, and counted by what was read."""
+"""Mixtures of experts equal llama.cpp and a float64 pass. Their work is counted from the bytes that were read."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MakeDecoder = Callable[[Model, int], Decoder]
 
 @pytest.fixture(scope="module")
 def expert_files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A tiny mixture of each kind, with what llama.cpp wants beside what cbtop does."""
+    """Return the files of tiny mixtures of each kind, with the keys that llama.cpp and cbtop need."""
     folder = tmp_path_factory.mktemp("experts")
     for name, shape in SHAPES.items():
         llama_peer.write_model(folder / name, shape)
@@ -50,7 +50,7 @@ def path(request: pytest.FixtureRequest, expert_files: dict[str, Path]) -> Path:
 
 
 def logits_of(decoder: Decoder, tokens: list[int]) -> np.ndarray:
-    """Those of a prompt, and of each token after that, decoded by itself."""
+    """Return the logits of a prompt and of each further token, decoded one by one."""
     decoder.prefill(tokens[: len(PROMPT)])
     found = [decoder.logits.copy()]
     for token in tokens[len(PROMPT) :]:
@@ -70,7 +70,7 @@ def test_logits_are_those_of_llama_cpp_for_prompts_and_decoding(path: Path, deco
     expected = np.array([llama.decode(PROMPT), *(llama.decode([token]) for token in tokens[len(PROMPT) :])])
     llama.close()
     found = logits_of(decoder_for(read_model(path, FAMILIES), 1), tokens)
-    assert error_of(found, expected) < 0.05  # it rounds activations
+    assert error_of(found, expected) < 0.05  # llama.cpp rounds activations
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -86,7 +86,7 @@ def test_with_int8_activations_logits_are_near_those_of_a_float64_pass(path: Pat
     tokens = [*PROMPT, 7]
     model = read_model(path, FAMILIES)
     assert model.experts is not None
-    # All of them: rounding can move no choice.
+    # All experts are used, so rounding cannot change the choice.
     every = replace(model.experts, used=model.experts.count)
     expected = forward_reference(replace(model, experts=every), tokens)[len(PROMPT) - 1 :]
     model = interleaved(model)
@@ -170,7 +170,7 @@ def test_each_expert_is_read_once_a_pass_and_only_those_that_are_chosen(
 
 
 def of_format(monkeypatch: pytest.MonkeyPatch, block_format: BlockFormat) -> None:
-    """Experts are written in that format."""
+    """Make the demo model write experts in this format."""
     tensors: Any = demo_model._tensors
 
     def changed(shape: ModelShape) -> Iterator[Any]:
@@ -199,7 +199,7 @@ Write = Callable[..., Path]
 
 @pytest.fixture
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
-    """Writes a tiny model with keys of its architecture beside those it has."""
+    """Return a function that writes a tiny model with additional keys of its architecture."""
     metadata = demo_model._metadata
 
     def written(shape: ModelShape, keys: dict[str, Any]) -> Path:

@@ -1,4 +1,4 @@
-"""Expressions of contracts: they mean what they mean in Python, and what they may not hold is refused unevaluated."""
+"""Contract expressions have the meaning of Python. Forbidden ones are rejected before evaluation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights that are not finite are found by their scales, and named."""
+"""Weights that are not finite are found by their block scales and reported by name."""
 
 from __future__ import annotations
 

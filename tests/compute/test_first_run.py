@@ -1,4 +1,4 @@
-"""What a first run compiles is compiled in a fork, which leaves the cache and nothing else."""
+"""The first run compiles in a fork, which leaves only the cache behind."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_fork_that_hangs_is_ended_and_this_process_goes_on(monkeypatch: pytest
         time.sleep(60)
         (tmp_path / "by itself").touch()
 
-    # It is 0 as the time allowed begins and one look more, and then 1 once the fork hangs, even where it did before.
+    # The clock shows 0 for the first two readings. It shows 1 as soon as the fork hangs, even if that was earlier.
     looks = count()
     monkeypatch.setattr(time, "monotonic", lambda: float(next(looks) > 1 and (tmp_path / "pid").exists()))
     compile_in_fork(hang, lambda: told.append(1))

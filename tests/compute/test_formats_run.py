@@ -1,4 +1,4 @@
-"""A model whose matrices are of one block format, from the file to its tokens."""
+"""A model with all matrices in one block format runs from its file to its tokens."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ from cbtop.compute.quantization.base import BlockFormat
 from cbtop.compute.quantization.interleaved import InterleavedMatrix
 
 PROMPT = [3, 141, 59, 26, 5]
-NARROW = replace(TINY, hidden=224, heads=7, kv_heads=1, feed_forward=352, layers=1)  # no multiples of 256
+# sizes that are no multiples of 256
+NARROW = replace(TINY, hidden=224, heads=7, kv_heads=1, feed_forward=352, layers=1)
 WIDE = replace(TINY, layers=1)
 
 
 @pytest.fixture
 def model_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[BlockFormat], Model]:
-    """Makes a model whose matrices are of one format."""
+    """Return a function that creates a model with all matrices in one format."""
     tensors: Any = demo_model._tensors
 
     def made(block_format: BlockFormat) -> Model:
@@ -61,7 +62,7 @@ def test_a_model_of_any_format_decodes_and_its_checks_hold(
     assert error < 1e-3 * np.abs(expected[-1]).max()
 
 
-@pytest.mark.parametrize(  # by default one of blocks of 32 and one of 256
+@pytest.mark.parametrize(  # by default one format with blocks of 32 and one with blocks of 256
     "block_format",
     [
         pytest.param(FORMATS[code], marks=() if code in (20, 23) else pytest.mark.slow, id=FORMATS[code].name)

@@ -1,4 +1,4 @@
-"""A file of the cache is loaded as it was written, or what is in it compiled again, whatever becomes of the disk."""
+"""A cache file is loaded unchanged or its code is compiled again, whatever happens to the disk."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def hashed(text: str) -> int:
 
 
 def new(folder: Path, function: Callable[..., Any] = plain) -> Any:
-    """As a new process has it: nothing of it is compiled."""
+    """Return the function as in a new process, not yet compiled."""
     dispatcher: Any = numba.njit(function)
     dispatcher._cache = FunctionCache(folder, function, dispatcher.targetoptions)
     return dispatcher
@@ -38,7 +38,7 @@ def hits(dispatcher: Any) -> int:
 
 @pytest.fixture
 def kept(tmp_path: Path) -> Path:
-    """The file of `plain` for one int64."""
+    """Return the cache file of `plain` for one int64 argument."""
     new(tmp_path).compile(ONE)
     (file,) = tmp_path.iterdir()
     again = new(tmp_path)

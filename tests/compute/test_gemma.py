@@ -1,4 +1,4 @@
-"""Gemma 2 and 3: what sets them apart is llama.cpp's and a float64 pass's, and leaving any of it out is found."""
+"""Gemma 2 and 3 equal llama.cpp and a float64 pass. Leaving out any of their features is found."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ from cbtop.profiler.profiler import BrickProfiler
 from .rewritten import rewritten
 
 TOKENS = [int(token) for token in np.random.default_rng(3).integers(0, 512, 60)]
-PROMPT = 40  # of them; the others are decoded one by one
+PROMPT = 40  # number of tokens in the prompt; the others are decoded one by one
 GEMMA2 = replace(TINY_GEMMA2, context_length=256)
 GEMMA3 = replace(TINY_GEMMA3, context_length=256)
-WHOLE_GEMMA3 = replace(GEMMA3, window_period=0, layers=7)  # the sixth layer is the one that sees all
-SMALL = {"hidden": 64, "key_length": 32, "feed_forward": 96}  # a head has 32 of 16 that hidden gives it
+WHOLE_GEMMA3 = replace(GEMMA3, window_period=0, layers=7)  # the sixth layer attends to all positions
+SMALL = {"hidden": 64, "key_length": 32, "feed_forward": 96}  # a head has 32 dimensions; hidden / heads would be 16
 Keys = dict[str, Any]
 Write = Callable[..., Path]
 
 
 @pytest.fixture
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
-    """Writes a model of float32 with keys of its architecture beside those that it has."""
+    """Return a function that writes a float32 model with additional keys of its architecture."""
     tensors: Any = demo_model._tensors
     monkeypatch.setattr(demo_model, "_tensors", lambda shape: (replace(one, format=F32) for one in tensors(shape)))
 
@@ -126,7 +126,7 @@ def error_of(found: np.ndarray, expected: np.ndarray) -> float:
 @pytest.mark.parametrize(
     ("shape", "keys", "faults"),
     [
-        pytest.param(*case, id=name, marks=pytest.mark.slow if case[0].layers > 40 else ())  # seconds to decode
+        pytest.param(*case, id=name, marks=pytest.mark.slow if case[0].layers > 40 else ())  # decoding takes seconds
         for name, case in CASES.items()
     ],
 )
@@ -143,7 +143,7 @@ def test_logits_are_llama_cpps_beyond_the_window_and_no_part_can_be_omitted(
     def error(model: Model) -> float:
         return error_of(found, forward_reference(model, TOKENS)[PROMPT - 1 :])
 
-    assert error(model) < 5e-3  # its GELU is looked up in a table of float16
+    assert error(model) < 5e-3  # llama.cpp looks up GELU in a float16 table
     for fault in faults:
         assert error(fault(model)) > 1e-2
 

@@ -1,4 +1,4 @@
-"""A model file that cannot be run is told so in one line, whatever is wrong with it."""
+"""A model file that cannot run gives an error of one line, whatever is wrong with it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.protocol.test_hostile import peak_of
 
 
 def message_of(path: Path) -> str:
-    """The one line that reading `path` ends with."""
+    """Return the error line of reading `path`."""
     with pytest.raises(ModelError) as caught:
         read_model(path, FAMILIES)
     message = str(caught.value)
@@ -42,7 +42,7 @@ def message_of(path: Path) -> str:
 
 
 def write_gguf(path: Path, architecture: str = "llama", edit: Callable[[GGUFWriter], None] | None = None) -> Path:
-    """A GGUF file with the keys of a tiny llama, what `edit` adds, and no tensors but one embedding."""
+    """Write a GGUF file with the keys of a tiny llama and the changes of `edit`. Its only tensor is one embedding."""
     writer = GGUFWriter(path, architecture)
     writer.add_block_count(1)
     writer.add_context_length(64)
@@ -151,14 +151,14 @@ def test_every_truncation_is_refused(model_files: dict[str, Path], tmp_path: Pat
 
 
 def with_array(kind: int, count: int, elements: bytes) -> bytes:
-    """A file whose one key is an array that is said to hold `count` elements."""
+    """Return a file with one key: an array with the stated length `count`."""
     return b"GGUF" + struct.pack("<IQQQ1sIIQ", 3, 0, 1, 1, b"a", 9, kind, count) + elements
 
 
 @pytest.mark.parametrize("count", [300_000, pytest.param(2_000_000, marks=pytest.mark.slow)])
 def test_empty_strings_by_the_million_are_passed_over_and_none_is_kept(tmp_path: Path, count: int) -> None:
     path = tmp_path / "model.gguf"
-    path.write_bytes(with_array(8, count, bytes(8 * count)))  # a list of these would take as many bytes
+    path.write_bytes(with_array(8, count, bytes(8 * count)))  # a list of these would need as many bytes
     with peak_of() as peak:
         assert "has no general.architecture" in message_of(path)
     assert peak() < 1 << 20
@@ -246,7 +246,7 @@ def test_a_file_truncated_while_its_header_is_read_is_refused_in_one_line(tmp_pa
 
 
 def read_after(path: Path, change: Callable[[], None]) -> str:
-    """The one line that reading `path` ends with where `change` comes between its header and its weights."""
+    """Return the error line of reading `path` if `change` runs between its header and its weights."""
     real = GgufFile.load
 
     def changed(file: GgufFile) -> None:
@@ -266,7 +266,7 @@ def copied(model_files: dict[str, Path], tmp_path: Path) -> Path:
 
 
 def overwrite(path: Path) -> None:
-    """In place, as many bytes as there were."""
+    """Overwrite the file in place with the same number of bytes."""
     size = path.stat().st_size
     with path.open("r+b") as stream:
         stream.write(b"\xff" * size)

@@ -1,4 +1,4 @@
-"""A file that is given as a model and is something else is named as what it is, with what to do."""
+"""A file that is not a model is named by its real type, with advice."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.compute.test_gguf import message_of, write_gguf
 def test_the_second_file_of_a_split_model_is_named_with_the_first_one(tmp_path: Path) -> None:
     path = tmp_path / "m-00002-of-00003.gguf"
     writer = GGUFWriter(path, "llama")
-    del writer.kv_data[0]["general.architecture"]  # as llama-gguf-split writes those after the first
+    del writer.kv_data[0]["general.architecture"]  # llama-gguf-split omits it in all files but the first
     writer.add_uint16("split.no", 1)
     writer.add_uint16("split.count", 3)
     writer.write_header_to_file()

@@ -1,4 +1,4 @@
-"""The metadata of a GGUF file is what was written, and each value is of the type that is asked for."""
+"""The metadata of a GGUF file equals what was written. Each value has the requested type."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ARRAYS = {
     "add_uint64": st.integers(0, (1 << 64) - 1),
     "add_float64": st.floats(allow_nan=False),
     "add_bool": st.booleans(),
-    "add_string": st.text(min_size=1),  # gguf writes no empty one
+    "add_string": st.text(min_size=1),  # gguf cannot write an empty string
 }
 
 
@@ -41,7 +41,7 @@ def test_values_and_arrays_are_those_that_ggufs_own_writer_wrote(tmp_path: Path,
             ("numbers", st.integers(-9, 9)),
             ("x", st.floats(width=32)),
         ):
-            wanted[name] = data.draw(st.lists(elements, min_size=1, max_size=99))  # gguf writes no empty ones
+            wanted[name] = data.draw(st.lists(elements, min_size=1, max_size=99))  # gguf cannot write empty lists
             writer.add_array(name, wanted[name])
 
     with GgufFile.open(write_gguf(tmp_path / "m.gguf", edit=edit)) as file:

@@ -1,4 +1,4 @@
-"""The roofs of a GPU, on a library that says what it was asked to run and how long that took."""
+"""The roofs of a GPU, measured on a fake library that reports what was run and how long it took."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BYTES_PER_SEC, FLOP_PER_SEC = 2e12, 5e14
 
 
 class Made:
-    """A GPU that reads BYTES_PER_SEC and computes FLOP_PER_SEC, and whose float32 products fail."""
+    """A fake GPU that reads BYTES_PER_SEC and computes FLOP_PER_SEC. Its float32 products fail."""
 
     name = "made"
 
@@ -110,7 +110,7 @@ def test_where_little_memory_is_free_the_cache_is_not_measured_in_its_place(monk
 
 
 class FakeNvml(types.ModuleType):
-    """nvidia-ml-py, of a GPU that is `used_percent` busy before and then by `processes` (pid, percent)."""
+    """A fake nvidia-ml-py. Its GPU is `used_percent` busy at first, then used by `processes` (pid, percent)."""
 
     class NVMLError(Exception):
         pass
@@ -148,7 +148,7 @@ OURS, OTHER = 10, 11
         (0, [(OURS, 99)], 0),
         (0, [(OURS, 60), (OTHER, 40)], 40),
         (30, [(OURS, 99)], 30),
-        (0, [(OTHER, 99)], 0),  # it may be ours, by the number it has outside of its container
+        (0, [(OTHER, 99)], 0),  # the other pid may be our own process as seen outside the container
         (0, [], 0),
     ],
 )
@@ -161,7 +161,7 @@ def test_how_much_others_use_the_gpu_is_said(
     assert {one.load_percent for one in roofs.ceilings} == {said}
     assert {one.gpu for one in roofs.ceilings} == {"18a9-c4"}
     assert roofs.power_limit_w == 700
-    assert len(missing) == 1  # the product that fails
+    assert len(missing) == 1  # the failing product
 
 
 def test_a_gpu_that_nvml_does_not_know_is_measured_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The roofs of a real GPU: measured by the command, kept, and announced for a model that lies on it."""
+"""The roofs of a real GPU are measured by the command, stored, and announced for a model on this GPU."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_its_roofs_are_measured_kept_and_announced_for_a_model_on_it(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert main(["calibrate"]) == 0
-    print(capsys.readouterr().out)  # noqa: T201 - for who runs it
+    print(capsys.readouterr().out)  # noqa: T201 - for the person who runs the test
     gpu = next(roofs for roofs in known_roofs() if roofs.uuid)
     names = {ceiling.name for ceiling in gpu.ceilings}
     assert {"memory_read", "memory_copy", "matmul_bfloat16", "matmul_float16"} <= names

@@ -1,4 +1,4 @@
-"""From when on a GPU is quicker, measured on one that computes nothing; and how much work a model is."""
+"""The size from which a GPU is faster, measured on a fake GPU, and the amount of work of a model."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_each_step_runs_on_the_cpu_one_way_and_on_the_gpu_the_other(fake: FakeGp
     sizes: list[list[int]] = []
 
     def planted(rungs: Sequence[Rung]) -> list[PairedTimes]:
-        """The GPU is quicker at decoding from the second size on, and never of prompts."""
+        """Return times in which the GPU is faster from the second size on for decoding, and never for prompts."""
         sizes.append([rung.size for rung in rungs])
         for rung in rungs:
             rung.before()
@@ -65,7 +65,7 @@ def test_the_work_of_a_token_is_a_layers_weights_with_only_the_used_experts(
             weights += sum(one.weight.size_bytes for one in (layer.q, layer.k, layer.v, layer.output))
             weights += share * sum(one.weight.size_bytes for one in (layer.gate, layer.up, layer.down))
         weights /= len(model.layers)
-        assert weights <= layer_bytes(model_files[name]) < 1.1 * weights  # with norms and biases, and a router
+        assert weights <= layer_bytes(model_files[name]) < 1.1 * weights  # norms, biases and a router are included
 
 
 @pytest.mark.gpu

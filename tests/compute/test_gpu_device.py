@@ -1,4 +1,4 @@
-"""A GPU by a CuPy that computes on the host: whose turn it is, what its driver refuses, and what has no room."""
+"""A GPU with a fake CuPy on the host: the current device, errors of the driver, and lack of memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from cbtop.profiler.device.cuda_calls import DriverError
 
 
 class FakeDevice:
-    """Notes how often it is current; it has `mem_info` free and in all."""
+    """A fake device that counts how often it becomes current. `mem_info` is (free, total) in bytes."""
 
     id, mem_info = 0, (1_000_000_000, 2_000_000_000)
 
@@ -85,9 +85,9 @@ def test_a_driver_that_refuses_its_clock_ends_no_pass(gpu: Gpu, monkeypatch: pyt
 
 
 class FakeDriver:
-    """Notes of each launch whether it may begin early, and the words of its arguments."""
+    """A fake driver that stores, for each launch, whether it may begin early, and the words of its arguments."""
 
-    count = 0  # arguments of a launch
+    count = 0  # number of arguments of a launch
 
     def __init__(self, *, refuses: bool = False) -> None:
         self.status = 1 if refuses else 0
@@ -141,7 +141,7 @@ def test_a_prepared_launch_gives_the_driver_the_same_arguments_each_time(
     assert first[1][:4] == np.int32(-5).tobytes()
     assert first[2][:4] == np.float32(1.5).tobytes()
     assert first[3] == np.int64(-7).tobytes()
-    assert first[4] == (0x5678).to_bytes(8, "little")  # where it stamps
+    assert first[4] == (0x5678).to_bytes(8, "little")  # address of the time stamp
 
 
 def test_a_launch_that_the_driver_refuses_is_named(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:

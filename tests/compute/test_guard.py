@@ -1,4 +1,4 @@
-"""The guard: each reaction to each fault, planted in a brick of a running model."""
+"""Tests of every reaction of the guard to every fault, planted in a brick of a running model."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ PLANTED: dict[Fault, float] = {
 
 
 def stopped() -> float:
-    """A clock by which samples cost nothing, so that one is due in each pass."""
+    """Return 0, so that samples seem free and one is taken in each pass."""
     return 0.0
 
 
 def broken(model: Model, profiler: BrickProfiler, reaction: Reaction, fault: Fault) -> tuple[Decoder, int]:
-    """A decoder with a fault in a brick of LAYER, which is the first to be sampled, and the next token."""
+    """Return a decoder with a fault in a brick of LAYER, which is sampled first, and the next token."""
     decoder = Decoder(model, "numba", 1, profiler, model.context_length)
     token = decoder.prefill(PROMPT)
     brick = decoder.bricks.layers[LAYER].ffn_norm
@@ -49,7 +49,7 @@ def broken(model: Model, profiler: BrickProfiler, reaction: Reaction, fault: Fau
 
 
 def plant(brick: ComputeBrick, value: float) -> None:
-    """From now on the brick's first output has `value` added to the first number."""
+    """Make the brick add `value` to the first number of its first output from now on."""
     right: Callable[..., None] = brick.kernels[0].implementation
 
     def wrong(*arguments: Any) -> None:
@@ -276,7 +276,7 @@ def test_of_all_bricks_behind_one_that_computes_a_nan_only_that_one_fails(
 def test_a_key_that_its_cache_cannot_hold_is_found_where_it_is_written(
     model: Model, profiler: BrickProfiler, cache_type: str, bias: float, sign: int
 ) -> None:
-    """Infinite, it would be a weight of 0 for the queries with the other sign, and pass."""
+    """An infinite key would give weight 0 for queries of the other sign, so later checks would pass."""
     decoder = Decoder(model, "numba", 1, profiler, model.context_length, DecoderSettings(cache_type))
     key_bias = model.layers[LAYER].k.bias
     kept = key_bias.copy()
@@ -294,7 +294,7 @@ def test_a_key_that_its_cache_cannot_hold_is_found_where_it_is_written(
 
 
 def beyond_the_rows_that_are_compared(decoder: Decoder, times: int) -> None:
-    """For so many calls what multiplies by the output matrix leaves a NaN in a row that no reference looks at."""
+    """Make the output product leave a NaN in a row that is not compared with the reference, for `times` calls."""
     (right,) = decoder.bricks.lm_head._implementations
 
     def wrong(*arguments: Any) -> None:
@@ -331,7 +331,8 @@ def test_a_fault_in_one_row_is_found_because_each_sample_compares_other_rows(
 
     def wrong(*arguments: Any) -> None:
         right(*arguments)
-        arguments[4][0, 44] += 10.0  # of 512: a first sample compares none from 41 to 47, of sixteen none from 32
+        # row 44 of 512; the first sample compares no rows from 41 to 47, a sample of sixteen none from 32
+        arguments[4][0, 44] += 10.0
 
     def go_on(token: int) -> None:
         for _ in range(8):
@@ -442,7 +443,7 @@ def test_samples_rest_after_their_share_of_time_and_the_others_are_skipped(
 
     decoder = Decoder(model, "numba", 1, profiler, model.context_length)
     decoder.guard = JidokaGuard(Reaction.STOP, profiler, decoder.bricks.places(), clock_s)
-    token = decoder.prefill(PROMPT)  # one sample: two seconds, which are MAX_SHARE of 400
+    token = decoder.prefill(PROMPT)  # one sample takes two seconds, which are MAX_SHARE of 400 s
     for _ in range(3):
         token = decoder.decode(token)
     decoder.guard.finish()

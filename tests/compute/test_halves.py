@@ -1,4 +1,4 @@
-"""float32 to the bits of binary16 and back, without the processor's own instructions."""
+"""float32 is converted to the bits of binary16 and back without the processor's own instructions."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_every_binary16_is_itself() -> None:
 
 
 def test_between_two_the_nearest_is_taken_and_in_the_middle_the_even_one() -> None:
-    low = ALL[:0x7C00].view(np.float16).astype(np.float64)  # positive and finite
+    low = ALL[:0x7C00].view(np.float16).astype(np.float64)  # positive, finite numbers
     high = np.append(low[1:], 65536.0)
     middle = ((low + high) / 2).astype(np.float32)
     for values in (middle, np.nextafter(middle, np.float32(0)), np.nextafter(middle, np.float32(1e9)), -middle):
@@ -49,7 +49,7 @@ def test_any_float32_is_rounded_as_by_numpy_except_that_infinity_is_nan(value: f
     with np.errstate(over="ignore"):
         expected = one.astype(np.float16)
     expected[np.isinf(expected)] = np.nan
-    np.testing.assert_array_equal(found, expected)  # a NaN is one, whatever its bits
+    np.testing.assert_array_equal(found, expected)  # all NaNs count as equal
 
 
 @jit

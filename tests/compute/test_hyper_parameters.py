@@ -1,4 +1,4 @@
-"""What a file says of its model is honoured as llama.cpp does, or refused by its name."""
+"""Hyper-parameters of a model file are used as in llama.cpp, or rejected by name."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def architecture(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def saying(model_files: dict[str, Path], tmp_path: Path, architecture: str) -> Rewrite:
-    """Writes the tiny model of the architecture with keys of it, besides those that it has or in their place.
+    """Return a function that writes the tiny model of the architecture with keys added or replaced.
 
-    With `tensors`, which follow its own, all are of float32.
+    With `tensors`, these are appended and all tensors become float32.
     """
 
     def rewrite(
@@ -58,7 +58,7 @@ def refusal(path: Path) -> str:
     return message
 
 
-HONOURED = [  # keys, the scale and the magnitude of positions
+HONOURED = [  # keys, then the scale and the magnitude of positions
     ({}, 1.0, 1.0),
     ({"rope.scale_linear": 4.0}, 0.25, 1.0),
     ({"rope.scaling.factor": 4.0}, 0.25, 1.0),
@@ -104,7 +104,7 @@ def test_llama_cpp_finds_the_same_logits(saying: Rewrite, keys: dict[str, Any]) 
     llama = Llama(path)
     found = llama.decode(PROMPT)
     llama.close()
-    # It rounds activations: none of these keys changes the logits by less than 0.2 of the largest.
+    # llama.cpp rounds activations. Each of these keys changes the logits by at least 0.2 of the largest.
     assert np.abs(found - expected).max() < 0.05 * np.abs(expected).max()
 
 
@@ -123,7 +123,7 @@ def test_every_family_in_floats_is_llama_cpps_unless_gate_and_up_are_swapped(say
     keys: dict[str, Any] = {"vocab_size": 512}
     path = saying(keys, {"tokenizer.ggml.model": "none"}, {})
     model = read_model(path, FAMILIES)
-    if model.experts is not None:  # all of them: with some, rounding chooses others on some processors
+    if model.experts is not None:  # use all experts, because on some processors rounding would choose others
         path = saying(keys | {"expert_used_count": model.experts.count}, {"tokenizer.ggml.model": "none"}, {})
         model = read_model(path, FAMILIES)
     llama = Llama(path)
@@ -300,7 +300,7 @@ def test_a_context_ends_where_a_window_would_slide(saying: Rewrite, window: int,
 
 
 def every_key() -> list[str]:
-    """All keys of an architecture that gguf knows."""
+    """Return all keys of an architecture that gguf knows."""
     found, groups = [], [Keys]
     for group in groups:
         groups += [item for item in vars(group).values() if isinstance(item, type)]

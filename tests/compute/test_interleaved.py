@@ -1,4 +1,4 @@
-"""Interleaved matrices: the same bytes in another order, and what is multiplied with them."""
+"""Interleaved matrices have the same bytes in another order. Products with them are right."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_only_whole_groups_of_a_format_with_units_are_interleaved() -> None:
 
 
 @given(st.lists(st.floats(-(2.0**100), 2.0**100, width=32), min_size=32, max_size=32))
-@example([0.0] * 31 + [2.0**-126])  # whose scale would have an infinite inverse
+@example([0.0] * 31 + [2.0**-126])  # the scale of this block has an infinite inverse
 @example([0.0] * 31 + [2.0**-149])
 def test_rows_of_any_size_are_rounded_as_the_reference_rounds_them(values: list[float]) -> None:
     x = np.array([values], np.float32)
@@ -100,15 +100,17 @@ def test_a_value_halfway_between_two_codes_is_rounded_as_by_the_reference() -> N
 
 
 @pytest.mark.parametrize("sign", [1, -1])
-@pytest.mark.parametrize(  # by default one of blocks of 32 and one of 256, each with the largest codes
+# by default one format with blocks of 32 and one with blocks of 256, both with the largest codes
+@pytest.mark.parametrize(
     "code", [code if code in (8, 14) else pytest.param(code, marks=pytest.mark.slow) for code in INTERLEAVABLE]
 )
 def test_sums_of_the_largest_weights_and_codes_fit(code: int, sign: int) -> None:
     block_format = FORMATS[code]
-    columns = 1280  # more than a stretch
+    columns = 1280  # more columns than are summed at a time
     levels = np.where(np.arange(columns) % 2, 1, 0.999).astype(np.float32)
     matrix = InterleavedMatrix.of(QuantizedMatrix.of(block_format, np.tile(sign * levels, (16, 1))))
-    x = np.ones((5, columns), np.float32) * np.array([[1], [-1], [1], [-1], [1]], np.float32)  # four, and one
+    # a group of four tokens and a single one
+    x = np.ones((5, columns), np.float32) * np.array([[1], [-1], [1], [-1], [1]], np.float32)
     out, expected = np.zeros((5, 16), np.float32), np.zeros((5, 16), np.float32)
     arguments = code, matrix.data, np.zeros(0, np.float32), x
     scratch = linear_int8.Int8Scratch(*empty_codes(5, columns), 1, None)
@@ -133,7 +135,8 @@ def test_what_is_no_number_makes_none_of_what_its_token_is_multiplied_with(value
 def test_int8_products_differ_from_float64_by_activation_rounding(
     model_files: dict[str, Path], profiler: BrickProfiler
 ) -> None:
-    for path in (model_files[family] for family in FAMILIES):  # of `mixtral`, rounding chooses other experts
+    # `mixtral` is left out, because rounding chooses other experts
+    for path in (model_files[family] for family in FAMILIES):
         expected = forward_reference(read_model(path, FAMILIES), PROMPT)[-1]
         errors = []
         for change in (lambda model: model, interleaved):
@@ -172,7 +175,7 @@ def test_a_product_that_is_wrong_in_one_format_fails_its_check(
     failed = {result.brick for result in decoder.verify(PROMPT) if not result.passed}
     down = "DownProjection" if model.experts is None else "MoeExperts"
     assert failed >= {"OutputProjection", down}
-    # What an RMSNorm has rounded is not rounded again.
+    # Outputs of an RMSNorm are already rounded, so they are not rounded again.
     is_rounded_here = Norms.of(model).brick == "LayerNorm"
     assert ["QkvProjection" in failed, "LmHead" in failed] == [is_rounded_here, is_rounded_here]
 
@@ -189,14 +192,14 @@ def test_a_norm_whose_codes_for_products_differ_from_its_output_fails(
 
         def wrong(*arguments: Any, right: Any = right, place: int = place) -> None:
             right(*arguments)
-            arguments[place][0, 20] += arguments[place].dtype.type(1)  # the scale of a block
+            arguments[place][0, 20] += arguments[place].dtype.type(1)  # the scale of one block
 
         brick._implementations = (wrong,)
     failed = {result.brick for result in decoder.verify(PROMPT) if not result.passed}
     assert failed == {"AddRmsNorm (fused)", "RmsNorm", "QkvProjection", "LmHead"}
 
 
-# Of a processor without AVX-512, as LLVM names what it has.
+# Features of a processor without AVX-512, in LLVM's names.
 FEATURES_WITH_AVX2 = "+sse4.2,+ssse3,+popcnt,+avx,+avx2,+fma,+f16c,+bmi2"
 VNNI = "AVX-512 VNNI", "znver4", f"{FEATURES_WITH_AVX2},+avx512f,+avx512bw,+avx512dq,+avx512vl,+avx512vnni"
 AVX2, GENERIC = ("AVX2", "haswell", FEATURES_WITH_AVX2), ("generic", "generic", "")
@@ -204,7 +207,7 @@ needs_another = pytest.mark.skipif(
     not cpu.HAS_AVX2 or cpu.TIER == "AVX2", reason="AVX2 is what all kernels are compiled for here, or it has none"
 )
 
-# Rows of the table of `cbtop verify`: the first of each kernel beside each peer, or all.
+# Rows of the table of `cbtop verify`: the first of each kernel and peer, or all.
 ON_ANY_PROCESSOR = """
 import sys
 from cbtop.compute.jit import cpu
@@ -219,8 +222,9 @@ for one in rows if is_whole == "True" else firsts.values():
 assert {name for name, _ in firsts} == set(names) and {peer for _, peer in firsts} == set(PEERS)
 print("passed")
 """
-ALONE = "attention", "embedding", "rms_norm", "swiglu"  # attention reads halves as kv_write does, and takes long
-# What has code of its own for a processor's tier: halves, and products of bytes.
+# attention uses the same half-precision code as kv_write, and takes long
+ALONE = "attention", "embedding", "rms_norm", "swiglu"
+# Kernels with separate code for some processors: half precision and products of bytes.
 BY_TIER = "kv_write", "f16_linear", "q8_0_linear_int8", "q8_0_gated_int8"
 
 
@@ -244,7 +248,7 @@ def test_kernels_fused_and_apart_are_right_on_a_processor_that_can_do_less(
     tier: tuple[str, str, str], formats: list[str], is_whole: bool
 ) -> None:
     name, processor, features = tier
-    # Numba's cache knows processors apart: what one run has compiled for this one serves the next.
+    # Numba's cache distinguishes processors, so later runs reuse this code.
     environment = os.environ | {"NUMBA_CPU_NAME": processor, "NUMBA_CPU_FEATURES": features}
     of_formats = (kernel for one in formats for kernel in of_format(one.lower()))
     names = (*{*BY_TIER, *of_formats, *(ALONE if is_whole else ())},)
@@ -269,12 +273,12 @@ print(next(iter(function.inspect_asm().values())))
 
 
 def machine_code_of(code: int, tier: tuple[str, str, str]) -> str:
-    """Of the product by a format, as it is compiled for a processor: not to be run."""
+    """Return the machine code of the product in a format, compiled for another processor. It must not be run here."""
     name, processor, features = tier
     environment = os.environ | {
         "NUMBA_CPU_NAME": processor,
         "NUMBA_CPU_FEATURES": features,
-        "NUMBA_CACHE_DIR": os.devnull,  # cached code has no text
+        "NUMBA_CACHE_DIR": os.devnull,  # code from the cache has no assembly text
     }
     command = [sys.executable, "-c", MACHINE_CODE, name, str(code)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -284,9 +288,9 @@ def machine_code_of(code: int, tier: tuple[str, str, str]) -> str:
 
 @pytest.mark.parametrize("told", [{"NUMBA_CPU_FEATURES": "-avx2,-f16c"}, {"NUMBA_ENABLE_AVX": "0"}])
 def test_a_product_is_compiled_without_the_features_that_numba_disables(told: dict[str, str]) -> None:
-    """LLVM ended the process."""
+    """LLVM used to end the process."""
     environment = os.environ | told | {"NUMBA_CACHE_DIR": os.devnull}
-    command = [sys.executable, "-c", MACHINE_CODE, "generic", "8"]  # of all formats the one that compiles soonest
+    command = [sys.executable, "-c", MACHINE_CODE, "generic", "8"]  # format 8 compiles fastest
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
@@ -313,7 +317,7 @@ def test_what_llvm_is_told_that_this_processor_lacks_goes_with_what_needs_it(
     assert {feature for feature in cpu._NEEDED if not cpu._has(feature)} == lacks
 
 
-@pytest.mark.slow  # how fast it is, not what it computes
+@pytest.mark.slow  # this tests speed, not results
 @pytest.mark.parametrize(
     ("code", "one_token"),
     [
@@ -324,11 +328,11 @@ def test_what_llvm_is_told_that_this_processor_lacks_goes_with_what_needs_it(
     ],
 )
 def test_machine_code_goes_through_a_block_in_a_loop_of_few_loads(code: int, one_token: int) -> None:
-    four_tokens = 4 * 8  # products: with all turns of a block written out 64 of one token
+    four_tokens = 4 * 8  # products; if all iterations were unrolled there would be 64 for one token
     assert machine_code_of(code, VNNI).count("vpdpbusd") == one_token + four_tokens
 
 
-@pytest.mark.slow  # that it runs without is seen above
+@pytest.mark.slow  # tests above show that kernels for AVX2 run
 @pytest.mark.parametrize(
     ("code", "four_tokens"),
     [(12, 64), *(pytest.param(*one, marks=pytest.mark.slow) for one in ((8, 96), (13, 64), (14, 64)))],
@@ -340,8 +344,8 @@ def test_machine_code_for_avx2_multiplies_pairs_and_has_nothing_of_avx_512(code:
     assert "vpmaddwd" in text
     assert "vpdpbusd" not in text
     assert "zmm" not in text
-    # Products of a token, of which a line has two or four; LLVM may take two lines in a turn and the odd one alone.
-    # A block of Q4_K written out has 128 of one token.
+    # A line has two or four products of a token. LLVM may unroll two lines and treat the last one separately. A
+    # completely unrolled Q4_K block would have 128 for one token.
     assert text.count("vpmaddubsw") - four_tokens <= 16
 
 
@@ -374,7 +378,7 @@ def test_matrices_from_the_measured_size_on_stay_plain_and_the_plan_agrees(
 ) -> None:
     monkeypatch.setattr(int8, "TIER", tier)
     if tier == "generic" and wanted == NEVER:
-        least = 1  # where nothing is known floats are multiplied there
+        least = 1  # on an unknown processor, floats are multiplied
     assert STATIC_CROSSOVERS.exact_bytes == NEVER
     assert int8.exact_bytes() == (1 if tier == "generic" else NEVER)
     with with_crossovers(Crossovers(measured=frozenset({"exact_bytes"}))):

@@ -1,4 +1,4 @@
-"""Compiled kernels of sources that are no more are removed; what is in use, or not ours, never."""
+"""Compiled kernels whose source no longer exists are removed. Files in use and files of others are never removed."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_a_group_of_others_may_not_write_to_it(tmp_path: Path, monkeypatch: pyte
     group = directory.stat().st_gid
     is_own = group == os.getegid() == os.geteuid()
     assert use_directory(tmp_path, OURS) == (directory if is_own else None)
-    for name in ("getegid", "geteuid"):  # the group has other members if it has not the number of its user
+    for name in ("getegid", "geteuid"):  # a group with another id than the user may have other members
         with monkeypatch.context() as patch:
             patch.setattr(os, name, lambda: group + 1)
             assert use_directory(tmp_path, OURS) is None

@@ -1,4 +1,4 @@
-"""Every kernel beside its reference, single tokens and its parts, on its own examples."""
+"""Every kernel gives the result of its reference, of single tokens, and of its parts, on its own examples."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ from cbtop.compute.quantization import FORMATS
 from cbtop.compute.quantization.base import BlockFormat
 from cbtop.compute.verification import REFERENCE, SIZES, Variant, variants, verified
 
-FEW = (7, 200)  # sizes: the last is work for two threads
-EVERY_WAY = "q4_k"  # of this format beside the reference; otherwise one way by default, each time another
-# Formats in which products are tried in every kind of way by default: of floats, of blocks of 32 and of 256. What the
-# others have of their own is how sixteen weights are read, and each is compiled: one thread tries them in one way.
+FEW = (7, 200)  # sizes; the last one is enough work for two threads
+EVERY_WAY = "q4_k"  # this format is compared in every way; others in one way each by default
+# By default, these formats are compared in every way: floats, blocks of 32, blocks of 256. Other formats differ only
+# in how sixteen weights are read. This code is compiled for each and tested with one thread in one way.
 IN_EVERY_KIND = ("f32", "q8_0", "q4_k")
-ALONE = "linear", "linear_backward", "linear_int8"  # products
+ALONE = "linear", "linear_backward", "linear_int8"  # single products
 WITH_OTHERS = "qkv", "gated", "expert_linear", "expert_gated"
 
 
 def is_repetition(variant: Variant) -> bool:
-    """Whether a product in a format is of a kind that other formats have by default."""
+    """Return whether a product in a format repeats a test that other formats have by default."""
     name = variant.kernel.contract.name
     if name not in (*ALONE, *WITH_OTHERS) or variant.kernel.name.startswith(IN_EVERY_KIND):
         return False
@@ -48,7 +48,10 @@ def is_repetition(variant: Variant) -> bool:
 
 
 def table() -> Iterator[Any]:
-    """The table of `cbtop verify`: some rows of few sizes, and with `slow` all of every size."""
+    """Yield the rows of the table of `cbtop verify`.
+
+    By default some rows at few sizes; slow tests have all rows at all sizes.
+    """
     ways: dict[tuple[str, ...], list[Variant]] = {}
     for variant in variants():
         name = f"{variant.kernel.name} {variant.how} beside {variant.peer}"
@@ -79,7 +82,7 @@ def test_weights_of_an_unknown_format_are_an_error_that_says_what_is_known(name:
         kernel.implementation(99, *arguments)
 
 
-# Compiled anew for an order that no caller has: of what is multiplied and of what is refused one always.
+# No caller uses this order, so it must be compiled. By default one accepted and one rejected case.
 @pytest.mark.parametrize(
     "block_format",
     [
@@ -90,7 +93,7 @@ def test_weights_of_an_unknown_format_are_an_error_that_says_what_is_known(name:
 def test_column_major_arrays_are_multiplied_correctly_or_refused(block_format: BlockFormat) -> None:
     kernel = kernel_for(block_format)
     code, weights, bias, x, out, scratch = kernel.examples(np.random.default_rng(1), 8)
-    two = np.asfortranarray(np.concatenate([x, x]))[:1]  # its numbers are as far apart as there are rows
+    two = np.asfortranarray(np.concatenate([x, x]))[:1]  # the elements of this row are two numbers apart
     expected = np.zeros_like(out)
     kernel.reference(code, weights, bias, x, expected, scratch)
     for arguments in ((weights, bias, two), (np.asfortranarray(weights), bias, x)):
@@ -125,7 +128,7 @@ print([sum(function.stats.cache_hits.values()) for function in compiled])
 """
 
 
-@pytest.mark.slow  # test_function_cache.py has the cache, test_kernel_cache.py that of kernels
+@pytest.mark.slow  # test_function_cache.py and test_kernel_cache.py test the caches
 def test_only_formats_that_run_are_compiled_and_the_next_process_finds_them(tmp_path: Path) -> None:
     environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path)}
 
@@ -157,7 +160,7 @@ def test_only_formats_that_run_are_compiled_and_the_next_process_finds_them(tmp_
 )
 def test_a_product_of_activations_that_are_not_float32_is_refused(kernel: Kernel) -> None:
     arguments = list(kernel.examples(np.random.default_rng(1), 8))
-    place = kernel.outputs[0] - 1  # x stands before what is written
+    place = kernel.outputs[0] - 1  # x comes before the output
     for dtype in (np.float64, np.float16):
         arguments[place] = arguments[place].astype(dtype)
         with pytest.raises(ValueError, match="; float32 are wanted: give"):

@@ -1,7 +1,6 @@
-"""The five kinds of tests that contracts ask for, counted for each kernel: none is without one that concerns it."""
+"""Every kernel has each of the five kinds of tests that apply to its contract."""
 
-# Counted are the cases that the tests really run with, read off their marks: a case that is taken out there is
-# missed here. `pytest -s` prints the list.
+# The cases are counted from the marks of the tests, so a removed case is missed here. `pytest -s` prints the list.
 
 from __future__ import annotations
 
@@ -18,18 +17,18 @@ from cbtop.compute.kernels import all_kernels
 from cbtop.compute.verification import PARTS, REFERENCE, SINGLE_TOKENS, Variant
 from tests.compute import test_contracts, test_kernels
 
-# What runs where the processor multiplies tiles, or pairs of bfloat16 sooner; its contract is tested everywhere.
+# Kernels that only run on processors with tiles or fast bfloat16. Their contracts are tested on every processor.
 NOT_HERE = {*["linear_bf16"] * (not HAS_TILES), *["attention_bf16"] * (not BF16_PAYS)}
 
 
 def cases(test: Callable[..., None]) -> list[tuple[Any, ...]]:
-    """The arguments of each case of a parametrised test."""
+    """Return the arguments of each case of a parametrized test."""
     (mark,) = [mark for mark in test.pytestmark if mark.name == "parametrize"]  # type: ignore[attr-defined]
     return [one.values if hasattr(one, "values") else (one,) for one in mark.args[1]]
 
 
 def variants_beside(*peers: str) -> list[Variant]:
-    """Those of the table of parity whose peer is one of these, in the default run or with `slow`."""
+    """Return the variants that are compared with these peers, including slow ones."""
     table = cases(test_kernels.test_a_kernel_agrees_with_what_it_is_beside_and_no_planted_fault_passes)
     return [variant for variant, _ in table if variant.peer in peers]
 

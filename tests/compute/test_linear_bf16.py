@@ -1,4 +1,4 @@
-"""Products of many tokens in bfloat16: what tiles compute, computed plainly where there are none."""
+"""Products of many tokens in bfloat16. Without tiles, the same result is computed in a plain loop."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from cbtop.compute.settings import STATIC_CROSSOVERS
 from cbtop.compute.verification import Variant, verified
 
 FROM_TOKENS = STATIC_CROSSOVERS.bf16_tokens
-PROMPT = np.random.default_rng(5).integers(0, 512, 2 * FROM_TOKENS + 11).tolist()  # no whole number of tiles
-# A third of a minute for each format where there are no tiles, half of it to compile.
+PROMPT = np.random.default_rng(5).integers(0, 512, 2 * FROM_TOKENS + 11).tolist()  # not a multiple of the tile size
+# Without tiles, each format takes 20 s, half of it to compile.
 SOON = {Q4_K.code}
 CODES = [
     pytest.param(code, marks=[] if code in SOON else [pytest.mark.slow], id=FORMATS[code].name)
@@ -41,7 +41,7 @@ CODES = [
 
 
 def product(code: int, tokens: int, rows: int, columns: int, seed: int = 1) -> tuple[Any, ...]:
-    """Arguments of a product with bias."""
+    """Return the arguments of a product with bias."""
     kernel = linear_bf16.kernel_for(FORMATS[code], tokens)
     _, weights, _, x, *_ = kernel.examples(np.random.default_rng(seed), max(8 * (rows // 16 - 1), columns // 8 - 32))
     rng = np.random.default_rng(seed)
@@ -75,7 +75,7 @@ def test_products_of_every_format_are_verified_and_no_planted_fault_passes(
 @given(st.lists(st.floats(width=32), min_size=32, max_size=32))
 def test_activations_are_rounded_as_the_reference_rounds_them(values: list[float]) -> None:
     x = np.array([values], np.float32)
-    if cpu.HAS_BF16:  # whose conversion takes the smallest for zeros, as the products do
+    if cpu.HAS_BF16:  # the processor's conversion turns the smallest numbers into zeros, as the products do
         x[np.abs(x) < np.finfo(np.float32).tiny] = 0
     tiles = TileScratch.of(1, 32, 1).tiles
     linear_bf16._round_tokens(x, tiles)
@@ -125,7 +125,7 @@ def test_a_decoder_with_tiles_passes_checks_that_fail_if_rounding_is_coarse(
     monkeypatch.setattr(linear_bf16, "_round_tokens", coarse)
     failed = {result.brick for result in decoder.verify(PROMPT) if not result.passed}
     assert "QkvProjection" in failed
-    assert "LmHead" not in failed  # which has one token
+    assert "LmHead" not in failed  # the head gets only one token
 
 
 FEATURES_WITH_TILES = (
@@ -145,25 +145,25 @@ print(next(iter(function.inspect_asm().values())))
 """
 
 
-@pytest.mark.slow  # seconds to compile
+@pytest.mark.slow  # compiling takes seconds
 def test_machine_code_uses_tiles_only_between_configuration_and_release() -> None:
     environment = os.environ | {
         "NUMBA_CPU_NAME": "sapphirerapids",
         "NUMBA_CPU_FEATURES": FEATURES_WITH_TILES,
-        "NUMBA_CACHE_DIR": os.devnull,  # cached code has no text
+        "NUMBA_CACHE_DIR": os.devnull,  # code from the cache has no assembly text
     }
     done = subprocess.run(
         [sys.executable, "-c", MACHINE_CODE], env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    function = done.stdout.split(".Lfunc_end0:")[0]  # what is behind it converts Python's arguments
+    function = done.stdout.split(".Lfunc_end0:")[0]  # the code after it converts Python's arguments
     instructions = [line.split()[0] for line in function.splitlines() if line.startswith("\t")]
     of_tiles = [one for one in instructions if one.startswith(("tile", "tdp", "ldtile"))]
     assert of_tiles[0] == "ldtilecfg"
     assert instructions.count("tilerelease") == instructions.count("retq") == 1
     assert "tilerelease" in instructions[: instructions.index("retq")]
     assert {"tdpbf16ps", "tileloadd", "tilestored", "tilezero"} <= set(of_tiles)
-    # Thirty-two weights in a vector each: spread, to floats, scaled, rounded.
+    # For 32 weights, a vector each: expanded, converted to float, scaled, rounded.
     assert instructions.count("vcvtne2ps2bf16") == 64
     assert instructions.count("vpshufb") <= 130
     assert not {"vpermw", "vpermt2b", "vpermi2b"} & set(instructions)

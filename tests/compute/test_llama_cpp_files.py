@@ -1,8 +1,8 @@
-"""Every file that llama.cpp's quantiser makes of four shapes runs, or is refused with advice that is true for it.
+"""Files of every type that llama.cpp's quantiser writes, in four shapes, run or are rejected with correct advice.
 
-llama_cpp_types.json has what it chose: by shape and type of file the type of each matrix, that of "" for those that
-are not named. Recorded from `llama_model_quantize` of the llama.cpp in llama-cpp-cffi 0.4.42, without an importance
-matrix, for each of gguf's `LlamaFileType` that it takes.
+llama_cpp_types.json has the types that the quantiser chose: for each shape and file type, the type of each matrix.
+The key "" has the type of all other matrices. It was recorded with `llama_model_quantize` of the llama.cpp in
+llama-cpp-cffi 0.4.42 without an importance matrix, for each accepted `LlamaFileType` of gguf.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from cbtop.compute.quantization.base import BlockFormat
 from cbtop.compute.quantization.floats import F32
 from tests.representatives import each_value_once
 
-# Fewer layers and columns than the models that they stand for have; what divides the columns is the same.
+# These shapes have fewer layers and columns than the real models. Their columns have the same divisors.
 SHAPES = {
     "0.5B": ModelShape("qwen2", 224, 7, 1, 512, 3, 512, 64),
     "135M": ModelShape("llama", 288, 9, 3, 768, 3, 512, 64),
@@ -51,7 +51,7 @@ def runs(shape: str, file_type: str) -> bool:
 
 
 def format_of(name: str) -> BlockFormat:
-    """The format of that name; of one that we do not have, something as long, of zeros."""
+    """Return the format with this name. An unknown format is replaced by zeros of the same size."""
     if name in KNOWN:
         return KNOWN[name]
     code = GGMLQuantizationType[name]
@@ -65,7 +65,7 @@ def format_of(name: str) -> BlockFormat:
 
 @pytest.fixture
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
-    """Writes the file of a type of a shape."""
+    """Return a function that writes a file of a type and shape."""
     tensors: Any = demo_model._tensors
 
     def written(shape: str, file_type: str) -> Path:
@@ -86,7 +86,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
 FILES = [(shape, file_type) for shape, files in CHOSEN.items() for file_type in files]
 
 
-# By default every shape and every type of file once.
+# By default every shape and every file type appears once.
 RUNNING = each_value_once(one for one in FILES if runs(*one))
 REFUSED = each_value_once(one for one in FILES if not runs(*one))
 

@@ -1,4 +1,4 @@
-"""How much memory there is, from the files of Linux that say so, and memory on huge pages."""
+"""Tests of the available memory, which is read from files of Linux, and of memory on huge pages."""
 
 from __future__ import annotations
 
@@ -59,12 +59,13 @@ IN_TWO = {"proc/self/cgroup": "0::/a/b\n"}
         (IN_TWO | group_of_two("/a/b", 1000, 600, 100), 520),
         (IN_TWO | group_of_two("/a/b", "max", 600), None),
         (SYSTEM | IN_TWO | group_of_two("/a/b", 64 * GIB, GIB), 8000 << 10),
-        (IN_TWO | group_of_two("/a/b", 9000, 600) | group_of_two("/a", 2000, 1700), 320),  # a parent has less
-        (IN_TWO | group_of_two("", 3000, 1000), 2020),  # a container sees its own as the root
+        # the parent group has less memory
+        (IN_TWO | group_of_two("/a/b", 9000, 600) | group_of_two("/a", 2000, 1700), 320),
+        (IN_TWO | group_of_two("", 3000, 1000), 2020),  # a container sees its own group as the root
         (IN_TWO | group_of_two("/a/b", 1000, 2000), 0),
         (IN_ONE | group_of_one("/a/b", 1000, 600, 30), 430),
         (IN_ONE | group_of_one("/a", 9000, 600), 8400),
-        (SYSTEM | IN_ONE | group_of_one("", (1 << 63) - 4096, 600), 8000 << 10),  # no limit
+        (SYSTEM | IN_ONE | group_of_one("", (1 << 63) - 4096, 600), 8000 << 10),  # no limit is set
     ],
 )
 def test_the_least_that_the_system_or_a_group_leaves_is_what_there_is(
@@ -87,7 +88,7 @@ def test_memory_is_zero_and_private_also_if_there_are_no_huge_pages(kind: type[m
     for line in Path("/proc/self/maps").read_text().splitlines():
         first, last = (int(part, 16) for part in line.split()[0].split("-"))
         if first <= begin < last:
-            assert line.split()[1] == "rw-p"  # shared memory would hardly ever be on huge pages
+            assert line.split()[1] == "rw-p"  # private, because shared memory hardly ever gets huge pages
             return
     raise AssertionError("it lies nowhere")
 

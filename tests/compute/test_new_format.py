@@ -1,4 +1,4 @@
-"""A new block format is a file and a line of a list: everything else reads the list."""
+"""A new block format needs one file and one line in a list. All other code reads the list."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 import cbtop
 
-# Q8_0 with the scale after the weights
+# Q8_0 with the scale after the weights.
 OWN_FILE = '''
 """Q8_2: 32 signed bytes, then their scale."""
 
@@ -50,7 +50,7 @@ Q8_2 = BlockFormat(
 '''
 LINE = '    "Q8_2": "q8_2",\n'
 
-# Which kernels of `cbtop verify` are of that format, and how many of them pass; the first variant of each.
+# Prints the kernels of this format in `cbtop verify` and how many pass, for the first variant of each.
 VERIFIED = """
 import json
 from cbtop.commands.demo import DESCRIPTION
@@ -68,7 +68,7 @@ KERNELS = "expert_gated", "expert_linear", "gated", "linear", "qkv"
 
 @pytest.fixture
 def sources(tmp_path: Path) -> Path:
-    """A copy of ours with the format."""
+    """Copy our source files and add the format."""
     ours = tmp_path / "cbtop"
     shutil.copytree(Path(cbtop.__file__).parent, ours, ignore=shutil.ignore_patterns("__pycache__"))
     (ours / "compute" / "quantization" / "q8_2.py").write_text(OWN_FILE)

@@ -1,4 +1,4 @@
-"""The decoder on a GPU beside a float64 pass: launch by launch, as a captured graph, and recorded."""
+"""The decoder on a GPU equals a float64 pass: launch by launch, as a captured graph, and with records."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5]
 
 
 def weights_of(kernel: Kernel, rng: np.random.Generator, hidden: int) -> tuple[Any, ...]:
-    """Of a norm, what comes between its rows and epsilon."""
+    """Return the arguments of a norm between its rows and epsilon."""
     return tuple(floats(rng, hidden) for name in ("weight", "bias") if name in kernel.contract.arguments)
 
 
 def off(found: np.ndarray, expected: np.ndarray) -> float:
-    """The root of the mean square, in standard deviations of what is expected."""
+    """Return the root mean square error in standard deviations of the expected values."""
     return float(np.sqrt(((found - expected) ** 2).mean()) / expected.std())
 
 
 def of_family(family: str, model_files: dict[str, Path]) -> Model:
-    """A tiny one; of a mixture each token takes all experts, so that rounding moves no choice."""
+    """Return a tiny model of the family. A mixture uses all experts, so that rounding cannot change the choice."""
     model = read_model(model_files[family], FAMILIES)
     if model.experts is None:
         return model
@@ -62,7 +62,7 @@ def test_logits_are_those_of_a_float64_pass(
     on = model_on(gpu, model, is_exact=is_exact)
     decoder = GpuDecoder(gpu, on, BrickProfiler(enabled=False), 64, is_eager=is_eager)
     tokens = list(PROMPT)
-    decoder.prefill(tokens[::-1])  # what is made for it is launched again
+    decoder.prefill(tokens[::-1])  # the graph of this pass is launched again below
     decoder.restart()
     tokens.append(decoder.prefill(tokens))
     found = [decoder.logits]
@@ -97,7 +97,7 @@ def test_drawn_tokens_are_the_same_in_a_graph_and_launch_by_launch(model_files: 
             drawn.append(tokens)
     first, again, of_graph, again_of_graph = drawn
     assert (of_graph, again_of_graph) == (first, again)
-    assert first != again  # another sequence has other draws
+    assert first != again  # another sequence gets other random numbers
 
 
 @pytest.mark.parametrize("is_eager", [True, False], ids=["launch by launch", "captured graph"])
@@ -110,7 +110,7 @@ def test_a_recorded_token_has_each_planned_launch_under_its_brick_and_layer(
     recorder: ListRecorder,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # Where others use the GPU, its clock cannot always be compared with the host's, and a step is lost.
+    # If others use the GPU, its clock cannot always be compared with the host's, and a step would be lost.
     monkeypatch.setattr(gpu, "offset_ns", lambda device_ns: 0)
     on = model_on(gpu, read_model(model_files[family], FAMILIES), is_exact=False)
     decoder = GpuDecoder(gpu, on, BrickProfiler(recorder=recorder), 2048, is_eager=is_eager)
@@ -209,7 +209,7 @@ def test_codes_of_a_norm_are_those_of_its_output(kernel: Kernel, hidden: int, gp
 
 
 def sums_and_norms(gpu: Any, rows: int, hidden: int) -> tuple[list[Any], list[Any]]:
-    """What a sum and its norm write in one launch, plain, in codes and in bfloat16; and what they do in a row."""
+    """Return the outputs of a fused sum and norm (plain, codes, bfloat16), and those of separate launches."""
     rng = np.random.default_rng(hidden)
     x, *others = floats(rng, rows, hidden), floats(rng, rows, hidden), floats(rng, hidden)
     delta, weight = (gpu.array(one) for one in others)

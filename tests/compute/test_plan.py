@@ -1,4 +1,4 @@
-"""What a model launches, by the decoder's plan."""
+"""The launches of a model follow from the decoder's plan."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from cbtop.protocol.messages import Node
 from cbtop.protocol.vocabulary import NodeKind
 from tests.compute.conftest import ListRecorder
 
-Place = tuple[str, str, str]  # layer, brick, kernel
+Place = tuple[str, str, str]  # (layer, brick, kernel)
 
 
 def recorded(recorder: ListRecorder) -> set[Place]:
-    """The kernels of a catalog, each with its brick and layer."""
+    """Return the kernels in a catalog with brick and layer."""
     nodes = {one.id: one for one in recorder.messages if isinstance(one, Node)}
     found = set()
     for node in nodes.values():

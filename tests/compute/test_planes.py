@@ -1,4 +1,4 @@
-"""Planes hold exactly the weights: by their documented layout, and as the CUDA C++ of each format reads them."""
+"""Planes contain exactly the weights, by their documented layout and as the CUDA C++ of each format reads them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from cbtop.compute.quantization.planes import ALIGNED, UNIT, PlaneLayout
 from tests.compute.cuda_on_cpu import compiler, guarded, loaded
 
 IN_PLANES = {one.name: one for one in FORMATS.values() if one.block_elements > 1}
-# Where a block has its scales in binary16; all other bytes may be any.
+# Offsets of the binary16 scales in a block. All other bytes may have any value.
 HALVES = {
     "Q8_0": (0,),
     "Q5_0": (0,),
@@ -54,13 +54,13 @@ def layout_of(block_format: BlockFormat) -> PlaneLayout:
 
 
 def blocks_of(block_format: BlockFormat) -> st.SearchStrategy[Bytes]:
-    """Up to twelve blocks of any bytes, but with scales that are finite."""
+    """Draw up to twelve blocks of random bytes with finite scales."""
 
     def made(count: int, data: bytes, seed: int) -> Bytes:
         blocks = np.random.default_rng(seed).integers(0, 256, (count, block_format.block_bytes), np.uint8)
         blocks[0, : len(data)] = np.frombuffer(data, np.uint8)
         for place in HALVES[block_format.name]:
-            blocks[:, place + 1] &= 0xBF  # below 2
+            blocks[:, place + 1] &= 0xBF  # absolute values below 2
         return blocks
 
     some_bytes = st.binary(max_size=block_format.block_bytes)
@@ -68,7 +68,7 @@ def blocks_of(block_format: BlockFormat) -> st.SearchStrategy[Bytes]:
 
 
 def unpacked(plane: Bytes, bits: int) -> Bytes:
-    """What the units of a plane of codes hold of them, uint8 (units, 32): as planes.py has it, bit by bit."""
+    """Return the codes in a plane, uint8 of shape (units, 32), read bit by bit as described in planes.py."""
     units = plane.reshape(-1, UNIT * bits // 8)
     codes = np.zeros((len(units), UNIT), np.uint8)
     for weight in range(UNIT):
@@ -84,7 +84,7 @@ def unpacked(plane: Bytes, bits: int) -> Bytes:
 
 @pytest.fixture(scope="module")
 def readers() -> Callable[[str], Any]:
-    """The structs of all formats, compiled for this machine."""
+    """Return a function that gives the compiled reader of a format. Skip the test without a compiler."""
     try:
         compiler()
     except ComputeError as error:

@@ -1,4 +1,4 @@
-"""PTX is found again by its hash, by another process, until it is one of too many."""
+"""PTX is found by its hash, also by another process, until there are too many entries."""
 
 from __future__ import annotations
 

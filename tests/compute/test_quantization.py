@@ -1,4 +1,4 @@
-"""Every block format against gguf's own reading of it, and there and back again."""
+"""Every block format is read as gguf reads it, and survives a round trip."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ALL_FORMATS = pytest.mark.parametrize("block_format", FORMATS.values(), ids=lamb
 
 
 def each_format_once_with(values: Collection[Any]) -> list[Any]:
-    """Each format with each of `values`; by default with one of them, another each time."""
+    """Return each format with each of `values`. By default each format has only one value, in turn."""
     rows = list(product(FORMATS.values(), enumerate(values)))
     return [
         pytest.param(
@@ -39,7 +39,7 @@ def each_format_once_with(values: Collection[Any]) -> list[Any]:
     ]
 
 
-# The error of rounding once, relative to the weight.
+# Relative error of rounding a weight once.
 ROUNDING = {"F32": 0.0, "F16": 2**-11, "BF16": 2**-8}
 
 
@@ -48,7 +48,7 @@ def random_weights(seed: int, rows: int = 3, columns: int = 768) -> np.ndarray:
 
 
 def any_bytes(seed: int, rows: int, row_bytes: int) -> np.ndarray:
-    """Read-only, as a file's: of bytes that may be written to, each format would be compiled once more."""
+    """Return random bytes. They are read-only as in a file, because writable arrays would be compiled separately."""
     data = np.random.default_rng(seed).integers(0, 256, (rows, row_bytes), dtype=np.uint8)
     data.flags.writeable = False
     return data
@@ -85,7 +85,7 @@ def test_quantised_weights_come_back_nearly(
 
 @pytest.fixture(scope="module")
 def ggml_quantize() -> Callable[[BlockFormat, np.ndarray], np.ndarray]:
-    """ggml's own quantiser."""
+    """Return a function that calls ggml's own quantiser."""
     module = pytest.importorskip("xllamacpp", reason="ggml's quantisers are in xllamacpp: pip install xllamacpp")
     chunk = ctypes.CDLL(str(next(Path(module.__file__).parent.glob("*.so")))).ggml_quantize_chunk
     chunk.restype = ctypes.c_size_t
@@ -172,15 +172,15 @@ def test_a_weight_that_a_format_cannot_hold_is_refused_or_kept(block_format: Blo
 
 @ALL_FORMATS
 @given(exponent=st.integers(-149, 15), seed=st.integers(0, 2**32 - 1))
-@example(exponent=-24, seed=345977955)  # whose largest is a little more than half of the smallest binary16
-@example(exponent=-17, seed=1022)  # of which a scale is
+@example(exponent=-24, seed=345977955)  # the largest number is slightly more than half of the smallest binary16
+@example(exponent=-17, seed=1022)  # one of its scales is slightly more than half of the smallest binary16
 def test_weights_of_any_size_come_back_finite_and_no_larger(
     block_format: BlockFormat, exponent: int, seed: int
 ) -> None:
     weights = np.ldexp(random_weights(seed, 2, 256) / 8, exponent).astype(np.float32)
     found = block_format.dequantize(block_format.quantize(weights))
     assert np.isfinite(found).all()
-    # Half of the smallest float16 or bfloat16, a weight or a scale, is rounded to all of it: twice as much.
+    # A number of half the smallest float16 or bfloat16 is rounded up to the smallest, which doubles it.
     most = 1.5 if exponent > -14 else 2.001
     assert np.abs(found).max() <= most * np.abs(weights).max()
 
@@ -202,7 +202,7 @@ def test_compiled_code_reads_any_bytes_as_the_reference_does(
     found = np.zeros_like(expected)
     for row in range(rows):
         block_format.dequantize_row(data, np.uint64(row), found, np.uint64(row))
-    # It need not tell infinities from NaN, nor subnormal numbers from zero.
+    # The quantiser may confuse infinity with NaN and subnormal numbers with zero.
     finite = np.isfinite(expected)
     np.testing.assert_array_equal(np.isfinite(found), finite)
     np.testing.assert_allclose(found[finite], expected[finite], rtol=1e-6, atol=2.0**-126)

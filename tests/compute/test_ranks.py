@@ -1,4 +1,4 @@
-"""A model over several ranks: what each has of it, and that together they compute what one does."""
+"""A model split over several ranks: the part of each rank, and the common result, which equals that of one rank."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ LAYERS = 5
 
 
 def deeper(model: Model, layers: int = LAYERS) -> Model:
-    """A tiny model with more layers, no two of them alike."""
+    """Return a tiny model with more layers, all of them different."""
     own = [model.layers[at % len(model.layers)] for at in range(layers)]
     varied = (
         replace(one, attention_norm=replace(one.attention_norm, weight=one.attention_norm.weight * (1 + at / 8)))
@@ -56,7 +56,7 @@ def tiny(model_files: dict[str, Path]) -> Model:
 
 
 def ran(decoder: Decoder) -> tuple[list[int], list[np.ndarray]]:
-    """The tokens that two sequences choose, and their logits, of which the last rank alone has any."""
+    """Return the tokens and logits of two sequences. Only the last rank has logits."""
     tokens, logits = [], []
     for _ in range(2):
         decoder.restart()
@@ -67,7 +67,7 @@ def ran(decoder: Decoder) -> tuple[list[int], list[np.ndarray]]:
     return tokens, logits
 
 
-# --- shares ---------------------------------------------------------------------------------------------------------
+# --- parts of a model -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("layers", "shares"), [(28, (14, 14)), (5, (3, 2)), (7, (3, 2, 2)), (3, (1, 1, 1))])
@@ -84,7 +84,8 @@ def test_more_ranks_than_layers_are_one_line(tiny: Model) -> None:
         part_of(tiny, Rank(2, 6, None))
 
 
-@pytest.mark.parametrize("family", ["qwen2", "qwen3", "mixtral"])  # with biases, norms of heads, a router
+# these models have biases, norms of heads, and a router
+@pytest.mark.parametrize("family", ["qwen2", "qwen3", "mixtral"])
 def test_parts_hold_each_layer_once_and_their_sizes_add_up_to_the_file(
     family: str, model_files: dict[str, Path]
 ) -> None:
@@ -104,11 +105,11 @@ def test_a_rank_has_only_the_weights_and_cache_of_its_own_layers_on_its_gpu(numb
     on = model_on(gpu, part_of(tiny, rank), is_exact=False, rank=rank)
     decoder = GpuDecoder(gpu, on, BrickProfiler(enabled=False), 64, rank=rank)
     assert len(on.layers) == len(decoder._layers) == len(rank.layers_of(LAYERS))
-    assert (on.embedding is tiny.embedding) == (number != 0)  # where it was read from
+    assert (on.embedding is tiny.embedding) == (number != 0)  # only rank 0 copies the embedding to its GPU
     assert (on.lm_head is tiny.lm_head) == (number != 2)
 
 
-# --- together -------------------------------------------------------------------------------------------------------
+# --- common results -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("count", [2, 3])
@@ -134,7 +135,10 @@ def test_ranks_choose_the_tokens_and_have_the_logits_of_one_decoder(
 
 
 def in_small_blocks(model: Model) -> Model:
-    """The same with columns that can be shared out: a tiny model has one or two blocks of 256."""
+    """Return the model with blocks of 32 columns, which can be split.
+
+    A tiny model has only one or two blocks of 256.
+    """
 
     def small(one: Projection) -> Projection:
         assert isinstance(one.weight, QuantizedMatrix)
@@ -149,8 +153,8 @@ def in_small_blocks(model: Model) -> Model:
 def test_ranks_that_share_every_layer_have_the_tokens_and_logits_of_one(
     count: int, family: str, model_files: dict[str, Path]
 ) -> None:
-    model = in_small_blocks(deeper(read_model(model_files[family], FAMILIES)))  # with biases; a mixture
-    if count > model.kv_heads:  # each head sees its own: the shares are 2, 1 and 1
+    model = in_small_blocks(deeper(read_model(model_files[family], FAMILIES)))  # a model with biases, and a mixture
+    if count > model.kv_heads:  # each head gets its own keys and values; the ranks have 2, 1 and 1 heads
         model = with_heads_of_their_own(model)
 
     def decoder_of(rank: Rank) -> Decoder:
@@ -198,7 +202,7 @@ def test_shares_of_every_layer_hold_each_weight_once_and_report_their_size(tiny:
 
 def test_heads_and_columns_that_cannot_be_shared_out_are_one_line(tiny: Model) -> None:
     with pytest.raises(ModelError, match=r"^2 heads of keys and values are 1 x 2 for 2 GPUs; give --split layers$"):
-        part_of(tiny, Rank(0, 2, None, "heads"))  # a block of 256 columns is all four query heads
+        part_of(tiny, Rank(0, 2, None, "heads"))  # one block of 256 columns contains all four query heads
     several = r"^2 heads of keys and values are 2 x 1 for 3 GPUs; give --gpus 2 or fewer, or --split layers$"
     with pytest.raises(ModelError, match=several):
         part_of(in_small_blocks(tiny), Rank(0, 3, None, "heads"))
@@ -229,7 +233,7 @@ def test_checks_of_ranks_are_of_their_own_bricks_and_hold(tiny: Model) -> None:
 
 
 class InTurn(CpuAsGpu):
-    """Ranks that are threads: of a kernel's library one at a time can run."""
+    """A simulated GPU for ranks that are threads. Only one of them can run in a kernel's library at a time."""
 
     lock = threading.Lock()
 
@@ -282,18 +286,18 @@ def test_what_a_gpu_launches_of_ranks_has_the_logits_of_one(
     assert [names[0] for _, names in found] == [names[1] for _, names in found] == [ends[0], *middle, ends[1]]
 
 
-# --- exchanges as bricks --------------------------------------------------------------------------------------------
+# --- exchanges between ranks as bricks ------------------------------------------------------------------------------
 
 
 class CountingLink:
-    """On a GPU that computes nothing: what is called is done in its turn, in a graph each time that runs."""
+    """A link for the fake GPU that stores each call when it runs, also each time that a graph runs."""
 
     def __init__(self, gpu: FakeGpu) -> None:
         self.done: list[tuple[str, int, int]] = []
         self._gpu = gpu
 
     def _do(self, what: str, array: Any, peer: int) -> None:
-        done = self.done  # and nothing else: a graph does not hold the link
+        done = self.done  # the graph must not keep a reference to the link
         self._gpu._do(lambda: done.append((what, array.nbytes, peer)))
 
     def send(self, array: Any, to: int) -> None:
@@ -364,7 +368,7 @@ def test_each_sum_of_a_shared_layer_is_a_brick_with_its_bus_bytes_and_time(
     }
     assert len(sums) == LAYERS
     for one in sums:
-        assert one.work.bytes(1, tiny.hidden) == 4 * tiny.hidden  # 2 * (ranks - 1) / ranks
+        assert one.work.bytes(1, tiny.hidden) == 4 * tiny.hidden  # 2 * (ranks - 1) / ranks is 1 here
         assert [elements for tag, elements in recorder.records if tag & 0xFFFFFF == one.id] == [tiny.hidden] * 4
 
 
@@ -393,7 +397,7 @@ def test_graphs_are_released_before_the_nccl_link_that_they_keep_alive(
     assert ended == ["graph", "graph", "link"]
 
 
-@pytest.mark.slow  # it loads torch
+@pytest.mark.slow  # the test loads torch
 def test_an_exchange_is_called_as_one_of_torch_is() -> None:
     collectives = pytest.importorskip("cbtop.profiler.instrument.collectives", reason="torch is not installed")
     from cbtop.compute import brick_specs
@@ -421,7 +425,7 @@ def test_what_begins_behind_a_call_of_a_library_waits_for_all_of_it(
     decoder = GpuDecoder(gpu, on, BrickProfiler(enabled=False), 64, rank=rank)
     decoder.decode(1)
     of_a_pass = early[: len(early) // 2]
-    assert of_a_pass[0] is False  # behind what was received
+    assert of_a_pass[0] is False  # the first launch follows a receive
     assert all(of_a_pass[1:])
 
 
@@ -433,7 +437,7 @@ class FakeNcclError(RuntimeError):
 
 
 class FakeCommunicator:
-    """As CuPy's: addresses, counts, types, a peer and a stream."""
+    """A fake of CuPy's communicator. Its arguments are addresses, counts, types, a peer and a stream."""
 
     wrong = ""
 
@@ -481,7 +485,7 @@ def test_a_link_uses_the_id_of_the_first_rank_and_the_current_stream(
     link.send(x, 0)
     link.broadcast(token, 1)
     link.all_reduce(x)
-    # ncclDataType_t: ncclFloat32 is 7, ncclInt64 is 4; ncclRedOp_t: ncclSum is 0 (nccl.h)
+    # Constants of nccl.h: ncclDataType_t has ncclFloat32 = 7 and ncclInt64 = 4; ncclRedOp_t has ncclSum = 0.
     assert communicator.calls == [
         ("send", x.data.ptr, 24, 7, 0, 77),
         ("bcast", token.data.ptr, 1, 4, 1, 77),

@@ -1,4 +1,4 @@
-"""Drawing a token: from a counter, so that it is the same everywhere, and with the probabilities it should have."""
+"""Tokens are drawn from a counter, so they are the same everywhere. Their probabilities are right."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .conftest import of_each_kind
 
 PROMPT = [3, 141, 59]
 ALL_ONES = 0xFFFFFFFF
-# Known answers for Philox4x32-10: the counter, the key, and what comes out (Random123, kat_vectors).
+# Known answers of Philox4x32-10: counter, key, output (Random123, kat_vectors).
 KNOWN = [
     ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
     ((ALL_ONES,) * 4, (ALL_ONES,) * 2, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
@@ -52,7 +52,7 @@ def test_uniform_numbers_are_spread_evenly_and_seeds_are_uncorrelated() -> None:
     )
     assert 0 <= numbers.min() <= numbers.max() < 1
     counts = np.histogram(numbers[0], 20, (0, 1))[0]
-    assert ((counts - 100) ** 2 / 100).sum() < 44  # chi-squared, 19 degrees: 0.1 % of fair ones are above
+    assert ((counts - 100) ** 2 / 100).sum() < 44  # chi-squared with 19 degrees of freedom: 0.1 % are above
     assert abs(np.corrcoef(numbers[0], numbers[1])[0, 1]) < 0.1
     assert abs(np.corrcoef(numbers[0, :-1], numbers[0, 1:])[0, 1]) < 0.1
 
@@ -78,7 +78,8 @@ def test_tokens_are_drawn_as_often_as_their_probability_says() -> None:
     logits = np.log(probabilities).astype(np.float32)
     draws = Counter(choice(logits, 1.0, 0, 1.0, 11, position, 0) for position in range(4000))
     expected = 4000 * probabilities
-    assert sum((draws[token] - n) ** 2 / n for token, n in enumerate(expected)) < 16.3  # 0.1 % of fair ones are above
+    # 0.1 % of fair draws are above
+    assert sum((draws[token] - n) ** 2 / n for token, n in enumerate(expected)) < 16.3
     only_two = Counter(choice(logits, 1.0, 2, 1.0, 11, position, 0) for position in range(400))
     assert set(only_two) == {0, 2}
     assert set(Counter(choice(logits, 1.0, 0, 0.75, 11, position, 0) for position in range(400))) == {0, 2}
@@ -94,11 +95,11 @@ def test_a_seed_draws_the_same_tokens_again_and_another_others(model: Model, pro
             sequence.append(decoder.decode(sequence[-1]))
         return sequence
 
-    # Warm for Gemma, too, whose logits of the token before lie far above all others.
+    # A high temperature, because Gemma's logits of the previous token are far above all others.
     warm = TokenSampling(temperature=20, top_k=0, top_p=1.0, seed=3)
     assert tokens(warm) == tokens(warm) == tokens(warm, threads=2)
     assert tokens(warm) != tokens(TokenSampling(temperature=20, top_k=0, top_p=1.0, seed=4))
-    # Two logits of the tiny models lie within 2e-4 of one another where a processor has no VNNI.
+    # On processors without VNNI, two logits of the tiny models differ by less than 2e-4.
     assert tokens(TokenSampling(temperature=1e-6)) == tokens(TokenSampling())
 
 

@@ -1,4 +1,4 @@
-"""StableLM: what sets it apart is llama.cpp's, leaving any of it out is found, and what it is not is refused."""
+"""StableLM equals llama.cpp. Leaving out any of its features is found, and other variants are rejected."""
 
 from __future__ import annotations
 
@@ -27,8 +27,10 @@ Write = Callable[..., Path]
 
 @pytest.fixture
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
-    """Writes a model of float32 with keys of its architecture beside those that it has, and without the tensors whose
-    names have `without` in them."""
+    """Return a function that writes a float32 model with additional keys of its architecture.
+
+    It leaves out tensors whose names contain `without`.
+    """
     tensors: Any = demo_model._tensors
 
     def written(keys: dict[str, Any] | None = None, without: str = "nothing") -> Path:

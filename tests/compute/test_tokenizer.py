@@ -1,4 +1,4 @@
-"""Text becomes the tokens that llama.cpp makes of it by the same file, and these become the text again."""
+"""Text is converted to the same tokens as in llama.cpp with the same file, and back to the same text."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ def test_any_text_becomes_tokens_and_the_same_text_again(tokenizer: Tokenizer, p
     with GgufFile.open(path) as file:
         is_of_bytes = file.metadata.text("tokenizer.ggml.model") == "gpt2"
 
-    @given(st.text(max_size=60).filter(lambda text: "<" not in text))  # no name of a control token, which has no text
-    @example(f"a{SPACE}b c")  # SentencePiece cannot tell its own sign from a space
+    @given(st.text(max_size=60).filter(lambda text: "<" not in text))  # control tokens have no text
+    @example(f"a{SPACE}b c")  # SentencePiece cannot distinguish its own sign from a space
     def check(text: str) -> None:
         assert tokenizer.decode(tokenizer.encode(text)) == (text if is_of_bytes else text.replace(SPACE, " "))
 

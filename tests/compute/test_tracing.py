@@ -1,4 +1,4 @@
-"""The decoder's traces: true to what it computed, sampled, and paid for in the open."""
+"""The decoder's traces are right and sampled, and their cost is visible."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ MakeDecoder = Callable[[Model, int], Decoder]
 
 
 class Traced:
-    """A decoder that has run some traced steps."""
+    """A decoder after some traced steps."""
 
     def __init__(
         self, decoder: Decoder, profiler: BrickProfiler, steps: int, config: TracerConfig, clock: list[float]
@@ -62,7 +62,7 @@ def clock() -> list[float]:
 
 @pytest.fixture
 def run(profiler: BrickProfiler, decoder_for: MakeDecoder, clock: list[float]) -> Callable[..., Traced]:
-    """Runs some steps of a model, traced."""
+    """Return a function that runs traced steps of a model."""
 
     def run(model: Model, steps: int = 1, config: TracerConfig | None = None) -> Traced:
         return Traced(decoder_for(model, 1), profiler, steps, config or TracerConfig.full(), clock)
@@ -80,7 +80,7 @@ def test_every_layer_is_measured_where_its_tensors_are(model: Model, run: Callab
     assert [trace.layer for trace in layers] == [0, 1]
     assert layers[1].input == layers[0].output
     assert all(stats.count == model.hidden for trace in layers for _, stats in trace.parts)
-    for trace in layers:  # the layer's output is its input and the two halves
+    for trace in layers:  # the output of a layer is its input plus two parts
         whole = sum(stats.mean or 0.0 for stats in (trace.input, trace.post_attn, trace.post_ffn))
         assert trace.output.mean == pytest.approx(whole, abs=1e-6)
         assert trace.residual_ratio is not None
@@ -141,10 +141,10 @@ def test_the_error_of_an_int8_kernel_is_its_activations_and_reported_once(
 
 
 def violations(model: Model, traced: Traced) -> set[str]:
-    """The traces whose figures of a pass cannot be where the contracts of its kernels hold."""
+    """Return the traces with figures that contradict the contracts of the kernels."""
     forward, found = traced.forward, set()
     for trace, weights in zip(forward.activations, model.layers, strict=True):
-        # rms_norm: abs(out) <= sqrt(columns(x)) * abs(weight); layer_norm: abs(out - bias), or so much more
+        # rms_norm: abs(out) <= sqrt(columns(x)) * abs(weight). layer_norm: the same for abs(out - bias).
         norm, tolerance = weights.attention_norm, Norms.of(model).kernel.contract.tolerance
         bound = np.sqrt(model.hidden) * np.abs(norm.weight).max() * (1 + tolerance)
         bound += 0 if norm.bias is None else np.abs(norm.bias).max()
@@ -153,18 +153,18 @@ def violations(model: Model, traced: Traced) -> set[str]:
         if max(trace.post_norm.max, -trace.post_norm.min) > bound:
             found.add("MLT-01")
     for attended in forward.attention:
-        # attention: a softmax, whose weights add up to 1
+        # attention: softmax weights add up to 1.
         if (np.abs(attended.total - 1) > contract("attention").tolerance).any() or (attended.top_weights < 0).any():
             found.add("MLT-02")
     assert forward.logits is not None
-    # greedy: logits <= at(logits, out)
+    # greedy: logits <= at(logits, out).
     first = forward.logits.tokens[0]
     if first.token != traced.chosen or any(
         one.per_layer_logit[-1] > first.per_layer_logit[-1] for one in forward.logits.tokens
     ):
         found.add("MLT-03")
     for error in forward.quant_errors:
-        # linear: max|difference| / max|reference|, of at most CHECKED_ROWS outputs
+        # linear: max|difference| / max|reference|, of at most CHECKED_ROWS outputs.
         if error.source is ErrorSource.KERNEL:
             assert error.snr_db is not None
             largest = np.sqrt(CHECKED_ROWS * error.mse * 10 ** (error.snr_db / 10))
@@ -271,7 +271,7 @@ def test_a_restart_is_an_eviction_of_all_positions(
 ) -> None:
     decoder = decoder_for(model, 1)
     watched = DecodeTracing(decoder, profiler, TracerConfig.of(["kv"]))
-    for _ in range(TRACED_EVERY_STEPS + 1):  # each sequence is one prompt and one step
+    for _ in range(TRACED_EVERY_STEPS + 1):  # each sequence has one prompt and one step
         decoder.restart()
         decoder.decode(decoder.prefill(PROMPT), watched.observer())
     state = watched.tracer._kept[-1].kv_state
@@ -299,7 +299,7 @@ def test_a_weight_that_is_no_number_is_an_anomaly_of_its_layer(
 def test_what_is_no_number_is_an_anomaly_and_no_warning(
     model: Model, decoder_for: MakeDecoder, profiler: BrickProfiler, clock: list[float]
 ) -> None:
-    """A warning is an error in a test."""
+    """Tests treat warnings as errors."""
     too_large = replace(model.final_norm, weight=np.full_like(model.final_norm.weight, 3e38))
     decoder = decoder_for(replace(model, final_norm=too_large), 1)
     decoder.guard = JidokaGuard(Reaction.LOG, profiler, decoder.bricks.places())
@@ -319,7 +319,7 @@ def test_tracing_is_sampled_and_a_brick_of_its_own(
     steps = [nodes[tag] for tag, _ in recorder.records if nodes[tag].name == "decode"]
     traced = [nodes[tag] for tag, _ in recorder.records if nodes[tag].name == TRACE_BRICK]
     assert len(steps) == 2 * TRACED_EVERY_STEPS
-    assert len(traced) == 2 * (len(traced) // 2)  # two passes
+    assert len(traced) == 2 * (len(traced) // 2)  # two passes of equal size
     assert {node.category for node in traced} == {BrickCategory.OTHER}
     assert {nodes[node.parent or 0].name for node in traced} == {"0", "1", "decode"}
 
@@ -339,7 +339,7 @@ def test_summaries_come_at_most_once_a_second_and_once_at_the_end(
     model: Model, run: Callable[..., Traced], recorder: ListRecorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tracing, "TRACED_EVERY_STEPS", 1)
-    traced = run(model, 6, TracerConfig.of(["kv"]))  # a step takes half a second
+    traced = run(model, 6, TracerConfig.of(["kv"]))  # one step takes half a second
     assert [summary.forwards for summary in said(recorder)] == [1, 3, 5]
     traced.tracing.finish()
     traced.tracing.finish()
@@ -351,11 +351,11 @@ def test_a_long_run_says_less_and_less_often(
     model: Model, run: Callable[..., Traced], recorder: ListRecorder, clock: list[float],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """A daemon keeps the whole catalog, and at most 10,000 announcements of it."""
+    """A daemon stores the whole catalog, at most 10,000 announcements."""
     monkeypatch.setattr(tracing, "TRACED_EVERY_STEPS", 1)
     traced = run(model, 1)
     for _ in range(3000):
-        clock[0] += 30.0  # a day
+        clock[0] += 30.0  # a day in total
         traced.tracing._end(())
     assert len(said(recorder)) < 5 * 250
     assert {summary.trace for summary in said(recorder)} == set(TRACES.values())
@@ -365,7 +365,7 @@ def test_a_long_run_says_less_and_less_often(
 
 
 def with_norm(model: Model, layer: int, value: float) -> Model:
-    """The model with one value of one layer's attention norm replaced."""
+    """Return the model with one value of one layer's attention norm replaced."""
     norm = model.layers[layer].attention_norm
     weight = norm.weight.copy()
     weight[17] = value
@@ -375,18 +375,21 @@ def with_norm(model: Model, layer: int, value: float) -> Model:
 
 
 def with_down(model: Model, layer: int) -> Model:
-    """The model with one quantised byte of one layer's down projections replaced: a scale of 256 weights."""
+    """Return the model with one byte changed in some down weights of one layer.
+
+    The byte is a scale of 256 weights.
+    """
     down = model.layers[layer].down
     data = down.weight.data.copy()
     data[100 :: model.hidden, 5] ^= 0x3F
-    data.flags.writeable = False  # as a model's own: for another type the kernels were compiled again
+    data.flags.writeable = False  # read-only as in a model, because writable arrays would be compiled separately
     layers = list(model.layers)
     layers[layer] = replace(layers[layer], down=replace(down, weight=replace(down.weight, data=data)))
     return replace(model, layers=tuple(layers))
 
 
 def fingerprints_of(decoder: Decoder) -> Fingerprints:
-    """Of all that the bricks write in a prefill and one decode."""
+    """Return the fingerprints of all outputs of bricks in a prefill and one decode."""
     found = Fingerprints()
     layer_of = {
         getattr(part, field.name): layer
@@ -395,7 +398,7 @@ def fingerprints_of(decoder: Decoder) -> Fingerprints:
         if part is not None
         for field in fields(part)
     }
-    position = 0  # where the pass began; the decoder's own moves on before the last bricks run
+    position = 0  # start of the pass; the decoder's own position advances before the last bricks run
 
     def observe(brick: ComputeBrick, calls: Sequence[Arguments]) -> None:
         nonlocal position

@@ -1,4 +1,4 @@
-"""Training of adapters: gradients of whole models, the fall of the loss, what a step records and announces."""
+"""Training of adapters: gradients of whole models, the decrease of the loss, and the records of a step."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from cbtop.protocol.vocabulary import TRAIN, NodeKind, TrainingPart
 from .conftest import ListRecorder
 
 TOKENS = 12
-STEP = 1e-4  # of a finite difference
+STEP = 1e-4  # step of a finite difference
 TRAINABLE = ("qwen2", "qwen3", "llama", "phi3", "gemma3", "stablelm")
 SILENT = BrickProfiler(enabled=False)
 
 
 @pytest.fixture(autouse=True)
 def small_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A gigabyte is more than a test should touch. A first run would compile in a fork."""
+    """Use a small buffer and no first run. A gigabyte is too much for a test, and a first run compiles in a fork."""
     monkeypatch.setattr(ceilings, "LARGEST_BUFFER_BYTES", 16 << 20)
     monkeypatch.setattr(backends, "is_first_run", lambda: False)
 
@@ -55,14 +55,14 @@ def trainer_of(model: Model, profiler: BrickProfiler = SILENT, threads: int = 1,
 
 
 def random_adapters(trainer: Trainer) -> None:
-    """Adapters that add something, so that no gradient is zero."""
+    """Set random adapters, so that no gradient is zero."""
     weights = trainer.parameters.weights
     weights[:] = 0.05 * np.random.default_rng(5).standard_normal(weights.shape)
 
 
 @dataclass(frozen=True)
 class Adapted:
-    """A matrix in float64 together with its adapter, for the reference of the decoder."""
+    """A matrix in float64 with its adapter, for the reference decoder."""
 
     matrix: Any
     adapter: Adapter
@@ -82,7 +82,7 @@ class Adapted:
 
 
 def adapted(trainer: Trainer) -> tuple[Model, list[list[Any]]]:
-    """The model with its adapters in float64, and these: down and up of each, which a test may change."""
+    """Return the model with its adapters in float64, and these adapters (down and up), which a test may change."""
     layers, every = [], []
     for weights, adapters in zip(trainer.model.layers, trainer.parameters.layers, strict=True):
         products = []
@@ -96,7 +96,7 @@ def adapted(trainer: Trainer) -> tuple[Model, list[list[Any]]]:
 
 
 def loss_of(model: Model, batch: list[int]) -> float:
-    """The mean loss in float64."""
+    """Return the mean loss in float64."""
     logits, losses = forward_reference(model, batch[:-1], TOKENS), np.zeros(len(batch) - 1)
     cross_entropy.reference(logits, np.array(batch[1:]), losses)
     return float(losses.mean())
@@ -121,7 +121,7 @@ def test_gradients_of_a_whole_model_are_those_of_finite_differences(
     factors = [one for layer in trainer.parameters.layers for adapter in layer for one in (adapter.down, adapter.up)]
     rng = np.random.default_rng(2)
     for factor, exact in zip(factors, [one for both in wide for one in both], strict=True):
-        # Along the gradient the difference is largest, and another direction would find a part of it that is wrong.
+        # The gradient direction gives the largest difference. A random direction finds errors in single parts.
         for direction in (factor.gradient, rng.standard_normal(factor.gradient.shape)):
             unit = direction / np.linalg.norm(direction)
             sums = []
@@ -207,7 +207,7 @@ def test_a_step_is_recorded_with_forward_and_backward_in_the_same_layers(
     forward = [name for name in layers[1] if not name.endswith(" backward")]
     without = {"KvWrite", "ResidualAdd"}
     assert {f"{name} backward" for name in forward if name not in without} == {*layers[1]} - {*forward}
-    # Nothing before the first adapters is trained.
+    # Nothing before the first adapters is trained, so it has no backward pass.
     assert {*layers[1]} - {*layers[0]} - without == {"QkvProjection backward"}
     outside = bricks[TRAIN]
     assert {"DataWait", "ZeroGrad", "Loss", "Loss backward", "LmHead backward", "Optimizer"} <= {*outside}

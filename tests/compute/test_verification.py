@@ -1,4 +1,4 @@
-"""What is verified is what runs, and what verifies it can fail."""
+"""Verification checks the code that really runs, and each check can fail."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_a_fault_that_few_calls_have_is_found(name: str, fault: Callable[[Any], 
 
         return verified(replace(variant, kernel=replace(variant.kernel, implementation=wrong))).passed
 
-    names = name, name.replace("int8", "bf16")  # with tiles products of many tokens are of bfloat16
+    names = name, name.replace("int8", "bf16")  # with tiles, products of many tokens use bfloat16
     assert not all(passes(variant) for variant in variants() if variant.kernel.name in names)
 
 

@@ -1,4 +1,4 @@
-"""The whole workload on a tiny model: what it says, in which order, and when it stops."""
+"""The complete workload on a tiny model: its messages, their order, and when it stops."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ from .rewritten import rewritten
 
 
 def silent(what: str, done: float | None) -> None:
-    """Progress that nobody is told of."""
+    """A progress function that does nothing."""
 
 
 @pytest.fixture(autouse=True)
 def small_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A gigabyte is more than a test should touch."""
+    """Use a small buffer, because a gigabyte is too much for a test."""
     monkeypatch.setattr(ceilings, "LARGEST_BUFFER_BYTES", 16 << 20)
 
 
@@ -57,7 +57,7 @@ def steps_of(recorder: ListRecorder) -> Counter[str]:
 
 @pytest.fixture(autouse=True)
 def no_first_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which compiles in a fork, however much was compiled here before."""
+    """Pretend that kernels are compiled, because a first run compiles in a fork."""
     monkeypatch.setattr(backends, "is_first_run", lambda: False)
 
 
@@ -89,12 +89,12 @@ of_better_processors = pytest.mark.skipif(TIER == "generic", reason="bounds in c
 
 @pytest.fixture
 def shortest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The weights of these models are few."""
+    """Allow budgets of any length, because these models have few weights."""
     monkeypatch.setattr(brick, "LEAST_BUDGET_US", 0.0)
 
 
 def budgets_in(phase: str, recorder: ListRecorder) -> dict[str, float | None]:
-    """By name of a brick, in GB/s."""
+    """Return the budgets in GB/s by name of brick."""
     nodes = {one.id: one for one in recorder.messages if isinstance(one, Node)}
     found = {}
     for one in nodes.values():
@@ -116,17 +116,17 @@ def test_bricks_that_read_weights_have_a_budget_of_twice_the_contract_time(
     monkeypatch: pytest.MonkeyPatch,
     family: str,
 ) -> None:
-    monkeypatch.setattr(roofline, "UNSURE_PERCENT", 100)  # however busy the machine is
+    monkeypatch.setattr(roofline, "UNSURE_PERCENT", 100)  # accept roofs on a busy machine
     run(WorkloadOptions(model=model_files[family], steps=2, threads=1), profiler, lambda: False, silent)
     ceilings = {one.name: one.value for one in recorder.messages if isinstance(one, Ceiling)}
     lower = min(ceilings["dram_read"], ceilings[WEIGHTS])
     dense = {"GateUpActivation (fused)": 0.85, "DownProjection": 0.86}
     fractions = {"QkvProjection": 0.87, "OutputProjection": 0.86, "LmHead": 0.86}
-    fractions |= {"MoeExperts": 0.81} if family == "qwen3moe" else dense  # as the contracts have them
+    fractions |= {"MoeExperts": 0.81} if family == "qwen3moe" else dense  # fractions in the contracts
     found = {name: rate for name, rate in budgets_in("decode", recorder).items() if rate}
     assert found == pytest.approx({name: lower * fraction / 2 for name, fraction in fractions.items()})
     of_many = {name for name, rate in budgets_in("prefill", recorder).items() if rate}
-    assert of_many == {"LmHead"}  # of the last token alone
+    assert of_many == {"LmHead"}  # the head gets only the last token
 
 
 @of_better_processors
@@ -201,7 +201,7 @@ def test_a_full_context_starts_the_sequence_again(
 ) -> None:
     options = WorkloadOptions(model=model_files["llama"], steps=20, threads=1, context=16)
     run(options, profiler, lambda: False, lambda text, fraction: None)
-    assert steps_of(recorder) == {"prefill": 3, "decode": 20}  # 8 tokens of prompt, 8 of room
+    assert steps_of(recorder) == {"prefill": 3, "decode": 20}  # 8 tokens of prompt and room for 8
 
 
 @pytest.mark.parametrize(
@@ -285,7 +285,7 @@ def test_a_prompt_that_cannot_be_continued_is_refused_with_a_usable_way_out(
 
 @pytest.fixture
 def overflowing(model_files: dict[str, Path], tmp_path: Path) -> Path:
-    """A model in whose last layer a norm computes infinities."""
+    """Write a model whose last layer has a norm that computes infinity."""
     path = tmp_path / "overflowing.gguf"
     data = bytearray(model_files["qwen2"].read_bytes())
     with GgufFile.open(model_files["qwen2"]) as file:

@@ -1,4 +1,4 @@
-"""Keys of small vocabularies, learned from a few lines, as converters of models write them."""
+"""Keys of small vocabularies, learned from a few lines of text, in the form that model converters write."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from cbtop.compute.tokenizer import SPACE, _byte_characters
 
-COUNT = 512  # tokens of the tiny models
+COUNT = 512  # number of tokens of the tiny models
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 LEARNED = [
     "The weights of a model are read once a token, and that is what decoding costs: bytes from memory.",
@@ -27,8 +27,8 @@ def _learned(trainer: Any, tokenizer: Any) -> list[str]:
 
 @functools.cache
 def byte_level(pre: str = "qwen2") -> Keys:
-    """A vocabulary of 256 bytes, merges, and four named tokens."""
-    import tokenizers  # which only some tests want
+    """Return a vocabulary of 256 bytes, merges and four named tokens."""
+    import tokenizers  # only some tests need this package
 
     trained = tokenizers.Tokenizer(tokenizers.models.BPE())
     trained.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -53,8 +53,8 @@ def byte_level(pre: str = "qwen2") -> Keys:
 
 @functools.cache
 def sentence_piece() -> Keys:
-    """A vocabulary of pieces with scores, the 256 bytes, and tokens that are none of a text."""
-    import tokenizers  # which only some tests want
+    """Return a vocabulary of pieces with scores, the 256 bytes, and special tokens."""
+    import tokenizers  # only some tests need this package
 
     trained = tokenizers.Tokenizer(tokenizers.models.BPE())
     trained.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace(replacement=SPACE)
@@ -75,7 +75,7 @@ def sentence_piece() -> Keys:
 
 @functools.cache
 def gemma() -> Keys:
-    """As `sentence_piece`, with runs and names of its own, one of them of a type that it should not have."""
+    """Return `sentence_piece` with additional runs of characters and names. One of them has a wrong type."""
     keys = sentence_piece()
     own = {
         "<start_of_turn>": CONTROL, "<end_of_turn>": USER_DEFINED, "\n\n": USER_DEFINED, "\n\n\n": USER_DEFINED,

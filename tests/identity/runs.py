@@ -1,7 +1,7 @@
 """Run a program bare and under `cbtop run`, and compare what it prints and saves.
 
-`python -m tests.identity.runs [--quick] [PROGRAM...]` prints one line for each program. It runs each one bare twice;
-`--quick` leaves out the default overhead and records every step only.
+`python -m tests.identity.runs [--quick] [PROGRAM...]` prints one line for each program. It runs each program bare
+twice. With `--quick` it does not run with the default overhead, only with every step recorded.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ HERE = Path(__file__).parent
 PROGRAMS = {path.stem: path for path in sorted((HERE / "programs").glob("*.py"))}
 LIBRARY = HERE / "lib"
 TIMEOUT_S = 240
-PARALLEL = 2  # runs at once on this machine, in all processes of the tests
+PARALLEL = 2  # programs that run at the same time on this machine, over all pytest workers
 RECORDING = "steps.cbtop"
 UNDER_RUN = (sys.executable, "-m", "cbtop", "run")
 COMMANDS = {
@@ -36,7 +36,7 @@ COMMANDS = {
 
 
 class Result(NamedTuple):
-    """Everything that a run of a program leaves, and the lines of stderr that are cbtop's own."""
+    """The results of a run: exit code, output, saved files, and the stderr lines of cbtop."""
 
     exit_code: int
     stdout: str
@@ -48,7 +48,7 @@ class Result(NamedTuple):
 
 
 def missing_packages(program: Path) -> list[str]:
-    """Return the packages that a program imports and that are not installed."""
+    """Return the imported packages of a program that are not installed."""
     tree = ast.parse(program.read_text())
     names = set()
     for node in ast.walk(tree):
@@ -60,12 +60,13 @@ def missing_packages(program: Path) -> list[str]:
     return sorted(name for name in names - own - sys.stdlib_module_names if find_spec(name) is None)
 
 
-#: torch's frame of a module's call in a traceback. torch has two lines for that, and runs the other one if watched.
+# Matches torch's frame of a module call in a traceback. torch has two lines for the call and uses the other one under
+# cbtop.
 _CALL_IN_TORCH = re.compile(r'  File ".*", line \d+, in _wrapped_call_impl\n    return self\._.*\n +\^+\n')
 
 
 def run(program: Path, kind: str) -> Result:
-    """Run a program in an empty directory of its own."""
+    """Run a program in a new empty directory."""
     with _slot(), tempfile.TemporaryDirectory(prefix="cbtop-identity-") as scratch:
         saved, runtime = Path(scratch, "saved"), Path(scratch, "run")
         saved.mkdir()
@@ -86,13 +87,13 @@ def run(program: Path, kind: str) -> Result:
 
 
 def run_all(program: Path, kinds: Sequence[str]) -> list[Result]:
-    """Run a program in several ways, as many at once as the machine should have."""
+    """Run a program in several ways, at most `PARALLEL` at once."""
     with ThreadPoolExecutor(PARALLEL) as pool:
         return list(pool.map(lambda kind: run(program, kind), kinds))
 
 
 def differences(bare: Result, watched: Result) -> list[str]:
-    """Return one line or a few for each kind of thing that differs, and none if nothing does."""
+    """Return the differences between the two runs as lines. The list is empty if there are none."""
     found = []
     if bare.exit_code != watched.exit_code:
         found.append(f"exit code: bare {bare.exit_code}, watched {watched.exit_code}")
@@ -116,7 +117,7 @@ def differences(bare: Result, watched: Result) -> list[str]:
 
 
 def repeated_notices(watched: Result) -> list[str]:
-    """Return what cbtop printed more than once, apart from numbers in it."""
+    """Return the lines that cbtop printed more than once. Numbers in them are ignored."""
     texts = [re.sub(r"\d+", "N", line) for line in watched.notices]
     return sorted({text for text in texts if texts.count(text) > 1})
 

@@ -19,7 +19,7 @@ from tests.identity.runs import COMMANDS, PROGRAMS, differences, missing_package
 
 pytest.importorskip("torch", reason="torch is not installed: make torch")
 
-# About 45 s in all on a quiet machine with 2 cores.
+# These programs take about 45 s on a quiet machine with 2 cores.
 BY_DEFAULT = {
     "names_static_attn",
     "save_cloudpickle_main",

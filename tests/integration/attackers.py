@@ -1,4 +1,4 @@
-"""Peers of a daemon that are no viewers: they speak ZeroMQ's protocol (ZMTP 3.0, RFC 23) by hand, and badly."""
+"""Attackers of a daemon. They speak ZeroMQ's protocol (ZMTP 3.0, RFC 23) by hand and violate its rules."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _READY = b"\x05READY\x0bSocket-Type\x00\x00\x00\x03SUB"
 
 
 def connect(endpoint: str) -> socket.socket:
-    """A connection that says nothing."""
+    """Return a connection on which nothing was sent."""
     return socket.create_connection(host_and_port(endpoint))
 
 
 def greet(peer: socket.socket) -> None:
-    """Say what makes it a subscriber, and wait until it is one. Raises OSError where it is not let in."""
+    """Send the handshake of a subscriber and wait for the answer. Raises OSError if the daemon rejects it."""
     peer.sendall(_GREETING + b"\x04" + bytes([len(_READY)]) + _READY)
     heard = peer.recv(len(_GREETING), socket.MSG_WAITALL)
     head = peer.recv(2, socket.MSG_WAITALL)
@@ -32,7 +32,7 @@ def greet(peer: socket.socket) -> None:
 
 
 def word(topic: bytes, *, subscribe: bool = True) -> bytes:
-    """A frame that subscribes to a topic, or gives it up."""
+    """Return a frame that subscribes to a topic, or unsubscribes from it."""
     said = bytes([subscribe]) + topic
     if len(said) > 255:
         return b"\x02" + len(said).to_bytes(8, "big") + said
@@ -44,35 +44,35 @@ def question(prefix: bytes, what: bytes = b"") -> bytes:
 
 
 def random_subscriptions() -> bytes:
-    """Very many subscriptions to what no viewer asks for."""
+    """Return very many subscriptions to topics that no viewer uses."""
     return b"".join(word(secrets.token_bytes(40)) for _ in range(5_000))
 
 
 def long_subscriptions() -> bytes:
-    """Subscriptions to topics as long as a frame of a handshake may be."""
+    """Return subscriptions to topics with the maximum length of a handshake frame."""
     return b"".join(word(secrets.token_bytes(500)) for _ in range(500))
 
 
 def questions_without_end() -> bytes:
-    """Very many questions, none of them given up."""
+    """Return very many questions. None of them is cancelled."""
     return b"".join(word(question(JOIN_PREFIX)) for _ in range(5_000))
 
 
 def joins_and_leaves() -> bytes:
-    """Very many questions, given up at once."""
+    """Return very many questions. Each is cancelled at once."""
     topics = [question(JOIN_PREFIX) for _ in range(2_500)]
     return b"".join(word(topic) + word(topic, subscribe=False) for topic in topics)
 
 
 def history_never_read() -> bytes:
-    """Everything that is published, and the whole history over and over, by one who reads nothing of it."""
+    """Return subscriptions to everything and repeated requests of the whole history. The sender reads no answers."""
     topics = [question(HISTORY_PREFIX, b"/0") for _ in range(200)]
     asked = b"".join(word(topic) + word(topic, subscribe=False) for topic in topics[:-1])
     return word(LIVE) + word(RECORDS) + asked + word(topics[-1])
 
 
 def frames_too_large() -> bytes:
-    """The beginning of a frame of a gibibyte."""
+    """Return the beginning of a frame of one gibibyte."""
     return b"\x02" + (1 << 30).to_bytes(8, "big") + b"\x01" + bytes(1 << 16)
 
 
@@ -87,10 +87,10 @@ ATTACKS: tuple[Callable[[], bytes], ...] = (
 
 
 class Attack:
-    """Connections that say `words` again and again, and come back when they are cut off."""
+    """Connections that send `words` repeatedly and reconnect when they are closed."""
 
     def __init__(self, endpoint: str, words: bytes, connections: int) -> None:
-        self.said = 0  # times that the words went out
+        self.said = 0  # how often the words were sent
         self._endpoint = endpoint
         self._words = words
         self._stop = threading.Event()
@@ -103,7 +103,7 @@ class Attack:
             with suppress(OSError), connect(self._endpoint) as peer:
                 peer.settimeout(PATIENCE_S)
                 greet(peer)
-                peer.settimeout(0.2)  # it may be that nobody listens to what we say
+                peer.settimeout(0.2)  # the daemon may not read what is sent
                 while not self._stop.is_set():
                     with suppress(TimeoutError):
                         peer.sendall(self._words)
@@ -126,7 +126,7 @@ def attacking(endpoint: str, words: bytes, connections: int = 4) -> Iterator[Att
 
 @contextmanager
 def forwarding(here: str, there: str) -> Iterator[None]:
-    """A socket file whose connections lead to another: what `ssh -L here.sock:there.sock` makes."""
+    """Forward connections of one socket file to another, as `ssh -L here.sock:there.sock` does."""
     stop = threading.Event()
 
     def pump(source: socket.socket, sink: socket.socket) -> None:
@@ -139,7 +139,7 @@ def forwarding(here: str, there: str) -> Iterator[None]:
 
     def connected(near: socket.socket) -> None:
         with near, socket.socket(socket.AF_UNIX) as far, suppress(OSError):
-            far.connect(there.removeprefix("ipc://"))  # where nobody listens, ssh closes the near end
+            far.connect(there.removeprefix("ipc://"))  # without a listener, ssh closes the near end
             back = threading.Thread(target=pump, args=(far, near))
             back.start()
             pump(near, far)

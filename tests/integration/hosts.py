@@ -1,4 +1,4 @@
-"""Real processes to watch: a small instrumented host, the daemon, the command line."""
+"""Starts real processes for tests: a small instrumented host, the daemon, the command line."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from cbtop.cli import main
 from cbtop.commands import top
 from cbtop.feeds.feed import Feed
 
-DEADLINE_S = 300.0  # a machine may be slow and busy: only what hangs takes so long
+DEADLINE_S = 300.0  # even a slow, busy machine is faster, so this means a hang
 PATIENTLY = ("--timeout", f"{DEADLINE_S:g}")
 
 CBTOP = [sys.executable, "-m", "cbtop"]
@@ -41,7 +41,7 @@ while steps:
 """
 FOR_EVER = -1
 
-# The command line, which says on stderr whenever it looks and there is a step to be seen.
+# The command line. It writes to stderr each time that it has looked and there is a step.
 SEEING = """
 import sys
 from cbtop.cli import main
@@ -58,7 +58,7 @@ sys.exit(main())
 
 @contextmanager
 def host(steps: int = FOR_EVER) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that decodes `steps` steps of one millisecond."""
+    """Run a process that decodes `steps` steps of 1 ms."""
     with subprocess.Popen([sys.executable, "-c", HOST, str(steps)]) as process:
         try:
             yield process
@@ -68,7 +68,7 @@ def host(steps: int = FOR_EVER) -> Iterator[subprocess.Popen[bytes]]:
 
 @contextmanager
 def daemon(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A daemon of its own, ready to be connected to."""
+    """Run a daemon process that is ready for connections."""
     with subprocess.Popen([*CBTOP, "daemon", *arguments], stderr=subprocess.PIPE) as process:
         assert process.stderr
         assert b"serving" in process.stderr.readline()
@@ -79,7 +79,7 @@ def daemon(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def cbtop(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the command line to its end, with no terminal, and in this process: to start one takes half a second."""
+    """Run the command line without a terminal in this process. A new process would take half a second."""
     said = [io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2)]
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     with redirect_stdout(said[0]), redirect_stderr(said[1]):
@@ -95,7 +95,7 @@ def cbtop(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def cbtop_apart(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """The same in a process of its own, whose output those it starts share."""
+    """Run the command line in a new process. Processes that it starts share its output."""
     return subprocess.run(
         [*CBTOP, *arguments], capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=DEADLINE_S,
         env=os.environ | {"PYTHONWARNINGS": "error"}, check=False,
@@ -103,7 +103,7 @@ def cbtop_apart(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def once_answered(monkeypatch: pytest.MonkeyPatch, unanswered: int = 0) -> None:
-    """Let --timeout of what prints once begin only when all daemons but `unanswered` have said what there is."""
+    """Start the timeout of `--timeout` only after all daemons except `unanswered` have answered."""
     real = top._wait_for_data
 
     def wait(feed: Feed, options: argparse.Namespace) -> None:
@@ -114,7 +114,7 @@ def once_answered(monkeypatch: pytest.MonkeyPatch, unanswered: int = 0) -> None:
 
 
 def snapshot(*arguments: str) -> list[dict[str, Any]]:
-    """The sources that `cbtop --headless --once --format json` prints."""
+    """Return the sources that `cbtop --headless --once --format json` prints."""
     done = cbtop("--headless", "--once", "--window=all", *PATIENTLY, "--format", "json", *arguments)
     assert done.returncode == 0, done.stderr
     found: list[dict[str, Any]] = json.loads(done.stdout)["sources"]
@@ -122,10 +122,10 @@ def snapshot(*arguments: str) -> list[dict[str, Any]]:
 
 
 def wait_until_seen(viewer: subprocess.Popen[Any]) -> None:
-    """Until a viewer started with `SEEING` has what it would print, and watches on."""
+    """Wait until a viewer started with `SEEING` has data and continues to watch."""
     assert viewer.stderr
     seen = 0
-    while seen < 3:  # the first ends the wait for data
+    while seen < 3:  # the first line only ends the wait for data
         line = viewer.stderr.readline()
         assert line, "it ended"
         seen += b"seen" in line if isinstance(line, bytes) else "seen" in line
@@ -133,14 +133,14 @@ def wait_until_seen(viewer: subprocess.Popen[Any]) -> None:
 
 @contextmanager
 def nobody() -> Iterator[str]:
-    """An address where nobody answers, and nobody else can."""
+    """Yield an address without a listener. It is bound, so no other process can listen there."""
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         yield f"tcp://127.0.0.1:{held.getsockname()[1]}"
 
 
 def eventually(true: Callable[[], Any]) -> Any:
-    """What `true()` gives as soon as that is true; fail when it does not come to pass."""
+    """Wait until `true()` returns a true value, and return it. Fail after `DEADLINE_S`."""
     deadline_s = time.monotonic() + DEADLINE_S
     while not (found := true()):
         assert time.monotonic() < deadline_s, "it did not come to pass"

@@ -1,4 +1,4 @@
-"""A daemon at a loopback address without keys, where every user of the machine may come and do as he likes."""
+"""A daemon on a loopback address without keys withstands any user of the machine."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from tests.integration.attackers import ATTACKS, attacking
 from tests.integration.hosts import CBTOP, daemon, eventually, host
 
 LOOPBACK = "tcp://127.0.0.1:0"
-MUCH_BYTES = 200 << 20  # attacks took 2 GiB within a minute when nothing was bounded; now they take some 20 MiB
+MUCH_BYTES = 200 << 20  # without limits, attacks used 2 GiB within a minute; now they use about 20 MiB
 
 
-@pytest.mark.parametrize(  # by default one that comes and goes and one that never reads
+@pytest.mark.parametrize(  # by default one attack that reconnects and one that never reads
     "attack",
     [
         attack
@@ -83,7 +83,7 @@ def test_those_who_join_within_a_moment_are_answered_together(monkeypatch: pytes
 def test_a_daemon_is_watched_through_a_forwarded_socket_as_ssh_forwards_it(runtime: Path) -> None:
     there, here = f"ipc://{runtime}/there.sock", f"ipc://{runtime}/here.sock"
     with attackers.forwarding(here, there), Feed([here]) as viewer, host():
-        for _ in range(2):  # the second time, nobody was at the other end for a while
+        for _ in range(2):  # the second time, the other end was without a listener for a while
             with daemon("--bind", there):
                 assert (runtime / "there.sock").stat().st_mode & 0o777 == 0o600
                 eventually(
@@ -93,7 +93,7 @@ def test_a_daemon_is_watched_through_a_forwarded_socket_as_ssh_forwards_it(runti
 
 
 def is_stale(viewer: Feed) -> bool:
-    """Whether what is shown was not heard of for a while."""
+    """Return whether the shown data has become stale."""
     view = viewer.view()
     return view is not None and view.stale_s is not None
 
@@ -106,7 +106,7 @@ def join(endpoint: str) -> None:
 
 @contextmanager
 def serving() -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A daemon at a free port of loopback, and its address."""
+    """Run a daemon on a free loopback port. Yields the process and the address."""
     with subprocess.Popen([*CBTOP, "daemon", "--bind", LOOPBACK], stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr
         said = re.search(r"serving (\S+);", process.stderr.readline())
@@ -122,10 +122,10 @@ def resident_bytes(pid: int) -> int:
 
 
 def connections(pid: int) -> int:
-    """How many TCP connections a process holds."""
+    """Return the number of TCP connections of a process."""
     held = set()
     for link in Path(f"/proc/{pid}/fd").iterdir():
-        with suppress(FileNotFoundError):  # it is closed as we look
+        with suppress(FileNotFoundError):  # the descriptor was closed meanwhile
             held.add(os.readlink(link))
     found = 0
     for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:

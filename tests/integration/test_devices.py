@@ -1,4 +1,4 @@
-"""The daemon samples its machine for real: over real sockets, into a recording and out of it, and into text."""
+"""The daemon samples its real machine. The samples go over real sockets, into a recording and back, and into text."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.integration.hosts import CBTOP, PATIENTLY, cbtop, daemon, eventually,
 
 
 def machine(feed: Feed | ReplayFeed) -> MachineView | None:
-    """The machine of the first source, once all that it is sampled by has answered."""
+    """Return the machine of the first source when all of its samplers have answered, otherwise None."""
     feed.poll(20)
     view = feed.view()
     found = view.machines[0] if view and view.machines else None
@@ -39,7 +39,7 @@ def machine(feed: Feed | ReplayFeed) -> MachineView | None:
 
 @pytest.fixture
 def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeNvml]:
-    """Daemons of this process find one H100, and sample it often."""
+    """Let daemons of this process find one H100 and sample it often."""
     made = FakeNvml(Gpu("GPU-0", mig=None))
     monkeypatch.setattr(daemon_module, "SAMPLERS", (partial(Nvml, made), Cpu))
     monkeypatch.setattr(nvml, "pid_namespace", lambda: nvml.INITIAL_PID_NAMESPACE)

@@ -1,7 +1,7 @@
 """A recording of 1 GiB is exported in at most 300 MiB of memory, whatever the format.
 
-`make soak` runs it with the rest; alone: `.venv/bin/python -m pytest -m slow -n 0 -o log_cli=true
--o log_cli_level=INFO tests/integration/test_export_memory.py`, which takes an hour.
+`make soak` runs it with the other slow tests. It takes an hour by itself: `.venv/bin/python -m pytest -m slow -n 0 -o
+log_cli=true -o log_cli_level=INFO tests/integration/test_export_memory.py`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 SIZE_BYTES = int(os.environ.get("CBTOP_EXPORTED_BYTES", 1 << 30))
 BOUND_KIB = 300 << 10
-BRICKS = 31  # of a step, each of 1 µs to 1 ms
+BRICKS = 31  # per step, each of 1 µs to 1 ms
 SAID = (
     HostHello(2, 0, 7, 1, "host", "boot", "made", "3.11", "made", 0, 0),
     Node(1, None, NodeKind.STEP, "decode"),
@@ -38,9 +38,10 @@ SAID = (
 
 @pytest.fixture(scope="module")
 def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Steps of bricks, in each second one a brick that overlaps with another, as what runs in another thread does.
+    """Write a recording of steps with bricks.
 
-    Two fifths of the bytes are records, the rest is what viewers are told: as measured of `cbtop record`.
+    In each second step one brick overlaps another, as if it ran in another thread. Two fifths of the bytes are
+    records, the others are messages to viewers. `cbtop record` was measured to have these shares.
     """
     chance = np.random.default_rng(0)
     path = tmp_path_factory.mktemp("export") / "run.cbtop"

@@ -1,5 +1,4 @@
-"""Whatever befalls a viewer, the daemon or the files beside it: the host steps on, leaves when it wants to, and the
-books of whoever looks afterwards hold to the last record."""
+"""Faults of a viewer, the daemon or their files do not affect the host. Later viewers account for every record."""
 
 from __future__ import annotations
 
@@ -36,8 +35,8 @@ from cbtop.protocol.vocabulary import NodeKind
 from cbtop.viewmodels.source import SourceView
 from tests.integration.hosts import CBTOP, DEADLINE_S, cbtop, cbtop_apart, eventually
 
-# Steps that never sleep, until SIGUSR1; then it says what it did and how often it waited. They are so long that the
-# ring holds minutes of them: however late the daemon is, it loses none.
+# Runs steps without sleeping until SIGUSR1. Then it prints how many steps it ran and how often it waited. Its steps
+# are so long that the ring has room for minutes. So a late daemon loses no record.
 BUSY_HOST = """
 import json, resource, signal, sys, time
 from cbtop import BrickId, BrickProfiler
@@ -73,15 +72,15 @@ while True:
     feed.poll(50)
     time.sleep(float(sys.argv[1]))
 """
-STEPS_MEANWHILE = 75  # while a fault lasts: on a machine at rest many reads and a publication; in a scene, heartbeats
+STEPS_MEANWHILE = 75  # steps during a fault: on a quiet machine enough for many reads, one publication and heartbeats
 RECORDS_A_STEP = 5
-STEPS_A_WAIT = 10  # or more: what waits at a step waits at each
-DEAD_PID = 4_194_304  # one more than the highest pid there can be
+STEPS_A_WAIT = 10  # or more: a host that waits in steps would wait in each of them
+DEAD_PID = 4_194_304  # one more than the highest possible pid
 
 
 @dataclass
 class Scene:
-    """What runs when the fault comes."""
+    """The processes that run when the fault occurs."""
 
     directory: Path
     host: subprocess.Popen[str]
@@ -90,7 +89,7 @@ class Scene:
     running: ExitStack
 
     def start(self, *command: str) -> subprocess.Popen[bytes]:
-        """Run something until the scene ends."""
+        """Start a process that runs until the scene ends."""
         process = self.running.enter_context(subprocess.Popen(command, stderr=subprocess.PIPE))
         self.running.callback(process.kill)
         return process
@@ -101,7 +100,7 @@ class Scene:
         assert b"serving" in self.daemon.stderr.readline()
 
     def let_steps_pass(self) -> None:
-        """Wait until the host has gone on for as long as a fault needs to reach what it can reach."""
+        """Wait until the host has run enough steps for the fault to have an effect."""
         (ring,) = (path for path in self.directory.glob(f"{self.host.pid}-*-0.ring") if "-1-0" not in path.name)
         reader = RingReader(ring)
         wanted = reader.produced + STEPS_MEANWHILE * RECORDS_A_STEP
@@ -110,7 +109,7 @@ class Scene:
 
 
 def nothing(scene: Scene) -> None:
-    """The undisturbed run."""
+    """Do nothing, for comparison."""
 
 
 def viewer_stops(scene: Scene) -> None:
@@ -133,7 +132,7 @@ def daemon_stops_for_a_while(scene: Scene) -> None:
 
 
 def daemon_is_killed_and_started_again(scene: Scene) -> None:
-    scene.viewer.kill()  # it would take the daemon's place
+    scene.viewer.kill()  # otherwise the viewer would replace the daemon
     scene.viewer.wait()
     scene.daemon.kill()
     scene.daemon.wait()
@@ -156,14 +155,14 @@ def stale_rings_of_the_dead(scene: Scene) -> None:
         for path in (hidden, hidden.with_suffix(".catalog")):
             os.utime(path, (1, 1))
     (ring,) = scene.directory.glob(f"{scene.host.pid}-*.ring")
-    os.utime(ring, (1, 1))  # the host's looks as old, and is shown
+    os.utime(ring, (1, 1))  # the ring of the host gets the same old time, and is still shown
     fresh = forge(scene.directory, f"{DEAD_PID}-1-1")
     with Feed() as feed:
         eventually(lambda: state_of(feed, fresh.stem) == "gone")
         assert not state_of(feed, hidden.stem)
         assert state_of(feed, pid=scene.host.pid) == "live"
     stale = scene.directory / hidden.name
-    assert stale.exists()  # looking deletes nothing
+    assert stale.exists()  # looking deletes no file
     assert stale.with_suffix(".catalog").exists()
 
 
@@ -190,7 +189,8 @@ def a_ring_whose_cursor_jumps(scene: Scene) -> None:
                 file.seek(8 * CURSOR_WORD)
                 file.write(struct.pack("<q", cursor))
             before = steps_of(feed, scene.host.pid)
-            eventually(lambda before=before: steps_of(feed, scene.host.pid) > before)  # the daemon has looked
+            # the daemon has looked at the files meanwhile
+            eventually(lambda before=before: steps_of(feed, scene.host.pid) > before)
         eventually(lambda: state_of(feed, ring.stem) == "faulty")
 
 
@@ -214,7 +214,7 @@ def a_node_table_that_is_too_long(scene: Scene) -> None:
         eventually(lambda: state_of(feed, ring.stem) == "faulty")
 
 
-# Those that leave each other's ground as it was befall one scene in turn: to set one takes four starts of Python.
+# Faults that do not affect each other share a scene, because a scene starts four Python processes.
 FAULTS: list[Any] = [
     (nothing, viewer_is_slow, viewer_stops, daemon_stops_for_a_while),
     (daemon_is_killed_and_started_again, a_ring_whose_cursor_jumps),
@@ -223,7 +223,7 @@ FAULTS: list[Any] = [
         stale_rings_of_the_dead, a_ring_whose_header_lies, a_node_table_with_cycles,
         a_ring_whose_pid_is_the_hosts_and_whose_start_is_not,
     ),
-    pytest.param((a_node_table_that_is_too_long,), marks=pytest.mark.slow),  # seconds to write and to read
+    pytest.param((a_node_table_that_is_too_long,), marks=pytest.mark.slow),  # writing and reading takes seconds
 ]  # fmt: skip
 
 
@@ -251,7 +251,7 @@ def test_the_host_notices_nothing_and_its_books_hold(
 
         host.send_signal(signal.SIGUSR1)
         said = json.loads(host.stdout.readline())
-        assert host.wait(DEADLINE_S) == 0  # whoever is stopped or slow: `python -m benchmarks faults` has the time
+        assert host.wait(DEADLINE_S) == 0  # `python -m benchmarks faults` measures the time until it ends
         assert scene.daemon.poll() is None
         assert said["waits"] <= said["steps"] / STEPS_A_WAIT
 
@@ -267,7 +267,7 @@ def test_the_host_notices_nothing_and_its_books_hold(
         assert host.pid not in {process.info["ppid"] for process in psutil.process_iter(["ppid"])}
 
 
-# --- what befalls the host itself ---------------------------------------------------------------------------
+# --- faults of the host itself ------------------------------------------------------------------------------
 
 COUNTING = """
 import os, sys, time
@@ -280,18 +280,18 @@ def steps(count, name="a"):
 
 
 def run(script: str, *arguments: str, **popen: Any) -> subprocess.CompletedProcess[str]:
-    """Run `script` in a process of its own to its end."""
+    """Run `script` in a new process to its end."""
     command = [sys.executable, "-c", COUNTING + script, *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False, **popen)
 
 
 def seen() -> list[tuple[str, int]]:
-    """The state and the steps of everything that ran, the first to begin first."""
+    """Return the state and the steps of all sources, in the order of their start."""
     with Feed() as feed:
         eventually(lambda: (feed.poll(50), not feed.links.unanswered)[1])
 
         def views_of_all() -> tuple[list[SourceView]] | None:
-            """What has ended before is read when somebody wants to see it."""
+            """Return the views of all sources. Ended sources are read only when they are viewed."""
             feed.poll(50)
             found = [view for source in feed.sources() if (view := feed.view(source.key))]
             return None if any(view.loss.unread for view in found) else (found,)
@@ -324,9 +324,10 @@ with profiler.step("decode", tokens=1):
     (completed,) = struct.unpack("<q", counted.read_bytes()[:8])
     with Feed() as feed:
         eventually(lambda: state_of(feed, pid=process.pid) == "gone")
-        # A daemon that comes to it after its end reads it when somebody wants to see it.
+        # A daemon that starts after the end of the process reads it only when it is viewed.
         view = eventually(lambda: (seen := view_of(feed, pid=process.pid)) and not seen.loss.unread and seen)
-    assert view.loss.received in (completed, completed + 1)  # it may have died between the record and the count
+    # the process may have died between writing the record and counting it
+    assert view.loss.received in (completed, completed + 1)
     assert view.loss.dropped == 0
 
 
@@ -380,7 +381,7 @@ def test_a_host_that_runs_out_of_descriptors_later_loses_nothing() -> None:
 
 @pytest.fixture
 def small_disk(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A runtime directory on a disk with room for one ring and little more."""
+    """Create a runtime directory on a disk with room for little more than one ring."""
     disk = runtime / "disk"
     disk.mkdir()
     size = DEFAULT_RING_BYTES + 64 * 4096
@@ -438,7 +439,7 @@ steps(5)
 
 @pytest.fixture
 def image_disk(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A runtime directory on a disk of 256 MiB with the file system asked for."""
+    """Create a runtime directory on a 256 MiB disk with the requested file system."""
     make: list[str] = request.param
     if os.getuid() != 0 or shutil.which(make[0]) is None:
         pytest.skip(f"needs root and {make[0]}")
@@ -471,7 +472,7 @@ print("still up", flush=True)
 
 
 def survive(disk: Path) -> str:
-    """What a host says on stderr that writes all of its ring, again and again, on a disk that is full."""
+    """Return the stderr of a host that fills its ring repeatedly on a full disk."""
     with subprocess.Popen(
         [sys.executable, "-c", COUNTING + FILLED], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, text=True,
@@ -528,7 +529,7 @@ def test_where_a_full_disk_would_kill_the_host_it_goes_on_unprofiled(image_disk:
 
 @pytest.fixture
 def read_only(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A runtime directory that is there, and cannot be written."""
+    """Create a runtime directory that exists but cannot be written."""
     disk = runtime / "disk"
     disk.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", "ro,size=1m,mode=0700", "tmpfs", str(disk)]
@@ -561,7 +562,7 @@ def test_in_a_directory_that_cannot_be_written_everybody_says_so_in_one_line(rea
     assert "cannot be written" in cbtop("doctor").stdout
 
 
-@pytest.mark.slow  # below as few files may be open, and test_output.py has other commands
+@pytest.mark.slow  # a test below has the same limit; test_output.py tests other commands
 def test_a_host_is_profiled_with_16_descriptors_and_viewers_ask_for_more(runtime: Path) -> None:
     few = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (16, 16))\n"
     done = run(few + "steps(50); print('through')")
@@ -610,7 +611,7 @@ def test_what_runs_at_every_brick_makes_no_system_call(tmp_path: Path, pure: str
     if strace is None:
         pytest.skip("strace is not installed")
     log = tmp_path / "calls"
-    script = "steps(1); os.stat('/'); steps(140_000); os.stat('/')"  # round the ring
+    script = "steps(1); os.stat('/'); steps(140_000); os.stat('/')"  # more records than the ring holds
     command = [strace, "-f", "-o", str(log), sys.executable, "-c", COUNTING + script]
     subprocess.run(command, check=True, env=os.environ | {"CBTOP_PURE_PYTHON": pure}, timeout=DEADLINE_S)
     lines = [line.split(maxsplit=1)[1] for line in log.read_text().splitlines()]
@@ -618,7 +619,7 @@ def test_what_runs_at_every_brick_makes_no_system_call(tmp_path: Path, pure: str
         -2:
     ]
     between = {line.partition("(")[0] for line in lines[first + 1 : last]}
-    assert between <= {"brk", "mmap", "munmap", "mremap", "madvise"}  # memory of Python's own
+    assert between <= {"brk", "mmap", "munmap", "mremap", "madvise"}  # memory management of Python
 
 
 def test_a_clock_that_is_set_takes_nothing_from_what_runs(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -632,7 +633,7 @@ def test_a_clock_that_is_set_takes_nothing_from_what_runs(runtime: Path, monkeyp
         monkeypatch.setattr(time, "time", lambda: (real_ns() + offset_ns) / 1e9)
         for offset_ns in (86_400_000_000_000, -86_400_000_000_000):  # noqa: B007 - the lambdas look
             with Feed() as feed:
-                assert feed.is_daemon_inside  # so its clock is the one that was set
+                assert feed.is_daemon_inside  # only a daemon inside this process uses the changed clock
                 eventually(lambda feed=feed: steps_of(feed, host.pid) == 5)
                 assert state_of(feed, pid=host.pid) == "live"
         with Feed() as feed:
@@ -649,7 +650,7 @@ def steps_of(feed: Feed, pid: int) -> int:
 
 
 def forge(directory: Path, stem: str, nodes: list[Node] | None = None, pid: int = DEAD_PID, start: int = 1) -> Path:
-    """A ring and a catalog that say what the test wants them to."""
+    """Write a ring and a catalog with the given contents. Returns the path of the ring."""
     with forging(directory, stem, nodes, pid, start) as hidden:
         pass
     return directory / hidden.name
@@ -659,8 +660,10 @@ def forge(directory: Path, stem: str, nodes: list[Node] | None = None, pid: int 
 def forging(
     directory: Path, stem: str, nodes: list[Node] | None = None, pid: int = DEAD_PID, start: int = 1
 ) -> Iterator[Path]:
-    """The same before any daemon sees them: what finds them half made takes their process for dead, and never looks
-    again."""
+    """Yield a hidden ring and move it into place at the end.
+
+    A daemon that found a half-written ring would regard its process as dead and never look again.
+    """
     hidden = directory / "forging"
     hidden.mkdir()
     ring = hidden / f"{stem}.ring"
@@ -673,7 +676,8 @@ def forging(
     with ring.open("r+b") as file:
         file.seek(32)
         file.write(struct.pack("<qq", pid, start))
-    for number in range(3):  # before the clock began: else a machine that has just started takes them for new
+    # times before the start of the clock, so that the files are old even on a machine that has just started
+    for number in range(3):
         writer.record(1, number - 3, number - 2, 1)
     yield ring
     for path in (ring.with_suffix(".catalog"), ring):
@@ -682,7 +686,7 @@ def forging(
 
 
 def view_of(feed: Feed, stem: str = "", pid: int = 0) -> SourceView | None:
-    """The source of that file name or of that process."""
+    """Return the view of the source with this file name or process id."""
     feed.poll(20)
     keys = [source.key for source in feed.sources()]
     wanted = stem.replace("-", ":") if stem else f":{pid}:"
@@ -701,7 +705,7 @@ def state_of(feed: Feed, stem: str = "", pid: int = 0) -> str:
 @pytest.mark.parametrize(
     "command",
     [
-        "daemon --metrics 0",  # who serves, and who looks
+        "daemon --metrics 0",  # a command that serves and one that looks
         "--headless --once --timeout 1",
         *(pytest.param(command, marks=pytest.mark.slow) for command in ("daemon", "ls")),
     ],

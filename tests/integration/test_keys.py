@@ -1,4 +1,7 @@
-"""Daemons and viewers as real processes over TCP, on one host and on two: who may listen, and what the others see."""
+"""Daemons and viewers as real processes over TCP, on one host and on two.
+
+Tests of who may connect and what others see.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ ONCE = ("--headless", "--once", "--window=all", *PATIENTLY, "--format", "json")
 
 
 class Machine:
-    """A user's keys on one machine; `prefix` is what runs a command there."""
+    """The keys of a user on one machine. `prefix` is the command that runs another command there."""
 
     def __init__(self, directory: Path, prefix: tuple[str, ...] = ()) -> None:
         self.directory = directory
@@ -33,11 +36,11 @@ class Machine:
         return os.environ | {"CBTOP_KEYS_DIR": str(self.directory), "PYTHONWARNINGS": "error"}
 
     def keys(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """`cbtop keys` with this machine's keys, in this process."""
+        """Run `cbtop keys` with this machine's keys in this process."""
         return self.cbtop_here("keys", *arguments)
 
     def cbtop_here(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """The command line with this machine's keys, in this process: to start one takes half a second."""
+        """Run the command line with this machine's keys in this process. A new process would take half a second."""
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("CBTOP_KEYS_DIR", str(self.directory))
             done = cbtop(*arguments)
@@ -45,7 +48,7 @@ class Machine:
         return done
 
     def cbtop(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """The command line as a process of that machine."""
+        """Run the command line as a process of that machine."""
         done = subprocess.run(
             [*self.prefix, *CBTOP, *arguments],
             env=self.environment, capture_output=True, text=True, stdin=subprocess.DEVNULL,
@@ -55,7 +58,7 @@ class Machine:
         return done
 
     def new(self, name: str) -> str:
-        """Make a pair and give its public key."""
+        """Create a pair of keys. Returns the public key."""
         self.directory.mkdir(mode=0o700, exist_ok=True)
         return make_pair(self.directory, name).public.hex()
 
@@ -65,7 +68,7 @@ class Machine:
 
     @contextmanager
     def daemon(self, *arguments: str) -> Iterator[str]:
-        """A daemon, and the address it serves."""
+        """Run a daemon. Yields its address."""
         with subprocess.Popen(
             [*self.prefix, *CBTOP, "daemon", *arguments], env=self.environment, stderr=subprocess.PIPE, text=True
         ) as process:
@@ -118,7 +121,7 @@ def test_four_commands_admit_a_viewer_and_nobody_else_hears_data_or_a_secret(the
             assert refused.stderr.count("\n") == 1
         ours.cbtop("--debug", *ONCE, "--connect", endpoint)
     said = "".join(theirs.said + ours.said)
-    assert "Traceback" in said  # of --debug
+    assert "Traceback" in said  # --debug prints tracebacks
     assert "refused a viewer from 127.0.0.1, whose key is not allowed" in said
     secrets = theirs.secrets() + ours.secrets()
     assert len(secrets) == 5
@@ -162,7 +165,7 @@ def test_who_is_revoked_while_watching_is_told_on_the_spot(theirs: Machine, ours
         assert "does not allow this viewer's key, or no longer does" in err
 
 
-@pytest.mark.slow  # below a viewer without a screen is refused and let in
+@pytest.mark.slow  # a test below refuses and admits a viewer without a screen
 def test_the_screen_says_why_it_is_refused_and_opens_once_it_is_let_in(
     theirs: Machine, ours: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,7 +189,7 @@ def test_the_screen_says_why_it_is_refused_and_opens_once_it_is_let_in(
             assert screen.exit_code() == 0
 
 
-# Knocks without a key for two seconds, as no viewer of ours would, and prints how many messages it got.
+# Connects without a key, unlike our viewers. Prints whether a message arrived within two seconds.
 KNOCK = """
 import sys, zmq
 socket = zmq.Context().socket(zmq.SUB)
@@ -198,7 +201,10 @@ print(socket.poll(2000))
 
 @contextmanager
 def two_hosts() -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
-    """Two network namespaces with a cable between them: what runs a command in each. Skips where that is refused."""
+    """Yield two prefixes that run a command in one of two connected network namespaces.
+
+    Skip if they cannot be created.
+    """
 
     def run(*command: str) -> None:
         try:
@@ -234,7 +240,7 @@ def two_hosts() -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
         yield near, far
 
 
-@pytest.mark.slow  # the others have it on one host
+@pytest.mark.slow  # the other tests do the same on one host
 def test_between_two_hosts_only_who_is_allowed_hears_anything(tmp_path: Path) -> None:
     with two_hosts() as (near, far):
         theirs, ours = Machine(tmp_path / "theirs", near), Machine(tmp_path / "ours", far)

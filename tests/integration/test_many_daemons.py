@@ -1,4 +1,4 @@
-"""Several daemons in one view: each is a link of its own, and what becomes of one is nothing to the others."""
+"""Several daemons in one view have separate links. Faults of one do not affect the others."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ from tests.integration.hosts import CBTOP, HOST, cbtop, eventually, nobody, once
 
 @contextmanager
 def elsewhere(rank: int | None = None) -> Iterator[tuple[str, subprocess.Popen[bytes], subprocess.Popen[bytes]]]:
-    """A runtime directory of its own, as on another host: its daemon's address, the daemon, and what runs there."""
+    """Run a daemon and a host in a new runtime directory, as on another machine.
+
+    Yields the address, the daemon and the host.
+    """
     ranks = {} if rank is None else {"RANK": str(rank), "LOCAL_RANK": "0", "WORLD_SIZE": "2"}
     with TemporaryDirectory(prefix="cbtop-test-") as directory:
         environment = os.environ | {"CBTOP_RUNTIME_DIR": directory} | ranks
@@ -77,18 +80,19 @@ def test_two_daemons_of_one_boot_have_one_clock() -> None:
     assert (view.clock.offset_us, view.clock.uncertainty_us) == (0, 0)
 
 
-@pytest.mark.slow  # the screen above and below has all of them, test_ls.py ranks
+@pytest.mark.slow  # tests above and below show all of them on a screen; test_ls.py has ranks
 def test_once_shows_what_runs_at_all_of_them_with_its_rank() -> None:
     with elsewhere(0) as (first, _, one), elsewhere(1) as (second, _, two):
         links = ["--connect", first, "--connect", second]
-        seen = eventually(lambda: len(seen := snapshot(*links)) == 2 and seen)  # one may have begun before the other
+        # one may have started before the other
+        seen = eventually(lambda: len(seen := snapshot(*links)) == 2 and seen)
         found = {source["pid"]: (source["rank"], source["world_size"]) for source in seen}
     assert found == {one.pid: (0, 2), two.pid: (1, 2)}
 
 
 def test_a_daemon_that_does_not_answer_is_named_and_the_others_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     with elsewhere() as (first, _, process), nobody() as silent:
-        snapshot("--connect", first)  # there is something to show
+        snapshot("--connect", first)  # wait until there is data
         once_answered(monkeypatch, unanswered=1)
         done = cbtop(
             "--headless", "--once", "--window=all", "--timeout", "0.5", "--connect", first, "--connect", silent

@@ -1,7 +1,7 @@
-"""Many processes take the memory that they are said to take, and what there is no room for is named.
+"""Many processes use only the documented memory, and what has no room is reported.
 
-`make soak` runs it with the rest; alone: `.venv/bin/python -m pytest -m slow -n 0 -o log_cli=true
--o log_cli_level=INFO tests/integration/test_memory.py`.
+`make soak` runs it with the other slow tests. By itself: `.venv/bin/python -m pytest -m slow -n 0 -o log_cli=true -o
+log_cli_level=INFO tests/integration/test_memory.py`.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _log = logging.getLogger(__name__)
 
 MIB = 1 << 20
 TINY_SOURCES, TINY_BYTES = 200, 80 * MIB
-HOSTS, DAEMON_BYTES, VIEWER_BYTES = 64, 150 * MIB, 250 * MIB  # of 365 nodes each
-RING_BYTES, RECORDS, ROUNDS = 1 << 20, 20_000, 8  # until the daemon's history is full
-SPREAD_NS = 50_000_000  # calls of 1 µs to 50 ms
-LITTLE_KIB = 1_000_000  # of address space: ulimit -v
+HOSTS, DAEMON_BYTES, VIEWER_BYTES = 64, 150 * MIB, 250 * MIB  # the hosts have 365 nodes each
+RING_BYTES, RECORDS, ROUNDS = 1 << 20, 20_000, 8  # enough rounds to fill the daemon's history
+SPREAD_NS = 50_000_000  # calls take 1 µs to 50 ms
+LITTLE_KIB = 1_000_000  # limit of the address space, for ulimit -v
 
-# A viewer that says when it has counted so many records, of how many sources, and shows each of them.
+# A viewer that shows every source and reports when it has counted the given records and sources.
 VIEWER = """
 import sys
 from cbtop.feeds.feed import Feed
@@ -45,7 +45,7 @@ with Feed() as feed:
 
 
 def most_bytes(pid: int) -> int:
-    """What the process has taken at most, of memory that exists."""
+    """Return the peak of the resident memory of a process."""
     found = re.search(r"^VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
     assert found
     return int(found[1]) << 10

@@ -1,4 +1,4 @@
-"""A process is alive as long as it is, in whatever pid namespace; forks and execs do not hide its end."""
+"""A process counts as alive exactly as long as it lives, in any pid namespace, also after fork and exec."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ IN_ANOTHER_TIME = ["unshare", "--time", "--monotonic", "100000", "--boottime", "
 
 
 def _refusal(command: list[str]) -> str:
-    """Why no namespace can be made here by `command`; empty when one can."""
+    """Return why `command` cannot create a namespace here, or an empty string if it can."""
     if shutil.which("unshare") is None:
         return "there is no unshare(1)"
     done = subprocess.run([*command, "true"], capture_output=True, text=True, check=False)
@@ -56,7 +56,7 @@ def ring_in(directory: Path) -> Path:
 
 
 class Watched:
-    """A source whose clock goes from one check of its process to the next whenever it is looked at."""
+    """A source with a fake clock. Each look advances it to the next check of the process."""
 
     def __init__(self, ring: Path) -> None:
         ticks = count(0, 1.5 * ALIVE_CHECK_S)
@@ -83,7 +83,7 @@ def test_a_process_of_another_pid_namespace_is_live_until_it_is_killed(runtime: 
         assert source.hello is not None
         assert source.hello.pid == 1
         assert source.hello.pid_namespace != pid_namespace()
-        outside.kill()  # and unshare(1) takes its child with it
+        outside.kill()  # unshare(1) also ends its child
         eventually(lambda: is_gone(source))
 
 
@@ -127,7 +127,7 @@ def test_a_process_of_another_time_namespace_is_live_until_killed(runtime: Path,
             (
                 "subprocess.Popen(['sleep', '3600'])",
                 "os.fork() or time.sleep(3600)",
-            ),  # one that became another program
+            ),  # the process has become another program
             ("os.kill(os.getpid(), 9)", "os._exit(0)", "os.execvp('sleep', ['sleep', '3600'])"),
         )
     ),

@@ -1,4 +1,4 @@
-"""Where output cannot go, or not as it is: one true line, the right exit code, and nothing left half done."""
+"""If output fails or cannot be complete, there is one true line, the right exit code, and no partial file."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ PRINTING = {
 
 
 def called(*by_default: str) -> list[Any]:
-    """What prints, each for `parametrize`: slow where it is not named, for all print through the same few lines."""
+    """Return the printing commands for `parametrize`.
+
+    Those not named are slow, because all print by the same code.
+    """
     return [
         pytest.param(arguments, id=name, marks=() if name in by_default else pytest.mark.slow)
         for name, arguments in PRINTING.items()
@@ -44,7 +47,7 @@ def called(*by_default: str) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A recording of more than a buffer: to make one takes a third of a second."""
+    """Write a recording that is larger than an output buffer. Shared, because writing it takes 0.3 s."""
     directory = tmp_path_factory.mktemp("made")
     made_recording(directory, directory / "run.cbtop", 100)
     return directory / "run.cbtop"
@@ -52,7 +55,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def recording(made: Path, runtime: Path, tmp_path: Path) -> Iterator[Path]:
-    """A recording `run.cbtop` of more than a buffer, where nothing else lies; its process has a ring, and runs."""
+    """Return a copy of the recording in an empty folder. Its process still has a ring and runs."""
     profiler = profiler_in(runtime, Clock())
     with profiler.step("decode", tokens=1), profiler.brick("a", 8):
         pass
@@ -61,7 +64,7 @@ def recording(made: Path, runtime: Path, tmp_path: Path) -> Iterator[Path]:
 
 
 def ran(arguments: tuple[str, ...], recording: Path, shell: str) -> subprocess.CompletedProcess[bytes]:
-    """`cbtop` with `arguments`, where the recording lies, as `"$@"` of `shell`; it buffers its output."""
+    """Run `cbtop` with `arguments` as `"$@"` of `shell`, in the folder of the recording. Its output is buffered."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     return subprocess.run(
         ["bash", "-c", shell, "bash", *CBTOP, *arguments], cwd=recording.parent, env=environment,
@@ -97,11 +100,11 @@ def test_what_stdout_cannot_encode_is_printed_in_ascii(arguments: tuple[str, ...
         assert b"100.0 us" in done.stdout
 
 
-@pytest.mark.slow  # above nobody reads, and test_watching.py has a reader that goes away
+@pytest.mark.slow  # a test above has no reader; test_watching.py has one that goes away
 def test_head_reads_as_many_lines_as_it_likes(recording: Path) -> None:
     for arguments in (PRINTING["help"], PRINTING["replay"], PRINTING["export"]):
         done = ran(arguments, recording, '"$@" | head -1; exit ${PIPESTATUS[0]}')
-        assert done.returncode in (0, 141)  # whether it was through with writing
+        assert done.returncode in (0, 141)  # 141 if the command was still writing when head ended
         assert (len(done.stdout.splitlines()), done.stderr) == (1, b"")
 
 
@@ -110,7 +113,7 @@ def test_head_reads_as_many_lines_as_it_likes(recording: Path) -> None:
     [
         *called("export"),
         pytest.param(("record", "-o", "new.cbtop", "--duration", "0.1"), id="record"),
-        pytest.param(("daemon",), id="daemon", marks=pytest.mark.slow),  # as test_faults.py has it, and the demo
+        pytest.param(("daemon",), id="daemon", marks=pytest.mark.slow),  # test_faults.py tests the same
         pytest.param(("demo", "--headless"), id="demo", marks=pytest.mark.slow),
     ],
 )
@@ -144,7 +147,7 @@ def test_an_export_to_a_full_disk_is_one_line_and_keeps_the_existing_file(record
     (full_disk / "out").write_bytes(b"mine" * 15_000)
     for name in EXPORTERS:
         if name == "dot":
-            continue  # which is shorter than a page
+            continue  # the output of dot is shorter than a page
         done = cbtop("export", str(recording), "--format", name, "-o", str(full_disk / "out"), "--force")
         assert (done.returncode, done.stdout) == (1, "")
         assert done.stderr == f"cbtop: {full_disk}/out: No space left on device; nothing is exported\n"

@@ -1,4 +1,4 @@
-"""`cbtop overhead` measures, and says against what."""
+"""`cbtop overhead` reports its measurements and what it compared."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a killed process was in is found in what it left: exactly where it wrote it down, else labelled derived."""
+"""The running node of a killed process is exact if the process wrote it down. Otherwise it is labelled as derived."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_a_process_that_hangs_tells_what_each_thread_is_stuck_in(runtime: Path) 
     for thread in threads:
         thread.join()
     eventually(lambda: autopsy(str(os.getpid()))[0]["in_flight"] == [])
-    assert cbtop("post-mortem").returncode == 3  # it still runs: nobody asked for it by name
+    assert cbtop("post-mortem").returncode == 3  # the process still runs and was not requested by pid
 
 
 def test_with_nothing_left_it_says_so() -> None:

@@ -1,6 +1,6 @@
 """Two ranks of a model, as `cbtop demo --backend cuda --gpus 2` starts them: one screen, and the slow one is named.
 
-They decode on the CPU here, and named pipes stand for NCCL; all else is what runs on GPUs.
+They decode on the CPU here, and named pipes replace NCCL. All other code is the same as on GPUs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.integration.test_terminal import Terminal, family
 pytestmark = pytest.mark.slow  # each rank loads Numba
 
 SLOW_RANK = 1
-# `cbtop`, in which a GPU is a thread of this machine, and one rank sleeps in a brick.
+# `cbtop` with threads of this machine as GPUs. One rank sleeps in a brick.
 ON_PIPES = """
 import sys, time
 from pathlib import Path
@@ -63,7 +63,7 @@ sys.exit(main())
 
 @pytest.fixture
 def demo(tmp_path: Path) -> list[str]:
-    """What decodes a tiny model on two ranks, and shows it."""
+    """Return the command that decodes a tiny model on two ranks and shows it."""
     model, script = tmp_path / "tiny.gguf", tmp_path / "cbtop_on_pipes.py"
     write_model(model, TINY, lambda *_: None)
     root = str(Path(__file__).parents[2])
@@ -84,7 +84,7 @@ def decoding(command: list[str]) -> Iterator[subprocess.Popen[str]]:
 
 
 def both() -> list[dict[str, Any]]:
-    """The two ranks, where a look was long enough to compare them."""
+    """Return the two ranks, or none if the look was too short to compare them."""
     done = cbtop("--headless", "--duration", "3", "--window=all", "--format", "json")
     sources: list[dict[str, Any]] = json.loads(done.stdout)["sources"] if done.returncode == 0 else []
     found = sorted(sources, key=lambda one: one["rank"])

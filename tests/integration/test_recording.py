@@ -1,4 +1,4 @@
-"""Recorders as real processes: killed at any moment they leave a file that opens; every record is accounted for."""
+"""A recorder can be killed at any moment. Its file can still be read, and every record is accounted for."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.integration.hosts import CBTOP, DEADLINE_S, cbtop, daemon, eventually
 
 
 def read(path: Path) -> tuple[RecordingReader, dict[str, RecordTally], list[RecordBatch]]:
-    """Every message of a recording, accounted for."""
+    """Return the reader of a recording, its records by source, and its batches."""
     reader, tallies, batches = RecordingReader(path), dict[str, RecordTally](), list[RecordBatch]()
     for frame in reader.frames():
         for message in frame.messages() if frame.kind != FrameKind.INDEX else []:
@@ -69,8 +69,8 @@ def test_records_of_a_real_decode_take_at_most_24_bytes_on_the_wire(tmp_path: Pa
     _, tallies, batches = read(tmp_path / "run.cbtop")
     parts = list(map(unpack, batches))
     assert [batch.columns for batch in batches] == list(map(pack, parts))
-    # All of them packed at once, so many that the head counts for nothing; the decode was paced by the machine, and
-    # times are made to fit a run of a second: a step between two records that were seconds apart takes eight bytes.
+    # All records are packed together, so that the header has no weight. The machine set the pace of decoding, so
+    # times are scaled to a run of one second. A step between records that were seconds apart would need eight bytes.
     whole = joined(parts)
     begin_ns, length_ns = whole.start_ns.min(), np.ptp(np.concatenate((whole.start_ns, whole.end_ns)))
     start_ns, end_ns = (
@@ -108,7 +108,7 @@ def test_a_recorder_outlives_the_daemon_and_counts_no_record_twice(tmp_path: Pat
 def test_a_recording_killed_at_any_moment_opens_and_lacks_at_most_a_frame(tmp_path: Path, kills: int) -> None:
     chance = random.Random(kills)
     with daemon(), host():
-        snapshot()  # there is something to record
+        snapshot()  # wait until there is data to record
         for number in range(kills):
             path = tmp_path / f"{number}.cbtop"
             with subprocess.Popen([*CBTOP, "record", "-o", str(path)], stderr=subprocess.DEVNULL) as process:
@@ -120,7 +120,7 @@ def test_a_recording_killed_at_any_moment_opens_and_lacks_at_most_a_frame(tmp_pa
             reader, tallies, _ = read(path)
             assert not reader.is_closed
             assert reader.keyframes
-            assert reader._end >= size - (64 << 10)  # what is not read is part of one frame
+            assert reader._end >= size - (64 << 10)  # the unread rest is part of one frame
             assert all(balanced(found) and found.missed == 0 for found in tallies.values())
             done = cbtop("--headless", "--replay", str(path), "--view", "bricks")
             assert "DownProjection" in done.stdout
@@ -186,7 +186,7 @@ def test_a_recording_of_ended_processes_alone_says_so_and_ends_with_3(tmp_path: 
             process.wait()
         path = str(tmp_path / "run.cbtop")
         words = ("record", "-o", path, "--force", "--duration", "1")
-        eventually(lambda: cbtop(*words).returncode)  # once the daemon knows that it has ended
+        eventually(lambda: cbtop(*words).returncode)  # until the daemon knows that the process has ended
         refused(3, f"every process had ended before, so {path} has no records", *words[1:])
 
 

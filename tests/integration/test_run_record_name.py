@@ -1,4 +1,4 @@
-"""`cbtop run --record` and a file that is there."""
+"""`cbtop run --record` with an existing file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`profiler.serve` starts a daemon beside its host that harms nothing and ends with it."""
+"""`profiler.serve` starts a daemon next to its host. The daemon does no harm and ends with the host."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.integration.hosts import DEADLINE_S, HOST, eventually
 
 SERVING = HOST.replace("profiler = BrickProfiler()\n", "profiler = BrickProfiler()\nprofiler.serve(sys.argv[2])\n")
 
-# Serves, and waits to be told that it may go.
+# A host that serves until it is told to end.
 WAITING = """
 import sys
 from cbtop import BrickProfiler
@@ -31,7 +31,7 @@ sys.stdin.readline(); print('went on')
 
 @pytest.fixture
 def address(runtime: Path) -> str:
-    """One that no other test can take meanwhile, as a port could be."""
+    """Return a socket path. A port could be taken by another test."""
     return f"ipc://{runtime / 'sidecar.sock'}"
 
 
@@ -48,7 +48,7 @@ def is_running(pid: int) -> bool:
 
 @contextmanager
 def started(*command: str, **options: Any) -> Iterator[subprocess.Popen[Any]]:
-    """A host, which does not outlive the test however that ends; the sidecar ends with its host."""
+    """Run a host that is always killed when the test ends. Its sidecar ends with it."""
     with subprocess.Popen([sys.executable, "-c", *command], **options) as host:
         try:
             yield host
@@ -74,7 +74,7 @@ def test_whoever_reads_the_hosts_output_does_not_wait_for_the_sidecar(address: s
     with started(WAITING, address, **pipes, text=True) as host, Feed([address]) as feed:
         eventually(lambda: feed.poll(50) or not feed.links.unanswered)
         (sidecar,) = children_of(host.pid)
-        os.kill(sidecar, signal.SIGSTOP)  # so that it cannot end first
+        os.kill(sidecar, signal.SIGSTOP)  # so that the sidecar does not end first
         try:
             assert host.communicate("\n", timeout=DEADLINE_S)[0] == "went on\n"
             assert is_running(sidecar)

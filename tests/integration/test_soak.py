@@ -1,4 +1,4 @@
-"""The daemon bears a load for as long as it lasts: it accounts for every record and grows by nothing."""
+"""The daemon accounts for every record under lasting load, and its memory does not grow."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ WARM_UP_ROUNDS, ROUNDS, ROUND_RECORDS = 3, 6, 10_000
 SOAK_S, RECORDS_PER_S = 600.0, 20_000
 WARM_UP_S = 15.0
 BLOCKS = 20
-CONFIDENCE_Z = 2.576  # 99 %
-MAX_LEAK_BYTES = 0.06  # a record: a small object of every thousand that came
+CONFIDENCE_Z = 2.576  # quantile for 99 %
+MAX_LEAK_BYTES = 0.06  # per record: one small object for every thousand records
 
-# A daemon whose bounded memory is full after seconds, where its 16,384 intervals of a step fill for minutes: what
-# still grows then has no bound.
+# A daemon whose bounded memory fills within seconds, because the 16,384 intervals of a step would take minutes.
+# Anything that still grows then has no bound.
 SOON_FULL = """
 import sys
 from cbtop.cli import main
@@ -71,7 +71,7 @@ def test_every_record_is_reported_under_load_and_no_descriptor_leaks(runtime: Pa
 def test_what_is_kept_of_a_process_does_not_grow_with_its_records(
     runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(step_intervals, "MAX_KEPT_INTERVALS", 16)  # which are there after a few rounds
+    monkeypatch.setattr(step_intervals, "MAX_KEPT_INTERVALS", 16)  # reached after a few rounds
     load = Load(runtime, RING_BYTES, spread_ns=64)
     source = Source(load.path)
 
@@ -85,7 +85,7 @@ def test_what_is_kept_of_a_process_does_not_grow_with_its_records(
         return sys.getallocatedblocks()
 
     before = blocks_after(ROUNDS)
-    assert blocks_after(20 * ROUNDS) - before < 10 * ROUNDS  # not even one for two rounds
+    assert blocks_after(20 * ROUNDS) - before < 10 * ROUNDS  # memory grows by less than one object in two rounds
     load.close()
 
 
@@ -106,17 +106,18 @@ def test_the_slope_of_a_leak_is_told_from_noise_and_from_a_single_jump() -> None
 def test_for_ten_minutes_memory_descriptors_and_threads_stay_as_they_are(
     runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("MALLOC_ARENA_MAX", "1")  # or each thread's arena has holes of its own
+    # a single arena, because separate arenas of threads would have separate gaps
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "1")
     monkeypatch.setattr(hosts, "CBTOP", [sys.executable, "-c", SOON_FULL])
     loads = [Load(runtime, RING_BYTES, spread_ns=64) for _ in range(HOSTS)]
-    with daemon("--history", "0") as process:  # which would grow, to its bound
+    with daemon("--history", "0") as process:  # the history would grow up to its limit
         watched = psutil.Process(process.pid)
         written, anonymous, descriptors, threads = [], [], [], []
         begun_s = next_s = time.monotonic()
         while (elapsed_s := time.monotonic() - begun_s) < WARM_UP_S + SOAK_S:
             for load in loads:
                 load.write(max(0, min(int(elapsed_s * RECORDS_PER_S) - load.written, load.ring.capacity // 2)))
-            if time.monotonic() > next_s:  # once in half a second a viewer comes and goes
+            if time.monotonic() > next_s:  # a viewer joins and leaves every half second
                 next_s += 0.5
                 join()
                 if elapsed_s > WARM_UP_S:
@@ -150,13 +151,14 @@ def test_a_viewer_is_complete_with_its_first_message_whenever_it_comes(runtime: 
         load.close()
     for messages in said:
         of_sources = [message for message in messages if not isinstance(message, DeviceSample)]
-        assert len(of_sources) == 2 + 3 * HOSTS  # hello; catalog, statistics and state of each; heartbeat
+        # hello and heartbeat, and catalog, statistics and state of each source
+        assert len(of_sources) == 2 + 3 * HOSTS
         assert isinstance(messages[0], DaemonHello)
         assert all(message.complete for message in messages if isinstance(message, SourceCatalog))
 
 
 def join() -> list[Message]:
-    """What a viewer that comes now is told first."""
+    """Return the first messages that a new viewer receives."""
     subscriber = Subscriber(default_endpoint())
     said: list[Message] = []
     while not said or not isinstance(said[0], DaemonHello):
@@ -166,15 +168,15 @@ def join() -> list[Message]:
 
 
 def states_told() -> list[SourceState]:
-    """How a viewer that comes now is told the sources are."""
+    """Return the states of the sources that a new viewer receives."""
     return [state for message in join() if isinstance(message, Heartbeat) for state in message.sources]
 
 
 def leak_of(records: NDArray[np.float64], size_bytes: NDArray[np.float64]) -> tuple[float, float, float]:
-    """Bytes that each record leaves behind: Sen's slope, between the ends of its 99 % interval.
+    """Return how many bytes each record leaves behind: Sen's slope and its 99 % interval.
 
-    P. K. Sen, Estimates of the regression coefficient based on Kendall's tau, 1968. It is taken of the medians of
-    BLOCKS blocks: samples that follow each other are alike, and would pass for more than they are.
+    P. K. Sen, Estimates of the regression coefficient based on Kendall's tau, 1968. The slope uses medians of BLOCKS
+    blocks, because neighbouring samples are correlated and single samples would give a too narrow interval.
     """
     blocks = zip(np.array_split(records, BLOCKS), np.array_split(size_bytes, BLOCKS), strict=True)
     points = [(np.median(at), np.median(size)) for at, size in blocks]
@@ -185,6 +187,6 @@ def leak_of(records: NDArray[np.float64], size_bytes: NDArray[np.float64]) -> tu
 
 
 def anonymous_bytes(pid: int) -> int:
-    """What the process holds of its own: no file, no ring."""
+    """Return the private memory of a process in bytes, without files and rings."""
     (line,) = (line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("RssAnon"))
     return 1024 * int(line.split()[1])

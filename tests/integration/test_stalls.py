@@ -1,4 +1,4 @@
-"""A process that hangs is said to, with the brick and the layer it hangs in, and goes on when it does."""
+"""A hanging process is reported as stalled with its brick and layer, and as running after it continues."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 from cbtop.profiler.hot_path import chosen
 from tests.integration.hosts import PATIENTLY, cbtop, daemon, eventually
 
-# Hangs in a brick of layer 3 where the file it is given exists, and between two steps where that with `idle` does.
+# Hangs in a brick of layer 3 while the given file exists, and between two steps while the file with `idle` exists.
 HANGING = """
 import sys, time
 from pathlib import Path
@@ -47,7 +47,7 @@ def hanging(hangs: Path, sample_every: int = 1) -> Iterator[subprocess.Popen[byt
 
 
 def listed(pid: int) -> dict[str, Any]:
-    """What `cbtop ls` says of it; nothing while it does not."""
+    """Return the process in the output of `cbtop ls`, or an empty dict if it is not listed."""
     sources = json.loads(cbtop("ls", *PATIENTLY, "--format", "json").stdout or '{"sources": []}')["sources"]
     return next((source for source in sources if source["pid"] == pid), {})
 
@@ -104,7 +104,7 @@ def test_a_stalled_process_that_is_killed_is_gone_and_was_never_live_again(tmp_p
         assert listed(process.pid)["stall"] is None
 
 
-@pytest.mark.slow  # test_stall.py has both of made processes, above is one that stalls
+@pytest.mark.slow  # test_stall.py tests both on simulated processes; a test above has one that stalls
 @compiled
 def test_between_steps_it_is_idle_and_stopped_by_a_signal_it_is_suspended(tmp_path: Path) -> None:
     hangs = tmp_path / "hangs"
@@ -128,7 +128,7 @@ def test_between_steps_it_is_idle_and_stopped_by_a_signal_it_is_suspended(tmp_pa
         becomes(process, "live")
 
 
-@pytest.mark.slow  # test_stall.py has it of a made process
+@pytest.mark.slow  # test_stall.py tests it on a simulated process
 def test_a_process_that_samples_its_steps_is_quiet_rather_than_idle(tmp_path: Path) -> None:
     hangs = tmp_path / "hangs"
     with daemon(), hanging(hangs, sample_every=1000) as process:
@@ -141,7 +141,7 @@ def test_a_process_that_samples_its_steps_is_quiet_rather_than_idle(tmp_path: Pa
 
 
 @compiled
-@pytest.mark.slow  # as tests/cbtop/viewmodels/test_stall.py has it
+@pytest.mark.slow  # tests/cbtop/viewmodels/test_stall.py tests the same
 def test_a_recording_shows_a_stall_by_its_own_time(tmp_path: Path) -> None:
     hangs, path = tmp_path / "hangs", tmp_path / "run.cbtop"
     with daemon(), hanging(hangs) as process:
@@ -157,7 +157,7 @@ def test_a_recording_shows_a_stall_by_its_own_time(tmp_path: Path) -> None:
     assert later["stall"]["age_s"] > first["stall"]["age_s"]
 
 
-@pytest.mark.slow  # test_merge.py of viewmodels has it of made processes
+@pytest.mark.slow  # test_merge.py of the viewmodels tests it on simulated processes
 @compiled
 def test_a_sum_is_stalled_if_one_process_hangs_and_gone_if_that_is_killed(tmp_path: Path) -> None:
     hangs = tmp_path / "hangs"

@@ -1,4 +1,4 @@
-"""Four ranks, one of them slow: it is named, and nobody is named where all are equal."""
+"""One of four ranks is slow and is named. If all are equal, none is named."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ from tests.integration.hosts import PATIENTLY, cbtop, daemon, eventually, snapsh
 RANKS = 4
 SLOW_RANK = 2
 
-# A rank runs the steps it is told to on stdin; what its bricks took is said: how busy the machine is decides nothing.
-# One that has the file `slow-N` beside its ring is 15 % slower in one brick from then on, and waits less.
+# A rank that runs steps when it reads a line on stdin. The times of its bricks are fixed, so the load of the machine
+# does not matter. If the file `slow-N` exists next to its ring, one of its bricks becomes 15 % slower and it waits
+# less.
 RANK = """
 import os, sys
 from pathlib import Path
@@ -45,10 +46,10 @@ for number, _ in enumerate(sys.stdin, rank):
                 profiler.record_elapsed(BrickId.DOWN_PROJECTION, int(1_600_000 * jitter) + extra_ns // 2)
                 profiler.record_elapsed("AllReduce", 900_000 - extra_ns // 2)
 """
-# Without the pauses: a look of a second has few slices, and one pause among them leaves it undecided, as it should.
+# This rank makes no pauses. A look of one second has few slices, and one pause among them would leave it undecided.
 WITHOUT_PAUSES = RANK.replace("50_000_000 if", "0 if")
 assert WITHOUT_PAUSES != RANK
-STEPS = 10  # at a time
+STEPS = 10  # steps at a time
 
 
 Ranks = list[subprocess.Popen[bytes]]
@@ -69,7 +70,7 @@ def ranks(script: str = RANK, count: int = RANKS) -> Iterator[Ranks]:
 
 
 def run_on(processes: Ranks) -> None:
-    """Every rank runs STEPS more steps."""
+    """Let every rank run STEPS more steps."""
     for process in processes:
         assert process.stdin
         process.stdin.write(b"\n" * STEPS)
@@ -78,7 +79,7 @@ def run_on(processes: Ranks) -> None:
 
 @contextmanager
 def running(processes: Ranks) -> Iterator[None]:
-    """The ranks run on while somebody else looks."""
+    """Let the ranks run while another process looks."""
     stop = threading.Event()
 
     def run() -> None:
@@ -95,7 +96,7 @@ def running(processes: Ranks) -> Iterator[None]:
 
 
 def look(feed: Feed, processes: Ranks) -> StragglerView | None:
-    """Who is named after the ranks have run on."""
+    """Let the ranks run on. Return the straggler that the view names."""
     run_on(processes)
     feed.poll(20)
     view = feed.view()
@@ -103,38 +104,38 @@ def look(feed: Feed, processes: Ranks) -> StragglerView | None:
 
 
 def are_comparable(feed: Feed, processes: Ranks) -> bool:
-    """Whether every rank has been seen for as long as a verdict looks back."""
+    """Let the ranks run on. Return whether every rank has enough time slices for a verdict."""
     run_on(processes)
     feed.poll(20)
     records = [seen.record for seen in feed.seen().values()]
     return len(records) == RANKS and all(record.busy and record.busy.count == SLICES for record in records)
 
 
-@pytest.mark.slow  # as test_straggler.py has it of ranks that are made
+@pytest.mark.slow  # test_straggler.py tests it on simulated ranks
 def test_a_rank_that_becomes_15_percent_slower_is_named(runtime: Path) -> None:
     with daemon(), ranks() as processes, Feed() as feed:
         eventually(lambda: are_comparable(feed, processes))
         for _ in range(50):
             assert look(feed, processes) is None
         (runtime / f"slow-{SLOW_RANK}").touch()
-        # It rises as its quick steps are forgotten.
+        # The percentage rises while its earlier fast steps leave the window.
         found = eventually(
             lambda: (seen := look(feed, processes)) and seen.percent == pytest.approx(15, abs=2) and seen
         )
         assert (found.rank, found.pid, found.ranks) == (SLOW_RANK, processes[SLOW_RANK].pid, RANKS)
         assert found.brick == "DownProjection"
         assert found.brick_excess_us == pytest.approx(600, rel=0.1)
-        (runtime / "slow-0").touch()  # and now another is as slow
+        (runtime / "slow-0").touch()  # now another rank is slow, too
         eventually(lambda: look(feed, processes) is None)
         for _ in range(50):
             assert look(feed, processes) is None
 
 
-@pytest.mark.slow  # test_two_ranks.py has it in a report, of ranks of torch
+@pytest.mark.slow  # test_two_ranks.py tests a report with ranks of torch
 def test_a_report_and_ls_name_the_straggler_in_text_and_json(runtime: Path) -> None:
     (runtime / f"slow-{SLOW_RANK}").touch()
     with daemon(), ranks(WITHOUT_PAUSES) as processes, running(processes):
-        # A look may be too short.
+        # A single look may be too short.
         sources = eventually(lambda: (seen := snapshot()) and all(one["straggler"] for one in seen) and seen)
         once = ("--headless", "--once", "--window=all", *PATIENTLY, "--view", "bricks")
         text = eventually(lambda: "straggler:" in (seen := cbtop(*once).stdout) and seen)

@@ -1,4 +1,4 @@
-"""A real daemon exports a real process's numbers: scraped over HTTP, sent over OTLP, read by Prometheus itself."""
+"""A real daemon exports the numbers of a real process over HTTP and OTLP, also to a real Prometheus."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from tests.integration.hosts import CBTOP, DEADLINE_S, cbtop, eventually, host, snapshot
 
-Series = dict[tuple[str, ...], float]  # a sample's value by its phase and brick
+Series = dict[tuple[str, ...], float]  # the value of a sample by phase and brick
 
-# One with work, a budget, a check and a brick inside another; it keeps its process at rest when it is done.
+# A host with work, a budget, a check, and a brick inside another. It stays idle when it is done.
 RESTING_HOST = """
 import sys, time
 from cbtop import BrickDefinition, BrickId, BrickProfiler, TokenBudget, Work
@@ -58,7 +58,7 @@ while True: time.sleep(float(sys.argv[2]))
 
 @contextmanager
 def resting_host() -> Iterator[subprocess.Popen[str]]:
-    """A process that has recorded 50 steps and lives on."""
+    """Run a process that has recorded 50 steps and stays alive."""
     command = [sys.executable, "-c", RESTING_HOST, "50", "60"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -71,7 +71,7 @@ def resting_host() -> Iterator[subprocess.Popen[str]]:
 
 @contextmanager
 def exporting_daemon(*arguments: str, **environment: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """`cbtop daemon` with `arguments`, and the line in which it says where it exports to."""
+    """Run `cbtop daemon` with `arguments`. Yields the process and the line with its export address."""
     with subprocess.Popen(
         [*CBTOP, "daemon", *arguments], stderr=subprocess.PIPE, text=True, env=os.environ | environment
     ) as process:
@@ -95,7 +95,7 @@ def scrape(line: str) -> dict[str, Family]:
     while not text:
         try:
             text = get(line.removeprefix("cbtop daemon: metrics at "))
-        except HTTPError as error:  # it has not heard of the daemon yet, or not for long
+        except HTTPError as error:  # the exporter has not yet received data from the daemon, or not for a while
             error.close()
             if error.code != 503:
                 raise
@@ -103,7 +103,7 @@ def scrape(line: str) -> dict[str, Family]:
 
 
 def value_of(families: dict[str, Family], sample: str, **labels: str) -> float:
-    """The one value of `sample` with `labels`."""
+    """Return the only value of `sample` with `labels`."""
     found = [
         float(s.value)
         for family in families.values()
@@ -131,7 +131,7 @@ def test_a_scrape_at_rest_gives_the_numbers_of_the_json_report() -> None:
         (source,) = snapshot()
     here = {"source": source["key"]}
     assert value_of(families, "cbtop_source_info", **here, pid=str(process.pid), program=source["program"]) == 1
-    assert value_of(families, "cbtop_source_state", **here) == 1  # live, and idle after two seconds
+    assert value_of(families, "cbtop_source_state", **here) == 1  # live; it would be idle after two seconds
     assert value_of(families, "cbtop_tokens_total", **here, phase="decode") == source["steps"]["tokens"] == 100
     loss = source["loss"]
     assert value_of(families, "cbtop_records_produced_total", **here) == loss["produced"]
@@ -157,7 +157,7 @@ def test_a_scrape_at_rest_gives_the_numbers_of_the_json_report() -> None:
     assert value_of(families, "cbtop_brick_budget_seconds", **down) == pytest.approx(row["budget_us_per_token"] / 1e6)
 
 
-# Does what each line on stdin says, and says on stdout when that is done.
+# Executes each line of stdin and confirms it on stdout.
 OBEDIENT_HOST = """
 import sys, time
 from cbtop import BrickProfiler
@@ -176,7 +176,7 @@ for line in sys.stdin:
 """
 
 
-@pytest.mark.slow  # tests/cbtop/telemetry/test_counters.py has the same of processes that are made
+@pytest.mark.slow  # tests/cbtop/telemetry/test_counters.py tests it on simulated processes
 def test_no_counter_goes_down_while_processes_are_reset_end_and_are_killed() -> None:
     seen: dict[tuple[str, ...], float] = {}
 
@@ -234,7 +234,7 @@ def test_a_daemon_that_serves_other_hosts_with_keys_exports_as_well(
 
 
 class CollectorStub(HTTPServer):
-    """Takes OTLP over HTTP and keeps the requests; `status` is what it answers."""
+    """An HTTP server that receives OTLP and stores the requests. `status` is its answer."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Take)
@@ -248,7 +248,7 @@ class CollectorStub(HTTPServer):
         return f"http://127.0.0.1:{self.server_address[1]}"
 
     def value_of(self, name: str, brick: str) -> float | None:
-        """The newest value of a metric, for one brick."""
+        """Return the newest value of a metric for one brick."""
         for resource in self.requests[-1].resource_metrics if self.requests else ():
             for metric in (metric for scope in resource.scope_metrics for metric in scope.metrics):
                 for point in (metric.sum if metric.HasField("sum") else metric.histogram).data_points:
@@ -274,7 +274,7 @@ class _Take(BaseHTTPRequestHandler):
         self.wfile.write(ExportMetricsServiceResponse().SerializeToString())
 
     def log_message(self, format: str, *args: Any) -> None:
-        """A test prints nothing."""
+        """Print nothing."""
 
 
 @pytest.fixture
@@ -299,7 +299,7 @@ def test_a_collector_receives_the_numbers_of_the_json_report(collector: Collecto
             )
 
 
-@pytest.mark.slow  # as tests/cbtop/telemetry/test_traces.py has it of what is sent
+@pytest.mark.slow  # tests/cbtop/telemetry/test_traces.py tests what is sent
 def test_a_collector_receives_whole_steps_as_traces(collector: CollectorStub) -> None:
     with (
         exporting_daemon("--otlp", collector.address, OTEL_METRIC_EXPORT_INTERVAL="100"),
@@ -318,7 +318,7 @@ def test_a_collector_receives_whole_steps_as_traces(collector: CollectorStub) ->
         assert all(f":{running.pid}:" in span.attributes[0].value.string_value for span in spans)
         assert abs(spans[0].start_time_unix_nano - time.time_ns()) < 1e9 * DEADLINE_S
         (down,) = (s for s in spans if s.name == "DownProjection" and names[s.parent_span_id] == "Layer 1")
-        assert down.end_time_unix_nano - down.start_time_unix_nano > 500_000  # it sleeps for as long
+        assert down.end_time_unix_nano - down.start_time_unix_nano > 500_000  # the brick sleeps longer than this
 
 
 def test_at_its_end_the_daemon_sends_what_it_knows_once_more(collector: CollectorStub) -> None:
@@ -329,7 +329,8 @@ def test_at_its_end_the_daemon_sends_what_it_knows_once_more(collector: Collecto
         ),
         resting_host(),
     ):
-        eventually(lambda: [s.value for s in scrape(line)["cbtop_tokens"].samples] == [100])  # it knows it all
+        # all tokens have arrived
+        eventually(lambda: [s.value for s in scrape(line)["cbtop_tokens"].samples] == [100])
         assert collector.requests == []
         process.send_signal(signal.SIGTERM)
         assert process.wait(DEADLINE_S) == 128 + signal.SIGTERM
@@ -353,7 +354,7 @@ def test_a_collector_that_refuses_is_named_once_and_once_when_it_accepts(collect
 
 @contextmanager
 def black_hole() -> Iterator[str]:
-    """The address of something that accepts connections and never answers."""
+    """Yield the address of a server that accepts connections and never answers."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield f"http://127.0.0.1:{server.getsockname()[1]}"
 
@@ -366,7 +367,7 @@ def test_a_dead_endpoint_or_slow_scraper_delays_neither_daemon_nor_its_exit() ->
     ):
         at = urllib.parse.urlsplit(line.removeprefix("cbtop daemon: metrics at "))
         with socket.create_connection((at.hostname, at.port or 0)) as slow:
-            slow.sendall(b"GET /metrics HTTP/1.0\r\n")  # and no more
+            slow.sendall(b"GET /metrics HTTP/1.0\r\n")  # an incomplete request
             eventually(lambda: any(s.value > 20 for s in scrape(line)["cbtop_tokens"].samples))
             (before,) = snapshot()
             assert before["pid"] == running.pid
@@ -422,13 +423,13 @@ def test_prometheus_scrapes_it_and_answers_every_question_of_the_dashboard(tmp_p
         (p95,) = ask(
             'histogram_quantile(0.95, rate(cbtop_brick_duration_seconds_bucket{brick="DownProjection"}[30s])) > 0'
         )
-        assert float(p95["value"][1]) > 0.0005  # the host sleeps half a millisecond in it
+        assert float(p95["value"][1]) > 0.0005  # the host sleeps 0.5 ms in it
         eventually(lambda: [row["value"][1] for row in ask("up")] == ["1"])
 
 
 @contextmanager
 def prometheus(directory: Path, line: str) -> Iterator[str]:
-    """A Prometheus that scrapes what `line` says twice a second, ready to be asked."""
+    """Run a Prometheus that scrapes the address in `line` twice a second. Yields its own address."""
     target = urllib.parse.urlsplit(line.removeprefix("cbtop daemon: metrics at ")).netloc
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]

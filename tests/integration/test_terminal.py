@@ -1,4 +1,4 @@
-"""The screen in a real terminal: it shows what runs, and whatever ends it leaves the terminal as it was."""
+"""The screen in a real terminal shows what runs, and restores the terminal however it ends."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ COLUMNS, ROWS = 120, 34
 
 
 class Terminal:
-    """A pseudo-terminal with a process on it, and the screen as a person would see it."""
+    """A pseudo-terminal with a process, and its screen as a person would see it."""
 
     def __init__(self, command: list[str], **environment: str) -> None:
         self.master, slave = pty.openpty()
@@ -40,7 +40,7 @@ class Terminal:
         self.raw = b""
         known = {"TERM": "xterm-256color", "COLORTERM": "truecolor", "LC_ALL": "C.UTF-8"}
         environment = os.environ | known | environment
-        for name in ("COLUMNS", "LINES"):  # a test runner's workers have them, and the app would believe them
+        for name in ("COLUMNS", "LINES"):  # pytest sets them for its workers, and the app would use them
             environment.pop(name, None)
         self.process = subprocess.Popen(
             command, stdin=slave, stdout=slave, stderr=slave, start_new_session=True, env=environment,
@@ -48,7 +48,7 @@ class Terminal:
         )  # fmt: skip
 
     def read(self, timeout_s: float = 0.1) -> str:
-        """What is on the screen after everything written within `timeout_s`, however long it takes to draw that."""
+        """Return the screen after processing all output that arrives within `timeout_s`."""
         os.set_blocking(self.master, False)
         deadline_s = time.monotonic() + timeout_s
         while True:
@@ -82,7 +82,7 @@ class Terminal:
 
     @property
     def is_clean(self) -> bool:
-        """Whether the modes are those of before, the main screen is back and the cursor shows."""
+        """Return whether the terminal modes are restored, the main screen is shown and the cursor is visible."""
         last = [self.raw.rfind(code) for code in (b"\x1b[?1049h", b"\x1b[?1049l", b"\x1b[?25l", b"\x1b[?25h")]
         return termios.tcgetattr(self._slave) == self.before and last[1] > last[0] and last[3] > last[2]
 
@@ -187,13 +187,13 @@ def test_every_view_opens_by_its_key_and_is_redrawn_after_a_suspension() -> None
             assert time.monotonic() < deadline_s, "it did not stop"
         shown_before = len(screen.raw)
         screen.process.send_signal(signal.SIGCONT)
-        while b"1 Overview" not in screen.raw[shown_before:]:  # which does not change by itself
+        while b"1 Overview" not in screen.raw[shown_before:]:  # the screen does not change by itself
             screen.read()
             assert time.monotonic() < deadline_s, "the tabs are not drawn again"
         quit_leaves_a_clean_terminal_and_no_process(screen, "\x03")
 
 
-@pytest.mark.slow  # test_app.py has it where the hang-up is ignored, too
+@pytest.mark.slow  # test_app.py tests it, also with an ignored hang-up
 def test_a_lost_terminal_ends_it() -> None:
     with host():
         screen = Terminal(CBTOP)
@@ -202,7 +202,7 @@ def test_a_lost_terminal_ends_it() -> None:
         assert screen.process.wait(DEADLINE_S) != 0
 
 
-@pytest.mark.slow  # test_demo.py has it without a screen, test_app.py the screen of a workload that failed
+@pytest.mark.slow  # test_demo.py tests it without a screen, test_app.py a screen whose workload failed
 def test_a_model_that_cannot_be_run_ends_the_screen_with_one_line_and_code_2(tmp_path: Path) -> None:
     with terminal("demo", "--model", str(tmp_path / "none.gguf")) as screen:
         assert screen.exit_code() == 2
@@ -210,7 +210,7 @@ def test_a_model_that_cannot_be_run_ends_the_screen_with_one_line_and_code_2(tmp
         assert "none.gguf does not exist" in screen.read()
 
 
-@pytest.mark.slow  # test_app.py has the first source that comes, test_watching.py one that is gone
+@pytest.mark.slow  # test_app.py tests the first source that appears, test_watching.py one that is gone
 def test_the_screen_says_how_to_start_a_program_if_nothing_runs() -> None:
     with terminal() as screen:
         screen.wait_for("cbtop demo")
@@ -232,16 +232,17 @@ print(profiler._recorder.asked)
 """
 
 
-@pytest.mark.slow  # test_app.py has who leaves then, above is who leaves a clean terminal
+@pytest.mark.slow  # test_app.py tests leaving during a request; a test above checks the terminal
 def test_quitting_during_a_request_for_kernels_leaves_a_clean_terminal() -> None:
     with (
         subprocess.Popen([sys.executable, "-c", IDLE], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process,
-        terminal("--window", "all") as screen,  # its only step may be long ago by the time that it is shown
+        # the only step of the process may be outside the window when it is shown
+        terminal("--window", "all") as screen,
     ):
         screen.wait_for("Sampling")
         screen.send("K")
         screen.wait_for(f"waiting for a step of pid {process.pid}, at most 60 s")
-        screen.send("6")  # it goes on meanwhile
+        screen.send("6")  # the screen still works meanwhile
         screen.wait_for("layer → brick → kernel", f"waiting for a step of pid {process.pid}")
         quit_leaves_a_clean_terminal_and_no_process(screen, "q")
         assert process.communicate(timeout=DEADLINE_S)[0] == b"0\n"
@@ -264,7 +265,7 @@ def test_in_ascii_not_one_byte_of_the_screen_is_anything_else(options: list[str]
         quit_leaves_a_clean_terminal_and_no_process(screen, "q")
 
 
-@pytest.mark.slow  # test_settings.py has what counts, test_themes.py that parts are told apart without
+@pytest.mark.slow  # test_settings.py tests which setting counts, test_themes.py tests screens without colour
 @pytest.mark.parametrize("option", ["NO_COLOR", pytest.param("--no-color", marks=pytest.mark.slow)])
 def test_without_colour_nothing_is_drawn_in_one(option: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if option == "NO_COLOR":
@@ -272,11 +273,11 @@ def test_without_colour_nothing_is_drawn_in_one(option: str, monkeypatch: pytest
     with terminal("replay", RECORDING, *([option] if option.startswith("--") else [])) as screen:
         screen.wait_for("costliest bricks")
         colours = [list(map(int, found)) for found in re.findall(rb"[34]8;2;(\d+);(\d+);(\d+)[;m]", screen.raw)]
-        assert all(max(colour) - min(colour) <= 1 for colour in colours), colours  # grey, but for rounding
+        assert all(max(colour) - min(colour) <= 1 for colour in colours), colours  # grey, except for rounding
         quit_leaves_a_clean_terminal_and_no_process(screen, "q")
 
 
-@pytest.mark.slow  # test_sort_memory.py has it without a terminal
+@pytest.mark.slow  # test_sort_memory.py tests it without a terminal
 def test_the_order_that_was_chosen_is_that_of_the_next_run() -> None:
     with terminal("replay", RECORDING, "--view", "bricks") as screen:
         screen.wait_for("wall %▼")
@@ -295,11 +296,11 @@ def test_sigterm_ends_the_screen_if_nobody_reads_it_and_leaves_it_clean() -> Non
     with terminal("replay", RECORDING) as screen:
         screen.wait_for("costliest bricks")
         deadline_s = time.monotonic() + DEADLINE_S
-        room = select.poll()  # unlike select also for descriptors above 1023
+        room = select.poll()  # unlike select, it also accepts descriptors above 1023
         room.register(screen._slave, select.POLLOUT)
         while room.poll(0):
             assert time.monotonic() < deadline_s
-            screen.send("234516")  # which draws whole screens, that nobody reads
+            screen.send("234516")  # each key draws a whole screen, which is not read
             time.sleep(0.1)
         screen.process.send_signal(signal.SIGTERM)
         assert screen.process.wait(DEADLINE_S) == 128 + signal.SIGTERM

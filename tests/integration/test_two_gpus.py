@@ -1,4 +1,4 @@
-"""Two tensor-parallel ranks on two GPUs by NCCL: the same numbers, collectives as bricks, the slow rank, NVLink."""
+"""Two tensor-parallel ranks on two GPUs with NCCL: equal numbers, collectives as bricks, the slow rank, NVLink."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ pytestmark = [
 ROOT = Path(__file__).parents[2]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 SLOW_RANK, LAYERS = 1, 2
-MOST_S = 120  # what hangs on a device hangs for ever
-MOST_OF_NVLINK = 2e12  # bytes a second: more than all links of any GPU carry
+MOST_S = 120  # a process that hangs on a device never ends
+MOST_OF_NVLINK = 2e12  # bytes per second; more than all links of any GPU can carry
 
-# What each rank computes without cbtop, attached and detached again, eagerly and as a graph.
+# Prints what each rank computes without cbtop, attached, and detached again, eagerly and with a graph.
 COMPARED = """
 import json, sys, torch
 import torch.distributed as dist
@@ -91,7 +91,7 @@ dist.barrier()
 dist.destroy_process_group()
 """
 
-# Replays a graph with collectives, and ends as it is asked to; what cannot end without cbtop may not with it.
+# Replays a graph with collectives and ends in the given way. It need not end under cbtop if it does not end without.
 ENDS = """
 import sys, torch
 import torch.distributed as dist
@@ -118,7 +118,7 @@ if how != "ends without a word":
 print("ended")
 """
 
-# Decodes until there is a file of that name; the slow rank multiplies more often.
+# Decodes until the given file exists. The slow rank multiplies more often.
 DECODES = """
 import sys, torch
 import torch.distributed as dist
@@ -136,7 +136,7 @@ dist.destroy_process_group()
 """
 
 
-# A model on the second device, called and captured while the first is the current one.
+# A model on the second device, called and captured while the first device is the current one.
 ELSEWHERE = """
 import json, sys, torch
 import cbtop
@@ -186,7 +186,7 @@ with open(sys.argv[1], "w") as file: json.dump(found, file)
 
 @contextmanager
 def _running(command: list[str], directory: Path) -> Iterator[subprocess.Popen[str]]:
-    """The command in a session of its own, of which nothing is left."""
+    """Run the command in a new session. Kill everything that is left of it."""
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     with subprocess.Popen(
         command, cwd=directory, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True,
@@ -196,10 +196,10 @@ def _running(command: list[str], directory: Path) -> Iterator[subprocess.Popen[s
             yield process
         finally:
             if process.poll() is None:
-                process.terminate()  # torchrun ends its workers, which are in sessions of their own
+                process.terminate()  # torchrun ends its workers, which are in other sessions
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(30)
-                with suppress(ProcessLookupError):  # torchrun itself has ended
+                with suppress(ProcessLookupError):  # torchrun has ended
                     os.killpg(process.pid, signal.SIGKILL)
 
 
@@ -217,9 +217,10 @@ def test_two_ranks_compute_the_same_bits_and_their_collectives_are_bricks(tmp_pa
         bricks = found.pop("bricks")
         assert all(found.values()), found
         assert bricks
-        assert len(bricks) % (2 * LAYERS) == 0  # behind attention, and behind the feed-forward network
+        assert len(bricks) % (2 * LAYERS) == 0  # after attention and after the feed-forward network
         assert {label for _, label, *_ in bricks} == {"2 ranks"}
-        assert {size_bytes for *_, size_bytes in bricks} <= {2 * 256, None}  # unknown where it waited for the host
+        # unknown if the collective waited for the host
+        assert {size_bytes for *_, size_bytes in bricks} <= {2 * 256, None}
         assert all(backend.startswith("torch on cuda") for *_, backend, _ in bricks)
 
 
@@ -238,7 +239,7 @@ def test_ranks_with_graphs_end_with_us_where_they_end_without(tmp_path: Path) ->
                 said[key] = process.communicate(timeout=max(end - time.monotonic(), 0.1))[1]
                 codes[key] = process.returncode
             except subprocess.TimeoutExpired:
-                codes[key] = None  # it hangs
+                codes[key] = None  # the process hangs
     sys.stdout.write(f"{codes}\n")
     assert codes["deletes its graph", "bare"] == 0, said
     for how in ways:
@@ -283,5 +284,5 @@ def test_the_rank_that_multiplies_more_is_named_and_nvlink_shown_or_unknown(tmp_
                 assert gpu["unknown"][figure]
             else:
                 assert 0 <= gpu[figure] < MOST_OF_NVLINK
-    # The ranks send on and on, so of those that tell, two do.
+    # The ranks send all the time. So if any GPU reports NVLink data, at least two do.
     assert not told or sum(gpu["nvlink_sent_bytes_per_sec"] > 0 for gpu in told) >= 2

@@ -1,4 +1,4 @@
-"""Hosts, daemons and viewers as real processes: they come late, die and come back, and nothing is lost unsaid."""
+"""Hosts, daemons and viewers as real processes: they start late, die and return, and every loss is reported."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_a_process_of_which_nothing_has_come_yet_is_named_beside_the_report() ->
 def test_unread_messages_are_read_before_printing_or_reported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(collector, "MAX_DRAIN_S", -1.0)  # a message a poll
+    monkeypatch.setattr(collector, "MAX_DRAIN_S", -1.0)  # one message per poll
     with daemon(), host() as one, host() as other:
         eventually(lambda: {source["pid"] for source in snapshot()} == {one.pid, other.pid})
         once_answered(monkeypatch)
@@ -196,7 +196,7 @@ def test_many_viewers_share_a_daemon_and_one_that_joins_late_sees_everything() -
             ours, theirs = see(early, process.pid), see(late, process.pid)
     assert ours is not None
     assert theirs is not None
-    # Of its last 60 s a viewer that comes later knows what the daemon remembers, update by update or of more at once.
+    # For the last 60 s, a late viewer has only the daemon's history, in which several updates can be merged.
     of_seconds = dict.fromkeys(("trend_us", "trail", "by_cached", "by_batch"), ())
     without_trend = [[with_parts(row, **of_seconds) for row in view.bricks] for view in (ours, theirs)]
     assert without_trend[0] == without_trend[1]
@@ -338,7 +338,7 @@ def test_what_cannot_be_meant_is_refused_before_anything_starts(bad: list[str]) 
 
 def test_a_phase_that_has_not_run_is_waited_for_and_then_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with host() as process:
-        snapshot()  # it is there
+        snapshot()  # wait until the host is visible
         once_answered(monkeypatch)
         done = cbtop("--headless", "--once", "--window=all", "--phase", "prefill", "--timeout", "1")
     assert (done.returncode, done.stdout) == (3, "")

@@ -1,4 +1,4 @@
-"""The profiler with either hot path: tests that take one of these run twice."""
+"""Fixtures: the profiler with either hot path. Tests with these fixtures run twice."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cbtop.profiler.device import compiled, pairs, stamp_clock
 
 @pytest.fixture(params=["python", "compiled"])
 def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The hot path's name; processes that the test starts use it too."""
+    """Return the name of the hot path. Processes that the test starts also use it."""
     name: str = request.param
     monkeypatch.setenv("CBTOP_PURE_PYTHON", "1" if name == "python" else "")
     if hot_path.chosen().implementation != name:
@@ -22,7 +22,7 @@ def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
     return name
 
 
-# For what takes a process or seconds, and by default is seen of the compiled one.
+# Use it for tests that start a process or take seconds. By default they run only with the compiled hot path.
 of_either = pytest.mark.parametrize(
     "implementation", [pytest.param("python", marks=pytest.mark.slow), "compiled"], indirect=True
 )
@@ -30,7 +30,7 @@ of_either = pytest.mark.parametrize(
 
 @pytest.fixture(params=["python", "compiled"])
 def stamping(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """What launches stamps on devices."""
+    """Select whether launches are stamped by Python or by C."""
     name: str = request.param
     if name == "python":
         for module in (pairs, stamp_clock):
@@ -42,7 +42,7 @@ def stamping(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.fixture
 def profiler_module(implementation: str) -> ModuleType:
-    """cbtop.profiler.profiler as it is where that hot path was chosen at import."""
+    """Return cbtop.profiler.profiler, imported with this hot path."""
     return _loaded(implementation)
 
 

@@ -1,4 +1,4 @@
-"""A recorder for tests that keeps what it is given."""
+"""A recorder for tests that stores everything."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from cbtop.protocol.vocabulary import NodeKind
 
 
 def is_plain(tag: int) -> bool:
-    """Whether a record is a step that was timed as a whole."""
+    """Return whether a record is a step that was only timed as a whole."""
     return tag & (FLAG_LOOSE | FLAG_PLAIN) == FLAG_PLAIN
 
 
 class Memory:
-    """A recorder that keeps what it is given."""
+    """A recorder that stores everything."""
 
     def __init__(self) -> None:
         self.records: list[tuple[int, int, int, int]] = []
@@ -33,7 +33,7 @@ class Memory:
             self.announce(node)
 
     def flush(self) -> None:
-        """Nothing waits here."""
+        """Do nothing, because nothing is buffered."""
 
     def close(self, reason: str) -> None:
         self.said.append(Goodbye(reason))

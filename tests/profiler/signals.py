@@ -1,4 +1,4 @@
-"""Signals that arrive in code of ours, one by one at every place that they could."""
+"""Sends signals to code of cbtop, at every possible place one by one."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from typing import Any
 
 
 def nothing_is_lost(use: Callable[[], object], raised: type[Exception], at: int) -> str:
-    """Let a signal arrive at the `at`-th function of ours that `use` enters; gives which one that is.
+    """Send a signal in the `at`-th function of cbtop that `use` enters. Returns the name of this function.
 
-    No garbage is collected meanwhile: what earlier tests left may run code of ours; Python keeps what that raises.
+    Garbage collection is off meanwhile. Objects of earlier tests could run code of cbtop then, and Python discards
+    exceptions from there.
     """
     left = at
     arrived: list[int] = []

@@ -1,4 +1,7 @@
-"""Conditions name what a process runs with: only what is known, and processors as short as Linux lists them."""
+"""Conditions list what a process runs with.
+
+They contain only known facts, and lists of processors are as short as Linux's.
+"""
 
 from __future__ import annotations
 

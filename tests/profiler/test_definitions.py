@@ -1,4 +1,4 @@
-"""A definition takes what its user has, and refuses at once what could only be wrong."""
+"""A definition accepts values of users and rejects wrong ones immediately."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sync modes decide when a device is waited for, and never what a brick took."""
+"""Sync modes decide when to wait for a device. They never change the time of a brick."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RECORDING = [SyncMode.IMMEDIATE, SyncMode.PER_LAYER, SyncMode.DEFERRED]
 
 
 class FakeDevice:
-    """A device that works through what is enqueued; its marks are known only once it was waited for."""
+    """A device that works on a queue. The times of its marks are known only after waiting for it."""
 
     def __init__(self) -> None:
         self.enqueued_ns = 0
@@ -40,7 +40,7 @@ class FakeDevice:
         return mark
 
 
-Layers = list[list[int]]  # the bricks of each layer, ns
+Layers = list[list[int]]  # durations in ns of the bricks in each layer
 layers = st.lists(st.lists(st.integers(0, 10**6), max_size=4), max_size=4)
 
 

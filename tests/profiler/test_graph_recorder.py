@@ -1,4 +1,4 @@
-"""What was timed elsewhere stands in the same graph and the same ring as what was timed here."""
+"""Operations that were timed elsewhere get into the same graph and ring as those timed here."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.profiler.memory import Memory
 
 
 class FakeDevice:
-    """A device that reaches its marks only when it is waited for, at the times it is told."""
+    """A device that reaches its marks only when the host waits, at given times."""
 
     def __init__(self) -> None:
         self.now_ns = self.waited_to_ns = 0
@@ -50,15 +50,15 @@ class FakeDevice:
 
 @pytest.fixture(autouse=True)
 def both(profiler_module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every test here runs with the compiled hot path and with the Python one."""
+    """Run every test here with the compiled hot path and with the Python one."""
     monkeypatch.setitem(globals(), "BrickProfiler", profiler_module.BrickProfiler)
 
 
 def test_an_elapsed_time_ends_now_and_stands_where_the_thread_is() -> None:
     memory = Memory()
     profiler = BrickProfiler(clock_ns=count(1000, 100).__next__, recorder=memory)
-    with profiler.layer(0):  # from 1000
-        profiler.record_elapsed(BrickId.RMS_NORM, 70, elements=16)  # to 1100
+    with profiler.layer(0):  # begins at 1000
+        profiler.record_elapsed(BrickId.RMS_NORM, 70, elements=16)  # ends at 1100
     assert memory.records == [(2, 1030, 1100, 16), (1, 1000, 1200, 1)]
 
 

@@ -1,4 +1,4 @@
-"""Steps that are stamped on a device that is played: what their times are, what they are called, and what waits."""
+"""Steps with stamps on a fake device: their times, their names, and their waits."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RESOLUTION_NS = 64
 
 
 class Played:
-    """A profiler whose bricks run on a played device: each takes the host and the device so long."""
+    """A profiler with bricks on a fake device. Each brick takes the given time on host and device."""
 
     def __init__(self) -> None:
         self.driver = FakeDriver()
@@ -42,10 +42,10 @@ class Played:
                 with self.profiler.brick(QKV, 10):
                     self.driver.work(self.stream or STREAM, device_ns)
                     self.driver.pass_time(host_ns)
-                self.driver.work(self.stream or STREAM, 500)  # between bricks
+                self.driver.work(self.stream or STREAM, 500)  # work between bricks
 
     def finish(self) -> None:
-        """The device catches up, and books are asked for."""
+        """Let the device catch up and finish the recording."""
         self.driver.pass_time(100_000_000)
         self.profiler.finalize()
 
@@ -89,7 +89,7 @@ def test_bricks_and_what_lies_between_them_add_up_to_the_step(played: Played) ->
         ended - begun
     )
     assert all(before[2] <= after[1] for before, after in pairwise(bricks))
-    spent_ns = 30 * (100_000 + 500)  # and no stamp
+    spent_ns = 30 * (100_000 + 500)  # no stamps
     assert spent_ns - 3_000 <= ended - begun <= spent_ns + 20_000
 
 
@@ -131,7 +131,7 @@ def test_nobody_waits_for_the_device_and_steps_are_recorded_when_it_is_there(pla
     before_ns = played.driver.host_ns
     played.step(host_ns=1_000, device_ns=100_000, bricks=3)
     played.step(host_ns=1_000, device_ns=100_000, bricks=3)
-    assert played.driver.host_ns - before_ns < 6 * 1_000 + 400 * 50  # its own clock is read, and no more
+    assert played.driver.host_ns - before_ns < 6 * 1_000 + 400 * 50  # the profiler reads only the host's clock
     assert not played.memory.records
     played.driver.stands_still = False
     played.driver.pass_time(10_000_000)
@@ -223,7 +223,7 @@ def test_what_a_step_waits_for_is_recorded_in_it_without_the_stamps_before(playe
         for _ in range(30):
             with played.profiler.brick(QKV, 10):
                 played.driver.work(STREAM, 100_000)
-        played.driver.work(STREAM, 400_000)  # a graph, whose times somebody else tells
+        played.driver.work(STREAM, 400_000)  # a graph whose times are recorded elsewhere
         graph_ended_ns = played.driver.host_ns + 30 * 100_000 + 60 * 1_000 + 400_000
     played.finish()
     assert not played.times(NodeKind.STEP)
@@ -232,7 +232,7 @@ def test_what_a_step_waits_for_is_recorded_in_it_without_the_stamps_before(playe
     (_, _, ended), bricks = played.times(NodeKind.STEP)[0], played.times(NodeKind.BRICK)
     assert [name for name, *_ in bricks] == ["QkvProjection"] * 30 + ["LmHead"]
     assert bricks[-1][2] - bricks[-1][1] == 400_000
-    assert bricks[-2][2] - 2_000 <= bricks[-1][1] <= bricks[-2][2] + 10_000  # 60 stamps take 60 us
+    assert bricks[-2][2] - 2_000 <= bricks[-1][1] <= bricks[-2][2] + 10_000  # 60 stamps take 60 µs
     assert ended - 10_000 <= bricks[-1][2] <= ended
 
 

@@ -1,4 +1,4 @@
-"""Both hot paths write the same records, at a price that is known, and nothing that a host does makes them crash."""
+"""Both hot paths write the same records at a known cost, and nothing that a host does makes them crash."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def profiler(make: MAKE, runtime: Path) -> BrickProfiler:
 
 
 class Untrue:
-    """Has no truth value, as a tensor of several elements."""
+    """An object without a truth value, like a tensor with several elements."""
 
     def __bool__(self) -> bool:
         raise AssertionError("it was asked")
 
 
 class NoFiles:
-    """A recorder that opens nothing: the test attaches a ring itself."""
+    """A recorder that opens no files. The test attaches a ring itself."""
 
     def record(self, tag: int, start_ns: int, end_ns: int, elements: int) -> None:
         raise AssertionError("it has a ring")
@@ -91,7 +91,7 @@ def test_f102_every_brick_has_its_category() -> None:
         ],
         BrickCategory.FFN: ["GATE_PROJECTION", "UP_PROJECTION", "ACTIVATION", "DOWN_PROJECTION"],
         BrickCategory.OTHER: ["EMBEDDING", "LM_HEAD", "SAMPLING"],
-        BrickCategory.COMMUNICATION: [],  # collectives have names
+        BrickCategory.COMMUNICATION: [],  # collectives have their own names
     }
 
 
@@ -101,7 +101,7 @@ def test_announcing_a_node_counts_in_the_enclosing_times_and_not_its_own(make: M
     class Slow(Memory):
         def announce_nodes(self, nodes: Sequence[EncodedNode]) -> None:
             super().announce_nodes(nodes)
-            now_ns[0] += 10 ** len(self.said)  # so that a sum tells whose times are in it
+            now_ns[0] += 10 ** len(self.said)  # so that a sum shows which times it contains
 
     profiler = make(clock_ns=lambda: now_ns[0], recorder=(slow := Slow()))
     for _ in range(2):
@@ -111,7 +111,7 @@ def test_announcing_a_node_counts_in_the_enclosing_times_and_not_its_own(make: M
     assert took_ns == [(4, 1), (3, 10_001), (2, 11_001), (1, 11_101), (4, 1), (3, 1), (2, 1), (1, 1)]
     with profiler.step(tokens=1) as step, profiler.layer(0), profiler.brick("outer"):
         now_ns[0] += 1
-        step.name = "named late"  # its places get theirs once it has ended
+        step.name = "named late"  # the places of this step are named after it has ended
     assert [end_ns - start_ns for _, start_ns, end_ns, _ in slow.records[8:]] == [1, 1, 1]
 
 
@@ -132,7 +132,7 @@ def test_f105_a_disabled_pair_reads_no_clock_and_makes_nothing(make: MAKE) -> No
         timer = sampled_out.start_brick(BrickId.RMS_NORM)
         sampled_out.stop_brick(timer, 1)
         assert (timer, len(memory.records), next(clock)) == (None, recorded, so_far + 1)
-    assert (len(memory.records), next(clock)) == (recorded + 1, so_far + 3)  # the step itself, as a whole
+    assert (len(memory.records), next(clock)) == (recorded + 1, so_far + 3)  # the step itself as a whole
 
 
 class CountedKey:
@@ -194,7 +194,7 @@ def test_f107_eight_threads_record_at_once_and_lose_nothing(profiler: BrickProfi
 
 def test_f108_a_timer_is_no_larger_than_32_bytes(profiler: BrickProfiler) -> None:
     timer = profiler.start_brick(BrickId.RMS_NORM)
-    # Beside the head that every object of Python has.
+    # The header that every Python object has is not counted.
     assert timer.__sizeof__() - object().__sizeof__() <= 32
 
 
@@ -263,19 +263,19 @@ def test_a_killed_process_loses_no_complete_record(implementation: str, runtime:
     reader = reader_in(runtime)
     batch = reader.read(final=True)
     assert reader.produced == len(batch.node) + batch.overwritten >= 1000
-    # At most one was begun and not completed, and that is the last.
+    # At most one record was begun and not completed, and it is the last one.
     first = int(batch.elements[0])
     assert batch.elements.tolist() == list(range(first, first + len(batch.node)))
     assert batch.overwritten in (first, first + 1)
-    # What is recorded has ended: no thread is in it.
+    # The recorded brick has ended, so no thread is in it.
     flights = reader.in_flight()
     assert len(flights) <= (1 if implementation == "compiled" else 0)
     assert not {flight.start_ns for flight in flights} & set(batch.start_ns.tolist())
 
 
-@pytest.mark.parametrize("implementation", ["compiled"], indirect=True)  # the other does not write it
+@pytest.mark.parametrize("implementation", ["compiled"], indirect=True)  # only the compiled hot path writes it
 class TestInFlight:
-    """The ring says what every thread is in, whatever becomes of the process."""
+    """The ring contains the current node of every thread, even after the process has died."""
 
     @pytest.fixture
     def in_flight(self, implementation: str, runtime: Path) -> Callable[[], dict[int, InFlight]]:
@@ -335,7 +335,7 @@ class TestInFlight:
             assert here() == (2, False)
             profiler.disable()
             assert here() == (2, False)
-            profiler.stop_brick(outer, 1)  # not recorded, but ended
+            profiler.stop_brick(outer, 1)  # not recorded, but it ends the outer brick
             assert here() == (1, False)
         assert here() == (NO_NODE, False)
         profiler.enable()
@@ -354,13 +354,13 @@ class TestInFlight:
             found = in_flight()
             return (found[me].node, found[me].size) if me in found else (NO_NODE, 0)
 
-        with profiler.step("decode", 3):  # the first of its name has no node yet
+        with profiler.step("decode", 3):  # the first step of its name has no node yet
             pass
         with profiler.step("decode", 48_000), profiler.brick("not recorded"):
             assert here() == (1, 48_000)
             assert in_flight()[me].start_ns is not None
         assert here() == (NO_NODE, 0)
-        with profiler.step("decode", 5):  # an agent's step, in which another model is called again and again
+        with profiler.step("decode", 5):  # the step of an agent that calls another model repeatedly
             begins = []
             for _ in range(3):
                 with profiler.step("inner", 1), profiler.step("innermost", 1):
@@ -371,7 +371,8 @@ class TestInFlight:
             assert here()[0] == 2
             with profiler.step("decode", -1):
                 assert here() == (1, 0)
-            for tokens in (1 << 70, "many", [1], True, None, Untrue()):  # no number: nothing of it is asked
+            # none of these is a number, and none of their methods is called
+            for tokens in (1 << 70, "many", [1], True, None, Untrue()):
                 with profiler.step("decode", cast(int, tokens)):
                     assert here() == (1, 0)
             with contextlib.suppress(RuntimeError), profiler.step("decode", 5):
@@ -571,7 +572,7 @@ def test_what_is_no_timer_is_refused(profiler: BrickProfiler, timer: Any) -> Non
 def test_misuse_is_an_error_or_a_record_and_never_a_crash(profiler: BrickProfiler, make: MAKE, runtime: Path) -> None:
     timer = profiler.start_brick("a")
     profiler.stop_brick(timer, 1)
-    profiler.stop_brick(timer, 2)  # twice
+    profiler.stop_brick(timer, 2)  # a second stop
     for wrong in ((), (timer,), (timer, 1, False, 4)):
         with pytest.raises(TypeError):
             profiler.stop_brick(*wrong)
@@ -582,7 +583,7 @@ def test_misuse_is_an_error_or_a_record_and_never_a_crash(profiler: BrickProfile
     with pytest.raises(TypeError):
         profiler.start_brick([])  # type: ignore[arg-type]
     other = make(recorder=RingRecorder(runtime))
-    other.stop_brick(timer, 3)  # another profiler's
+    other.stop_brick(timer, 3)  # a timer of another profiler
     with profiler.brick("b") as span:
         del timer
         gc.collect()
@@ -602,7 +603,7 @@ def test_a_stop_in_another_thread_is_recorded_and_moves_the_starting_thread(
         layer = profiler._path.position.scope.parent
 
         def run() -> None:
-            # Inside the same place, of which it has a timer of its own.
+            # Inside the same place, with a new timer.
             with profiler.layer(0), profiler.brick("handed over"):
                 inside = profiler._path.position.scope
                 span.__exit__(None, None, None)
@@ -662,7 +663,7 @@ def test_whether_it_records_follows_the_switch(profiler: BrickProfiler) -> None:
 
 
 def test_bricks_in_any_order_land_where_a_plain_tree_would_have_them(profiler: BrickProfiler, runtime: Path) -> None:
-    # Names that are equal and not the same object, in orders that change.
+    # Names that are equal but different objects, in changing order.
     random_ = random.Random(7)
     expected: dict[tuple[str, ...], int] = {}
     written: list[tuple[str, ...]] = []
@@ -717,12 +718,12 @@ def test_nothing_is_left_of_a_graph_in_whatever_order_its_bricks_were_ended(make
         timers: list[BrickTimer] = []
         for _ in range(400):
             match random_.randrange(6):
-                case 0 | 1 | 2:  # "a" inside itself goes back to the first one
+                case 0 | 1 | 2:  # "a" inside itself returns to the first one
                     timers.append(profiler.start_brick(random_.choice("aabcd")))
                 case 3 | 4 if timers:
                     profiler.stop_brick(timers.pop(random_.randrange(len(timers))), 1)
                 case 5 if timers:
-                    timers.pop(0)  # never stopped
+                    timers.pop(0)  # this timer is never stopped
 
     scope_type = type(make(recorder=Memory())._path.position.scope)
 
@@ -730,7 +731,7 @@ def test_nothing_is_left_of_a_graph_in_whatever_order_its_bricks_were_ended(make
         gc.collect()
         return [one for one in gc.get_objects() if isinstance(one, scope_type)]
 
-    before = places()  # kept: what other tests left does not go meanwhile
+    before = places()  # kept, so that places of other tests are not freed meanwhile
     for _ in range(8):
         profiler = make(recorder=RingRecorder(runtime))
         use(profiler)

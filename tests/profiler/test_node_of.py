@@ -1,4 +1,4 @@
-"""A key of the hot path becomes the node it stands for, and what is static about it reaches every output."""
+"""A key of the hot path becomes its node, and the static data of the node reaches every output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A place handed to another thread or task: what that one does belongs to the step and layer it is done for."""
+"""A place can be passed to another thread or task. Its work then belongs to the step and layer of the place."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_what_runs_on_after_the_step_lies_outside_of_it(profiler: BrickProfiler,
         inside.wait()
     go_on.set()
     thread.join()
-    in_thread(lambda: work_at(profiler, place))  # too late
+    in_thread(lambda: work_at(profiler, place))  # the place has ended
     assert names(memory) == ["/decode/0", "/decode", "/decode/0/adopted/late", "/after", "/work", "/own"]
     assert [tag & FLAG_LOOSE == FLAG_LOOSE for tag, *_ in memory.records] == [False, False, True, False, False, False]
 

@@ -1,4 +1,4 @@
-"""Every step is counted and timed as a whole; what lies inside is known of those that are sampled."""
+"""Every step is counted and timed as a whole. Its inside is known only for sampled steps."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def make(profiler_module: ModuleType) -> MAKE:
 
 
 def sampled_as(profiler: BrickProfiler, decisions: Iterator[bool]) -> BrickProfiler:
-    """`profiler`, whose outermost steps are sampled as `decisions` say."""
+    """Sample the outermost steps of `profiler` as `decisions` say. Returns the profiler."""
     profiler._steps.is_sampled = lambda _key: next(decisions)
     return profiler
 
@@ -76,12 +76,12 @@ def one_in_two(first: bool = True) -> Iterator[bool]:
         first = not first
 
 
-# --- any mix of them, beside a plain oracle ---------------------------------------------------------------------
+# --- random mixes of steps, compared with a plain oracle --------------------------------------------------------
 
 
 @dataclass
 class Made:
-    """A step as the oracle knows it."""
+    """A step in the oracle."""
 
     name: str | None
     tokens: object
@@ -92,7 +92,7 @@ class Made:
     failed: bool = False
     cancelled: bool = False
     bricks_ns: list[tuple[str, int]] = field(default_factory=list)
-    inside_ns: int = 0  # of steps in it
+    inside_ns: int = 0  # time of nested steps
 
     @property
     def took_ns(self) -> int:
@@ -118,7 +118,7 @@ OPERATIONS = st.one_of(
 
 
 class Host:
-    """Runs operations in three threads, one after the other, and keeps what they were."""
+    """Runs operations in three threads, one after another, and stores them for the oracle."""
 
     def __init__(self, profiler: BrickProfiler, clock: Clock, decisions: Iterator[bool]) -> None:
         self.ended: list[Made] = []
@@ -182,8 +182,8 @@ def union_ns(steps: list[Made]) -> int:
 
 
 def held_against(view: SourceView, ended: list[Made]) -> None:
-    """Compare what is shown with what ran."""
-    there = [step for step in ended if step.outer is None or step.recorded]  # in a plain step nothing is seen
+    """Compare the view with the steps that ran."""
+    there = [step for step in ended if step.outer is None or step.recorded]  # nothing inside a plain step is recorded
     by_name: dict[str, list[Made]] = defaultdict(list)
     for step in there:
         if not step.cancelled:
@@ -208,7 +208,8 @@ def held_against(view: SourceView, ended: list[Made]) -> None:
         is_counted = phase.tokens > 0 and all(isinstance(step.tokens, int) for step in steps)
         in_steps = pytest.approx(1e9 * phase.tokens / union) if is_counted and union else None
         assert phase.tokens_per_sec_in_steps == in_steps
-        # Where no step of the name was plain, steps that left nothing look the same; so do those in a plain one.
+        # If no plain step of this name was recorded, other steps may have left no record. The same holds for steps
+        # inside a plain step.
         is_inside = any(step.name == phase.phase and step.outer is not None for step in there)
         assert phase.is_sample == (len(recorded) == len(steps) or is_inside)
         is_known = not phase.is_sample and is_counted and wall
@@ -271,7 +272,7 @@ def test_any_mix_of_plain_and_recorded_steps_is_counted_like_an_oracle(
 
 
 def decoded(directory: Path, make: MAKE, sample_every: int) -> tuple[SourceView, Report]:
-    """The same twelve steps, every one or one in four recorded."""
+    """Return view and report of the same twelve steps, with every step or one in four recorded."""
     clock = Clock()
     profiler = make(clock_ns=clock, recorder=RingRecorder(directory), sample_every=sample_every)
     for number in range(12):
@@ -298,7 +299,7 @@ def test_the_figures_of_steps_are_equal_however_few_of_them_are_recorded(make: M
     assert isinstance(few, StepsView)
     assert (every.tokens_per_sec, every.tokens_per_sec_in_steps, every.at_once) != (None, None, None)
     assert few.recorded == 3
-    assert few.recorded_mean_us != every.recorded_mean_us  # of others
+    assert few.recorded_mean_us != every.recorded_mean_us  # other steps were recorded
     assert replace(few, recorded=12, recorded_mean_us=every.recorded_mean_us) == every
     assert few.sequences is not None
     assert few.sequences.steps == 12
@@ -307,7 +308,8 @@ def test_the_figures_of_steps_are_equal_however_few_of_them_are_recorded(make: M
     assert "80.00µs incl avg ( 95.2% excl) [3 samples]" in str(report)
     (brick,) = views[1].bricks
     assert brick.count == 3
-    assert brick.percent == pytest.approx(100 * 240 / (240 + 0 + 4 + 8))  # of the wall time of the recorded ones
+    # of the wall-clock time of the recorded steps
+    assert brick.percent == pytest.approx(100 * 240 / (240 + 0 + 4 + 8))
     assert brick.us_per_token == pytest.approx(240 / (1 + 2 + 3))
     (place,) = [row for row in views[1].graph if row.name == "a"]
     assert place.label.startswith("a  80.0µs")
@@ -315,11 +317,11 @@ def test_the_figures_of_steps_are_equal_however_few_of_them_are_recorded(make: M
     assert (views[1].books.wall_us, views[1].books.close) == (252.0, True)
 
 
-# --- one by one -------------------------------------------------------------------------------------------------
+# --- single cases -----------------------------------------------------------------------------------------------
 
 
 def tags(memory: Memory, name: str) -> list[tuple[int, int]]:
-    """Flags and elements of the records of the nodes called `name`."""
+    """Return (flags, elements) of the records of nodes with this name."""
     nodes = {node for node, _, _, called in memory.nodes if called == name}
     return [(tag & ~0xFFFFFF, elements) for tag, _, _, elements in memory.records if tag & 0xFFFFFF in nodes]
 
@@ -334,7 +336,7 @@ def test_a_plain_step_leaves_one_record_under_its_final_name(make: MAKE) -> None
     with profiler.step(tokens=4):
         profiler.add_tokens(5)
         with profiler.step("inner", tokens=6):
-            profiler.add_tokens(7)  # of a step of which nothing is recorded
+            profiler.add_tokens(7)  # the surrounding step is not recorded
     with pytest.raises(ValueError, match="mine"), profiler.step("failed", tokens=8):
         raise ValueError("mine")
     with profiler.step("cancelled", tokens=9) as step:
@@ -345,7 +347,7 @@ def test_a_plain_step_leaves_one_record_under_its_final_name(make: MAKE) -> None
     assert tags(memory, "step") == [(FLAG_PLAIN, 9)]
     assert tags(memory, "failed") == [(FLAG_PLAIN | FLAG_FAILED, 8)]
     assert tags(memory, "cancelled")[0][0] & FLAG_CANCELLED
-    assert all(end - start == 10 for _, start, end, _ in memory.records)  # two looks at the clock
+    assert all(end - start == 10 for _, start, end, _ in memory.records)  # the clock was read twice
     assert len(memory.records) == 5
     assert profiler.recording
 
@@ -515,7 +517,7 @@ def test_tasks_that_interleave_have_each_a_plain_step_of_their_own(make: MAKE) -
 
 
 class Device:
-    """A device whose clock is a counter, and which counts how often it was waited for."""
+    """A device with a counter as its clock. It counts how often it was waited for."""
 
     def __init__(self) -> None:
         self.mark = count(0, 10).__next__
@@ -546,15 +548,15 @@ def test_a_plain_step_has_the_times_of_its_device_and_waits_for_it_never(
     for _ in range(30):
         with profiler.step("decode", tokens=1):
             pass
-    assert (device.waits, profiler.pending_count) == (2, 10)  # what waits is bounded
+    assert (device.waits, profiler.pending_count) == (2, 10)  # the number of pending records is bounded
 
 
-# --- wherever records go ----------------------------------------------------------------------------------------
+# --- from the records to every output ---------------------------------------------------------------------------
 
 
 @contextmanager
 def overlapping(directory: Path, make: MAKE) -> Iterator[Callable[[], Path]]:
-    """Recorded steps, each within the time of a plain one of another thread, and another plain one after that."""
+    """Record steps within the time of a plain step of another thread, followed by another plain step."""
     clock = Clock()
     profiler = sampled_as(make(clock_ns=clock, recorder=RingRecorder(directory)), cycle([False, True, False]))
 
@@ -628,13 +630,13 @@ def test_the_last_seconds_hold_plain_steps_and_bricks_of_recorded_ones(make: MAK
         clock.sleep_us(2_000_000)
     with profiler.step("decode", tokens=1):
         clock.sleep_us(1_000_000)
-    with profiler.step("decode", tokens=10) as step:  # begins before the window, and ends in it
+    with profiler.step("decode", tokens=10) as step:  # the step begins before the window and ends inside
         clock.sleep_us(500_000)
 
         def in_another_thread() -> None:
             with profiler.step("decode", tokens=100):
 
-                def in_a_third() -> None:  # in lane 1: a plain step is in none
+                def in_a_third() -> None:  # this step uses lane 1, because a plain step has no lane
                     with profiler.step("decode", tokens=1000), profiler.brick("b"):
                         clock.sleep_us(100_000)
 
@@ -659,7 +661,7 @@ def _in_thread(run: Callable[[], None]) -> None:
 def test_a_call_that_is_loose_in_any_lane_is_no_plain_step_and_has_a_time(runtime: Path) -> None:
     writer = RingWriter(runtime / "a.ring")
     for lane in range(16):
-        writer.record(1 | (5 << 25) | lane << 28, 10, 20 + lane, 1)  # loose
+        writer.record(1 | (5 << 25) | lane << 28, 10, 20 + lane, 1)  # a loose call, which does not count
         writer.record(1 | (1 << 25) | lane << 28, 10, 20 + lane, 1)  # cancelled
     writer.record(1 | FLAG_PLAIN | FLAG_FAILED, 10, 70, 1)
     writer.record(1 | 1 << 27, 1 << 40, 1 << 41, 0)  # amounts
@@ -672,7 +674,7 @@ def test_a_call_that_is_loose_in_any_lane_is_no_plain_step_and_has_a_time(runtim
 
 
 def half_plain(directory: Path, make: MAKE, us: float = 100) -> SourceRecord:
-    """Eight steps: those recorded take `us`, all of it in a brick, the plain ones four times that."""
+    """Record eight steps. Recorded steps take `us` in one brick, plain steps four times that."""
     directory.mkdir(exist_ok=True)
     clock = Clock()
     profiler = sampled_as(make(clock_ns=clock, recorder=RingRecorder(directory), sample_every=2), one_in_two())
@@ -737,7 +739,7 @@ def test_the_last_seconds_of_a_viewer_hold_both(make: MAKE, runtime: Path) -> No
     profiler = sampled_as(make(clock_ns=clock, recorder=RingRecorder(runtime)), one_in_two())
     source = None
     for second in range(1, 31):
-        for _ in range(4):  # with fewer than 20 recorded steps in the window, bricks would be of all steps
+        for _ in range(4):  # with fewer than 20 recorded steps in the window, bricks would cover all steps
             with profiler.step("decode", tokens=3), profiler.brick("a"):
                 clock.sleep_us(100 if second < 15 else 400)
         source = source or source_of(runtime)
@@ -805,4 +807,4 @@ def test_the_governor_counts_what_a_plain_step_pays_for_its_record(
         with profiler.step("decode", tokens=1) as step:
             clock.sleep_us(100)
             step.sequences = 4
-    assert list(profiler.governor._own) == [14_000] * 3  # the step, and how much it worked on
+    assert list(profiler.governor._own) == [14_000] * 3  # the step and its amount of work

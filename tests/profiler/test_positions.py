@@ -1,4 +1,4 @@
-"""Threads, asyncio and trio tasks, greenlets and executors each have a place of their own in the graph."""
+"""Threads, asyncio and trio tasks, greenlets and executors each have their own place in the graph."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MAKE = type[BrickProfiler]
 Program = list[list[object]]
 Pause = Callable[[], Awaitable[None]]
 
-# A program of a task: steps, each of bricks, each with the bricks inside it.
+# The program of a task: steps with bricks, each with bricks inside.
 bricks = st.recursive(
     st.tuples(st.sampled_from("abc"), st.just(())),
     lambda inner: st.tuples(st.sampled_from("abc"), st.lists(inner, max_size=2).map(tuple)),
@@ -53,7 +53,7 @@ def make(profiler_module: ModuleType) -> MAKE:
 
 
 class Ticks:
-    """A clock of each task's own: what others do in between takes a task no time."""
+    """A separate clock for each task. Other tasks do not advance it."""
 
     def __init__(self) -> None:
         self.mine: contextvars.ContextVar[list[int]] = contextvars.ContextVar("mine")
@@ -84,7 +84,7 @@ async def _run_brick(profiler: BrickProfiler, one: object, pause: Pause) -> None
 
 
 def _found(memory: Memory) -> Counter[tuple[tuple[str, ...], int, int]]:
-    """How often each path of the graph took how long, with how many elements."""
+    """Count the records by path, duration and elements."""
     paths: dict[int, tuple[str, ...]] = {0: ()}
     for node, parent, _, name in memory.nodes:
         paths[node] = (*paths[parent or 0], name)
@@ -92,7 +92,7 @@ def _found(memory: Memory) -> Counter[tuple[tuple[str, ...], int, int]]:
 
 
 def _books(memory: Memory) -> Counter[tuple[tuple[str, ...], str]]:
-    """By path of the graph: the time in ended steps, and what of it is not in the nodes inside."""
+    """Return two times by path: the time in ended steps, and its part outside child nodes."""
     table, stats = NodeTable(), NodeStats()
     for message in memory.said:
         if isinstance(message, Node):
@@ -185,7 +185,8 @@ def test_the_books_of_interleaved_steps_close_for_each_step(make: MAKE, runtime:
     assert totals.count[step] == totals.tokens == 150
     assert all(totals.closed_ns[node.id] == totals.total_ns[node.id] for node in totals.nodes)
     assert sum(totals.total_ns[node.id] for node in totals.nodes) <= totals.total_ns[step]
-    # Three were in flight nearly all the time: their time is about three times the time in which any of them ran.
+    # Three steps ran almost all the time. The sum of their times is about three times the time in which any of them
+    # ran.
     union_ns = source.stats.rare("union_ns", (step,))
     wall_ns = source.stats.rare("last_ns", (step,)) - source.stats.rare("first_ns", (step,))
     assert max(totals.total_ns[step] // 3, 1) <= union_ns <= wall_ns
@@ -236,7 +237,7 @@ def test_more_steps_than_lanes_at_once_are_all_recorded(make: MAKE, runtime: Pat
     async def serve() -> None:
         await asyncio.gather(*(request() for _ in range(40)))
 
-    for _ in range(2):  # the lanes come back
+    for _ in range(2):  # lanes are reused
         asyncio.run(serve())
     report = profiler.report()
     assert (report.steps, report.tokens, report.bricks[0].calls.count) == (320, 640, 320)

@@ -1,4 +1,4 @@
-"""A process can ask what it has recorded, without a daemon."""
+"""A process can read its own records without a daemon."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from cbtop.protocol.vocabulary import BrickCategory, BrickId
 
 @pytest.fixture
 def profiler() -> BrickProfiler:
-    return BrickProfiler(clock_ns=count(0, 1000).__next__)  # every look at the clock is a microsecond on
+    return BrickProfiler(clock_ns=count(0, 1000).__next__)  # each reading advances the clock by 1 µs
 
 
 def test_a_brick_is_summed_over_the_places_it_ran_in(profiler: BrickProfiler) -> None:
@@ -38,7 +38,7 @@ def test_a_brick_is_summed_over_the_places_it_ran_in(profiler: BrickProfiler) ->
 
 
 def test_an_unprintable_name_does_not_make_printing_the_report_fail(profiler: BrickProfiler) -> None:
-    """A lone surrogate, as os.fsdecode gives, has no UTF-8; an escape would steer the terminal of who prints it."""
+    """Lone surrogates from os.fsdecode cannot be encoded in UTF-8. Escape sequences would control the terminal."""
     with profiler.step("de\ncode") as step, profiler.brick("a\ud800\x1b[2J"):
         step.cancel()
     text = str(profiler.report())
@@ -110,7 +110,7 @@ def test_a_window_holds_the_steps_that_began_in_it() -> None:
             now_ns += (number + 1) * 100_000_000
     lifetime, window = profiler.report(), profiler.report(window_s=2.0)
     assert (lifetime.steps, lifetime.wall_ns, lifetime.window_s) == (10, 5_500_000_000, None)
-    # The steps of 0.9 s and 1 s; what began before the window is not in it.
+    # The steps of 0.9 s and 1 s. The earlier one began before the window.
     assert (window.steps, window.tokens, window.wall_ns, window.window_s) == (2, 2, 1_900_000_000, 1.9)
     assert (window.bricks[0].calls.count, window.coverage) == (2, 1.0)
     assert str(window).startswith("the last 1.9 s: 2 steps")
@@ -174,10 +174,10 @@ def test_reset_clears_every_field_but_settings_and_places(profiler: BrickProfile
         "_recorder",
         "_chance",
     }
-    # Who runs where keeps its place, the graph's scopes keep their ids, and a profiler that gave up has.
+    # These attributes stay: places of running code, ids of scopes, and the reason why recording ended.
     places = {"_path", "parts", "start_brick", "stop_brick", "brick", "layer", "_scopes", "_steps"}
     said = {"_ended_why", "_said"}
-    cleared = {"_epoch_ns", "_turns", "graph", "stats", "_pending", "_paths"}  # the last: of steps that are kept
+    cleared = {"_epoch_ns", "_turns", "graph", "stats", "_pending", "_paths"}  # `_paths` belongs to stored steps
     assert set(fresh) <= settings | places | said | cleared, "say of a new field whether reset clears it"
 
     profiler.elapsed_ns()

@@ -1,4 +1,4 @@
-"""Steps whose facts come late, that are cancelled, sampled, of several models, or without a straight line of work."""
+"""Steps with late facts, cancelled and sampled steps, steps of several models, and steps with interleaved work."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def make(profiler_module: ModuleType) -> MAKE:
 
 
 def paths(memory: Memory) -> list[tuple[str, int, int, int]]:
-    """Path, duration, elements and failed of every record, in order."""
+    """Return (path, duration, elements, failed) of every record in order."""
     named = {0: ""}
     for node, parent, _, name in memory.nodes:
         named[node] = f"{named[parent or 0]}/{name}"
@@ -58,7 +58,7 @@ def paths(memory: Memory) -> list[tuple[str, int, int, int]]:
 
 
 class Device:
-    """A device whose clock is a counter, reached when it is waited for."""
+    """A device with a counter as its clock. Its marks are reached when it is waited for."""
 
     def __init__(self) -> None:
         self.mark = count(0, 10).__next__
@@ -239,7 +239,8 @@ def test_each_thread_samples_its_own_steps_of_each_name(make: MAKE) -> None:
     turn = [threading.Semaphore(1), threading.Semaphore(0)]
 
     def run(me: int) -> None:
-        for _ in range(6):  # in turn: a count for the whole process would leave one of them out
+        # the threads alternate; with one count for the whole process, one of them would never be sampled
+        for _ in range(6):
             for name in ("prefill", "decode"):
                 turn[me].acquire()
                 with profiler.step(name, tokens=me), profiler.brick(f"{me}"):
@@ -519,7 +520,7 @@ def test_a_signal_handlers_own_step_does_not_take_over_a_step_that_begins(make: 
             pass
 
     def trace(frame: Any, event: str, argument: object) -> Any:
-        nonlocal left  # so many opcodes
+        nonlocal left  # number of opcodes left
         frame.f_trace_opcodes = frame.f_code is ActiveStep.__enter__.__code__
         if event == "opcode":
             left -= 1
@@ -553,7 +554,7 @@ def test_what_runs_after_a_step_whose_end_a_signal_cut_short_lies_in_nothing(mak
     profiler = make(recorder=memory)
     step = profiler.step("decode")
     step.__enter__()
-    step.adopted = Interrupted({0: None})  # what its end looks at first
+    step.adopted = Interrupted({0: None})  # the end of a step reads it first
     with pytest.raises(KeyboardInterrupt):
         step.__exit__(None, None, None)
     for _ in range(2):
@@ -690,7 +691,7 @@ def test_alike_parts_are_recorded_as_if_told_one_by_one_and_looked_up_once() -> 
         found.append(paths(recorder))
     first, second, third = ([record[0] for record in found[0]][at : at + 4] for at in (0, 4, 8))
     assert first == second == third == ["/decode/0/RmsNorm", "/decode/0", "/decode/LmHead", "/decode"]
-    assert found[0] == found[1] == found[2]  # of another profiler its own places are looked up
+    assert found[0] == found[1] == found[2]  # each profiler looks up its own places
     assert [record[1:3] for record in found[0][4:7]] == [(20, 7), (30, 1), (40, 9)]
 
 
@@ -703,4 +704,4 @@ def test_of_steps_past_the_bound_on_nodes_nothing_is_remembered(monkeypatch: pyt
             step.wait()
         step.record_known_parts(alike, [10], [20], [1])
     assert len(recorder.records) == 6
-    assert len(alike._known) == 1  # of the step that has a node
+    assert len(alike._known) == 1  # only the step that has a node is stored

@@ -1,4 +1,4 @@
-"""Any JSON document, for files that are hostile until they are read."""
+"""A hypothesis strategy for random JSON documents, to test readers of hostile files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes single words into a ring's file, as a damaged one has them."""
+"""Writes single words into the file of a ring, to simulate damage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Over real TCP: who is allowed hears everything, who is not hears nothing and is told why."""
+"""Over real TCP, authorised viewers receive everything. Others receive nothing and get the reason."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LOOPBACK = "tcp://127.0.0.1:0"
 
 
 class Hosts:
-    """Two directories of keys, the daemon's and the viewers', and one viewer that may listen."""
+    """Directories with the keys of the daemon and of the viewers, and one authorised viewer."""
 
     def __init__(self, directory: Path) -> None:
         self.theirs, self.ours = directory / "daemon", directory / "viewers"
@@ -52,7 +52,7 @@ def hosts(runtime: Path) -> Hosts:
 
 
 class Serving:
-    """A daemon's loop around a publisher, as far as the wire is concerned."""
+    """The network part of a daemon: a publisher and its loop."""
 
     def __init__(self, keys: DaemonKeys | None, endpoint: str) -> None:
         self.publisher = Publisher(endpoint, keys)
@@ -93,7 +93,7 @@ def listening(endpoint: str, keys: ViewerKeys | None = None) -> Iterator[Subscri
 
 
 def until(true: Callable[[], object], *viewers: Subscriber) -> None:
-    """Let the viewers listen until `true()`."""
+    """Let the viewers receive until `true()` is true."""
     deadline_s = time.monotonic() + DEADLINE_S
     while not true():
         assert time.monotonic() < deadline_s, [viewer.trouble for viewer in viewers]
@@ -306,7 +306,7 @@ def test_a_viewer_with_a_key_is_told_when_the_daemon_uses_none(hosts: Hosts) -> 
 
 @contextmanager
 def stranger(says: bytes | None) -> Iterator[str]:
-    """A server that is no daemon: it says something and closes; None: it closes without listening."""
+    """Run a server that is not a daemon. It sends `says` and closes, or with None only closes."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         stop = threading.Event()
 
@@ -414,7 +414,7 @@ def test_a_socket_file_is_for_its_owner_alone_whatever_the_umask(runtime: Path) 
     before = os.umask(0)
     try:
         publisher = Publisher(default_endpoint())
-        assert os.umask(0) == 0  # as it was
+        assert os.umask(0) == 0  # the umask is unchanged
     finally:
         os.umask(before)
     assert stat.S_IMODE((runtime / "daemon.sock").stat().st_mode) == 0o600

@@ -1,4 +1,4 @@
-"""The cache directory is where the XDG base directory specification has it."""
+"""The cache directory is the one of the XDG base directory specification."""
 
 from __future__ import annotations
 

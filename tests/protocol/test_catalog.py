@@ -1,4 +1,4 @@
-"""A catalog is read whole, as far as it was written, and no further than it can be trusted."""
+"""A catalog is read up to the end of what was written, and only as far as it is valid."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The clocks of this host run on, whatever a watched test does to the module `time`."""
+"""The clocks of cbtop continue, whatever a test does to the module `time`."""
 
 from __future__ import annotations
 

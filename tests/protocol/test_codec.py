@@ -1,4 +1,4 @@
-"""Messages survive the wire; what is not a message never does."""
+"""Messages are unchanged after encoding and decoding. Anything else is rejected."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ CATALOG_KINDS = get_args(messages.CatalogMessage)
 
 
 def values(annotation: Any) -> st.SearchStrategy[Any]:
-    """Values a field may really hold."""
+    """Return a strategy for valid values of a field."""
     if annotation is str:
         return st.text(max_size=300).map(codec.sanitise)
     if annotation == messages.Name:
@@ -50,7 +50,7 @@ def values(annotation: Any) -> st.SearchStrategy[Any]:
     if annotation is int:
         return st.integers(-(2**63), 2**63 - 1)
     if annotation is float:
-        return st.floats(1e-9, 1e20)  # what every message with rules of its own takes
+        return st.floats(1e-9, 1e20)  # every message accepts numbers in this range
     if annotation is messages.Packed:
         return st.binary(max_size=20)
     if annotation is bytes:
@@ -98,7 +98,7 @@ def loss_scale(phase: str, scales: list[float], counts: list[int], more: int) ->
 
 
 def in_order(kind: Any, *before: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    """Messages that end with two counts, the lower one first."""
+    """Return a strategy for messages that end with two counts, the smaller one first."""
     counts = st.tuples(STEPS, STEPS).map(sorted)
     return st.tuples(*before, counts).map(lambda drawn: kind(*drawn[:-1], *drawn[-1]))
 
@@ -123,12 +123,12 @@ STRUCTURE: dict[Any, st.SearchStrategy[Any]] = {
 
 
 def instances(kind: Any) -> st.SearchStrategy[Any]:
-    if kind is messages.RecordBatch:  # its numbers must fit each other
+    if kind is messages.RecordBatch:  # the numbers of a batch must be consistent
         number = st.integers(0, 1 << 60)
         return st.tuples(values(str), number, number, number, values(messages.Packed)).map(
             lambda drawn: kind(drawn[0], drawn[1], sum(drawn[1:4]), *drawn[3:])
         )
-    if kind is messages.BrickHostTime:  # some calls
+    if kind is messages.BrickHostTime:  # these times have at least one call
         return st.builds(kind, values(int), st.integers(1, 1 << 60), values(float))
     if kind is PartTime:
         time_ns = st.integers(0, 1 << 50)
@@ -160,7 +160,7 @@ def instances(kind: Any) -> st.SearchStrategy[Any]:
         return st.builds(loss_scale, values(str), st.lists(st.floats(0, 1e30), min_size=2), counts, STEPS)
     if kind in STRUCTURE:
         return STRUCTURE[kind]
-    if kind is messages.KernelTimes:  # and these
+    if kind is messages.KernelTimes:  # these times have at least one call, too
         count, time_ns = st.integers(1, 1 << 60), st.integers(0, 1 << 50)
         return st.tuples(values(int), count, count, values(float), time_ns, time_ns, time_ns).map(
             lambda drawn: kind(
@@ -174,7 +174,7 @@ def instances(kind: Any) -> st.SearchStrategy[Any]:
     fields = {name: values(hint) for name, hint in get_type_hints(kind, include_extras=True).items()}
     if kind is messages.Ceiling:
         fields["rounds"] = st.none() | st.integers(1, 1 << 30)
-    if kind is KernelAttributes:  # sizes, registers and a hash: from zero on
+    if kind is KernelAttributes:  # sizes, registers and a hash are not negative
         sizes = (
             "shared_memory_bytes", "static_shared_memory_bytes", "registers", "ptx_hash", "local_memory_bytes",
             "occupancy_percent",
@@ -239,7 +239,7 @@ def test_a_nodes_attributes_are_flat_in_its_map_as_before_they_had_classes() -> 
     assert codec.decode(frame) == node
 
 
-# What a host may have put into a field of any type.
+# Values that a host may have put into any field.
 ODD = (
     True, 5, 1 << 70, 1.5, float("nan"), float("inf"), "x", "\ud800" * 300, "", b"x", (1, 2, 3), [], object(),
     NodeKind.BRICK, BrickId.RMS_NORM, np.int64(3), np.float64(2), Work(1.0), KernelAttributes(registers=1),
@@ -247,7 +247,7 @@ ODD = (
 
 
 def odd(holder: Any) -> Iterator[Any]:
-    """`holder` with one field at a time that holds each odd value, or is a group that does, where it may be."""
+    """Yield copies of `holder` in which one field, also of nested groups, has an unexpected value."""
     for field in dataclasses.fields(holder):
         held = getattr(holder, field.name)
         for value in odd(held) if dataclasses.is_dataclass(held) else ODD:
@@ -390,7 +390,7 @@ def test_a_frame_beyond_the_bound_is_refused_before_it_is_read(monkeypatch: pyte
     monkeypatch.setattr(codec, "MAX_FRAME_BYTES", 16)
     with pytest.raises(DecodeError, match="at most 16"):
         codec.decode(b"\xc0" * 17)
-    with pytest.raises(DecodeError, match="not a message"):  # it is read
+    with pytest.raises(DecodeError, match="not a message"):  # the frame can be read, but is not a message
         codec.decode(b"\xc0" * 16)
 
 
@@ -413,7 +413,7 @@ def test_whole_numbers_of_64_bits_come_through_and_no_larger_ones(value: int, fi
         found = codec.decode(msgpack.packb(fields | {"threads": value}))
         assert isinstance(found, messages.Manifest)
         assert found.threads == value
-    else:  # msgpack has no such number: from JSON it may come
+    else:  # msgpack cannot contain this number, but JSON can
         with pytest.raises(DecodeError, match="is no 64-bit integer"):
             codec.reader_for(messages.Manifest)(fields | {"threads": value})
 
@@ -493,7 +493,7 @@ def test_deep_nesting_is_refused() -> None:
 
 
 def packed(**fields: object) -> bytes:
-    """A message of a kind that nobody knows: what is read of it is bounded all the same."""
+    """Return a message of an unknown kind. Its size is limited, too."""
     found: bytes = msgpack.packb({"k": "later", **fields})
     return found
 
@@ -506,7 +506,10 @@ def taken(frame: bytes) -> bool:
 
 
 def test_every_bound_of_a_frame_is_where_it_is_said_to_be() -> None:
-    """A list of 200,000, a text of 65,536 bytes, five million parts (a container and what it holds), 64 MiB."""
+    """The limits are a list of 200,000, a text of 65,536 bytes, five million parts and 64 MiB.
+
+    A container counts as a part.
+    """
     assert [taken(packed(a=[0] * count)) for count in (200_000, 200_001)] == [True, False]
     assert [taken(packed(a="x" * count)) for count in (65_536, 65_537)] == [True, False]
     lists = [[0] * 199_999] * 24

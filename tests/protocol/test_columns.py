@@ -1,4 +1,4 @@
-"""Columns come back from the wire as they went in, each as wide as it must be."""
+"""Columns are unchanged after transfer, and each is only as wide as needed."""
 
 from __future__ import annotations
 

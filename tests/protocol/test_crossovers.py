@@ -1,4 +1,4 @@
-"""The file of measured crossovers: kept beside the roofs, hostile until read, for this machine and this version."""
+"""The file of measured crossovers: its place, its validation when read, and its machine and version."""
 
 from __future__ import annotations
 

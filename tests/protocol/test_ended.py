@@ -1,4 +1,4 @@
-"""What ended processes left stays while it is within bounds, by the age of its records; nobody else's is touched."""
+"""Files of ended processes are kept within limits, by the age of their records. Files of others are not touched."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from cbtop.protocol.process import process_start
 from cbtop.protocol.ring import HEADER_BYTES, RECORD_BYTES, RingWriter
 from cbtop.protocol.ring_reader import RingReader
 
-DEAD = 1 << 30  # no such pid can be
+DEAD = 1 << 30  # no process can have this pid
 RECORDS_FOR_EVER = """
 import sys
 from cbtop import BrickProfiler
@@ -38,7 +38,7 @@ sys.stdin.readline()
 
 @contextmanager
 def host() -> Iterator[subprocess.Popen[str]]:
-    """A process that has recorded something, and waits."""
+    """Run a process that has recorded something and waits."""
     command = [sys.executable, "-c", RECORDS_FOR_EVER]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
@@ -50,7 +50,10 @@ def host() -> Iterator[subprocess.Popen[str]]:
 
 
 def leave(directory: Path, number: int, age_s: float = 0.0, records: int = 64) -> Path:
-    """What process `DEAD + number` left, whose newest record is `age_s` old; its files look an hour old."""
+    """Write the files of an ended process `DEAD + number`.
+
+    Its newest record is `age_s` old, and its files an hour.
+    """
     ring = directory / f"{DEAD + number}-1-0.ring"
     CatalogWriter(ring.with_suffix(".catalog")).close()
     end_ns = time.perf_counter_ns() - round(age_s * 1e9)
@@ -60,7 +63,7 @@ def leave(directory: Path, number: int, age_s: float = 0.0, records: int = 64) -
 
 
 def age_files(ring: Path, seconds: float = 3600) -> None:
-    """What a mapping wrote since has moved no time of theirs: on tmpfs it never does."""
+    """Set the times of the files. Writes through a mapping do not change them, and on tmpfs never do."""
     at_s = time.time() - seconds
     for path in (ring, ring.with_suffix(".catalog")):
         os.utime(path, (at_s, at_s))
@@ -74,10 +77,10 @@ def age_of(ring: Path) -> float:
 
 def test_how_old_it_is_its_newest_record_says_and_not_the_file(runtime: Path) -> None:
     assert age_of(leave(runtime, 0, age_s=0)) < 600
-    aged_s = min(1000, time.perf_counter() / 2)  # the clock of a machine that has just started has no more behind it
+    aged_s = min(1000, time.perf_counter() / 2)  # the clock of a machine that has just started cannot be older
     assert aged_s <= age_of(leave(runtime, 1, age_s=aged_s)) < aged_s + 600
     silent = leave(runtime, 2, age_s=100_000)
-    assert 3600 <= age_of(silent) < 4200  # it began an hour ago: its files say so
+    assert 3600 <= age_of(silent) < 4200  # by the times of its files, the process began an hour ago
 
 
 @pytest.mark.parametrize("end_ns", [-(1 << 63), -1, 0, "in eleven days", (1 << 63) - 1])
@@ -89,7 +92,7 @@ def test_a_time_that_makes_no_sense_makes_a_ring_neither_new_nor_old(runtime: Pa
     ring.with_suffix(".other").rename(ring)
     age_files(ring)
     assert 3600 <= age_of(ring) < 4200
-    age_files(ring, -3600)  # nor does a file's, from the future
+    age_files(ring, -3600)  # a file time in the future does not count
     assert age_of(ring) > 3600
 
 
@@ -177,7 +180,7 @@ def test_profilers_opened_in_turns_do_not_look_at_the_directory_each_time(
             pass
         profiler.close()
     assert len(looked) == 64 // ended_module.SWEPT_AT_ONCE
-    recorder_module._after_fork()  # a child that is one of very many
+    recorder_module._after_fork()  # as in a process that forks very many children
     with BrickProfiler().brick("a"):
         pass
     assert len(looked) == 64 // ended_module.SWEPT_AT_ONCE + 1
@@ -274,7 +277,7 @@ def test_a_starting_host_looks_at_few_of_many_files_and_removes_fewer(
 
 def test_a_host_that_starts_where_many_ended_leaves_the_bound(runtime: Path) -> None:
     for number in range(ended_module.MAX_ENDED + 5):
-        leave(runtime, number, age_s=number / 100)  # all of them since the machine came up
+        leave(runtime, number, age_s=number / 100)  # all these ages are shorter than the uptime of the machine
     with host():
         pass
     left = [path for path in runtime.glob("*.ring") if int(path.stem.split("-")[0]) >= DEAD]

@@ -1,4 +1,4 @@
-"""Where things are, and which addresses are refused."""
+"""Addresses are found, and invalid ones are rejected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bytes made to harm: each decoder refuses them with its own error, and takes no more memory than it may."""
+"""Each decoder rejects hostile bytes with its own error and within its memory limit."""
 
 from __future__ import annotations
 
@@ -44,12 +44,13 @@ I64 = st.integers(-(1 << 63), (1 << 63) - 1) | st.sampled_from([0, 1, -1, (1 << 
 GROUPS = (Work, KernelAttributes, FunctionAttributes, TransferAttributes)
 FIELDS = sorted({field.name for kind in (*codec._KINDS, *GROUPS) for field in dataclasses.fields(kind)})
 LENGTHS = [0, 1, 0x7F, 0xFF, 0xFFFF, 0x7FFFFFFF, 0xFFFFFFFF]
-WIDE = [0xC4, 0xC5, 0xC6, 0xC7, 0xC8, 0xC9, 0xD9, 0xDA, 0xDB, 0xDC, 0xDD, 0xDE, 0xDF]  # what a length follows
+# type bytes that are followed by a length
+WIDE = [0xC4, 0xC5, 0xC6, 0xC7, 0xC8, 0xC9, 0xD9, 0xDA, 0xDB, 0xDC, 0xDD, 0xDE, 0xDF]
 
 
 @st.composite
 def mutated(draw: st.DrawFn, frames: list[bytes]) -> bytes:
-    """A valid frame with a few bits turned, bytes cut out or put in, or a length that lies."""
+    """Draw a valid frame with a few bits flipped, bytes removed or inserted, or a wrong length."""
     data = bytearray(draw(st.sampled_from(frames)))
     for _ in range(draw(st.integers(1, 4))):
         at = draw(st.integers(0, max(0, len(data) - 1)))
@@ -87,7 +88,7 @@ def test_any_value_in_any_field_is_a_message_or_an_error(kind: str, fields: dict
 
 
 def nested(depth: int) -> bytes:
-    """A catalog inside a catalog inside a catalog …"""
+    """Return `depth` catalogs, each inside another."""
     message: dict[str, Any] = {"k": "Goodbye", "reason": ""}
     for _ in range(depth):
         message = {"k": "SourceCatalog", "source": "", "complete": True, "messages": [message]}
@@ -95,7 +96,7 @@ def nested(depth: int) -> bytes:
 
 
 def many(item: bytes) -> bytes:
-    """Lists of 65,535 of `item` until a frame is full."""
+    """Return a frame filled with lists of 65,535 copies of `item`."""
     whole = b"\xdc\xff\xff" + item * 65_535
     lists = (8 << 20) // len(whole)
     return b"\xdc" + struct.pack(">H", lists) + whole * lists
@@ -117,17 +118,17 @@ BOMBS = {
     "a time": b"\xd6\xff" + bytes(4),
     "keys that are no text": b"\x81\xc0\xc0",
 }
-BYTES_A_PART = 100  # a place in its list and the object itself: 72 for a map
+BYTES_A_PART = 100  # a place in the list plus the object; a map takes 72 bytes
 
 
 @pytest.mark.parametrize("bomb", BOMBS.values(), ids=BOMBS.keys())
 def test_a_bomb_is_an_error_and_takes_no_more_memory_than_its_bound(
     bomb: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(codec, "MAX_PARTS", 100_000)  # in proportion: to count allocations takes long
+    monkeypatch.setattr(codec, "MAX_PARTS", 100_000)  # smaller, because counting allocations takes long
     with peak_of() as peak, pytest.raises(DecodeError):
         codec.decode(bomb)
-    assert peak() < BYTES_A_PART * (100_000 + 65_535)  # a list is there before it is counted
+    assert peak() < BYTES_A_PART * (100_000 + 65_535)  # a list is allocated before it is counted
 
 
 def test_a_catalog_of_bombs_takes_no_more_memory_than_a_piece(runtime: Path) -> None:
@@ -226,7 +227,7 @@ def forged_ring(capacity: int) -> Path:
 
 @contextlib.contextmanager
 def peak_of() -> Any:
-    """How many bytes were allocated at most inside, as a function to ask afterwards."""
+    """Measure the peak of allocated bytes in this context. Yields a function that returns it."""
     tracemalloc.start()
     found = 0
     answer: Callable[[], int] = lambda: found  # noqa: E731

@@ -1,4 +1,4 @@
-"""Keys are files for their owner alone: nobody else reads them, and none is ever overwritten."""
+"""Key files are readable only by their owner, and are never overwritten."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_whatever_the_umask_only_the_owner_reads_keys_and_lists(directory: Path)
     keys.allow(directory, "laptop", pair.public)
     assert {mode(path) for path in directory.rglob("*") if path.is_file()} == {0o600}
     assert {mode(path) for path in (directory, *directory.rglob("*")) if path.is_dir()} == {0o700}
-    assert len(list(directory.rglob("*"))) == 4  # the pair, the list and its one key: nothing is left over
+    assert len(list(directory.rglob("*"))) == 4  # the pair, the list and its one key, with no temporary files
 
 
 def test_they_lie_where_the_environment_says(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""What was opened for reading is closed, once, and whatever has its number by then is left alone."""
+"""A file opened for reading is closed exactly once. A later file with the same descriptor stays open."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""msgpack of this environment, or the lent one under a name of its own."""
+"""msgpack comes from this environment, or is the lent one under another name."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def without_msgpack(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_its_directory_is_found_without_loading_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    class FinderOfOldTimes:  # of before there was find_spec
+    class FinderOfOldTimes:  # as before find_spec existed
         pass
 
     monkeypatch.setattr(sys, "meta_path", [FinderOfOldTimes(), *sys.meta_path])
@@ -38,7 +38,8 @@ def test_that_of_this_environment_comes_first(monkeypatch: pytest.MonkeyPatch, t
 def test_a_lent_one_works_and_is_not_found_by_its_usual_name(
     without_msgpack: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("MSGPACK_PUREPYTHON", "1")  # this process has loaded its compiled part for the usual name
+    # this process has already loaded the compiled part under the usual name
+    monkeypatch.setenv("MSGPACK_PUREPYTHON", "1")
     monkeypatch.setenv(LENT_MSGPACK, DIRECTORY)
     lent = load_msgpack()
     assert lent.unpackb(lent.packb({"a": [1, 2.5, b"x", None]})) == {"a": [1, 2.5, b"x", None]}

@@ -1,4 +1,4 @@
-"""What a connection to a daemon may take, counted at the publisher."""
+"""Limits of a connection to a daemon, counted at the publisher."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ def publisher() -> Iterator[Publisher]:
 
 
 def subscribed(publisher: Publisher, *topics: bytes) -> socket.socket:
-    """A subscriber by hand."""
+    """Return a subscriber that was connected by hand."""
     peer = connect(publisher.endpoint)
     with ThreadPoolExecutor() as thread:
         greeted = thread.submit(greet, peer)
         eventually(lambda: publisher.hear(5) or greeted.done())
-    with suppress(ConnectionError):  # it may be that there is no room
+    with suppress(ConnectionError):  # there may be no room for it
         greeted.result()
         peer.sendall(b"".join(word(topic) for topic in topics))
     return peer
 
 
 def asked(publisher: Publisher, kind: bytes, how_many: int = 1) -> list[bytes]:
-    """The questions, once there are so many."""
+    """Wait until there are `how_many` questions. Returns them."""
     eventually(lambda: publisher.hear(20) or len(publisher.questions(kind)) == how_many)
     return publisher.questions(kind)
 
 
 def is_cut_off(publisher: Publisher, peer: socket.socket) -> bool:
-    """Whether the other end has closed; what it said before is read."""
+    """Return whether the other end has closed the connection. Earlier data is read and discarded."""
     publisher.hear(5)
     peer.setblocking(False)
     try:
@@ -84,11 +84,11 @@ def test_who_does_not_read_is_answered_no_more_until_he_does(publisher: Publishe
     with subscribed(publisher) as stuck:
 
         def ask() -> bytes:
-            """Until it is heard."""
+            """Send a question and wait until it has arrived."""
             topic = question(HISTORY_PREFIX, b"/0")
             stuck.sendall(word(topic))
             eventually(lambda: publisher.hear(20) or any(topic in peer.topics for peer in known(publisher)))
-            publisher.hear(20)  # the answer before may still be on its way
+            publisher.hear(20)  # the previous answer may still be in transit
             return topic
 
         for _ in range(100):
@@ -97,7 +97,7 @@ def test_who_does_not_read_is_answered_no_more_until_he_does(publisher: Publishe
                 publisher.answer([topic], PIECE)
                 answered += 1
             stuck.sendall(word(topic, subscribe=False))
-        assert 0 < answered < 50  # of a megabyte each: what the system keeps for the two ends
+        assert 0 < answered < 50  # each answer has 1 MB; these fill the socket buffers of both ends
         topic = ask()
         eventually(lambda: is_cut_off(publisher, stuck) or publisher.questions(HISTORY_PREFIX) == [topic])
 
@@ -127,7 +127,7 @@ def known(publisher: Publisher) -> list[peers._Peer]:
 @pytest.mark.parametrize(
     "said",
     [
-        word(b""),  # everybody's answers
+        word(b""),  # the answers of all viewers
         word(b"join/"),
         word(b"join/0123456789abcdef/7"),
         word(b"history/0123456789abcdef/" + b"9" * 19),
@@ -144,7 +144,7 @@ def test_who_says_what_no_viewer_says_or_too_much_is_cut_off_and_no_other(publis
     viewer = Subscriber(publisher.endpoint)
     asked(publisher, JOIN_PREFIX)
     with subscribed(publisher) as peer:
-        with suppress(ConnectionError):  # cut off before all of it was said
+        with suppress(ConnectionError):  # closed before everything was sent
             peer.sendall(said)
         eventually(lambda: is_cut_off(publisher, peer))
     publisher.send(LIVE, [Heartbeat(1, ())])

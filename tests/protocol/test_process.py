@@ -1,4 +1,4 @@
-"""What a process is: its start time and its pid namespace."""
+"""The start time and the pid namespace of a process."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def test_a_process_that_a_signal_has_stopped_is_suspended_until_it_goes_on() -> 
     ("start", "time_namespace", "runs"),
     [
         (400, "ours", True),
-        (900, "ours", False),  # the pid is another process's now
-        (900, "another", True),  # which reads other times: it may be the one
+        (900, "ours", False),  # the pid belongs to another process now
+        (900, "another", True),  # times differ in another time namespace, so it may be this process
         (900, "hidden", False),
         (900, "none", False),
         (None, "another", False),
@@ -51,7 +51,7 @@ def test_start_times_identify_processes_except_in_another_time_namespace(
     for name in ("self", "7"):
         (tmp_path / name / "ns").mkdir(parents=True)
     (tmp_path / "self" / "stat").touch()
-    if time_namespace != "none":  # as before Linux 5.6
+    if time_namespace != "none":  # no time namespace, as before Linux 5.6
         (tmp_path / "self" / "ns" / "time").touch()
     if time_namespace == "ours":
         os.link(tmp_path / "self" / "ns" / "time", tmp_path / "7" / "ns" / "time")

@@ -1,4 +1,4 @@
-"""Records come back from their columns as they went in; whatever is lost on the way is counted."""
+"""Records are unchanged after packing into columns. Records that are lost on the way are counted."""
 
 from __future__ import annotations
 
@@ -82,9 +82,9 @@ def test_a_large_read_becomes_messages_of_bounded_size() -> None:
 def test_produced_is_what_came_before_and_what_is_here_and_what_is_lost(
     turns: list[tuple[int, bool, bool, bool]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """In a turn: so many are written, the batch and the heartbeat get through or not, a new daemon begins or not."""
+    """In each turn some records are written. Batch and heartbeat arrive or not, and a new daemon starts or not."""
     directory = tmp_path_factory.mktemp("ring")
-    recorder = RingRecorder(directory, 512)  # sixteen records: it is often overwritten before it is read
+    recorder = RingRecorder(directory, 512)  # only sixteen records, so it is often overwritten before it is read
     recorder.record(FLAG_FAILED | 1, 0, 0, 0)
     (path,) = directory.glob("*.ring")
     reader, tally, here, written = RingReader(path), RecordTally(), set[int](), 1

@@ -1,4 +1,4 @@
-"""A recording comes back as it was written, however its writer ended; what is none is refused in one line."""
+"""A recording is read as it was written, however its writer ended. Other files are rejected with one line."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def frame(kind: FrameKind, time_ns: int, *messages: Message) -> bytes:
 
 
 def record(path: Path, count: int = 10, *, close: bool = True) -> list[tuple[int, int, list[Message]]]:
-    """`count` frames, a keyframe at every fourth."""
+    """Write `count` frames. Every fourth is a keyframe."""
     writer, written = RecordingWriter(path, ORIGIN, MAX_BYTES), []
     for number in range(count):
         kind = FrameKind.KEYFRAME if number % 4 == 0 else FrameKind.LIVE
@@ -121,7 +121,8 @@ def test_a_closed_recording_with_any_bytes_cut_out_is_reported_as_damaged(
     content = path.read_bytes()
     with opened(path) as reader:
         heads = [one.offset for one in reader.frames()]
-    ends = st.sampled_from(heads) | st.integers(heads[0], heads[-1])  # also whole frames, as if they had never been
+    # also at the end of whole frames, as if later ones had never been written
+    ends = st.sampled_from(heads) | st.integers(heads[0], heads[-1])
     begin, end = sorted((data.draw(ends), data.draw(ends.filter(lambda at: at < heads[-1]))))
     end += begin == end
     path.write_bytes(content[:begin] + content[end:])

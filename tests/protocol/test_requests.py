@@ -1,4 +1,4 @@
-"""What a command asks of a process: words that make sense on both sides, or are refused."""
+"""A request of a command to a process is valid on both sides or is rejected."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ def test_who_looks_at_requests_says_so(ring: RingWriter, asker: RequestSlot) -> 
     [
         -1,
         0,
-        KERNELS | 1 << 24,  # no steps
+        KERNELS | 1 << 24,  # no number of steps
         KERNELS | (MAX_STEPS + 1) << 8 | 1 << 24,
-        KERNELS | 3 << 8,  # no number
-        2 | 3 << 8 | 1 << 24,  # something else
+        KERNELS | 3 << 8,  # no request number
+        2 | 3 << 8 | 1 << 24,  # another request
         -(1 << 63),
     ],
 )

@@ -1,4 +1,4 @@
-"""The ring loses nothing it does not count, whoever writes and whenever the reader comes."""
+"""The ring counts every lost record, whoever writes and whenever it is read."""
 
 from __future__ import annotations
 
@@ -154,10 +154,10 @@ def test_the_machine_decides_how_a_record_is_written(
 
 
 class WeakMemory:
-    """A slot in a memory that keeps stores in order at fences only, as a processor that is not x86 may.
+    """A slot in a memory with weak ordering, as on processors other than x86.
 
     Between two fences of the writer its stores become visible in any order. Between two fences of the reader each
-    word is loaded at a time of its own.
+    word is loaded at its own time.
     """
 
     def __init__(
@@ -176,7 +176,7 @@ class WeakMemory:
             patched.setattr(ring_module, "fence", look)
             writer.record(2, 20, 21, 22)
         look()
-        # What changed between two looks was stored between them: when in there, nobody knows.
+        # A word that changed between two looks was stored at an unknown time between them.
         self.words = [[(0, value)] for value in seen[0]]
         for stage, (before, after) in enumerate(pairwise(seen)):
             for word, (old, new) in enumerate(zip(before, after, strict=True)):
@@ -374,8 +374,11 @@ def test_where_the_file_system_copies_on_write_no_ring_is_made(path: Path, monke
 
 
 def test_a_file_has_the_layout_that_its_version_stands_for(path: Path) -> None:
-    """Of version 2, in numbers: a process of another release reads it. A record that failed and gave no count of its
-    elements, in lane 3, then a plain step; and the slot of the second thread."""
+    """The layout of version 2, which other releases read.
+
+    The ring contains a failed record without a count of elements in lane 3, a plain step, and the slot of the second
+    thread.
+    """
     writer = RingWriter(path, 8 * RECORD_BYTES)
     writer.record(7 | FLAG_FAILED | FLAG_UNCOUNTED | 3 << LANE_SHIFT, 100, 250, 4096)
     writer.record(9 | FLAG_PLAIN, 300, 400, 1)

@@ -1,4 +1,4 @@
-"""The directory where processes, daemons and viewers meet, and which directories are refused."""
+"""The directory in which processes, daemons and viewers find each other, and the directories that are rejected."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_link_is_no_directory(runtime: Path, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.fixture
 def nowhere_named(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """No directory is named; the temporary one, and the memory that processes share, lie in the one given."""
+    """Unset all variables that name a directory. Temporary and shared memory are in the given directory."""
     monkeypatch.delenv("CBTOP_RUNTIME_DIR")
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     monkeypatch.setattr(runtime_module, "SHARED_MEMORY", str(runtime / "shm"))
@@ -59,7 +59,8 @@ def test_shared_memory_is_used_if_files_are_copied_on_write(
 ) -> None:
     monkeypatch.setattr(runtime_module, "copies_on_write", lambda _descriptor: True)
     name = f"cbtop-{os.getuid()}"
-    assert runtime_directory() == str(nowhere_named / name)  # without such memory: no ring can be made there
+    # there is no shared memory, so no ring can be created there
+    assert runtime_directory() == str(nowhere_named / name)
     (nowhere_named / "shm").mkdir()
     assert runtime_directory() == str(nowhere_named / "shm" / name)
     assert (nowhere_named / "shm" / name).stat().st_mode & 0o777 == 0o700

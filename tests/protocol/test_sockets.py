@@ -54,21 +54,21 @@ def test_a_viewer_that_does_not_read_costs_the_daemon_and_the_others_nothing() -
     all_joined(publisher, 2)
     payload = [SourceGone("x" * 200)] * 200
     for _ in range(10 * SEND_HIGH_WATER_MARK):
-        publisher.send(LIVE, payload)  # which would never return if it waited for the one that is stuck
+        publisher.send(LIVE, payload)  # sending would never return if it waited for the blocked viewer
         eventually(lambda: reading.receive(20) == payload)
     for end in (publisher, stuck, reading):
         end.close()
 
 
 def all_joined(publisher: Publisher, viewers: int) -> list[bytes]:
-    """The topics by which so many viewers have asked for everything."""
+    """Wait until `viewers` viewers have requested everything. Returns their topics."""
     return eventually(
         lambda: publisher.hear(20) or (len(found := publisher.questions(JOIN_PREFIX)) == viewers and found)
     )
 
 
 def _drain(subscriber: Subscriber) -> list[Message]:
-    """Everything up to the heartbeat, which is sent last."""
+    """Receive everything up to the heartbeat, which is sent last."""
     found: list[Message] = []
     while not found or not isinstance(found[-1], Heartbeat):
         found += subscriber.receive(100)

@@ -1,4 +1,4 @@
-"""The fifteen bricks and their categories, as the predecessor numbered them."""
+"""The fifteen bricks and their categories, with the numbers of the predecessor."""
 
 from __future__ import annotations
 

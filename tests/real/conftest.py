@@ -11,5 +11,5 @@ from tests.real.programs import Run
 
 @pytest.fixture
 def run(tmp_path: Path, runtime: Path) -> Run:
-    """Return what runs a script as `faulty` or `healthy`."""
+    """Return an object that runs a script as `faulty` or `healthy`."""
     return Run(tmp_path)

@@ -20,22 +20,22 @@ from cbtop.viewmodels.verdict import Severity, Verdict
 from tests.integration.hosts import CBTOP, DEADLINE_S
 
 SCRIPTS = Path(__file__).parent / "scripts"
-# Verdicts that neighbours on the same processors can cause. On a shared machine they may be true.
+# Verdicts that other processes on the same processors can cause. On a shared machine they may be right.
 OF_NEIGHBOURS = {"starved", "bimodal-latency", "outlier-mean"}
-SHARED = 0.05  # of the run: in more of it somebody waited for a processor
+SHARED = 0.05  # share of the run in which processes waited for a processor; more than this counts as shared
 PRESSURE = Path("/proc/pressure/cpu")
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What is shown of a program that has ended."""
+    """The results of a program that has ended."""
 
-    view: SourceView  # of the first rank
+    view: SourceView  # view of the first rank
     ranks: tuple[SourceView, ...]  # one if the program is a single process
     output: str
     summary: str  # what `cbtop run` printed on stderr when it ended
     file: Path
-    is_shared: bool  # whether others used the processors meanwhile, as Linux says it
+    is_shared: bool  # whether other processes used the processors meanwhile, according to Linux
 
     @cached_property
     def verdicts(self) -> dict[str, Verdict]:
@@ -44,13 +44,13 @@ class Outcome:
 
     @property
     def warnings(self) -> set[str]:
-        """Return the ids of errors and warnings, without those that a neighbour may have caused."""
+        """Return the ids of errors and warnings. Those that other processes may have caused are left out."""
         found = {verdict.id for verdict in self.view.verdicts if verdict.severity is not Severity.NOTE}
         return found - OF_NEIGHBOURS if self.is_shared else found
 
     @property
     def is_starved(self) -> bool:
-        """Whether neighbours left the program too little for a verdict on the times of its steps."""
+        """Return whether other processes left too little time for a verdict on the steps."""
         return self.is_shared and "starved" in self.verdicts
 
     @property
@@ -63,7 +63,7 @@ class Outcome:
         return {row.name: row for row in self.view.bricks}[name]
 
     def views(self) -> Iterator[SourceView]:
-        """Yield what was shown at each second of the run."""
+        """Yield the views at each second of the run."""
         with ReplayFeed(self.file) as feed:
             for second in range(int(feed.duration_s) + 1):
                 feed.seek(second)
@@ -71,12 +71,12 @@ class Outcome:
                 yield from (view for view in views if view is not None)
 
     def during(self) -> set[str]:
-        """Return the ids of all verdicts that were shown at any second of the run."""
+        """Return the ids of all verdicts at any second of the run."""
         return {verdict.id for view in self.views() for verdict in view.verdicts}
 
 
 class Run:
-    """Runs scripts of `scripts`, each as `faulty` or `healthy`."""
+    """Runs scripts of the folder `scripts`, each as `faulty` or `healthy`."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -92,10 +92,13 @@ class Run:
         return Outcome(ranks[0], ranks, output, summary, directory / "run.cbtop", waited > SHARED)
 
     def faulty(self, script: str, verdict: str, overhead: str = DEFAULT_OVERHEAD) -> Outcome:
-        """Run a faulty script; do so again, twice at most, if neighbours may have hidden `verdict` or added one."""
+        """Run a faulty script.
+
+        Repeat at most twice if other processes may have hidden `verdict` or added a verdict.
+        """
         for _ in range(2):
             outcome = self(script, "faulty", overhead)
-            found = outcome.during() if verdict == "stuck" else outcome.verdicts  # no process that ended is stuck
+            found = outcome.during() if verdict == "stuck" else outcome.verdicts  # an ended process is never stuck
             is_hidden = verdict not in found and outcome.is_shared
             if verdict in OF_NEIGHBOURS and outcome.is_starved:
                 is_hidden = False
@@ -104,10 +107,10 @@ class Run:
         return self(script, "faulty", overhead)
 
     def healthy(self, script: str, overhead: str = DEFAULT_OVERHEAD) -> Outcome:
-        """Run a healthy script; do so again, twice at most, if neighbours may have caused all of its warnings.
+        """Run a healthy script. Repeat at most twice if other processes may have caused all of its warnings.
 
-        A neighbour slows a program down without making it wait, by caches, clocks and threads of one core, so Linux
-        may not report it. A wrong rule gives its warning in each run.
+        Other processes can slow down a program without making it wait, through caches, clocks and threads of the same
+        core. Linux may not report that. A wrong rule would give its warning in each run.
         """
         for _ in range(2):
             outcome = self(script, "healthy", overhead)
@@ -117,12 +120,12 @@ class Run:
 
 
 def _are_of_neighbours(warnings: set[str]) -> bool:
-    """Return whether there are warnings, and neighbours can cause each of them."""
+    """Return whether there are warnings and other processes can cause all of them."""
     return bool(warnings) and warnings <= OF_NEIGHBOURS
 
 
 def view_of(program: str, directory: Path, overhead: str = DEFAULT_OVERHEAD) -> SourceView:
-    """Return what is shown of `program` when it has ended; by default with the default overhead."""
+    """Return the view of `program` after its end."""
     (view,) = _shown(["-c", program], directory, overhead)[0]
     return view
 
@@ -141,7 +144,7 @@ def _shown(program: list[str], directory: Path, overhead: str) -> tuple[tuple[So
 
 
 def _pressure_s() -> float:
-    """Return for how long, since the machine began, any process waited for a processor; 0 if Linux does not say."""
+    """Return how long any process has waited for a processor since the start of the machine, in s; 0 if unknown."""
     if not PRESSURE.exists():
         return 0.0
     some, *_ = PRESSURE.read_text().splitlines()
@@ -149,7 +152,7 @@ def _pressure_s() -> float:
 
 
 def has_compiler() -> bool:
-    """Return whether torch.compile finds the C++ compiler that it uses on a processor."""
+    """Return whether torch.compile finds a C++ compiler for the CPU."""
     return any(
         os.access(Path(directory, name), os.X_OK)
         for directory in os.environ.get("PATH", "").split(os.pathsep)

@@ -13,12 +13,12 @@ from tests.real.programs import Outcome, Run
 pytest.importorskip("torch", reason="torch is not installed: make torch")
 
 NEAR = 5.0  # percent of a step
-# On two processors, the ranks and the threads of gloo may wait for each other.
+# The ranks and the threads of gloo share two processors and may wait for each other.
 OF_BOTH = {"starved", "bimodal-latency", "outlier-mean"}
 
 
 def exposed_percent(view: SourceView) -> float:
-    """Return the share of exposed communication in a step whose parts add up to it."""
+    """Return the share of exposed communication in a step. Check that all shares add up to 100 %."""
     assert view.phase == "train"
     assert view.training is not None
     assert sum(part.percent for part in view.training.parts) == pytest.approx(100)
@@ -31,14 +31,14 @@ def verdicts_of(view: SourceView) -> set[str]:
 
 
 def differs_by(outcome: Outcome) -> float:
-    """Return by how much the shares of the ranks differ, at most, from what the program has measured."""
+    """Return the largest difference between the shares of the ranks and the program's own measurement."""
     measured = {int(rank): float(share) for rank, share in re.findall(r"rank (\d): ([\d.]+) %", outcome.output)}
     assert len(measured) == len(outcome.ranks) == 2
     return max(abs(exposed_percent(view) - measured[view.rank or 0]) for view in outcome.ranks)
 
 
 def test_exposed_gradients_are_named_with_the_share_that_ddp_itself_measures(run: Run) -> None:
-    for _ in range(3):  # the latest steps of the two are not exactly the same
+    for _ in range(3):  # the latest steps of both sides may differ
         faulty = run.faulty("ddp_exposed", "communication-exposed")
         if differs_by(faulty) <= NEAR:
             break

@@ -1,4 +1,4 @@
-"""Pairs of programs whose steps contain something else: `cbtop check` names it after three steps, on any machine."""
+"""Pairs of programs with different contents of steps. `cbtop check` reports the difference after three steps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytest.importorskip("torch", reason="torch is not installed: make torch")
 
 
 def verdicts(new: Outcome, base: Outcome, *thresholds: str, code: int, to: Path) -> list[dict[str, Any]]:
-    """What `cbtop check` says of a run beside another, and ends with `code`."""
+    """Run `cbtop check` on two runs and check that it ends with `code`. Returns its verdicts."""
     words = ["check", "--baseline", str(base.file), *thresholds, "--new", str(new.file), "--format", f"json={to}"]
     assert main(words) == code
     found: list[dict[str, Any]] = json.loads(to.read_text())["verdicts"]
@@ -36,7 +36,7 @@ def test_a_copy_a_type_and_a_lost_fusion_are_named_after_three_steps(run: Run, t
     assert any(said.startswith("Layer 3: ") and "_softmax" in said for said in found)
     assert {guilty.partition(" › ")[0] for guilty in found.values()} == {"Layer 1", "Layer 2", "Layer 3"}
     unknown = verdicts(healthy, healthy, "transfers.h2d==0", "allocations<=9", "launches>=0", code=5, to=to)
-    assert {one["outcome"] for one in unknown} == {"unknown"}  # a process without a GPU reports none of these
+    assert {one["outcome"] for one in unknown} == {"unknown"}  # a process without a GPU reports none of them
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Pairs of programs under `cbtop run` in which a figure was once wrong: FLOP, bytes, memory and calls."""
+"""Pairs of programs under `cbtop run` in which a figure was wrong before: FLOP, bytes, memory or calls."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_active_adapters_of_peft_count_as_work_disabled_ones_do_not(run: Run) ->
 def test_a_linear_of_its_own_class_has_no_flop_and_a_plain_one_has(run: Run) -> None:
     faulty, healthy = run("lora_by_hand", "faulty"), run("lora_by_hand", "healthy")
     for outcome in (faulty, healthy):
-        assert outcome.brick("UpProjection").flops is None  # what it does beside its weight is not known
+        assert outcome.brick("UpProjection").flops is None  # the work of the layer outside its weight is unknown
         row = outcome.brick("DownProjection")
         assert row.flops == pytest.approx(row.count * 2 * 64 * 2048 * 512)
         assert not outcome.warnings
@@ -64,7 +64,7 @@ def test_an_embedding_computed_in_each_step_is_seen_in_each(run: Run) -> None:
     assert calls_a_step(faulty, "Embedding") == 1
     assert calls_a_step(faulty, "Linear") == calls_a_step(healthy, "Linear") + 2
     assert "Embedding" not in [row.name for row in healthy.view.bricks]
-    layers, encoder = 4 * 2 * 64 * 256 * 256, 2 * 2 * 256 * 256 * 1024  # FLOP of 64 tokens, and of a text of 256
+    layers, encoder = 4 * 2 * 64 * 256 * 256, 2 * 2 * 256 * 256 * 1024  # FLOP of 64 tokens; FLOP of a text of 256
     for outcome, flops in ((faulty, layers + encoder), (healthy, layers)):
         assert outcome.view.steps is not None
         assert outcome.brick("Linear").flops == pytest.approx(outcome.view.steps.recorded * flops)
@@ -92,5 +92,5 @@ def test_generation_has_a_step_for_each_token_with_and_without_a_cache(run: Run)
         outcome = run("without_cache", kind)
         generated_a_second = float(outcome.output)
         steps_per_sec = [steps.steps_per_sec for steps in outcome.view.phases if steps.steps_per_sec]
-        assert sum(steps_per_sec) == pytest.approx(generated_a_second, rel=0.3)  # which has the warm-up in it
+        assert sum(steps_per_sec) == pytest.approx(generated_a_second, rel=0.3)  # this rate includes the warm-up
         assert not outcome.warnings

@@ -1,4 +1,7 @@
-"""Pairs of programs under `cbtop run` with a slow layer: it is named, and of layers that are alike none is."""
+"""Pairs of programs under `cbtop run` with and without a slow layer.
+
+It is named, and no layer is named if all are equal.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ def test_a_slow_layer_is_named_and_layers_that_are_alike_are_not(
     assert named.removeprefix("more in ") in bricks
     assert faulty.warnings == {"odd-layer"}
     assert not healthy.warnings
-    if script in ("unet", "vit"):  # images: a sample is no token
+    if script in ("unet", "vit"):  # images, whose samples are not tokens
         for outcome in (faulty, healthy):
             assert outcome.view.steps is not None
             assert outcome.view.steps.known_tokens is None

@@ -1,4 +1,4 @@
-"""Real programs under `cbtop run`: time in code that cbtop does not see inside is not instrumented, and no gain."""
+"""Time in code that cbtop cannot see inside counts as not instrumented, and promises no gain."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.real.programs import Run, has_compiler, view_of
 
 pytest.importorskip("torch", reason="torch is not installed: make torch")
 
-# A fused path: the layers of the encoder run as one operator each, and nothing calls their modules.
+# A fused path: each layer of the encoder runs as one operator without calls of its modules.
 ENCODER = """
 import torch
 from torch import nn
@@ -23,7 +23,7 @@ with torch.no_grad():
     for _ in range(150):
         model(torch.ones(2, 32, 256))
 """
-# Experts that are parameters: no module is called for them.
+# Experts that are parameters, so no module is called for them.
 EXPERTS = """
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""A pair of programs is run again if neighbours on the same processors may have caused what is wrong."""
+"""A pair of programs runs again if other processes may have caused the wrong result."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def verdict(id_: str) -> Verdict:
 
 
 class Played(Run):
-    """Gives the verdicts of one run after the other, each on a quiet machine."""
+    """A Run that returns given verdicts, run by run, as on a quiet machine."""
 
     def __init__(self, *ids: Sequence[str]) -> None:
         super().__init__(Path())
@@ -33,7 +33,7 @@ class Played(Run):
     ("runs", "warnings"),
     [
         ([["outlier-mean"], []], set()),
-        ([["bimodal-latency"], ["outlier-mean"], ["outlier-mean"]], {"outlier-mean"}),  # not by chance
+        ([["bimodal-latency"], ["outlier-mean"], ["outlier-mean"]], {"outlier-mean"}),  # repeated, so not by chance
         ([["odd-layer"]], {"odd-layer"}),
         ([["odd-layer", "outlier-mean"]], {"odd-layer", "outlier-mean"}),
     ],
@@ -51,7 +51,7 @@ def test_a_healthy_twin_is_run_again_if_its_warnings_may_be_of_neighbours(
     [
         ([["outlier-mean"]], {"outlier-mean"}),
         ([["outlier-mean", "bimodal-latency"], ["outlier-mean"]], {"outlier-mean"}),
-        ([[]], set()),  # nothing hid it
+        ([[]], set()),  # nothing was hidden
         ([["outlier-mean", "odd-layer"]], {"outlier-mean", "odd-layer"}),
     ],
 )

@@ -1,4 +1,4 @@
-"""Pairs of programs under `cbtop run` whose steps are slow as a whole: the faulty one gets the right verdict."""
+"""Pairs of programs under `cbtop run` with slow steps. The faulty one gets the right verdict."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ pytest.importorskip("torch", reason="torch is not installed: make torch")
 @pytest.mark.parametrize(
     ("script", "verdict"),
     [
-        pytest.param("pause_between_steps", "idle-between-steps", marks=pytest.mark.slow),  # test_training.py has one
+        # test_training.py has a similar pair
+        pytest.param("pause_between_steps", "idle-between-steps", marks=pytest.mark.slow),
         pytest.param("slow_detokenizer", "idle-between-steps", marks=pytest.mark.slow),
         ("stalling_step", "outlier-mean"),
         ("two_code_paths", "bimodal-latency"),
@@ -36,7 +37,7 @@ def test_a_process_that_shares_its_cpu_is_starved_one_alone_is_not(run: Run) -> 
     assert [verdict.id for verdict in faulty.view.verdicts] == ["starved"]
     assert "cbtop: warning starved: " in faulty.summary
     (evidence,) = [each for each in faulty.verdicts["starved"].evidence if each.name == "waited for a processor"]
-    assert evidence.value == pytest.approx(67, abs=22)  # three processes on one CPU, and perhaps neighbours
+    assert evidence.value == pytest.approx(67, abs=22)  # three processes on one CPU, and perhaps others
     assert not healthy.warnings
 
 
@@ -56,7 +57,7 @@ def test_slow_first_steps_are_a_warm_up_and_in_no_other_figure(run: Run) -> None
     assert faulty.view.warm_up is not None
     assert healthy.view.warm_up is not None
     assert faulty.view.warm_up.took_us > 2 * healthy.view.warm_up.took_us
-    assert faulty.view.warm_up.took_us >= 0.8e6  # four of five steps at least
+    assert faulty.view.warm_up.took_us >= 0.8e6  # at least four of five steps
     assert faulty.view.steps is not None
     assert faulty.view.steps.mean_us is not None
     assert faulty.view.steps.mean_us < 0.1e6

@@ -1,4 +1,4 @@
-"""Real programs whose gradients or loss scale go wrong, under `cbtop run`. Each prints its own norms."""
+"""Real programs under `cbtop run` whose gradients or loss scale become wrong. Each prints its own norms."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def gradients_of(outcome: Outcome) -> GradientsView:
 
 
 def printed(outcome: Outcome) -> dict[int, list[float]]:
-    """Return the figures that the program printed, by the number of the step."""
+    """Return the printed figures by number of the step."""
     rows = [line.split() for line in outcome.output.splitlines()]
     return {int(number): [float(figure) for figure in figures] for number, *figures in rows}
 
@@ -40,12 +40,12 @@ def test_a_layer_whose_gradient_is_nan_is_named_with_its_step(run: Run) -> None:
         assert_the_norm_is_that_of_the_program(outcome)
 
 
-@pytest.mark.slow  # float16 is slow on a processor
+@pytest.mark.slow  # float16 is slow on a CPU
 def test_a_loss_that_overflows_lowers_the_scale_again_and_again(run: Run) -> None:
     faulty, healthy = run.faulty("scaler_overflow", "loss-scale-falling"), run.healthy("scaler_overflow")
     for outcome in (faulty, healthy):
         found, of_program = gradients_of(outcome), printed(outcome)
-        assert found.fault is None  # an overflow that the scaler skips
+        assert found.fault is None  # the scaler skips an overflow
         assert found.loss_scale is not None
         after = found.loss_scale.updates + 1  # the program prints the scale before an update
         assert found.loss_scale.scale == of_program.get(after, [0.0, found.loss_scale.scale])[1]

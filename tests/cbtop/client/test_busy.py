@@ -1,4 +1,4 @@
-"""The slices of a rank's last seconds, while its process still defines phases."""
+"""Time slices of the last seconds of a rank are right while its process still defines phases."""
 
 from __future__ import annotations
 

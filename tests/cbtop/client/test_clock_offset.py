@@ -1,4 +1,4 @@
-"""Clock offsets are right to within what they claim, whatever the network does to questions and answers."""
+"""The error of a clock offset stays below its stated uncertainty, whatever delays the network adds."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_an_old_answer_is_trusted_less() -> None:
 
 @contextmanager
 def daemon_elsewhere(endpoint: str, offset_ns: int, delay_s: float) -> Iterator[None]:
-    """A daemon of another boot, whose clocks are ahead by `offset_ns` and which takes its time to answer."""
+    """Run a daemon with another boot id. Its clocks are ahead by `offset_ns`, and it answers after `delay_s`."""
     publisher, stop = Publisher(endpoint), threading.Event()
 
     def clocks() -> tuple[int, int]:
@@ -119,4 +119,4 @@ def test_the_clock_of_a_daemon_elsewhere_is_found_over_real_sockets(offset_ms: f
     assert view.clock is not None
     for found_us in (view.clock.offset_us, view.clock.monotonic_offset_us):
         assert abs(found_us - offset_ms * 1e3) <= view.clock.uncertainty_us
-    assert view.clock.uncertainty_us >= 2_500  # half of what the answer took
+    assert view.clock.uncertainty_us >= 2_500  # half of the round trip

@@ -1,4 +1,4 @@
-"""What is wrong with one message of several costs the others nothing."""
+"""A damaged message does not affect the other messages of its batch."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_records_come_only_while_they_are_followed(runtime: Path) -> None:
         return int(record.stats.column("count").sum()) if record else 0
 
     def say_another() -> int:
-        """One more step, said as the daemon does; gives how many records are kept once its statistics have come."""
+        """Record and publish one more step. Return the number of kept records after its statistics have arrived."""
         before = counted()
         with profiler.step("decode"):
             clock.sleep_us(1)
@@ -138,10 +138,10 @@ def test_records_come_only_while_they_are_followed(runtime: Path) -> None:
         (asked,) = eventually(lambda: collector.poll() or publisher.hear(20) or publisher.questions(JOIN_PREFIX))
         publisher.answer_frames([asked], [codec.encode(message) for message in (HELLO, *source.snapshot())])
         eventually(lambda: collector.poll(20) or source.key in collector.store.sources)
-        assert say_another() == 0  # and all of the answer is there
+        assert say_another() == 0  # this message also shows that the whole answer has arrived
         received = collector.received
         assert say_another() == 0
-        assert collector.received == received + 1  # the statistics alone
+        assert collector.received == received + 1  # only the statistics have arrived
         collector.follow_records(True)
         eventually(lambda: say_another() > 2)
         collector.follow_records(False)

@@ -1,4 +1,4 @@
-"""What `cbtop calibrate` measures takes the place of older roofs of a process that runs on the same device."""
+"""A process gets the newer roofs of its device after `cbtop calibrate` has measured them."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_what_was_measured_again_takes_the_place_of_what_was_announced(record: C
     over, roofs = record(READ, FMA), StoredRoofs()
     assert list(roofs.over(over)) == [READ, FMA]
     again(READ)
-    assert [one.value for one in roofs.over(over)] == [40.0, FMA.value]  # the file is read again
+    assert [one.value for one in roofs.over(over)] == [40.0, FMA.value]  # the file was read again
     roofs_file().unlink()
     assert list(roofs.over(over)) == [READ, FMA]
 
@@ -106,7 +106,7 @@ def test_of_a_gpu_they_are_found_by_its_uuid(record: Callable[..., SourceRecord]
 def test_neither_an_older_roof_nor_one_that_is_no_measurement_is_replaced(
     record: Callable[..., SourceRecord],
 ) -> None:
-    newer = replace(READ, measured_on="2026-11-22T12:00:01+01:00")  # as later than noon in Greenwich
+    newer = replace(READ, measured_on="2026-11-22T12:00:01+01:00")  # later than READ, which was measured at noon UTC
     static = replace(FMA, provenance=Provenance.STATIC)
     again(READ, FMA)
     assert values(record(newer, static)) == {"dram_read": 20.0, "fma_float32": 20.0}

@@ -1,4 +1,4 @@
-"""What a viewer costs is read from the kernel's counters, over the last seconds."""
+"""The CPU time of a viewer is read from counters of the Linux kernel, over the last seconds."""
 
 from __future__ import annotations
 

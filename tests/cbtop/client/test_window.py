@@ -1,4 +1,4 @@
-"""The last seconds of a process, told from its whole life: the same numbers as if only they had been watched."""
+"""Statistics of the last seconds equal those of a viewer that saw only these seconds."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from tests.integration.hosts import cbtop as run
 
 
 class Watched:
-    """A process that runs as the test says, watched by a store whose clock is the test's, too."""
+    """A process and the store that watches it. The test sets the clocks of both."""
 
     def __init__(self, directory: Path, window_s: float = 10.0) -> None:
         self.clock = Clock()
         self.profiler: BrickProfiler = profiler_in(directory, self.clock)
         self.store = Store(window_s)
-        self.began_s: float | None = None  # when it said hello, where that is not left to its own clock
+        self.began_s: float | None = None  # time of the hello message in s; None: the clock of the store
         self._directory = directory
         self._source: Source | None = None
 
@@ -52,7 +52,7 @@ class Watched:
             self.clock.sleep_us(1)
 
     def look(self, second: float) -> None:
-        """The daemon reads and publishes at `second`."""
+        """Let the daemon read the process and publish its statistics at `second`."""
         if self._source is None:
             self._source = source_of(self._directory)
         self._source.poll()
@@ -165,7 +165,7 @@ def test_a_window_cut_through_a_step_still_closes_its_books(runtime: Path) -> No
             with watched.profiler.brick("outer", 1):
                 with watched.profiler.brick("inner", 1):
                     watched.clock.sleep_us(700)
-                watched.look(second)  # head and inner are recorded, outer and the step are not
+                watched.look(second)  # head and inner have ended, outer and the step have not
                 watched.clock.sleep_us(200)
     view = watched.recent()
     assert balanced(view)
@@ -180,7 +180,7 @@ def test_calls_count_when_they_end_and_exclusive_time_when_its_step_ends(runtime
     for second in range(20):
         with watched.profiler.step("decode", 1):
             with watched.profiler.brick("head", 1):
-                watched.clock.sleep_us(1000 - second)  # ever shorter
+                watched.clock.sleep_us(1000 - second)  # each call is shorter than the one before
             watched.look(second)
     (row,) = watched.recent().bricks
     assert row.total_inclusive_us == sum(1000 - second for second in range(10, 20))
@@ -219,7 +219,7 @@ def test_a_window_longer_than_was_watched_says_what_it_covers(runtime: Path) -> 
     assert view.window is not None
     assert (view.window.asked_s, view.window.covers_s) == (60, 3.5)
     assert view.steps is not None
-    assert view.steps.count == 1  # what was there before anybody watched is not of these seconds
+    assert view.steps.count == 1  # the steps before the viewer joined do not count
 
 
 def test_what_ran_before_a_long_catalog_was_read_is_not_of_these_seconds(
@@ -304,7 +304,7 @@ TABLE.grow(10)
 
 
 def growth(count: int) -> Growth:
-    """So many calls of ten nodes."""
+    """Return statistics of ten nodes with `count` calls each."""
     node, many = np.arange(10), np.full(10, count)
     return Growth.made(node, np.array([many] * len(SUMS)), node * BUCKETS, many, {})
 
@@ -323,7 +323,7 @@ def test_its_blocks_are_the_finished_slices_and_hold_all_growth_in_them() -> Non
 
 
 class Counted:
-    """A window, and beside it all that was ever said, to add it up from scratch."""
+    """A window, and the complete statistics from which the test computes the same result."""
 
     def __init__(self) -> None:
         self.window = window.Window(10.0)
@@ -332,7 +332,7 @@ class Counted:
         self._at = 0.0
 
     def hear(self, after_s: float, node: int, ns: int, cells: int) -> None:
-        """So much later a node has run for `ns`, in as many buckets as `cells`, and in a rare column, too."""
+        """Add a call of `node` that took `ns`, `after_s` later. It adds one count to each of `cells` buckets."""
         self._at += after_s
         self.stats.grow(node + 1)
         more = np.array([[ns if name == "total_ns" else 1] for name in COLUMNS])
@@ -365,7 +365,7 @@ def test_adding_and_removing_slices_equals_the_full_sum_to_the_nanosecond(
         counted.hear(after_s, node, ns, cells)
         if then == "s" and len(counted.window._slices) > 1:
             counted.window.shorten()
-        if then in "as":  # somebody looks
+        if then in "as":  # a viewer asks for the statistics
             found, expected = counted.window.statistics(counted.stats)[0], counted.from_scratch()
             for name in COLUMNS:
                 assert found.column(name).tolist() == expected.column(name).tolist(), name
@@ -387,7 +387,7 @@ def test_a_look_counts_what_came_since_the_last_one_and_what_is_too_old(monkeypa
     counted.window.statistics(counted.stats)
     monkeypatch.setattr(NodeStats, "count", noted)
     counted.window.statistics(counted.stats)
-    assert times == []  # nothing came
+    assert times == []  # no data arrived
     counted.hear(1.0, 1, 5, 1)
     counted.window.statistics(counted.stats)
     assert sorted(times) == [-1, 1]

@@ -1,4 +1,4 @@
-"""A machine whose pace depends on no neighbour, and recordings that are read once."""
+"""Fixtures: the pace of the machine is fixed, and each recording is read only once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cbtop.feeds import run_reader
 
 @pytest.fixture(autouse=True)
 def steady_pace(monkeypatch: pytest.MonkeyPatch) -> list[Pace]:
-    """What is taken for the machine's pace, in turn; the last again and again."""
+    """Return the list of paces that the tests use as the machine's pace, in this order. The last one is repeated."""
     paces = [Pace(1_000.0, 5_000.0)]
     monkeypatch.setattr(machine_pace, "machine_pace", lambda: paces.pop(0) if len(paces) > 1 else paces[0])
     return paces
@@ -23,7 +23,7 @@ def steady_pace(monkeypatch: pytest.MonkeyPatch) -> list[Pace]:
 
 @pytest.fixture(autouse=True, scope="session")
 def _the_same_recording_is_read_once() -> Iterator[None]:
-    """Most runs are compared with the same one: what was read of a file is what bytes of that name hold for ever."""
+    """Cache what was read from a recording by file name, because most tests compare with the same run."""
     read, known = run_reader.runs_in, dict[tuple[object, ...], tuple[Run, ...]]()
 
     def runs_in(path: Path, selected: Sequence[str] = ()) -> list[Run]:
@@ -32,7 +32,7 @@ def _the_same_recording_is_read_once() -> Iterator[None]:
         key = path.read_bytes(), path.name, *selected
         if key not in known:
             known[key] = (*read(path, selected),)
-        return [replace(run) for run in known[key]]  # each time one of its own, as reading gives
+        return [replace(run) for run in known[key]]  # copies, because reading a file returns new objects
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(run_reader, "runs_in", runs_in)

@@ -1,4 +1,4 @@
-"""A git repository whose commits are a program that profiles itself, each as slow as its commit says."""
+"""A git repository. Each commit is a program that profiles itself, and the commit sets how slow the program is."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-# The bricks' clock is made, so that nothing but the commit makes them slower.
+# The bricks run on a fake clock, so only the commit changes their duration.
 BENCH = """\
 from cbtop import BrickProfiler
 now_ns = 1_000_000
@@ -31,7 +31,7 @@ AS_FAST = "SLOWER = {}\n"
 
 @dataclass(frozen=True)
 class MadeRepository:
-    """A repository in `at`."""
+    """A git repository in the folder `at`."""
 
     at: Path
 
@@ -41,7 +41,7 @@ class MadeRepository:
         return done.stdout.strip()
 
     def commit(self, subject: str, files: Mapping[str, str]) -> str:
-        """Commit the files, and return the hash."""
+        """Commit the files. Returns the hash."""
         for name, text in files.items():
             path = self.at / name
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -51,12 +51,12 @@ class MadeRepository:
         return self.git("rev-parse", "HEAD")
 
     def worktrees(self) -> int:
-        """The number of worktrees, with the checkout itself."""
+        """Return the number of worktrees, including the checkout itself."""
         return len(self.git("worktree", "list").splitlines())
 
 
 def made_repository(at: Path) -> MadeRepository:
-    """A repository without a commit, and without the user's own settings."""
+    """Create an empty repository without the settings of the user."""
     at.mkdir()
     found = MadeRepository(at)
     found.git("init", "--initial-branch=main")
@@ -64,7 +64,7 @@ def made_repository(at: Path) -> MadeRepository:
 
 
 def bench_repository(at: Path, programs: list[str]) -> tuple[MadeRepository, list[str]]:
-    """A repository with a commit for each program, whose lines come before those of BENCH. Returns the hashes."""
+    """Create a repository with one commit for each program, followed by BENCH. Returns the hashes."""
     found = made_repository(at)
     commits = [
         found.commit(f"commit {number}", {"bench.py": f"# {number}\n{program}{BENCH}"})
@@ -74,7 +74,7 @@ def bench_repository(at: Path, programs: list[str]) -> tuple[MadeRepository, lis
 
 
 def state_of_checkout(repository: MadeRepository) -> dict[str, object]:
-    """Everything of a user's that must not change: files, index, head, branches, worktrees."""
+    """Return everything in the user's checkout that must not change: files, index, head, branches, worktrees."""
     files = {
         str(path.relative_to(repository.at)): path.read_bytes()
         for path in repository.at.rglob("*")

@@ -1,4 +1,4 @@
-"""`cbtop bench`: what llama-bench would ask and print, of tests that really ran."""
+"""`cbtop bench` accepts the arguments of llama-bench and prints its table. The tests really run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The positions and numbers of tokens of all passes that run."""
+    """Return a list that gets the positions and the number of tokens of each pass."""
     found: list[int] = []
     forward = Decoder._forward
 
@@ -85,7 +85,7 @@ def test_the_table_has_a_row_for_each_test_and_so_has_csv(tiny: str, capsys: pyt
         ("1", "pp8"),
         ("1", "tg2"),
     ]
-    assert all(row[6].endswith("± n/a ") for row in rows)  # of one repetition nothing is known of it
+    assert all(row[6].endswith("± n/a ") for row in rows)  # one repetition has no deviation
     assert main([*asked, "-o", "csv"]) == 0
     read = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     assert [(row["n_threads"], row["n_prompt"], row["n_gen"]) for row in read] == [

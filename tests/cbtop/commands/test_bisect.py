@@ -30,12 +30,12 @@ from tests.cbtop.commands.made_repository import (
 
 COMMAND = ("--", sys.executable, "bench.py")
 BROKEN = "raise SystemExit('no bench today')\n"
-DEADLINE_S = 600.0  # a busy machine needs two minutes
+DEADLINE_S = 600.0  # a busy machine needs 120 s
 
 
 @pytest.fixture
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder for temporary worktrees."""
+    """Return the folder for temporary worktrees."""
     found = tmp_path / "tmp"
     found.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(found))
@@ -49,7 +49,7 @@ def bisect(*arguments: object) -> int:
 
 @contextmanager
 def dirty(repository: MadeRepository) -> Iterator[None]:
-    """Change the user's checkout in every way, and require that it stays so."""
+    """Change the user's checkout in every way. Check afterwards that these changes are still there."""
     (repository.at / "bench.py").write_text("raise SystemExit('uncommitted')\n")
     (repository.at / "staged.py").write_text("1\n")
     repository.git("add", "staged.py")
@@ -69,7 +69,7 @@ def test_the_slower_commit_is_named_and_the_checkout_stays_as_it_was(
     repository, commits = bench_repository(tmp_path / "repository", [AS_FAST, SLOWER])
     monkeypatch.chdir(repository.at)
     with dirty(repository):
-        with monkeypatch.context() as hook:  # as in a hook
+        with monkeypatch.context() as hook:  # git sets such variables in a hook
             hook.setenv("GIT_INDEX_FILE", str(repository.at / ".git" / "index"))
             hook.setenv("GIT_DIR", str(repository.at / ".git"))
             assert bisect("HEAD~1", "main", *COMMAND) == 4
@@ -79,7 +79,7 @@ def test_the_slower_commit_is_named_and_the_checkout_stays_as_it_was(
         assert "cbtop: 1 commit from GOOD to BAD: 11 to 34 runs, at most 60 min (--limit)\n" in said.err
         assert "so all of them take about " in said.err
         assert list(temporary.iterdir()) == []
-        # the same command reads the runs that are kept
+        # The same command reuses the stored runs.
         begun_s = time.monotonic()
         assert bisect(commits[0], commits[1], "--format", "json", *COMMAND) == 4
         assert time.monotonic() - begun_s < DEADLINE_S
@@ -104,7 +104,7 @@ def test_the_estimate_counts_only_runs_that_are_not_kept(
         "cbtop.commands.bisect.estimate", lambda run_s, low_min, *_: f"{60 * low_min / run_s:.0f} runs"
     )
     assert bisect(*commits, *COMMAND) == 4
-    assert "cbtop: 5 runs\n" in capfd.readouterr().err  # of 11, 6 are kept
+    assert "cbtop: 5 runs\n" in capfd.readouterr().err  # 6 of 11 runs are stored
 
 
 @pytest.mark.slow
@@ -139,7 +139,7 @@ def test_commits_that_do_not_build_are_skipped_with_the_builds_last_line(
         for at, text in enumerate(sources)
     ]
     monkeypatch.chdir(repository.at)
-    # The build tool is that of an environment of its own.
+    # The build runs in its own environment with its own pip.
     build = 'grep -q SLOWER source || { echo "no source" >&2; exit 7; }; cp source built.py; python -m pip --version'
     assert bisect(commits[0], commits[-1], "--build", build, "--format", "json", "--", "python", "bench.py") == 5
     found = json.loads(capfd.readouterr().out)
@@ -181,7 +181,7 @@ def test_a_bisection_that_was_interrupted_goes_on_and_leaves_no_worktree(
             assert list(temporary.iterdir()) == []
             if number == signal.SIGINT:
                 assert json.loads(out)["end"] == "interrupted"
-        # a killed one leaves its worktrees to the next
+        # The next bisection removes the worktrees of a killed one.
         with started() as process:
             wait_for_rounds(process, repository, 3)
             process.kill()
@@ -203,7 +203,7 @@ def wait_for_rounds(process: subprocess.Popen[str], repository: MadeRepository, 
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < until_s
         time.sleep(0.02)
-    time.sleep(0.2)  # into the next run
+    time.sleep(0.2)  # by then the next run has started
 
 
 @pytest.mark.slow
@@ -228,7 +228,7 @@ def test_a_bad_commit_that_is_as_fast_as_good_leaves_nothing_to_find(
     assert re.match(r"nothing to find: BAD compared with GOOD: all \d hold\n", capfd.readouterr().out)
 
 
-# Real time: nothing of the clock is made. Attention of Layer 2 spins half as long again.
+# The clock is real here. Attention of Layer 2 spins 1.5 times as long.
 SPINS = """\
 import time
 from cbtop import BrickProfiler
@@ -289,7 +289,7 @@ def test_a_brick_that_spins_longer_is_found_in_a_folder_of_the_repository(
             ("HEAD~1", "HEAD", "--", "true"),
             3,
             "no process has recorded two steps in it",
-            marks=pytest.mark.slow,  # five seconds, because it might come
+            marks=pytest.mark.slow,  # waits five seconds, because a process could still come
         ),
     ],
 )
@@ -304,7 +304,7 @@ def test_what_cannot_be_bisected_is_one_line(
 
 @pytest.fixture
 def line(tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch) -> MadeRepository:
-    """A short history with a side branch, and one without a common ancestor."""
+    """Create a short history with a side branch and a branch without a common ancestor."""
     repository, commits = bench_repository(tmp_path / "repository", [AS_FAST, SLOWER])
     repository.git("checkout", "-q", "-b", "side", commits[0])
     repository.commit("side", {})

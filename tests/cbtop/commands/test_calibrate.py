@@ -1,4 +1,4 @@
-"""`cbtop calibrate` measures, keeps and shows roofs; what could not be measured is said with the way out."""
+"""`cbtop calibrate` measures, stores and shows roofs. It says how to fix what could not be measured."""
 
 from __future__ import annotations
 
@@ -38,12 +38,13 @@ GPU = DeviceRoofs("Made 100", (BUSY,), None, "18a9-c4", 132, "580.159.04", 700)
 
 @pytest.fixture(autouse=True)
 def _fresh_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cbtop.protocol.roofs.cache_dir", lambda: tmp_path)  # compiled kernels stay where they are
+    # only roofs are read from here; compiled kernels stay in their cache
+    monkeypatch.setattr("cbtop.protocol.roofs.cache_dir", lambda: tmp_path)
 
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine of two cores with two threads each, and a GPU of which something cannot be measured."""
+    """Simulate a machine with two cores of two threads each. One figure of its GPU cannot be measured."""
 
     def product(threads: int) -> Ceiling:
         raise ComputeError("torch is not installed")
@@ -248,7 +249,7 @@ def test_the_processor_of_this_machine_is_really_measured(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ceilings, "LARGEST_BUFFER_BYTES", 16 << 20)
-    monkeypatch.setitem(sys.modules, "torch", None)  # seconds to load
+    monkeypatch.setitem(sys.modules, "torch", None)  # loading torch takes seconds
     assert main(["calibrate", "--threads", "1"]) == 0
     (roofs,) = known_roofs()
     assert [one.name for one in roofs.ceilings if one.kind != "cache"] == ["dram_read", "fma_float32", *OF_PRODUCTS]

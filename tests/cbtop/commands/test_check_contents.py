@@ -1,4 +1,4 @@
-"""`cbtop check` of what steps contain: no machine, length or noise counts, and every format names the brick."""
+"""`cbtop check` compares the contents of steps. Machine, length and noise of the runs do not matter."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SAID = "Layer 1 › DownProjection: one more kernel elementwise_kernel"
 
 
 def written(path: Path, made: Contents, **changed: object) -> str:
-    """A file of a run with these contents, of a few steps only."""
+    """Write a short run with these contents. Returns its path."""
     write_runs(path, [replace(made_run(1, steps=60), parts=(), contents=made, **changed)])  # type: ignore[arg-type]
     return str(path)
 

@@ -1,4 +1,4 @@
-"""Every format of `cbtop check` agrees with the exit code."""
+"""Every format of `cbtop check` agrees with its exit code."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STALLED = Quiet(10_000_000_000, in_flight=3, is_watched=True)
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Recordings by what is odd about them."""
+    """Return the paths of recordings by their difference from `base`."""
     odd = {
         "base": {},
         "same": {"seed": 1},

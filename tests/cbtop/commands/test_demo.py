@@ -1,4 +1,4 @@
-"""`cbtop demo`: what becomes of a run that the guard stops, or that comes to no token."""
+"""Tests of `cbtop demo` runs that the guard stops or that produce no token."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cbtop.profiler.profiler import BrickProfiler
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> list[str | None]:
-    """What the guard was asked to do in each run of the workload, which it stops."""
+    """Return a list that gets the requested reaction of the guard in each run. The guard stops each run."""
     monkeypatch.setenv("CBTOP_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setattr("signal.signal", lambda *_: None)
     reactions: list[str | None] = []
@@ -73,7 +73,7 @@ def test_goodbye_is_said_before_a_gpu_takes_back_what_the_model_had(
     monkeypatch.setattr("signal.signal", lambda *_: None)
 
     class Held:
-        """What a model has of a GPU."""
+        """A stand-in for the GPU memory of a model."""
 
     ended: list[str] = []
 

@@ -1,4 +1,4 @@
-"""`cbtop demo --check`: a whole gate of seven processes, whose clocks are made, so that its end is known."""
+"""A complete `cbtop demo --check` with seven processes. Their clocks are fake, so the result is known."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cbtop.cli import main
 from cbtop.commands import demo
 from cbtop.compute.demo_model import TINY, write_model
 
-# A process that knows which it is, and whose bricks take what they are made to from the seventh on, or in it alone.
+# A process that knows its number. Its bricks become slower from process 7 on, or in process 7 only.
 WORKLOAD = """
 import sys
 from pathlib import Path
@@ -45,10 +45,10 @@ profiler.close("done")
     ("odd", "runs", "code", "said"),
     [
         pytest.param("no", 7, 0, "", marks=pytest.mark.slow),
-        ("over a budget", 7, 0, ""),  # which is of a roof that each run measures anew: it is shown, and not judged
+        ("over a budget", 7, 0, ""),  # each run measures its own roof, so this budget is shown but not judged
         ("slower", 8, 4, "broken [Attention in Layer 2]: decode: Attention in Layer 2: 1.1"),
-        pytest.param("slower once", 8, 0, "", marks=pytest.mark.slow),  # as test_default_gate.py has it
-        pytest.param("drifts", 7, 5, "only a change of ", marks=pytest.mark.slow),  # as test_check.py has exit code 5
+        pytest.param("slower once", 8, 0, "", marks=pytest.mark.slow),  # test_default_gate.py tests the rule
+        pytest.param("drifts", 7, 5, "only a change of ", marks=pytest.mark.slow),  # test_check.py tests exit code 5
     ],
 )
 def test_six_runs_give_scatter_the_seventh_is_judged_and_another_confirms(
@@ -79,8 +79,8 @@ def test_what_serves_only_judges_nothing(capsys: pytest.CaptureFixture[str]) -> 
     assert "leave out --serve-only" in capsys.readouterr().err
 
 
-# Python imports it at its start: the profiler's clock is a made one, on which the first brick of the seventh process
-# takes thirty readings where the others take one.
+# Python imports this file when it starts. The profiler gets a fake clock. In process 7 the first brick takes thirty
+# readings of this clock. Other bricks take one.
 CUSTOMIZED = """
 import os, sys
 from pathlib import Path

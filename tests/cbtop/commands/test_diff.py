@@ -1,4 +1,4 @@
-"""`cbtop diff`: two runs through the command line, in every format, and the sums that close."""
+"""`cbtop diff` compares two runs in every format, and its parts add up to the whole."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.cbtop.made_runs_on_disk import Recordings
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Recordings by what is odd about them."""
+    """Return the paths of recordings by their difference from `base`."""
     at = tmp_path_factory.mktemp("runs")
     odd = {
         "base": {},
@@ -65,7 +65,7 @@ def test_what_bricks_and_gaps_cost_more_is_what_a_token_takes_longer(
     wall = balance["wall"][1] - balance["wall"][0]
     others = sum(balance[name][1] - balance[name][0] for name in balance if name not in ("wall", "off"))
     assert wall == pytest.approx(others, abs=1e-6)
-    assert wall == pytest.approx(8, rel=0.3)  # a tenth of 80 µs
+    assert wall == pytest.approx(8, rel=0.3)  # 10 % of 80 µs
     bricks = [place["delta_us"] for place in part["places"] if place["brick"] and not place["layer"]]
     between = balance["between_bricks"][1] - balance["between_bricks"][0]
     assert sum(bricks) == pytest.approx(balance["bricks"][1] - balance["bricks"][0] + between, abs=1e-6)
@@ -120,7 +120,7 @@ def test_a_file_of_runs_says_what_its_recording_does(
 ) -> None:
     saved = tmp_path / "base.json"
     assert run(runs["base"], "--save", saved) == 0
-    assert run(runs["base"], "--save", saved) == 2  # it is there
+    assert run(runs["base"], "--save", saved) == 2  # the file exists
     assert saved.stat().st_size < runs["base"].stat().st_size
     capsys.readouterr()
     said = []
@@ -150,7 +150,7 @@ def test_a_tree_has_the_extra_cost_of_each_layer_and_brick_and_adds_up(
     depth = [(len(line) - len(line.lstrip())) // 2 for line in lines[begin:]]
     rows = [re.split(r"  +", line.strip()) for line in lines[begin:]]
     names, added = [row[0] for row in rows], [float(row[3]) for row in rows]
-    assert names[1:3] == ["Layer 2", "DownProjection"]  # the worst first
+    assert names[1:3] == ["Layer 2", "DownProjection"]  # the largest slowdown first
     assert rows[2][4:] == [rows[2][4], "slower"]
     below: dict[int, list[float]] = {}
     for at in reversed(range(len(rows))):
@@ -158,7 +158,7 @@ def test_a_tree_has_the_extra_cost_of_each_layer_and_brick_and_adds_up(
         if children := below.pop(depth[at] + 1, None):
             assert sum(children) == pytest.approx(added[at], abs=0.01 * len(children))
     assert depth[0] == 0
-    assert depth.count(1) == 4 + 1  # four layers, and between steps
+    assert depth.count(1) == 4 + 1  # four layers, and the time between steps
     assert run(runs["base"], runs["other model"], "--format", "tree") == 5
     assert "not comparable: another model" in capsys.readouterr().out
 

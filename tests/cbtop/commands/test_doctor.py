@@ -1,4 +1,4 @@
-"""The doctor says what is there, what is missing and the way out; it ends with 1 where nothing can be recorded."""
+"""`cbtop doctor` reports what is missing and how to fix it. It exits with 1 if recording is impossible."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def facts(capsys: pytest.CaptureFixture[str], exit_code: int = 0) -> dict[str, d
 
 
 def without(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let imports of `module` fail from now on."""
+    """Make every later import of `module` fail."""
     real = builtins.__import__
 
     def fake(name: str, *rest: Any, **named: Any) -> Any:

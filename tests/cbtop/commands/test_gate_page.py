@@ -1,4 +1,4 @@
-"""The GitHub workflow of docs/gate.md, which uses the action. tests/ci runs the action."""
+"""The GitHub workflow in docs/gate.md uses our action correctly. tests/ci runs the action."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PAGE = ROOT / "docs/gate.md"
 
 
 class _Strict(yaml.SafeLoader):
-    """Refuses a key that is there twice, as GitHub does; `on` is a word, as it is to GitHub."""
+    """A YAML loader that rejects duplicate keys and reads `on` as a string, as GitHub does."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         keys = [key.value for key, _ in node.value]
@@ -31,7 +31,7 @@ _Strict.yaml_implicit_resolvers = {
 
 
 def steps() -> list[dict[str, Any]]:
-    """The steps of the workflow's only job. All its keys are keys of GitHub."""
+    """Return the steps of the only job of the workflow. Check that GitHub knows all of its keys."""
     blocks = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     (text,) = [block for block in blocks if "runs-on:" in block]
     workflow = yaml.load(text, _Strict)

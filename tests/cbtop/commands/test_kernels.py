@@ -1,4 +1,4 @@
-"""`cbtop kernels`: a process is asked, what it answers is waited for, and its kernels are printed per brick."""
+"""`cbtop kernels` asks a process for its kernels, waits for the answer and prints the kernels of each brick."""
 
 from __future__ import annotations
 
@@ -149,5 +149,5 @@ def test_the_graph_shows_the_kernels_of_the_last_burst_and_names_their_times(
         "min_us": 0.9,
         "max_us": 2.5,
     }
-    assert kernel["count"] is None  # it is part of no other times
+    assert kernel["count"] is None  # the number of launches is unknown
     assert kernel["registers"] == 168

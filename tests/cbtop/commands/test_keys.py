@@ -1,4 +1,4 @@
-"""`cbtop keys`: what it writes, what it prints, and what it never prints."""
+"""`cbtop keys` writes and prints public keys, and never prints a secret key."""
 
 from __future__ import annotations
 

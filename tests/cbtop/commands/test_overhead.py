@@ -1,4 +1,4 @@
-"""What `cbtop overhead` says: medians with intervals, what is below noise, and which recorder it measured."""
+"""`cbtop overhead` reports medians with intervals, what is below noise, and the recorder that it measured."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ def test_a_ratio_is_below_noise_only_if_its_interval_includes_1(
 ) -> None:
     turns = {
         overhead.OFF: OFF,
-        "host clock": [one * (1 + (at - 7) / 100) for at, one in enumerate(OFF)],  # 0.93 to 1.07, as often below
+        # 0.93 to 1.07 times, with a median of 1
+        "host clock": [one * (1 + (at - 7) / 100) for at, one in enumerate(OFF)],
         "immediate": [one * (1.05 + at / 1000) for at, one in enumerate(OFF)],
     }
     bricks = {overhead.FLOOR: [50.0] * 15, **dict.fromkeys(turns, [55.0] * 15)}
@@ -69,7 +70,7 @@ def test_a_step_is_one_of_a_model_as_the_demo_runs_it(tmp_path: Path, monkeypatc
     monkeypatch.setattr(decoders, "Decoder", decoder)
     monkeypatch.setattr(overhead, "_step_us", _step_us)
     monkeypatch.setattr(overhead, "TURNS", 1)
-    monkeypatch.setattr("cbtop.protocol.roofs.cache_dir", lambda: tmp_path)  # where no crossovers are kept
+    monkeypatch.setattr("cbtop.protocol.roofs.cache_dir", lambda: tmp_path)  # this folder has no crossovers
     with with_crossovers(STATIC_CROSSOVERS):
         assert main(["overhead", "--model", str(path)]) == 0
     assert {model.lm_head.takes_int8 for model in made} == {TIER != "generic"}

@@ -1,4 +1,4 @@
-"""The summary that a run ends with: what it says, of whom, and that the command does not notice it."""
+"""The summary at the end of `cbtop run` has the right content, and the command does not notice it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.profiler.instrument.under_run import MODULE, TORCH, fake_torch
 
 RUN = [*CBTOP, "run"]
 MAX_LINES = 10
-#: A step of it has a layer with two bricks.
+# A fake torch. Each of its steps has one layer with two bricks.
 TORCH_WITH_BRICKS = (
     TORCH
     + """
@@ -49,7 +49,7 @@ def decode(steps=20):
 
 
 def run(tmp_path: Path, program: str, *options: str) -> subprocess.CompletedProcess[str]:
-    """Run `program` with a torch that costs nothing to import under `cbtop run`, every step recorded."""
+    """Run `program` under `cbtop run` with a fake torch that imports fast. Every step is recorded."""
     command = [*RUN, "--overhead", "100%", *options, "--", sys.executable, "-c", f"import torch\n{program}"]
     with_torch = os.environ | {"PYTHONPATH": str(fake_torch(tmp_path, TORCH_WITH_BRICKS))}
     return subprocess.run(
@@ -136,7 +136,7 @@ def test_a_command_that_is_no_python_ends_with_one_summary(tmp_path: Path) -> No
 
 
 def test_the_command_waits_for_its_summary_no_longer_than_it_may(tmp_path: Path, runtime: Path) -> None:
-    """A reader that is stopped prints nothing; the command ends all the same."""
+    """A stopped reader prints no summary. The command ends on time anyway."""
     program = "import torch, time, atexit\ntorch.decode()\natexit.register(lambda: print(time.time(), flush=True))\n"
     command = [*RUN, "--", sys.executable, "-c", f"{program}print('ready', flush=True)\nimport sys; sys.stdin.read()"]
     with_torch = os.environ | {"PYTHONPATH": str(fake_torch(tmp_path, TORCH_WITH_BRICKS))}
@@ -157,11 +157,11 @@ def test_the_command_waits_for_its_summary_no_longer_than_it_may(tmp_path: Path,
         finally:
             os.kill(reader, signal.SIGKILL)
         assert process.stderr.read() == b""
-    assert 0.25 < waited_s < 3  # 0.3 s, and what a busy machine makes of it
+    assert 0.25 < waited_s < 3  # 0.3 s, plus delays of a busy machine
 
 
 def _who_reads(runtime: Path) -> list[int]:
-    """The processes that have the FIFO of a run open."""
+    """Return the ids of processes that have the FIFO of a run open."""
 
     def readers() -> list[int]:
         (fifo,) = runtime.glob("*.end")
@@ -171,7 +171,7 @@ def _who_reads(runtime: Path) -> list[int]:
                 if any(os.readlink(each) == str(fifo.resolve()) for each in (process / "fd").iterdir()):
                     found.append(int(process.name))
             except OSError:
-                continue  # it has ended, or is not ours
+                continue  # the process has ended or belongs to another user
         return found
 
     found: list[int] = eventually(readers)
@@ -205,13 +205,13 @@ sys.stdin.read()
 def _open_files(pid: int) -> list[str]:
     found = []
     for name in os.listdir(f"/proc/{pid}/fd"):
-        with contextlib.suppress(FileNotFoundError):  # closed meanwhile: it loads what it needs
+        with contextlib.suppress(FileNotFoundError):  # the process closed the file while it loaded modules
             found.append(os.readlink(f"/proc/{pid}/fd/{name}"))
     return found
 
 
 def _ring(directory: Path, steps: int, first_us: int) -> Path:
-    """The ring of a process whose first step took `first_us`, and each other one 10 µs."""
+    """Write the ring of a process. Its first step takes `first_us` and each later step 10 µs."""
     ticks = count(0, 10_000)
     late_ns = 0
 

@@ -1,4 +1,4 @@
-"""`cbtop tune`: what it prints and keeps, and who takes it."""
+"""`cbtop tune` prints and stores the best settings, and other commands use them."""
 
 from __future__ import annotations
 
@@ -36,8 +36,11 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[Setting]:
-    """Requests take as long as their settings say: two threads half as long, exact products twice as long. The bricks
-    are made, too: on a busy machine any of them may take all of a request, and nothing else is then worth a try."""
+    """Simulate requests whose duration depends only on the settings.
+
+    Two threads need half of the time, exact products twice the time. The bricks are simulated, too, because on a busy
+    machine one of them can take all of a request.
+    """
     ran: list[Setting] = []
 
     def request_ns(
@@ -116,7 +119,7 @@ def test_ctrl_c_prints_what_was_measured_and_keeps_nothing(
     assert main(["tune", tiny, "-t", "1", "-p", "16", "-n", "4"]) == 130
     said = capsys.readouterr().out
     assert "\nbest: --threads 1, as before\n" in said
-    assert said.endswith("\nit was interrupted: nothing is kept\n")  # what other processes used may stand between
+    assert said.endswith("\nit was interrupted: nothing is kept\n")  # a line about other processes may come before it
 
 
 @pytest.mark.parametrize(

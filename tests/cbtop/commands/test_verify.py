@@ -1,4 +1,4 @@
-"""`cbtop verify`: text, JSON and JUnit hold the same, and what fails has an exit code of its own."""
+"""Text, JSON and JUnit output of `cbtop verify` agree. A failed check has its own exit code."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def run_of(log: dict[str, Any]) -> dict[str, Any]:
-    """The one run of a SARIF log, once it has what SARIF 2.1.0 asks for and what code hosts show."""
+    """Return the only run of a SARIF log. Check that the log has what SARIF 2.1.0 and code hosts require."""
     assert log["version"] == "2.1.0"
     assert log["$schema"].endswith("sarif-schema-2.1.0.json")
     (run,) = log["runs"]

@@ -1,4 +1,4 @@
-"""Contents of steps that are made by hand: layers with a projection, whose kernels are given."""
+"""Contents of steps for tests: layers with a projection whose kernels are given."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def kernel(layer: str, name: str, attributes: KernelAttributes = GEMM, brick: st
 
 
 def layers(count: int = 3, *, dtype: str = "float32", name: str = "gemm") -> dict[Piece, Range]:
-    """A norm and a projection in each layer, each with one kernel."""
+    """Return a norm and a projection for each layer, each with one kernel."""
     found: dict[Piece, Range] = {}
     for number in range(count):
         layer = f"Layer {number}"

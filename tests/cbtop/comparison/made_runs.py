@@ -1,4 +1,4 @@
-"""Runs of a made process, record by record, whose steps are noisy and alike their neighbours."""
+"""Simulated runs of a process. Their steps are noisy, and the noise of neighbouring steps is correlated."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from cbtop.protocol.ring import FLAG_AMOUNTS
 from cbtop.protocol.ring_reader import Batch
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind
 
-BRICKS = {  # µs a call
+BRICKS = {  # µs per call
     "RmsNorm": (BrickCategory.NORM, 20.0),
     "QkvProjection": (BrickCategory.ATTENTION, 160.0),
     "Attention": (BrickCategory.ATTENTION, 100.0),
@@ -32,20 +32,20 @@ AT = Surroundings("made.py", 1, None, "made", "llama", "Q4_K", 6, "made", 4, "he
 
 @dataclass(frozen=True)
 class Noise:
-    """What moves the times of a process, as parts of them; `memory` is the correlation of steps that follow."""
+    """Relative noise of the times of a process. `memory` is the correlation of neighbouring steps."""
 
     memory: float = 0.9
-    machine: float = 0.01  # of all bricks together
+    machine: float = 0.01  # common to all bricks
     brick: float = 0.01  # of each brick in each layer
-    call: float = 0.03  # of each call, without memory
-    pauses: float = 1e-4  # so often a call takes 20 ms more
-    drift: float = 0.0  # all times by so much from the first step to the last, either way as chance has it
-    neighbour: float = 0.0  # so much longer while another program runs: a tenth of the time, for 12 steps each
-    warm_up: float = 0.0  # so much longer the first step is; the 20th a tenth of that
-    bimodal: float = 0.0  # so much longer four calls of ten of Attention in Layer 2 are
-    late: float = 0.0  # so much longer the last 40 % of the steps are
-    tail: float = 0.0  # so much longer DownProjection in all layers takes in 4 steps of 100
-    run: float = 0.0  # from run to run, all together, and a third of it each place for itself
+    call: float = 0.03  # of each call, without correlation
+    pauses: float = 1e-4  # probability that a call takes 20 ms more
+    drift: float = 0.0  # relative change of all times from the first to the last step, with a random sign
+    neighbour: float = 0.0  # added in bursts of 12 steps, in a tenth of all steps
+    warm_up: float = 0.0  # added to step 1; a tenth of it to step 20
+    bimodal: float = 0.0  # added to 40 % of the calls of Attention in Layer 2
+    late: float = 0.0  # added to the last 40 % of the steps
+    tail: float = 0.0  # added to DownProjection of all layers in 4 % of the steps
+    run: float = 0.0  # between runs: common to all bricks, and a third of it for each brick alone
 
 
 STEADY = Noise(pauses=0)
@@ -53,7 +53,7 @@ STEADY = Noise(pauses=0)
 
 @cache
 def made_table(layers: int = 6, rename: str = "") -> NodeTable:
-    """A step of layers of bricks, the last brick called `rename` instead; nodes in the order they are defined."""
+    """Return the node table of a step with layers of bricks. The last brick is called `rename` if given."""
     table = NodeTable()
     table.add(Node(1, None, NodeKind.STEP, "decode"))
     for layer in range(layers):
@@ -79,9 +79,12 @@ def made_batch(
     unnamed_us: float = 0.0,
     between_steps_us: float = BETWEEN_STEPS_US,
 ) -> Batch:
-    """The records of so many steps. DownProjection of one layer (None: of all) takes `slower` times as long, and
-    every brick `all_longer` times; Attention takes so much more for each position cached. `unnamed_us`: at the end of
-    each step, in no brick."""
+    """Return the records of `steps` simulated steps.
+
+    DownProjection takes `slower` times as long in layer `in_layer` (None: in all layers). Every brick takes
+    `all_longer` times as long. Attention takes `us_a_position` more for each cached position. Each step ends with
+    `unnamed_us` outside bricks.
+    """
     rng = np.random.default_rng(seed)
     usual = np.tile([us for _, us in BRICKS.values()], layers)
     places = len(usual)
@@ -113,11 +116,11 @@ def made_batch(
 
 @cache
 def made_run(seed: int, noise: Noise = Noise(), steps: int = 240, *, rename: str = "", **changed: object) -> Run:  # noqa: B008
-    """A run of `made_batch`, read as a recording is."""
+    """Return the run that results from reading the records of `made_batch`."""
     batch = made_batch(seed, noise, steps, **changed)  # type: ignore[arg-type]
     table = made_table(6, rename)
     blocks = StepBlocks(table)
-    for part in range(0, len(batch.node), 4096):  # as it comes: a step may be cut in two
+    for part in range(0, len(batch.node), 4096):  # in batches, which can cut a step in two
         chosen = np.zeros(len(batch.node), np.bool_)
         chosen[part : part + 4096] = True
         blocks.take(batch.only(chosen))
@@ -140,7 +143,7 @@ def made_run(seed: int, noise: Noise = Noise(), steps: int = 240, *, rename: str
 def _records(
     us: NDArray[np.float64], layers: int, cached_from: int | None, unnamed_us: float, between_steps_us: float
 ) -> Batch:
-    """In the order in which they end: each layer's bricks, the layer, and at last the step."""
+    """Return the records in the order in which they end: bricks of each layer, the layer, and last the step."""
     steps, each = len(us), len(BRICKS)
     ns = np.round(us.reshape(steps, layers, each) * 1e3).astype(np.int64)
     gap_ns, rest_ns = round(BETWEEN_US * 1e3), round(between_steps_us * 1e3)
@@ -170,7 +173,7 @@ def _records(
 
 
 def wander(rng: np.random.Generator, steps: int, figures: int, memory: float) -> NDArray[np.float64]:
-    """A stationary process of variance one for each figure: each step `memory` times the one before, and chance."""
+    """Return a stationary series of variance 1, shape (steps, figures). `memory` correlates neighbouring steps."""
     chance = rng.standard_normal((steps, figures)) * np.sqrt(1 - memory**2)
     found = np.empty((steps, figures))
     found[0] = rng.standard_normal(figures)
@@ -181,7 +184,7 @@ def wander(rng: np.random.Generator, steps: int, figures: int, memory: float) ->
 
 @cache
 def steady() -> RunDiff:
-    """Two runs of the same."""
+    """Return the comparison of two equal runs with little noise."""
     return diff(made_run(1, STEADY), made_run(2, STEADY))
 
 

@@ -1,7 +1,7 @@
-"""Programs with a made-up clock, whose runs are recorded and read as `cbtop check` does it.
+"""Simulated programs with a fake clock. Their runs are recorded and read as in `cbtop check`.
 
-A simulated run goes through the real profiler, its ring, its source and a recording. So it shows what a comparison
-makes of bricks that do not run in every step, of batches, phases and sampling.
+A simulated run uses the real profiler, its ring, its source and a recording. This shows how a comparison treats
+batches, phases, sampling, and bricks that run only in some steps.
 """
 
 from __future__ import annotations
@@ -75,7 +75,10 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class Planted:
-    """A change of one brick in one layer (None: in all): of its call, of its rate of calls, or of its name."""
+    """A change of one brick in one layer (None: all layers).
+
+    It scales the call time or the call rate, or changes the name.
+    """
 
     brick: str
     layer: int | None = None
@@ -135,7 +138,7 @@ def recorded(
 
 
 class _Plan:
-    """What each step of a run does: its phase and tokens, its calls and their durations, all drawn in advance."""
+    """The phase, tokens, calls and durations of every step of a run. All are drawn in advance."""
 
     def __init__(self, program: Program, seed: int, noise: Noise, planted: Planted) -> None:
         self.program = program
@@ -173,7 +176,7 @@ class _Plan:
 
 
 def _pace(rng: np.random.Generator, noise: Noise, shape: tuple[int, int, int]) -> NDArray[np.float64]:
-    """Return the factor of each brick's time in each step, as the machine causes it."""
+    """Return the factor of each brick's time in each step that is due to noise of the machine."""
     steps, layers, bricks = shape
     moved = noise.machine * wander(rng, steps, 1, noise.memory)
     moved = moved + noise.brick * wander(rng, steps, layers * bricks, noise.memory)
@@ -196,7 +199,7 @@ def _calls(
     calls = np.where(rate > 1, whole + (rng.random(shape) < rate - whole), calls)
     if program.of_experts:
         first = len(program.bricks)
-        # With a larger factor an expert is chosen more often, as by a router with another preference.
+        # An expert with a larger factor is chosen more often, as if the router preferred it.
         chance = rng.exponential(size=(*shape[:2], program.of_experts)) / factor[None, :, first:]
         chosen = np.argsort(chance, axis=2)[:, :, : program.experts]
         calls[:, :, first:] = 0

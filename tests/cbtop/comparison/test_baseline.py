@@ -1,4 +1,4 @@
-"""A baseline has its places by kind, and the seconds that it covers."""
+"""A baseline stores its places by kind, and the number of seconds that it covers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How often a step calls a place is a figure with an error of its own, or exact."""
+"""The number of calls per step is either exact or has its own error."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STEPS = np.full(60, 4.0)
 
 
 def drawn(seed: int, *rates: float, blocks: int = 60) -> NDArray[np.float64]:
-    """The calls of places that run in a random part of the steps, in blocks of four steps."""
+    """Return the calls of places that run in a random part of the steps, in blocks of four steps."""
     return np.random.default_rng(seed).binomial(4, rates, (blocks, len(rates))).astype(np.float64)
 
 
@@ -26,7 +26,7 @@ def test_calls_in_every_step_alike_are_exact_and_others_have_an_error() -> None:
     assert [(one.mean, one.error) for one in (exact, twice)] == [(1.0, 0.0), (2.0, 0.0)]
     assert half.error == pytest.approx((0.25 / 240) ** 0.5, rel=0.4)
     assert odd.error > 0
-    assert odd.blocks < 6 < half.blocks  # a single block shows its scatter
+    assert odd.blocks < 6 < half.blocks  # only one block shows the variation
 
 
 def test_a_place_that_is_never_called_changes_no_error_of_another() -> None:
@@ -44,7 +44,7 @@ def test_chance_moves_calls_by_no_more_than_their_interval(rate: float) -> None:
         before, now = (call_figures(drawn(2 * seed + at, *[rate] * places), STEPS) for at in (0, 1))
         changes = [calls_change(*both, 2 * places) for both in zip(before, now, strict=True)]
         beyond += sum(one.is_beyond_noise for one in changes)
-    assert beyond <= 1  # of 800, where one comparison of 80 figures in a hundred may
+    assert beyond <= 1  # noise alone may give 1 change in 800 figures
 
 
 @pytest.mark.parametrize(("before", "now", "is_more"), [(0.3, 0.6, True), (0.6, 0.3, False), (0.02, 0.2, True)])
@@ -110,12 +110,13 @@ def test_scatter_in_a_few_blocks_is_known_by_few_of_them(seed: int, few: int) ->
 
 
 def test_runs_that_scatter_more_than_their_blocks_show_do_so_for_all_places() -> None:
-    """Each run has another input: rates differ by a third from run to run."""
+    """The input differs between runs, so the rates of all places differ by a third."""
     rng = np.random.default_rng(1)
     rows = [[Figure(0.3 * rng.normal(1, 0.33), 0.01, 60) for _ in range(3)] for _ in range(20)]
     exact = [Figure(1.0, 0.0, 60)] * 3
     *found, always = learned_calls([*rows, exact])
-    assert 0.05 < min(one.scatter for one in found) < 0.08  # two thirds of a tenth by chance
+    # the expected value is 0.1; by chance it can be two thirds of this
+    assert 0.05 < min(one.scatter for one in found) < 0.08
     assert (always.error, always.scatter, always.runs) == (0.0, 0.0, 3)
     (rounded,) = learned_calls([[Figure(one, 0.0, 60) for one in (0.3, 0.1 + 0.2, 0.3)]])
     assert (rounded.error, rounded.scatter) == (0.0, 0.0)
@@ -123,7 +124,7 @@ def test_runs_that_scatter_more_than_their_blocks_show_do_so_for_all_places() ->
     (one,) = learned_calls([moved])
     assert one.scatter == pytest.approx(3**-0.5)
     (alike,) = learned_calls([[Figure(0.3, 0.02, 60)] * 3])
-    assert alike.scatter == pytest.approx(0.02)  # by chance less than their blocks show
+    assert alike.scatter == pytest.approx(0.02)  # the blocks show more variation than the runs
 
 
 def test_what_is_compared_counts_calls_a_step_only_where_they_vary() -> None:
@@ -132,7 +133,7 @@ def test_what_is_compared_counts_calls_a_step_only_where_they_vary() -> None:
 
 
 def test_a_place_called_in_bursts_has_a_larger_error_than_its_neighbours() -> None:
-    """Both run in half of the steps; one of them in runs of 24 steps each."""
+    """Both places run in half of the steps. One of them runs in groups of 24 steps."""
     rng = np.random.default_rng(2)
     bursts = np.repeat(rng.permutation(np.arange(10) % 2), 6) * 4.0
     others = drawn(4, *[0.5] * 9)

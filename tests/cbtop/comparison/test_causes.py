@@ -1,4 +1,4 @@
-"""What changed besides the times is said next to them, if both runs have measured or reported it."""
+"""Other changes are listed next to changed times if both runs have measured or reported them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ def test_a_condition_that_one_run_does_not_report_is_no_change() -> None:
 def test_a_changed_launch_is_named_in_its_brick_and_layer() -> None:
     base = contents(phase(layers()))
     found = causes_of(run(base), run(heavy()))
-    assert found.of_brick("decode", "DownProjection", "Layer 1") == ["64 → 72 registers"]  # occupancy: only known now
+    # occupancy is known only in the new run
+    assert found.of_brick("decode", "DownProjection", "Layer 1") == ["64 → 72 registers"]
     assert found.of_brick("decode", "DownProjection, launch-bound") == ["64 → 72 registers"]
     assert found.of_brick("decode", "DownProjection", "Layer 2") == []
     assert found.of_brick("decode", "RmsNorm") == []
@@ -91,7 +92,7 @@ def test_a_kernel_with_two_launch_configurations_in_a_brick_is_not_compared() ->
 
 
 def slower_runs() -> tuple[list[Run], list[Run]]:
-    """Runs in which DownProjection of Layer 4 is slower, of a newer Triton with more registers."""
+    """Return base runs and new runs. In the new ones Triton is newer and DownProjection of Layer 4 is slower."""
     before = contents(phase(layers(6)), conditions=(("Triton", "3.6"),))
     pieces = {piece: one for piece, one in layers(6).items() if piece != kernel("Layer 4", "gemm")}
     after = contents(phase(pieces | {kernel("Layer 4", "gemm", HEAVY): ONE}), conditions=(("Triton", "3.7"),))

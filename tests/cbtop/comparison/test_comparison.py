@@ -1,4 +1,4 @@
-"""What is compared: alike things alone, and where it is not done, with the reason."""
+"""Only equal things are compared. The reason is given for everything else."""
 
 from __future__ import annotations
 
@@ -180,7 +180,10 @@ def test_a_change_on_the_screen_is_judged_as_in_a_diff_by_typical_times(tmp_path
 
 
 def _attention_in(record: Path, cached: int | None) -> Comparison:
-    """AttentionScore takes half as long again in every layer."""
+    """Compare runs in which AttentionScore becomes 1.5 times as long in every layer.
+
+    `cached` is the number of positions.
+    """
     for name in ("base", "now"):
         (record / name).mkdir()
     cells = dict.fromkeys([(layer, "AttentionScore") for layer in range(8)], 1.5)
@@ -242,7 +245,10 @@ def test_a_brick_slower_everywhere_is_named_with_the_layer_with_most_of_it(tmp_p
 
 
 def test_a_slower_brick_costs_no_larger_part_of_steps_if_a_few_take_long(tmp_path: Path) -> None:
-    """960 µs of a token, typically of 25,000; on average, with one step in 15 twenty times as long, of 57,000."""
+    """The brick takes 960 µs.
+
+    A token takes 25,000 µs typically. Its mean is 57,000 µs because 1 step in 15 is 20 times longer.
+    """
     (tmp_path / "base").mkdir()
     (tmp_path / "now").mkdir()
     plan = Decoding(seconds=30.0, step_factor=lambda step: 20.0 if step % 15 == 14 else 1.0)
@@ -331,14 +337,14 @@ def test_a_brick_below_a_microsecond_becomes_slower_and_does_less_as_others() ->
     assert change is not None
     assert (change.before, change.now) == (pytest.approx(2.0), pytest.approx(1.25))  # GFLOP/s
     assert change.half == pytest.approx(1.25 * 0.01 / 0.8)
-    # A quarter more calls did a quarter more work: by chance, and the time is of as many calls as before; or not.
+    # 25 % more calls did 25 % more work. The rate depends on whether this change is beyond noise.
     more = with_phase(NOW, times=replace(times_of(NOW), work={DOWN: BrickWork(1_250.0, 4.0, 2.0)}))
     for calls, half, gflops in ((1.25, 0.5, 1.25), (1.25, 0.1, 1.25 / 0.8), (0.0, 2.0, 1.25 / 0.8)):
         place = replace(whole, calls=CallsChange(1.0, calls, half))
         work = replace(found, now=more, changes=(place,)).work[DOWN].change
         assert work is not None
         assert work.now == pytest.approx(gflops)
-    # Where the typical time is not known, or there is none, nothing follows.
+    # If the typical time is unknown or zero, no change of the rate is reported.
     for untold in (replace(longer, medians_us=(0.4, 0.6)), replace(longer, before=0.0), replace(longer, now=0.0)):
         assert replace(found, changes=(replace(whole, change=untold),)).work[DOWN].change is None
 
@@ -350,7 +356,10 @@ def test_attention_slower_in_all_layers_is_named_if_its_cache_is_as_long() -> No
 
 
 def test_a_change_relative_to_others_names_its_layer_if_a_clock_moves_all() -> None:
-    """All takes 6 % longer, and one cell 10 % more than that: of what its brick takes more, most is the clock's."""
+    """All cells take 6 % longer and one cell takes 10 % more than that.
+
+    Most of the brick's change comes from the clock.
+    """
 
     def beside(delta: float, own: float) -> Change:
         return Change(100.0, 100.0 + delta, 20.0, own=Change(100.0, 100.0 + own, 1.0))

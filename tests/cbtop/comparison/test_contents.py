@@ -1,4 +1,4 @@
-"""Contents of several runs are one: what differs between them becomes a range, or unknown."""
+"""The contents of several runs are merged. A difference becomes a range or unknown."""
 
 from __future__ import annotations
 

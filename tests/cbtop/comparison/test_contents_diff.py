@@ -1,4 +1,4 @@
-"""What two steps contain differently is named with its brick and layer; what one does not know is not sure."""
+"""Differences of step contents are reported with brick and layer. Missing information makes the result unsure."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ def test_equal_steps_differ_in_nothing_whatever_their_order(order: list[Piece]) 
         ({kernel("Layer 2", "gemm"): (3, 3)}, "Layer 2 › DownProjection: 2 more kernels gemm"),
         ({EXPERT: ONE}, "Layer 1 › Expert 7: new"),
         ({Piece(PieceKind.BRICK, "Layer 0", "RmsNorm"): (2, 2)}, "Layer 0 › RmsNorm: called 2 times a step, was 1"),
-        ({Piece(PieceKind.OPERATION, name="clone"): ONE, ADD: ONE}, ""),  # operations alone: the baseline has none
+        # the baseline has no operations, so they are not compared
+        ({Piece(PieceKind.OPERATION, name="clone"): ONE, ADD: ONE}, ""),
     ],
 )
 def test_an_added_piece_is_named_with_its_brick_and_layer(changed: dict[Piece, Range], text: str) -> None:
@@ -47,7 +48,7 @@ def test_what_is_gone_is_named_as_that() -> None:
         "Layer 1 › DownProjection: one kernel fewer: elementwise_kernel"
     ]
     assert said(layers() | {EXPERT: ONE}, layers()) == ["Layer 1 › Expert 7: gone"]
-    assert said(layers(4), layers(3)) == ["Layer 3: gone"]  # and none of its bricks besides
+    assert said(layers(4), layers(3)) == ["Layer 3: gone"]  # bricks of a missing layer are not listed
 
 
 def test_a_brick_outside_of_layers_is_seen_if_one_run_has_none_there() -> None:

@@ -1,4 +1,4 @@
-"""Without thresholds, a gate breaks only where a run is slower than its baseline beyond noise."""
+"""Without thresholds, a gate breaks only if a run is slower than its baseline beyond noise."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_where_a_threshold_stands_is_said_with_what_became_of_it() -> None:
 
 
 def outcomes_of(base: Run, now: Run) -> dict[str, Judged]:
-    """What the default gate says, by its rules; of several lines of one rule the first."""
+    """Return the results of the default gate by rule. Only the first result of a rule is kept."""
     found: dict[str, Judged] = {}
     for one in default_gate(diff(base, now)):
         found.setdefault(one.rule, one)
@@ -52,20 +52,20 @@ STEADY_RULES = ("decode: no more drift beyond noise", "decode: no longer p99 bey
 
 
 def gate_of(**changed: object) -> dict[str, Judged]:
-    """What the default gate says of `steady`, by its rules, where these of its figures are others."""
+    """Return the results of the default gate for `steady` with changed figures, by rule."""
     (part,) = steady().parts
     changed_part = replace(part, **changed)  # type: ignore[arg-type]
     return {one.rule: one for one in default_gate(found_of(changed_part))}
 
 
 def found_of(*parts: PartDiff) -> RunDiff:
-    """`steady`, with these parts. The time of a token in the first phase is that of its part."""
+    """Return `steady` with these parts. The time of a token in the first phase is that of its part."""
     (rate,) = steady().rates
     return replace(steady(), parts=parts, rates=(replace(rate, time_us=parts[0].wall, parts=parts[:1]),))
 
 
 def with_wall(run: Run, wall: Figure, **changed: object) -> Run:
-    """A run of one part, whose tokens take `wall`."""
+    """Return the run of one part with `wall` as the time of its tokens."""
     (part,), (rates,) = run.parts, run.rates
     times_us = {TOKENS: replace(wall, median_us=None)}
     part = replace(part, wall_us=wall, **changed)  # type: ignore[arg-type]
@@ -73,7 +73,7 @@ def with_wall(run: Run, wall: Figure, **changed: object) -> Run:
 
 
 def places_as(one_change: Change | None, **changed: object) -> tuple[PlaceDiff, ...]:
-    """Those of `steady`, each changed as `one_change` says."""
+    """Return the places of `steady`, each with `one_change` as its change."""
     (part,) = steady().parts
     return tuple(replace(one, change=one_change, **changed) for one in part.places)  # type: ignore[arg-type]
 
@@ -126,7 +126,7 @@ def test_a_step_holds_if_a_tenth_would_be_found_and_is_unknown_if_it_may_be(
         (125.0, 30.0, Outcome.UNSURE, Outcome.UNSURE),
         (125.1, 30.0, Outcome.UNKNOWN, Outcome.UNKNOWN),
         (100.0, 100.0, Outcome.UNSURE, Outcome.UNSURE),
-        (100.0, 100.1, Outcome.UNSURE, Outcome.UNKNOWN),  # where no typical step is known, nothing else tells
+        (100.0, 100.1, Outcome.UNSURE, Outcome.UNKNOWN),  # without a typical step there is no other evidence
     ],
 )
 def test_tokens_a_second_hold_where_twice_as_long_a_token_would_be_found(
@@ -206,7 +206,7 @@ def test_what_more_than_half_of_the_longer_time_is_is_named_as_its_cause(
     assert judged.outcome is Outcome.BROKEN
     most = max((one for one in part.bricks if one.brick != BETWEEN_BRICKS), key=lambda one: one.delta_us)
     assert judged.guilty == (name if is_named else f"no single brick; most {most.name}")
-    # Where there is no brick at all, it is what has grown most.
+    # Without bricks, the part of the step that has grown most is reported.
     assert gate_of(wall=longer, typical=None, balance=balance, places=())[RATE].guilty == name
 
 
@@ -229,7 +229,7 @@ def test_the_part_of_a_longer_typical_step_in_no_call_lies_between_steps() -> No
 def test_with_several_tokens_a_step_each_side_counts_its_own() -> None:
     (part,) = steady().parts
     before, now = (replace(one, tokens=tokens) for one, tokens in ((part.before, 8.0), (part.now, 7.9)))
-    # Steps of 80 µs as before, on fewer tokens: a token takes more time inside of steps.
+    # Steps take 80 µs as before but have fewer tokens, so a token takes more time inside steps.
     step = replace(part.step, call=Change(80.0, 80.0, 0.01), change=Change(10.0, 10.0, 0.01))
     more = Change(11.0, 11.0 + 80 / 7.9 - 10, 0.01, least_percent=1.0)
     balance = Balance(*[(10.0, 10.0)] * 5)
@@ -239,8 +239,11 @@ def test_with_several_tokens_a_step_each_side_counts_its_own() -> None:
 
 
 def test_where_no_change_would_have_been_found_nothing_holds() -> None:
-    """Where each brick wanders for itself by a tenth, one that is a tenth slower would not be found; where by a half,
-    one that takes twice as long would not."""
+    """The sensitivity of a comparison decides the result.
+
+    If each brick varies by 10 %, a brick that is 10 % slower cannot be found. If each varies by 50 %, one that takes
+    twice as long cannot be found.
+    """
     for brick, outcome in ((0.1, Outcome.UNSURE), (0.5, Outcome.UNKNOWN)):
         noise = Noise(brick=brick, memory=0.98)
         found = outcomes_of(made_run(1, noise), made_run(2, noise))
@@ -251,7 +254,7 @@ def test_where_no_change_would_have_been_found_nothing_holds() -> None:
 
 
 def test_fewer_tokens_a_second_within_a_wide_interval_are_unsure() -> None:
-    """Where they are fewer by more than runs differ, and where a half would not have been found."""
+    """The loss is larger than the difference of runs, or a loss of one half could not have been found."""
     base, now = made_run(1, STEADY), made_run(2, STEADY)
     assert outcomes_of(base, now)[RATE].outcome is Outcome.HOLDS
     for longer, error, outcome in (
@@ -280,7 +283,7 @@ def test_a_step_with_a_too_wide_interval_is_unknown_and_says_what_to_do() -> Non
         found = outcomes_of(base, replace(now, parts=(replace(part, typical_us=changed),)))
         assert found[STEP].outcome is outcome
         assert (outcome is Outcome.UNKNOWN) == ("such as step.p50<=1.05x" in found[STEP].said)
-    # A file of runs of which none says it: tokens/s alone tell a gate from none.
+    # None of the runs in this file has a typical step, so only tokens/s can decide.
     wide = with_wall(now, replace(rate, error=0.5 * rate.mean), typical_us=None)
     found = outcomes_of(base, wide)
     assert STEP not in found
@@ -295,7 +298,7 @@ def test_a_step_with_a_too_wide_interval_is_unknown_and_says_what_to_do() -> Non
 def test_time_in_no_brick_and_between_steps_is_found_even_if_pauses_hide_it(
     planted: dict[str, float], guilty: str
 ) -> None:
-    """A step in twenty pauses for 20 ms: of three such runs tokens/s tell nothing below a half."""
+    """1 step in 20 pauses for 20 ms. Three such runs cannot show a change of tokens/s below one half."""
     paused = Noise(pauses=0.002)
     found = diff(together([made_run(seed, paused) for seed in (11, 12, 13)]), made_run(14, paused, **planted))
     judged = {one.rule: one for one in default_gate(found)}
@@ -311,7 +314,10 @@ def test_what_the_clock_cannot_tell_holds_nowhere() -> None:
 
 
 def test_fewer_tokens_a_second_are_said_where_the_typical_step_takes_as_long() -> None:
-    """Of one brick four calls of ten take five times as long: a twentieth of a step, and no brick's typical call."""
+    """40 % of the calls of one brick take five times as long.
+
+    A step takes 5 % longer, but the typical call does not change.
+    """
     quiet = replace(STEADY, memory=0)
     (judged,) = [
         one
@@ -456,7 +462,7 @@ def test_a_shared_slowdown_may_be_the_machine_unless_runs_give_its_scatter(longe
 
 
 def test_what_most_bricks_share_and_others_do_not_is_no_machines() -> None:
-    """All bricks but the norms take a fifth longer: that is a program, though most of the time shares it."""
+    """All bricks except the norms take 20 % longer. This is a change of the program, not of the machine."""
     base, now = made_run(1, STEADY), made_run(2, STEADY, all_longer=1.2)
     (part,) = now.parts
     (was,) = base.parts
@@ -542,7 +548,7 @@ def test_a_slower_brick_shows_no_figure_that_became_smaller() -> None:
 
 
 def test_where_each_of_two_new_runs_breaks_something_else_neither_is_known() -> None:
-    """Both are slower than the baseline: that is no pass."""
+    """Both runs are slower than the baseline, so this is no pass."""
     first = [Judged("no brick slower", "decode: A", Outcome.BROKEN, "1.2×", brick="A")]
     for second in (replace(first[0], about="decode: B", brick="B"), replace(first[0], rule="no longer step")):
         found = confirmed(first, [second])

@@ -1,4 +1,4 @@
-"""A run whose steps become longer inside it is told from caches that grow, from warm-up, and from drift as before."""
+"""Steps that become longer during a run are explained by growing caches, warm-up or drift."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_base_runs_that_begin_slowly_make_no_drift_of_a_steady_run() -> None:
 
 @pytest.mark.parametrize("steps", [120, 160])
 def test_a_growing_cache_is_no_drift_and_hides_none(steps: int) -> None:
-    """The cache makes the last third of steps 1.2 times as long as the first."""
+    """Because of the cache, the last third of the steps takes 1.2 times as long as the first."""
     grown = {"cached_from": 0, "us_a_position": 1.2}
     bases = three(**grown)
     first, last = bases[0].parts[0].thirds[0].first.mean, bases[0].parts[0].thirds[0].last.mean
@@ -110,14 +110,14 @@ def test_drift_is_named_beyond_a_tenth_and_its_interval() -> None:
 def test_what_is_not_known_of_one_side_is_no_drift() -> None:
     one = [thirds(1000.0, 1000.0)]
     assert drift_of([], one, None, 1) is drift_of(one, [], None, 1) is None
-    for slope in (20.0, 50.0):  # a last third of no time, or of less
+    for slope in (20.0, 50.0):  # slopes that imply a last third of zero or negative duration
         steep = Figure(1000.0, 1.0, 20, slope=slope)
         assert drift_of([thirds(1000.0, 1000.0, (0.0, 100.0))], one, steep, 1) is None
 
 
 @pytest.mark.parametrize(("last", "is_known"), [(49, True), (50, True), (51, True), (52, False)])
 def test_thirds_with_other_numbers_of_tokens_tell_no_drift(last: int, is_known: bool) -> None:
-    """Fifty tokens a step in the first half of the run; up to 2 % more in the last half are alike."""
+    """Steps have 50 tokens in the first half of the run. A difference of up to 2 % in the second half is allowed."""
     batch, table = made_batch(1, STEADY, 60), made_table()
     elements = np.where(np.arange(len(batch.node)) < len(batch.node) // 2, 50, last) * batch.elements
     blocks = StepBlocks(table)

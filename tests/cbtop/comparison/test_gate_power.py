@@ -1,4 +1,4 @@
-"""Chance alone breaks no gate, whatever machines do; what is planted is found and named, and how often is known.
+"""Noise alone breaks no gate. Planted changes are found and named at a known rate.
 
 The curve in docs/gate.md: `python -m pytest -m slow -s -n 0 tests/cbtop/comparison/test_gate_power.py`.
 """
@@ -21,7 +21,7 @@ from tests.cbtop.comparison.made_runs import Noise, made_run
 
 PLANTED = "DownProjection in Layer 4"
 USUAL, LOUD = Noise(), Noise(call=0.2)
-# What machines do; each between two runs of the same program, which do it at other moments.
+# Noise of different machines. Two runs of the same program get it at different times.
 MACHINES = {
     "of a usual machine": USUAL,
     "without memory": Noise(memory=0.0),
@@ -34,7 +34,7 @@ MACHINES = {
 
 @dataclass
 class Tally:
-    """Of so many comparisons: how many found the planted brick first, another one, or none."""
+    """Counts of comparisons whose first finding is the planted brick, another brick, or nothing."""
 
     of: int = 0
     named: int = 0
@@ -42,7 +42,7 @@ class Tally:
 
 
 def tally(comparisons: int, noise: Noise, steps: int = 240, slower: float = 1.0, first: int = 0) -> Tally:
-    """Compare pairs of runs by the default gate, the second of each with the planted change."""
+    """Compare pairs of runs by the default gate. The second run of each pair has the planted change."""
     found = Tally(comparisons)
     for at in range(comparisons):
         base, now = made_run(first + 2 * at, noise, steps), made_run(first + 2 * at + 1, noise, steps, slower=slower)
@@ -67,7 +67,7 @@ def test_ten_percent_on_one_brick_of_one_layer_are_named_on_any_machine(name: st
 
 
 def test_the_gate_says_how_much_slower_than_others_a_brick_is_on_clock_drift() -> None:
-    """The clock moved by 6 % in each run, so as it is nothing is known to 10 %."""
+    """The clock drifts by 6 % in each run, so absolute changes below 10 % cannot be found."""
     noise = MACHINES["a drifting clock"]
     found = diff(made_run(0, noise), made_run(1, noise, slower=1.1))
     (judged,) = [one for one in default_gate(found) if one.outcome is Outcome.BROKEN]
@@ -83,7 +83,10 @@ def test_the_gate_says_how_much_slower_than_others_a_brick_is_on_clock_drift() -
 
 
 def test_a_gate_says_how_small_a_change_it_finds() -> None:
-    """Where bricks scatter more, or less was recorded, that is more; a clock that drifts moves all of them alike."""
+    """The smallest change that can be found grows with more variation and with fewer records.
+
+    A drifting clock adds nothing because it affects all bricks alike.
+    """
     findable = {}
     machines = {"usual": (USUAL, 240), "short": (USUAL, 80), "drift": (Noise(drift=0.06), 240), "loud": (LOUD, 240)}
     for name, (noise, steps) in machines.items():
@@ -94,9 +97,9 @@ def test_a_gate_says_how_small_a_change_it_finds() -> None:
     assert 3.0 < findable["drift"] < 6.0 < findable["loud"]
 
 
-@pytest.mark.slow  # test_check.py has that one run of a baseline breaks no gate
+@pytest.mark.slow  # test_check.py tests that one base run breaks no gate
 def test_learned_noise_tells_runs_that_differ_from_a_change() -> None:
-    """Where runs differ by 4 % each a single base run calls that a change; six of them know better."""
+    """Runs differ by 4 %. One base run takes this for a change, six base runs do not."""
     noise = Noise(run=0.04)
     alone = learned = 0
     for at in range(4):
@@ -134,7 +137,7 @@ def test_only_the_brick_with_five_percent_is_named_in_95_of_100_comparisons(
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_five_percent_are_named_by_six_base_runs_and_confirmed_by_another() -> None:
-    """As `cbtop demo --check` does it: what either of two new runs does not break is not broken."""
+    """As in `cbtop demo --check`, a change counts only if both new runs show it."""
     noise, comparisons, row = Noise(run=0.005), 40, []
     for percent in (0, 2, 5):
         named = wrong = 0

@@ -1,4 +1,4 @@
-"""The result of a threshold passes or fails, and parts that only the new run has are results, too."""
+"""Tests of the results of thresholds, and of parts that only the new run has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chance alone makes no change, however alike steps are to their neighbours; what is planted is found."""
+"""Noise alone is not reported as a change, even if neighbouring steps are similar. Planted changes are found."""
 
 from __future__ import annotations
 
@@ -73,17 +73,19 @@ def test_ten_percent_on_one_brick_of_one_layer_is_named(noise: Noise, share: flo
 
 
 def test_an_interval_is_students_shared_out_among_what_is_compared() -> None:
-    """Two means of ten blocks each: 18 degrees of freedom. From the tables: 2.878 at 99 %, 3.922 at 99.9 %."""
+    """The expected quantiles of Student's t with 18 degrees of freedom are 2.878 at 99 % and 3.922 at 99.9 %."""
     one = Figure(100.0, 1.0, 10)
     for compared, quantile in ((1, 2.878), (10, 3.922)):
         assert change(one, one, compared).half == pytest.approx(quantile * 2**0.5, rel=1e-3)
-    # 4 degrees: 4.604, where all of the noise is in one of them.
+    # One side has all of the noise, so there are 4 degrees of freedom and the quantile is 4.604.
     assert change(Figure(100.0, 0.0, 5), Figure(100.0, 1.0, 5), 1).half == pytest.approx(4.604, rel=1e-3)
 
 
 def beyond(t: float, freedom: float) -> float:
-    """The probability that a Student's t is beyond t, either way: its density, by Simpson's rule over the angle
-    whose tangent is t / sqrt(freedom)."""
+    """Return the two-sided probability that Student's t exceeds t.
+
+    Simpson's rule integrates the density over the angle whose tangent is t / sqrt(freedom).
+    """
     angles = np.linspace(np.arctan(t / np.sqrt(freedom)), np.pi / 2, 20_001)
     density = np.cos(angles) ** (freedom - 1)
     weights = np.array([1.0, *[4.0, 2.0] * 9_999, 4.0, 1.0])
@@ -112,7 +114,7 @@ def test_two_means_have_welchs_degrees_of_freedom_rounded_down_to_a_quarter(
 
 
 def alike_their_neighbours(seed: int, blocks: int, columns: int = 3) -> NDArray[np.float64]:
-    """Noise of which each block has a part of the one before, in some columns more of it than in others."""
+    """Return noise in which each block repeats a part of the block before. The part differs between columns."""
     rng = np.random.default_rng(seed)
     memory = rng.uniform(-0.5, 0.9)
     found = rng.standard_normal((blocks, columns))
@@ -125,7 +127,7 @@ def alike_their_neighbours(seed: int, blocks: int, columns: int = 3) -> NDArray[
 def test_a_ratio_has_the_error_of_block_means_and_like_neighbours_count_less(
     seed: int, blocks: int, is_line: bool
 ) -> None:
-    """By hand: residuals d off the mean, or off a line, and r, how alike neighbours are less its bias."""
+    """The expected values are computed here from the residuals and the bias-corrected correlation of neighbours."""
     rng = np.random.default_rng(seed)
     weight = rng.uniform(1.0, 6.0, blocks)
     along = rng.uniform(0.0, 100.0, blocks)
@@ -151,7 +153,8 @@ def test_a_ratio_has_the_error_of_block_means_and_like_neighbours_count_less(
     assert [one.slope for one in found] == pytest.approx(slopes)
     expected = [max(error, least * mean) for error, mean in zip(errors, means, strict=True)]
     assert [one.error for one in found] == pytest.approx(expected)
-    assert {one.blocks for one in found} == {blocks + 1 - fitted}  # a degree of freedom more than there are
+    # the number of blocks is the degrees of freedom plus 1
+    assert {one.blocks for one in found} == {blocks + 1 - fitted}
     of_slope = blocks**0.5 * float(np.mean(weight)) * sum((along - middle) ** 2) ** 0.5 / spread if is_line else 0.0
     assert [one.slope_error for one in found] == pytest.approx([error * of_slope for error in expected])
 
@@ -162,7 +165,7 @@ def test_of_no_columns_there_are_no_figures_and_of_nothing_nothing() -> None:
 
 
 def test_a_line_has_the_textbook_error_if_its_blocks_are_not_alike() -> None:
-    """Of ordinary least squares: s, of n - 2 degrees of freedom, over the root of the sum of squares."""
+    """The expected error is that of ordinary least squares with n - 2 degrees of freedom."""
     along = np.arange(10.0)
     amount = 50.0 + 3.0 * along + [1, -1, 1, -1, 1, -1, 1, -1, 1, -1]
     slope, height = np.polyfit(along, amount, 1)
@@ -174,7 +177,7 @@ def test_a_line_has_the_textbook_error_if_its_blocks_are_not_alike() -> None:
 
 
 def test_where_blocks_all_lie_at_one_place_there_is_no_line_through_them() -> None:
-    """As many positions are cached in each block, on average: a number that is rounded."""
+    """The mean number of cached positions is equal in all blocks except for rounding."""
     for thirds in range(1, 100):
         amount = 100.0 + alike_their_neighbours(thirds, 12)
         weight = np.random.default_rng(thirds).integers(1, 30, 12).astype(float)
@@ -195,7 +198,7 @@ def test_a_mean_is_no_surer_than_of_double_blocks_and_the_last_has_the_rest(seed
     (short,), (long,) = figures(amount, weight), figures(twice_as_long(amount), twice_as_long(weight))
     assert short.mean == pytest.approx(long.mean)
     assert short.error >= long.error * (1 - 1e-9)
-    # As many blocks as its error is of.
+    # If the error of the pairs was used, their number of blocks is used, too.
     assert short.blocks == blocks or (short.error, short.blocks) == (pytest.approx(long.error), long.blocks)
 
 
@@ -221,7 +224,7 @@ def test_whatever_the_unit_figures_and_changes_are_the_same(seed: int, blocks: i
             pytest.approx(unit * figure.error),
             pytest.approx(unit * figure.scatter),
         )
-    elsewhere = figures(amount, weight, along / unit, pace)  # what blocks lie along has a unit of its own
+    elsewhere = figures(amount, weight, along / unit, pace)  # `along` has its own unit
     for name in ("slope", "slope_error"):
         assert [getattr(each, name) for each in elsewhere] == pytest.approx(
             [unit * getattr(each, name) for each in one]
@@ -238,14 +241,14 @@ def test_told_by_others_alone_means_beyond_noise_only_relative_to_them() -> None
     for one, is_told in (
         (Change(100.0, 110.0, 20.0, own=own), True),
         (Change(0.1, 0.11, 0.02, own=Change(0.1, 0.11, 0.001)), True),
-        (Change(100.0, 110.0, 1.0, own=own), False),  # the clock tells it as well
+        (Change(100.0, 110.0, 1.0, own=own), False),  # the clock alone also shows this change
         (Change(100.0, 110.0, 20.0), False),
         (Change(100.0, 110.0, 1.0), False),
         (Change(100.0, 90.0, 20.0, own=own), False),
         (Change(100.0, 110.0, 20.0, own=Change(100.0, 110.0, 20.0)), False),
     ):
         assert one.is_told_by_others is is_told
-    # What is called a change is less where it was learned how runs scatter.
+    # The least change that counts is smaller if several runs show how much runs vary.
     small = Change(100.0, 102.0, 20.0, own=Change(100.0, 110.0, 1.0))
     assert (small.is_beyond_others, replace(small, least_percent=1.0).is_beyond_others) == (False, True)
     assert not replace(small, now=103.0).is_beyond_others
@@ -259,8 +262,10 @@ def test_a_change_is_of_median_calls_where_both_sides_know_theirs() -> None:
 
 
 def test_a_single_run_is_no_surer_than_runs_scatter_and_few_runs_tell_little() -> None:
-    """Of six runs there are five degrees of freedom: 4.773 at 99.5 %, for there are bricks, and bricks in a layer; of
-    three, two: 14.089. What is looked at twice has half of that chance each time."""
+    """Six runs have 5 degrees of freedom: t is 4.773 at 99.5 %. Three runs have 2: t is 14.089.
+
+    The level is 99.5 % because both bricks and bricks of a layer are tested, so each test gets half of the 1 %.
+    """
     now = Figure(100.0, 0.1, 1_000)
     for runs, error, quantile in ((6, 1.0, 4.773), (6, 2.0, 4.773), (3, 1.0, 14.089)):
         found = change(Figure(100.0, 0.0, 1_000, scatter=error, runs=runs), now, 1)
@@ -273,7 +278,7 @@ def test_a_single_run_is_no_surer_than_runs_scatter_and_few_runs_tell_little() -
     assert beyond(beside.half, 5) == pytest.approx((1 - CONFIDENCE) / 4, rel=2e-5)
     assert beside.own is not None
     assert beside.own.half == pytest.approx(beside.half / 2)
-    # Where a thousand are compared, and a run is known by few blocks, that is what is told less.
+    # The few blocks of a run decide if a thousand figures are compared.
     assert change(replace(before, blocks=5), replace(now, error=1.0, blocks=5), 1_000).half > 15
     (one,) = learned([[now, now]])
     assert change(one, now, 1).least_percent == LEAST_LEARNED_PERCENT
@@ -281,7 +286,10 @@ def test_a_single_run_is_no_surer_than_runs_scatter_and_few_runs_tell_little() -
 
 
 def test_several_runs_give_their_mean_how_sure_it_is_and_how_they_scatter() -> None:
-    """Means 2 apart scatter by 2, so their mean by 2 over the root of 3; it is no surer than the runs are."""
+    """Means that are 2 apart have a deviation of 2, so the error of their mean is 2 / √3.
+
+    It is at least the error of the runs.
+    """
     rows = [
         [Figure(mean, error, 10, 5.0 + mean, 2.0 + mean, error) for mean in (98.0, 100.0, 102.0)] for error in (1, 9)
     ]
@@ -307,7 +315,7 @@ def test_changes_are_percentages_of_the_earlier_value_and_unknown_for_zero() -> 
     one = Change(50.0, 40.0, 5.0)
     assert (one.delta, one.percent, one.half_percent, one.noise_percent) == (-10.0, -20.0, 10.0, 10.0)
     assert Change(50.0, 40.0, 1.0).noise_percent == LEAST_PERCENT
-    assert not Change(100.0, 103.0, 0.0).is_beyond_noise  # as much as LEAST_PERCENT is none yet
+    assert not Change(100.0, 103.0, 0.0).is_beyond_noise  # a change of exactly LEAST_PERCENT is still noise
     of_nothing = Change(0.0, 40.0, 1.0)
     assert (of_nothing.percent, of_nothing.half_percent, of_nothing.noise_percent) == (None, None, None)
 
@@ -315,7 +323,7 @@ def test_changes_are_percentages_of_the_earlier_value_and_unknown_for_zero() -> 
 def test_a_median_that_moved_by_three_percent_has_moved() -> None:
     assert Change(100.0, 150.0, 1.0, (50.0, 51.5)).is_beyond_noise
     assert not Change(100.0, 150.0, 1.0, (50.0, 51.49)).is_beyond_noise
-    assert Change(0.1, 0.15, 0.001, (0.05, 0.0515001)).is_beyond_noise  # µs, as well as any
+    assert Change(0.1, 0.15, 0.001, (0.05, 0.0515001)).is_beyond_noise  # both values are in µs
     assert Change(100.0, 50.0, 1.0, (50.0, 48.5)).is_beyond_noise
     assert not Change(100.0, 50.0, 1.0, (50.0, 48.51)).is_beyond_noise
 
@@ -351,7 +359,7 @@ def test_what_machines_do_by_themselves_is_no_change_however_sure_it_is() -> Non
     assert not Change(100.0, 100.0 + 0.9 * LEAST_PERCENT, 0.1).is_beyond_noise
     assert Change(100.0, 100.0 + 1.1 * LEAST_PERCENT, 0.1).is_beyond_noise
     assert not Change(100.0, 110.0, 10.5).is_beyond_noise
-    assert not Change(0.0, 110.0, 0.1).is_beyond_noise  # of nothing there are no percent
+    assert not Change(0.0, 110.0, 0.1).is_beyond_noise  # the baseline is zero, so there is no percentage
 
 
 def test_a_change_must_move_the_median_call_and_in_the_same_direction() -> None:
@@ -362,7 +370,10 @@ def test_a_change_must_move_the_median_call_and_in_the_same_direction() -> None:
 
 
 def test_what_all_places_share_is_no_part_of_a_change_beside_them() -> None:
-    """All take 1.06 times as long, one 1.166 times: known to 6 % as it is, and to 1 % relative to all others."""
+    """All places take 1.06 times as long and one place takes 1.166 times.
+
+    Relative to the others, this change is known to 1 %. Without the others, it is known to 6 %.
+    """
     before = Figure(100.0, 4.0, 60, own_error=0.5)
     now = replace(before, mean=116.6)
     found = change(before, now, 30, 1.06)
@@ -396,7 +407,7 @@ def test_each_of_two_looks_has_half_the_chance_and_one_no_surer_is_skipped() -> 
 
 
 def test_runs_moved_alike_by_a_machine_give_a_scatter_relative_to_others() -> None:
-    """Runs 10 % apart, in which each place is within one percent of where it usually is."""
+    """Runs are 10 % apart. Relative to the other places, each place varies by 1 %."""
     paces = [0.9, 1.0, 1.1]
     rows = [[100.0 * pace * off for pace, off in zip(paces, offs, strict=True)] for offs in ((1.01, 1.0, 0.99),) * 3]
     figures_of = [[Figure(one, 0.1, 20, own_error=0.05) for one in row] for row in rows]
@@ -410,14 +421,18 @@ def test_runs_moved_alike_by_a_machine_give_a_scatter_relative_to_others() -> No
 
 
 def test_a_clock_that_drifts_while_caches_grow_is_no_cache() -> None:
-    """Every place takes 1 % longer from block to block, one of them another 1 %, and that is what the cache costs."""
+    """Every place becomes 1 % longer from block to block.
+
+    One place grows by another 1 %, and only this is due to the cache.
+    """
     along = np.arange(40.0)
     pace = 1 + along / 100
     amount = np.stack([100 * pace, 100 * pace * (1 + along / 100)], axis=1)
     steady, growing = figures(amount, np.ones(40), along, pace)
     assert (steady.slope, steady.own_error) == (pytest.approx(0, abs=1e-9), pytest.approx(0, abs=1e-9))
     assert (growing.slope, growing.own_error) == (pytest.approx(1), pytest.approx(0, abs=1e-9))
-    assert min(steady.error, growing.error) > 5  # of the drift, which is as likely to be another one in another run
+    # the drift is part of the error, because another run may drift differently
+    assert min(steady.error, growing.error) > 5
     (alone,) = figures(amount[:, :1], np.ones(40), along)
     assert (alone.slope, alone.own_error) == (pytest.approx(1), None)
 
@@ -432,12 +447,15 @@ def test_a_line_through_blocks_is_found_with_its_error_and_explains_its_part() -
         slopes.append((found.slope - 2) / found.slope_error)
         assert found.mean == pytest.approx(amount.mean())
         errors.append(found.error)
-    assert np.median(errors) < 0.4  # 1 / 40 ** 0.5; without the line it would be ten times that
+    assert np.median(errors) < 0.4  # about 1 / √40; without the line it would be ten times as large
     assert 0.7 < np.std(slopes) < 1.3
 
 
 def test_what_lasts_longer_than_two_blocks_makes_a_mean_less_sure() -> None:
-    """White noise beside a wave of thirty blocks: neighbours are hardly alike, blocks of eight are."""
+    """White noise plus a wave with a period of thirty blocks.
+
+    Neighbours are hardly correlated, but groups of eight are.
+    """
     rng = np.random.default_rng(1)
     wave = np.sin(np.arange(60) * 2 * np.pi / 30)
     noise = rng.standard_normal(60)
@@ -449,7 +467,10 @@ def test_what_lasts_longer_than_two_blocks_makes_a_mean_less_sure() -> None:
 
 @pytest.mark.parametrize("factor", [1000.0, 1 / 1000])
 def test_a_brick_a_thousand_times_as_slow_or_fast_is_beyond_any_scatter(factor: float) -> None:
-    """Its scatter grows with it, so it is beyond that only as a ratio. Blocks scatter by 60 %, as on a busy host."""
+    """The variation grows with the time, so only the ratio shows the change.
+
+    Blocks vary by 60 %, as on a busy host.
+    """
     random, weight = np.random.default_rng(5), np.full(5, 60.0)
     found = 0
     for _ in range(40):
@@ -462,7 +483,7 @@ def test_a_brick_a_thousand_times_as_slow_or_fast_is_beyond_any_scatter(factor: 
 
 
 def test_a_figure_per_call_has_the_error_of_its_calls() -> None:
-    """Each call takes 100 µs, give or take 3. Blocks have 0 to 4 of them, or always 4."""
+    """Each call takes 100 ± 3 µs. A block has 0 to 4 calls, or always 4."""
     rng = np.random.default_rng(5)
     calls = np.stack([rng.binomial(4, 0.3, 200), np.full(200, 4), np.zeros(200)], axis=1).astype(np.float64)
     us = 100.0 * calls + 3.0 * np.sqrt(calls) * rng.standard_normal(calls.shape)
@@ -475,7 +496,7 @@ def test_a_figure_per_call_has_the_error_of_its_calls() -> None:
 
 
 def test_a_time_far_from_before_has_an_interval_as_wide_as_itself_scatters() -> None:
-    """Five times as long, and known to a factor of about 2: the true ratio may well be 3 or 8."""
+    """The new time is five times the old one and known to a factor of about 2. The true ratio may be 3 or 8."""
     before, now = Figure(100.0, 10.0, 60), Figure(500.0, 90.0, 60)
     found = change(before, now, 100)
     assert found.is_beyond_noise

@@ -1,4 +1,4 @@
-"""Places of several runs are known if enough of them know them; a run that does not call a place calls it 0 times."""
+"""The figures of a place are merged if enough runs have them. A run without calls counts as 0 calls."""
 
 from __future__ import annotations
 
@@ -50,6 +50,7 @@ def test_a_run_that_does_not_call_a_place_adds_no_error_to_its_time() -> None:
         [{ALWAYS: times(100.0, 1.0), RARE: rare}] * 3 + [{ALWAYS: times(100.0, 1.0)}], [1.0] * 4, 3
     )
     time = found[RARE].time
-    assert (time.error, time.own_error) == (pytest.approx(2.5e-4), pytest.approx(2.5e-4))  # half of how runs scatter
-    assert found[RARE].calls == Figure(0.0, 0.0, 8, runs=4)  # no run knows them
+    # half of the deviation between runs
+    assert (time.error, time.own_error) == (pytest.approx(2.5e-4), pytest.approx(2.5e-4))
+    assert found[RARE].calls == Figure(0.0, 0.0, 8, runs=4)  # no run has counted these calls
     assert (time.slope, time.slope_error) == (pytest.approx(0.75e-5), pytest.approx(3**0.5 / 4 * 1e-6))

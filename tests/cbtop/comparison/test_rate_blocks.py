@@ -1,4 +1,4 @@
-"""Blocks of wall-clock time: each step of every phase is in one, and no time after the warm-up is lost or twice."""
+"""Every step of each phase is in exactly one block. All wall-clock time after the warm-up is counted exactly once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DECODE, PREFILL, WARM_UP = 1, 2, 3
 
 
 def ended(rows: list[tuple[int, int, int]], **others: list[int]) -> EndedSteps:
-    """Steps of (node, begin, end), each with two tokens, three sequences and seven cached positions."""
+    """Return ended steps from (node, begin, end). Each has two tokens, three sequences and seven cached positions."""
     node, start, end = (np.array(column, np.int64) for column in zip(*rows, strict=True))
     given = {"tokens": [2] * len(rows), "sequences": [3] * len(rows), "cached": [7] * len(rows), **others}
     columns = {name: np.array(column, np.int64) for name, column in given.items()}

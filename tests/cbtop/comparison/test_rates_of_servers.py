@@ -1,4 +1,4 @@
-"""How often chance moves the rates of a made server out of their intervals, and how small a change they show."""
+"""The rates of a simulated server: how often noise exceeds their intervals, and how small a change they show."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ DECODE, PREFILL = 1, 2
 TABLE = NodeTable()
 for number, name in ((DECODE, "decode"), (PREFILL, "prefill")):
     TABLE.add(Node(number, None, NodeKind.STEP, name))
-STEPS_A_ROUND = 6  # a prompt and five tokens
+STEPS_A_ROUND = 6  # one prompt and five tokens
 WAIT_US = 3000.0
 
 
 @cache
 def served(seed: int, rounds: int = 300, slower: float = 1.0) -> tuple[PhaseRates, ...]:
-    """A server that answers batches of one to eight prompts, and waits for as long as chance has it before each.
+    """Simulate a server that answers batches of one to eight prompts and waits a random time before each batch.
 
-    Times of steps are noisy by 3 %, and wander by 1 % over tens of steps. Steps take `slower` times as long.
+    Step times have noise of 3 % and wander by 1 % over tens of steps. Steps take `slower` times as long.
     """
     chance = np.random.default_rng(seed)
     batch = np.repeat(chance.integers(1, 9, rounds), STEPS_A_ROUND)
@@ -46,7 +46,7 @@ def served(seed: int, rounds: int = 300, slower: float = 1.0) -> tuple[PhaseRate
 
 
 def outside_of(cases: int, bases: int, rate: str, slower: float = 1.0) -> tuple[int, int]:
-    """In how many comparisons the rate of decode steps is called lower, and called higher, beyond its interval."""
+    """Return how often the rate of decode steps is reported as lower or as higher, beyond its interval."""
     lower = higher = 0
     for at in range(cases):
         seeds = range(1000 + (bases + 1) * at, 1000 + (bases + 1) * (at + 1))

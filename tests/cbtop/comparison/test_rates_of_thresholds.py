@@ -1,4 +1,4 @@
-"""Thresholds on rates, on one batch, and on several batches together."""
+"""Tests of thresholds on rates, on one batch, and on several batches together."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ QUIET = Noise(pauses=0, memory=0.0, machine=0.0, brick=0.0)
 
 
 def batches(seed: int, *sizes: int, noise: Noise = STEADY, steps: int = 240) -> Run:
-    """A run of so many batches of decode steps, each as in `made_run`."""
+    """Return a run with decode steps of these batch sizes. Each batch is simulated as in `made_run`."""
     runs = [made_run(1000 * seed + size, noise, steps) for size in sizes]
     parts = [of_batch(run.parts[0], size) for run, size in zip(runs, sizes, strict=True)]
     return replace(runs[0], key=f"here:{seed}:1:0", parts=tuple(parts))
@@ -119,7 +119,7 @@ def test_the_rate_of_a_batch_is_of_its_own_steps_and_the_time_before_them() -> N
     part = half_of(six.now.wall_us) / six.now.wall_us.mean
     for off, outcome in ((-1.1, Outcome.HOLDS), (-0.9, Outcome.UNSURE), (0.9, Outcome.UNSURE), (1.1, Outcome.BROKEN)):
         assert judged_as(found, f"decode[batch=6].tokens_per_sec>={rate * exp(off * part)}").outcome is outcome
-    # A token of these runs is a step, so a sample is six.
+    # One token of these runs is one step, so one sample is six tokens.
     assert judged_as(found, "decode[batch=6].samples_per_sec>=1").said.startswith(f"{rate:.1f} samples/s (")
     assert six.step.now
     in_steps = 1e6 / six.step.now.time.mean
@@ -170,7 +170,7 @@ def test_a_rate_of_millions_of_tokens_is_lower_as_any_other() -> None:
 
 @pytest.mark.parametrize(
     ("slope", "sides", "squares"), [(1e-3, (0.6, 0.6), 4), (1e-2, (1.5, 0.7), 3)]
-)  # of the error of 1 ns, which the slope's error of 0.01 ns makes twice as large at 100 positions more
+)  # in units of the 1 ns error; the slope's error of 0.01 ns doubles it over 100 positions
 def test_a_rate_is_compared_at_one_length_unless_that_were_no_time(
     slope: float, sides: tuple[float, float], squares: int
 ) -> None:
@@ -224,7 +224,7 @@ def test_a_rate_that_is_not_known_says_why() -> None:
 
 
 def test_a_rate_is_compared_at_one_length_of_the_cache_and_says_so() -> None:
-    """A token takes 10 µs more for each cached position; in the new run 100 more are cached."""
+    """A token takes 10 µs more for each cached position. The new run has 100 more cached positions."""
     before, now = (
         replace(
             rates("decode", us),
@@ -247,7 +247,7 @@ def test_a_rate_is_compared_at_one_length_of_the_cache_and_says_so() -> None:
 
 
 def test_a_rate_that_other_phases_or_batches_lower_names_them() -> None:
-    """A token takes 15 % longer by the wall clock, although steps, and the time before them, take as long."""
+    """A token takes 15 % more wall-clock time. Steps and the time before them are unchanged."""
     longer = rates("decode", 1150.0)
     found = diff(with_rates(made_run(1, STEADY), rates("decode", 1000.0)), with_rates(made_run(2, STEADY), longer))
     (judged,) = [one for one in default_gate(found) if "no fewer tokens/s" in one.rule]
@@ -320,13 +320,13 @@ def test_an_unsure_threshold_fails_and_says_the_ways_out() -> None:
     )
 
 
-SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32)  # sixteen batches
-ONLY = (WHOLE_STEP, (BETWEEN_BRICKS, None))  # places, so that a comparison is quick
+SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32)  # sixteen batch sizes
+ONLY = (WHOLE_STEP, (BETWEEN_BRICKS, None))  # few places make comparisons fast
 
 
 @cache
 def pool(many: int) -> tuple[tuple[StepGroup, ...], float]:
-    """So many runs of one batch, and the true median of their steps."""
+    """Return the parts of `many` runs of one batch, and the true median of their steps in µs."""
     parts = [made_run(seed, QUIET, 60).parts[0] for seed in range(5000, 5000 + many)]
     parts = [replace(part, places={place: part.places[place] for place in ONLY}) for part in parts]
     medians = [p50.mean for part in parts if (p50 := part.places[WHOLE_STEP].p50)]
@@ -339,7 +339,10 @@ def sixteen(parts: Sequence[StepGroup]) -> RunDiff:
 
 
 def broken_of(cases: int, many: int, sign: str) -> int:
-    """How many A/A cases break a threshold on the median step of sixteen batches that is exactly what they take."""
+    """Return how many comparisons of equal runs break a threshold.
+
+    The limit on the median step of sixteen batches is exactly the true median.
+    """
     parts, true_us = pool(many)
     chance, broken = np.random.default_rng(7), 0
     for _ in range(cases):

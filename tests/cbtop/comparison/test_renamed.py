@@ -1,4 +1,4 @@
-"""A brick with another name is the same brick if it runs where, as, and as often as the old one."""
+"""A renamed brick is recognised by its layers, its kernels and its number of calls."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ RMS: Brick = ("RmsNorm", NORM)
 
 
 def places(*bricks: Brick, calls: float = 1.0, error: float = 0.0, layers: int = 3) -> dict[Place, PlaceTimes]:
-    """Bricks in the order of their first call, each `calls` times a step in each layer."""
+    """Return places in the order of their first call. Each brick runs `calls` times per step in each layer."""
     found: dict[Place, PlaceTimes] = {}
     for brick in bricks:
         time = Figure(10.0, 0.1, 60)
@@ -53,7 +53,7 @@ def test_of_several_alike_the_one_at_the_same_position_is_renamed() -> None:
     assert renamed(places(OLD, RMS, OTHER), places(RMS, NEW), {}, {}, 100) == {NEW: OTHER}
     assert renamed(places(OLD, OTHER, RMS), places(NEW, RMS), {}, {}, 100) == {NEW: OLD}
     assert renamed(before, before, {}, {}, 100) == {}
-    assert renamed(places(OLD, RMS), places(RMS, NEW), {}, {}, 100) == {NEW: OLD}  # there is no other
+    assert renamed(places(OLD, RMS), places(RMS, NEW), {}, {}, 100) == {NEW: OLD}  # NEW is the only candidate
     assert renamed(places(RMS, OLD, layers=0), places(RMS, NEW, layers=0), {}, {}, 100) == {NEW: OLD}
     assert renamed(places(RMS, OLD), now, {}, {}, 100) == {NEW: OLD}
     assert renamed(before, places(RMS, NEW), {}, {}, 100) == {NEW: OLD}

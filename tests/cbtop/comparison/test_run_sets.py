@@ -1,4 +1,4 @@
-"""A set of runs is averaged over the runs that have a part, place or figure; a run that lacks it is named."""
+"""Figures of a set of runs are means over the runs that have them. Runs without a figure are named."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from tests.cbtop.comparison.made_runs import AT, STEADY, Noise, made_run, place_
 
 ATTENTION: Place = (("Attention", BrickCategory.ATTENTION), None)
 NOISE = Noise(run=0.005)
-MANY = (6, None)  # the work of steps of about six tokens
+MANY = (6, None)  # steps with about six tokens
 
 
 def two_batches(seed: int, steps: int = 120, **planted: object) -> Run:
-    """A run with steps of one token, and with steps of six tokens that have the planted change."""
+    """Return a run with steps of one token and steps of six tokens. Only the latter have the planted change."""
     run, other = made_run(seed, NOISE, 80), made_run(10_000 + seed, NOISE, steps, **planted)  # type: ignore[arg-type]
     many = replace(other.parts[0], work=MANY, tokens=6.0)
     return replace(run, parts=(*run.parts, many))
 
 
 def without_many(run: Run, steps: int = 0) -> Run:
-    """The run without its steps of six tokens, except for a few that are too few to compare."""
+    """Return the run with only `steps` steps of six tokens, which are too few to compare."""
     few = (TooShort("decode", steps, 20, 600.0 * steps, MANY),) if steps else ()
     return replace(run, parts=run.parts[:1], too_short=few)
 
@@ -46,12 +46,12 @@ def without_brick(run: Run, name: str) -> Run:
 
 
 def orders(runs: Sequence[Run]) -> list[list[Run]]:
-    """The runs, with each of them once as the first."""
+    """Return the rotations of the list, so that each run is once the first."""
     return [[*runs[at:], *runs[:at]] for at in range(len(runs))]
 
 
 def worst(bases: Sequence[Run], now: Run) -> tuple[Outcome, RunDiff]:
-    """The worst outcome of the default gate: broken is exit code 4, unknown 5, and all others 0."""
+    """Return the worst outcome of the default gate. Broken is exit code 4, unknown is 5, others are 0."""
     found = diff_of(bases, [now])
     if found.why_not:
         return Outcome.UNKNOWN, found
@@ -117,7 +117,7 @@ def test_a_figure_is_averaged_over_the_runs_that_have_it_if_three_do() -> None:
 
 @pytest.mark.parametrize("few", [0, 1])
 def test_a_part_that_three_base_runs_have_is_judged_whatever_others_lack(few: int) -> None:
-    """Base run 1 has one step of six tokens, or none."""
+    """The additional base run has one step of six tokens, or none."""
     bases = [two_batches(seed) for seed in (0, 2, 3)]
     now = two_batches(7, slower=2.0, in_layer=None)
     assert worst(bases, now)[0] is Outcome.BROKEN
@@ -202,7 +202,7 @@ def test_a_brick_that_one_base_run_never_called_is_judged_by_the_others() -> Non
 
 
 def extras(seed: int) -> dict[str, Run]:
-    """Further base runs of the same program, and what may be odd about them."""
+    """Return further base runs of the same program, by what is unusual about them."""
     run = two_batches(seed)
     return {
         "another": run,
@@ -230,7 +230,7 @@ def test_one_more_base_run_never_turns_a_clear_slowdown_into_a_pass(rounds: int)
             assert len(outcomes) == 1, name
             if name == "of another sampling":
                 assert "another part of steps recorded" in worst([*bases, extra], now)[1].why_not
-            elif name == "slow and noisy":  # runs that differ by half say little of one that takes twice as long
+            elif name == "slow and noisy":  # base runs that vary by 50 % cannot exclude a factor of 2
                 assert outcomes <= {Outcome.BROKEN, Outcome.UNKNOWN}
             else:
                 assert outcomes == {Outcome.BROKEN}, name
@@ -261,7 +261,7 @@ def test_each_run_of_a_set_must_be_of_one_machine_and_complete() -> None:
 
 
 def test_bricks_in_a_layer_scatter_beside_what_all_of_a_run_share() -> None:
-    """A run that takes twice as long as the others tells how machines scatter, and of each place nothing."""
+    """One run takes twice as long in all places. This is variation of the machine, not of single places."""
     runs = [made_run(seed, STEADY, 40, all_longer=longer) for seed, longer in ((1, 2.0), (2, 1.0), (3, 1.0))]
     parts = [run.parts[0] for run in runs]
     shared = [shared_ratio(parts[0].places, part.places) or 0.0 for part in parts]

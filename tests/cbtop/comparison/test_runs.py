@@ -1,4 +1,4 @@
-"""A run is read from its records: what its steps were, in which unit, and which of them were warm-up."""
+"""A run is read from its records: its steps, its unit of work, and its warm-up."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STEADY = Noise(pauses=0)
 
 
 def part_in(batch: Batch) -> StepGroup | None:
-    """The only part of a run of `batch`."""
+    """Return the only part of the run that `batch` records."""
     table = made_table()
     blocks = StepBlocks(table)
     blocks.take(batch)
@@ -59,7 +59,7 @@ def test_times_are_for_a_token_where_every_step_says_how_many() -> None:
 
 
 def test_inside_times_are_of_steps_recorded_inside_and_need_five_blocks() -> None:
-    """Of eight blocks of four steps some are plain, as a sampling that begins late leaves them."""
+    """Some of the eight blocks of four steps contain no bricks, as if sampling began late."""
     batch = made_batch(1, STEADY, 32)
     each = len(batch.node) // 32
     whole = part_in(batch)
@@ -110,7 +110,7 @@ def test_budgets_are_those_that_definitions_give_their_bricks() -> None:
 
 
 def test_cached_length_and_sequences_are_known_if_every_step_says_them() -> None:
-    """Before the steps of the first block 100 to 103 positions, of the last 136 to 139."""
+    """The first block has 100 to 103 cached positions, the last block 136 to 139."""
     batch = made_batch(1, STEADY, 40, cached_from=100)
     part = part_in(batch)
     assert part is not None
@@ -121,7 +121,7 @@ def test_cached_length_and_sequences_are_known_if_every_step_says_them() -> None
     silent = part_in(made_batch(1, STEADY, 40))
     assert silent is not None
     assert (silent.cached, silent.cached_least, silent.cached_most, silent.sequences) == (None,) * 4
-    assert silent.places[WHOLE_STEP].calls == Figure(1.0, 0.0, 10)  # a step is one call
+    assert silent.places[WHOLE_STEP].calls == Figure(1.0, 0.0, 10)  # each step counts as one call
 
 
 def test_calls_grow_with_the_cache_by_what_each_position_takes() -> None:
@@ -182,7 +182,10 @@ def test_five_blocks_are_a_part_and_four_are_too_few() -> None:
 
 
 def blocks_of(us: Sequence[float]) -> list[StepBlock]:
-    """Blocks of four steps with a brick in each, whose part of them says nothing of how long they are."""
+    """Return blocks of four steps with one brick in each step.
+
+    The time inside the brick does not depend on the block's length.
+    """
     table, found = made_table(), []
     for at, each in enumerate(us):
         end = np.array([round(each * 1_000 * part) for part in (0.1 if at % 2 else 0.9, 1.0)] * 4)
@@ -195,7 +198,7 @@ def blocks_of(us: Sequence[float]) -> list[StepBlock]:
     return found
 
 
-USUAL = [100.0, 101.0, 99.0, 100.5, 99.5] * 4  # half a µs is the median of how far they are off
+USUAL = [100.0, 101.0, 99.0, 100.5, 99.5] * 4  # the median distance from the median is 0.5 µs
 
 
 @pytest.mark.parametrize(
@@ -204,12 +207,12 @@ USUAL = [100.0, 101.0, 99.0, 100.5, 99.5] * 4  # half a µs is the median of how
         (USUAL, 0),
         ([140.0, *USUAL], 1),
         ([140.0, 120.0, 103.0, *USUAL], 3),
-        ([140.0, 101.5, 140.0, *USUAL], 1),  # the second is as the others are
+        ([140.0, 101.5, 140.0, *USUAL], 1),  # the second block is normal
         ([*USUAL, 140.0], 0),
-        ([102.0, *USUAL], 0),  # four half µs above the median
+        ([102.0, *USUAL], 0),  # 2 µs above the median, which is four times the median distance
         ([102.1, *USUAL], 1),
-        ([140.0] * 7 + USUAL, 5),  # a fifth of 27
-        ([140.0, 130.0, 100.0, 99.0, 101.0, 100.0], 1),  # five are left
+        ([140.0] * 7 + USUAL, 5),  # a fifth of 27 blocks at most
+        ([140.0, 130.0, 100.0, 99.0, 101.0, 100.0], 1),  # at least five blocks must remain
         ([140.0, 100.0, 99.0, 101.0, 100.0], 0),
     ],
 )
@@ -232,7 +235,7 @@ def test_a_block_of_more_steps_than_the_others_is_no_slower_for_that() -> None:
 
 @pytest.mark.parametrize("one_in", [2, 4])
 def test_one_step_in_a_few_recorded_inside_tells_what_is_inside(one_in: int) -> None:
-    """The others are plain, and take twice as long as they."""
+    """The other steps have no bricks inside and take twice as long."""
     batch = made_batch(1, STEADY, 80)
     step = np.arange(len(batch.node)) // (len(batch.node) // 80)
     is_plain = step % one_in != 0
@@ -252,12 +255,13 @@ def test_one_step_in_a_few_recorded_inside_tells_what_is_inside(one_in: int) -> 
     assert part.places[WHOLE_STEP].time.mean == pytest.approx((1 + plain) * alone.inside_us.mean, rel=0.02)
 
 
-BETWEEN_US = [9.0, 11.0, 10.0, 9.0, 11.0, 9.0, 11.0, 10.0, 10.0, 9.0, 11.0]  # off their median by 1, as a median
+# the median distance from their median is 1 µs
+BETWEEN_US = [9.0, 11.0, 10.0, 9.0, 11.0, 9.0, 11.0, 10.0, 10.0, 9.0, 11.0]
 
 
 def test_between_steps_four_usual_distances_are_a_pause_and_less_is_not() -> None:
     def typical_us(between_us: Sequence[float]) -> float:
-        """Of steps of 100 µs, so much before each."""
+        """Return the typical wall-clock time of steps of 100 µs that follow these pauses."""
         blocks = [
             replace(block, wall_ns=round(4_000 * (100 + us)))
             for block, us in zip(blocks_of([100.0] * len(between_us)), between_us, strict=True)
@@ -266,7 +270,7 @@ def test_between_steps_four_usual_distances_are_a_pause_and_less_is_not() -> Non
         assert part is not None
         assert part.typical_us is not None
         assert part.wall_us.mean == pytest.approx(np.mean(between_us) + 100)
-        # A wall-clock time is judged by the typical step, and what lies between them.
+        # The typical step and the typical pause determine the wall-clock time.
         typical = part.places[WHOLE_STEP].call
         assert typical is not None
         assert part.wall_us.median_us == pytest.approx(typical.mean + np.mean(between_us))
@@ -282,7 +286,7 @@ def test_between_steps_four_usual_distances_are_a_pause_and_less_is_not() -> Non
 
 
 def test_a_typical_step_of_steps_at_the_same_time_may_have_no_own_time() -> None:
-    """Of three steps one takes 1 ms and overlaps the others: by the wall clock each takes 50 µs."""
+    """One of three steps takes 1 ms and overlaps the others. By the wall clock each step takes 50 µs."""
     short, long = (blocks_of([us])[0].growth for us in (10.0, 1_000.0))
     block = StepBlock(12, 12 * 50_000, Growth.of([short, short, long]))
     part = part_of(made_table(), StepWork(1, 1, None), [block] * 12)
@@ -301,7 +305,8 @@ def test_a_step_of_less_than_a_microsecond_has_a_typical_time_too() -> None:
 
 def test_wall_clock_time_has_half_the_blocks_and_nothing_seen_loses_nothing() -> None:
     (short,), (long,) = (made_run(1, STEADY, steps).parts for steps in (40, 240))
-    assert [part.wall_us.blocks for part in (short, long)] == [5, 15]  # of 10 and, twice as long, of 30
+    # half of 10 blocks, and half of 30 blocks that are twice as long
+    assert [part.wall_us.blocks for part in (short, long)] == [5, 15]
     run = made_run(1, STEADY, 40)
     assert [replace(run, seen=seen, lost=1).lost_percent for seen in (0, 50)] == [0.0, 2.0]
 

@@ -1,6 +1,6 @@
-"""Bricks that do not run in every step are judged by their calls, and by how often they are called, never by chance.
+"""Bricks that do not run in every step are judged by the time and the number of their calls. Noise gives no verdict.
 
-All runs are simulated: the real profiler, ring, source and recording, under a made-up clock. The statistics of many
+All runs are simulated with the real profiler, ring, source and recording, and a fake clock. The statistics of many
 such comparisons are in test_simulated_power.py.
 """
 
@@ -45,7 +45,10 @@ def run_of(program: Program, seed: int, planted: Planted = NOTHING) -> Run:
 
 
 def named(found: RunDiff) -> list[tuple[str, str]]:
-    """All bricks and layers with a verdict. With each simulated call, time between bricks passes, too."""
+    """Return all bricks and layers with a verdict.
+
+    Time between bricks is left out because each simulated call adds to it.
+    """
     places = [place for part in found.parts for place in part.places if place.brick != BETWEEN_BRICKS]
     return [(place.name, place.verdict) for place in places if place.verdict]
 
@@ -61,7 +64,7 @@ def judged(found: RunDiff, text: str) -> Judged:
 
 
 def broken_quantiles(found: RunDiff) -> list[Judged]:
-    """The thresholds that break at 1.05 times the baseline: p50 and p99 of each brick, in each layer and in all."""
+    """Return the broken thresholds at 1.05 times the baseline: p50 and p99 of each brick, in layers and in total."""
     texts = [
         f"{part.phase}.{place.brick[0]}{f'@{place.layer}' if place.layer else ''}.{figure}<=1.05x"
         for part in found.parts
@@ -83,7 +86,8 @@ def test_two_runs_of_the_same_program_differ_in_nothing(program: Program) -> Non
         rare = next((one for one in part.bricks if one.name == "In 30 %"), None)
         if rare and rare.calls and rare.change:
             assert not rare.calls.is_exact
-            assert abs(rare.change.now / rare.change.before - 1) < 0.03  # of a call, however many there are
+            # the time of one call does not depend on the number of calls
+            assert abs(rare.change.now / rare.change.before - 1) < 0.03
 
 
 def test_a_p50_is_that_of_a_call_in_a_brick_of_a_tenth_of_the_steps() -> None:
@@ -116,7 +120,8 @@ def test_more_calls_are_said_as_calls_and_not_as_slower_calls() -> None:
     assert abs(place.calls.ratio - 2) < (place.calls.ratio_half or 0) < 1
     assert judged(found, "In 30 %.p50<=1.1x").outcome is Outcome.HOLDS
     assert " as many calls a step" in diff_text(found)
-    bricks = {name for name, _ in named(found) if not name.startswith("Layer")}  # a layer's median call may be longer
+    # the median call of a layer may be longer
+    bricks = {name for name, _ in named(found) if not name.startswith("Layer")}
     assert bricks <= {"In 30 %", "In 30 % in Layer 0", "In 30 % in Layer 1"}
     fewer = diff(run_of(RATES, 4, Planted("In 30 %", rate=2.0)), run_of(RATES, 1))
     assert only(fewer, "In 30 %").verdict == "faster"
@@ -131,7 +136,8 @@ def test_a_second_call_in_every_step_is_structure() -> None:
     assert "2 calls a step instead of 1" in diff_text(found)
     (broken,) = [one for one in default_gate(found) if one.brick == "Attention"]
     assert "3 calls a step instead of 2" in broken.said
-    assert (broken.outcome, broken.guilty) == (Outcome.BROKEN, "Attention")  # two layers, so none of them is named
+    # both layers changed, so no layer is named
+    assert (broken.outcome, broken.guilty) == (Outcome.BROKEN, "Attention")
 
 
 @pytest.mark.parametrize(("brick", "call"), [("In 30 %", 1.5), ("Attention", 1.3)])
@@ -161,7 +167,7 @@ def test_a_rare_brick_that_a_run_does_not_call_is_not_gone() -> None:
 
 
 def intervals(found: RunDiff) -> list[tuple[float, float]]:
-    """The ratio and its interval next to each verdict that is printed, in text, Markdown and JSON."""
+    """Return the printed ratios and intervals of all verdicts, from text, Markdown and JSON."""
     lines = [line for text in (diff_text(found), diff_markdown(found)) for line in text.splitlines()]
     words = [line for line in lines if "slower" in line or "faster" in line]
     printed = [(float(one[1]), float(one[2])) for line in words if (one := _RATIO.search(line))]
@@ -184,7 +190,7 @@ def test_parts_of_a_sample_have_calls_of_recorded_steps() -> None:
     found = diff(run_of(MIXED, 1), run_of(MIXED, 2))
     assert {part.phase for part in found.parts} == {"decode", "prefill"}
     for part in found.parts:
-        assert calls_of(part, "RmsNorm") == 2.0  # a call in each of two layers
+        assert calls_of(part, "RmsNorm") == 2.0  # one call in each of two layers
         assert calls_of(part, "In 30 %") == pytest.approx(0.6, abs=0.2)
 
 

@@ -1,7 +1,7 @@
-"""Chance alone changes no brick, however often it runs; and how small a change of its calls is found, is known.
+"""Noise alone changes no brick, however often it runs. It is known how small a change of calls is found.
 
 The tables in docs/statistics.md: `python -m pytest -m slow -s -n 0 tests/cbtop/comparison/test_simulated_power.py`.
-Runs of a program are simulated once, and their comparisons share these runs: they are not independent.
+Each program is simulated once. Its comparisons share these runs, so they are not independent.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.cbtop.comparison.made_runs import Noise, place_of
 from tests.cbtop.comparison.simulator import USUAL, Planted, Program, SimulatedBrick, simulated
 from tests.cbtop.comparison.test_simulated import broken_quantiles, named
 
-RATES = (3, 10, 30, 50, 70, 97, 100)  # percent of the steps
+RATES = (3, 10, 30, 50, 70, 97, 100)  # percentage of steps with the brick
 RARE = tuple(SimulatedBrick(f"In {percent} %", 120.0, rate=percent / 100) for percent in RATES)
 OFTEN = SimulatedBrick("In 30 %", 120.0, rate=0.3, us_a_token=20.0)
 BY_RATE, EXPERTS = Program((*USUAL, *RARE)), Program(USUAL, experts=2, of_experts=8)
@@ -37,7 +37,7 @@ PROGRAMS = {
     "a drifting clock": (BY_RATE, Noise(drift=0.06)),
     "runs that differ by 2 %": (BY_RATE, Noise(run=0.02)),
 }
-# Runs differ by what the machine does: by another clock, or by a neighbour that came in only one of them.
+# With these kinds of noise a single run cannot show how much runs differ.
 UNKNOWN_TO_ONE_RUN = ("a noisy neighbour", "a drifting clock", "runs that differ by 2 %")
 POOL, COMPARISONS, PLANTED_RUNS = 60, 100, 20
 
@@ -49,7 +49,7 @@ def pool(name: str, runs: int = POOL) -> list[Run]:
 
 
 def alarms(found: RunDiff) -> list[str]:
-    """The judges that call something of the same program slower, faster, new or gone."""
+    """Return the outputs that report a difference between two runs of the same program."""
     gate = known_to_scatter(default_gate(found), found.base.runs)
     told = {
         "gate": any(one.outcome is Outcome.BROKEN for one in gate),
@@ -77,7 +77,10 @@ def test_at_most_one_in_a_hundred_comparisons_of_one_program_finds_a_change(name
 
 
 def tally(program: Program, bases: int, planted: Planted, true: float, what: str) -> str:
-    """Compare PLANTED_RUNS runs with a planted change. Returns how many named it, and none another brick."""
+    """Compare PLANTED_RUNS runs with a planted change.
+
+    Returns as text how many comparisons named it and how many named others.
+    """
     name = "2 of 8 experts" if program is EXPERTS else "bricks of every rate"
     rng, found, within, wrong, known = random.Random(2), 0, 0, 0, 0
     for run in _changed(program, planted):

@@ -1,4 +1,4 @@
-"""Blocks of steps: every record of a whole step is in one, wherever the stream was cut."""
+"""Every record of a whole step is in exactly one block, wherever the stream was cut."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def blocks_of(batch: Batch, cuts: list[int]) -> StepBlocks:
 
 
 def told(blocks: list[StepBlock]) -> list[tuple[int, int, dict[int, int]]]:
-    """Steps, wall-clock time, and what closed in each node."""
+    """Return the steps, the wall-clock time and the closed time per node of each block."""
     return [
         (
             one.steps,
@@ -146,7 +146,7 @@ def test_a_plain_step_counts_with_nothing_inside() -> None:
 
 
 def test_steps_that_run_at_the_same_time_keep_their_own_bricks() -> None:
-    """Two lanes, record by record in turn, whose steps have another number of tokens."""
+    """The records of two lanes alternate. Steps of the two lanes have different numbers of tokens."""
     one, other = made_batch(1, QUIET, 20), made_batch(2, QUIET, 20)
     other.elements[other.node == 1] = 16
     columns = {}

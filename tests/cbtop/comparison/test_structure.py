@@ -1,4 +1,4 @@
-"""Thresholds on contents: exact from three steps on, and never a number that was not recorded."""
+"""Thresholds on contents are exact from three steps on. Numbers that were not recorded are never used."""
 
 from __future__ import annotations
 

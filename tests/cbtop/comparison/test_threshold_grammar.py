@@ -1,4 +1,4 @@
-"""The grammar of thresholds: what is read, and what is said of what cannot be."""
+"""The grammar of thresholds: what is accepted, and the errors for the rest."""
 
 from __future__ import annotations
 

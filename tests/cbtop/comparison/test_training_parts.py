@@ -1,4 +1,4 @@
-"""Parts of training steps in a run: which reports count, what a threshold makes of them, what a diff shows."""
+"""Parts of training steps in a run: the reports that count, their thresholds, and their diff."""
 
 from __future__ import annotations
 
@@ -43,7 +43,10 @@ def times(forward_ns: int, backward_ns: int, *, steps: int = STEPS_A_REPORT, mod
 
 
 def medians(reports: int, slower: float = 1.0, seed: int = 0) -> Mapping[str, Figure]:
-    """Forward 10 ms and backward 20 ms, each with a noise of 1 %; backward `slower` times as long."""
+    """Return medians of forward (10 ms) and backward (20 ms) with 1 % noise.
+
+    Backward takes `slower` times as long.
+    """
     noise, found = np.random.default_rng(seed), TrainingParts()
     for number in range(reports):
         forward, backward = (round(us * noise.normal(1, 0.01) * 1e3) for us in (10_000, 20_000 * slower))
@@ -52,11 +55,11 @@ def medians(reports: int, slower: float = 1.0, seed: int = 0) -> Mapping[str, Fi
 
 
 def trains(run: Run, figures: Mapping[str, Figure]) -> Run:
-    """The run, had its steps trained."""
+    """Return the run with all of its steps marked as training steps."""
     parts = tuple(replace(part, phase=TRAIN, training=figures, sequences=8.0) for part in run.parts)
     (rates,) = run.rates
     token_us = rates.times_us["tokens_per_sec"]
-    # A step has one token and eight sequences.
+    # Each step has one token and eight sequences.
     sample_us = replace(token_us, mean=token_us.mean / 8, error=token_us.error / 8)
     rates = replace(rates, phase=TRAIN, times_us={**rates.times_us, "samples_per_sec": sample_us})
     return replace(run, parts=parts, rates=(rates,))
@@ -280,7 +283,7 @@ def test_a_file_of_runs_keeps_the_parts(tmp_path: Path) -> None:
     assert read_runs(path)[0].parts == run.parts
     document = json.loads(path.read_text())
     for part in document["runs"][0]["parts"]:
-        del part["training"]  # as in older files
+        del part["training"]  # older files do not have this key
     path.write_text(json.dumps(document))
     assert read_runs(path)[0].parts[0].training == {}
 

@@ -1,4 +1,4 @@
-"""Catalog messages are checked when they are added, and each change is returned once."""
+"""Catalog messages are validated when they are added. Each change is returned once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The daemon finds what runs among all that ended, deletes nothing by looking, keeps a fault to its source."""
+"""The daemon finds running processes among many ended ones, deletes nothing, and isolates faults to their source."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from cbtop.protocol.vocabulary import SourceStatus
 from tests.integration.hosts import daemon as daemon_process
 from tests.integration.hosts import eventually, host, snapshot
 
-DEAD = 1 << 30  # no such pid can be
+DEAD = 1 << 30  # no process can have this pid
 
 
 @pytest.fixture
@@ -51,7 +51,10 @@ def daemon(runtime: Path) -> Iterator[Daemon]:
 
 
 def leave(directory: Path, number: int, age_s: float = 0.0) -> Path:
-    """What process `DEAD + number` left, whose newest record is `age_s` old; its files look a day old."""
+    """Write the files of an ended process `DEAD + number`.
+
+    Its newest record is `age_s` old and its files are a day old.
+    """
     ring = directory / f"{DEAD + number}-1-0.ring"
     catalog = CatalogWriter(ring.with_suffix(".catalog"))
     catalog.write(HostHello(2, 0, DEAD + number, 1, "here", "", "forged", "3", "python", 1, 1))
@@ -68,7 +71,7 @@ def leave(directory: Path, number: int, age_s: float = 0.0) -> Path:
 
 @pytest.fixture
 def running(runtime: Path) -> Iterator[Callable[[], Path]]:
-    """One more recorder of this process, which lives until the test ends; gives its ring."""
+    """Yield a function that starts a recorder in this process and returns its ring. It runs until the test ends."""
     profilers = []
 
     def one_more() -> Path:
@@ -176,7 +179,7 @@ def test_beyond_the_bounds_the_oldest_go_and_viewers_hear_of_it(
 
 @pytest.fixture
 def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The rings of which records were read, each as often as that was."""
+    """Return a list that gets the name of a ring each time its records are read."""
     found: list[str] = []
     real = RingReader.read
 
@@ -190,7 +193,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_of_fifty_that_ended_those_are_read_that_a_viewer_shows(runtime: Path, read: list[str]) -> None:
     rings = [ended(runtime, steps) for steps in range(1, 51)]
-    read.clear()  # the profilers read a ring, too
+    read.clear()  # profilers also read a ring
 
     def steps(feed: Feed, key: str) -> int | None:
         feed.poll(20)
@@ -206,7 +209,7 @@ def test_of_fifty_that_ended_those_are_read_that_a_viewer_shows(runtime: Path, r
             assert eventually(lambda at=number: steps(feed, keys[rings[at]])) == number + 1
         assert set(read) == {rings[0], rings[30], rings[49]}
         known = len(read)
-        with Feed() as late:  # what was read is told whoever comes
+        with Feed() as late:  # a late viewer also gets the ended processes
             eventually(lambda: late.poll(20) or len(late.sources()) == 50)
             assert eventually(lambda: steps(late, keys[rings[30]])) == 31
         assert len(read) == known
@@ -259,7 +262,7 @@ def test_the_history_holds_nothing_of_what_was_left_unread(daemon: Daemon, runti
 
 
 def ended(directory: Path, steps: int) -> str:
-    """The name of what a process of so many steps left that has ended in good order."""
+    """Record `steps` steps in a process that ends normally. Returns the name of its ring."""
     recorder = RingRecorder(directory, 1 << 12)
     profiler = BrickProfiler(recorder=recorder)
     for _ in range(steps):
@@ -309,7 +312,7 @@ def test_a_daemon_whose_complaints_nobody_reads_serves_on(runtime: Path, monkeyp
     monkeypatch.setenv("CBTOP_RUNTIME_DIR", str(deep))
     address = f"ipc://{runtime}/d.sock"
     own = f"{os.getpid()}-{process_start(os.getpid())}"
-    for number in range(600):  # of a process that runs: they stay, and are looked at again and again
+    for number in range(600):  # rings of this running process: they are kept and checked each time
         (deep / f"{own}-{number}.ring").write_bytes(b"no ring")
     with daemon_process("--bind", address) as serving, host() as process:
         eventually(lambda: list(deep.glob(f"{process.pid}-*.ring")))
@@ -351,7 +354,7 @@ def test_a_source_that_cannot_say_what_it_has_is_faulty_and_the_others_go_on(
         eventually(lambda: counts(feed)[second] > before[second] + 10)
         eventually(lambda: counts(feed) and status_of(feed)[first] is SourceStatus.FAULTY)
         assert status_of(feed)[second] is SourceStatus.LIVE
-        with Feed() as late:  # who comes now is told of both
+        with Feed() as late:  # a late viewer learns of both
             eventually(lambda: len(counts(late)) > (says != "snapshot"))
     bad.close()
     good.close()
@@ -408,7 +411,7 @@ def test_a_heartbeat_claims_no_later_moment_than_the_first_read_of_a_source(
     record(profilers)
     daemon._discover()
     record(profilers)
-    clock = count(10**15, 10**9)  # each look at it takes a second
+    clock = count(10**15, 10**9)  # each check takes one second of this clock
     monkeypatch.setattr(time, "perf_counter_ns", clock.__next__)
     daemon._read()
     told: list[bytes] = []
@@ -504,7 +507,7 @@ def test_while_only_devices_have_news_the_history_forgets_what_is_too_old(
     monkeypatch.setattr(time, "monotonic", lambda: real_s() + late_s)
     sample = DeviceSample("cpu", 1, trouble="none here")
     monkeypatch.setattr(daemon._devices, "latest", lambda: [sample])
-    for _ in range(130):  # keyframes are due every five seconds
+    for _ in range(130):  # 13 s; a keyframe is due every five seconds
         late_s += 5.0
         daemon._keyframe()
         daemon._say(FrameKind.LIVE, [codec.encode(sample)])
@@ -529,10 +532,10 @@ def test_jobs_due_at_about_the_same_time_run_together_and_none_less_often(
         for job in due.now():
             job()
         now_s += due.wait_ms() / 1000
-    assert woken <= 102  # ten times a second, as often as what comes round most often, and not fourteen
+    assert woken <= 102  # 10 wake-ups a second, the rate of the most frequent job; separate wake-ups would be 14
     assert len(done["publish"]) >= 40
     for name, most_s in (("look", 0.13), ("publish", 0.31)):
         assert max(later - before for before, later in pairwise(done[name])) <= most_s
-    now_s += 60  # it was held up
+    now_s += 60  # the daemon was suspended
     assert len(due.now()) == 2
-    assert due.wait_ms() >= 99  # and hurries after nothing
+    assert due.wait_ms() >= 99  # missed runs are not made up for

@@ -1,4 +1,4 @@
-"""The daemon remembers the last minutes, within its bounds, always from a keyframe on."""
+"""The daemon keeps the last minutes within its limits. This history always begins with a keyframe."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A process runs as long as its pid, the lock on its catalog or its mapping of the ring says so."""
+"""A process counts as running according to its pid, the lock on its catalog, and its mapping of the ring."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def liveness(
     ("runs", "locked", "mapped", "elsewhere", "alive"),
     [
         (True, True, False, False, True),
-        (True, False, True, False, True),  # it has closed all its files
-        (True, False, False, False, False),  # it is a different program now
+        (True, False, True, False, True),  # the process has closed its files
+        (True, False, False, False, False),  # the process runs a different program now
         (False, True, True, False, False),
-        (False, True, False, True, True),  # its pid does not exist here, but its lock is held
+        (False, True, False, True, True),  # the pid belongs to another pid namespace, but the lock is held
         (True, False, True, True, False),
     ],
 )

@@ -1,4 +1,4 @@
-"""A source says since when its process does not go on, and what that is in: on a clock that the test moves."""
+"""A source reports since when its process makes no progress, and in which node. The test moves the clock."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ compiled = pytest.mark.skipif(chosen().implementation != "compiled", reason="Pyt
 
 @pytest.fixture
 def clock() -> Clock:
-    """This machine's clock, a little ahead, which records and daemon share: it goes when it is told to."""
+    """Return a clock for recorder and daemon.
+
+    It starts one second ahead of the machine's clock and only the test moves it.
+    """
     return Clock(time.perf_counter_ns() + SECOND_NS)
 
 
@@ -45,7 +48,7 @@ def profiler(runtime: Path, clock: Clock) -> Iterator[BrickProfiler]:
 
 
 def about(time_ns: int) -> Any:
-    """The daemon counts seconds, whose last digits are not exact."""
+    """Allow 1 µs of error, because the daemon calculates in seconds."""
     return pytest.approx(time_ns, rel=0, abs=1000)
 
 
@@ -65,7 +68,7 @@ def quiet_of(source: Source) -> Quiet | None:
 
 @contextmanager
 def thread_that_waits(in_what: Callable[[], AbstractContextManager[object]]) -> Iterator[None]:
-    """Meanwhile another thread waits in there."""
+    """Run a thread that waits inside the given context."""
     let_go, waits = threading.Event(), threading.Event()
 
     def wait() -> None:
@@ -232,7 +235,7 @@ def test_a_hanging_step_is_named_even_if_a_thread_waits_outside_of_all_steps(
             quiet = quiet_of(source)
         assert quiet is not None
         assert (name_of(source, quiet.in_flight), quiet.threads) == ("AllReduce", 2)
-        assert quiet.quiet_ns == about(5 * SECOND_NS)  # the other thread went on since
+        assert quiet.quiet_ns == about(5 * SECOND_NS)  # the other thread has made progress since then
         assert quiet.in_flight_ns == about(10 * SECOND_NS + 100_000)
 
     decode(profiler, clock, hang)
@@ -273,7 +276,8 @@ def test_in_python_a_step_that_has_not_ended_is_known_by_what_ended_in_it(
     clock.sleep_us(5 * SECOND_US)
     idle = quiet_of(source)
     assert idle is not None
-    assert (idle.in_flight, idle.is_watched) == (0, False)  # it may have begun a step: nobody knows
+    # the process may have begun a step; the daemon cannot know
+    assert (idle.in_flight, idle.is_watched) == (0, False)
 
     def hang() -> None:
         clock.sleep_us(5 * SECOND_US)
@@ -301,7 +305,7 @@ def test_a_process_that_has_ended_is_not_quiet(runtime: Path, clock: Clock) -> N
 
 
 def test_on_a_clock_of_its_own_a_process_is_as_old_as_it_was_seen(runtime: Path) -> None:
-    made = Clock()  # of the process: it knows nothing of this machine's
+    made = Clock()  # the clock of the process, unrelated to the clock of the machine
     profiler = profiler_in(runtime, made)
     with profiler.step("decode", 1):
         made.sleep_us(100)

@@ -1,4 +1,4 @@
-"""Records are checked and added up, and each change of the totals is returned once."""
+"""Records are validated and added up. Each change of the totals is returned once."""
 
 from __future__ import annotations
 

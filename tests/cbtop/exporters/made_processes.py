@@ -1,4 +1,4 @@
-"""Traces for the exporters: one recorded by a real profiler under a made-up clock, and any at all."""
+"""Traces for the exporters: one from a real profiler with a fake clock, and random ones."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ hostile_text = st.text(st.one_of(st.characters(), st.sampled_from('"\\,;\n\r\0\x
 
 
 def record_run(directory: Path) -> tuple[Path, Path]:
-    """Two steps of 130 µs: two layers of one 10 µs and one 50 µs brick, 5 µs between the layers' ends and begins.
+    """Record two steps of 130 µs. Each has two layers with a brick of 10 µs and a brick of 50 µs, 5 µs apart.
 
-    The last brick of each step fails. Gives the ring and the catalog.
+    The last brick of each step fails. Returns the paths of the ring and the catalog.
     """
     now_ns = 4_000_000_000_123
 
@@ -59,13 +59,13 @@ def batch_of(records: Sequence[TimedRecord]) -> Batch:
 
 
 def records_of(records: Sequence[TimedRecord]) -> Records:
-    """`records` in one chunk."""
+    """Return `records` as one chunk."""
     return Records([lambda: [batch_of(records)]])
 
 
 @st.composite
 def any_process(draw: st.DrawFn) -> RecordedProcess:
-    """Any nodes, and records that overlap as they like: many threads, or a clock that hardly moves."""
+    """Draw random nodes and records. Records may overlap in any way, as with many threads or a coarse clock."""
     table = NodeTable()
     for number in range(1, draw(st.integers(1, 6)) + 1):
         above = draw(st.one_of(st.none(), st.integers(1, number - 1))) if number > 1 else None

@@ -1,4 +1,4 @@
-"""Every format holds every record, in the form that its readers want."""
+"""Every format contains every record and can be read by its own tools."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_process_that_recorded_nothing_gives_a_whole_file(name: str) -> None:
 
 
 def complete_events(document: dict[str, Any]) -> list[dict[str, Any]]:
-    """The events that stand for records, after a look at every field the format asks for."""
+    """Return the events of records. Check every required field of the format."""
     for event in document["traceEvents"]:
         assert event["ph"] in "XM"
         assert {type(event["pid"]), type(event["tid"])} == {int}
@@ -112,7 +112,7 @@ def test_a_recorded_chrome_trace_keeps_the_nanoseconds(runtime: Path) -> None:
     assert '"ts": 4000000000.123, "dur": 130.0' in text
 
 
-# Without a path the perfetto package would download it.
+# The perfetto package would download the tool if no path were given.
 @pytest.mark.skipif(SHELL is None, reason="there is no trace_processor_shell in the PATH")
 @pytest.mark.parametrize("name", ["chrome-trace", "perfetto"])
 def test_perfetto_opens_it(runtime: Path, name: str) -> None:
@@ -133,7 +133,7 @@ def test_perfetto_opens_it(runtime: Path, name: str) -> None:
 
 
 def slices(packets: perfetto_trace_pb2.Trace) -> Counter[tuple[str, str, int, int, int, bool]]:
-    """Process, name, begin, end, elements and failure of every slice, as the protos of Perfetto's own read them."""
+    """Return (process, name, begin, end, elements, failed) of every slice, read with Perfetto's own protos."""
     named: dict[int, str] = {}
     processes: dict[int, str] = {}
     process_of: dict[int, str] = {}
@@ -237,7 +237,7 @@ def test_csv_has_one_line_a_record(recorded: RecordedProcess) -> None:
 
 
 def named(*names: str) -> RecordedProcess:
-    """A process with a record of a brick of each name."""
+    """Return a process with one brick of each name and one record of each brick."""
     table = NodeTable()
     for number, name in enumerate(names, start=1):
         table.add(Node(number, None, NodeKind.BRICK, name))

@@ -1,4 +1,4 @@
-"""A recorded process becomes a recorded: every record that is still there, and a count of the rest."""
+"""A recorded process is exported with all of its remaining records and a count of the lost ones."""
 
 from __future__ import annotations
 
@@ -124,13 +124,13 @@ def spans(*records: tuple[int, int, int]) -> tuple[TimedRecord, ...]:
 @pytest.mark.parametrize(
     ("records", "places"),
     [
-        # One has ended on the first track when another, which runs longer, calls what lies in it.
+        # The first brick has ended when the second one, which runs longer, calls brick 2.
         ([(1, 0, 10), (1, 5, 60), (2, 20, 50)], [(0, 0), (1, 0), (1, 1)]),
-        # The one that ends first is taken first: what the other calls would not fit into it.
+        # The brick that ends first gets its calls first. Calls of the other one would not fit into it.
         ([(1, 0, 100), (1, 1, 50), (2, 5, 45), (2, 10, 80)], [(0, 0), (1, 0), (1, 1), (0, 1)]),
-        # Each calls it once.
+        # Each of the two bricks calls brick 2 once.
         ([(1, 0, 100), (1, 1, 90), (2, 10, 20), (2, 30, 40)], [(0, 0), (1, 0), (1, 1), (0, 1)]),
-        # What it lies in next comes before what holds that; brick 4 lies in brick 2.
+        # The innermost enclosing brick comes first: brick 4 belongs to brick 2.
         ([(1, 0, 70), (1, 1, 90), (2, 2, 80), (4, 10, 20)], [(0, 0), (1, 0), (1, 1), (1, 2)]),
     ],
 )
@@ -144,10 +144,10 @@ def test_what_tasks_that_interleave_call_lies_in_what_called_it(
 @pytest.mark.parametrize(
     ("records", "tracks"),
     [
-        ([(1, 0, 10), (1, 5, 15)], 2),  # two threads in one brick
-        ([(1, 0, 10), (3, 2, 4)], 2),  # beside brick 1, though within its time
+        ([(1, 0, 10), (1, 5, 15)], 2),  # two threads in the same brick
+        ([(1, 0, 10), (3, 2, 4)], 2),  # brick 3 is not a child of brick 1, although it runs within its time
         ([(1, 0, 10), (2, 2, 4), (2, 4, 6)], 1),
-        ([(1, 0, 10), (2, 0, 10)], 1),  # a clock too coarse to tell a parent from its child
+        ([(1, 0, 10), (2, 0, 10)], 1),  # a coarse clock gives parent and child equal times
         ([(1, 0, 0), (2, 0, 0), (3, 0, 0), (1, 0, 5), (3, 5, 9)], 1),
     ],
 )

@@ -1,4 +1,4 @@
-"""Records are walked by their end or their start, and however many there are, a bounded number is held at a time."""
+"""Records are read by end or by start time. Only a bounded number is in memory, however many there are."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cbtop.protocol.ring_reader import Batch
 from cbtop.protocol.vocabulary import NodeKind
 from tests.cbtop.exporters.made_processes import batch_of
 
-SMALL = 64  # instead of the quarter of a million records that are sorted at a time
+SMALL = 64  # records sorted at a time; the real limit is 250,000
 CHUNK = 32
 CHUNKS = 200
 
@@ -57,7 +57,10 @@ def test_more_records_of_one_moment_than_are_sorted_at_a_time_all_come(start_ns:
 
 
 class Source:
-    """Chunks made as they are asked for, of steps of one brick; counts what is held of them."""
+    """A source that creates chunks of one-brick steps on demand.
+
+    It counts how many of their records are in memory.
+    """
 
     def __init__(self, out: Written) -> None:
         self.held = self.most_held = self.given = self.furthest_behind = 0
@@ -83,7 +86,7 @@ class Source:
 
 
 class Written(io.RawIOBase):
-    """Counts what is written and keeps none of it."""
+    """An output that counts bytes and discards them."""
 
     bytes = 0
 
@@ -95,8 +98,8 @@ class Written(io.RawIOBase):
         return len(data)
 
 
-LEAST_BYTES = 20  # a record takes more in every format
-BUFFERED = 8192 // LEAST_BYTES  # records a text writer may keep in its buffer
+LEAST_BYTES = 20  # minimum size of a record in every format
+BUFFERED = 8192 // LEAST_BYTES  # records that the buffer of a text writer may contain
 
 
 @pytest.mark.usefixtures("few_at_a_time")
@@ -110,6 +113,6 @@ def test_every_format_holds_a_bounded_number_of_records(name: str) -> None:
     source.is_walked = True
     EXPORTERS[name].write([RecordedProcess("made", 1, table, chunks)], out)  # type: ignore[arg-type]
     assert source.most_held <= 3
-    if name != "dot":  # it writes nothing of the records themselves
+    if name != "dot":  # dot contains no single records
         assert out.bytes >= LEAST_BYTES * CHUNK * CHUNKS
         assert source.furthest_behind <= 2 * SMALL + BUFFERED + CHUNK

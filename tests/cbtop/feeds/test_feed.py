@@ -1,4 +1,4 @@
-"""The feed: which views are made of what its links brought."""
+"""The feed returns the right views of the data from its links."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A process is found by the key it is shown under, and only where it runs here and is asked by itself."""
+"""A process is found by its displayed key, and only if it runs on this machine and is a single source."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the time bar marks: each thing in the second in which it was found, of several the most urgent."""
+"""The time bar marks each finding in the second in which it was found. The most urgent one wins."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_no_verdict_is_marked_after_a_gap_or_for_a_note_or_for_another_phase() -
     marks.judge(BEGIN_NS, judged())
     marks.judge(BEGIN_NS + 30 * S, judged("stuck"))
     marks.judge(BEGIN_NS + 31 * S, judged("stuck", "memory-bound", severity=Severity.NOTE))
-    marks.judge(BEGIN_NS + 29 * S, judged("stuck"))  # back in time
+    marks.judge(BEGIN_NS + 29 * S, judged("stuck"))  # the replay has moved back
     marks.judge(BEGIN_NS + 32 * S, replace(judged("odd-layer"), phase="prefill"))
     assert marks.found == {}
 

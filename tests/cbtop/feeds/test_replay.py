@@ -1,4 +1,4 @@
-"""A replay shows what was true at its position, whichever way it came there, and says that it is one."""
+"""A replay shows the state at its position, however it was reached, and is labelled as a replay."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ IMPERFECT = Path(__file__).parents[1] / "imperfect.cbtop"
 
 
 class Hand:
-    """A clock that moves when told to."""
+    """A clock that only the test moves."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -46,7 +46,7 @@ class Hand:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Made once, and only read."""
+    """Create a recording that tests only read."""
     directory = tmp_path_factory.mktemp("made")
     made_recording(directory, directory / "run.cbtop", SECONDS)
     return directory / "run.cbtop"
@@ -54,7 +54,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def uneven(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What is said every 0.7 s: seconds and slices begin now earlier, now later."""
+    """Create a recording with a message every 0.7 s, so that the borders of seconds and slices shift."""
     directory = tmp_path_factory.mktemp("uneven")
     made_recording(directory, directory / "run.cbtop", 60, each_s=0.7)
     return directory / "run.cbtop"
@@ -62,7 +62,7 @@ def uneven(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def long(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Longer than a jump reads back."""
+    """Create a recording that is longer than a jump reads back."""
     directory = tmp_path_factory.mktemp("long")
     made_recording(directory, directory / "run.cbtop", 400)
     return directory / "run.cbtop"
@@ -70,7 +70,7 @@ def long(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def recording(made: Path, tmp_path: Path) -> Path:
-    """One that may be written to."""
+    """Return a copy that a test may change."""
     return Path(shutil.copy(made, tmp_path))
 
 
@@ -95,7 +95,7 @@ def test_wherever_it_comes_from_it_shows_what_was_true_then(moves: list[float], 
 
 
 def known(feed: ReplayFeed) -> list[object]:
-    """All that is shown of that moment: of all that was seen and of the last seconds, of each alone and merged."""
+    """Return everything shown at this moment: full and last seconds, of each source and merged."""
     views = [
         view
         for window in (False, True)
@@ -108,7 +108,7 @@ def known(feed: ReplayFeed) -> list[object]:
 
 
 def leaves(value: object, where: str = "") -> Iterator[tuple[str, object]]:
-    """Each single value, and where it stands."""
+    """Yield each single value with its path."""
     if is_dataclass(value) and not isinstance(value, type):
         value = {each.name: getattr(value, each.name) for each in fields(value) if each.compare}
     if isinstance(value, dict | list | tuple):
@@ -118,7 +118,7 @@ def leaves(value: object, where: str = "") -> Iterator[tuple[str, object]]:
         yield where, value
 
 
-# `plays` goes on to any moment from the beginning; `jumps` comes from anywhere.
+# `plays` reaches each moment by playing from the start. `jumps` seeks to it from anywhere.
 @settings(max_examples=settings.default.max_examples // 4)
 @given(moves=st.lists(st.floats(0, 1), min_size=1, max_size=3), curve_s=st.integers(4, 9), window_s=st.floats(1, 4))
 @pytest.mark.parametrize("of", ["imperfect", "uneven"])
@@ -146,7 +146,7 @@ def test_a_jump_reads_as_far_back_as_the_curves_go_and_no_further(long: Path) ->
         feed.seek(300)
         assert (
             2 * source_record.HISTORY_S < feed.playback.touched < 2 * (1.1 * source_record.HISTORY_S + 15 + 5) + 2
-        )  # two a second
+        )  # two frames a second
         assert len(feed.view(None, "decode").tokens_per_sec_history) == source_record.HISTORY_S
 
 
@@ -174,7 +174,7 @@ def test_the_way_to_a_moment_can_be_gone_bit_by_bit(made: Path) -> None:
         while not feed.advance(0.05):
             shares.append(feed.on_its_way)
             feed.poll()
-            assert feed.at_s == 60  # where it goes to
+            assert feed.at_s == 60  # the target position is already shown
         assert len(shares) > 10
         assert shares == sorted(shares)
         assert all(share is not None and 0 < share <= 1 for share in shares)
@@ -220,7 +220,7 @@ def test_last_steps_before_an_end_appear_whether_seek_or_timeline_was_first(runt
         with ReplayFeed(tmp_path / "run.cbtop", clock_s=Hand()) as feed:
             if is_open_first:
                 feed.follow_records(True)
-            for to_s in (75, 40, 70):  # the last from what was kept of the first
+            for to_s in (75, 40, 70):  # the jump to 70 uses what the jump to 75 has kept
                 feed.seek(to_s)
             feed.follow_records(True)
             view = feed.view()
@@ -228,7 +228,7 @@ def test_last_steps_before_an_end_appear_whether_seek_or_timeline_was_first(runt
             assert view.timeline is not None
             found.append((view.timeline.newest_s, view.timeline.newest.name if view.timeline.newest else ""))
             assert view.timeline.missing == 0
-            assert view.timeline.steps > 2 * RECENT_NS / 1e9 - 2  # two a second, the first of them cut off
+            assert view.timeline.steps > 2 * RECENT_NS / 1e9 - 2  # two steps a second; the first is cut off
     assert found[0] == found[1]
 
 
@@ -237,7 +237,7 @@ def test_of_each_that_ended_the_records_before_its_end_are_read(runtime: Path, t
     with ReplayFeed(tmp_path / "run.cbtop", clock_s=Hand()) as feed:
         feed.seek(75)
         (known,) = feed.store.sources.values()
-        for number, end_s in enumerate((5, 8, 12, 40, 74)):  # others, of which there are no records
+        for number, end_s in enumerate((5, 8, 12, 40, 74)):  # other sources without records
             other = replace(known, key=f"{number}", window=deepcopy(known.window), recent=RecentRecords())
             other.window.now_ns = BEGIN_NS + end_s * 1_000_000_000
             feed.store.sources[other.key] = other
@@ -248,7 +248,7 @@ def test_of_each_that_ended_the_records_before_its_end_are_read(runtime: Path, t
         feed.seek(20 + (feed.playback._reach_ns // 1_000_000_000) + 15)
         feed.playback.touched = 0
         feed.follow_records(True)
-        assert feed.playback.touched == 0  # for that is longer ago than a jump reads back
+        assert feed.playback.touched == 0  # a jump does not read back this far
 
 
 def test_a_damaged_frame_is_told_and_the_next_keyframe_heals(recording: Path) -> None:
@@ -274,7 +274,7 @@ async def press(pilot: Pilot[int], *keys: str) -> str:
     return screen_text(app)
 
 
-MOVES: list[tuple[tuple[str, ...], float]] = [  # from the first minute on
+MOVES: list[tuple[tuple[str, ...], float]] = [  # moves that start in the first minute
     (("right",), 65),
     (("left",), 55),
     (("pagedown",), 120),
@@ -283,7 +283,7 @@ MOVES: list[tuple[tuple[str, ...], float]] = [  # from the first minute on
     (("shift+left",), 0),
     (("home",), 0),
     (("end",), SECONDS),
-    (("left_square_bracket",), 59.5),  # a step ends every half a second
+    (("left_square_bracket",), 59.5),  # steps end every 0.5 s
     (("right_square_bracket", "right_square_bracket"), 61),
     (("left_curly_bracket",), 55),
     (("right_curly_bracket", "3", "right_square_bracket"), 65.5),
@@ -324,7 +324,7 @@ async def test_the_footer_and_the_help_list_the_keys_except_the_key_that_saves(f
         assert "to the beginning" in text
         assert "last minutes" not in text
         await press(pilot, "pagedown", "end", "left")
-        assert feed.at_s == 0  # the help has these keys for itself
+        assert feed.at_s == 0  # the help screen handles these keys itself
 
 
 async def test_the_time_bar_says_where_it_is_and_a_click_goes_there(feed: ReplayFeed) -> None:
@@ -337,14 +337,14 @@ async def test_the_time_bar_says_where_it_is_and_a_click_goes_there(feed: Replay
         line = bar(await press(pilot))
         assert (line[:6], line[-5:]) == (" 1:05 ", " 2:10")
         inner = line[6:-5]
-        assert inner == "━" * 44 + "●" + "─" * 43  # in the middle; nothing stands out
+        assert inner == "━" * 44 + "●" + "─" * 43  # the position is in the middle; there are no marks
         await pilot.click("#time", offset=(6, 0))
         await pilot.pause()
         assert feed.at_s == 0
         await pilot.click("#time", offset=(6 + 87, 0))
         await pilot.pause()
         assert feed.at_s == SECONDS
-        await pilot.click("#time", offset=(99, 0))  # beside it
+        await pilot.click("#time", offset=(99, 0))  # next to the bar
         assert feed.at_s == SECONDS
 
 
@@ -355,7 +355,7 @@ async def test_the_time_bar_marks_where_a_process_stalled_as_far_as_was_read() -
         feed.seek(24)
         stalled = [second for second, mark in feed.marks.items() if mark is Mark.STALLED]
         assert stalled == list(range(stalled[0], stalled[-1] + 1))
-        assert 3 <= len(stalled) <= 5  # of six, the first two are not known for that yet
+        assert 3 <= len(stalled) <= 5  # a stall of 6 s is recognised after 2 s
         feed.is_playing = False
         async with ReplayApp(feed, interval_s=60).run_test(size=(100, 34)) as pilot:
             line = (await press(pilot)).splitlines()[-2]
@@ -397,7 +397,7 @@ async def test_the_filter_keeps_its_arrows(feed: ReplayFeed) -> None:
 
 async def test_a_bracket_goes_one_step_end_on_or_back_and_a_replay_stays_there() -> None:
     with ReplayFeed(IMPERFECT, clock_s=Hand()) as feed:
-        feed.seek(12.0)  # it stands still there, from before 8 s to after 13 s
+        feed.seek(12.0)  # the process makes no progress from before 8 s to after 13 s
 
         def ended() -> int:
             view = feed.view()
@@ -428,7 +428,8 @@ def test_steps_are_found_of_who_began_after_what_is_looked_back_in_did(runtime: 
         feed.seek(30)
         (key,) = (one.key for one in feed.sources())
     for asked in (key, f"another{KEYS_JOINED_BY}{key}", None, "another"):
-        with ReplayFeed(tmp_path / "run.cbtop", clock_s=Hand()) as feed:  # it is at its beginning, where nobody is
+        # the replay is at its beginning, where no process is known yet
+        with ReplayFeed(tmp_path / "run.cbtop", clock_s=Hand()) as feed:
             assert feed.search.steps_away(30, -1, asked) == (29.5, 1)
             assert feed.search.steps_away(20, 3, asked) == (21.5, 3)
 
@@ -463,7 +464,7 @@ async def test_a_long_way_is_gone_while_the_screen_answers_and_its_share_is_show
             monkeypatch.setattr(app._travel, "_show_progress", lambda _, done=None: told.append(done))
             app.action_seek_to(1)
             assert (feed.on_its_way, told) != (None, [])
-            app.action_seek(-5)  # which is nearer: it goes on to there
+            app.action_seek(-5)  # a nearer target, which is reached by playing on
             app.tick()
             assert "0:00/2:10" in screen_text(app)
             while feed.on_its_way is not None:
@@ -473,7 +474,7 @@ async def test_a_long_way_is_gone_while_the_screen_answers_and_its_share_is_show
             assert "2:05/2:10" in screen_text(app)
         shares = [done for done in told if done is not None]
         assert len(shares) > 5
-        assert shares[1:] == sorted(shares[1:])  # the first is of the way to the end
+        assert shares[1:] == sorted(shares[1:])  # the first share belongs to the jump to the end
         assert told[-1] is None
 
 
@@ -601,7 +602,7 @@ def test_headless_compares_all_of_a_recording_with_all_of_another(recording: Pat
     assert source["baseline"]["now_covers_s"] > 100
     assert source["window_s"] is None
     changes = {(one["brick"], one["layer"]): one for one in source["baseline"]["changes"]}
-    # What each call typically takes: to within a bucket of the histogram.
+    # The typical time of a call is exact to one bucket of the histogram.
     assert changes["a", None]["now"] == changes["a", None]["before"] == pytest.approx(100, rel=0.01)
 
 

@@ -1,4 +1,4 @@
-"""The contents of a run are what was recorded and announced: of real GPUs, and of a burst that is made by hand."""
+"""The contents of a run equal what was recorded and announced, on real GPUs and in a simulated burst."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_operations_allocations_and_conditions_are_those_of_their_phase() -> Non
     operations = OperationCount(3, "addmm", "float32", 1, 1), OperationCount(99, "clone", "", 0, 2)
     found = made(
         StepOperations("decode", "draft", 2, operations),
-        StepOperations("decode", "", 2, operations[:1]),  # of another model
+        StepOperations("decode", "", 2, operations[:1]),  # belongs to another model
         StepAllocations("decode", "draft", 2, 7, 8),
         Conditions((RunCondition("Triton", "3.7"),)),
     )

@@ -1,4 +1,4 @@
-"""The text and Markdown of a gate: each sentence once."""
+"""Text and Markdown of a gate contain each sentence once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A diff says that nothing has changed only if no figure in it moved beyond its interval."""
+"""A diff says "no change" only if no figure changed beyond its interval."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ NOTHING = "nothing has changed beyond noise"
 
 
 def text_of(**changed: object) -> str:
-    """The text of `steady`, where these of its figures are others."""
+    """Return the text of `steady` with these figures replaced."""
     (part,) = steady().parts
     return diff_text(replace(steady(), parts=(replace(part, **changed),)))  # type: ignore[arg-type]
 
 
 def quiet() -> PartDiff:
-    """The part of `steady`, in which no figure moves."""
+    """Return the part of `steady` with all changes set to none."""
     (part,) = steady().parts
     same = Change(100.0, 100.0, 1.0)
     places = tuple(replace(one, change=same, mean=same, p50=same, p99=same) for one in part.places)

@@ -1,4 +1,4 @@
-"""The text report that is printed by default fits on one screen, whatever it is of."""
+"""The default text report of any source fits on one screen."""
 
 from __future__ import annotations
 

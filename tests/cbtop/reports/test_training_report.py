@@ -1,4 +1,4 @@
-"""Training steps in the text report and in JSON."""
+"""Text and JSON reports show training steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No counter goes down from one scrape to the next, whatever becomes of the processes it is about."""
+"""No counter decreases between two scrapes, whatever happens to the processes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.cbtop.recorded import Clock, profiler_in, source_of
 from tests.integration.hosts import DEADLINE_S, eventually
 
 HELLO = DaemonHello(2, 0, 77, "here", "boot", "0.1.0", 0, 0)
-BEACON = "beacon"  # a source that only says how far the daemon has spoken
+BEACON = "beacon"  # a source that only shows how far the daemon's messages were received
 ASK = {"Accept": "application/openmetrics-text; version=1.0.0"}
 GROWING = ("counter", "histogram")
 
@@ -42,7 +42,7 @@ Series = dict[str, float]
 
 
 class Life:
-    """One life of a process: what the daemon says of it, always as the source `key`."""
+    """One life of a process. The daemon always publishes it as source `key`."""
 
     def __init__(self, directory: Path, key: str, number: int) -> None:
         directory.mkdir()
@@ -58,7 +58,10 @@ class Life:
         self.source.close()
 
     def step(self, inner_us: int, *, late: bool) -> None:
-        """A step whose outer brick holds another, told of at once or only after the step has ended."""
+        """Run a step with a brick inside another.
+
+        The inner one is recorded at once, or deferred until the step has ended.
+        """
         with self.profiler.step("decode", tokens=2), self.profiler.brick("Outer", 8):
             begin_ns = self.clock()
             self.clock.sleep_us(inner_us)
@@ -83,7 +86,7 @@ class Life:
 
 
 class Told:
-    """A daemon's end of the wire under the test's control, and scrapes of the exporter that listens to it."""
+    """A publisher under the control of the test, and an exporter that subscribes to it."""
 
     def __init__(self, directory: Path, publisher: Publisher, url: str) -> None:
         self._directory = directory
@@ -105,7 +108,7 @@ class Told:
         self.lives[key] = Life(self._directory / str(self.numbers), key, self.numbers)
 
     def scrape(self) -> None:
-        """Scrape when all that was said has arrived; no counter is less than before."""
+        """Wait until all messages have arrived, then scrape. Check that no counter has decreased."""
         self._said += 1
         self.say(SourceState(BEACON, SourceStatus.LIVE, "", self._said, self._said, 0, 0, 0, 0))
         found = eventually(lambda: (now := self._get()) and now.get("beacon", 0) >= self._said and now)
@@ -118,7 +121,8 @@ class Told:
             text = answer.read().decode()
         found: Series = {}
         grows = False
-        for line in text.splitlines():  # as the official parser reads them, which is slow: see test_openmetrics.py
+        # a simple parser, because the official one is slow; test_openmetrics.py uses that
+        for line in text.splitlines():
             if line.startswith("# TYPE "):
                 grows = line.rpartition(" ")[2] in GROWING
             elif grows and not line.startswith("#"):
@@ -134,7 +138,7 @@ def told() -> Iterator[Told]:
     with TemporaryDirectory(prefix="cbtop-told-") as directory, pytest.MonkeyPatch.context() as patch:
         for name in ("ANSWER_S", "SILENT_AFTER_S"):
             patch.setattr(subscription_module, name, DEADLINE_S)
-        patch.setattr(subscription_module, "POLL_MS", 5)  # it answers between two looks
+        patch.setattr(subscription_module, "POLL_MS", 5)  # the subscription answers between two polls
         endpoint = f"ipc://{directory}/wire"
         publisher = Publisher(endpoint)
         with serving(endpoint, None, {"metrics": "127.0.0.1:0"}) as (line,):
@@ -151,7 +155,7 @@ def told() -> Iterator[Told]:
 
 
 def act(wire: Told, action: str, key: str, us: int) -> None:
-    """One thing that may become of the process called `key`, and of what is said about it."""
+    """Apply one possible event to the process `key` or to the messages about it."""
     life = wire.lives.get(key)
     if life is None or action == "restart":
         wire.begin(key)
@@ -174,7 +178,7 @@ def act(wire: Told, action: str, key: str, us: int) -> None:
         life.source.delta()
     elif action == "keyframe":
         wire.say(*life.say(life.source.snapshot()))
-    elif action == "torn":  # of a keyframe only the catalog can be read
+    elif action == "torn":  # only the catalog of this keyframe can be decoded
         wire.say(*(m for m in life.say(life.source.snapshot()) if not isinstance(m, StatsUpdate)))
 
 
@@ -189,7 +193,7 @@ def test_no_counter_goes_down_from_scrape_to_scrape(history: list[tuple[str, str
     with told() as wire:
         for action, key, us in history:
             act(wire, action, key, us)
-            if action not in ("step", "late", "finalize", "lost"):  # nothing was said
+            if action not in ("step", "late", "finalize", "lost"):  # these actions publish nothing
                 wire.scrape()
 
 
@@ -219,7 +223,7 @@ def test_a_process_that_begins_anew_counts_on_from_the_one_before() -> None:
             act(wire, "keyframe", "one", 0)
             wire.scrape()
     labels = '{phase="decode",source="one"}'
-    assert wire.seen[f"cbtop_tokens_total{labels}"] == 16  # a life begins with a step
+    assert wire.seen[f"cbtop_tokens_total{labels}"] == 16  # each life begins with one step
     assert wire.seen[f"cbtop_step_duration_seconds_count{labels}"] == 8
     assert wire.seen[f"cbtop_step_duration_seconds_sum{labels}"] == pytest.approx(6 * 105e-6 + 2 * 6e-6)
 

@@ -1,4 +1,4 @@
-"""OpenMetrics as the official parser reads it, the address it is served at, and who may hold it up."""
+"""The official parser reads our OpenMetrics. Slow or silent clients do not block the server."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def parsed(found: Snapshot) -> dict[str, Family]:
 
 
 def names_of(found: Snapshot) -> set[str]:
-    """Every name there is to ask for."""
+    """Return the names of all samples."""
     return {sample.name for family in parsed(found).values() for sample in family.samples}
 
 
@@ -87,7 +87,7 @@ def test_a_histogram_without_bounds_still_counts() -> None:
 def test_every_metric_that_the_dashboard_asks_for_exists(tmp_path: Path) -> None:
     record = decode_run(tmp_path)
     known = names_of(snapshot(store_of(record), NOW_NS))
-    known |= {"cbtop_brick_budget_seconds", "cbtop_source_state"}  # this run sets no budget, and has no daemon
+    known |= {"cbtop_brick_budget_seconds", "cbtop_source_state"}  # this run has no budget and no daemon
     known |= {f"cbtop_records_{what}_total" for what in ("produced", "received", "dropped")}
     board = json.loads((files("cbtop.telemetry") / "grafana-dashboard.json").read_text(encoding="utf-8"))
     asked = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
@@ -110,7 +110,7 @@ def test_devices_are_exported_by_uuid_and_unknown_or_old_values_are_not() -> Non
     assert found["cbtop_device_utilization"][gpu] == pytest.approx(0.37)
     assert found["cbtop_device_power"] == {gpu: made_machines.GPU.power_watts}
     assert found["cbtop_device_clock"][gpu] == 1.98e9
-    assert set(found["cbtop_device_sent"]) == {(*gpu, "pcie")}  # nothing is known of NVLink
+    assert set(found["cbtop_device_sent"]) == {(*gpu, "pcie")}  # there is no figure for NVLink
     assert found["cbtop_device_slowed"] == {}
     assert found["cbtop_source_device_memory"] == {(process, gpu[0]): 782_237_696}
     assert found["cbtop_source_cpu"][(process,)] == pytest.approx(0.41, abs=0.001)
@@ -146,7 +146,7 @@ def test_another_host_has_to_be_named_in_full(text: str) -> None:
 
 @pytest.fixture
 def address(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Where a daemon with no sources serves its metrics."""
+    """Yield the address at which a daemon without sources serves metrics."""
     monkeypatch.setattr(subscription_module, "ANSWER_S", DEADLINE_S)
     endpoint = default_endpoint()
     with DaemonInside(endpoint), serving(endpoint, None, {"metrics": "127.0.0.1:0", "otlp": None}) as (line,):
@@ -180,7 +180,7 @@ def connect(address: str) -> socket.socket:
 
 
 def is_closed(connection: socket.socket) -> bool:
-    """Whether the other end has closed, as far as is known by now."""
+    """Return whether the other end is known to have closed the connection."""
     connection.setblocking(False)
     try:
         return connection.recv(1) == b""
@@ -191,14 +191,14 @@ def is_closed(connection: socket.socket) -> bool:
 
 
 def test_connections_that_ask_nothing_hold_nobody_up_however_many_they_are(address: str) -> None:
-    scrape(address)  # the first question starts threads that are no connections
+    scrape(address)  # the first request starts threads that are not connections
     before = threading.active_count()
     silent = [connect(address) for _ in range(10 * openmetrics.MAX_CONNECTIONS)]
     try:
         for _ in range(3):
             assert "cbtop_daemon_info" in scrape(address)[1]
         eventually(lambda: threading.active_count() <= before + openmetrics.MAX_CONNECTIONS)
-        eventually(lambda: is_closed(silent[0]))  # the oldest went
+        eventually(lambda: is_closed(silent[0]))  # the oldest connection was closed
     finally:
         for connection in silent:
             connection.close()
@@ -211,7 +211,7 @@ def test_connections_that_ask_byte_by_byte_are_cut_off_and_hold_nobody_up(
     monkeypatch.setattr(openmetrics, "SLOW_S", 1.0)
 
     def drip(connection: socket.socket) -> bool:
-        """Send one byte more of a request that never ends; whether it was cut off."""
+        """Send one more byte of an endless request. Returns whether the server has closed the connection."""
         with suppress(ConnectionError):
             connection.send(b"G")
         return is_closed(connection)
@@ -231,7 +231,7 @@ def test_who_asks_and_does_not_read_the_answer_is_cut_off(monkeypatch: pytest.Mo
     def app(_environ: object, start_response: Callable[..., object]) -> list[bytes]:
         start_response("200 OK", [])
         asked.set()
-        return [bytes(64 << 20)]  # more than the system keeps for the two ends
+        return [bytes(64 << 20)]  # more than the socket buffers of both ends can hold
 
     monkeypatch.setattr(openmetrics, "_app", lambda _subscription: app)
     with serving(default_endpoint(), None, {"metrics": "127.0.0.1:0"}) as (line,):
@@ -239,7 +239,7 @@ def test_who_asks_and_does_not_read_the_answer_is_cut_off(monkeypatch: pytest.Mo
         with connect(line.removeprefix("metrics at ")) as connection:
             connection.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
             assert asked.wait(DEADLINE_S)
-            eventually(lambda: threading.active_count() == before)  # its thread has ended
+            eventually(lambda: threading.active_count() == before)  # the thread of the request has ended
 
 
 def test_without_a_daemon_a_scrape_fails_instead_of_serving_nothing(

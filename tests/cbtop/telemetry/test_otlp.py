@@ -1,4 +1,4 @@
-"""OTLP as the official protobufs read it: the same numbers as OpenMetrics, with the units and times OTLP wants."""
+"""The official protobufs can read our OTLP. It has the numbers of OpenMetrics with the units and times of OTLP."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ UNITS = {
 
 
 def sent(found: Snapshot) -> dict[str, Metric]:
-    """The metrics a collector decodes, by name."""
+    """Return the metrics that a collector decodes, by name."""
     encoded = encode_metrics(otlp.metrics_data(found, NOW_NS)).SerializeToString()
     request = ExportMetricsServiceRequest.FromString(encoded)
     (resource,) = request.resource_metrics

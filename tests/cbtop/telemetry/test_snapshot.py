@@ -1,4 +1,7 @@
-"""What is exported: the viewmodels' numbers, exact histograms, counters that never go down, a bound on it all."""
+"""The exported numbers are those of the viewmodels.
+
+Histograms are exact, counters never decrease, and the size is bounded.
+"""
 
 from __future__ import annotations
 
@@ -38,14 +41,14 @@ def store_of(*records: SourceRecord) -> Store:
 
 
 def store_on_gpus(*records: SourceRecord) -> Store:
-    """The same, and a machine of eight GPUs, one of which is held down by heat and the next lost."""
+    """Return a store with these records and eight GPUs. One is throttled by heat, another is lost."""
     store = store_of(*records)
     store.devices = made_machines.store_of(made_machines.eight(), made_machines.CPU).devices
     return store
 
 
 def values(found: Snapshot, metric: Metric, **labels: str) -> list[float | DurationHistogram]:
-    """The values of `metric` whose labels agree with `labels`."""
+    """Return the values of `metric` whose labels include `labels`."""
     wanted = labels.items()
     points = found[metric]
     return [point.value for point in points if wanted <= dict(zip(metric.labels, point.labels, strict=True)).items()]
@@ -200,7 +203,7 @@ def test_a_counter_never_goes_down_while_a_brick_holds_another(tmp_path: Path, i
 
 
 def many_bricks(key: str, bricks: int, phases: int = 1, checks: int = 0) -> SourceRecord:
-    """A source that has called `bricks` bricks, all of them in its first phase."""
+    """Return a source with calls of `bricks` bricks, all in its first phase."""
     record = SourceRecord(
         key,
         Window(DEFAULT_WINDOW_S),
@@ -251,7 +254,7 @@ def test_a_source_that_cannot_be_read_is_left_out_and_the_others_are_not(
 def test_what_is_left_out_does_not_change_from_one_export_to_the_next() -> None:
     record = many_bricks("h:1", bricks=400)
     before = {point.labels for point in snapshot(store_of(record), NOW_NS)[metrics.BRICK_DURATION]}
-    node = np.full(1, 300)  # now the slowest of all
+    node = np.full(1, 300)  # the slowest brick from now on
     zero = np.zeros_like(node)
     record.stats.add(
         Batch(node=node, start_ns=zero, end_ns=zero + 10**9, elements=zero, flags=zero, overwritten=0),
@@ -263,7 +266,7 @@ def test_what_is_left_out_does_not_change_from_one_export_to_the_next() -> None:
 def test_every_point_has_its_labels_and_no_two_are_the_same_series(tmp_path: Path) -> None:
     record = decode_run(tmp_path)
     twice = record.nodes.nodes[0]
-    record.nodes.add(replace(twice, id=len(record.nodes) + 1))  # a second step of the same name
+    record.nodes.add(replace(twice, id=len(record.nodes) + 1))  # a second step with the same name
     found = snapshot(store_of(record), NOW_NS)
     assert set(found) == set(METRICS)
     for metric, points in found.items():

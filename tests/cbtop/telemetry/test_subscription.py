@@ -1,4 +1,4 @@
-"""The subscription answers from any thread, keeps listening while it is asked, and says when it hears nothing."""
+"""The subscription answers from any thread, keeps receiving meanwhile, and reports when nothing arrives."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.integration.hosts import DEADLINE_S
 
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An answer may take as long as the machine pleases, and a daemon may be silent as long."""
+    """Set the timeouts to the deadline of the tests, because the machine may be busy."""
     for name in ("ANSWER_S", "SILENT_AFTER_S"):
         monkeypatch.setattr(subscription_module, name, DEADLINE_S)
 

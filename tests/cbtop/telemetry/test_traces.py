@@ -1,4 +1,4 @@
-"""Sampled steps are whole or not at all, and their spans lie in each other as the records do."""
+"""A sampled step is exported completely or not at all. Its spans are nested like its records."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from cbtop.telemetry.otlp_traces import MAX_PROGRAMS, PREVIOUS, RUN_BEFORE, Sent
 from cbtop.telemetry.steps import whole_step
 from tests.cbtop.recorded import Clock, decode_run, profiler_in, record_of, source_of
 
-STEP_RECORDS = 1 + 2 * (1 + 3)  # a step of two layers of three bricks; kernels are announced, not timed
+STEP_RECORDS = 1 + 2 * (1 + 3)  # a step with two layers of three bricks; kernels are announced but not timed
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[SourceRecord, Batch]:
-    """A prefill and ten decode steps: what is known of the process, and every record of it."""
+    """Return a process with a prefill and ten decode steps, and all of its records."""
     directory = tmp_path_factory.mktemp("run")
     record = decode_run(directory)
     (path,) = directory.glob("*.ring")
@@ -54,11 +54,11 @@ def names(record: SourceRecord, batch: Batch) -> list[str]:
 
 def test_the_step_that_had_already_begun_is_passed_over(run: tuple[SourceRecord, Batch]) -> None:
     record, batch = run
-    step = whole_step(part(batch, STEP_RECORDS + 1, len(batch.node)), record.nodes)  # from within the second step
+    step = whole_step(part(batch, STEP_RECORDS + 1, len(batch.node)), record.nodes)  # starts inside the second step
     assert step is not None
     assert names(record, step).count("decode") == 1
     assert len(step.node) == STEP_RECORDS
-    assert step.start_ns.min() >= batch.end_ns[2 * STEP_RECORDS - 1]  # the third is the first whole one
+    assert step.start_ns.min() >= batch.end_ns[2 * STEP_RECORDS - 1]  # the third step is the first complete one
 
 
 def test_a_step_that_has_not_ended_is_waited_for(run: tuple[SourceRecord, Batch]) -> None:
@@ -96,7 +96,7 @@ def test_records_that_the_ring_lost_make_a_gap(run: tuple[SourceRecord, Batch]) 
     waiting = steps._Waiting()
     waiting.take(RecordBatch("s", 0, 20, 20, pack(part(batch, 0, 20))))
     waiting.take(RecordBatch("s", 20, 40, 15, pack(part(batch, 25, 40))))
-    assert waiting.step(record.nodes) is not None  # of what came since
+    assert waiting.step(record.nodes) is not None  # found in the records after the gap
     assert waiting._count == 15
 
 
@@ -164,7 +164,7 @@ def test_every_span_links_to_its_place_in_the_previous_run_of_that_program(
     ended_ns = int(step.end_ns.max()) + record.hello.realtime_ns - record.hello.monotonic_ns
 
     def began(key: str, after_ns: int, program: str = "") -> SourceRecord:
-        """A process of the same nodes that began so long after that step had ended."""
+        """Return a process with the same nodes that began `after_ns` after the end of the step."""
         hello = record.hello
         assert hello is not None
         later_ns = ended_ns + after_ns - hello.realtime_ns
@@ -195,7 +195,7 @@ def test_every_span_links_to_its_place_in_the_previous_run_of_that_program(
     turned.nodes.nodes[:] = [
         replace(node, name="Other") if node.name == "RmsNorm" else node for node in turned.nodes.nodes
     ]
-    assert linked(sent.trace(turned, step, Resource({}))).count([]) == 2  # what has no such place there
+    assert linked(sent.trace(turned, step, Resource({}))).count([]) == 2  # two spans have no matching node there
 
 
 def test_the_steps_of_endless_programs_are_not_kept(run: tuple[SourceRecord, Batch]) -> None:

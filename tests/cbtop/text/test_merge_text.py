@@ -1,4 +1,4 @@
-"""The members of a merge are named in few words."""
+"""Members of a merge are named briefly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bricks missing on the roofline are named with the reason."""
+"""Bricks missing on the roofline are listed with the reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which bricks are listed, and in which order: the same for a text and for the screen."""
+"""Filter and order of bricks are the same in text and on the screen."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from tests.cbtop.conftest import ScriptedFeed, screen_text
 
 
 def names_in(text: str) -> list[str]:
-    """The bricks of the first table of a report, from top to bottom."""
+    """Return the bricks in the first table of a report, from top to bottom."""
     lines = text.splitlines()
     first = next(at for at, line in enumerate(lines) if line.startswith("brick "))
     return [line.split()[0] for line in lines[first + 1 : lines.index("", first)]]
 
 
-# By name, a share, a time, a count and what stands in another table; by every other figure when there is time.
+# The default test sorts by name, a share, a time, a count and a figure of another table. The slow test sorts by all
+# figures.
 @pytest.mark.parametrize(
     "column",
     [
@@ -60,7 +61,7 @@ async def test_a_filter_leaves_the_same_bricks_in_text_and_screen_and_both_count
         table = app.query_one("#bricks-table", SortedTable)
         assert {row.name for row in table.rows} == wanted
         assert counted in screen_text(app)
-        await pilot.press("j", "escape")  # the keys are the table's, and escape shows all
+        await pilot.press("j", "escape")  # the keys go to the table, and escape shows all rows
         await pilot.pause()
         assert (table.cursor > 0, len(table.rows)) == (True, len(samples.LIVE.bricks))
 
@@ -89,7 +90,7 @@ def test_an_expression_that_might_never_end_is_looked_for_as_it_stands(text: str
         ("(?i)(rms)?norm$", "RmsNorm"),
         (r"\(.*\)\[*+(|", "x"),
         ("[(*+|]+$", "a(*"),
-        ("[[a]b", "ab"),  # of which Python warns
+        ("[[a]b", "ab"),  # Python warns about this pattern
     ],
 )
 def test_other_expressions_are_searched_as_expressions(text: str, word: str) -> None:

@@ -1,4 +1,4 @@
-"""The table of statistics says of every number what it is, and everything that shows numbers takes them from it."""
+"""The table of statistics describes every number. Everything that shows numbers uses it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The keys do what the footer and the help say, and the clock keeps its promises."""
+"""Tests of the keys of the app, as the footer and the help describe them, and of its refresh."""
 
 from __future__ import annotations
 
@@ -84,14 +84,14 @@ async def press(pilot: AppPilot, *keys: str) -> str:
 
 
 async def what_is_told(pilot: AppPilot) -> str:
-    """The newest toast, once nothing is waited for any more."""
+    """Wait for all workers. Return the text of the newest toast."""
     await pilot.app.workers.wait_for_complete()
     await pilot.pause()
     return list(pilot.app._notifications)[-1].message
 
 
 async def shown(pilot: AppPilot, *words: str) -> str:
-    """The screen, as soon as these words are on it."""
+    """Wait until these words are on the screen. Return its text."""
     deadline_s = time.monotonic() + DEADLINE_S
     while not all(word in (text := screen_text(app_of(pilot))) for word in words):
         assert time.monotonic() < deadline_s, f"no {words} on:\n{text}"
@@ -99,7 +99,7 @@ async def shown(pilot: AppPilot, *words: str) -> str:
     return text
 
 
-# One function for an action: given the key bound to it, it presses and looks.
+# One function for each action. It gets the key of the action, presses it and checks the screen.
 
 
 async def goes_to_view(pilot: AppPilot, key: str) -> None:
@@ -177,7 +177,7 @@ async def shows_another_source(pilot: AppPilot, key: str) -> None:
 
 
 def short_status(pilot: AppPilot) -> None:
-    """Leave room beside the tabs for what stands behind the status."""
+    """Shorten the status, so that the text after it fits next to the tabs."""
     feed = app_of(pilot).feed
     assert isinstance(feed, ScriptedFeed)
     feed.line = "own daemon"
@@ -197,7 +197,7 @@ async def refreshes_less_often(pilot: AppPilot, key: str) -> None:
 
 
 async def says_that_nothing_can_be_saved_here(pilot: AppPilot, key: str) -> None:
-    await press(pilot, key)  # this feed has no daemon behind it
+    await press(pilot, key)  # this feed has no daemon
     assert not pilot.app._notifications
 
 
@@ -209,7 +209,7 @@ async def says_that_there_is_no_memory_to_look_into(pilot: AppPilot, key: str) -
 
 async def does_nothing_where_there_is_no_range(pilot: AppPilot, key: str) -> None:
     await press(pilot, "6")
-    await press(pilot, key)  # as in a list, where that is a key
+    await press(pilot, key)  # lists have this key, too
     assert "PAUSED" not in screen_text(app_of(pilot))
 
 
@@ -336,7 +336,7 @@ async def turns_the_order_round(pilot: AppPilot, key: str) -> None:
 
 async def opens_and_closes_the_details(pilot: AppPilot, key: str) -> None:
     assert "intensity" not in await press(pilot)
-    assert "intensity" in await press(pilot, key)  # which the room under the table is too small for
+    assert "intensity" in await press(pilot, key)  # the room under the table is too small for it
     assert "intensity" not in await press(pilot, key)
 
 
@@ -373,7 +373,7 @@ async def unfolds_the_node_or_goes_to_its_first_child(pilot: AppPilot, key: str)
 
 
 def children_in_sight(pilot: AppPilot) -> dict[int | None, list[GraphRow]]:
-    """The nodes of the graph that are drawn, by what they lie in."""
+    """Return the drawn nodes of the graph by their parent."""
     found: dict[int | None, list[GraphRow]] = defaultdict(list)
     source = app_of(pilot).source
     graph = source.graph if source else ()
@@ -435,7 +435,7 @@ async def closes_the_help(pilot: AppPilot, key: str) -> None:
 
 
 async def finds_nodes(pilot: AppPilot, key: str) -> None:
-    text = await press(pilot, "6", "z", key, *"down")  # all is folded
+    text = await press(pilot, "6", "z", key, *"down")  # all nodes are folded
     assert " of " in text
     graph = pilot.app.query_one("#graph-table", Table)
     assert "DownProjection" in text
@@ -468,7 +468,10 @@ Check = Callable[[AppPilot, str], Awaitable[None]]
 
 
 def goes_in_the_layers(*before: str, shows: str) -> Check:
-    """From the whole of the slowest layer, the fifth of ten: `before`, then the key, and `shows` stands there."""
+    """Return a check of the map of layers.
+
+    It opens the slowest of ten layers, the fifth, presses `before` and the key, and expects `shows` on the screen.
+    """
 
     async def check(pilot: AppPilot, key: str) -> None:
         await press(pilot, "3", *before)
@@ -478,7 +481,10 @@ def goes_in_the_layers(*before: str, shows: str) -> Check:
 
 
 def moves_the_timeline(has_moved: Callable[[Sight, Sight], bool], *before: str) -> Check:
-    """`before`, then the key: what is in sight, where the cursor stands and on which row have changed that way."""
+    """Return a check that presses `before` and the key.
+
+    Then `has_moved` must accept the old and new timeline position.
+    """
 
     async def check(pilot: AppPilot, key: str) -> None:
         app = app_of(pilot)
@@ -615,7 +621,7 @@ BINDINGS = [
 ]
 
 
-# What these leave behind, no key takes back.
+# Actions whose effect no key reverts.
 LEAVE_A_CHANGE = (
     merges_all_like_it, shows_another_source, refreshes_more_often, refreshes_less_often, marks_a_baseline,
     clears_the_baseline, offers_every_key_by_its_name, quits, suspends, moves_a_page_down, moves_a_page_up,
@@ -624,8 +630,11 @@ LEAVE_A_CHANGE = (
 
 
 def every_key() -> Iterator[Any]:
-    """Every key, those of an owner that leave the screen as it was in turn on one screen: to open one takes most of a
-    test's time. Those that do what another key does, and so are looked at in the same way, when there is time."""
+    """Return every key.
+
+    Keys that leave the screen as it was are tested in turn on one screen, because opening a screen takes most of a
+    test's time. Keys that repeat the check of another key are slow tests.
+    """
     met, in_turn = set(), defaultdict(list)
     for owner, binding in BINDINGS:
         check, one = CHECKS[owner, binding.action], (owner, binding)
@@ -688,7 +697,7 @@ async def test_w_writes_the_last_minutes_and_says_where_or_why_not(feed: Scripte
 
 
 def seen_as(host: Host) -> ScriptedFeed:
-    """A feed that shows this host under its own key."""
+    """Return a feed that shows this host with its own key."""
     stem = host.ring.stem.replace("-", ":")
     return ScriptedFeed(replace(samples.LIVE, key=f"{socket.gethostname()}:{stem}", pid=os.getpid()))
 
@@ -705,12 +714,12 @@ async def test_shift_k_asks_the_shown_process_for_kernels_and_the_graph_shows_th
     with Host(runtime, answers_late), Feed() as feed:
         app = CbtopApp(feed, section="bricks", interval_s=0.1)
         async with app.run_test(size=(80, 24)) as pilot:
-            await pilot.press("r")  # all that was seen: its seconds may be over before they are shown
+            await pilot.press("r")  # show all data, because the shown seconds may be over already
             await shown(pilot, "DownProjection")
             assert "nvjet" not in await press(pilot, "6")
             await pilot.press("K")
             await shown(pilot, f"recording kernels of pid {pid}", "33 %")
-            text = await press(pilot, "K", "enter")  # the screen goes on
+            text = await press(pilot, "K", "enter")  # the screen still works
             assert [note.message for note in app._notifications] == ["one process is being asked already"]
             assert "33 %" in text
             assert "├──" not in text
@@ -725,7 +734,7 @@ async def test_shift_k_asks_the_shown_process_for_kernels_and_the_graph_shows_th
             assert "recording kernels" not in text
             await press(pilot, "j", "enter")
             await shown(pilot, "└──   nvjet_tst_64x8", "burst µs")
-            text = await press(pilot, "space")  # what is shown then is another copy of the graph
+            text = await press(pilot, "space")  # the screen shows a copy of the graph then
             rows = [line.split() for line in text.splitlines() if "RmsNorm" in line or "nvjet" in line]
             assert [row[-4] for row in rows] == ["1.00", "–"]
 
@@ -764,7 +773,7 @@ async def test_who_leaves_while_a_process_is_asked_takes_back_what_was_asked(run
         deadline_s = time.monotonic() + DEADLINE_S
         while host.recorder.asked:
             assert time.monotonic() < deadline_s
-            await asyncio.sleep(0.02)  # the thread that asks may be saying something still
+            await asyncio.sleep(0.02)  # the requesting thread may still report something
 
 
 @pytest.mark.parametrize(
@@ -830,7 +839,7 @@ async def test_shift_c_says_why_the_roofs_of_what_is_shown_cannot_be_measured(
 
 
 class MadeCalibration:
-    """Takes until it is told what it measured."""
+    """A fake calibration that runs until the test sets `found`."""
 
     def __init__(self, source: SourceView) -> None:
         self.status, self.closed = "measuring roofs: 2 threads", False
@@ -873,7 +882,7 @@ async def test_shift_c_measures_the_roofs_in_a_thread_with_progress_and_a_result
         app.clear_notifications()
         await pilot.press("C")
         await shown(pilot, "measuring roofs: 2 threads")
-        text = await press(pilot, "C", "5")  # the screen goes on
+        text = await press(pilot, "C", "5")  # the screen still works
         assert "Roofline" in text
         assert [note.message for note in app._notifications] == ["they are being measured already"]
         calibrations[0].found = CbtopError("no room") if fails else ["dram_read 20.00 GB/s", "kept in /x"]
@@ -936,7 +945,8 @@ async def test_the_footer_names_the_keys_of_the_view_that_is_open(feed: Scripted
 async def test_the_footer_names_as_many_keys_as_it_has_room_for(feed: ScriptedFeed, width: int) -> None:
     app = CbtopApp(feed, section="bricks", interval_s=60)
     async with app.run_test(size=(width, 40)) as pilot:
-        footer = (await shown(pilot, "s sort  S reverse")).splitlines()[-1].rstrip()  # the view's own keys leave less
+        # the keys of the view leave less room
+        footer = (await shown(pilot, "s sort  S reverse")).splitlines()[-1].rstrip()
         assert footer.endswith("? help  q quit")
         assert ("^p all keys" in footer) == (width >= 120)
         more = ("m merge", "[ look back", "v range", "> next source", "b baseline", "e export")
@@ -1013,7 +1023,7 @@ async def test_what_starts_is_told_and_takes_no_screen_over(feed: ScriptedFeed) 
     app = CbtopApp(feed, section="bricks", interval_s=60)
     async with app.run_test(size=SIZE) as pilot:
         await press(pilot, "greater_than_sign")
-        feed.seen.insert(0, OTHER)  # the newest is the first
+        feed.seen.insert(0, OTHER)  # new sources come first
         app.tick()
         await pilot.pause()
         assert "second program started: < shows it" in (await what_is_told(pilot)).replace("\n", " ")
@@ -1088,7 +1098,7 @@ async def test_a_filter_finds_names_and_categories_and_says_how_many_of_all(feed
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.pause()
         for typed, found, name in (
-            ("att", "6 of 16", "AttentionScore"),  # some by their category alone
+            ("att", "6 of 16", "AttentionScore"),  # some match only by their category
             ("ffn", "4 of 16", "GateProjection"),
             ("^(gate|up)p", "2 of 16", "UpProjection"),
             ("(", "0 of 16", ""),
@@ -1110,7 +1120,8 @@ async def test_the_palette_has_each_of_our_keys_and_none_of_textuals_own(feed: S
         here = app.screen_stack[0]
         offered = {binding.action for binding in KeysByName(here)._bindings()}
         ours = {binding.action for owner, binding in BINDINGS if owner in (CbtopApp, Bricks, SortedTable)}
-        elsewhere = {"command_palette", "leave_range", "now"}  # the one that is open; there is no range and no past
+        # the palette itself is open, and no range or past moment is shown
+        elsewhere = {"command_palette", "leave_range", "now"}
         assert ours - elsewhere <= offered
         assert "steps(-1)" in offered
         assert not any("copy_text" in action for action in offered)
@@ -1134,7 +1145,8 @@ async def test_a_click_sorts_by_a_head_or_presses_a_key_and_a_double_one_is_ente
         assert isinstance(app.screen, HelpScreen)
 
 
-# Of one view every kind of file, and of every view its cells; the others when there is time.
+# The default test saves one view in every format and the cells of every view. The slow test saves the other
+# combinations.
 @pytest.mark.parametrize(
     "wanted",
     [
@@ -1296,7 +1308,7 @@ async def test_of_many_nodes_only_those_in_sight_are_made_into_rows(
     feed = ScriptedFeed(source_view(record))
     app = CbtopApp(feed, section="bricks", interval_s=1000)
     async with app.run_test(size=SIZE) as pilot:
-        await press(pilot, "6", "z", "z")  # fold all, unfold all
+        await press(pilot, "6", "z", "z")  # fold all nodes, then unfold all
         text = await press(pilot, "pagedown")
         assert "Layer" in text
         assert 10 < len(set(made)) <= 4 * SIZE[1]

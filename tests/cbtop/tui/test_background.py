@@ -1,4 +1,4 @@
-"""What a terminal's background is: asked of a real pseudo-terminal that answers at once, late, in pieces or never."""
+"""The background colour of a real pseudo-terminal that answers at once, late, in pieces or never."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ print("ended", code, app.theme, app._tabs.active)
 
 
 class Screen:
-    """The app on a pseudo-terminal of which the test is the terminal."""
+    """The app in a pseudo-terminal. The test plays the terminal."""
 
     def __init__(self, *arguments: str, **environment: str) -> None:
         self.ours, theirs = pty.openpty()
@@ -52,7 +52,7 @@ class Screen:
 
     def wait_for(self, what: bytes) -> None:
         deadline_s = time.monotonic() + DEADLINE_S
-        more = select.poll()  # unlike select also for descriptors above 1023
+        more = select.poll()  # unlike select, it also accepts descriptors above 1023
         more.register(self.ours, select.POLLIN)
         while what not in self.said:
             assert time.monotonic() < deadline_s, self.said[-2000:]
@@ -60,7 +60,7 @@ class Screen:
                 self.said += os.read(self.ours, 65536)
 
     def end(self) -> str:
-        """Quit, and what it says then: its exit code, its theme, its view."""
+        """Quit. Returns the exit code, the theme and the view as one line."""
         os.write(self.ours, b"q")
         return self.ended()
 
@@ -71,7 +71,7 @@ class Screen:
         return self.said.rpartition(b"ended ")[2].decode().strip()
 
     def left_for_the_shell(self) -> bytes:
-        """What stands in the terminal's input when the app has gone."""
+        """Return the bytes that remain in the terminal's input after the app has ended."""
         os.set_blocking(self.theirs, False)
         mode = termios.tcgetattr(self.theirs)
         mode[3] &= ~termios.ICANON
@@ -117,15 +117,15 @@ def test_an_answer_in_pieces_among_keys_is_one_and_the_keys_are_pressed(
     screen.wait_for(b"Overview")
     for piece in (b"2\x1b]11;rgb:ff", b"ff/ffff/", b"dddd\x1b", b"\\3"):
         os.write(screen.ours, piece)
-        time.sleep(0.05)  # in a read of its own
+        time.sleep(0.05)  # so that the app reads each piece separately
     assert screen.end() == f"0 {LIGHT.name} 2"
 
 
 def test_leaving_before_the_answer_comes_leaves_nothing_of_it_to_the_shell(screens: list[Screen]) -> None:
-    screens.append(screen := Screen(ANSWER_WITHIN_S=str(2 * DEADLINE_S)))  # however busy this machine is
+    screens.append(screen := Screen(ANSWER_WITHIN_S=str(2 * DEADLINE_S)))  # long enough for a busy machine
     screen.wait_for(ASK.encode())
     os.write(screen.ours, b"q")
-    time.sleep(2.0)  # a slow line: who waits for no answer has left long ago
+    time.sleep(2.0)  # a slow line; the app does not wait this long for an answer
     os.write(screen.ours, LIGHT_ANSWER)
     assert screen.ended().startswith("0 ")
     assert screen.left_for_the_shell() == b""

@@ -1,4 +1,4 @@
-"""From 40×10 to 300×100: no widget lies on another, none is wider than its place, and little is left empty."""
+"""At sizes from 40×10 to 300×100, no widgets overlap, none is cut off, and little room stays empty."""
 
 from __future__ import annotations
 
@@ -31,9 +31,8 @@ SIZES = {
     "SIDE_BY_SIDE": [LEAST, (118, 10)],
 }
 MATRIX = [(80, 24), (200, 60), *((width, height) for width in range(40, 301, 26) for height in range(10, 101, 15))]
-# Of the cells under the tabs so many percent are used, at 120×40 and at 200×60: those before the last mark of their
-# line, without what is blank over more cells than any column of a table is wide, as between two panes; and the
-# planes of charts, from their scale to their end, for what is empty there says something, too.
+# Required percentage of used cells below the tabs, at 120×40 and at 200×60. Cells up to the last character of a line
+# are used, except gaps that are wider than any column of a table. All cells of a chart are used, too.
 USED = 60
 VOID, CHART_FOOT, SCALE = re.compile(r" {41,}"), re.compile(r"-\d+ s +0 s|└[─┬]+|╷.*╷|┤([▁▂▃▄▅▆▇█·]+ ?)+"), "│┤"
 
@@ -52,7 +51,7 @@ def source_of(name: str) -> SourceView:
 
 
 def leaves(app: CbtopApp) -> list[tuple[Widget, Region]]:
-    """What is on the screen and holds nothing else, and where."""
+    """Return the visible widgets without children, with their regions."""
     placed = app.screen._compositor.visible_widgets.items()
     shown = [(widget, region.intersection(clip)) for widget, (region, clip) in placed]
     return [
@@ -127,7 +126,7 @@ def test_trailing_blanks_and_gaps_of_panes_are_not_used_and_a_chart_is() -> None
 
 
 def watched() -> dict[str, SourceView]:
-    """A process that is not well, with its records, and one that is, as the demo is."""
+    """Return a process with problems and its records, and a healthy one like the demo."""
     history = {"tokens_per_sec_history": (80.0,) * 60, "step_us_history": (8_000.0,) * 60}
     listed = samples.list_of(replace(samples.ALONE, **history), costs=samples.COSTS)
     demo = replace(samples.LIVE, machines=(made_machines.H100,), listed=listed, timeline=timeline_at(20.0))

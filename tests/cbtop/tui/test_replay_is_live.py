@@ -1,4 +1,4 @@
-"""The screen at a moment of a replay is the screen that was live then: every view, letter by letter."""
+"""At each moment of a replay the screen equals the live screen of that moment, in every view."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.cbtop.feeds.test_replay import IMPERFECT, Hand, leaves
 
 
 class Watching(StoreViews):
-    """A viewer that came when the recording began, and has heard since what went to every viewer."""
+    """A viewer that joined when the recording began and received all messages up to `until_s`."""
 
     is_complete, refused = True, ""
 
@@ -50,7 +50,7 @@ class Watching(StoreViews):
         return self._now_ns
 
     def follow_records(self, on: bool) -> None:
-        """It does from the beginning."""
+        """Do nothing, because records are kept from the start."""
 
     def watched(self) -> TimeView | None:
         return None
@@ -63,7 +63,7 @@ class Watching(StoreViews):
 
 
 async def screens(app: CbtopApp, size: tuple[int, int]) -> dict[str, tuple[list[str], list[object]]]:
-    """Of every view what it draws, with the figures of the header over it; and every value that it is drawn from."""
+    """Return the text of each view with the header, and all values from which it is drawn."""
     found = {}
     app.window = True
     async with app.run_test(size=size) as pilot:
@@ -95,11 +95,13 @@ async def test_the_screen_at_a_moment_of_a_replay_is_the_one_that_was_live(
     with ReplayFeed(IMPERFECT, clock_s=Hand()) as replay:
         replay.is_playing = False
         replay.follow_records(True)
-        monkeypatch.setattr(replay, "follow_records", lambda _: None)  # nor do the live ones end
+        # leaving a view must not stop the records, as in the live viewer
+        monkeypatch.setattr(replay, "follow_records", lambda _: None)
         for to_s in before_s:
             replay.seek(to_s)
         replay.seek(at_s)
-        replayed = await screens(ReplayApp(replay, interval_s=60), (size[0], size[1] + 1))  # which has a bar
+        # one line more, for the time bar
+        replayed = await screens(ReplayApp(replay, interval_s=60), (size[0], size[1] + 1))
     for title, (text, values) in live.items():
         assert replayed[title][1] == values, title
         assert replayed[title][0] == text, title

@@ -1,4 +1,4 @@
-"""Looking back while live, and ranges: what the keys do, what the bar and the header say."""
+"""Tests of looking back in a live view and of ranges: keys, time bar and header."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SIZE = (120, 34)
 
 
 class Opened(ReplayFeed):
-    """Closed once, by whoever comes first."""
+    """A replay feed that checks that it is closed only once."""
 
     is_closed = False
 
@@ -40,7 +40,7 @@ class Opened(ReplayFeed):
 
 
 class Memory:
-    """A daemon's memory: a recording that ends now, or the reason why there is none."""
+    """The memory of a daemon. It returns a recording that ends now, or the reason why there is none."""
 
     def __init__(self, why_not: str = "") -> None:
         self.opened: list[Opened] = []
@@ -76,7 +76,7 @@ def memory() -> Iterator[Memory]:
 
 @pytest.fixture(autouse=True)
 def hand(monkeypatch: pytest.MonkeyPatch) -> Hand:
-    """The clock by which the screen knows how long it has been held."""
+    """Replace the clock that measures how long the screen has been held."""
     made = Hand()
     monkeypatch.setattr("cbtop.tui.app.TimeTravel", partial(TimeTravel, clock_s=made))
     return made
@@ -87,7 +87,10 @@ def live_app(feed: ScriptedFeed, memory: Memory) -> CbtopApp:
 
 
 async def press(pilot: Pilot[int], *keys: str) -> str:
-    """The screen once each key has done all that it does, in a thread, too."""
+    """Press the keys and wait for all of their effects, including those in threads.
+
+    Returns the text of the screen.
+    """
     for key in (*keys, None):
         await pilot.press(*([key] if key else []))
         await pilot.app.workers.wait_for_complete()
@@ -107,7 +110,7 @@ def shown(pilot: Pilot[int]) -> SourceView:
 
 
 def ended(feed: ReplayFeed) -> int:
-    """How many steps of its first source had ended at its moment."""
+    """Return the number of ended steps of the first source at the shown moment."""
     view = feed.view()
     assert view is not None
     return sum(phase.count for phase in view.phases)
@@ -136,7 +139,7 @@ async def test_brackets_look_back_from_the_held_moment_and_space_returns_to_now(
         assert shown(pilot).program == memory.feed.sources()[0].label.partition(",")[0]
         polls = feed.polls
         pilot.app.tick()  # type: ignore[attr-defined]
-        assert feed.polls == polls + 1  # what happens meanwhile is taken in
+        assert feed.polls == polls + 1  # new data is still read meanwhile
         text = await press(pilot, "space")
         assert "LIVE" in text
         assert shown(pilot).program == samples.LIVE.program
@@ -212,7 +215,7 @@ async def test_a_timeline_that_was_held_of_then_is_not_shown_of_now(feed: Script
     async with live_app(feed, memory).run_test(size=SIZE) as pilot:
         await press(pilot, "left_parenthesis", "4")
         assert HELD in await press(pilot, "z")
-        feed.seen = [shown(pilot).held()]  # the same process
+        feed.seen = [shown(pilot).held()]  # the feed still shows the same process
         assert HELD not in await press(pilot, "space")
 
 

@@ -1,4 +1,4 @@
-"""Of what could be shown, only what the shown view reads is made."""
+"""Only those parts of a view are computed that the shown screen reads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.cbtop import samples
 from tests.cbtop.conftest import ScriptedFeed
 
 PARTS = sorted(name for name, part in vars(SourceView).items() if isinstance(part, Lazy))
-# What each view shows of a source, beside its header.
+# The parts of a source that each view reads, besides its header.
 READ = {
     "Overview": {
         "baseline",
@@ -39,7 +39,7 @@ READ = {
 
 
 class CountedFeed(ScriptedFeed):
-    """Counts which parts of a view are made."""
+    """A feed that counts which parts of a view are computed."""
 
     def __init__(self) -> None:
         super().__init__(samples.LIVE)

@@ -1,4 +1,4 @@
-"""What the terminal is sent: nothing while nothing changes, and of a change the cells that it is of."""
+"""The terminal receives nothing if nothing changes, and otherwise only the changed cells."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MOVE = re.compile(r"\x1b\[(\d+);(\d+)H")
 
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What would be written: under test Textual writes nothing."""
+    """Return a list that gets the terminal output. Under test, Textual writes none."""
     found: list[str] = []
 
     def display(app: CbtopApp, screen: Screen[object], renderable: CompositorUpdate | None) -> None:
@@ -39,7 +39,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 async def sent_in_a_tick(
     sent: list[str], key: str, *turns: SourceView, size: tuple[int, int] = (120, 40)
 ) -> Sequence[str]:
-    """What is sent when the source becomes the last of `turns`, once the screen of a key stands still."""
+    """Return the output that follows when the source becomes each of `turns`, on the screen of `key`."""
     feed = ScriptedFeed(samples.LIVE)
     app = CbtopApp(feed, interval_s=60)
     async with app.run_test(size=size) as pilot:
@@ -55,7 +55,7 @@ async def sent_in_a_tick(
 async def ticks(app: CbtopApp, pilot: Pilot[int]) -> None:
     app.tick()
     await pilot.pause()
-    app.screen._on_timer_update()  # what a timer does sixty times a second
+    app.screen._on_timer_update()  # a timer does this sixty times a second
 
 
 async def stands_still(app: CbtopApp, pilot: Pilot[int], sent: list[str]) -> None:
@@ -105,9 +105,9 @@ async def test_of_a_figure_that_moved_its_line_is_sent_and_no_blank_one(sent: li
     first, *others = samples.LIVE.bricks
     turns = (replace(samples.LIVE, bricks=(replace(first, p50_us=us), *others)) for us in (1.5, 2.71))
     written = "".join(await sent_in_a_tick(sent, "2", *turns))
-    assert len({row for row, _ in MOVE.findall(written)}) == 2  # in the table, and in the details under it
+    assert len({row for row, _ in MOVE.findall(written)}) == 2  # one row in the table, one in the details below it
     assert "2.71" in written
-    assert "2,111" not in written  # p99, to the right of it
+    assert "2,111" not in written  # the p99, which is right of it
 
 
 async def test_a_sample_of_the_devices_sends_the_lines_that_moved_and_no_others(sent: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""What the tuner found is kept for its model and machine, read strictly, and taken by nobody else."""
+"""Stored tuning results are validated when read, and used only for their own model and machine."""
 
 from __future__ import annotations
 

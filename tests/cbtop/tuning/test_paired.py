@@ -1,4 +1,4 @@
-"""Two sides measured in turns: the order, what is called a difference, and what is not."""
+"""Two sides are measured in turns. Tests of their order and of what counts as a difference."""
 
 from __future__ import annotations
 
@@ -17,11 +17,14 @@ ROUNDS = 10
 def made(
     rng: np.random.Generator, ratio: float, *, own: float, drift: float = 0.0, spikes: float = 0.0
 ) -> PairedTest:
-    """Times of two sides on one machine: a drift that both share, a noise of each, and now and then a neighbour."""
+    """Return simulated times of two sides.
+
+    They share a drift of the machine. Each has its own noise and rare long times.
+    """
     shared = np.exp(np.cumsum(rng.normal(0, drift, 2 * ROUNDS)))
     times = 1e8 * shared * np.exp(rng.normal(0, own, 2 * ROUNDS)) * (1 + 3 * (rng.random(2 * ROUNDS) < spikes))
     a, b = times[0::2].copy(), times[1::2] / ratio
-    a[1::2], b[1::2] = times[1::2][1::2], times[0::2][1::2] / ratio  # every other round begins with B
+    a[1::2], b[1::2] = times[1::2][1::2], times[0::2][1::2] / ratio  # every second round begins with B
     return PairedTest("pp8", 8, tuple(map(int, a)), tuple(map(int, b)))
 
 
@@ -66,7 +69,10 @@ def test_the_ratio_is_of_speed_and_lies_in_its_interval() -> None:
 
 
 def test_an_interval_is_as_wide_as_students_quantile_and_never_below_zero() -> None:
-    """Five rounds, B always 1: the ratio is A's mean, its error that of a mean, times 4.604 (99 %, four degrees)."""
+    """The ratio is A's mean over 100.
+
+    Its half width is 4.604 (99 %, four degrees of freedom) times the error of the mean.
+    """
     pair = PairedTest("tg1", 1, (100, 110, 90, 105, 95), (100,) * 5)
     half = 4.604 * (250 / (5 - 1) / 5) ** 0.5 / 100
     assert pair.interval == (pytest.approx(1 - half, rel=1e-3), pytest.approx(1 + half, rel=1e-3))
@@ -119,7 +125,8 @@ def test_about_one_in_a_hundred_comparisons_of_the_same_finds_a_difference(
     rng = np.random.default_rng(15)
     found = sum(bool(made(rng, 1.0, **noise).is_beyond_noise) for _ in range(RUNS))
     print(f"{found} of {RUNS}")  # noqa: T201
-    assert found <= RUNS // 100 + 4  # with 1 % each, 15 and more of a thousand come in one of twelve such tests
+    # with an error rate of 1 %, one such test in twelve has 15 errors or more in 1,000
+    assert found <= RUNS // 100 + 4
 
 
 def test_a_side_that_is_five_percent_faster_is_found_beside_a_drift_as_large() -> None:

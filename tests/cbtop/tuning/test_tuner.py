@@ -1,4 +1,4 @@
-"""The tuner: what it names from bricks, what it keeps, what it has no time for, and what it says it cannot tell."""
+"""Tests of the tuner: the bricks that it reports, the settings that it tries and stores, and unclear results."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SHARES = (PRODUCTS, ATTENTION, NORM)
 
 
 class MadeBench(Bench):
-    """Requests whose times follow from their setting and a seeded noise; time passes by them alone."""
+    """Simulated requests. Their times depend on the setting and on seeded noise. Only requests advance the clock."""
 
     def __init__(self, speed: Callable[[Setting], float], noise: float = 0.01) -> None:
         super().__init__(Path("made.gguf"), 160)
@@ -65,7 +65,10 @@ def tuned(bench: MadeBench, budget_s: float = 300.0, setting: Setting = IN_USE) 
 
 
 def speed(setting: Setting) -> float:
-    """Two threads are 1.6 times as fast, exact products half as fast, an f32 cache is as fast."""
+    """Return the relative speed.
+
+    Two threads are 1.6 times as fast, exact products half as fast, an f32 cache equal.
+    """
     return (1.6 if setting.threads == 2 else 1.0) * (0.5 if setting.is_exact else 1.0)
 
 
@@ -144,7 +147,7 @@ def test_a_setting_measured_better_is_kept_with_its_interval_and_no_other() -> N
     assert found.best == Setting(2)
     assert [(one.candidate.setting, one.beside, one.is_kept) for one in found.tries] == [
         (Setting(2), IN_USE, True),
-        (Setting(2, is_exact=True), Setting(2), False),  # beside what is the best so far
+        (Setting(2, is_exact=True), Setting(2), False),  # compared with the best setting until then
         (Setting(2, cache_type="f32"), Setting(2), False),
     ]
     gain = found.gain
@@ -175,7 +178,8 @@ def test_chance_keeps_nothing_and_the_rounds_that_would_tell_are_reported() -> N
         rounds = one.rounds_to_tell
         assert rounds is not None
         assert one.request.change is not None
-        half = one.request.change.half * (len(one.request.a_ns) / rounds) ** 0.5  # errors shrink with the root
+        # errors shrink with the square root of the rounds
+        half = one.request.change.half * (len(one.request.a_ns) / rounds) ** 0.5
         assert half == pytest.approx(0.03, rel=0.02)
 
 
@@ -183,7 +187,8 @@ def test_chance_keeps_nothing_and_the_rounds_that_would_tell_are_reported() -> N
 def test_measuring_ends_with_the_budget(budget_s: float) -> None:
     bench = MadeBench(lambda setting: 1.0)
     tuned(bench, budget_s)
-    # Two to warm up each of four settings and one beside each of three come on top, and a round that was begun.
+    # The additional runs are two warm-ups for each of four settings, one for each of three comparisons, and a started
+    # round.
     assert bench.now_s <= budget_s + 2 * 4 + 3 + 2
 
 
@@ -231,16 +236,17 @@ def test_a_try_changes_its_own_part_of_the_best_so_far() -> None:
 def test_the_bricks_of_a_real_model_are_recorded_and_a_setting_is_tried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tuner_module, "_is_worth", lambda _: True)  # which the machine's other processes say, too
+    # the real result depends on other processes of the machine
+    monkeypatch.setattr(tuner_module, "_is_worth", lambda _: True)
     path = tmp_path / "tiny.gguf"
     write_model(path, TINY, lambda *_: None)
     request = TuningRequest(16, 4)
     said: list[str] = []
     tuner = BrickTuner(Bench(path, request.tokens), IN_USE, request, progress=lambda what, done: said.append(what))
-    found = tuner.tune(3600.0)  # of which a busy machine needs more than another
+    found = tuner.tune(3600.0)  # the time limit in s; a busy machine needs more of it
     names = {share.brick for share in found.shares}
     assert names >= {"QkvProjection", "Attention (fused)", "DownProjection", "LmHead", "RmsNorm"}
-    assert 0 < sum(share.part for share in found.shares) <= 1.0  # how much of it is for the machine to say
+    assert 0 < sum(share.part for share in found.shares) <= 1.0  # the share depends on the machine
     assert [share.part for share in found.shares] == sorted([share.part for share in found.shares], reverse=True)
     parallel = {share.brick: share.is_parallel for share in found.shares}
     assert parallel["LmHead"]

@@ -1,4 +1,4 @@
-"""Snapshots of a made process whose steps are noisy and alike their neighbours."""
+"""Snapshots of a simulated process. Its steps are noisy, and neighbouring steps are correlated."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cbtop.comparison.items import Brick, Place, PlaceTimes
 from cbtop.comparison.noise import Figure, figures
 from cbtop.protocol.vocabulary import BrickCategory
 
-BRICKS: dict[Brick, float] = {  # µs a call
+BRICKS: dict[Brick, float] = {  # µs per call
     ("RmsNorm", BrickCategory.NORM): 100.0,
     ("QkvProjection", BrickCategory.ATTENTION): 800.0,
     ("AttentionScore", BrickCategory.ATTENTION): 500.0,
@@ -25,13 +25,13 @@ AT = Surroundings("made.py", 1, None, "made 8L", "llama", "Q4_K", 8, "made", 4, 
 
 @dataclass(frozen=True)
 class Noise:
-    """What moves the times of a stationary process, as parts of them; `memory` is the correlation of neighbours."""
+    """Relative noise of the times of a stationary process. `memory` is the correlation of neighbouring steps."""
 
     memory: float = 0.9
-    machine: float = 0.01  # of all bricks together
+    machine: float = 0.01  # common to all bricks
     brick: float = 0.03  # of each brick in each layer
-    call: float = 0.03  # of each call, without memory
-    pauses: float = 2e-5  # so often a call takes 20 ms more
+    call: float = 0.03  # of each call, without correlation
+    pauses: float = 2e-5  # probability that a call takes 20 ms more
 
 
 NOISY = Noise()
@@ -47,7 +47,7 @@ def made(
     steps: int = 40,
     key: str = "",
 ) -> Snapshot:
-    """Ten seconds of it, in which DownProjection of Layer 5 takes `slower` times as long."""
+    """Return a snapshot of ten seconds. DownProjection of Layer 5 takes `slower` times as long."""
     rng = np.random.default_rng(seed)
     count, places = blocks * steps, layers * len(BRICKS)
     usual = np.tile(list(BRICKS.values()), layers)
@@ -56,7 +56,7 @@ def made(
     us = usual * np.exp(moved + rng.standard_normal((count, places)) * noise.call)
     us[:, 5 * len(BRICKS) + list(BRICKS).index(DOWN)] *= slower
     us[rng.random(us.shape) < noise.pauses] += 20_000
-    # Blocks are as many steps long as chance has it, as seconds are.
+    # The number of steps varies between blocks, as it does between seconds.
     edges = np.sort(rng.choice(np.arange(2, count - 2, 2), blocks - 1, replace=False))
     edges = (edges + np.arange(steps, count, steps)) // 2
     inside = np.split(us, edges)
@@ -83,13 +83,13 @@ def made(
 
 
 def with_phase(snapshot: Snapshot, **changed: Any) -> Snapshot:
-    """`snapshot` with other numbers of its only phase."""
+    """Return `snapshot` with changed numbers in its only phase."""
     (phase,) = snapshot.phases
     return replace(snapshot, phases=(replace(phase, **changed),))
 
 
 def _wander(rng: np.random.Generator, steps: int, figures: int, memory: float) -> NDArray[np.float64]:
-    """A stationary process of variance one for each figure: each step `memory` times the one before, and chance."""
+    """Return a stationary series of variance 1, shape (steps, figures). `memory` correlates neighbouring steps."""
     chance = rng.standard_normal((steps, figures)) * np.sqrt(1 - memory**2)
     found = np.empty((steps, figures))
     found[0] = rng.standard_normal(figures)

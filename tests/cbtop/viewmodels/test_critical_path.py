@@ -1,4 +1,4 @@
-"""The critical path of what ran: said where anything lies beside it, and never at the price of the view."""
+"""The critical path is shown if work overlaps, and computing it does not block the view."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STEPS = 3
 
 
 def fetch_beside_the_bricks(runtime: Path) -> SourceRecord:
-    """Each step of 35 µs: 10 µs `first`, then 20 µs `second` and beside it a `fetch` polled for 4 µs."""
+    """Record steps of 35 µs: `first` takes 10 µs, then `second` 20 µs. A `fetch` overlaps it, polled for 4 µs."""
     clock = Clock()
     profiler = profiler_in(runtime, clock)
     for _ in range(STEPS):
@@ -90,7 +90,10 @@ FIRST, SECOND = (BrickDefinition(name, BrickCategory.FFN, backend="cuda") for na
 
 
 def two_streams(runtime: Path, stream: int | None) -> SourceRecord:
-    """Each step of 250 µs: a brick from 10 to 100 µs, one from 100 to 200, and a copy of 1 MB from 50 to 130."""
+    """Record steps of 250 µs.
+
+    One brick runs from 10 to 100 µs, one from 100 to 200 µs, and a copy of 1 MB from 50 to 130 µs.
+    """
     clock = Clock()
     profiler = profiler_in(runtime, clock)
     copy = Transfer("host", "device", 1_000_000, TransferDirection.H2D, stream=stream)

@@ -1,4 +1,7 @@
-"""A machine's devices from what its samplers said: what is old says so, and no process is guessed."""
+"""The devices of a machine come from its samplers.
+
+Old samples are marked as such, and processes are never guessed.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +58,7 @@ def test_values_of_a_silent_sampler_are_stale_and_the_others_are_not() -> None:
     assert not by_label["cpu"].is_stale
     store = store_of(NVML, CPU, Heartbeat(NVML.monotonic_ns, ()))
     assert not machine_view(store).devices[0].is_stale
-    assert machine_view(store, stale_s=12.0).devices[0].is_stale  # the daemon itself is silent
+    assert machine_view(store, stale_s=12.0).devices[0].is_stale  # the daemon sends nothing any longer
 
 
 def test_a_reason_stands_once_with_all_it_is_about() -> None:

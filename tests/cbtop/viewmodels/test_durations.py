@@ -1,4 +1,4 @@
-"""How long calls took: every call is in one bar, and no bar is finer than what was counted."""
+"""Every call is in exactly one bar of the histogram. No bar is narrower than a recorded bucket."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The gradients and the loss scale that a process has reported, and how they are written."""
+"""The reported gradients and loss scale of a process, and their text."""
 
 from __future__ import annotations
 

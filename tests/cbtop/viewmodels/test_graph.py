@@ -1,4 +1,4 @@
-"""A row of the graph is made when it is asked for, and is the one that all of them together would hold."""
+"""A row of the graph is computed on demand. It equals the row of a completely computed graph."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.cbtop.recorded import Clock, apply, decode_run, profiler_in, source_o
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The nodes of which a row was made, since it was cleared."""
+    """Return a list that gets the node of each computed row."""
     found: list[int] = []
     row = GraphRows._row
     monkeypatch.setattr(GraphRows, "_row", lambda rows, node, calls: found.append(node.id) or row(rows, node, calls))

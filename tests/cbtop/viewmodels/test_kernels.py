@@ -1,4 +1,4 @@
-"""The kernels of a burst, added up over the layers that have a brick; what cannot be is passed over."""
+"""Kernels of a burst are added up over the layers with the same brick. Kernels without a match are skipped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What bricks on a device cost the host: by node, over all layers."""
+"""The launch costs of bricks on a device are added up by node over all layers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cbtop.viewmodels.launches import Launches, LaunchesByNode
 
 
 def table() -> NodeTable:
-    """A step with two layers that have a norm each; each norm has a kernel."""
+    """Return the nodes of a step with two layers. Each has a norm with one kernel."""
     nodes = NodeTable()
     nodes.add(Node(1, None, NodeKind.STEP, "decode"))
     for layer in range(2):

@@ -1,4 +1,7 @@
-"""Layers × bricks: every cell is the time the clock made, and a layer is compared with its like alone."""
+"""Every cell of layers × bricks equals the time on the fake clock.
+
+A layer is compared only with layers of its kind.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ def layers_of(record: SourceRecord, *, window: bool = False) -> LayersView:
 
 
 def run_layer(profiler: BrickProfiler, clock: Clock, layer: int, stack: str = "", *, mixer: bool = False) -> None:
-    """Attention 20 µs (or a mixer 50), 10 between, Down 30; in layer 4 Down takes 90."""
+    """Run a layer: Attention 20 µs (a mixer 50 µs), a gap of 10 µs, Down 30 µs. In layer 4 Down takes 90 µs."""
     with profiler.layer(layer, stack):
         with profiler.brick("Mixer" if mixer else "Attention"):
             clock.sleep_us(50 if mixer else 20)
@@ -41,7 +44,10 @@ def run_layer(profiler: BrickProfiler, clock: Clock, layer: int, stack: str = ""
 
 
 def odd_fourth(runtime: Path) -> SourceRecord:
-    """Six layers, the fifth three times as slow in Down; every step ends with a brick outside of layers."""
+    """Record steps of six layers.
+
+    Down is three times as slow in the fifth. Each step ends with a brick outside layers.
+    """
     clock = Clock()
     profiler = profiler_in(runtime, clock)
     for _ in range(STEPS):
@@ -129,7 +135,7 @@ def test_what_makes_a_layer_slow_is_what_usually_does_not_what_once_did(runtime:
                         clock.sleep_us(90 if layer == 3 else 30)
     layers = layers_of(record_of(source_of(runtime)))
     assert layers.slowest is not None
-    assert layers.slowest.cells == (469, 90)  # the means
+    assert layers.slowest.cells == (469, 90)  # the cells have mean times
     assert layers.slowest.excess == ("Down", pytest.approx(60, rel=0.02))
 
 
@@ -184,7 +190,7 @@ def test_time_between_bricks_may_be_what_makes_a_layer_slow(runtime: Path) -> No
 
 @pytest.mark.parametrize("steps", [20, 60, 200])
 def test_of_layers_that_are_alike_none_stands_out_however_noisy_they_are(steps: int, runtime: Path) -> None:
-    """Half of the calls wait for a processor, for twice the time that they run."""
+    """Half of the calls wait for a processor, twice as long as they run."""
     chance, found = random.Random(steps), 0
     for trial in range(20):
         clock = Clock()
@@ -228,7 +234,7 @@ def test_a_first_layer_does_not_stand_out_by_what_our_own_cold_code_takes(
 
 
 def test_no_time_lies_between_bricks_if_now_one_is_slow_and_now_another(runtime: Path) -> None:
-    """Their medians are as usual and that of the layer is not: what is left over is no time that anybody measured."""
+    """The bricks have their usual medians, but the layer does not. The difference is not a measured time."""
     clock = Clock()
     profiler = profiler_in(runtime, clock)
     for odd_us in ((20, 30), (80, 30), (80, 30), (20, 100), (20, 100)) * 8:
@@ -244,7 +250,7 @@ def test_no_time_lies_between_bricks_if_now_one_is_slow_and_now_another(runtime:
     layers = layers_of(record_of(source_of(runtime)))
     assert layers.slowest is not None
     assert layers.slowest.name == "Layer 4"
-    assert layers.slowest.excess == ("Down", pytest.approx(28, rel=0.02))  # 70 in two of five steps
+    assert layers.slowest.excess == ("Down", pytest.approx(28, rel=0.02))  # 70 µs in two of five steps
 
 
 def test_layers_inside_layers_and_bricks_inside_bricks_are_counted_once(runtime: Path) -> None:

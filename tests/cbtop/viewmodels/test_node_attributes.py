@@ -1,4 +1,4 @@
-"""Labels, unknown work and byte budgets, from a process to what is shown of it."""
+"""Labels, unknown work and byte budgets are passed from a process to the display."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DRAFT_DECODE = (NodeKind.STEP, "decode", "draft")
 
 
 def labelled_run(directory: Path, labels: tuple[str, ...]) -> SourceRecord:
-    """Ten steps of one projection for each of `labels` in layer 0 of the encoder, 10 µs each."""
+    """Record ten steps with one projection of 10 µs for each of `labels`, in layer 0 of the encoder."""
     directory.mkdir(exist_ok=True)
     clock = Clock()
     profiler = profiler_in(directory, clock)
@@ -114,7 +114,7 @@ def test_a_byte_budget_is_judged_by_the_bytes_that_moved(gb_per_sec: float, met:
     assert "budget_us_per_token" not in provenance["static"]
     assert row.budget_gb_per_sec == gb_per_sec
     assert row.gb_per_sec == pytest.approx(2.0)
-    assert row.budget_us_per_token == pytest.approx(30 / gb_per_sec)  # 30,000 bytes a token
+    assert row.budget_us_per_token == pytest.approx(30 / gb_per_sec)  # 30,000 bytes per token
     assert row.budget_used_percent == pytest.approx(100 * gb_per_sec / 2.0)
     assert row.budget_met is met
 

@@ -1,4 +1,4 @@
-"""Parts of a view that nobody reads are not made, and those that are read are made once."""
+"""Parts of a view are computed only when read, and only once."""
 
 from __future__ import annotations
 

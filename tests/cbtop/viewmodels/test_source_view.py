@@ -1,4 +1,4 @@
-"""The view of a source: every figure is the one the clock made, and the books balance to the nanosecond."""
+"""Every figure in the view of a source equals the time of the fake clock. The sums are exact to the nanosecond."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_view_frees_its_parts_at_once_without_the_garbage_collector(runtime: P
     try:
         view = source_view(record)
         row = weakref.ref(view.bricks[0])
-        view.bricks[0].by_cached, view.roofline, view.graph, view.layer_times  # which makes them
+        view.bricks[0].by_cached, view.roofline, view.graph, view.layer_times  # reading these parts computes them
         del view
         assert row() is None
     finally:
@@ -93,7 +93,7 @@ def test_a_recording_advises_no_measurement_of_roofs(
 
 @pytest.mark.parametrize("at_once", [1.04, 2.98])
 def test_no_limit_is_named_for_one_brick_of_steps_that_run_at_once(runtime: Path, at_once: float) -> None:
-    """Together they may be as fast as the roof allows, each far below it."""
+    """Together the bricks may reach the roof, although each alone is far below it."""
     record = decode_run(runtime)
     record.ceilings = {
         one.name: one for one in (READ, Ceiling("fma", "compute", 10.0, "GFLOP/s", Provenance.MEASURED))
@@ -254,7 +254,7 @@ def test_what_is_said_of_roofs_comes_with_them_into_every_report(runtime: Path) 
     ]  # fmt: skip
 
 
-UNSURE, SURE, UNKNOWN = 80.0, 95.0, None  # the median of rounds whose best is 100
+UNSURE, SURE, UNKNOWN = 80.0, 95.0, None  # median of the rounds; the best round is 100
 
 
 @pytest.mark.parametrize(("median", "unsure"), [(UNSURE, True), (90.0, False), (SURE, False), (UNKNOWN, None)])
@@ -291,7 +291,7 @@ def test_a_roof_is_as_old_as_it_was_when_its_process_was_heard_of(runtime: Path)
     record.hello = replace(record.hello, realtime_ns=int(datetime(2026, 11, 22, 11, tzinfo=UTC).timestamp()) * 10**9)
     ages_s = [row.age_s for row in source_view(record).roofline.ceilings]
     assert ages_s == [pytest.approx(3600, abs=60), None]
-    record.hello = replace(record.hello, realtime_ns=0)  # a clock that was set back
+    record.hello = replace(record.hello, realtime_ns=0)  # the clock of the host was set back
     assert source_view(record).roofline.ceilings[0].age_s == 0
 
 
@@ -388,7 +388,7 @@ def test_what_a_brick_holds_is_not_a_gap_of_the_step(runtime: Path) -> None:
     assert {row.name: row.total_exclusive_us for row in view.bricks} == {"outer": 3, "inner": 4}
 
 
-# A step is layers of bricks (µs); every thing is followed by a pause outside of it (µs).
+# A step consists of layers, and a layer of bricks (µs). Each is followed by a pause outside of it (µs).
 steps = st.lists(
     st.lists(
         st.tuples(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 9)), max_size=4), st.integers(0, 9)),
@@ -447,7 +447,7 @@ def test_gaps_have_the_name_of_where_they_lie(runtime: Path) -> None:
     profiler = profiler_in(runtime, clock)
     with profiler.step("decode", 1):
         clock.sleep_us(1)
-        with profiler.layer(100):  # a stack of layers
+        with profiler.layer(100):  # a layer that contains layers
             for index in range(2):
                 clock.sleep_us(20)
                 with profiler.layer(index):
@@ -494,7 +494,7 @@ def test_places_beyond_the_bound_have_no_percentiles_and_their_bricks_have(
     (tmp_path / "all").mkdir()
     (tmp_path / "few").mkdir()
     every = source_view(decode_run(tmp_path / "all"))
-    monkeypatch.setattr(stats, "MAX_HISTOGRAM_NODES", 12)  # of the second phase all but one
+    monkeypatch.setattr(stats, "MAX_HISTOGRAM_NODES", 12)  # only one node of the second phase has a histogram
     few = source_view(decode_run(tmp_path / "few"))
     assert [(row.name, row.p50_us, row.p99_us) for row in few.bricks] == [
         (row.name, row.p50_us, row.p99_us) for row in every.bricks
@@ -518,12 +518,12 @@ WIDE = Ceiling("read", "bandwidth", 100.0, "GB/s", Provenance.MEASURED, 100.0)
     ("roofs", "dtypes", "percent", "sentence"),
     [
         ((FMA, DOT), ("float32",), 87.0, "decoding is compute-bound: 87.0 % of the measured float32 peak (87.00 of "),
-        ((FMA, DOT), ("int8",), 21.75, ""),  # far below its own, near that of floats
+        ((FMA, DOT), ("int8",), 21.75, ""),  # far below the int8 peak, close to the float peak
         ((FMA, replace(DOT, value=90.0)), ("int8",), 96.7, "of the measured int8 peak (87.00 of 90.00 GOP/s)"),
-        ((FMA, DOT, MATMUL), ("int8", "bfloat16"), 8.7, ""),  # a prompt that ends in a few tokens: the highest
+        ((FMA, DOT, MATMUL), ("int8", "bfloat16"), 8.7, ""),  # the step may use both types, so the higher peak counts
         ((FMA, DOT), ("int8", "bfloat16"), None, ""),
-        ((FMA,), ("int8",), None, ""),  # of an older cbtop
-        ((FMA, DOT), ("",), 87.0, "of the measured float32 peak"),  # a program that does not tell
+        ((FMA,), ("int8",), None, ""),  # an older cbtop measured no int8 peak
+        ((FMA, DOT), ("",), 87.0, "of the measured float32 peak"),  # the program reports no data type
     ],
 )
 def test_a_brick_is_held_against_the_roof_of_what_it_multiplies(
@@ -557,11 +557,11 @@ def test_a_brick_is_held_against_the_roof_of_what_it_multiplies(
     [
         ((FMA, MATMUL), "float32", "Compute less, or in a lower precision: bfloat16 was measured to reach 1,000 "),
         ((FMA,), "float32", "Compute less."),
-        ((FMA, DOT), "float32", "Compute less."),  # integers are another program
-        ((FMA, replace(MATMUL, value=90.0)), "float32", "Compute less."),  # slower here
+        ((FMA, DOT), "float32", "Compute less."),  # integer arithmetic would need a different program
+        ((FMA, replace(MATMUL, value=90.0)), "float32", "Compute less."),  # bfloat16 is slower on this machine
         ((FMA, replace(MATMUL, value=100.0)), "bfloat16", "Compute less."),
         ((FMA, MATMUL), UNKNOWN_TYPE, ""),
-        ((replace(FMA, dtype=""),), UNKNOWN_TYPE, ""),  # roofs of an older file
+        ((replace(FMA, dtype=""),), UNKNOWN_TYPE, ""),  # an older file without data types
     ],
 )
 def test_a_lower_precision_is_advised_if_the_machine_has_a_faster_one(
@@ -589,7 +589,7 @@ def test_a_roof_over_no_brick_is_not_called_unsure(runtime: Path) -> None:
 
 
 def _computing(runtime: Path, roofs: tuple[Ceiling, ...], dtype: str) -> SourceView:
-    """A brick that does 87 GFLOP/s on numbers of `dtype`."""
+    """Return the view of a brick that reaches 87 GFLOP/s on numbers of `dtype`."""
     clock = Clock()
     profiler = profiler_in(runtime, clock)
     for roof in (WIDE, *roofs):

@@ -1,4 +1,4 @@
-"""Whether a process is stalled, idle, suspended or quiet is what is known of it, and no more."""
+"""A process is called stalled, idle, suspended or quiet only if the data shows it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ SECOND_NS = 1_000_000_000
 
 @pytest.fixture
 def record(runtime: Path) -> SourceRecord:
-    """A prefill of half a second and steps of 100 ms, in whose layer 17 AllReduce takes nearly all; a loop around."""
+    """Record a prefill of 500 ms and steps of 100 ms.
+
+    AllReduce of layer 17 takes nearly all of it. A loop surrounds the steps.
+    """
     clock = Clock()
     profiler = profiler_in(runtime, clock)
     for phase, ms in [("prefill", 500)] + [("decode", 100)] * 20:
@@ -37,7 +40,7 @@ def record(runtime: Path) -> SourceRecord:
             clock.sleep_us(1000 * ms)
     profiler.start_brick("serve")
     profiler.start_brick("wait for a request")
-    with profiler.step("verify", 1), profiler.brick("AllReduce"):  # which does not end
+    with profiler.step("verify", 1), profiler.brick("AllReduce"):  # this step does not end
         return record_of(source_of(runtime))
 
 
@@ -117,7 +120,7 @@ def test_in_a_step_of_which_none_has_ended_nobody_knows_what_is_long(record: Sou
         (0, 0, 60, "quiet"),
         (10_000, 0, 60, "live"),
         (10_000, 0, 101, "stalled"),
-        (0, 10_000, 60, "live"),  # its own tokens are known: 10 s are usual
+        (0, 10_000, 60, "live"),  # 10 s per token are usual for this process
         (0, 10_000, 101, "stalled"),
         (10_000, 20, 60, "stalled"),
     ],
@@ -127,7 +130,7 @@ def test_a_step_may_take_as_long_as_its_tokens_or_the_most_at_the_usual_pace(
 ) -> None:
     clock = Clock()
     profiler = profiler_in(runtime, clock)
-    for count in (10, 20, 30):  # 1 ms a token
+    for count in (10, 20, 30):  # 1 ms per token
         with profiler.step("prefill", count), profiler.brick("AttentionScore"):
             clock.sleep_us(1000 * count)
     record = record_of(source_of(runtime))
@@ -176,13 +179,13 @@ def test_where_several_threads_wait_outside_of_steps_none_is_in_one(record: Sour
     stall = stall_view(quiet(record, 32, in_flight=at, threads=2, is_watched=True))
     assert stall is not None
     assert stall.word == "idle"
-    stall = stall_view(quiet(record, 32, in_flight=at, threads=2))  # more of them than say what they are in
+    stall = stall_view(quiet(record, 32, in_flight=at, threads=2))  # not every thread reports what it is in
     assert stall is not None
     assert stall.word == "quiet"
 
 
 def _by_python(record: SourceRecord) -> None:
-    """What it is in, no thread says."""
+    """Change nothing. No thread of this process reports the node that it is in."""
 
 
 def _sampled(record: SourceRecord) -> None:
@@ -200,7 +203,7 @@ def test_a_process_that_may_run_an_unrecorded_step_is_not_idle_or_stalled(
 ) -> None:
     change(record)
     is_watched = change is not _by_python
-    assert stall_view(quiet(record, 4.8, is_watched=is_watched)) is None  # a prefill may run
+    assert stall_view(quiet(record, 4.8, is_watched=is_watched)) is None  # a prefill may be running
     stall = stall_view(quiet(record, 32, is_watched=is_watched))
     assert stall is not None
     assert (stall.word, stall.place, stall.usual_of) == ("quiet", (), "step of the slowest phase")

@@ -1,4 +1,4 @@
-"""What is shown of steps beside their times: how many sequences they work on, and what their caches held."""
+"""Sequences and cached positions of steps are shown next to their times."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_of_ranks_together_the_range_is_that_of_all(tmp_path: Path) -> None:
     assert (steps.cached.mean, steps.cached.least, steps.cached.most) == (37.5, 5, 70)
 
 
-@pytest.mark.parametrize("last", [3, 4, 5])  # of 7, 8 and 9 tokens in 9 steps: a whole mean makes them no more alike
+@pytest.mark.parametrize("last", [3, 4, 5])  # 7, 8 or 9 tokens in 9 steps; a mean of 1 does not make the steps equal
 def test_a_token_has_no_median_where_steps_had_more_and_fewer_of_them(tmp_path: Path, last: int) -> None:
     clock = Clock()
     profiler = profiler_in(tmp_path, clock)
@@ -144,7 +144,7 @@ def test_why_the_time_of_a_token_is_unknown_is_in_the_report(
 
 
 def test_a_token_has_no_median_if_two_processes_differ_in_tokens_a_step(tmp_path: Path) -> None:
-    """1 and 3 in as many steps: 2 on average, and none had two."""
+    """The processes have 1 and 3 tokens per step. The mean is 2, but no step had 2 tokens."""
     records = []
     for tokens in (1, 3):
         here = tmp_path / str(tokens)
@@ -164,7 +164,7 @@ def test_a_token_has_no_median_if_two_processes_differ_in_tokens_a_step(tmp_path
 
 
 def test_a_step_of_more_tokens_than_there_are_leaves_the_others_readable(tmp_path: Path) -> None:
-    """Squares of such numbers outgrow what a daemon may say, and a viewer that is told more shows nothing."""
+    """The square of such a number is larger than a daemon may send. A viewer would reject it."""
     clock = Clock()
     profiler = profiler_in(tmp_path, clock)
     for tokens in (1 << 61, 1):
@@ -183,7 +183,7 @@ def test_a_rate_with_lost_records_is_a_lower_bound_in_report_and_list(tmp_path: 
         clock.sleep_us(10)
     source = source_of(tmp_path)
     source.poll()
-    for _ in range(1_000):  # more than the ring holds, and nobody reads it meanwhile
+    for _ in range(1_000):  # this overwrites the ring before it is read
         with profiler.step("decode", tokens=1):
             clock.sleep_us(10)
     view = source_view(record_of(source))

@@ -1,4 +1,4 @@
-"""The straggler is the rank that works longer, not the one that waits longer; a hiccup is none."""
+"""The straggler is the rank that works longer, not the one that waits longer. A single pause makes no straggler."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SLICE_NS = round(SLICE_S * 1e9)
 
 
 class RankRun:
-    """One rank under a made-up clock, whose updates reach the store a slice apart."""
+    """A rank with a fake clock. Its updates reach the store one time slice apart."""
 
     def __init__(self, directory: Path, rank: int) -> None:
         directory = directory / str(rank)
@@ -44,14 +44,14 @@ class RankRun:
         apply(self.store, said_at(self.source.snapshot(), self.now_ns))
 
     def step(self, **us: float) -> None:
-        """One step; `us` is what each brick took."""
+        """Run one step. `us` maps bricks to their durations."""
         with self.profiler.step("decode", 1):
             for name, value in us.items():
                 with self.profiler.brick(name, 1):
                     self.clock.sleep_us(value)
 
     def slice(self, *steps: dict[str, float]) -> None:
-        """A slice in which these steps ended."""
+        """Run these steps in one time slice."""
         for us in steps:
             self.step(**us)
         self.source.poll()
@@ -115,7 +115,10 @@ def test_who_waits_for_the_slow_one_is_not_taken_for_it(three: list[RankRun], na
 
 
 def _layered(run: RankRun, work_us: float, gap_us: float, wait_us: float) -> None:
-    """A step whose layer does something that is no brick, and one inside which it waits for the others."""
+    """Run a step of one layer.
+
+    It has a gap without a brick, then a brick that contains a collective, in which the rank waits.
+    """
     with run.profiler.step("decode", 1), run.profiler.layer(0):
         run.clock.sleep_us(gap_us)
         with run.profiler.brick("DownProjection", 1):
@@ -130,7 +133,7 @@ REDUCE = BrickDefinition("Reduce", BrickCategory.COMMUNICATION)
 def test_a_rank_slow_between_bricks_is_named_by_time_out_of_communication(three: list[RankRun]) -> None:
     for _ in range(SLICES + 1):
         for run in three:
-            _layered(run, 400, *((700, 0) if run.rank == 1 else (200, 500)))  # all steps take as long
+            _layered(run, 400, *((700, 0) if run.rank == 1 else (200, 500)))  # all steps take equally long
             run.slice()
     verdict = straggler([rank.record for rank in three], "decode")
     assert verdict is not None
@@ -140,7 +143,7 @@ def test_a_rank_slow_between_bricks_is_named_by_time_out_of_communication(three:
 
 @pytest.mark.parametrize("backend", ["", "torch on cuda: launches"])
 def test_where_nobody_sees_who_waits_gaps_are_no_reason_to_name_one(three: list[RankRun], backend: str) -> None:
-    """No collective is seen, or all that is seen of it is when the host launched it: the wait may be in a gap."""
+    """The host sees no collective or only its launch, so the wait may be hidden in a gap."""
     for _ in range(SLICES + 1):
         for run in three:
             with run.profiler.step("decode", 1):
@@ -190,13 +193,13 @@ def test_a_rank_that_has_stopped_and_one_alone_are_not_compared(three: list[Rank
     assert found(three) is None
 
 
-# --- verdicts over generated histories: no clock, no process ------------------------------------------------------
+# --- simulated histories without clock and process ----------------------------------------------------------------
 
 
 class MadeRank:
-    """A rank of which each slice says how long a step took, and in it its one brick and a collective."""
+    """A simulated rank. Each time slice has the duration of a step, of its brick and of a collective."""
 
-    STEPS = 100  # a slice
+    STEPS = 100  # steps per slice
 
     def __init__(self, rank: int) -> None:
         hello = HostHello(2, 0, 100 + rank, 1, "here", "boot", "train.py", "3", "made", 0, 0, rank, rank, 8)
@@ -208,7 +211,7 @@ class MadeRank:
         self.steps = 0
 
     def slice(self, step_us: float, brick_us: float | None = None, wait_us: float | None = None) -> None:
-        """Its brick takes the whole step, unless said otherwise; without `wait_us` there is no collective."""
+        """Add a slice. The brick takes the whole step by default. Without `wait_us` there is no collective."""
         assert self.record.busy is not None
         if wait_us is not None and len(self.record.nodes) == 2:
             self.record.nodes.add(Node(3, 1, NodeKind.BRICK, "Reduce", category=BrickCategory.COMMUNICATION))
@@ -225,17 +228,17 @@ class MadeRank:
 
 
 def verdict_on(histories: Sequence[Sequence[float]]) -> int | None:
-    """Who is named after the ranks have run so: of each rank µs a step, slice by slice."""
+    """Return the rank that is named as straggler. `histories` has µs per step for each rank and slice."""
     ranks = [MadeRank(number) for number in range(len(histories))]
     for rank, history in zip(ranks, histories, strict=True):
-        for step_us in (1000, *history):  # the first slice begins with its end
+        for step_us in (1000, *history):  # the first slice only marks the start
             rank.slice(step_us)
     found = straggler([rank.record for rank in ranks], "decode")
     return found.rank if found else None
 
 
-RARE = bound_of_median(SLICES) - 1  # of the slices of a look
-pauses = st.dictionaries(st.integers(0, SLICES - 1), st.floats(0, 1e6), max_size=RARE)  # µs a step, by slice
+RARE = bound_of_median(SLICES) - 1  # maximum number of slices with a pause
+pauses = st.dictionaries(st.integers(0, SLICES - 1), st.floats(0, 1e6), max_size=RARE)  # µs per step, by slice
 noises = st.lists(st.floats(0.98, 1.02), min_size=SLICES, max_size=SLICES)
 histories = st.tuples(noises, pauses).map(
     lambda made: [1000 * n + made[1].get(at, 0) for at, n in enumerate(made[0])]
@@ -263,7 +266,7 @@ shares = st.lists(st.floats(0, 1), min_size=8, max_size=8)
 def test_who_works_longer_is_named_though_all_wait_until_it_is_there(
     ranks: list[list[float]], of_gaps: list[float], factor: float, data: st.DataObject
 ) -> None:
-    """Steps of all take what the slowest takes, for collectives end together; its work lies in bricks or in gaps."""
+    """All steps are as long as the slowest because of collectives. The work is in bricks or in gaps."""
     slow = data.draw(st.integers(0, len(ranks) - 1))
     works = [[us * factor for us in history] if at == slow else history for at, history in enumerate(ranks)]
     made = [MadeRank(number) for number in range(len(ranks))]
@@ -280,7 +283,7 @@ def test_who_works_longer_is_named_though_all_wait_until_it_is_there(
 def test_all_wait_for_a_slow_one_only_if_their_steps_are_as_long_as_its_own(
     ranks: list[list[float]], factor: float, data: st.DataObject
 ) -> None:
-    """Replicas that never wait for each other have short steps beside its long ones."""
+    """Replicas that never wait for each other have short steps next to the long ones of the slow rank."""
     slow = data.draw(st.integers(0, len(ranks) - 1))
     works = [[us * factor for us in history] if at == slow else history for at, history in enumerate(ranks)]
     for do_wait in (True, False):
@@ -328,7 +331,7 @@ def test_two_ranks_that_are_equally_slow_name_nobody(
 
 @pytest.mark.parametrize("count", [2, 4, 8])
 def test_ten_of_ten_looks_are_right_both_ways(count: int) -> None:
-    """Ten runs each, with noise of 3 % and pauses as long as 20 steps in one slice of ten; seeded."""
+    """Each of ten seeded runs has 3 % noise. In 10 % of the slices there is a pause as long as 20 steps."""
 
     def history(chance: random.Random, factor: float) -> list[float]:
         paused = (20 / MadeRank.STEPS if chance.random() < 0.1 else 0 for _ in range(SLICES))

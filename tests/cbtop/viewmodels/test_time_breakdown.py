@@ -1,4 +1,4 @@
-"""Books cannot lie: they close, or every report says that they do not, why, and by how much."""
+"""The parts of a step add up to its time. Otherwise every report says so, with the reason and the difference."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Host = Callable[[BrickProfiler, Clock], None]
 
 
 def seen(host: Host, *, sample_every: int = 1) -> tuple[SourceView, str, dict[str, object]]:
-    """What a viewer, the text report and the JSON show of `host`."""
+    """Return what the viewer, the text report and the JSON show of `host`."""
     with tempfile.TemporaryDirectory() as directory:
         clock = Clock()
         recorder = RingRecorder(Path(directory), 1 << 20)
@@ -88,8 +88,9 @@ def test_every_time_of_the_books_is_in_microseconds_and_every_count_as_it_is() -
     [
         (TimeBreakdown(10, 10, {}, 0, 0, 0, 0, (), 0, 0, 0, 0, None), True),
         (TimeBreakdown(10, 8, {"a": 1, "b": 1}, 0, 0, 0, 0, (), 0, 0, 0, 0, None), True),
-        (TimeBreakdown(10, 8, {"a": 1, "b": 2}, 1, 0, 0, 0, (), 0, 0, 0, 0, None), True),  # two ran at the same time
-        (TimeBreakdown(10, 8, {"a": 1, "b": 2}, 0, 0, 0, 0, (), 0, 0, 0, 0, None), False),  # more than the wall time
+        (TimeBreakdown(10, 8, {"a": 1, "b": 2}, 1, 0, 0, 0, (), 0, 0, 0, 0, None), True),  # two calls overlapped
+        # more than the wall-clock time
+        (TimeBreakdown(10, 8, {"a": 1, "b": 2}, 0, 0, 0, 0, (), 0, 0, 0, 0, None), False),
         (TimeBreakdown(10, 8, {}, 0, 0, 1, 0, (), 0, 0, 0, 0, None), False),
         (TimeBreakdown(10, 8, {}, 0, 0, 0, 0, (("Layer 0", 1),), 0, 0, 0, 0, None), False),
     ],
@@ -136,7 +137,7 @@ def a_timer_of_the_step_before(profiler: BrickProfiler, clock: Clock) -> None:
     clock.sleep_us(500)
     with profiler.step("decode", 1):
         profiler.start_brick("a")
-        profiler.stop_brick(timer, 1)  # in the place that it was started in, and much longer than this step
+        profiler.stop_brick(timer, 1)  # stopped where it was started, but much longer than this step
 
 
 def a_clock_that_goes_back(profiler: BrickProfiler, clock: Clock) -> None:
@@ -144,7 +145,7 @@ def a_clock_that_goes_back(profiler: BrickProfiler, clock: Clock) -> None:
         with profiler.step("decode", 1):
             with profiler.brick("a"):
                 clock.sleep_us(10)
-            clock.sleep_us(-100 if number == 1 else 0)  # this step is rejected, what ran in it is not
+            clock.sleep_us(-100 if number == 1 else 0)  # the step is rejected, its bricks are not
 
 
 @pytest.mark.parametrize(
@@ -234,7 +235,7 @@ def test_what_runs_outside_of_steps_is_a_row_of_its_own() -> None:
                 clock.sleep_us(10)
             with profiler.brick("detokenize"), profiler.brick("lookup"):
                 clock.sleep_us(500)
-            clock.sleep_us(7)  # nothing of the host's runs
+            clock.sleep_us(7)  # the host runs nothing here
 
     view, text, report = seen(host)
     assert "outside steps: 5.00 ms in 10 calls, added up (detokenize 5.00 ms), in no step's wall time" in text
@@ -257,7 +258,7 @@ def test_steps_inside_a_function_are_not_counted_again_outside_of_steps() -> Non
 
 def test_a_step_inside_a_step_is_named_in_the_books_of_both() -> None:
     def host(profiler: BrickProfiler, clock: Clock) -> None:
-        for name in ("draft", "decode"):  # of another phase, and of the same
+        for name in ("draft", "decode"):  # of another phase and of the same phase
             with profiler.step("decode", 1):
                 with profiler.brick("a"):
                     clock.sleep_us(10)
@@ -332,7 +333,7 @@ def test_what_other_threads_do_for_a_step_is_added_up_beside_its_wall_time() -> 
                 threads = [threading.Thread(target=work) for _ in range(2)]
                 for thread in threads:
                     thread.start()
-                all_of_them.wait()  # both are inside
+                all_of_them.wait()  # both threads are inside now
                 clock.sleep_us(100)
                 all_of_them.wait()
                 for thread in threads:
@@ -349,7 +350,7 @@ def test_what_other_threads_do_for_a_step_is_added_up_beside_its_wall_time() -> 
         0,
     )
     assert books.adopted is not None
-    assert (books.adopted.calls, books.adopted.us) == (2, 200)  # a sum over threads, in a step of 101 µs
+    assert (books.adopted.calls, books.adopted.us) == (2, 200)  # the sum of both threads, in a step of 101 µs
     assert [one.name for one in books.adopted.by_name] == ["expert"]
     assert "in other threads for these steps: 200.0 µs in 2 calls, added up" in text
     assert {row.name: row.percent for row in view.bricks} == {
@@ -417,7 +418,7 @@ OPERATIONS = st.one_of(
     st.tuples(st.just("brick"), st.sampled_from("abc")),
     st.tuples(st.just("layer"), st.integers(0, 1)),
     st.tuples(st.just("step"), st.sampled_from(["decode", "prefill"])),
-    st.tuples(st.just("leave"), st.integers(0, 9)),  # whatever was entered, also again, in whatever order
+    st.tuples(st.just("leave"), st.integers(0, 9)),  # any open node, also twice, in any order
     st.tuples(st.just("sleep"), st.integers(-20, 100)),
     st.tuples(st.just("elapsed"), st.integers(0, 200)),
 )
@@ -452,13 +453,14 @@ def test_shares_are_0_to_100_percent_or_a_line_says_so_whatever_a_host_does(
         patch.setattr("logging.Logger.warning", lambda *_: None)
         view, text, _ = seen(host)
     shown = [*shares(view), *(row.total_exclusive_us for row in view.bricks)]
-    most = 100 + 1e-6 if " - overlap " not in text else float("inf")  # each of two at the same time took its time
+    # overlapping calls count fully, so shares may exceed 100 %
+    most = 100 + 1e-6 if " - overlap " not in text else float("inf")
     assert "books do not close: " in text or (min(shown, default=0) >= -1e-6 and max(shares(view)) <= most)
     assert view.outside is None or view.outside.us >= 0
 
 
 def books_beside(directory: Path, host: Host) -> tuple[TimeBreakdown | None, Beside | None]:
-    """The books of decode, and what ran outside of steps, as the profiler sees them."""
+    """Return the time parts of decode and the work outside steps, from the records of the profiler."""
     record = record_of(_recorded(directory, host))
     whole = PhaseTotals.of(record.nodes, record.stats, "decode")
     return books_of(whole, whole), outside_steps(record.nodes, record.stats)
@@ -474,7 +476,7 @@ def _recorded(directory: Path, host: Host) -> Source:
 def test_work_outside_of_steps_is_named_longest_first_and_adopted_work_apart(
     tmp_path: Path,
 ) -> None:
-    """The caller of the threads waits for 1 µs and is a row, too; a name that has no calls is none."""
+    """The function that starts the threads waits for 1 µs and has its own row. Names without calls have none."""
 
     def host(profiler: BrickProfiler, clock: Clock) -> None:
         with profiler.step("decode", 1):
@@ -541,7 +543,7 @@ def test_outdone_layers_are_named_worst_first_and_adopted_bricks_are_not(
 
 
 class TwoStreams:
-    """A device whose streams work at the same time."""
+    """A fake device with two streams that work at the same time."""
 
     def __init__(self) -> None:
         self.stream, self.reached_ns = 0, [1_000, 1_000]
@@ -566,7 +568,7 @@ class TwoStreams:
 def test_bricks_of_two_streams_keep_their_times_and_together_fit_the_step(
     tmp_path: Path,
 ) -> None:
-    """A step of 750 us: 400 on one stream, 290 on the other beside the last 120 of these, and nothing for 180."""
+    """A step of 750 µs: 400 µs on one stream, 290 µs on the other, 120 µs of overlap and 180 µs idle."""
     device = TwoStreams()
     profiler = BrickProfiler(recorder=RingRecorder(tmp_path, 1 << 20), device_clock=device)
     with profiler.step("decode", tokens=1):

@@ -1,4 +1,4 @@
-"""The last steps on lanes: every record is there once or counted, and bricks and gaps add up to the nanosecond."""
+"""Every record of the last steps is on a lane or counted. Bricks and gaps add up to the nanosecond."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.cbtop.recorded import Clock, apply, profiler_in, source_of
 
 
 def followed(source: Source) -> SourceRecord:
-    """What a viewer knows that follows the records of `source`."""
+    """Return the record of `source` in a viewer that also receives its records."""
     source.poll()
     store = Store()
     store.keep_records(True)
@@ -49,12 +49,12 @@ def shown(record: SourceRecord, phase: str | None = None, *, is_sample: bool = F
 
 
 def parts_of(lane: Lane) -> list[TimelineSpan | Gap]:
-    """Its outermost bricks and its gaps, by their start; what took no time comes first."""
+    """Return the outermost bricks and the gaps of a lane by start time. Those of zero length come first."""
     return sorted([*lane.rows[lane.bricks].spans, *lane.gaps], key=lambda part: (part.start_ns, part.end_ns))
 
 
 def check_newest(found: TimelineView) -> None:
-    """The lanes of the newest step are those of all, as far as they reach back; what may be in sight is on them."""
+    """Check that the lanes of the newest step equal the end of all lanes and contain everything visible."""
     drawn: set[TimelineSpan] = set()
     for lane in found.newest_lanes:
         since_ns = min(part.start_ns for row in (*(row.spans for row in lane.rows), lane.gaps) for part in row)
@@ -68,7 +68,7 @@ def check_newest(found: TimelineView) -> None:
 
 
 def since(since_ns: int, lane: Lane) -> tuple[list[TimelineSpan], list[Gap]]:
-    """What began on a lane at a moment or later, and ended after it; in which of its rows is not told."""
+    """Return the spans and gaps of a lane that began at `since_ns` or later. Rows are ignored."""
     spans = [
         span._replace(level=0)
         for row in lane.rows
@@ -85,7 +85,7 @@ def told(lane: Lane) -> list[tuple[str, int, int]]:
 
 
 def check(found: TimelineView, record: SourceRecord) -> None:
-    """What holds of every timeline."""
+    """Check the properties that every timeline has."""
     check_newest(found)
     assert found.spans + found.unplaced + found.older == len(record.recent)
     for lane in found.lanes:
@@ -104,7 +104,10 @@ def check(found: TimelineView, record: SourceRecord) -> None:
 
 
 def check_nesting(outer: Sequence[TimelineSpan], inner: Sequence[TimelineSpan], record: SourceRecord) -> None:
-    """What is drawn inside of something lies in it in time and in the graph; what took no time fits into any."""
+    """Check that spans drawn inside others are inside them in time and in the graph.
+
+    Spans of zero length fit anywhere.
+    """
     nodes = record.nodes
     for span in inner:
         around = [one for one in outer if one.start_ns <= span.start_ns and span.end_ns <= one.end_ns]
@@ -168,11 +171,11 @@ def test_the_newest_step_is_one_of_the_phase_that_is_shown(runtime: Path) -> Non
     assert view is not None
     assert view.newest is not None
     assert view.newest.name == "prefill"
-    assert view is source_view(record, "prefill").timeline  # nothing has come: there is nothing to draw again
+    assert view is source_view(record, "prefill").timeline  # without new data, the same object is returned
 
 
 async def two_steps_at_once(profiler: BrickProfiler, clock: Clock) -> None:
-    """Two tasks that each run a step while the other does: a, b begin; a, b end."""
+    """Run steps of two tasks at the same time: a begins, b begins, a ends, b ends."""
 
     async def one(name: str) -> None:
         with profiler.step("decode", tokens=1), profiler.brick(name):
@@ -217,7 +220,7 @@ def test_tasks_that_interleave_on_one_thread_are_not_drawn_inside_each_other(run
                 clock.sleep_us(10)
 
     async def meanwhile() -> None:
-        with profiler.brick("b"), profiler.brick("in b"):  # from begin to end while `a` runs
+        with profiler.brick("b"), profiler.brick("in b"):  # `b` begins and ends while `a` runs
             clock.sleep_us(5)
 
     async def both() -> None:
@@ -285,7 +288,7 @@ def test_a_step_timed_as_a_whole_says_that_nothing_is_known_inside(runtime: Path
     assert [gap.start_ns for gap in lane.gaps if gap.name == "not recorded inside"] == plain
     assert not shown(record).newest.is_plain  # type: ignore[union-attr]
     between = {gap.name for gap in shown(record, is_sample=True).lanes[0].gaps if not gap.where}
-    assert between == {"between recorded steps"}  # others may have left nothing
+    assert between == {"between recorded steps"}  # other steps may have left no record
     check(shown(record), record)
 
 
@@ -409,7 +412,7 @@ def test_records_of_nodes_that_are_not_known_yet_wait(runtime: Path) -> None:
     with profiler.step("decode", tokens=1), profiler.brick("new"):
         clock.sleep_us(10)
     source.poll()
-    apply(store, source.records())  # the daemon says the records first
+    apply(store, source.records())  # the daemon sends records before definitions
     record = store.sources[source.key]
     assert shown(record).spans == 2
     apply(store, source.delta())
@@ -422,7 +425,7 @@ program = st.lists(
 
 
 async def run(profiler: BrickProfiler, clock: Clock, tasks: Sequence[Sequence[tuple[str, int]]]) -> None:
-    """Each task opens and ends steps, layers and bricks, in turns with the others."""
+    """Run tasks that open and close steps, layers and bricks in turns."""
 
     async def one(number: int, words: Sequence[tuple[str, int]]) -> None:
         opened: list[object] = []
@@ -481,7 +484,7 @@ def test_a_record_that_runs_backwards_by_more_than_a_clock_holds_is_none(runtime
 
 @given(data=st.data())
 def test_whatever_records_a_daemon_sends_they_add_up_or_are_refused(data: st.DataObject) -> None:
-    """Times, lanes and nodes that no profiler writes."""
+    """The records have times, lanes and nodes that no profiler would write."""
     with TemporaryDirectory(prefix="cbtop-t-") as directory:
         clock = Clock()
         profiler = profiler_in(Path(directory), clock)

@@ -1,4 +1,4 @@
-"""Traces, from a traced process to text and JSON."""
+"""Tests of traces, from a traced process to text and JSON."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LAYERS = TraceSummary(
 
 @pytest.fixture
 def view(runtime: Path) -> SourceView:
-    """What is known of a process that traced twice and said goodbye."""
+    """Return the view of a process that has ended after two traces."""
     profiler = profiler_in(runtime, Clock())
     with profiler.step("decode", tokens=1):
         pass

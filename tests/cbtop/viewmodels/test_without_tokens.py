@@ -1,4 +1,4 @@
-"""Steps of a model without tokens: steps/s and samples/s are shown in each place that has tokens/s."""
+"""A model without tokens shows steps/s and samples/s wherever others show tokens/s."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ STEPS_PER_SEC = 1e6 / STEP_US
 
 
 def forward_run(directory: Path, sequences: Callable[[int], int | None] = lambda _: BATCH) -> SourceView:
-    """A model that computes `sequences` pictures in each step, and has no tokens."""
+    """Return the view of a model without tokens that processes `sequences` images in each step."""
     return source_view(record_of(source_of(_recorded(directory, sequences))))
 
 

@@ -1,4 +1,4 @@
-"""Small models and exact printing that the programs share. Importing it fixes the seed and takes one thread."""
+"""Small models and exact printing for the programs. Importing this module sets the seed and uses one thread."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ class Net(nn.Module):
 
 
 class Simple(nn.Module):
-    """A feed-forward block, which takes vectors."""
+    """A feed-forward block that takes vectors."""
 
     def __init__(self, width: int = 8) -> None:
         super().__init__()
@@ -149,7 +149,7 @@ class Simple(nn.Module):
 
 
 class Stack(nn.Module):
-    """Blocks of one class after each other."""
+    """Several blocks of one class in sequence."""
 
     def __init__(self, block: Any = Simple, width: int = 8, layers: int = 3) -> None:
         super().__init__()
@@ -169,7 +169,7 @@ def vectors(width: int = 8) -> Tensor:
 
 
 def llama(**options: Any) -> Any:
-    """A Llama of two layers."""
+    """Return a Llama with two layers."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     small = {

@@ -1,4 +1,4 @@
-"""A forward looks at its callers, at its locals and at the functions that it calls."""
+"""A forward inspects its callers, its locals and the functions that it calls."""
 
 import dis
 import inspect

@@ -1,4 +1,4 @@
-"""Signatures, sources, code objects and hints of the functions that a watcher looks for, between steps."""
+"""The program inspects signatures, sources, code objects and hints of functions that cbtop watches, between steps."""
 
 import inspect
 import pickle

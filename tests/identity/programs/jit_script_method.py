@@ -1,4 +1,4 @@
-"""A class of RWKV's kind is a ScriptModule with script methods and a plain `forward`, called by name, too."""
+"""A class like RWKV's is a ScriptModule with script methods and a plain `forward`, which is also called by name."""
 
 import types
 

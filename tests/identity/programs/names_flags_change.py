@@ -1,4 +1,4 @@
-"""A forward reads and writes a module switch of a watched name, step by step."""
+"""In each step, a forward reads and writes a module flag whose name cbtop watches."""
 
 import torch
 from small import Simple, Stack, show, vectors

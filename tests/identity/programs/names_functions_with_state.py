@@ -1,4 +1,4 @@
-"""Functions of watched names carry attributes, defaults, closures and are compared with `is`."""
+"""Functions whose names cbtop watches have attributes, defaults and closures, and are compared with `is`."""
 
 import torch
 from small import Simple, Stack, show, vectors

@@ -1,4 +1,4 @@
-"""A model has generation methods with other parameters, static ones, and a `generate` of its own."""
+"""A model has generation methods with other parameters, static ones, and its own `generate`."""
 
 import torch
 from small import IDS, Net, show

@@ -1,4 +1,4 @@
-"""Switches of a script, a class and an instance have names that cbtop looks for as functions."""
+"""Flags of a script, a class and an instance have names that cbtop looks for as functions."""
 
 import torch
 from small import Simple, Stack, show, vectors
@@ -11,7 +11,7 @@ eager_attention_forward = {}
 
 
 class Block(Simple):
-    _attn = ""  # or "linear"
+    _attn = ""  # "linear" is another possible value
     _split_heads = 0
     expand_kv = False
 

@@ -1,4 +1,4 @@
-"""Class attributes of watched names are strings, properties, descriptors and class methods of an attention."""
+"""Class attributes with names that cbtop watches are strings, properties, descriptors and class methods."""
 
 import torch
 from small import Stack, show, vectors
@@ -6,7 +6,7 @@ from torch import nn
 
 
 class Scale:
-    """A descriptor that gives a number."""
+    """A descriptor that returns a number."""
 
     def __get__(self, instance, owner):
         return 3 if instance is None else instance.heads * 0.5

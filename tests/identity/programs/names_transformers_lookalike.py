@@ -1,4 +1,4 @@
-"""A script's own attention has transformers' names with other parameters, and a registry of functions of its own."""
+"""A script's own attention has names of transformers, other parameters, and its own registry of functions."""
 
 import torch
 from small import Stack, show, vectors

@@ -1,4 +1,4 @@
-"""Reading attributes of a model or its arguments changes the program: it draws, loads, creates or records."""
+"""Reading attributes of a model or its arguments has side effects: it draws, loads, creates or records."""
 
 from collections import defaultdict
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from torch import nn
 
 
 class NoisyLinear(nn.Module):
-    """Its weight is a property that draws noise (Fortunato et al., Noisy Networks for Exploration)."""
+    """A layer whose weight is a property that draws noise (Fortunato et al., Noisy Networks for Exploration)."""
 
     num_embeddings = property(lambda self: print("num_embeddings was read"))
 
@@ -38,7 +38,7 @@ class Noisy(nn.Module):
 
 
 class Made(defaultdict):
-    """A config that creates each attribute that is read."""
+    """A config that creates each attribute on its first read."""
 
     def __init__(self):
         super().__init__(Made)
@@ -70,7 +70,7 @@ class LazyBatchOfDict(dict):
 
 
 class Lazy:
-    """Loads itself when its class is read, as proxies of web frameworks do."""
+    """An object that loads itself when its class is read, as proxies of web frameworks do."""
 
     @property
     def __class__(self):

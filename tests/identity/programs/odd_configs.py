@@ -1,4 +1,4 @@
-"""Models have a config of an unexpected kind: a mapping, text, a class with values of wrong types, a module."""
+"""Models have unusual configs: a mapping, text, a class with values of wrong types, a module."""
 
 import torch
 from small import Stack, show, vectors

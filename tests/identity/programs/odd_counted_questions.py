@@ -1,4 +1,4 @@
-"""A module counts which attributes it is asked for and lacks, and how often it is iterated or measured."""
+"""A module records reads of attributes that it lacks, and calls of `hash`."""
 
 import torch
 from small import Simple, Stack, show, vectors

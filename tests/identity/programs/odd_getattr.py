@@ -1,4 +1,4 @@
-"""Modules answer for attributes that they lack, refuse, or forward them to another module."""
+"""Modules answer for attributes that they lack, reject them, or forward them to another module."""
 
 import torch
 from small import Stack, show, vectors

@@ -1,4 +1,4 @@
-"""Modules have a `__getattribute__`, `__setattr__` or `__delattr__` of their own, or a copied `__dict__`."""
+"""Modules have their own `__getattribute__`, `__setattr__` or `__delattr__`, or a copied `__dict__`."""
 
 import torch
 from small import Simple, Stack, show, vectors

@@ -1,4 +1,4 @@
-"""Modules are made and dropped in a loop, so that new ones get the addresses of old ones."""
+"""Modules are created and dropped in a loop, so new modules get the addresses of old ones."""
 
 import gc
 

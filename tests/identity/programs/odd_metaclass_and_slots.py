@@ -1,4 +1,4 @@
-"""Modules have metaclasses, slots, class-level calls of their own, and a class that changes while they run."""
+"""Modules have metaclasses, slots, their own class-level calls, and a class that changes while they run."""
 
 import abc
 

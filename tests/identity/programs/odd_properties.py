@@ -1,4 +1,4 @@
-"""Properties raise, print, or change the module when they are read; class attributes are lazy."""
+"""Properties raise, print, or change the module when they are read. Class attributes are lazy."""
 
 import torch
 from small import Simple, Stack, show, vectors

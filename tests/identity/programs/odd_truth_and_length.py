@@ -1,4 +1,4 @@
-"""Modules have no truth value, are empty, count, iterate, contain and index in ways of their own."""
+"""Modules have no truth value, are empty, or define their own length, iteration, membership and indexing."""
 
 import torch
 from small import Simple, Stack, show, vectors

@@ -1,4 +1,4 @@
-"""A model is freed with its last reference, without a collection, and weak references to it call back."""
+"""A model is freed with its last reference, without garbage collection, and weak references to it call back."""
 
 import gc
 import weakref

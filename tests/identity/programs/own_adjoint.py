@@ -1,4 +1,4 @@
-"""A neural ODE calls its model in the backward of an autograd function, where that computes gradients of its own."""
+"""A neural ODE calls its model in the backward of an autograd function, which computes its own gradients."""
 
 import torch
 from small import Stack, show

@@ -1,4 +1,4 @@
-"""A hypernetwork computes the weights of a model on the meta device, and trains; warnings are printed."""
+"""A hypernetwork computes the weights of a model on the meta device and trains. Warnings are printed."""
 
 import sys
 import warnings

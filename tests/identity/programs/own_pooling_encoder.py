@@ -1,4 +1,4 @@
-"""A sentence encoder of sequential modules passes a dictionary along, pools, normalises and compares."""
+"""A sentence encoder of sequential modules passes on a dictionary, pools, normalises and compares."""
 
 import torch
 from small import Block, show

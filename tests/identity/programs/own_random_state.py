@@ -1,4 +1,4 @@
-"""Random numbers of Python, numpy and torch are drawn between and inside steps, and their states hashed."""
+"""Random numbers of Python, numpy and torch are drawn between and inside steps. Their states are hashed."""
 
 import hashlib
 import pickle

@@ -1,4 +1,4 @@
-"""A draft and a target model decode together with an own cache, early exits and skipped layers."""
+"""A draft model and a target model decode together with their own cache, early exits and skipped layers."""
 
 import torch
 from small import IDS, Net, show

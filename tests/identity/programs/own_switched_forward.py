@@ -1,4 +1,4 @@
-"""A retention network sets each layer's `forward` to one of three methods between steps, is saved and read again."""
+"""A retention network switches each layer's `forward` between three methods, is saved and is loaded again."""
 
 import copy
 
@@ -68,5 +68,5 @@ for layer in net.layers:
     del layer.forward
 try:
     net(ids)
-except NotImplementedError as error:  # torch's answer to a module without a forward, the same under cbtop
+except NotImplementedError as error:  # torch raises this for a module without a forward, also under cbtop
     print(error)

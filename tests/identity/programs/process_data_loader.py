@@ -1,4 +1,4 @@
-"""A data loader with workers feeds a model whose collate function runs a small model, too."""
+"""A data loader with workers feeds a model. Its collate function also runs a small model."""
 
 import torch
 from small import Net, Simple, show

@@ -1,4 +1,4 @@
-"""Operations of a model are counted by dispatch, function and flop modes, global hooks and hooks on saved tensors."""
+"""Dispatch, function and flop modes count operations of a model, as do global hooks and hooks on saved tensors."""
 
 import collections
 

@@ -1,4 +1,4 @@
-"""Exit handlers, finalizers, threads that end late, and a last model call at exit print in their order."""
+"""Exit handlers, finalizers, late threads and a last model call at exit print in their usual order."""
 
 import atexit
 import sys

@@ -1,4 +1,4 @@
-"""A model runs before and after fork, in forked and in spawned workers, and comes back through a queue."""
+"""A model runs before and after a fork, in forked and spawned workers, and returns through a queue."""
 
 import multiprocessing
 import os

@@ -1,4 +1,4 @@
-"""The program freezes the clock with freezegun, moves it, and a clock of its own is patched."""
+"""The program freezes the clock with freezegun and moves it, and patches its own clock."""
 
 import datetime
 import time

@@ -1,4 +1,4 @@
-"""The state of the interpreter that a program can see is as without a watcher."""
+"""The visible state of the interpreter is the same as without cbtop."""
 
 import builtins
 import gc

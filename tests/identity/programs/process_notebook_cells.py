@@ -1,4 +1,4 @@
-"""Cells of a notebook run in a `__main__` of their own: classes are defined anew and patched, a model is kept."""
+"""Notebook cells run in their own `__main__`. Classes are redefined and patched, and a model is kept."""
 
 import ast
 import linecache

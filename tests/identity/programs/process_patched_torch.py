@@ -1,4 +1,4 @@
-"""The program replaces functions of torch and transformers itself, and puts them back in another order."""
+"""The program replaces functions of torch and transformers, and restores them in another order."""
 
 from unittest import mock
 

@@ -1,11 +1,11 @@
-"""The program has a profiler of its own: sys.setprofile, sys.settrace, cProfile and torch.profiler."""
+"""The program uses its own profiler: sys.setprofile, sys.settrace, cProfile or torch.profiler."""
 
 import cProfile
 import os
 import pstats
 import sys
 
-os.environ["KINETO_LOG_LEVEL"] = "99"  # it prints times
+os.environ["KINETO_LOG_LEVEL"] = "99"  # at the default level, torch's profiler prints times
 
 import torch
 from small import IDS, Net, Simple, Stack, show, vectors

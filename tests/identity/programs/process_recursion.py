@@ -1,4 +1,4 @@
-"""Recursive modules run near the recursion limit, which stays what the program set."""
+"""Recursive modules run near the recursion limit, and the limit stays as the program set it."""
 
 import sys
 

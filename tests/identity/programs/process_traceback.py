@@ -1,4 +1,7 @@
-"""A forward raises, in its own code, in a builtin and in a hook; the program prints type, message and own frames."""
+"""A forward raises in its own code, in a builtin and in a hook.
+
+The program prints type, message and its own frames.
+"""
 
 import traceback
 

@@ -1,6 +1,6 @@
-"""`generate` is called with wrong arguments and with a processor that raises; the last error ends the program.
+"""`generate` is called with wrong arguments and with a processor that raises. The last error ends the program.
 
-A traceback through `generate` has one frame of cbtop: only its last frame is compared.
+A traceback through `generate` has one frame of cbtop, so only its last frame is compared.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""A program ends by an exception of a forward after some steps, through its own excepthook."""
+"""After some steps, an exception in a forward ends the program through its own excepthook."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Warnings point at the caller's line, are shown once for each line, and are turned into errors."""
+"""Warnings point to the caller's line, appear once per line, and can be turned into errors."""
 
 import logging
 import warnings

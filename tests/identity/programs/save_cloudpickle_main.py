@@ -1,4 +1,4 @@
-"""A model and its rotary helper of `__main__` are sent by value with cloudpickle and read without cbtop."""
+"""A model of `__main__` and its rotary helper are pickled by value with cloudpickle and loaded without cbtop."""
 
 import itertools
 import pickle
@@ -12,7 +12,7 @@ from small import IDS, exact, read_without_cbtop, rotate_half, show
 from torch import nn
 
 numbers = itertools.count()
-cloudpickle.cloudpickle.uuid = SimpleNamespace(uuid4=lambda: UUID(int=next(numbers)))  # the same bytes in each run
+cloudpickle.cloudpickle.uuid = SimpleNamespace(uuid4=lambda: UUID(int=next(numbers)))  # same bytes in each run
 
 
 def apply_rotary_pos_emb(q, k, cos, sin):

@@ -1,4 +1,4 @@
-"""Picklers with a dispatch table, a persistent id and a reducer meet the objects of a running model."""
+"""Picklers with a dispatch table, a persistent id and a reducer pickle objects of a running model."""
 
 import collections
 import copyreg

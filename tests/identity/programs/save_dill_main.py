@@ -1,4 +1,4 @@
-"""A model of `__main__` is saved by value with dill, also with recursive globals, and read without cbtop."""
+"""A model of `__main__` is saved by value with dill, also with recursive globals, and loaded without cbtop."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A causal model of `__main__` with GenerationMixin is sent by value, as trackers do, and read elsewhere."""
+"""A causal model of `__main__` with GenerationMixin is pickled by value, as trackers do, and loaded elsewhere."""
 
 import cloudpickle
 import torch

@@ -1,4 +1,4 @@
-"""A model is dumped and hashed with joblib, and is the argument of a memoised function."""
+"""A model is dumped and hashed with joblib, and passed to a memoised function."""
 
 import joblib
 import torch

@@ -1,4 +1,4 @@
-"""A model keeps Llama's rotary function, and its attention interface, in attributes made while another one runs."""
+"""While another model runs, a new model stores Llama's rotary function and its attention interface in attributes."""
 
 import copy
 import pickle

@@ -1,4 +1,4 @@
-"""A second model, made while a first one runs, keeps a torch function in an attribute; both are saved and copied."""
+"""While a first model runs, a second one stores a torch function in an attribute. Both are saved and copied."""
 
 import copy
 import pickle

@@ -1,4 +1,4 @@
-"""Models have a `__getstate__` that copies their `__dict__`, a `__reduce__`, or a `__deepcopy__` of their own."""
+"""Models have a `__getstate__` that copies their `__dict__`, a `__reduce__`, or their own `__deepcopy__`."""
 
 import copy
 import pickle

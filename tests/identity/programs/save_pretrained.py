@@ -1,4 +1,4 @@
-"""A transformers model is saved after generating, read again, and its config printed."""
+"""A transformers model is saved after it has generated text, loaded again, and its config printed."""
 
 import torch
 from small import IDS, llama, show

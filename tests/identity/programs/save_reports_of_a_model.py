@@ -1,4 +1,4 @@
-"""Texts that describe a model: its repr, its named modules, a summary by hooks, and a graph of objects."""
+"""Descriptions of a model are printed: its repr, its named modules, a summary by hooks, and a graph of objects."""
 
 import pickletools
 

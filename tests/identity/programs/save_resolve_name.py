@@ -1,4 +1,4 @@
-"""torch's own tables of functions know `scaled_dot_product_attention`, and a function mode sees it called."""
+"""torch's own tables of functions contain `scaled_dot_product_attention`, and a function mode sees its calls."""
 
 import torch
 import torch.nn.functional as F

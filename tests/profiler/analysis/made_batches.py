@@ -1,4 +1,4 @@
-"""Batches of records, as a ring gives them."""
+"""Batches of records in the form that a ring returns."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ STEP_AND_BRICK = np.array([-1, 1, 1]), np.array([-1, -1, 1])  # node 1 is a step
 
 
 def batch(rows: list[tuple[int, int, int]], failed: bool = False) -> Batch:
-    """Records of (node, duration, elements)."""
+    """Return records of (node, duration, elements)."""
     node, duration, elements = np.array(rows, np.int64).reshape(-1, 3).T
     start = np.arange(len(node), dtype=np.int64)
     return Batch(node, np.full(len(node), FLAG_FAILED if failed else 0), start, start + duration, elements, 0)
 
 
 def records(*rows: tuple[int, int, int], flags: Sequence[int] = ()) -> Batch:
-    """Records of (node, start, end)."""
+    """Return records of (node, start, end)."""
     node, start, end = np.array(rows, np.int64).T
     return Batch(
         node, np.array(flags or [0] * len(rows), np.int64), start, end, np.zeros(len(rows), np.int64), overwritten=0

@@ -1,4 +1,4 @@
-"""Fingerprints tell a wrong value from rounding, and name the first place."""
+"""Fingerprints distinguish a wrong value from rounding, and name the first different position."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TENSOR = RNG.standard_normal(3000).astype(np.float32)
 
 
 def run_of(*tensors: np.ndarray) -> Fingerprints:
-    """A run in which one brick a layer wrote these."""
+    """Return the fingerprints of a run in which one brick of each layer wrote these tensors."""
     run = Fingerprints()
     for layer, tensor in enumerate(tensors):
         run.record("DownProjection", layer, 7, tensor)
@@ -44,7 +44,7 @@ def test_one_wrong_value_anywhere_in_a_tensor_is_found(place: int, off: float) -
 
 @given(st.integers(0, 1 << 30))
 def test_adding_in_another_order_is_no_divergence(seed: int) -> None:
-    """A product in float32 with its terms shuffled: rounding, and nothing else."""
+    """A float32 product with its terms in another order differs only by rounding."""
     weights = np.random.default_rng(seed).standard_normal((300, 256)).astype(np.float32)
     order = np.random.default_rng(seed + 1).permutation(256)
     one = weights @ TENSOR[:256]
@@ -56,7 +56,7 @@ def test_adding_in_another_order_is_no_divergence(seed: int) -> None:
 def test_what_differs_is_given_with_both_values() -> None:
     found = run_of(changed(0, 99.0)).find_divergence(run_of(changed(0, 1.0)))
     assert found == DivergenceInfo("DownProjection", 0, 7, "value[0]", 1.0, 99.0)
-    found = run_of(changed(1, 99.0)).find_divergence(run_of(changed(1, 1.0)))  # not at a sampled place
+    found = run_of(changed(1, 99.0)).find_divergence(run_of(changed(1, 1.0)))  # this position is not sampled
     assert found is not None
     assert found.quantity == "mean"
 

@@ -1,4 +1,4 @@
-"""What a phase's columns say of all nodes at once is what each node, looked at by itself, says."""
+"""The columns of a phase for all nodes equal the values calculated for each node by itself."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WORK = (Work(8, 2, 4, 1), Work(0, 3, 16, 0))
 
 
 def any_phase(seed: int) -> PhaseTotals:
-    """Nodes of every kind in one another, some without time, of two phases."""
+    """Return nested nodes of every kind in two phases, some of them without time."""
     chance = random.Random(seed)
     table, stats = NodeTable(), NodeStats()
     for number in (1, 2):
@@ -40,7 +40,7 @@ def any_phase(seed: int) -> PhaseTotals:
 
 
 def exclusive_ns(totals: PhaseTotals, node: Node, of: dict[int, int], loose: dict[int, int]) -> int:
-    """The time of `node` less that of the nearest nodes inside that are shown for themselves."""
+    """Return the time of `node` minus the time of the nearest nodes inside that have their own row."""
 
     def shown(outer: int) -> list[Node]:
         found: list[Node] = []

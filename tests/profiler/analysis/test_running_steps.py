@@ -1,4 +1,4 @@
-"""The time of the parts of a step is closed when the step ends, wherever a batch was cut."""
+"""Parts of a step count as closed when the step ends, wherever the batches are cut."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_what_lies_in_ended_steps_is_closed_wherever_a_batch_was_cut(bricks: lis
     stats = NodeStats()
     stats.grow(3)
     whole = batch(rows)
-    end_ns = 1000 * np.arange(1, len(rows) + 1)  # one after the other
+    end_ns = 1000 * np.arange(1, len(rows) + 1)  # one after another
     whole = replace(whole, start_ns=end_ns - (whole.end_ns - whole.start_ns), end_ns=end_ns)
     for at in range(0, len(rows), cut):
         stats.add(whole.only((np.arange(len(rows)) >= at) & (np.arange(len(rows)) < at + cut)), step_of, part_of)
@@ -33,7 +33,10 @@ def test_what_lies_in_ended_steps_is_closed_wherever_a_batch_was_cut(bricks: lis
 
 @pytest.mark.parametrize("cut", [0, 2])
 def test_what_lies_in_a_step_that_is_recorded_behind_a_later_one_is_its_own(cut: int) -> None:
-    """As of one that waited for a device: its records come in the lane of a step that began and ended after it."""
+    """A step can wait for a device.
+
+    Its records then follow those of a step in the same lane that began and ended after it.
+    """
     start = np.array([1_000, 1_000, 100, 100], np.int64)
     end = np.array([1_090, 1_100, 180, 200], np.int64)
     node = np.array([2, 1, 2, 1], np.int64)
@@ -51,7 +54,7 @@ def test_what_lies_in_a_step_that_is_recorded_behind_a_later_one_is_its_own(cut:
 def test_what_is_late_makes_a_step_too_full_but_in_the_lane_that_many_share(
     lane: int, noted: list[tuple[int, int]]
 ) -> None:
-    """A step of 100 ns has a brick of 60; two more that were deferred until after it add 70 and 10."""
+    """A step of 100 ns has a brick of 60 ns. Two deferred bricks that arrive after its end add 70 and 10 ns."""
     step_of, part_of = np.array([-1, 1, 1]), np.array([-1, -1, 1])
     stats = NodeStats()
     stats.grow(3)
@@ -68,7 +71,7 @@ def test_what_is_late_makes_a_step_too_full_but_in_the_lane_that_many_share(
 
 @pytest.mark.parametrize("lanes", [(2, 4), (1, 3), (0, LANES - 2)])
 def test_a_step_closes_what_lies_in_its_own_lane(lanes: tuple[int, int]) -> None:
-    """Two steps at the same time, each with a brick; the one that ends first closes its own."""
+    """Two steps with a brick each run at the same time. The end of one step closes only its own brick."""
     node, start, end = np.array([(2, 1_000, 1_060), (2, 1_010, 1_160), (1, 1_000, 1_100), (1, 1_000, 1_200)]).T
     flags = np.array([lanes[0], lanes[1], lanes[0], lanes[1]]) << LANE_SHIFT
     both = Batch(node, flags, start, end, np.zeros(4, np.int64), 0)
@@ -116,7 +119,7 @@ def test_what_takes_no_time_as_a_step_ends_is_of_the_next() -> None:
 
 
 def test_what_begins_with_the_clock_is_open_until_its_step_ends() -> None:
-    """No step has ended before it: it is late for none."""
+    """No step has ended before it, so it is not late."""
     stats = NodeStats()
     stats.grow(3)
     stats.add(records((2, 0, 1)), *STEP_AND_BRICK)
@@ -127,8 +130,10 @@ def test_what_begins_with_the_clock_is_open_until_its_step_ends() -> None:
 
 @pytest.mark.parametrize("lanes", [(2, 4), (4, 2)])
 def test_what_is_late_in_one_lane_may_be_early_in_another(lanes: tuple[int, int]) -> None:
-    """A step ended at 100 in one lane, at 50 in the other; 80 to 90 is late in the one, and of a later step in the
-    other."""
+    """A step ends at 100 in one lane and at 50 in the other.
+
+    A brick from 80 to 90 is late in the first lane. In the other lane it belongs to a later step.
+    """
     first, second = (lane << LANE_SHIFT for lane in lanes)
     stats = NodeStats()
     stats.add(records((1, 40, 50), (1, 10, 100), flags=(second, first)), *STEP_AND_BRICK)
@@ -154,7 +159,10 @@ LAYERED = np.array([-1, 1, 1, 1, 1]), np.array([-1, -1, 1, 2, 2])
 def test_what_ran_beside_its_like_is_counted_once_however_many_did(
     parts: list[tuple[int, int, int]], steps_before: int
 ) -> None:
-    """As on streams of a device: what all took added up is the time in which any ran, and the overlap."""
+    """Bricks overlap, as on streams of a device.
+
+    The sum of their times is the time in which any ran plus the overlap.
+    """
     stats = NodeStats()
     stats.grow(5)
     rows, took_ns, union_ns = [], 0, 0
@@ -186,7 +194,7 @@ def test_overlap_is_known_wherever_a_batch_is_cut_except_in_uncounted_steps(cut:
 
 
 def test_parts_that_ran_at_the_same_time_fit_into_a_step_and_others_do_not() -> None:
-    """A step of 100 ns: two bricks of 80 beside each other fit, one behind the other they do not."""
+    """Two bricks of 80 ns fit into a step of 100 ns if they overlap, but not one after the other."""
     for second_ns, over_ns in ((1_010, 0), (1_080, 60)):
         for cut in range(3):
             stats, whole = NodeStats(), records((2, 1_000, 1_080), (2, second_ns, second_ns + 80), (1, 1_000, 1_100))
@@ -202,6 +210,6 @@ def test_a_long_step_keeps_its_overlap_however_many_batches_it_takes() -> None:
     stats.grow(5)
     for at in range(3 * MAX_OPEN_PARTS):
         stats.add(records((3, 100 * at, 100 * at + 80), (4, 100 * at + 50, 100 * at + 90)), *LAYERED)
-    assert stats.rare("overlap_ns", [2]) == 0  # it has not ended
+    assert stats.rare("overlap_ns", [2]) == 0  # the step has not ended
     stats.add(records((1, 0, 30_000)), *LAYERED)
     assert stats.rare("overlap_ns", [2]) == 3 * MAX_OPEN_PARTS * 30

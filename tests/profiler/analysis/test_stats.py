@@ -1,4 +1,4 @@
-"""Statistics are those of the calls themselves: sums exact, percentiles within one percent."""
+"""Statistics equal those of the single calls: sums exactly, percentiles within 1 %."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_rare_totals_of_several_tables_add_up_where_their_nodes_lie_here() -> No
     one.take_over(*NOTHING, {(SPARSE_COLUMNS.index("uncounted"), 1): 3, (SPARSE_COLUMNS.index("uncounted"), 2): 5})
     other.take_over(*NOTHING, {(SPARSE_COLUMNS.index("uncounted"), 1): 4, (SPARSE_COLUMNS.index("uncounted"), 3): 9})
     for each in (one, other):
-        both.sparse.add_all(each.sparse, np.array([0, 7, 7]))  # node 3 is none that is known here
+        both.sparse.add_all(each.sparse, np.array([0, 7, 7]))  # node 3 is unknown here
     assert [both.rare("uncounted", [node]) for node in (1, 3, 7)] == [0, 0, 3 + 5 + 4]
 
 
@@ -125,7 +125,7 @@ def test_counts_are_kept_in_as_few_bytes_as_they_need() -> None:
     before_bytes = stats.size_bytes
     assert before_bytes > few.column("count").nbytes
     stats.add(replace(batch([(1, 5_000, 2)]), flags=np.array([FLAG_UNCOUNTED])), NO_STEPS, NO_STEPS)
-    assert stats.size_bytes > before_bytes  # a rare column more
+    assert stats.size_bytes > before_bytes  # one more rare column
     many = NodeStats()
     many.count(replace(few, count=few.count.astype(np.int64) << 32))
     assert many.everything().count.tolist() == [1 << 32]
@@ -149,7 +149,7 @@ def test_the_calls_of_a_group_are_those_of_its_nodes(
         if calls is None or expected is None:
             assert calls is expected
             continue
-        # The same squares, added up in another order.
+        # The same squares in another order.
         assert calls.cv == pytest.approx(expected.cv, rel=1e-9)
         assert replace(calls, cv=None) == replace(expected, cv=None)
 
@@ -175,7 +175,7 @@ rows_of_nodes = st.lists(st.tuples(st.integers(1, 9), st.integers(0, 10**9), st.
 
 
 def grown(stats: NodeStats, into: NodeStats) -> Growth:
-    """What `into` has to grow by to be `stats`, as a viewer learns it; `into` is then the same table."""
+    """Update `into` to equal `stats`, as a viewer does. Returns the growth."""
     node, cell = stats.nodes_with_records(), stats.all_buckets()
     at_node, at, value = (column.tolist() for column in stats.sparse.values_of(node.tolist()))
     rare = {(one, here): int(number) for here, one, number in zip(at_node, at, value, strict=True)}
@@ -232,7 +232,7 @@ BEYOND = MAX_HISTOGRAM_NODES + 1
 def test_a_place_beyond_the_bound_has_no_percentiles_but_its_brick_has(
     rows: list[tuple[int, int, int]],
 ) -> None:
-    first_of = np.arange(BEYOND + 6) % 2  # two bricks, in turn
+    first_of = np.arange(BEYOND + 6) % 2  # two alternating bricks
     step_of = np.full(BEYOND + 6, -1, np.int64)
     stats, viewer, one_place = NodeStats(), NodeStats(), NodeStats()
     grown(stats, viewer)
@@ -275,7 +275,7 @@ def test_a_copy_of_a_table_counts_for_itself() -> None:
     assert [table.column("count").tolist()[1] for table in (stats, copied)] == [1, 3]
 
 
-TELLING = {  # of a call: node, start, end, elements; three nodes are known
+TELLING = {  # node, start, end and elements of a call; three nodes are known
     "the first node": ((1, 5, 9, 2), True),
     "the last node": ((3, 5, 9, 2), True),
     "no node": ((0, 5, 9, 2), False),
@@ -304,7 +304,7 @@ def test_what_a_record_must_be_to_tell_something(call: tuple[int, int, int, int]
 @pytest.mark.parametrize(
     ("flops", "moved", "tells"),
     [
-        (7, 5, True),  # no times: they may fall
+        (7, 5, True),  # no times, so they may decrease
         (UNKNOWN_AMOUNT, UNKNOWN_AMOUNT, True),
         (UNKNOWN_AMOUNT - 1, 5, False),
         (5, UNKNOWN_AMOUNT - 1, False),
@@ -317,7 +317,7 @@ def test_amounts_of_work_tell_something_if_both_are_given_or_unknown(flops: int,
 
 
 def test_received_counts_calls_amounts_and_cancelled_steps_once_each() -> None:
-    """Two calls, one of them without a count of elements; amounts; two cancelled steps, one without a count."""
+    """Two calls, one without a count of elements. Amounts. Two cancelled steps, one without a count."""
     step = 4
     node = np.array([1, 1, 1, step, step], np.int64)
     flags = np.array([0, FLAG_UNCOUNTED, FLAG_AMOUNTS, FLAG_CANCELLED, FLAG_CANCELLED | FLAG_UNCOUNTED], np.int64)

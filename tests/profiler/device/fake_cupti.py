@@ -1,4 +1,4 @@
-"""A CUPTI that is played: what a played device runs while it is owned, it records, as bytes laid out as CUPTI's."""
+"""A fake CUPTI. While it is active, it records the kernels of the fake device as bytes in CUPTI's layout."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def kernel_record(
     graph: int = 0,
     graph_node: int = 0,
 ) -> bytes:
-    """As CUpti_ActivityKernel10 is laid out, in 216 bytes."""
+    """Return a record in the layout of CUpti_ActivityKernel10, 216 bytes."""
     raw = bytearray(216)
     struct.pack_into("<IBBHII", raw, 0, KERNEL, 0, 0, registers, 1, 1)
     struct.pack_into("<QQQ", raw, 16, start_ns, start_ns + duration_ns, start_ns + duration_ns)
@@ -43,7 +43,7 @@ def external_record(external: int, call: int, whose: int = CUSTOM) -> bytes:
 
 
 class CuptiWorld(FakeDriver):
-    """A device whose kernels CUPTI may record: those launched by themselves, and those of graphs."""
+    """A fake device whose kernels CUPTI can record: single launches, and kernels of graphs."""
 
     owner: FakeCupti | object | None = None
     calls = 0
@@ -51,8 +51,8 @@ class CuptiWorld(FakeDriver):
     let_go = 0
     launched_graphs = 0
     launched_while_recorded: list[int]  # executables
-    fails_at = ""  # which of CUPTI's methods does
-    hostile: bytes | None = None  # a record among the others
+    fails_at = ""  # the CUPTI method that fails
+    hostile: bytes | None = None  # a bad record among the others
     names = ("gemm_kernel", "norm_kernel")
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class CuptiWorld(FakeDriver):
         self.launched_while_recorded = []
 
     def eager(self, duration_ns: int) -> None:
-        """The host launches a kernel by itself."""
+        """Launch a single kernel from the host."""
         self.calls += 1
         if isinstance(self.owner, FakeCupti) and self.owner.kinds:
             self.owner.recorded(duration_ns, call=self.calls)
@@ -76,13 +76,13 @@ class CuptiWorld(FakeDriver):
 
 
 class FakeCupti:
-    """Of a world, whose only owner it is while it is begun."""
+    """A fake CUPTI for a CuptiWorld. Only one can be active at a time."""
 
     def __init__(self, world: CuptiWorld) -> None:
         self._world = world
         self.kinds: list[int] = []
         self.raw: list[bytes] = []
-        self.stacks: dict[int, list[int]] = {}  # by thread
+        self.stacks: dict[int, list[int]] = {}  # by id of the thread
         self.dropped = 0
         self._start_ns, self._took_ns = 1_763_800_000_000_000_001, 0
 
@@ -92,7 +92,7 @@ class FakeCupti:
 
     def recorded(self, duration_ns: int, *, call: int = 0, graph: int = 0, graph_node: int = 0) -> None:
         name_at = 1 if duration_ns >= 10_000 else 2
-        self._start_ns += self._took_ns  # one kernel runs after another
+        self._start_ns += self._took_ns  # kernels run one after another
         self._took_ns = duration_ns
         record = kernel_record(
             duration_ns=duration_ns,

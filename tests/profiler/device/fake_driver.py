@@ -1,4 +1,4 @@
-"""A driver whose device is played: its time passes when the host reads its own clock."""
+"""A driver with a fake device. Time passes when the host reads its clock."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from cbtop.profiler.device.driver import DriverFunctions, Launch, LaunchConfig, 
 from cbtop.profiler.device.graph_driver import DependencyEdge
 from cbtop.profiler.device.kernels import ENDED, FIRST_PONG, NOTHING, PING, PONG, RESOLUTION, STAMP
 
-READING_NS = 50  # what the host pays to read its clock
+READING_NS = 50  # time that the host needs to read its clock
 KERNEL_NS = 1_000
 RESOLUTION_NS = 32
-EPOCH_NS = 1_763_800_000_000_000_001  # no float64 holds it
+EPOCH_NS = 1_763_800_000_000_000_001  # too large for an exact float64
 WORK = "work"
 _ARGUMENTS = {STAMP: 1, NOTHING: 0, PONG: 3}
 
 
 class FakeWords(MappedWords):
-    """Words that the device sees at an address that no process has."""
+    """Words that the device sees at an address outside the process."""
 
     def __init__(self, address: int, count: int) -> None:
         self._memory = (c_uint64 * count)()
@@ -35,14 +35,14 @@ class FakeWords(MappedWords):
 
 @dataclass
 class FakeGraph:
-    """Nodes with what each runs (a kernel with its arguments, or how long it takes), and edges."""
+    """Nodes (a kernel with its arguments, or a duration in ns) and edges."""
 
     nodes: dict[int, tuple[str, list[int]] | int] = field(default_factory=dict)
     edges: list[DependencyEdge] = field(default_factory=list)
-    origin: dict[int, int] = field(default_factory=dict)  # of a clone: its nodes by those of the graph it was made of
+    origin: dict[int, int] = field(default_factory=dict)  # for a clone: maps nodes of the original to its nodes
 
     def in_order(self) -> list[int]:
-        """The nodes, each behind all that it waits for. Raises DriverError where they wait for each other."""
+        """Return the nodes in an order that respects all edges. Raises DriverError for a cycle."""
         waits = dict.fromkeys(self.nodes, 0)
         behind: dict[int, list[int]] = {node: [] for node in self.nodes}
         for edge in self.edges:
@@ -61,20 +61,23 @@ class FakeGraph:
 
 @dataclass
 class Stream:
-    """Kernels that wait: name, arguments, when they were launched."""
+    """Waiting kernels: name, arguments, launch time."""
 
     waiting: deque[tuple[str, list[int], int]] = field(default_factory=deque)
-    free_ns: int = 0  # when the last one has ended
+    free_ns: int = 0  # when the last kernel has ended
 
 
 class FakeDriver:
-    """Its device runs `drift_ppm` fast; each way between it and the host takes up to `way_ns`."""
+    """A fake driver.
+
+    Its device clock is `drift_ppm` fast, and each signal between device and host takes up to `way_ns`.
+    """
 
     def __init__(self, *, drift_ppm: float = -12, way_ns: int = 800, seed: int = 0) -> None:
         self.host_ns = 1_000_000_000
-        self._playing = threading.RLock()  # the device is one, whichever threads read the clock
+        self._playing = threading.RLock()  # there is only one device for all threads that read the clock
         self.current = 0xC0DE
-        self.stands_still = False  # nothing on the device goes on
+        self.stands_still = False  # no work on the device progresses
         self.launched = 0
         self._drift_ppb = round(drift_ppm * 1000)
         self._way_ns = way_ns
@@ -82,16 +85,16 @@ class FakeDriver:
         self._words: dict[int, FakeWords] = {}
         self._streams: dict[int, Stream] = {}
         self._kernels: dict[int, str] = {}
-        self._contexts: dict[int, int] = {}  # of kernels and streams of ours
+        self._contexts: dict[int, int] = {}  # context by our kernel or stream
         self._modules: set[int] = set()
         self._handles = 0x1000
         self._pongs: list[_Pongs] = []
         self.graphs: dict[int, FakeGraph] = {}
         self.executables: dict[int, list[tuple[str, list[int]] | int]] = {}
         self._launched: dict[int, list[tuple[str, list[int]] | int]] = {}
-        self.most_nodes: int | None = None  # that can be instantiated
-        self._refusals: list[DriverError] = []  # by the results that stand for them
-        # As C calls them: what they are called for is done by the methods below.
+        self.most_nodes: int | None = None  # limit for instantiated graphs
+        self._refusals: list[DriverError] = []  # index: the result code
+        # Functions for C. They call the methods below.
         self._functions = (
             CFUNCTYPE(c_int, POINTER(LaunchConfig), c_uint64, c_uint64, c_void_p)(self._launch_kernel),
             CFUNCTYPE(c_int, c_uint64, POINTER(c_int))(self._stream_is_capturing),
@@ -101,7 +104,7 @@ class FakeDriver:
     # --- the world ------------------------------------------------------------------------------------------
 
     def now_ns(self) -> int:
-        """The host's clock; the device goes on meanwhile."""
+        """Return the host's clock. The device progresses meanwhile."""
         self.pass_time(READING_NS)
         return self.host_ns
 
@@ -112,17 +115,17 @@ class FakeDriver:
                 self._run()
 
     def work(self, stream: int, duration_ns: int) -> None:
-        """Enqueue a kernel of the host's."""
+        """Enqueue a kernel of the host program."""
         with self._playing:
             self._streams.setdefault(stream, Stream()).waiting.append((WORK, [duration_ns], self.host_ns))
 
     def device_ns(self, host_ns: int) -> int:
-        """What the device's timer shows then."""
+        """Return the device's timer at this time of the host."""
         return EPOCH_NS + host_ns + host_ns * self._drift_ppb // 1_000_000_000
 
     @property
     def left(self) -> list[object]:
-        """What was taken and not given back."""
+        """Return all resources that were created but not released."""
         streams = [stream for stream in self._streams if stream >= 0x1000]
         return [*self._words, *self._modules, *streams, *self.graphs, *self.executables]
 
@@ -156,7 +159,7 @@ class FakeDriver:
             self._pongs.append(_Pongs(words, arguments[1], at_ns + arguments[2]))
 
     def write(self, address: int, value: int) -> None:
-        """As a kernel does. Raises KeyError where such memory was given back."""
+        """Write a word as a kernel does. Raises KeyError if the memory was released."""
         for words in self._words.values():
             if words.address <= address < words.address + 8 * len(words):
                 words[(address - words.address) // 8] = value
@@ -288,7 +291,7 @@ class FakeDriver:
     def add(
         self, graph: int, after: Sequence[int] = (), duration_ns: int = KERNEL_NS, *, is_plain: bool = True
     ) -> int:
-        """A node of the host's own: a kernel, a copy, a child graph; an event where it takes 0 ns."""
+        """Add a node of the host program: a kernel, a copy or a child graph, or an event if it takes 0 ns."""
         node = self.handle()
         self.graphs[graph].nodes[node] = duration_ns
         self.graphs[graph].edges += [DependencyEdge(one, node, is_plain) for one in after]
@@ -347,7 +350,7 @@ class FakeDriver:
         pass
 
     def launch_graph(self, executable: int, stream: int) -> None:
-        # Its nodes as they are now: it may be destroyed before they have run.
+        # Copy the nodes now, because the graph may be destroyed before they have run.
         run = self.handle()
         self._launched[run] = self.executables[executable]
         with self._playing:
@@ -355,18 +358,18 @@ class FakeDriver:
 
 
 class _Pongs:
-    """The kernel that answers."""
+    """The kernel that answers pings."""
 
     def __init__(self, words: FakeWords, rounds: int, deadline_ns: int) -> None:
         self._words = words
         self._rounds = rounds
         self._deadline_ns = deadline_ns
         self._round = 1
-        self._seen_ns: int | None = None  # when it sees what it was asked
+        self._seen_ns: int | None = None  # when the kernel sees the question
         self._heard_ns = 0
 
     def play(self, driver: FakeDriver) -> bool:
-        """Go on; gives whether it is through."""
+        """Advance the kernel. Returns whether it has finished."""
         now_ns, words = driver.host_ns, self._words
         if self._seen_ns is None and words[PING] >= self._round:
             self._seen_ns = now_ns + driver.way_ns()
@@ -382,6 +385,6 @@ class _Pongs:
 
 
 def _values(arguments: int, count: int) -> list[int]:
-    """What the pointers at an address point to, as a launch reads them."""
+    """Return the values behind the pointers at an address, as a launch reads them."""
     pointers = (ctypes.c_uint64 * count).from_address(arguments) if count else []
     return [ctypes.c_uint64.from_address(pointer).value for pointer in pointers]

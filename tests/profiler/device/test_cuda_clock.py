@@ -1,4 +1,4 @@
-"""Stamps on a real device: beside CUDA events, and beside the host's clock."""
+"""Stamps on a real device agree with CUDA events and with the host's clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records of CUPTI: what is read of them, what is refused, and the names of kernels."""
+"""Records of CUPTI: the fields that are read, the records that are rejected, and the names of kernels."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from cbtop.profiler.device.cupti import (
 from cbtop.protocol.requests import State
 from tests.profiler.device.fake_cupti import external_record, kernel_record
 
-# As the CUPTI of CUDA 13.0 wrote it on an H100: softmax_warp_forward on 16 blocks of (32, 4, 1).
+# Written by CUPTI of CUDA 13.0 on an H100: softmax_warp_forward with 16 blocks of (32, 4, 1).
 H100 = bytes.fromhex(
     "0a000000000030000100000001000000fd6c62f75d64ea189e7c62f75d64ea189e7c62f75d64ea1800000000010000000700000010000000"
     "010000000100000020000000040000000100000000000000000000000000000000004809160000000800000000000000c080ee3400000000"
@@ -100,7 +100,7 @@ MOST = 25
 
 
 def records_of(chance: random.Random) -> list[bytes]:
-    """Records as CUPTI writes them, some of them with bytes that make no sense."""
+    """Return records in CUPTI's layout. Some of them contain random bytes."""
     records = [external_record(chance.randrange(1 << 64), chance.randrange(1 << 32), chance.choice([3, 3, 1]))]
     for _ in range(chance.randrange(40)):
         record = bytearray(kernel_record(call=chance.randrange(1 << 32), graph=chance.randrange(9), graph_node=7))
@@ -112,10 +112,10 @@ def records_of(chance: random.Random) -> list[bytes]:
 
 
 def read_both_ways(records: list[bytes]) -> tuple[Records, Records]:
-    """Read them in Python and in C. They lie one after another in two buffers."""
+    """Read the records in Python and in C. They are split over two buffers."""
     half = len(records) // 2
     rooms, raws = [], []
-    ends: dict[int, int] = {}  # of each record, by its begin
+    ends: dict[int, int] = {}  # end of each record by its begin
     for part in (records[:half], records[half:]):
         room = ctypes.create_string_buffer(b"".join(part), sum(map(len, part)) or 1)
         at = end = ctypes.addressof(room)
@@ -168,7 +168,7 @@ def test_cupti_that_is_not_loaded_is_not_looked_for(monkeypatch: pytest.MonkeyPa
     assert refused.value.state is State.NO_CUPTI
     maps.write_text("7f1-7f2 r-xp 00000000 00:00 12                  /opt/a b/libcupti.so.13\n")
     assert library_path() == "/opt/a b/libcupti.so.13"
-    with pytest.raises(CuptiError) as refused:  # it is no library
+    with pytest.raises(CuptiError) as refused:  # the file is not a library
         TorchsCupti()
     assert refused.value.state is State.NO_CUPTI
 

@@ -1,4 +1,4 @@
-"""Stamps on CuPy's streams, beside its events."""
+"""Stamps on CuPy's streams agree with CuPy's events."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.gpu
 cupy: Any = pytest.importorskip("cupy", reason="CuPy is not installed")
 
 
-@pytest.mark.filterwarnings("ignore")  # CuPy's own
+@pytest.mark.filterwarnings("ignore")  # warnings of CuPy
 def test_a_brick_on_a_stream_of_cupy_takes_as_long_as_events_around_it_say() -> None:
     if not cupy.cuda.is_available():
         pytest.skip("there is no CUDA device")
@@ -32,7 +32,7 @@ def test_a_brick_on_a_stream_of_cupy_takes_as_long_as_events_around_it_say() -> 
             begun, ended = cupy.cuda.Event(), cupy.cuda.Event()
             for _ in range(5):
                 with profiler.step("mine", tokens=1):
-                    for _ in range(20):  # the device is behind
+                    for _ in range(20):  # with so much work the device lags behind
                         matrix @ matrix
                     begun.record()
                     with profiler.brick("product"):

@@ -1,4 +1,4 @@
-"""Stamps in a clone of a captured graph: in line, in their order, and only where all of the graph passes."""
+"""Stamps in a clone of a captured graph: in order, and only where the whole graph passes."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_between_parallel_branches_no_stamp_may_stand(driver: FakeDriver) -> Non
 def test_where_work_comes_back_from_another_stream_the_place_is_behind_it(driver: FakeDriver) -> None:
     graph, (first,) = chain(driver, 1_000)
     collective = driver.add(graph, [first])
-    then = driver.add(graph, [first, collective])  # as NCCL's kernels, which wait for an event, and are waited for
+    then = driver.add(graph, [first, collective])  # like NCCL's kernels, which wait for an event and are waited for
     shape = StampSites.of(driver, graph)
     assert list(shape.places) == [START, first, collective, then]
     assert shape.place_of([first, collective]) == shape.place_of([collective, first]) == collective
@@ -110,7 +110,7 @@ def test_where_work_comes_back_from_another_stream_the_place_is_behind_it(driver
 
 def test_nccl_events_next_to_a_chain_take_no_place_away(driver: FakeDriver, device: CudaDevice) -> None:
     graph, (first,) = chain(driver, 1_000)
-    waited = driver.add(graph, [], 0)  # for what runs outside of the graph
+    waited = driver.add(graph, [], 0)  # for work outside the graph
     collective = driver.add(graph, [first, waited], 5_000)
     recorded = driver.add(graph, [collective], 0)
     then = driver.add(graph, [collective], 2_000)

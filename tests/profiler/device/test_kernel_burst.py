@@ -1,4 +1,7 @@
-"""Kernels of a step, put where they ran; names to be read; whatever fails, nothing is left behind."""
+"""Kernels of a step are assigned to the place where they ran and get readable names.
+
+Failures leave nothing behind.
+"""
 
 from __future__ import annotations
 
@@ -117,7 +120,7 @@ def test_a_step_that_does_not_end_is_waited_for_no_longer(world: CuptiWorld, mon
     monkeypatch.setattr(kernel_burst, "WAIT_S", 0.01)
     graph, _ = chain(world, 1000)
     window = window_of(world)
-    window.launch(graph, lambda node: ("a",), STREAM)  # and no time passes
+    window.launch(graph, lambda node: ("a",), STREAM)  # no time passes
     with pytest.raises(CuptiError, match="did not end"):
         window.end(STREAM, KernelBurstResults())
     assert world.let_go == 1

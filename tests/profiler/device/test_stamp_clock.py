@@ -1,4 +1,4 @@
-"""Marks that are stamps in a device's own work, over a device that is played."""
+"""Marks that are time stamps in the device's own work, on a fake device."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_mark_does_not_wait(driver: FakeDriver, clock: StampClock) -> None:
     driver.stands_still = True
     before_ns = driver.host_ns
     marks = [clock.mark() for _ in range(10)]
-    assert driver.host_ns == before_ns + 10 * READING_NS  # it notes when each was made
+    assert driver.host_ns == before_ns + 10 * READING_NS  # each mark reads the clock once
     with pytest.raises(NoTimeError):
         clock.time_ns(marks[0])
 
@@ -217,7 +217,7 @@ def test_marks_of_several_threads_have_slots_of_their_own(driver: FakeDriver, cl
         thread.join()
     stamps = [clock.stamp(mark) for mark in found]
     assert sorted(stamp.number for stamp in stamps if stamp) == list(range(200))
-    driver.pass_time(1_000_000)  # the mark that a thread notes as the last may lie before another thread's
+    driver.pass_time(1_000_000)  # the mark that one thread sees last may be earlier than another thread's
     clock.synchronize()
     assert all(clock.time_ns(mark) for mark in found)
 

@@ -1,4 +1,4 @@
-"""What a stamp costs, by replays with stamps and without."""
+"""The cost of a stamp, from replays with and without stamps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ AROUND_NS, STAMPS = 5_000, 300
 
 
 def watched(replays: int, cost_ns: float, *, drift_ns: int = 0, noise_ns: float = 0.0, seed: int = 0) -> StampCosts:
-    """Every other replay has stamps inside, and each takes `drift_ns` longer than the one before."""
+    """Return the costs after replays of which every other has stamps.
+
+    Each replay takes `drift_ns` longer than the one before.
+    """
     chance, costs = random.Random(seed), StampCosts()
     for at in range(replays):
         plain_ns = round(2_000_000 + at * drift_ns + chance.gauss(0, noise_ns))
@@ -30,7 +33,7 @@ def watched(replays: int, cost_ns: float, *, drift_ns: int = 0, noise_ns: float 
 def test_it_is_found_within_the_error_that_is_told(cost_ns: float, noise_ns: float, seed: int) -> None:
     known = watched(400, cost_ns, noise_ns=noise_ns, seed=seed).known
     assert known is not None
-    assert abs(known.cost_ns - cost_ns) <= 2.5 * known.error_ns  # 95 % lie within one
+    assert abs(known.cost_ns - cost_ns) <= 2.5 * known.error_ns  # 95 % are within one error
     assert known.error_ns <= 2 + noise_ns / STAMPS
 
 

@@ -1,4 +1,4 @@
-"""A profiler that keeps what it records, and leaves nothing attached. No torch here until a test asks for it."""
+"""Fixtures: a profiler that stores its records, and no attachment left over. Only tests that use torch import it."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ from tests.profiler.memory import Memory
 
 @pytest.fixture(autouse=True)
 def _torch_computes_in_one_thread() -> None:
-    """It shares OpenMP with Numba: where kernels ran on two threads before, each of its tiny products would, too."""
+    """Use one thread in torch.
+
+    It shares OpenMP with Numba, so after kernels on two threads its tiny products would use two.
+    """
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)
 def _dynamo_is_told_once_of_each_module(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It remembers what it was told of code; looking through all of ours again takes 20 ms of each that attaches."""
+    """Register our modules with Dynamo only once, because this takes 20 ms for each attachment."""
     if attachment := sys.modules.get("cbtop.profiler.instrument.attachment"):
         tell: Callable[[], None] = attachment.keep_dynamo_out
 
@@ -40,7 +43,10 @@ _told = set[ModuleType]()
 
 @pytest.fixture(autouse=True)
 def _dynamo_has_compiled_nothing() -> None:
-    """Once it has, functions that it looks into are no longer timed in this process."""
+    """Reset Dynamo's counters.
+
+    If Dynamo has compiled anything, functions that it may inspect are not timed any longer.
+    """
     if utils := sys.modules.get("torch._dynamo.utils"):
         utils.counters.clear()
 

@@ -1,7 +1,7 @@
-"""Stand-ins for vLLM and SGLang: packages with the names and signatures of their classes, as far as ours meet them.
+"""Stand-ins for vLLM and SGLang with the names and signatures that our code uses.
 
-Neither can be installed without a GPU's libraries. Names and signatures are those of vLLM 0.11 and later (engine of
-version 1) and of SGLang 0.5 and later.
+Neither can be installed without libraries of a GPU. Names and signatures are those of vLLM 0.11 and later (version 1
+of its engine) and of SGLang 0.5 and later.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.profiler.memory import Memory
 
 NODE = (1 << 24) - 1
 
-# A llama as either engine writes it: tokens of all sequences in one row, the residual handed on to the norms.
+# A llama as both engines write it. Tokens of all sequences are in one row, and norms also take the residual.
 MODEL = """
 import torch
 from torch import nn
@@ -306,7 +306,7 @@ PACKAGES = {"vllm": VLLM, "sglang": SGLANG}
 
 
 def write_engine(name: str, directory: Path, **replaced: str) -> None:
-    """Write the stand-in for that engine into `directory`; `replaced` are files with another source."""
+    """Write the stand-in for the engine to `directory`. `replaced` maps files to other sources."""
     for path, source in (PACKAGES[name] | replaced).items():
         file = directory / name / path
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -317,7 +317,7 @@ def write_engine(name: str, directory: Path, **replaced: str) -> None:
 
 @contextmanager
 def importable(name: str, directory: Path) -> Iterator[None]:
-    """Within it the engine's stand-in in `directory` can be imported; afterwards nothing of it is left."""
+    """Make the stand-in in `directory` importable inside the context. Remove it afterwards."""
     sys.path.insert(0, str(directory))
     try:
         yield
@@ -328,7 +328,7 @@ def importable(name: str, directory: Path) -> Iterator[None]:
 
 
 def steps_of(memory: Memory) -> list[tuple[str, int]]:
-    """Phase and tokens of each step, in the order in which they ended."""
+    """Return (phase, tokens) of each step in the order of their ends."""
     nodes = {node.id: node for node in memory.said if isinstance(node, Node)}
     return [
         (nodes[tag & NODE].name, elements)
@@ -341,7 +341,7 @@ def steps_of(memory: Memory) -> list[tuple[str, int]]:
 
 
 def places_of(memory: Memory) -> Counter[str]:
-    """How often what ran where, from the step down: `decode / 0 / RmsNorm`."""
+    """Count the records by path from the step down, for example `decode / 0 / RmsNorm`."""
     nodes = {node.id: node for node in memory.said if isinstance(node, Node)}
 
     def path(node: Node) -> str:
@@ -349,11 +349,11 @@ def places_of(memory: Memory) -> Counter[str]:
 
     return Counter(
         path(nodes[tag & NODE]) for tag, *_ in memory.records if tag & NODE and not tag & FLAG_AMOUNTS
-    )  # else it was lost
+    )  # other records have lost their node
 
 
 def places_of_a_step(phase: str) -> dict[str, int]:
-    """What runs where in a step of the stand-ins' model."""
+    """Return the expected paths and counts of a step of the stand-ins' model."""
     layer = ("QkvProjection", "RopeEmbedding", "Attention (fused)", "OutputProjection")
     layer += ("GateUpProjection", "Activation", "DownProjection")
     places = {f"{index} / {brick}": 1 for index in (0, 1) for brick in layer}

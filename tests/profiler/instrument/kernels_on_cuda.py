@@ -1,6 +1,6 @@
-"""A process with a model on CUDA whose kernels are recorded in a burst, and then by torch.profiler: prints JSON.
+"""A process with a model on CUDA. It records kernels in a burst and then with torch.profiler, and prints JSON.
 
-CUPTI has one owner in a process, and torch.profiler does not let go of it: so each case has a process of its own.
+CUPTI has one owner per process and torch.profiler never releases it, so each case runs in its own process.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Case:
         return found
 
     def launch_us(self, times: int = 300) -> float:
-        """What the host pays for a step's launch, with cbtop away."""
+        """Return the host's time in µs for launching a step without cbtop."""
         self.profiler.disable()
         taken = []
         for _ in range(times):
@@ -112,7 +112,7 @@ class Case:
         }
 
     def profiled(self, steps: int = 20) -> dict[str, list[float]]:
-        """The same by torch.profiler."""
+        """Return the same as measured by torch.profiler."""
         self.profiler.disable()
         with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as kineto:
             for at in range(steps):

@@ -1,4 +1,4 @@
-"""FLOP and bytes of bricks as cbtop derives them, next to the FLOP that torch counts itself."""
+"""FLOP and bytes of bricks as derived by cbtop, and the FLOP that torch counts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from torch.utils.flop_counter import FlopCounterMode  # isort: skip
 
 @dataclass
 class Brick:
-    """The calls of all bricks of one name and label; FLOP and bytes are None if they are unknown for one of them."""
+    """All calls of the bricks with one name and label. FLOP or bytes are None if unknown for one of the calls."""
 
     flops: float | None = 0.0
     bytes: float | None = 0.0
@@ -29,7 +29,7 @@ class Brick:
 
 
 def bricks_of(memory: Memory) -> dict[str, Brick]:
-    """Sum the recorded bricks by their label, or by their name if they have none."""
+    """Add up the recorded bricks by their label, or by their name if they have none."""
     nodes = {node.id: node for node in memory.said if isinstance(node, Node)}
     found: dict[str, Brick] = {}
     for tag, _, _, elements in memory.records:
@@ -47,7 +47,7 @@ def bricks_of(memory: Memory) -> dict[str, Brick]:
 
 
 def recorded(model: Any, call: Callable[[], object]) -> dict[str, Brick]:
-    """Run `call` attached, and return its bricks by their label."""
+    """Run `call` attached. Returns its bricks by label."""
     memory = Memory()
     attachment = attach(model, BrickProfiler(recorder=memory))
     try:
@@ -59,7 +59,7 @@ def recorded(model: Any, call: Callable[[], object]) -> dict[str, Brick]:
 
 
 def each_step(model: Any, *steps: Callable[[], object]) -> list[dict[str, Brick]]:
-    """Run each of `steps` attached, and return its bricks by their label."""
+    """Run each of `steps` attached. Returns the bricks of each step by label."""
     memory, found = Memory(), []
     attachment = attach(model, BrickProfiler(recorder=memory))
     with torch.no_grad():
@@ -74,7 +74,7 @@ def each_step(model: Any, *steps: Callable[[], object]) -> list[dict[str, Brick]
 
 
 def observe(model: Any, call: Callable[[], object], add: Callable[[str, Any, Any, Any], None]) -> None:
-    """Run `call`, and tell `add` of each call of a module: its name, the module, its first argument, its result."""
+    """Run `call`. Pass each module call to `add`: its name, the module, its first argument, its result."""
 
     def hook_of(name: str) -> Callable[[Any, Any, Any], None]:
         return lambda module, given, result: add(name, module, given[0] if given else None, result)
@@ -88,9 +88,9 @@ def observe(model: Any, call: Callable[[], object], add: Callable[[str, Any, Any
 
 
 def counted(model: Any, call: Callable[[], object]) -> dict[str, int]:
-    """Run `call` bare, and return the FLOP that torch counts, by the path of each module."""
+    """Run `call` without cbtop. Returns the FLOP that torch counts, by path of module."""
     counter = FlopCounterMode(display=False)
-    with torch.no_grad(), counter, sdpa_kernel(SDPBackend.MATH):  # of the others torch does not count all
+    with torch.no_grad(), counter, sdpa_kernel(SDPBackend.MATH):  # torch counts all FLOP only with this backend
         call()
     root = type(model).__name__
     flops = {path: sum(by_operator.values()) for path, by_operator in counter.get_flop_counts().items()}

@@ -1,6 +1,6 @@
-"""The architectures of transformers with random weights: bit-identical, steps = forwards, layers right, no leaf lost.
+"""The architectures of transformers with random weights: bit-identical results, every forward a step, right layers.
 
-Five are run by default, in the files beside this one; all of these are slow together.
+Five of them run by default in other files of this folder. All of them together are slow.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def _made(kind: str, sizes: dict[str, Any], maker: Any) -> Any:
 
 
 def _run(model: Any, call: Any) -> tuple[Any, Any, Memory, Any]:
-    """What `call` gives bare and attached, what was recorded, and the attachment's stacks."""
+    """Return the results of `call` without cbtop and attached, the records, and the stacks of layers."""
     memory = Memory()
     with torch.no_grad():
         bare = call()
@@ -125,7 +125,7 @@ def _run(model: Any, call: Any) -> tuple[Any, Any, Memory, Any]:
 
 
 def _unnamed(model: Any, memory: Memory) -> list[str]:
-    """Leaves that were called, and are no brick."""
+    """Return the called modules without children that are no bricks."""
     called: set[str] = set()
     handles = [
         module.register_forward_hook(lambda module, args, result, name=name: called.add(name))
@@ -240,7 +240,7 @@ def test_qwen2_vl_is_shown_as_it_is() -> None:
         "prefill",
         "decode",
         "decode",
-    ]  # the picture is seen before the model is called
+    ]  # the image is encoded before the model is called
 
 
 def _copied(model: Any) -> Any:
@@ -265,7 +265,7 @@ def test_copies_of_a_decoder_run_their_own_weights_before_and_after(kind: str, a
     with torch.no_grad():
         bare, before = model(ids).logits, again(model)
         attachment = attach(model, BrickProfiler(recorder=Memory()))
-        model(ids)  # from here on every module has its call swapped in
+        model(ids)  # from now on the calls of all modules are replaced
         during = again(model)
         attachment.detach()
         for other in (before, during, again(model)):
@@ -291,7 +291,7 @@ def test_a_decoder_that_the_host_drops_is_freed(kind: str) -> None:
     gc.disable()
     try:
         left = [sum(weight() is not None for weight in weights_of(attached)) for attached in (False, True)]
-        assert left[1] <= left[0]  # no more than the model itself leaves to the collector
+        assert left[1] <= left[0]  # the model itself leaves as many to the garbage collector
     finally:
         gc.enable()
 
@@ -324,7 +324,7 @@ OWN: dict[str, dict[str, Any]] = {
     "deepseek_v3": {"num_key_value_heads": 8},
     "mamba2": {"num_heads": 16},
 }
-LEAST = {"opt": 0.8}  # its layers do themselves what a feed-forward network does in others
+LEAST = {"opt": 0.8}  # layers of OPT themselves do what feed-forward modules do in other models
 
 
 @pytest.fixture
@@ -338,9 +338,9 @@ def one_thread() -> Iterator[None]:
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("kind", DECODERS)
 def test_most_of_a_wide_decode_step_is_in_bricks_and_the_rest_is_named(kind: str) -> None:
-    """Of bricks, and of what lies outside of them, the least of many steps: what else runs here only adds to both.
+    """The minimum over many steps is used, because other processes only add time.
 
-    The memory of an idle machine is faster, and the share smaller: 0.89 and more were measured on one, of OPT 0.852.
+    On an idle machine memory is faster and the share is smaller. At least 0.89 was measured there, for OPT 0.852.
     """
     sizes = SIZES | DECODERS[kind]
     sizes = {name: WIDE.get(name, size) for name, size in sizes.items()} | OWN.get(kind, {})
@@ -349,7 +349,7 @@ def test_most_of_a_wide_decode_step_is_in_bricks_and_the_rest_is_named(kind: str
     with torch.no_grad():
         model.generate(words(1, 16), max_new_tokens=40, min_new_tokens=40)
     nodes = {node.id: node for node in memory.said if isinstance(node, Node)}
-    in_bricks, in_no_brick, in_no_layer = [], [], []  # ns, of each step
+    in_bricks, in_no_brick, in_no_layer = [], [], []  # ns of each step
     bricks = layers = 0
     for tag, start, end, _ in memory.records:
         node = nodes[tag & 0xFFFFFF]
@@ -368,4 +368,4 @@ def test_most_of_a_wide_decode_step_is_in_bricks_and_the_rest_is_named(kind: str
             layers += (end - start) * (around.kind is NodeKind.STEP)
     covered, uncovered, unattributed = (min(column[1:]) for column in (in_bricks, in_no_brick, in_no_layer))
     assert covered / (covered + uncovered) > LEAST.get(kind, 0.85)
-    assert unattributed / (covered + uncovered) < 0.1  # what lies inside layers and in no brick is a gap of that name
+    assert unattributed / (covered + uncovered) < 0.1  # time inside layers but outside bricks counts as a gap

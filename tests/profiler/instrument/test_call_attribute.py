@@ -1,4 +1,4 @@
-"""The answers of a module while its calls are replaced."""
+"""The attributes of a module while its calls are replaced."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_replacement_may_go_between_the_two_questions_of_a_call(profiler: Bric
             found = super().__getattribute__(name)
             if name == "_compiled_call_impl" and found is not None and not self.is_asked:
                 type(self).is_asked = True
-                call_attribute.put(self, None)  # as another thread does
+                call_attribute.put(self, None)  # another thread can do this at any time
             return found
 
     model, inputs = Model().eval(), torch.ones(1, 3, 8)

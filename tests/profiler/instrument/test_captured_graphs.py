@@ -1,4 +1,4 @@
-"""Captured graphs of a torch whose CUDA is played: which replays are stamped, and what is recorded of them."""
+"""Captured graphs of a torch with fake CUDA: the replays that are stamped, and their records."""
 
 from __future__ import annotations
 
@@ -38,23 +38,23 @@ from tests.profiler.device.fake_driver import FakeDriver  # noqa: E402
 from tests.profiler.memory import Memory  # noqa: E402
 
 STREAM = 7
-NORM_NS, PRODUCT_NS, REST_NS = 3_000, 20_000, 2_000  # of one layer: a norm, a product, and what is in no brick
+NORM_NS, PRODUCT_NS, REST_NS = 3_000, 20_000, 2_000  # times of one layer: a norm, a product, and work outside bricks
 
 
 class World(FakeDriver):
-    """A device, and what is captured on it."""
+    """A fake device with the graph that is captured on it."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.captured: int | None = None  # the graph
+        self.captured: int | None = None  # the graph being captured
         self.last: list[int] = []
         self.drawn = 0
-        self.draws = 0  # each replay
-        self.replayed = 0  # by the host's own replay
+        self.draws = 0  # random numbers drawn by each replay
+        self.replayed = 0  # how often the host's own replay ran
         self.forks = False
 
     def kernel(self, duration_ns: int) -> None:
-        """The host enqueues work."""
+        """Enqueue work of the host program."""
         if self.captured is not None:
             self.last = [self.add(self.captured, self.last, duration_ns)]
 
@@ -124,7 +124,7 @@ def world(stamping: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
 
 
 def play(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let torch's CUDA be `world`."""
+    """Replace torch's CUDA by `world`."""
     monkeypatch.setattr(torch.cuda, "CUDAGraph", graph_class(world))
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "default_generators", [world])
@@ -179,7 +179,7 @@ def model_of(world: World, layers: int = 4) -> Any:
 
 
 def attached_in(world: World, *, every: int = 2, layers: int = 4) -> tuple[Memory, BrickProfiler, Any]:
-    """A model that is attached: where its steps are recorded, by whom, and the model."""
+    """Attach a model. Returns the memory of its records, its profiler and the model."""
     memory = Memory()
     profiler, model = profiler_of(world, memory, every=every), model_of(world, layers=layers)
     attach(model, profiler)
@@ -205,12 +205,12 @@ def profiler_of(world: World, memory: Memory, every: int = 2) -> BrickProfiler:
 
 
 def plain_steps_in(memory: Memory) -> list[tuple[int, int]]:
-    """Duration and tokens of each step that was timed as a whole."""
+    """Return (duration, tokens) of each step that was only timed as a whole."""
     return [(end - start, tokens) for tag, start, end, tokens in memory.records if tag & ~0xFFFFFF == FLAG_PLAIN]
 
 
 def steps_in(memory: Memory) -> list[Any]:
-    """Name, tokens, duration of each step, and the durations of what lies in it by name."""
+    """Return name, tokens and duration of each step, and the durations inside it by name."""
     nodes = {said.id: said for said in memory.said if isinstance(said, Node)}
     found: list[Any] = []
     lanes: dict[int, Any] = {}
@@ -269,7 +269,7 @@ def test_the_steps_stand_where_the_host_saw_them(world: World) -> None:
 
 def test_if_every_step_is_recorded_each_one_has_the_bricks_of_all_layers(world: World) -> None:
     memory, profiler, model = attached_in(world, every=1, layers=8)
-    replay(world, captured(model), 12)  # of the first six, three show what stamps cost
+    replay(world, captured(model), 12)  # three of the first six replays measure the cost of stamps
     profiler.finalize()
     found = steps_in(memory)
     assert len(found) == 8
@@ -307,7 +307,7 @@ def test_every_replay_is_a_step_and_unrecorded_ones_are_timed_as_a_whole(world: 
     assert len(steps_in(memory)) == len(plain) == 10
     assert {tokens for _, tokens in plain} == {2}
     for (_, _, duration_ns, _), (plain_ns, _) in zip(steps_in(memory), plain, strict=True):
-        assert plain_ns == pytest.approx(duration_ns, abs=2_100)  # a stamp on either side
+        assert plain_ns == pytest.approx(duration_ns, abs=2_100)  # one stamp before and one after
 
 
 def test_a_host_that_is_ahead_of_its_device_runs_its_own_and_all_are_counted(world: World) -> None:
@@ -316,7 +316,7 @@ def test_a_host_that_is_ahead_of_its_device_runs_its_own_and_all_are_counted(wor
     replay(world, graph, 1)
     for _ in range(20):
         graph.replay()
-    assert world.replayed == 1 + 15  # the other five: with stamps, four inside and one at its ends
+    assert world.replayed == 1 + 15  # the other five replays have stamps: four inside, one only at its ends
     world.pass_time(10_000_000)
     replay(world, graph, 2)
     profiler.finalize()
@@ -412,7 +412,7 @@ def test_graphs_captured_again_reset_or_dropped_leave_nothing(world: World) -> N
         model(torch.ones(2, 1, dtype=torch.long))
         graph.capture_end()
         replay(world, graph, 6)
-        world.destroy_executable(graph.executable)  # as torch does where it is dropped
+        world.destroy_executable(graph.executable)  # as torch does when the graph is dropped
         del graph
         gc.collect()
     assert executables() == before
@@ -427,14 +427,17 @@ def test_graphs_captured_again_reset_or_dropped_leave_nothing(world: World) -> N
 
 
 def test_a_graph_that_is_dropped_takes_its_copies_along_at_once(world: World) -> None:
-    """NCCL's communicators end only when no graph holds their kernels: the host would wait for ours for ever."""
+    """NCCL's communicators end only when no graph holds their kernels.
+
+    With our copy left, the host would wait for ever.
+    """
     model = model_of(world)
     attach(model, profiler_of(world, Memory(), every=1))
     graph = captured(model)
     replay(world, graph, 6)
     assert len(world.executables) > 1
     assert world.graphs
-    world.destroy_executable(graph.executable)  # as torch does where it is dropped
+    world.destroy_executable(graph.executable)  # as torch does when the graph is dropped
     del graph
     gc.collect()
     assert not world.executables
@@ -473,12 +476,13 @@ def test_copies_of_graphs_the_host_still_has_are_freed_at_interpreter_exit(
     attachment = attach(model := model_of(world), profiler_of(world, memory, every=1))
     graph = captured(model)
     replay(world, graph, 5)
-    graph.replay()  # and has not got through
+    graph.replay()  # this replay has not finished
     (ends,) = at_exit
     ends()
     assert list(world.executables) == [graph.executable]
     assert not world.graphs
-    assert len(steps_in(memory)) + len(plain_steps_in(memory)) == 5  # all but the first, which shows what it draws
+    # the first replay is missing, because it counts random numbers
+    assert len(steps_in(memory)) + len(plain_steps_in(memory)) == 5
     replayed = world.replayed
     replay(world, graph, 2)
     assert world.replayed == replayed + 2
@@ -530,7 +534,8 @@ def test_the_governor_chooses_the_recorded_replays_and_learns_their_cost(
     profiler.finalize()
     found = steps_in(memory)
     assert 5 < len(found) < 150
-    assert 200 - 3 * len(found) <= world.replayed <= 200 - len(found)  # beside each, one with stamps at its ends
+    # next to each recorded replay, one replay has stamps at its ends
+    assert 200 - 3 * len(found) <= world.replayed <= 200 - len(found)
     assert profiler.governor._seen
 
 
@@ -557,14 +562,14 @@ def test_own_work_counts_as_cost_only_if_the_device_is_idle(world: World) -> Non
 
     device.settle = slow  # type: ignore[method-assign]
     assert own_ns() < 50_000_000
-    passes_ns = 1_000_000_000  # the device is through by then
+    passes_ns = 1_000_000_000  # the device has finished by then
     assert own_ns() >= 50_000_000
 
 
 def test_the_hosts_own_failure_at_a_replay_is_the_hosts_and_happens_once(world: World) -> None:
     _memory, _profiler, model = attached_in(world, every=1)
     graph = captured(model)
-    graph.executable = 0  # as of a host that replays what it has reset
+    graph.executable = 0  # as if the host replayed a graph after resetting it
     for _ in range(2):
         with pytest.raises(AssertionError):
             graph.replay()
@@ -611,20 +616,21 @@ def test_a_launch_the_driver_refuses_is_counted_and_leaves_nothing_behind(world:
         raise DriverError("CUDA_ERROR_OUT_OF_MEMORY")
 
     captured_graphs._graphs[graph].costs.known = None
-    captured_graphs._graphs[graph]._stamped_since = 0  # the next has stamps inside
+    captured_graphs._graphs[graph]._stamped_since = 0  # the next replay has stamps inside
     world.launch_graph = refuse_once  # type: ignore[method-assign]
     replay(world, graph, 2)
     assert world.launch_graph is launch
     profiler.finalize()
     attachment.detach()
-    assert len(plain_steps_in(memory)) == lost_in(memory) == 1  # the first: what its stamps cost was not known
+    # the first, because the cost of its stamps was unknown
+    assert len(plain_steps_in(memory)) == lost_in(memory) == 1
     assert world.left == [graph.executable]
 
 
 def test_where_the_device_is_lost_its_host_is_left_in_peace(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """After an illegal address every call of the driver fails, and the context has to go."""
+    """After an illegal address every driver call fails, and the context cannot be used any longer."""
 
     def fails(*_: Any) -> Any:
         raise DriverError("CUDA_ERROR_ILLEGAL_ADDRESS")
@@ -668,7 +674,7 @@ def test_a_step_that_never_ends_does_not_stop_other_replays_being_recorded(
     profiler.finalize()
     assert len(steps_in(memory)) + len(plain_steps_in(memory)) == 20
     attachment.detach()
-    assert lost_in(memory) == 1  # that in the step
+    assert lost_in(memory) == 1  # the replay in the step
     assert world.left == [graph.executable]
 
 
@@ -678,7 +684,7 @@ def test_a_long_step_keeps_a_bounded_number_of_replays_and_counts_the_rest(
     monkeypatch.setattr(captured_graph, "MOST_WAITING", 8)
     memory, profiler, model = attached_in(world)
     graph = captured(model)
-    replay(world, graph, 8)  # by now it is known what a stamp costs
+    replay(world, graph, 8)  # enough replays to know the cost of a stamp
     with profiler.step("generate"):
         replay(world, graph, 50)
         assert len(captured_graphs._graphs[graph].launches) == 8
@@ -693,7 +699,7 @@ def test_a_replay_in_a_step_that_could_have_no_stamps_is_counted_as_lost(world: 
     graph = captured(model)
     replay(world, graph, 1)
     with profiler.step("generate"):
-        for _ in range(5):  # the first stamps are in use until the device is through
+        for _ in range(5):  # the first stamps are in use until the device has finished
             graph.replay()
     world.pass_time(1_000_000)
     profiler.finalize()
@@ -720,12 +726,12 @@ def test_replays_the_device_has_not_reported_at_detach_are_counted_as_lost(
     attachment.detach()
     assert lost_in(memory) == (5 if in_steps else 10)
     assert [name for name, *_ in steps_in(memory)] == ["mine"] * (5 * in_steps)
-    assert world.graphs  # what runs still is left
+    assert world.graphs  # executables that still run are kept
     world.pass_time(2_000_000_000)
 
 
 def test_the_books_close_if_replays_of_two_graphs_are_recorded_out_of_order(world: World) -> None:
-    """Those of the second wait until it is known what a stamp costs there."""
+    """Replays of the second graph are deferred until the cost of its stamps is known."""
     profiler = BrickProfiler(sample_every=2, clock_ns=world.now_ns)
     model = model_of(world)
     attach(model, profiler)
@@ -789,7 +795,7 @@ def test_functions_that_are_wrapped_are_bricks_of_the_graph_too(
         world.kernel(7_000)
         return query
 
-    def swap(self: Any) -> None:  # torch's own is a builtin function, which no fake of ours can be
+    def swap(self: Any) -> None:  # torch's own is a builtin function, which the fake cannot be
         self.swap(
             torch.nn.functional, "scaled_dot_product_attention", lambda own: functions._attention(own, "sdpa", 0)
         )
@@ -797,7 +803,7 @@ def test_functions_that_are_wrapped_are_bricks_of_the_graph_too(
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", attend)
     monkeypatch.setattr(functions.TimedFunctions, "_swap_attention_of_torch", swap)
     another = model_of(world)
-    if not is_alone:  # as a model of drafts: its calls stay swapped in after a step that was recorded
+    if not is_alone:  # like a draft model, whose calls stay replaced after a recorded step
         attach(another, profiler_of(world, Memory(), every=1))
         another(torch.ones(2, 1, dtype=torch.long))
     memory = Memory()
@@ -822,7 +828,7 @@ def test_functions_that_are_wrapped_are_bricks_of_the_graph_too(
     for *_, inside in found:
         assert inside["Attention (fused)"] == pytest.approx([7_000] * 4, abs=3)
         assert inside["RmsNorm"] == pytest.approx([7_000 + NORM_NS] * 4, abs=3)
-    model(torch.ones(2, 1, dtype=torch.long))  # and calls outside of captures are steps again
+    model(torch.ones(2, 1, dtype=torch.long))  # calls outside captures are steps again
     assert [name for name, *_ in steps_in(memory)] == ["decode", "decode", "forward"]
 
 
@@ -913,13 +919,13 @@ def test_graphs_too_short_to_time_are_measured_less_then_not_and_reported(
     graphs = [captured_graphs._graphs[graph] for graph in (short, long)]
     assert [graph.is_left_alone for graph in graphs] == [True, False]
     assert [graph._is_plain_timed for graph in graphs] == [False, True]
-    world.pass_time(1_000_000_000)  # nobody need wait for the device in the end
+    world.pass_time(1_000_000_000)  # no test needs to wait for the device at the end
 
 
 def test_steps_are_named_a_sample_if_only_recorded_replays_are_counted(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else their count and rate would pass for those of all replays."""
+    """A viewer would otherwise take the count and rate of recorded replays for those of all replays."""
     monkeypatch.setattr(captured_graph.clock, "perf_counter_ns", world.now_ns)
     memory = Memory()
     profiler = GovernedProfiler(1.0, recorder=memory)
@@ -947,7 +953,7 @@ def test_recording_is_a_cost_but_work_while_the_host_is_ahead_is_not(
     graph = captured(model)
     replay(world, graph, 1)
     for _ in range(40):
-        for _ in range(10):  # enqueued in some microseconds, run in milliseconds
+        for _ in range(10):  # enqueued within microseconds, run for milliseconds
             graph.replay()
             world.pass_time(30_000)
         world.pass_time(30_000_000)
@@ -958,7 +964,7 @@ def test_recording_is_a_cost_but_work_while_the_host_is_ahead_is_not(
     assert recorded is not None
     stamps = len(captured_graphs._graphs[graph]._variants[0][1].places)
     assert recorded.middle == pytest.approx(stamps * 1_000, rel=0.05)
-    assert sorted(governor._own)[len(governor._own) // 2] == 2_000  # the stamps around it
+    assert sorted(governor._own)[len(governor._own) // 2] == 2_000  # cost in ns of the stamps around it
     assert governor.every >= 100 * recorded.middle / 1_700_000
 
 
@@ -994,7 +1000,7 @@ def test_what_runs_on_another_stream_and_is_waited_for_is_timed_too(world: World
     def then_reduced(self: Any, rows: Any) -> Any:
         rows = forward(self, rows)
         before = world.last
-        world.kernel(REST_NS)  # on a stream of its own, as NCCL's, which the caller's waits for
+        world.kernel(REST_NS)  # on a separate stream as NCCL does; the caller's stream waits for it
         world.last = [*before, *world.last]
         return rows
 
@@ -1015,7 +1021,7 @@ def test_launch_time_is_not_part_of_the_stamp_cost_in_a_graph_of_few_stamps(worl
     replay_it = world.launch_graph
 
     def launch_graph(executable: int, stream: int) -> None:
-        if executable == graph.executable:  # the host's own comes later than ours
+        if executable == graph.executable:  # the host's own launch comes after ours
             world.pass_time(late_ns)
         replay_it(executable, stream)
 
@@ -1034,7 +1040,7 @@ def test_plain_replays_are_made_if_none_follows_one_with_stamps(world: World) ->
     recorded, other = captured(model), captured(model, batch=3)
     replay(world, recorded, 1)
     replay(world, other, 1)
-    for at in range(60):  # as code that Dynamo has compiled anew for steps that are not recorded
+    for at in range(60):  # similar to code that Dynamo compiles again for steps without records
         with profiler.step("mine", tokens=1):
             (other if at % 2 else recorded).replay()
         world.pass_time(1_000_000)
@@ -1123,7 +1129,7 @@ def test_a_thread_whose_first_call_is_a_replay_is_timed_too(world: World, monkey
     graph = captured(model)
     replay(world, graph, 1)
 
-    def makes_current() -> bool:  # as torch does
+    def makes_current() -> bool:  # torch does the same
         world.current = 0xC0DE
         return False
 
@@ -1155,7 +1161,7 @@ def test_own_work_before_a_replay_costs_only_if_the_last_replay_has_ended(
     known = captured_graphs._graphs[graph]
 
     def slow() -> int:
-        world.host_ns += 500_000  # the device goes on only as somebody looks
+        world.host_ns += 500_000  # the device progresses only when the clock is read
         return STREAM
 
     known.on.current_stream = slow

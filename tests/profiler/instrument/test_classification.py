@@ -1,4 +1,4 @@
-"""Modules of many architectures, by their paths and classes alone: no torch here."""
+"""Modules of many architectures are classified by path and class only. torch is not needed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from cbtop.profiler.instrument.classification import Described, classify
 from cbtop.protocol.vocabulary import BrickCategory
 
-# Path inside a layer, its class and that of the module it lies in → the brick.
+# Path inside a layer, class, and class of the parent → the brick.
 IN_LAYER = {
     "llama": """
         self_attn LlamaAttention LlamaDecoderLayer AttentionBlock
@@ -194,7 +194,7 @@ OUTSIDE = """
     visual.patch_embed.proj Conv3d PatchEmbed Conv3d
     embeddings BertEmbeddings BertModel -
 """
-# What modules of a class hold; those of other classes hold nothing.
+# Attributes of modules by class. Other classes have none.
 HOLDS = {
     "Attention": {"wq", "wk", "wv", "wo"},
     "BertAttention": {"self", "output"},

@@ -1,6 +1,6 @@
-"""Collectives that a model calls in its step: bricks with their sizes, and nothing of ours left in torch.distributed.
+"""Collectives in a step are bricks with sizes, and torch.distributed has nothing of ours left afterwards.
 
-A group of four ranks that only pretends (torch's own `fake` backend); real ones are in tests/integration.
+The group of four ranks is torch's own `fake` backend. Real groups are tested in tests/integration.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Layer(nn.Module):
 
 
 class Model(nn.Module):
-    """Two layers, each of which does something with its input, of the shape SHAPE."""
+    """A model of two layers. Each layer calls `does` with its input of shape SHAPE."""
 
     def __init__(self, does: Callable[[Any], Any]) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ def _coalesced(x: Any) -> None:
         dist.all_reduce(x)
 
 
-# What is called, and of the bricks that it is: the elements of all ranks, and whether it is over when it returns.
+# The call, and the elements of all ranks for each of its bricks.
 CALLS: dict[str, tuple[Callable[[Any], Any], dict[str, int]]] = {
     "all_reduce": (lambda x: dist.all_reduce(x), {"AllReduce": COUNT}),
     "imported before": (lambda x: imported_before(tensor=x, group=None), {"AllReduce": COUNT}),
@@ -138,12 +138,13 @@ CALLS: dict[str, tuple[Callable[[Any], Any], dict[str, int]]] = {
 
 def _run(model: Any) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # of torch 2.13: `all_gather_into_tensor` and its like
+        # torch 2.13 warns about `all_gather_into_tensor` and similar functions
+        warnings.simplefilter("ignore", FutureWarning)
         model(torch.ones(SHAPE))
 
 
 def _bricks(memory: Memory) -> dict[str, list[Node]]:
-    """What is said of communication, by name."""
+    """Return the nodes of communication by name."""
     found: dict[str, list[Node]] = {}
     for said in memory.said:
         if isinstance(said, Node) and said.category is BrickCategory.COMMUNICATION:
@@ -166,7 +167,7 @@ def test_each_collective_is_a_brick_of_its_layer_with_all_elements(
     found = _bricks(memory)
     assert set(found) == set(expected)
     for kind, nodes in found.items():
-        assert len(nodes) == 2  # one a layer
+        assert len(nodes) == 2  # one for each layer
         elements = expected[kind]
         assert [_elements(memory, node) for node in nodes] == [[elements]] * 2
         for node in nodes:
@@ -238,7 +239,7 @@ def test_no_collective_is_recorded_outside_steps_and_detach_restores_torch(
     before = state()
     model = Model(lambda x: dist.all_reduce(x))
     attachment = attach(model, profiler)
-    assert dist.all_reduce is imported_before  # torch knows its own functions by identity
+    assert dist.all_reduce is imported_before  # torch compares its functions by identity
     _run(model)
     records = len(memory.records)
     dist.all_reduce(torch.ones(3))
@@ -251,7 +252,7 @@ def test_no_collective_is_recorded_outside_steps_and_detach_restores_torch(
 
 
 class Inherits(dist.ProcessGroup):
-    """A group of Python's, as programs write them, that leaves sending to torch."""
+    """A process group written in Python, which leaves sending to torch."""
 
 
 class InheritsWait(TorchWork):
@@ -308,7 +309,7 @@ def test_dynamo_compiles_collectives_into_the_graphs_of_the_bare_model(name: str
         torch._dynamo.utils.counters.clear()
         model = Model(does)
         if is_attached:
-            attach(Model(does), profiler)  # beside which functions are wrapped
+            attach(Model(does), profiler)  # this model does not run; attaching wraps the functions
             attach(model, profiler)
         compiled = torch.compile(model, backend="eager")
         compiled(torch.ones(SHAPE))
@@ -316,11 +317,11 @@ def test_dynamo_compiles_collectives_into_the_graphs_of_the_bare_model(name: str
         return counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Dynamo's, of what it does not go into, and torch's of itself
+        warnings.simplefilter("ignore")  # Dynamo warns about code that it skips, and torch about itself
         try:
             assert counted(False) == counted(True)
         finally:
-            torch._dynamo.reset()  # where models of this class were compiled, no function is wrapped
+            torch._dynamo.reset()  # functions are not wrapped if models of this class were compiled
 
 
 def test_the_weights_of_a_model_sharded_over_ranks_are_those_of_this_rank(
@@ -340,9 +341,13 @@ def test_the_weights_of_a_model_sharded_over_ranks_are_those_of_this_rank(
 
 
 def _carried_by_a_link(kind: str, ranks: int, size: int) -> float:
-    """What each of `ranks` ranks in a ring sends on, counted send by send, of a whole of `size`."""
+    """Return how much each of `ranks` ranks in a ring sends, counted send by send.
+
+    `size` is the size of the whole.
+    """
     part = size / ranks
-    passes = {"AllReduce": 2, "AllGather": 1, "ReduceScatter": 1}[kind]  # reduced all round, then gathered all round
+    # an all-reduce goes round twice: reduce, then gather
+    passes = {"AllReduce": 2, "AllGather": 1, "ReduceScatter": 1}[kind]
     return sum(part for _ in range(passes) for _ in range(ranks - 1))
 
 

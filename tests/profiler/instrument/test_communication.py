@@ -1,4 +1,4 @@
-"""Communication in training steps: exposed waits by kind, what may overlap, and that programs run as without us."""
+"""Communication in training steps: exposed waits by kind, possible overlap, and unchanged programs."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ def gloo() -> Iterator[None]:
 
 @pytest.fixture
 def four_ranks() -> Iterator[None]:
-    """A group of four ranks that only pretends."""
+    """Create a fake group of four ranks."""
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
     yield
     dist.destroy_process_group()
 
 
 class Layers(nn.Module):
-    """A model in layers. With `repeats`, each runs again in the backward, in a backward of its own."""
+    """A model with layers. With `repeats`, each layer runs again in its own backward."""
 
     def __init__(self, repeats: bool) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ def train(
 
 
 def times_of(memory: Memory) -> TrainingTimes:
-    """Return the latest report, in which the parts of a step add up to it."""
+    """Return the latest report. Check that the parts of a step add up."""
     found = [message for message in memory.said if isinstance(message, TrainingTimes)][-1]
     assert sum(part.sum_ns for part in found.parts) == found.wall_ns
     exposed_ns = sum(kind.sum_ns for kind in found.communication.exposed) if found.communication else 0

@@ -1,4 +1,4 @@
-"""Captured graphs of what torch.compile has made: Dynamo's graphs are real, inductor and CUDA are played."""
+"""Captured graphs of torch.compile. Dynamo's graphs are real, inductor and CUDA are fake."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Layer(nn.Module):
 
 
 class CallingLayer(Layer):
-    """As those of transformers 5.17."""
+    """A layer with its own `__call__`, as in transformers 5.17."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return super().__call__(*args, **kwargs)
@@ -71,19 +71,22 @@ class Model(nn.Module):
 
 
 class Inductor:
-    """Products are calls of a library, what lies between them is fused into one loop; runs of a code are captured."""
+    """A fake inductor.
+
+    Products are library calls, everything between them is fused into one loop, and runs are captured.
+    """
 
     def __init__(self, world: played.World, directory: Path) -> None:
         self.world = world
         self.directory = directory
         self.compiled = 0
-        self.lines: Callable[[Any], Any] = list  # of (is a product, names of its nodes)
+        self.lines: Callable[[Any], Any] = list  # (is a product, names of its nodes) of each line
         self.module: Any = ModuleType(compiled_code.COMPILER)
         self.module.compile_fx = self.compile_fx
         self.loaded: list[Any] = []
 
     def backend(self, model: Any, inputs: Any) -> Any:
-        """As that of `torch.compile` is."""
+        """Compile like a backend of `torch.compile`."""
         return self.module.compile_fx(model, inputs, config_patches={"triton.cudagraphs": True})
 
     def compile_fx(self, model_: Any, inputs: Any, config_patches: Any = None) -> Any:
@@ -167,7 +170,7 @@ def profiler(memory: Memory) -> BrickProfiler:
 
 
 def bricks(memory: Memory) -> dict[str, set[str]]:
-    """Those in layers, and those outside of them."""
+    """Return the bricks in layers and those outside layers."""
     nodes = {said.id: said for said in memory.said if isinstance(said, Node)}
     found: dict[str, set[str]] = {"in layers": set(), "outside": set()}
     for node in nodes.values():
@@ -206,7 +209,7 @@ def test_kernels_of_a_compiled_model_are_its_bricks_and_fused_ones_name_all(
     steps = played.steps_in(memory)
     assert len(steps) > 2
     for _, tokens, _, inside in steps[-2:]:
-        assert tokens == 0  # nobody says whether numbers are embeddings
+        assert tokens == 0  # nothing shows whether numbers are embeddings
         product, loop = PRODUCT_NS, LOOP_NS
         assert inside["layer"] == pytest.approx([2 * (loop + product), *[loop + 2 * product] * 2], abs=9)
         assert inside["GateProjection"] == pytest.approx([PRODUCT_NS] * 3, abs=3)
@@ -229,7 +232,8 @@ def test_code_moved_out_of_its_layer_is_outside_and_each_layer_stays_whole(
 ) -> None:
     def moved(lines: Any) -> list[tuple[bool, list[str]]]:
         kept = list(lines)
-        return [*(line for line in kept if line is not kept[2]), kept[2]]  # the first layer's activation
+        # the activation of the first layer is moved to the end
+        return [*(line for line in kept if line is not kept[2]), kept[2]]
 
     inductor.lines = moved
     model = Model()
@@ -353,7 +357,7 @@ def test_an_error_of_compiled_code_reaches_the_host_and_tracing_stops(
         inductor.loaded[0].extern_kernels = None
         with pytest.raises(AttributeError, match="mm"):
             compiled(torch.ones(1, 4, 8))
-    captures.clear()  # as `torch.cuda.graph` ends it
+    captures.clear()  # as after `torch.cuda.graph`
     run(torch.compile(Model(), backend="eager"), world, profiler, times=1)
     assert sys.gettrace() is None
 
@@ -393,7 +397,7 @@ def test_what_inductor_said_on_an_h100_names_all_kernels_of_a_llamas_layer(profi
     config = transformers.LlamaConfig(
         vocab_size=16, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4
     )
-    model = transformers.LlamaForCausalLM(config).to("meta")  # on a CPU, its blocks were bricks
+    model = transformers.LlamaForCausalLM(config).to("meta")  # on a CPU, blocks of this model would be bricks
     said = json.loads((Path(__file__).parent / "inductor-h100.json").read_text())
     nodes = [
         SimpleNamespace(
@@ -460,7 +464,7 @@ HAS_COMPILER = shutil.which("g++") or shutil.which("clang++")
 
 @pytest.mark.slow
 @pytest.mark.skipif(not HAS_COMPILER, reason="inductor writes C++")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # warnings of torch
 def test_generated_or_cached_inductor_code_names_its_nodes(
     world: played.World, profiler: BrickProfiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -482,7 +486,7 @@ def test_generated_or_cached_inductor_code_names_its_nodes(
         ]
         naming = compiled_code.Naming(compiled, attachment.steps.calls, model)
         found = compiled_code.spans_of(ran, lines, naming, set())
-        assert [span.key[1] for span in found] == [0, 1, 2]  # layers
+        assert [span.key[1] for span in found] == [0, 1, 2]  # the numbers of the layers
         products = ["GateProjection", "DownProjection"]
         assert [[inner.key.name for inner in span.inside] for span in found] == [products] * 3
         assert [inner.elements for span in found for inner in span.inside] == [4 * 8] * 6

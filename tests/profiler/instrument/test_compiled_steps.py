@@ -1,4 +1,4 @@
-"""What a model's call does in C is what it does in Python: the same records, and the same in the governor."""
+"""A model call in C and the same call in Python give equal records and equal numbers in the governor."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ pytestmark = [
 
 
 class Governed(GovernedProfiler):
-    """One of whose steps about one in `every` is recorded."""
+    """A governed profiler that records about one in `every` steps."""
 
     def __init__(self, recorder: Recorder, every: int, clock_ns: Callable[[], int]) -> None:
         self.governor = Governor(1, self.announce)
@@ -52,7 +52,7 @@ class Governed(GovernedProfiler):
 
 
 class Layer(nn.Module):
-    """One of a stack; does what its host wants meanwhile."""
+    """A layer of a stack. It runs what the host wants in the middle of its forward."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ class Kept:
 
 
 class Cache:
-    """A cache of transformers, as far as it is asked."""
+    """The part of a transformers cache that cbtop reads."""
 
     def __init__(self, held: Any) -> None:
         self.layers = [Kept(held)]
@@ -120,7 +120,7 @@ class Cache:
 
 
 class Own(torch.Tensor):  # type: ignore[name-defined, misc]
-    """A tensor of the host's own kind, which is told who asks."""
+    """A tensor subclass of the host that sees each function called on it."""
 
 
 TENSORS = {
@@ -147,7 +147,7 @@ DOES = (
     "raise", "interrupt", "brick", "step", "again", "another", "in a thread", "cancel", "switch off", "switch on",
     "ask for a burst", "record all",
 )  # fmt: skip
-USUAL = st.just(("one", "used", "by name", "nothing"))  # which C does, where Python has begun the first ones
+USUAL = st.just(("one", "used", "by name", "nothing"))  # C handles these calls, after Python has begun the first ones
 CALLS = st.one_of(
     USUAL,
     USUAL,
@@ -159,7 +159,7 @@ CALLS = st.one_of(
 
 
 class Host:
-    """Calls two models, and does in their calls what else a host does."""
+    """Calls two models. Inside the calls it does what other hosts do."""
 
     def __init__(self, recorder: Recorder, every: int, *, in_python: bool, ticks: bool = True) -> None:
         self.said: list[str] = []
@@ -232,13 +232,13 @@ class Host:
             self.said += _slots_here()
 
     def _call_thrice(self) -> None:
-        """Beside the step that runs: in C from the second one on."""
+        """Call the second model inside the running step. From its second call on, C handles it."""
         for _ in range(3):
             self._call(self.models[1], "one", "used", "by name", _nothing)
 
     @property
     def known(self) -> Any:
-        """What is known of steps, and to the governor, but for times."""
+        """Return the state of steps and of the governor, without times."""
         governor = self.governor
         if governor is None:
             of_models = [(one.steps.looks, len(one.steps.recorded_steps)) for one in self._attached]
@@ -261,7 +261,7 @@ def _call_in_python(model: Any) -> None:
 
 
 def _ran(calls: list[tuple[str, str, str, str]], every: int, *, in_python: bool, ring: bool) -> Any:
-    """What is said and recorded of these calls, where one step in `every` is recorded."""
+    """Return the messages and records of these calls. One step in `every` is recorded."""
     with tempfile.TemporaryDirectory() as directory:
         recorder: Any = RingRecorder(Path(directory)) if ring else Memory()
         host = Host(recorder, every, in_python=in_python)
@@ -288,7 +288,7 @@ def _ran(calls: list[tuple[str, str, str, str]], every: int, *, in_python: bool,
 def test_any_calls_of_models_leave_in_c_what_they_leave_in_python(
     calls: list[tuple[str, str, str, str]], every: int, ring: bool
 ) -> None:
-    first = [("one", "used", "by name", "nothing")] * 3  # the next is as usual
+    first = [("one", "used", "by name", "nothing")] * 3  # the next call is handled as usual
     in_python, in_c = (_ran([*first, *calls], every, in_python=python, ring=ring) for python in (True, False))
     assert in_c == in_python
 
@@ -331,7 +331,8 @@ def test_what_is_compared_is_c_and_python(every: int, memory: Memory, monkeypatc
         return described(*args)
 
     monkeypatch.setattr(ModelCall, "describe", describe)
-    for in_python, wanted in ((False, 2), (True, 7)):  # the first two are recorded, and swap calls in and out
+    # the first two are recorded, and calls are replaced and restored
+    for in_python, wanted in ((False, 2), (True, 7)):
         host = Host(Memory(), every, in_python=in_python)
         ran = 0
         for _ in range(7):
@@ -383,7 +384,7 @@ def test_a_call_without_known_names_is_described_in_c_too(what: str, monkeypatch
         if names.get(tag & 0xFFFF) == "forward" and not tag & FLAG_AMOUNTS
     ]
     assert found == [phases.describe((argument,), {}, has_cache=False).tokens] * 6
-    assert 1 <= len(ran) <= 3  # the first ones
+    assert 1 <= len(ran) <= 3  # Python describes only the first calls
 
 
 TIMES = {"_begun_ns", "own_ns", "prepared", "returned_ns", "_start", "_start_ns"}
@@ -391,7 +392,7 @@ HIDDEN = {"__weakref__"}
 
 
 def _slots_here() -> list[str]:
-    """What the open steps of this thread hold, but for times."""
+    """Return the contents of this thread's open steps, without times."""
     found = []
     for step in unit().open:
         for thing in (step, step.active, step.generation):
@@ -404,7 +405,7 @@ def _slots_here() -> list[str]:
 
 
 class Token(NamedTuple):
-    """A token that is generated: how its model is called, and what the host does `when` in its step."""
+    """A generated token: how its model is called, and what the host does in its step at `when`."""
 
     is_prepared: bool = True
     tensor: str = "one"
@@ -445,7 +446,7 @@ def _does(do: Callable[[], None], *_: Any) -> None:
 
 
 class Generating(Host):
-    """Generates like transformers: prepares inputs, calls the model, processes scores, checks whether to stop."""
+    """Generates like transformers: prepares inputs, calls the model, processes scores, checks the end."""
 
     def __init__(self, recorder: Recorder, every: int, *, in_python: bool) -> None:
         super().__init__(recorder, every, in_python=in_python, ticks=False)
@@ -469,7 +470,7 @@ class Generating(Host):
     def _loop(self, _: Any, tokens: list[Token]) -> None:
         for token in tokens:
             do = {token.when: functools.partial(self._do, token.does)}
-            # Calls with a star, which Python 3.11 does not turn into frames of the wrappers.
+            # Python 3.11 does not turn starred calls into frames of the wrappers.
             if token.is_prepared:
                 self._prepare(*(do.get("inputs", _nothing),))
             self._call(self.models[0], token.tensor, token.cache, "by name", do.get("forward", _nothing))
@@ -488,7 +489,8 @@ class Generating(Host):
 
 
 def _without_times(records: list[tuple[int, int, int, int]]) -> list[tuple[int, ...]]:
-    return [row if row[2] < 1 << 32 else (row[0], row[3]) for row in records]  # times are since the machine started
+    # times are since the start of the machine
+    return [row if row[2] < 1 << 32 else (row[0], row[3]) for row in records]
 
 
 def _generated(calls: list[tuple[int, list[Token]]], every: int, *, in_python: bool) -> Any:
@@ -508,7 +510,7 @@ def _generated(calls: list[tuple[int, list[Token]]], every: int, *, in_python: b
 def test_any_tokens_that_are_generated_leave_in_c_what_they_leave_in_python(
     calls: list[tuple[int, list[Token]]], every: int
 ) -> None:
-    first = (0, [Token()] * 4)  # the next is as usual
+    first = (0, [Token()] * 4)  # the next token is handled as usual
     in_python, in_c = (_generated([first, *calls], every, in_python=python) for python in (True, False))
     assert in_c == in_python
 
@@ -549,7 +551,7 @@ def test_what_cbtop_pays_beside_the_model_is_counted_in_the_step(in_python: bool
 
     generation.generates(token)(host.models[0])
     assert own_ns[0] > 0
-    assert own_ns == sorted(own_ns)  # the model's call begins the step, and its return and the scores add to it
+    assert own_ns == sorted(own_ns)  # the model's call begins the step; its return and the scores add to it
     assert len(set(own_ns)) == 4
     assert host.governor is not None
     assert own_ns[-1] < host.governor._own[-1] < 10_000_000
@@ -566,11 +568,11 @@ RUNS = st.tuples(
 
 
 class Runner:
-    """An engine's runner, with a method for each half of a step."""
+    """A runner of an engine with one method for each half of a step."""
 
 
 class Running(Host):
-    """Runs its first model by a runner."""
+    """A host that calls its first model through a runner."""
 
     def __init__(self, recorder: Recorder, every: int, *, in_python: bool, patch: pytest.MonkeyPatch) -> None:
         super().__init__(recorder, every, in_python=in_python)

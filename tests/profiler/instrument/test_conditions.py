@@ -1,4 +1,4 @@
-"""A process with a torch model announces the versions and instructions that its times depend on."""
+"""A process with a torch model announces the versions and instruction sets that affect its times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What torch.compile makes of a model on a CUDA device: kernels by name, beside CUPTI; and nothing is changed."""
+"""Compiled models on a CUDA device: kernels are named, times agree with CUPTI, and nothing is changed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if torch.cuda.is_available():
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
-    pytest.mark.filterwarnings("ignore"),  # torch's own
+    pytest.mark.filterwarnings("ignore"),  # warnings of torch
 ]
 
 
@@ -75,7 +75,7 @@ def static_llama() -> tuple[Any, Callable[[Any], Any]]:
     cache = transformers.StaticCache(config=model.config, max_cache_len=64)
     word = torch.ones((1, 1), dtype=torch.long, device="cuda")
     with torch.no_grad():
-        model(word, past_key_values=cache, use_cache=True)  # which makes the cache
+        model(word, past_key_values=cache, use_cache=True)  # creates the cache
 
     def call(called: Any) -> Any:
         cache.reset()
@@ -88,7 +88,7 @@ MODELS = [hand_written, llama, static_llama]
 
 
 def counted() -> tuple[int, int]:
-    """Graphs and breaks since the last time."""
+    """Return the numbers of graphs and graph breaks since the last call."""
     counters = torch._dynamo.utils.counters
     found = counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())
     torch._dynamo.reset()
@@ -136,7 +136,7 @@ def test_kernels_are_named_and_results_graphs_and_breaks_are_unchanged(
         else:
             sys.stdout.write(f"{begin:4} {end:4} {key}\n")
     sys.stdout.write(f"{len(named)} of {shape.nodes} nodes named\n")
-    assert counted() == graphs  # which drops the graphs
+    assert counted() == graphs  # this drops the graphs
     assert len(named) >= 0.95 * shape.nodes
     found = [step for step in steps_in(memory) if any(key for key in step["in"] if len(key) > 2)]
     assert len(found) > 2
@@ -152,9 +152,9 @@ def test_kernels_are_named_and_results_graphs_and_breaks_are_unchanged(
 
 
 def between_us(captured: Any, step: Callable[[], object], stamped: StampedGraph) -> float:
-    """How long `step` takes between two stamps alone, without CUPTI: in us.
+    """Return the time of `step` between two stamps in µs, without CUPTI.
 
-    `stamped` runs in place of its graph: what torch does around a replay, which copies inputs, is done.
+    `stamped` runs instead of its graph. The work of torch around a replay, which copies inputs, is included.
     """
     cost, stream, found = captured.costs.known, torch.cuda.current_stream().cuda_stream, []
     captured.replay = lambda original, graph: stamped.launch(stream)
@@ -169,7 +169,7 @@ def between_us(captured: Any, step: Callable[[], object], stamped: StampedGraph)
 
 
 def alone_us(captured: Any, step: Callable[[], object], begin: int, end: int) -> float:
-    """How long it takes from one place to another, in a copy that has stamps at these two alone: in us."""
+    """Return the time between two places in µs, in a copy with stamps only at these two."""
     stream = torch.cuda.current_stream().cuda_stream
     stamped = StampedGraph(captured.on.device, captured.clone, [begin, end], stream)
     found = between_us(captured, step, stamped)
@@ -177,8 +177,8 @@ def alone_us(captured: Any, step: Callable[[], object], begin: int, end: int) ->
     return found
 
 
-# On an H200 attention behind a memset took as long beside its neighbours' stamps as between two stamps alone, within
-# 0.2 us, in two layers, and 1.4 us longer in the third.
+# On an H200, attention after a memset took the same time with and without neighbouring stamps in two layers, within
+# 0.2 µs. In the third layer it took 1.4 µs more.
 APART = pytest.mark.xfail(reason="of three layers one has attention behind a memset apart by over 0.5 us a node")
 
 
@@ -204,7 +204,7 @@ def test_brick_times_are_those_of_cupti(kind: Callable[[], Any], profiler: Brick
         profiler.disable()
         step = partial(call, compiled)
         whole_us = between_us(captured, step, captured._ends)
-        alone = {  # before CUPTI is there, which costs as long as the process lives
+        alone = {  # measured before CUPTI is active, because CUPTI slows down the rest of the process
             interval.keys: alone_us(captured, step, plan.places[interval.begin], plan.places[interval.end])
             for interval in plan.intervals
         }
@@ -223,7 +223,7 @@ def test_brick_times_are_those_of_cupti(kind: Callable[[], Any], profiler: Brick
     )
     assert len(kernels) % runs == 0
     each = len(kernels) // runs
-    assert each >= shape.nodes  # inputs are copied before
+    assert each >= shape.nodes  # input copies come first
     nodes = {said.id: said for said in memory.said if isinstance(said, Node)}
     measured: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     expected: dict[str, dict[Any, list[float]]] = defaultdict(lambda: defaultdict(list))
@@ -246,14 +246,15 @@ def test_brick_times_are_those_of_cupti(kind: Callable[[], Any], profiler: Brick
             times = expected[name][interval.keys]
             kernels_of[name] = 1 if name == "layer" else end - begin
             if any(kernel[2].startswith("Mem") for kernel in one[begin:end]) and name != "layer":
-                # Of a kernel behind a memset CUPTI says 2 to 3 us more than it takes between two stamps alone, and so
-                # much longer a graph is beside CUPTI.
+                # After a memset, CUPTI's time of a kernel is 2 to 3 µs above the time between two stamps. A graph
+                # takes as much longer with CUPTI.
                 times.append(alone[interval.keys])
                 reference[name] = "alone"
-            elif begin:  # CUPTI does not say when the replay began
+            elif begin:  # CUPTI does not report the begin of a replay
                 times.append(one[end - 1][1] - one[begin - 1][1] - longer_us * (end - begin))
     wrong = []
-    # One of each layer: what a brick takes may differ between layers, and the middle of two kinds is either.
+    # Layers are compared one by one. Times of a brick may differ between layers, so a median of two kinds could be
+    # either.
     for name, places_of in sorted(expected.items()):
         assert len(places_of) == len(measured[name]), name
         for (_, ours), theirs in zip(sorted(measured[name].items()), places_of.values(), strict=True):
@@ -262,7 +263,7 @@ def test_brick_times_are_those_of_cupti(kind: Callable[[], Any], profiler: Brick
             here, there = median(ours), median(theirs)
             figures = f"stamps {here:8.2f} us   {reference[name]} {there:8.2f} us   {here - there:+6.2f}"
             sys.stdout.write(f"{name[:90]:90} {kernels_of[name]:3} kernels   {figures}\n")
-            # CUPTI makes each kernel longer, one more than another: of several it says so much less exactly.
+            # CUPTI makes each kernel longer by a varying time, so its error grows with the number of kernels.
             if abs(here - there) > max(0.05 * there, 0.5 * kernels_of[name]):
                 wrong.append((name, here, there))
     attachment.detach()

@@ -1,4 +1,4 @@
-"""Captured graphs on a CUDA device: bricks inside of them, beside CUPTI; outputs the same; nothing left behind."""
+"""Captured graphs on a CUDA device: times of bricks agree with CUPTI, outputs are equal, nothing is left behind."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def profiler(memory: Memory) -> Iterator[BrickProfiler]:
 
 
 def steps_in(memory: Memory) -> list[dict[str, Any]]:
-    """Each recorded step with what lies in it, by names: (path of names) -> [(start, end, elements)]."""
+    """Return the records of each step by path of names: (path) -> [(start, end, elements)]."""
     nodes = {said.id: said for said in memory.said if isinstance(said, Node)}
 
     def path(node: Node) -> tuple[str, ...]:
@@ -71,7 +71,7 @@ def steps_in(memory: Memory) -> list[dict[str, Any]]:
 
 
 def begin_anew(memory: Memory, profiler: BrickProfiler) -> None:
-    """Forget what was recorded so far, the calls that warmed a model up among it."""
+    """Discard all records, including those of warm-up calls."""
     torch.cuda.synchronize()
     profiler.finalize()
     memory.records.clear()
@@ -301,7 +301,7 @@ def test_captured_again_reset_and_dropped_graphs_leave_nothing_behind(
         return first - [round_of_graphs() for _ in range(4)][-1]
 
     attachment.detach()
-    lost_bytes()  # what torch and the driver take once
+    lost_bytes()  # memory that torch and the driver allocate only once
     without = lost_bytes()
     attachment = attach(model, profiler)
     with_us = lost_bytes()

@@ -1,4 +1,4 @@
-"""Dynamo under `cbtop run`: it compiles the program, and nothing of cbtop."""
+"""Under `cbtop run`, Dynamo compiles the program but no code of cbtop."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cbtop.profiler.instrument import dynamo  # noqa: E402
 from cbtop.profiler.instrument.dynamo import functions_of, without_dynamo  # noqa: E402
 from tests.integration.hosts import CBTOP, DEADLINE_S  # noqa: E402
 
-# As `generate` of transformers compiles a model: its call, not its module.
+# Compiles the call of a model instead of its module, as `generate` of transformers does.
 PROGRAM = """
 import sys
 import torch
@@ -105,7 +105,7 @@ def test_the_callback_is_off_in_our_work_and_back_after_an_exception() -> None:
         seen.append(torch._C._dynamo.eval_frame.get_eval_frame_callback())
         raise LookupError
 
-    before = dynamo.set_callback(False)  # "run only": compiled code runs, nothing more is compiled
+    before = dynamo.set_callback(False)  # "run only": compiled code runs, but nothing else is compiled
     try:
         with pytest.raises(LookupError):
             without_dynamo(work)

@@ -1,4 +1,4 @@
-"""Instrumentation begins before the first call of a module, once, and nobody waits for it."""
+"""Instrumentation starts once, before the first call of a module. No caller waits for it."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_the_first_of_several_threads_begins_and_the_others_do_not_wait(memory: 
 
 
 def test_what_fails_leaves_torch_as_it_was(memory: Memory) -> None:
-    first_call.await_first_call(lambda: None)  # as of one that has said why, and goes on
+    first_call.await_first_call(lambda: None)  # the callback reports an error and continues
     assert Model()(torch.ones(1, 4)).shape == (1, 4)
     assert nn.Module._compiled_call_impl is None
 
@@ -121,7 +121,7 @@ def test_a_model_runs_and_is_reported_if_signal_handlers_cut_attaching_short(
         raise TimeoutError("of the host")
 
     def looks(*args: object) -> None:
-        signal.raise_signal(signal.SIGUSR1)  # to look takes longer than the host allows a call
+        signal.raise_signal(signal.SIGUSR1)  # the look takes longer than the host allows for a call
 
     monkeypatch.setattr(attachment, "holds_a_stack", looks)
     monkeypatch.setattr(trouble, "_said", {})
@@ -144,7 +144,7 @@ def test_a_model_has_steps_again_after_the_host_deletes_its_call_attribute(memor
     expected = model(given)
     model._compiled_call_impl = model._call_impl
     assert torch.equal(model(given), expected)
-    del model._compiled_call_impl  # as who takes back Module.compile
+    del model._compiled_call_impl  # undoes Module.compile
 
     assert torch.equal(model(given), expected)
     assert torch.equal(model(given), expected)

@@ -1,4 +1,4 @@
-"""The governor: it measures what recording costs, says so with its interval, and records fewer steps by itself."""
+"""The governor measures the cost of recording, reports it with an interval, and records fewer steps if needed."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ MS = 1_000_000
 
 
 class Running:
-    """A step."""
+    """A running step."""
 
 
 class Host:
-    """A process whose steps take as long as they are told, and longer where recording costs them something.
+    """A simulated process. Recording a step makes it and other steps longer.
 
-    Recording a step costs it `cost_ns`, the step that follows in its model a third of that again, and each plain step
-    that runs at the same time a twentieth.
+    Recording a step costs `cost_ns`. The next step of its model costs a third of that, and each plain step that runs
+    at the same time a twentieth.
     """
 
     def __init__(self, *, allowed_percent: float = 1, cost_ns: float = 0.2 * MS, noise: float = 0.01) -> None:
@@ -52,10 +52,10 @@ class Host:
         self._cost_ns, self._noise = cost_ns, noise
         self._chance = random.Random(7)
         self._swapped_in: set[str] = set()
-        self._running = 0  # recorded steps
+        self._running = 0  # number of running recorded steps
 
     def step(self, name: str, plain_ns: float, model: str = "", own_ns: int = 0) -> Iterator[float]:
-        """One step: gives when it ends, counted from its begin."""
+        """Run one step. Yields its duration."""
         step = Running()
         is_recorded = self.governor.is_sampled((name, model))
         mark = self.governor.began(step, model, recorded=is_recorded)
@@ -80,14 +80,14 @@ class Host:
         self.lived_ns += took_ns
 
     def live(self, steps: Iterable[tuple[str, float] | tuple[str, float, str]], own_ns: int = 0) -> Host:
-        """Run `steps` one after another: of each its name, how long it takes and its model."""
+        """Run `steps` one after another. Each is (name, duration) or (name, duration, model)."""
         for name, plain_ns, *model in steps:
             for _ in self.step(name, plain_ns, *model, own_ns=own_ns):
                 pass
         return self
 
     def live_in_threads(self, threads: list[Iterator[tuple[str, float]]], until_ns: float) -> Host:
-        """Run each thread's steps one after another, beside those of the others."""
+        """Run the steps of all threads, in parallel with each other."""
         running: list[tuple[float, int, Iterator[float]]] = []
 
         def begin(now_ns: float, thread: int) -> None:
@@ -113,7 +113,7 @@ def decoding(count: int = 6000, plain_ns: float = MS) -> list[tuple[str, float]]
 
 
 def serving(count: int = 300) -> Iterator[tuple[str, float]]:
-    """A prompt of any length, then its tokens, each of which takes a little longer than the one before."""
+    """Yield a prompt of random length, then its tokens. Each token takes slightly longer than the one before."""
     chance = random.Random(8)
     for _ in range(count):
         yield "prefill", chance.uniform(2, 200) * MS
@@ -192,7 +192,7 @@ def test_an_abandoned_recorded_step_does_not_make_all_others_concurrent() -> Non
 
 
 def test_what_plain_steps_pay_is_part_of_the_figure_and_of_what_is_allowed() -> None:
-    host = Host().live(decoding(), own_ns=5000)  # half of what is allowed
+    host = Host().live(decoding(), own_ns=5000)  # half of the allowed cost
     assert host.overhead_percent <= 1
     assert host.governor.every > 1.5 * Host().live(decoding()).governor.every
 
@@ -200,8 +200,9 @@ def test_what_plain_steps_pay_is_part_of_the_figure_and_of_what_is_allowed() -> 
 def test_a_fifth_more_is_recorded_if_plain_steps_use_up_the_allowance() -> None:
     dear = Host().live(decoding(), own_ns=20_000)
     assert 10 < dear.governor.every < 200
-    assert 0.1 < 100 * (dear.paid_ns - 20_000 * dear.steps) / dear.lived_ns < 0.3  # with what its first steps paid
-    assert dear.said[-1].overhead_percent == pytest.approx(2.2, abs=0.1)  # it is more than allowed, and is said
+    # includes the cost of the first steps
+    assert 0.1 < 100 * (dear.paid_ns - 20_000 * dear.steps) / dear.lived_ns < 0.3
+    assert dear.said[-1].overhead_percent == pytest.approx(2.2, abs=0.1)  # more than allowed, and reported
 
 
 def test_the_time_to_decide_is_part_of_the_overhead_reported_next(
@@ -221,7 +222,7 @@ def test_the_time_to_decide_is_part_of_the_overhead_reported_next(
     for _ in range(2000):
         with profiler.step("decode"):
             clock.sleep_us(10_000)
-    # At first one look in LOOK_STEPS steps of 10 ms each, which pay for nothing else; then, as it takes 5 ms, fewer.
+    # At first, one look in LOOK_STEPS steps of 10 ms is the only cost. A look takes 5 ms, so looks become rarer.
     assert said[2].overhead_percent == pytest.approx(100 * 5 / (LOOK_STEPS * 10), rel=0.02)
     assert said[-1].overhead_percent == pytest.approx(100 / LOOK_TIMES, rel=0.02)
 
@@ -388,8 +389,8 @@ def test_one_interrupted_look_does_not_raise_the_estimated_cost_of_looks() -> No
     usual = host.governor.every
     for said in range(8):
         before, looked_ns = len(host.said), host.lived_ns
-        host.governor.look_ns = 10 * MS if said == 4 else 100_000  # what the last look took
+        host.governor.look_ns = 10 * MS if said == 4 else 100_000  # duration of the last look
         while len(host.said) == before:
             host.live(decoding(1), own_ns=1_000)
         assert host.governor.every <= 2 * usual
-        assert host.lived_ns - looked_ns < 2 * LOOK_NS  # nor is the next one put off for it
+        assert host.lived_ns - looked_ns < 2 * LOOK_NS  # the next look is not delayed either

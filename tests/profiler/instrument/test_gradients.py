@@ -1,4 +1,4 @@
-"""Gradients and the loss scale of training steps: what is announced, and that the host does not notice."""
+"""Gradients and the loss scale of training steps are announced, and the host does not notice."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Kind = TypeVar("Kind")
 
 
 class Factor(torch.autograd.Function):
-    """The identity, whose gradient is multiplied by `factor`."""
+    """The identity function. Its gradient is multiplied by `factor`."""
 
     factor = 1.0
 
@@ -76,7 +76,7 @@ class Model(nn.Module):
 
 
 class Loop:
-    """A loop that trains a model, with its own norms of the gradients, step by step."""
+    """A training loop that also computes its own gradient norms."""
 
     def __init__(self, *, clips: bool = False, scales: bool = False, **options: Any) -> None:
         torch.manual_seed(3)
@@ -92,7 +92,7 @@ class Loop:
         return loss * self.factor
 
     def norm(self) -> float:
-        """Return the norm of the gradients, in float64."""
+        """Return the norm of the gradients in float64."""
         grads = [one.grad.double() for one in self.model.parameters() if one.grad is not None]
         return float(torch.cat([grad.flatten() for grad in grads]).norm())
 
@@ -114,7 +114,7 @@ class Loop:
 
 @pytest.fixture
 def heard(monkeypatch: pytest.MonkeyPatch) -> Iterator[Memory]:
-    """What is announced, if every step is measured and announced."""
+    """Yield the announced messages. Every step is measured and announced."""
     monkeypatch.setattr(gradients, "SHARE", math.inf)
     monkeypatch.setattr(optimizer_gradients, "ANNOUNCE_NS", 0)
     monkeypatch.setattr(loss_scale, "ANNOUNCE_NS", 0)
@@ -340,7 +340,7 @@ def test_a_fault_in_the_second_optimizer_of_a_step_is_named(heard: Memory) -> No
 
 @pytest.fixture
 def arrive_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let figures arrive as those of a device: when they are asked for the second time."""
+    """Make figures available only when they are read for the second time, as on a device."""
     on_their_way: dict[int, list[float]] = {}
     read = late_figures.LateFigures.read
 
@@ -381,7 +381,7 @@ def test_an_infinite_norm_that_arrives_late_is_no_fault_until_an_element_is_infi
         loop.optimizer.step()
         if element < math.inf:
             assert not said(heard, GradientFault)
-    fault = said(heard, GradientFault)[0]  # the weights are NaN one step after
+    fault = said(heard, GradientFault)[0]  # the weights become NaN in the step after
     assert (fault.kind, fault.step, fault.finite_step) == ("NaN", 8, 6)
 
 
@@ -430,7 +430,7 @@ def test_norms_take_no_more_than_their_share_of_the_time(heard: Memory, monkeypa
         (1_000, 900, 1_000),  # the first one is free
         (2_000, 10, 7_000),
         (7_000, 10, 12_000),
-        (12_000, 500, 17_000),  # one that was interrupted does not count
+        (12_000, 500, 17_000),  # an interrupted one does not count
     ):
         assert budget.is_due(began_ns)
         now_ns = began_ns + cost_ns
@@ -467,7 +467,7 @@ def test_200_steps_with_clipping_and_a_scaler_are_bit_equal_without_us(heard: Me
 
 
 class Functions(TorchFunctionMode):
-    """Counts the functions of torch that it sees."""
+    """Lists the torch functions that it sees."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -479,7 +479,7 @@ class Functions(TorchFunctionMode):
 
 
 class Operations(TorchDispatchMode):
-    """Counts the operations that it sees."""
+    """Lists the operations that it sees."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -539,7 +539,7 @@ def test_without_attached_models_gradients_are_not_looked_at(heard: Memory) -> N
 
 
 class DistributedDataParallel(nn.Module):
-    """Has its model as torch's class of this name has."""
+    """A wrapper with its model in the same attribute as torch's class of this name."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()

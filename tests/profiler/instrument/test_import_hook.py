@@ -1,4 +1,4 @@
-"""The import hook: what it is for the program that begins with it, and that it never stands in its way."""
+"""The import hook instruments the program that starts with it, and never disturbs it."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ FORKED = "import os, torch\npid = os.fork()\nif not pid: torch.forward()\nelse: 
     [
         ("pass", True, "nothing was instrumented: torch was never imported"),
         ("pass", False, ""),
-        ("from cbtop import BrickProfiler", True, ""),  # it records by itself
+        ("from cbtop import BrickProfiler", True, ""),  # the program records by itself
         ("import torch", True, "nothing was instrumented: no call of a model was seen"),
         pytest.param(
             "import torch", False, "nothing was instrumented: no call of a model was seen", marks=pytest.mark.slow

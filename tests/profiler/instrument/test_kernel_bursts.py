@@ -1,4 +1,4 @@
-"""Bursts in a torch whose CUDA is played: what is asked, what the host runs, what is found and answered."""
+"""Bursts in a torch with fake CUDA: the request, the work of the host, the kernels found, and the answer."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ STREAM = played.STREAM
 
 
 class World(CuptiWorld, played.World):
-    """A device, what is captured on it, and CUPTI."""
+    """A fake device with its captured graph and CUPTI."""
 
     def kernel(self, duration_ns: int) -> None:
         if self.captured is None:
@@ -44,7 +44,7 @@ class World(CuptiWorld, played.World):
             super().kernel(duration_ns)
 
     def is_done(self, stream: int) -> bool:
-        self.pass_time(100_000)  # who asks has waited
+        self.pass_time(100_000)  # the caller has waited meanwhile
         return super().is_done(stream)
 
 
@@ -58,7 +58,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
 
 
 def play(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let torch's CUDA, and its CUPTI, be `world`."""
+    """Replace torch's CUDA and CUPTI by `world`."""
     played.play(world, monkeypatch)
     monkeypatch.setattr(kernel_bursts, "new_cupti", lambda: FakeCupti(world))
     monkeypatch.setattr(kernel_bursts, "new_driver", lambda: world)
@@ -67,7 +67,7 @@ def play(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Host:
-    """A model that is attached, with its ring, and who asks."""
+    """An attached model with its ring, and a requester."""
 
     def __init__(self, world: World, directory: Path, every: int = 2, layers: int = 4) -> None:
         self.world = world
@@ -93,7 +93,7 @@ class Host:
         return None if answer is None else answer.state
 
     def found(self) -> dict[tuple[str, ...], tuple[float, float]]:
-        """By the names from the step down: launches a step, and their mean time in ns, of the last burst."""
+        """Return (launches per step, mean time in ns) of the last burst, by path from the step."""
         for said in self.reader.read():
             if isinstance(said, Node):
                 self.nodes[said.id] = said
@@ -391,7 +391,7 @@ def test_where_cupti_stays_there_is_no_other_burst(world: World, host: Host) -> 
 
     class Mixed(type(host.model)):  # type: ignore[misc]
         def forward(self, words: Any) -> Any:
-            world.launch_graph(theirs, STREAM)  # not by torch
+            world.launch_graph(theirs, STREAM)  # the graph is not launched by torch
             return super().forward(words)
 
     host.model.__class__ = Mixed

@@ -1,4 +1,4 @@
-"""Steps of an eager model that are recorded by their kernels, in a torch whose CUDA is played."""
+"""Steps of an eager model are recorded by their kernels, in a torch with fake CUDA."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Host:
             self.world.pass_time(10_000_000)
 
     def call_until(self, is_enough: Callable[[], bool]) -> None:
-        """Call the model until there is enough. On a busy machine a warm-up takes more steps."""
+        """Call the model until there are enough records. On a busy machine a warm-up takes more steps."""
         for _ in range(200):
             self.call(20)
             if is_enough():
@@ -77,7 +77,7 @@ class Host:
         return [one for one in self.memory.said if isinstance(one, kind)]
 
     def steps(self) -> list[list[tuple[str, int, int]]]:
-        """The records of each recorded step: name, duration and elements. The step itself is the last one."""
+        """Return the records of each recorded step as (name, duration, elements). The step itself comes last."""
         nodes = {node.id: node for node in self.memory.said if isinstance(node, Node)}
         found: list[list[tuple[str, int, int]]] = [[]]
         for tag, start_ns, end_ns, elements in self.memory.records:
@@ -110,7 +110,7 @@ def test_what_the_windows_cost_is_told_and_kernels_are_in_the_graph(world: burst
     host.call_until(lambda: len(host.said(Sampling)) > kernel_steps.LEAST_WINDOWS)
     said = host.said(Sampling)
     early, late = said[: kernel_steps.LEAST_WINDOWS - 1], said[kernel_steps.LEAST_WINDOWS - 1 :]
-    assert {one.overhead_percent for one in early} == {None}  # an interval of so few would be none
+    assert {one.overhead_percent for one in early} == {None}  # too few for an interval
     for one in late:
         assert one.low_percent is not None
         assert one.overhead_percent is not None
@@ -131,7 +131,7 @@ def test_the_host_is_timed_in_steps_between_those_of_kernels(world: bursts.World
     timed = {nodes[one.node].name for one in found.bricks}
     assert {"RmsNorm", "DownProjection"} <= timed
     assert {nodes[one.node].kind for one in found.bricks} == {NodeKind.BRICK}
-    assert {one.calls for one in found.bricks} == {found.steps}  # each is called once a step, in its layer
+    assert {one.calls for one in found.bricks} == {found.steps}  # each runs once per step, in its layer
     of_device = {node for node, name in ((node.id, node.name) for node in nodes.values()) if name in timed}
     assert {one.node for one in found.bricks} <= of_device
     recorded = host.steps()

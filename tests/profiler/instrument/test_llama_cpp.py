@@ -1,4 +1,7 @@
-"""llama.cpp by its callback: the real one, from PyPI's xllamacpp; which brick a node is needs none."""
+"""llama.cpp is instrumented by its callback: the real library of PyPI's xllamacpp.
+
+Naming of nodes needs no library.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def _generate(llama: Llama, tokens: int) -> list[np.ndarray]:
-    """Logits of a prompt, and of as many tokens after it as said, the likeliest each time."""
+    """Return the logits of a prompt and of `tokens` further tokens, chosen greedily."""
     logits = [llama.decode(PROMPT)]
     for _ in range(tokens):
         logits.append(llama.decode([int(logits[-1].argmax())]))
@@ -51,7 +54,7 @@ def _generate(llama: Llama, tokens: int) -> list[np.ndarray]:
 
 @pytest.fixture
 def recorded(models: dict[str, Path], memory: Memory) -> Iterator[Any]:
-    """Give a llama, of which the profiler records one step in so many."""
+    """Yield a function that creates a llama. The profiler records some of its steps."""
     made = []
 
     def make(name: str = "qwen2", sample_every: int = 1) -> Llama:
@@ -78,7 +81,8 @@ def test_each_graph_is_a_step_with_every_layer_and_brick(name: str, recorded: An
             assert {brick: places[f"{phase} / {layer} / {brick}"] for brick in bricks} == {
                 brick: count * steps for brick, count in bricks.items()
             }
-            assert places[f"{phase} / {layer} / KvWrite"] in (steps, 2 * steps)  # of keys and values together, or not
+            # keys and values are written together or separately
+            assert places[f"{phase} / {layer} / KvWrite"] in (steps, 2 * steps)
         assert [places[f"{phase} / {brick}"] for brick in ("Embedding", "RmsNorm", "LmHead")] == [steps] * 3
     labels = {node.label for node in memory.said if isinstance(node, Node) and node.name == "QkvProjection"}
     assert labels == {"Qcur", "Kcur", "Vcur"}
@@ -93,7 +97,7 @@ def test_one_step_in_three_is_recorded_and_all_logits_are_unchanged(
     bare.close()
     assert all(np.array_equal(one, other) for one, other in zip(ours, theirs, strict=True))
     eventually(lambda: len(steps_of(memory)) == 3)
-    assert steps_of(memory) == [("prefill", 5), ("decode", 1), ("decode", 1)]  # the first, fourth and seventh
+    assert steps_of(memory) == [("prefill", 5), ("decode", 1), ("decode", 1)]  # the first, fourth and seventh step
     assert places_of(memory)["decode / LmHead"] == 2
 
 
@@ -148,7 +152,10 @@ def test_two_contexts_that_share_a_callback_give_whole_graphs_or_none(
     begun = 2 * 21
 
     def all_are_told() -> bool:
-        """What was lost is told with the next that was not: so there are more until all are told."""
+        """Return whether all lost records are reported.
+
+        A loss is reported with the next record, so a further step is run.
+        """
         nonlocal begun
         before = begun
         told = len(steps_of(memory)) + sum(not tag & NODE for tag, *_ in list(memory.records))
@@ -208,7 +215,8 @@ def test_without_the_compiled_part_that_is_said(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_where_threads_are_greenlets_nothing_waits_in_them_and_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_thread, "start_new_thread", lambda function, args: function(*args))  # as gevent's
+    # gevent starts greenlets like this
+    monkeypatch.setattr(_thread, "start_new_thread", lambda function, args: function(*args))
     with pytest.raises(ValueError, match="threads are greenlets here"):
         callback(BrickProfiler(enabled=False))
 

@@ -1,4 +1,4 @@
-"""Calls of models: their phases, tokens, sequences and cached positions."""
+"""Calls of models: phases, tokens, sequences and cached positions."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_what_a_caller_gives_by_position_or_as_one_mapping_is_known(profiler: Br
 
 
 class Written(torch.nn.Module):  # type: ignore[misc, name-defined]
-    """A decoder as people write them: its cache lies in its attention, and it is told where the new tokens stand."""
+    """A hand-written decoder. Its cache is in its attention, and it gets the positions of the new tokens."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class Written(torch.nn.Module):  # type: ignore[misc, name-defined]
 
 
 class Meta(Written):
-    """llama's reference."""
+    """Like llama's reference code."""
 
     @torch.inference_mode()  # type: ignore[untyped-decorator]
     def forward(self, tokens: Any, start_pos: int) -> Any:
@@ -66,14 +66,14 @@ class Meta(Written):
 
 
 class Fast(Written):
-    """gpt-fast's."""
+    """Like gpt-fast."""
 
     def forward(self, mask: Any, idx: Any, input_pos: Any = None) -> Any:
         return self.run(idx)
 
 
 def _cached(memory: Memory) -> list[tuple[str, int, int | None]]:
-    """Of each step its phase, its tokens, and how many positions were cached."""
+    """Return phase, tokens and cached positions of each step."""
     amounts = [cached for tag, _, cached, _ in memory.records if tag & FLAG_AMOUNTS]
     steps = steps_of(memory)
     return [
@@ -126,7 +126,7 @@ def test_positions_on_a_device_are_not_waited_for(
     lengths = (6, 1, 1)
     given = [torch.arange(length, device=device) for length in lengths]
     if device == "cuda":
-        with warnings.catch_warnings():  # torch warns that it is a prototype
+        with warnings.catch_warnings():  # torch warns that this is a prototype
             warnings.simplefilter("ignore")
             torch.cuda.set_sync_debug_mode("error")
     try:
@@ -139,7 +139,7 @@ def test_positions_on_a_device_are_not_waited_for(
 
 
 def _amounts(memory: Memory) -> list[int]:
-    """How many sequences the steps said they were of."""
+    """Return the number of sequences of each step."""
     return [start for tag, start, _, _ in memory.records if tag & FLAG_AMOUNTS]
 
 

@@ -1,4 +1,4 @@
-"""The type of a product is the one in each step. It is not told if it is unknown."""
+"""The data type of a product is taken from each step. It is not reported if unknown."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_a_layer_that_is_replaced_follows_autocast_as_the_others_do() -> None:
 
     def replaced() -> None:
         model.model.layers[1].self_attn.q_proj = nn.Linear(32, 32)
-        for _ in range(20):  # it is looked for now and then
+        for _ in range(20):  # the change is only noticed from time to time
             under()
 
     for bricks, expected in zip(
@@ -106,7 +106,7 @@ def test_bytes_under_autocast_are_those_of_the_type_that_is_multiplied() -> None
     model, ids = model_of("qwen2"), words(1, 6)
     (bricks,) = each_step(model, _under(model, ids))
     assert bricks["q_proj"].bytes == 3 * 2 * (32 * 32 + 32 + 6 * (32 + 32))
-    assert bricks["input_layernorm"].bytes is None  # it may be given either type
+    assert bricks["input_layernorm"].bytes is None  # the norm may get either data type
 
 
 def test_a_model_in_half_precision_multiplies_that() -> None:

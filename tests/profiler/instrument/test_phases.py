@@ -1,4 +1,4 @@
-"""What a call is by its arguments, where it is told where its new tokens stand."""
+"""The phase of a call follows from its arguments if they contain the positions of new tokens."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_of_sequences_that_begin_at_different_positions_none_is_told_for_all(
 
 def test_several_tokens_are_a_prompt_if_only_a_device_knows_the_cache_length() -> None:
     class Layer:
-        is_initialized = True  # as of a static cache that was used and emptied
+        is_initialized = True  # like a static cache that was used and emptied
 
         def get_seq_length(self) -> Any:
             return torch.zeros((), dtype=torch.long, device="meta")
@@ -69,10 +69,10 @@ def test_several_tokens_are_a_prompt_if_only_a_device_knows_the_cache_length() -
     [
         ("input_ids", (2, 7), (14, 2)),
         ("inputs_embeds", (2, 7, 32), (14, 2)),
-        ("input_features", (2, 80, 3000), (0, 2)),  # a spectrogram: 80 bins, 3,000 frames
+        ("input_features", (2, 80, 3000), (0, 2)),  # a spectrogram with 80 bins and 3,000 frames
         ("pixel_values", (2, 3, 224, 224), (0, 2)),
-        ("pixel_values", (64, 1176), (0, 0)),  # patches of who knows how many pictures
-        ("src", (7, 2, 32), (0, 0)),  # sequences first, or not: nobody says
+        ("pixel_values", (64, 1176), (0, 0)),  # patches of an unknown number of images
+        ("src", (7, 2, 32), (0, 0)),  # the order of dimensions is unknown
         ("src", (7, 32), (0, 0)),
         ("src", (2, 3, 32, 32), (0, 2)),
     ],

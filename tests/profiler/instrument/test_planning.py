@@ -1,4 +1,4 @@
-"""What is planned for real models: stacks, layers, bricks."""
+"""The plans for real models have the right stacks, layers and bricks."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ def test_another_devices_work_is_unknown_and_its_times_are_named_launches() -> N
 
 @pytest.fixture(autouse=True)
 def _of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Models of tests are small."""
+    """Allow small blocks, because models of tests are small."""
     monkeypatch.setattr(planning, "LEAST_BLOCK_WEIGHTS", 0)
 
 
@@ -243,7 +243,7 @@ def test_on_a_device_blocks_are_no_bricks() -> None:
 
 
 class _Counted(dict[str, object]):
-    """Parameters of a module that count how often they are listed."""
+    """Parameters of a module. They count how often they are listed."""
 
     listed = 0
 
@@ -270,7 +270,7 @@ def test_twice_the_layers_are_listed_at_most_twice_as_often(what: str) -> None:
 
 
 def _told(model: nn.Module, **options: Any) -> list[object]:
-    """All that a plan says, with the number of each definition in the order of first use in its layer."""
+    """Return the content of a plan. Definitions are numbered in the order of first use in their layer."""
     plan = plan_of(model, **options)
     assert plan
     told: list[object] = [plan.stacks, plan.trunk]
@@ -300,7 +300,7 @@ def test_layers_built_alike_are_planned_as_each_would_be_by_itself(
 
 
 class Scaled(Block):
-    """A product whose sizes are attributes, with a weight that is packed."""
+    """A product whose sizes are attributes and whose weight is packed."""
 
     def __init__(self, rows: int) -> None:
         super().__init__()
@@ -315,7 +315,7 @@ class Convolved(nn.Module):
 
 
 class Labelled(nn.Module):
-    """A layer in which two norms of one name are told apart by the number of the layer."""
+    """A layer with two norms of the same name. The number of the layer distinguishes them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -379,7 +379,7 @@ def test_layers_built_alike_are_planned_once(monkeypatch: pytest.MonkeyPatch) ->
         "state_of": 0,
         "Described": 0,
     }
-    assert calls["children_of"] - of_two["children_of"] <= 2 * 18  # to find the stack
+    assert calls["children_of"] - of_two["children_of"] <= 2 * 18  # these calls are needed to find the stack
 
 
 def test_a_layer_whose_state_is_known_is_not_planned_again() -> None:
@@ -407,7 +407,7 @@ def test_a_layer_that_shares_a_module_with_another_is_planned_each_time() -> Non
 
 
 class Odd(Block):
-    """A block that is unhashable, false and empty, is equal to all, and fails when asked for an attribute."""
+    """A block that is unhashable, false, empty, equal to everything, and raises when an attribute is read."""
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -453,7 +453,7 @@ def test_a_model_of_many_modules_is_looked_through_more_rarely() -> None:
 
 
 class _OwnWeights(nn.Module):  # type: ignore[misc]
-    """A layer without modules inside."""
+    """A layer without submodules."""
 
     def __init__(self) -> None:
         super().__init__()

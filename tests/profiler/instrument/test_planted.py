@@ -1,4 +1,4 @@
-"""Whichever function of ours fails while a host's call runs, the host computes the same and sees no exception."""
+"""If any function of cbtop fails during a host's call, the host computes the same and sees no exception."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.profiler.memory import Memory
 from torch.optim import optimizer  # isort: skip
 
 ROOT = str(Path(cbtop.__file__).parent)
-#: The functions with the guard: they call the host's own function, or guard another one.
+# The functions with the guard. They call the host's own function or guard another one.
 GUARDS = {
     "generates.<locals>.generate",
     "_unless_it_fails.<locals>.guarded",
@@ -34,7 +34,7 @@ GUARDS = {
     "TimedModel.ask",
     "elements_of",
     "_unless_it_is_odd.<locals>.guarded",
-    # C code replaces these, if it is compiled:
+    # Replaced by C code if it is compiled:
     "ModelCall.__call__",
     "BrickCall.__call__",
     "FunctionCall.__call__",
@@ -42,11 +42,11 @@ GUARDS = {
     "_call_after",
     "call_in",
 }
-EACH = 9  # by default one function in EACH
+EACH = 9  # by default one function in EACH is tested
 
 
 class PlantedError(Exception):
-    """Raised by a function of ours as it begins."""
+    """Raised at the start of a function of cbtop."""
 
 
 def program() -> list[Any]:
@@ -61,10 +61,10 @@ def program() -> list[Any]:
 
 
 def watched(planted: CodeType | None = None) -> tuple[list[Any], list[CodeType]]:
-    """Run the program with a profiler; give its outputs and the functions of ours that ran, in their order."""
+    """Run the program with a profiler. Returns its outputs and the functions of cbtop that ran, in order."""
     ran: dict[CodeType, None] = {}
 
-    def trace(*given: Any) -> None:  # one that named its frame would look like a signal handler
+    def trace(*given: Any) -> None:  # a parameter named `frame` would look like a signal handler
         code = given[0].f_code
         if code.co_filename.startswith(ROOT) and not code.co_filename.startswith(f"{ROOT}/tests"):
             ran.setdefault(code)

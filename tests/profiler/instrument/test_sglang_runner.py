@@ -1,4 +1,4 @@
-"""SGLang's runner, on a stand-in with the names and signatures of SGLang's classes: none can be installed here."""
+"""SGLang's runner, tested with a stand-in that has SGLang's names and signatures, because SGLang needs a GPU."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.profiler.memory import Memory
 
 @pytest.fixture(autouse=True)
 def _under_run(tmp_path: Path, memory: Memory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A process under `cbtop run` that imports SGLang."""
+    """Simulate a process under `cbtop run` that imports SGLang."""
     from cbtop.profiler.instrument import sglang_runner
 
     monkeypatch.setattr(trouble, "_said", {})
@@ -62,7 +62,7 @@ def test_each_sglang_forward_is_one_step_with_all_model_and_sampling_bricks(memo
         (("MIXED", 8, 4, 16, 8, [0, 7, 5, 4]), ("mixed", 8)),
         (("DECODE", 4, 4, 40, None, None), ("decode", 4)),
         (("TARGET_VERIFY", 6, 2, 40, None, None), ("verify", 6)),
-        (("EXTEND", 3, 1, 9, None, None), ("extend", 3)),  # of a draft
+        (("EXTEND", 3, 1, 9, None, None), ("extend", 3)),  # a draft model
     ],
 )
 def test_the_forward_mode_is_the_phase(batch: Any, expected: tuple[str, int], memory: Memory) -> None:

@@ -1,4 +1,4 @@
-"""The first steps of a kind are counted: which operations each brick runs. All other steps run as they did."""
+"""The operations of each brick are counted in the first steps of a kind. All other steps run unchanged."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ INPUT = (1, 1, 3, 4)
 @pytest.fixture(autouse=True)
 def _first_steps_are_a_warm_up(profiler: BrickProfiler) -> Iterator[None]:
     if frames := sys.modules.get("torch._dynamo.eval_frame"):
-        frames.cached_backends.clear()  # of other tests of this process
+        frames.cached_backends.clear()  # left by other tests of this process
     profiler.parts.steps.warm_ups = WarmUps()
     with torch.no_grad():
         yield
@@ -39,7 +39,7 @@ def operations(memory: Memory) -> list[StepOperations]:
 
 
 def by_place(memory: Memory) -> dict[tuple[str, str, str], tuple[int, int]]:
-    """The operations of the last message: brick or layer, name and type."""
+    """Return the operations of the last message by brick or layer, name and type."""
     nodes = {said.id: said for said in memory.said if isinstance(said, Node)}
     found = operations(memory)[-1]
     return {
@@ -54,7 +54,7 @@ def test_each_operation_is_counted_in_its_brick_with_its_type(profiler: BrickPro
     for _ in range(COUNTED + 2):
         model(torch.ones(INPUT))
     said = operations(memory)
-    assert [one.steps for one in said] == [1, 1, 2]  # the first one counts until there is a second
+    assert [one.steps for one in said] == [1, 1, 2]  # a single step counts until there is a second one
     assert {(one.phase, one.model) for one in said} == {("forward", "")}
     found = by_place(memory)
     assert set(found.values()) == {(1, 1)}
@@ -168,7 +168,8 @@ def test_an_operation_of_higher_order_runs_in_a_counted_step(profiler: BrickProf
     attach(model, profiler)
     for _ in range(COUNTED):
         assert torch.equal(model(torch.ones(INPUT)), expected)
-        torch._dynamo.eval_frame.cached_backends.clear()  # it compiles by itself, and each step is to be counted
+        # the test compiles by itself, so the steps would not be counted otherwise
+        torch._dynamo.eval_frame.cached_backends.clear()
     assert operations(memory) == []
 
 

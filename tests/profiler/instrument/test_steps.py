@@ -1,4 +1,4 @@
-"""Steps of models that run: phases, tokens, sampling, books, threads and tasks."""
+"""Steps of running models: phases, tokens, sampling, sums of times, threads and tasks."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.profiler.memory import Memory
 pytestmark = pytest.mark.usefixtures("without_gradients")
 
 NODE = (1 << 24) - 1
-HOSTS = ("_call_impl", "forward", "get_seq_length")  # functions of the host's that ours call
+HOSTS = ("_call_impl", "forward", "get_seq_length")  # functions of the host that ours call
 WRAPPER = "timed.<locals>.call"
 
 
@@ -43,7 +43,7 @@ def _nodes(memory: Memory) -> dict[int, Node]:
 
 
 def _steps(memory: Memory) -> list[tuple[str, int]]:
-    """Phase and tokens of each step, in the order in which they ended."""
+    """Return (phase, tokens) of each step in the order of their ends."""
     nodes = _nodes(memory)
     return [
         (nodes[tag & NODE].name, elements)
@@ -53,7 +53,7 @@ def _steps(memory: Memory) -> list[tuple[str, int]]:
 
 
 def _calls(memory: Memory, phase: str) -> Counter[str]:
-    """How often each brick ran in the steps of a phase."""
+    """Return how often each brick ran in the steps of a phase."""
     nodes = _nodes(memory)
     kept = (nodes[tag & NODE] for tag, *_ in memory.records)
     return Counter(node.name for node in kept if node.kind is NodeKind.BRICK and _step_of(nodes, node).name == phase)
@@ -71,11 +71,11 @@ def test_generating_is_a_prefill_and_a_decode_for_each_further_token(profiler: B
 
 
 def _functions_of_ours(profiler: BrickProfiler) -> Counter[str]:
-    """Those that a step of a model runs in Python, and those that they call there, but for the host's.
+    """Count the functions of cbtop that a step runs in Python, and what they call, except the host's functions.
 
-    Without what stands in for functions: how many of those stay there is Dynamo's affair, once it has compiled.
+    Replaced functions are not counted. How many of them remain depends on Dynamo's compilations.
     """
-    gc.collect()  # where other models are timed, functions ask whose step it is
+    gc.collect()  # while other models are timed, functions check whose step it is
     model, cache = model_of("llama"), transformers.DynamicCache()
     ran: Counter[str] = Counter()
 
@@ -98,12 +98,12 @@ def _functions_of_ours(profiler: BrickProfiler) -> Counter[str]:
     return ran
 
 
-# Each costs what it takes to fetch its lines again after a model has run: a microsecond, whatever it does.
+# Each such function costs one microsecond, because its code must be loaded into the cache again after the model.
 @pytest.mark.skipif(chosen() is HotPath, reason="the compiled hot path was not built, or not chosen")
 def test_a_recorded_step_runs_few_functions_of_ours_in_python(runtime: Path) -> None:
     ran = _functions_of_ours(BrickProfiler())
     assert ran["TimedModel.follow"] == 1
-    assert "timed.<locals>.call_timed" not in ran  # which is C's on any version of Python
+    assert "timed.<locals>.call_timed" not in ran  # this function is in C on every version of Python
     assert sum(ran.values()) <= 8, ran
 
 
@@ -112,7 +112,7 @@ def test_a_plain_step_runs_no_function_of_ours_in_python(runtime: Path) -> None:
     profiler = GovernedProfiler(1, recorder=RingRecorder(runtime))
     record_when_told(profiler.governor)(False)
     ran = _functions_of_ours(profiler)
-    assert profiler.governor._kinds["decode", ""].counts[PLAIN] == 1  # that is traced
+    assert profiler.governor._kinds["decode", ""].counts[PLAIN] == 1  # the traced step
     assert not ran
 
 
@@ -123,7 +123,7 @@ def test_a_benchmark_that_tells_which_steps_are_recorded_is_obeyed(runtime: Path
     with contextlib.closing(profiler):
         attach(model, profiler)
         recorded = []
-        for is_told in (True, False, True, False, False, True):  # the first of a kind is recorded in any case
+        for is_told in (True, False, True, False, False, True):  # the first step of a kind is always recorded
             tell(is_told)
             before = profiler.governor._recorded
             model(words(1, 1))
@@ -137,7 +137,7 @@ def test_where_python_is_to_begin_a_plain_step_it_runs_few_functions_of_ours(run
     turns = iter([True])
     profiler._steps.is_sampled = lambda key: next(turns, False)
     profiler.governor.floor = 0
-    profiler.governor._look_at_step = 1000  # steps: until then it does not decide
+    profiler.governor._look_at_step = 1000  # no decision before this step number
     ran = _functions_of_ours(profiler)
     assert ran["Governor.ended"] == 1
     assert sum(ran.values()) <= 20, ran
@@ -189,7 +189,7 @@ def test_every_step_has_all_its_bricks_and_its_sampling(kind: str, profiler: Bri
             steps,
         )
         assert calls["AttentionMask"] == (2 if kind == "gemma2" else 1) * steps
-        assert calls["GenerateInputs"] == 2 * steps  # prepared, and set out for the next
+        assert calls["GenerateInputs"] == 2 * steps  # inputs are prepared, and updated for the next token
         if kind != "gpt2":
             assert calls["RopeEmbedding"] == 3 * steps
 
@@ -230,12 +230,12 @@ def test_what_a_streamer_does_with_a_token_is_in_no_step(profiler: BrickProfiler
         for tag, start, end, _ in memory.records
         if nodes[tag & NODE].kind is NodeKind.STEP and not tag & FLAG_AMOUNTS
     ]
-    assert (len(steps), len(puts)) == (3, 4)  # the prompt is put, too
+    assert (len(steps), len(puts)) == (3, 4)  # the streamer also gets the prompt
     assert not [one for one in puts for start, end in steps if start < one[1] and one[0] < end]
 
 
 def test_the_books_of_every_phase_close(profiler: BrickProfiler, memory: Memory) -> None:
-    """No brick lies outside of its step, and none overlaps another of its own level."""
+    """No brick is outside its step, and none overlaps another brick of its own level."""
     model = model_of("llama")
     attach(model, profiler)
     model.generate(words(1, 5), max_new_tokens=3, min_new_tokens=3)
@@ -289,7 +289,7 @@ def test_weights_that_the_host_computes_are_not_asked_for_gradients(profiler: Br
     model, ids = model_of("llama"), words(1, 6)
     attach(model, profiler)
     with torch.enable_grad(), warnings.catch_warnings():
-        warnings.simplefilter("error")  # torch warns whoever asks a tensor that is not a leaf
+        warnings.simplefilter("error")  # torch warns if `grad` of a tensor that is not a leaf is read
         computed = {name: weight * 1 for name, weight in model.named_parameters()}
         for _ in range(2):
             torch.func.functional_call(model, computed, (ids,))
@@ -321,7 +321,7 @@ def test_the_called_part_is_the_step_if_forward_is_called_by_name(
     model.forward(ids[:, :1], past_key_values=cache)
     assert _steps(memory) == [("prefill", 12), ("prefill", 12), ("decode", 2)]
     calls = _calls(memory, "decode")
-    assert (calls["DownProjection"], calls["RmsNorm"], calls["LmHead"]) == (3, 7, 0)  # the head is in no step
+    assert (calls["DownProjection"], calls["RmsNorm"], calls["LmHead"]) == (3, 7, 0)  # the head runs outside steps
     assert [said.model for said in memory.said if isinstance(said, Manifest)] == [
         "LlamaModel" if how == "installed" else "LlamaForCausalLM"
     ]
@@ -334,7 +334,7 @@ def test_models_that_are_called_to_choose_a_token_end_no_step_but_their_own(
 
     class Guided(transformers.LogitsProcessor):  # type: ignore[misc]
         def __call__(self, input_ids: Any, scores: Any) -> Any:
-            model(input_ids[:, :2])  # as guidance without a classifier does
+            model(input_ids[:, :2])  # as classifier-free guidance does
             return scores + expert(input_ids[:, :3]).logits[:, -1]
 
     attach(model, profiler)
@@ -460,7 +460,7 @@ def _manifests(memory: Memory) -> list[Manifest]:
 
 
 def _named_steps(memory: Memory) -> list[tuple[str, str]]:
-    """Model and phase of each step, in the order in which they ended."""
+    """Return (model, phase) of each step in the order of their ends."""
     nodes = _nodes(memory)
     ran = [nodes[tag & NODE] for tag, *_ in memory.records if not tag & (FLAG_CANCELLED | FLAG_AMOUNTS)]
     return [(node.label, node.name) for node in ran if node.kind is NodeKind.STEP]
@@ -606,7 +606,7 @@ def test_attention_of_other_shapes_types_and_masks_is_looked_at_anew(profiler: B
     attach(model, profiler)
 
     def decoded(batch: int, held: int, **mask: Any) -> set[tuple[int, float | None]]:
-        """Elements, and bytes of each, of attention in all layers of one decoding step."""
+        """Return (elements, bytes per element) of attention in all layers of one decoding step."""
         cache = transformers.DynamicCache(config=model.config)
         model(words(batch, held), past_key_values=cache)
         before = len(memory.records)
@@ -726,4 +726,5 @@ def test_what_a_plain_step_pays_is_told_as_its_cost(
         model(words(1, 3))
     attachment.detach()
     assert len(profiler.governor._own) == 6
-    assert min(list(profiler.governor._own)[what == "told" :]) >= 10_000_000  # to tell is paid for by the next
+    # the announcement counts towards the next step
+    assert min(list(profiler.governor._own)[what == "told" :]) >= 10_000_000

@@ -1,4 +1,7 @@
-"""Functions of the host's run ours in recorded steps, and its own in plain ones and where Dynamo compiles."""
+"""Functions of the host run our code in recorded steps.
+
+They run their own in plain steps and when Dynamo compiles.
+"""
 
 from __future__ import annotations
 
@@ -21,15 +24,15 @@ from cbtop.protocol.ring import FLAG_AMOUNTS
 from tests.profiler.instrument.tiny import model_of, torch, transformers, words
 from tests.profiler.memory import Memory
 
-NODE = (1 << 24) - 1  # of a record's tag
+NODE = (1 << 24) - 1  # bits of a record's tag
 
 pytestmark = pytest.mark.usefixtures("without_gradients")
 
 
 @pytest.fixture
 def host() -> Iterator[SimpleNamespace]:
-    """Where the functions of a llama are looked up, while nothing that Dynamo has compiled is known."""
-    gc.collect()  # models that were timed
+    """Yield the modules in which a llama looks up its functions. Dynamo has no compiled code."""
+    gc.collect()  # removes models of earlier tests
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     yield SimpleNamespace(
@@ -40,13 +43,13 @@ def host() -> Iterator[SimpleNamespace]:
 
 
 def _functions(host: SimpleNamespace) -> list[Any]:
-    """The codes that the functions run."""
+    """Return the current code objects of the functions."""
     names = ("apply_rotary_pos_emb", "create_causal_mask", "eager_attention_forward")
     return [one.__code__ for one in [*[getattr(host.llama, name) for name in names], *host.attention.values()]]
 
 
 def _seen_in(model: Any, host: SimpleNamespace) -> list[list[Any]]:
-    """What the functions are inside each call of `model` from now on."""
+    """Return a list that gets the code of the functions during each later call of `model`."""
     seen: list[list[Any]] = []
     model.model.norm.register_forward_hook(lambda *_: seen.append(_functions(host)))
     return seen
@@ -95,7 +98,7 @@ def test_plain_steps_of_one_model_take_no_function_from_a_recorded_one(host: Sim
     bare, model, other = _functions(host), model_of("llama"), model_of("llama")
     attach(model, BrickProfiler(recorder=memory, sample_every=2))
     attach(other, BrickProfiler(recorder=Memory(), sample_every=3))
-    other(words(1, 4))  # that one is recorded, the next two are not
+    other(words(1, 4))  # this step is recorded, the next two are not
     beside = threading.Thread(target=lambda: [other(words(1, 4)) for _ in range(2)])
 
     def run(*_: Any) -> None:

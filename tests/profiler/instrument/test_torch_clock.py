@@ -1,4 +1,4 @@
-"""Which device is current while torch's clock marks another."""
+"""The current device stays the same while torch's clock marks another."""
 
 from __future__ import annotations
 

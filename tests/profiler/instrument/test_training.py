@@ -1,4 +1,4 @@
-"""Training steps on a CPU: where they begin and end, their parts, and the backward of their bricks."""
+"""Training steps on a CPU: their begin and end, their parts, and the backward of their bricks."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Model(nn.Module):
         super().__init__()
         self.embedding, self.head = nn.Embedding(WORDS, 16), nn.Linear(16, WORDS)
         self.layers = nn.ModuleList(Block() for _ in range(3))
-        self.repeats = repeats  # whether checkpoints are of the reentrant sort; None: no checkpoints
+        self.repeats = repeats  # whether checkpoints are reentrant; None: no checkpoints
 
     def forward(self, ids: Any) -> Any:
         x = self.embedding(ids)
@@ -55,7 +55,7 @@ class Model(nn.Module):
 
 
 class Training:
-    """A model, its optimizer, and a loop over them."""
+    """A model, its optimizer and a training loop."""
 
     def __init__(self, repeats: bool | None = None) -> None:
         torch.manual_seed(3)
@@ -369,7 +369,7 @@ def test_no_torch_function_of_the_host_sees_a_backward_of_ours(memory: Memory) -
             torch.autograd.backward(loss)
         counts.append(len(seen))
         loop.optimizer.step()
-    assert len(set(counts)) == 1  # the first ones are not recorded, the others are
+    assert len(set(counts)) == 1  # the first steps are not recorded, the others are
 
 
 def test_a_model_that_trains_in_evaluation_mode_has_training_steps(memory: Memory) -> None:
@@ -520,10 +520,10 @@ def test_a_frozen_product_inside_a_brick_does_not_count_in_its_backward(memory: 
     trained.model = peft.get_peft_model(trained.model, peft.LoraConfig(r=4, target_modules=["up"]))
     trained.optimizer = torch.optim.AdamW([one for one in trained.model.parameters() if one.requires_grad])
     trained.steps(4)
-    flops, tokens = flops_of(memory), 3 * 16  # of three recorded steps
-    adapter = 2 * 4 * (16 + 64)  # FLOP of a token in a forward of the two products of rank 4
+    flops, tokens = flops_of(memory), 3 * 16  # three recorded steps
+    adapter = 2 * 4 * (16 + 64)  # FLOP per token in a forward of the two rank-4 products
     base = 2 * 16 * 64
-    # The first layer's input needs no gradient: only the weights' gradients, and that of the inner product.
+    # The input of the first layer needs no gradient. It has only gradients of the weights and of the inner product.
     first = adapter + 2 * 4 * 64
     others = 2 * adapter + base
     assert flops["UpProjection backward"] == pytest.approx(tokens * (first + 2 * others), rel=0.01)
@@ -541,7 +541,7 @@ def test_an_evaluation_between_micro_batches_has_all_its_steps(memory: Memory) -
         trained.optimizer.step()
     steps = steps_of(memory)
     assert steps["train"] == 5
-    assert steps["forward"] == 2 + 6  # those of the first step, and the evaluations
+    assert steps["forward"] == 2 + 6  # two forwards of the first step, and six evaluations
 
 
 def test_a_wrapped_model_has_the_name_of_what_it_wraps(memory: Memory) -> None:

@@ -1,4 +1,4 @@
-"""Training steps whose kernels are recorded, in a torch whose CUDA is played, and on a GPU."""
+"""Training steps with recorded kernels, in a torch with fake CUDA and on a real GPU."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ FORWARD_NS, BACKWARD_NS, NORM_NS, OPTIMIZER_NS, LOSS_NS, LOOP_NS = 20_000, 45_00
 
 
 class Event:
-    """An event of a device that is as far as its host, or `behind_ns` behind."""
+    """An event of a device that keeps up with its host or is `behind_ns` behind it."""
 
     world: bursts.World
     behind_ns = 0
@@ -80,7 +80,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[bursts.World]:
 
 
 class Host:
-    """A program that trains a model on the played device."""
+    """A program that trains a model on the fake device."""
 
     def __init__(self, world: bursts.World, *, repeats: bool = False) -> None:
         class Launches(torch.autograd.Function):
@@ -153,7 +153,7 @@ class Host:
         return [one for one in self.memory.said if isinstance(one, kind)]
 
     def recorded(self) -> list[Counter[str]]:
-        """Return the time in ns of each brick of each recorded training step."""
+        """Return the time in ns of each brick in each recorded training step."""
         nodes = {node.id: node for node in self.memory.said if isinstance(node, Node)}
         found: list[Counter[str]] = [Counter()]
         for tag, start_ns, end_ns, _ in self.memory.records:
@@ -278,7 +278,7 @@ def test_a_host_ahead_of_its_device_gets_the_devices_times(world: bursts.World) 
     begun_ns = world.now_ns()
     for number in range(100):
         world.pass_time(10_000_000)
-        step = EndedStep("train", 1, 1, begun_ns, begun_ns + 1_000, NO_TIMES, [])  # the host took a microsecond
+        step = EndedStep("train", 1, 1, begun_ns, begun_ns + 1_000, NO_TIMES, [])  # the host took 1 µs
         found += events.ended(f"step {number}", step, follows=number > 0)
     assert 80 < len(found) < 100
     assert [step.wall_ns for _, step in found[1:]] == pytest.approx([10_000_000] * (len(found) - 1), rel=1e-4)

@@ -1,4 +1,4 @@
-"""What fails of ours while a model runs never reaches it; what the host's signal handlers raise always does."""
+"""Errors of cbtop never reach a running model. Errors of the host's signal handlers always do."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from torch import nn  # isort: skip
 
 
 class TroubleError(Exception):
-    """Of ours, and it cannot even say what it is."""
+    """An error of cbtop whose text cannot be created."""
 
     def __str__(self) -> str:
         raise TroubleError
@@ -52,7 +52,7 @@ class TroubleError(Exception):
 def _nothing_is_left(monkeypatch: pytest.MonkeyPatch, without_gradients: None) -> Iterator[None]:
     monkeypatch.setattr(trouble, "_said", {})
     yield
-    here = open_step.unit()  # where the end of it was made to fail
+    here = open_step.unit()  # the end of this step may have failed in the test
     here.generations.clear()
     here.open.clear()
 
@@ -80,13 +80,14 @@ PLANTED: dict[str, tuple[Any, str]] = {
     "the choice of a token": (open_step.OpenStep, "begin_sampling"),
     "the end of generate": (open_step.Unit, "end_generate"),
 }
-# Whichever way a model was attached, what is planted is met in the same functions: all one way, and one the other.
+# Faults occur in the same functions, however a model was attached. By default all faults are tested in one way, and
+# only one in the other.
 FAULTS = [
     pytest.param(what, how, marks=() if how == "installed" or what == "a step that ends" else pytest.mark.slow)
     for what in PLANTED
     for how in ("installed", "attached")
 ]
-IN_PYTHON = ("who records here", "what is turned")  # where the hot path is compiled, these are done in C
+IN_PYTHON = ("who records here", "what is turned")  # with the compiled hot path, these run in C
 
 
 @pytest.mark.parametrize(("what", "how"), FAULTS)
@@ -121,9 +122,9 @@ def test_what_fails_of_ours_is_said_in_a_line_and_the_model_runs(
             ours = model.generate(inputs, max_new_tokens=3, do_sample=False), model(inputs).logits
             assert all(torch.equal(a, b) for a, b in zip(bare, ours, strict=True))
     model(inputs)
-    if how == "installed" or caplog.records:  # what attaching alone uses has been used before
+    if how == "installed" or caplog.records:  # attaching alone has already run these
         assert [record.getMessage() for record in caplog.records if "TroubleError" in record.getMessage()]
-    assert len(caplog.records) <= 6  # a line for each function that is a brick
+    assert len(caplog.records) <= 6  # one line for each function that is a brick
 
 
 def _whole_steps(memory: Memory) -> int:
@@ -135,7 +136,7 @@ def _nodes(memory: Memory) -> dict[int, Node]:
     return {node.id: node for node in memory.said if isinstance(node, Node)}
 
 
-# A signal comes at every so many-th function of ours.
+# A signal arrives at every n-th function of cbtop.
 SIGNALS = [
     pytest.param(TimeoutError, "attached", 23, marks=pytest.mark.slow),
     (KeyboardInterrupt, "attached", 29),
@@ -154,7 +155,7 @@ def test_a_signal_handlers_error_during_a_model_call_reaches_the_host(
     memory: Memory,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A step that was just ending may stay open: then the next ones lie in it."""
+    """A step that was just ending may stay open. Later steps are then inside it."""
     x = torch.ones(1, 1, 2, 4)
     for at in count(0, every):
         uninstall()
@@ -183,7 +184,7 @@ def test_a_signal_handlers_error_during_a_model_call_reaches_the_host(
 
 
 class Own(torch.Tensor):  # type: ignore[name-defined, misc]
-    """A tensor of the host's: Python begins and ends the steps that are given one."""
+    """A tensor subclass of the host. Python begins and ends steps with such inputs."""
 
 
 def test_a_step_whose_end_is_interrupted_anywhere_ends_and_is_not_kept(profiler: BrickProfiler) -> None:
@@ -193,7 +194,7 @@ def test_a_step_whose_end_is_interrupted_anywhere_ends_and_is_not_kept(profiler:
     at, left = 0, -1
 
     def trace(frame: Any, event: str, argument: object) -> Any:
-        nonlocal left  # so many opcodes
+        nonlocal left  # number of opcodes left
         frame.f_trace_opcodes = frame.f_code is closes.__code__
         if event == "opcode":
             left -= 1
@@ -237,7 +238,7 @@ def test_a_signal_handlers_error_while_a_token_is_chosen_reaches_the_host(
 
 
 class Odd:
-    """Is nothing, and says so to whoever asks."""
+    """An object that claims to be nothing."""
 
     @property
     def __class__(self) -> type:  # type: ignore[override]
@@ -290,7 +291,7 @@ def test_an_import_that_cannot_be_followed_is_imported(tmp_path: Path, monkeypat
 
 
 def test_a_handler_of_the_hosts_may_call_the_model_wherever_it_runs(profiler: BrickProfiler) -> None:
-    """A signal may come while we hold a lock: a call from its handler must not wait for that."""
+    """A signal can arrive while cbtop holds a lock. A call from its handler must not wait for this lock."""
     model, x = Stack(), torch.ones(1, 1, 2, 4)
     attach(model, profiler)
     with swaps.lock, attachment._lock:

@@ -1,4 +1,4 @@
-"""Why nothing of what a process called is shown: it is said, and named."""
+"""If nothing of a process can be shown, the reason is reported with names."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Inner(nn.Module):
 
 
 class Net(nn.Module):
-    """Calls two modules of one class, which lie in no list."""
+    """Calls two modules of one class that are not in a list."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Where torch is not installed, what needs it is skipped with the reason: the README's test command needs none."""
+"""Without torch, tests that need it are skipped with the reason. The test command in the README does not need it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ sys.exit(pytest.main(["--collect-only", "-n", "0", "-p", "no:cacheprovider", "-m
 """
 
 
-@pytest.mark.slow  # of the tests, and of no behaviour
+@pytest.mark.slow  # this tests the test suite, not cbtop
 def test_tests_that_need_torch_are_skipped_at_collection_if_it_is_missing() -> None:
     root = Path(__file__).parents[3]
     command = [sys.executable, "-c", WITHOUT_TORCH]

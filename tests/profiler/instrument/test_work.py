@@ -1,4 +1,4 @@
-"""FLOP and bytes of real programs, held against what torch counts itself and against bytes counted by hand."""
+"""FLOP and bytes of real programs equal torch's own count and a calculation by hand."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ def test_experts_count_those_that_each_token_runs_through(kind: str, way: str) -
     model, ids = model_of(kind, **EXPERTS[kind]), words(2, 7)
     model.set_experts_implementation(way)
     ours = recorded(model, lambda: model(ids))["experts"]
-    model.set_experts_implementation("eager")  # of the other ways torch counts nothing
+    model.set_experts_implementation("eager")  # torch counts nothing in the other implementations
     assert ours.flops == counted_in(counted(model, lambda: model(ids)), "experts") > 0
-    assert ours.bytes is None  # which ones are read, the tokens decide
+    assert ours.bytes is None  # the tokens decide which experts are read
     assert ours.dtypes == {"float32"}
 
 
@@ -71,7 +71,7 @@ def test_experts_of_jetmoe_count_rows_and_no_bytes() -> None:
 def test_experts_are_unknown_if_the_router_chooses_among_more() -> None:
     block = model_of("mixtral").model.layers[0].mlp
     assert chosen_experts(block.experts, block, [block.gate]) == 2
-    block.gate.weight = nn.Parameter(torch.zeros(5, 32))  # the fifth does nothing
+    block.gate.weight = nn.Parameter(torch.zeros(5, 32))  # the fifth expert has no effect
     assert chosen_experts(block.experts, block, [block.gate]) is None
     assert chosen_experts(block.experts, block, []) is None
 
@@ -152,7 +152,7 @@ def _add(model: Any, name: str, rank: int) -> None:
 
 
 def _products(model: Any, call: Any, names: tuple[str, ...] = ("q_proj", "down_proj")) -> dict[str, Brick]:
-    """The bricks of these names, whose FLOP are as torch counts them."""
+    """Check that the FLOP of these bricks equal torch's count. Returns the bricks."""
     ours, theirs = recorded(model, call), counted(model, call)
     for name in names:
         assert ours[name].flops == counted_in(theirs, name) > 0
@@ -272,11 +272,11 @@ def test_attention_whose_values_are_narrower_counts_both_widths() -> None:
     inside = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj")
     attention = counted_in(theirs, "self_attn") - counted_in(theirs, *[f"self_attn.{name}" for name in inside])
     assert ours["sdpa"].flops == attention > 0
-    assert ours["sdpa"].bytes == 3 * 2 * 4 * (16 + 8) * 4  # layers, sequences, heads, of one key and value
+    assert ours["sdpa"].bytes == 3 * 2 * 4 * (16 + 8) * 4  # layers, sequences, heads; each with one key and one value
 
 
 def _attention(given: Any, **more: Any) -> tuple[Brick, int]:
-    """What is recorded of attention by itself, and what torch counts."""
+    """Return the recorded brick of a single attention call, and torch's count."""
 
     class Layer(nn.Module):
         def __init__(self) -> None:
@@ -303,7 +303,7 @@ def _attention(given: Any, **more: Any) -> tuple[Brick, int]:
     "shapes",
     [
         ((2, 3, 5, 8), (2, 3, 7, 8), (2, 3, 7, 4)),
-        ((2, 5, 8), (2, 7, 8), (2, 7, 16)),  # no heads
+        ((2, 5, 8), (2, 7, 8), (2, 7, 16)),  # tensors without a dimension of heads
         ((2, 2, 3, 5, 8), (2, 2, 3, 7, 8), (2, 2, 3, 7, 8)),
         ((2, 3, 1, 8), (2, 3, 7, 8), (2, 3, 7, 4)),
     ],
@@ -323,7 +323,7 @@ def test_a_query_that_several_sequences_share_is_unknown() -> None:
 @pytest.mark.parametrize(("new", "kept"), [(5, 5), (5, 7), (7, 5)])
 def test_causal_attention_of_torch_begins_at_the_first_key(new: int, kept: int) -> None:
     ours, _ = _attention([torch.randn(1, 2, length, 8) for length in (new, kept, kept)], is_causal=True)
-    pairs = torch.ones(new, kept).tril().sum()  # as torch documents its mask
+    pairs = torch.ones(new, kept).tril().sum()  # the mask as documented by torch
     assert ours.flops == 2 * 2 * pairs * 4 * 8  # layers, heads
 
 
@@ -365,7 +365,7 @@ CONVOLUTIONS: list[tuple[Any, tuple[int, ...]]] = [
     (nn.Conv1d(4, 6, 3), (2, 4, 11)),
     (nn.Conv1d(4, 6, 5, stride=3, padding=2, dilation=2), (2, 4, 11)),
     (nn.Conv2d(4, 8, (3, 1), stride=(1, 2), groups=4, padding_mode="circular", padding=(1, 0)), (2, 4, 9, 11)),
-    (nn.Conv2d(4, 8, 4, stride=4), (4, 9, 11)),  # no batch, and a rest
+    (nn.Conv2d(4, 8, 4, stride=4), (4, 9, 11)),  # no batch, and a size that is no multiple of the stride
     (nn.Conv3d(2, 4, 3, padding="same"), (1, 2, 5, 6, 7)),
     (nn.ConvTranspose1d(4, 6, 4, stride=2, padding=1), (2, 4, 11)),
     (nn.ConvTranspose2d(4, 6, 3, stride=2, padding=1, output_padding=1, groups=2), (2, 4, 5, 7)),
@@ -384,7 +384,7 @@ def test_a_convolution_counts_as_torch_does(module: Any, shape: tuple[int, ...])
     weights = sum(weights.nbytes for weights in module.parameters())
     assert work.bytes(1, image.numel()) == pytest.approx(weights + image.nbytes + result.nbytes)
     without = work_of(module, type(module).__name__)
-    assert without in (Work(), work)  # the same whatever the size, or unknown without it
+    assert without in (Work(), work)  # equal for every size, or unknown without the size
 
 
 def test_images_of_very_many_sizes_leave_the_work_unknown() -> None:

@@ -1,4 +1,4 @@
-"""What standing in for a module's call does not change: numbers, copies, pickles, lifetimes, compiled code."""
+"""Replacing a module's call does not change numbers, copies, pickles, lifetimes or compiled code."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def _saved(model: Any) -> Any:
 def test_a_copy_runs_its_own_weights_and_is_not_attached(again: Any, kind: str, profiler: BrickProfiler) -> None:
     model, inputs = model_of(kind), words(1, 5)
     attach(model, profiler)
-    before = model(inputs).logits  # from here on every module has its call swapped in
+    before = model(inputs).logits  # from now on the calls of all modules are replaced
     other = again(model)
     assert not _attributes(other)
     for weight in other.parameters():
@@ -107,7 +107,7 @@ def test_a_copy_runs_its_own_weights_and_is_not_attached(again: Any, kind: str, 
 
 
 class OwnState(nn.Module):
-    """A module that, as torch's recurrent ones, says itself what its state is: all of its attributes."""
+    """A module that returns all of its attributes as its state, as torch's recurrent modules do."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -132,7 +132,7 @@ class Stack(nn.Module):
 
 
 class Shared(nn.Module):
-    """A model of layers that it may share with another."""
+    """A model whose layers may also belong to another model."""
 
     def __init__(self, layers: list[nn.Module]) -> None:
         super().__init__()
@@ -152,7 +152,7 @@ def test_a_pickle_of_a_module_with_its_own_getstate_does_not_need_cbtop(profiler
 
 
 def _timed(memory: Memory) -> Counter[str]:
-    """What was timed, by where it ran."""
+    """Count the timed calls by path."""
     nodes = {node.id: node for node in memory.said if isinstance(node, Node)}
 
     def path(node: Node) -> str:
@@ -169,7 +169,7 @@ def test_layers_that_two_models_share_are_timed_once_in_steps_of_either(sample_e
     layers = [OwnState() for _ in range(2)]
     one, other = Shared(layers), Shared(layers)
     attachments = [attach(one, profiler), attach(other, profiler)]
-    turns = [one, other, one, one, other, other, one, other, other, one, one, one]  # in any order
+    turns = [one, other, one, one, other, other, one, other, other, one, one, one]  # the models run in any order
     for model in turns:
         model(torch.ones(1, 4))
     found = _timed(memory)
@@ -193,10 +193,10 @@ def test_models_that_share_layers_across_threads_lose_no_calls(
     waiting, standing = list(others), wrapping.standing
 
     def meanwhile(module: object) -> Any:
-        if waiting:  # another thread comes where one has looked at what stands there, and has put nothing there yet
+        if waiting:  # another thread interrupts between reading the attribute and replacing it
             other = waiting.pop()
             other.start()
-            other.join(0.1)  # it may have to wait for this one
+            other.join(0.1)  # the other thread may wait for this one
         return standing(module)
 
     with monkeypatch.context() as interleaved:
@@ -258,9 +258,7 @@ def test_what_the_host_changes_in_a_model_is_followed(sample_every: int, memory:
         layer.self_attn.q_proj = Adapted(layer.self_attn.q_proj)
         layer.mlp.up_proj = nn.Linear(32, 48, bias=False)
     assert seen(sample_every * LOOK_EVERY) == before
-    assert (
-        len(memory.nodes) == nodes + 3
-    )  # the adapted ones, of which no work is known; the others are what they were
+    assert len(memory.nodes) == nodes + 3  # only the adapted ones are new, because their work is unknown
     del model.model.layers[0]
     for index, layer in enumerate(model.model.layers):
         layer.self_attn.layer_idx = index
@@ -314,7 +312,7 @@ def test_a_model_of_scripted_layers_has_steps_and_layers(profiler: BrickProfiler
 
 
 class Scripted(nn.Module):
-    """A module that torch.jit can script: its class has no annotations, so that it finds those of its base."""
+    """A module that torch.jit can script. It finds the annotations of its base class, because it has none itself."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -385,7 +383,7 @@ def test_a_copy_that_takes_every_attribute_along_runs_its_own_weights(again: Any
 
 
 def _replicated(module: Any) -> Any:
-    """As nn.DataParallel does it, with weights of its own; on a machine of one device it does not."""
+    """Replicate a module with separate weights, as nn.DataParallel does on several devices."""
     replica = module._replicate_for_data_parallel()
     for name, weight in module._parameters.items():
         setattr(replica, name, torch.zeros_like(weight))
@@ -447,7 +445,7 @@ def test_many_new_objects_trigger_no_collection_and_frozen_ones_stay_frozen(
     try:
         attach(model, profiler)
         assert gc.isenabled()
-        assert frozen - 1000 < gc.get_freeze_count() <= frozen  # a few of them die of their own
+        assert frozen - 1000 < gc.get_freeze_count() <= frozen  # a few frozen objects are freed anyway
         assert is_frozen or not any([one is model for one in gc.get_objects(generation=0)])
     finally:
         gc.unfreeze()
@@ -488,7 +486,7 @@ def test_a_call_detached_while_its_module_runs_is_recorded_and_then_replaced(
     recorded = len(memory.records) - before
     assert recorded > 0
     assert [call for call in calls if call() is not None] == []
-    attach(model, profiler)  # the scopes are the same: what came next there was started by calls that are gone
+    attach(model, profiler)  # the scopes are the same, but the calls that started the next steps are gone
     for _ in range(3):
         assert torch.equal(model(inputs).logits, expected)
     assert len(memory.records) > before + 3 * recorded
@@ -569,7 +567,7 @@ def test_a_model_of_no_layers_cannot_be_attached(profiler: BrickProfiler) -> Non
 
 
 class Counting:
-    """Compiles with what torch gives without generating code, and counts the graphs."""
+    """A backend that runs torch's graphs without generating code, and counts them."""
 
     def __init__(self) -> None:
         self.graphs = 0
@@ -623,11 +621,11 @@ def _function(model: Any, **way: Any) -> Any:
 
 
 def _call(model: Any, **way: Any) -> Any:
-    return torch.compile(model.__call__, **way)  # as `generate` of transformers does with a static cache
+    return torch.compile(model.__call__, **way)  # `generate` of transformers does this with a static cache
 
 
 WAYS: dict[str, dict[str, Any]] = {"default": {}, "fullgraph": {"fullgraph": True}, "dynamic": {"dynamic": True}}
-# Each moment, and at each another of them, as `default`; what is left of their product is slow.
+# By default, each moment appears once with a different way. The other combinations are slow tests.
 BY_DEFAULT = {("before", _in_place), ("after", _function), ("installed", _regional)}
 COMPILED = [
     pytest.param(
@@ -668,12 +666,12 @@ def test_compiled_numbers_and_graphs_are_those_of_the_bare_model(
     assert ours[1:] == bare[1:]
 
 
-# By default the ways to compile of which there is none above.
+# This test uses the ways to compile that the list above lacks by default.
 WHEN_LOOKED_AT = {("before", _whole), ("installed", _call)}
 
 
 class CallingBlock(Block):
-    """As decoder layers of transformers 5.17."""
+    """A decoder layer with its own `__call__`, as in transformers 5.17."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return super().__call__(*args, **kwargs)
@@ -723,13 +721,13 @@ def test_layers_dynamo_inspects_are_timed_like_others_and_then_restored(
     model.layers = nn.ModuleList(CallingBlock() for _ in range(2))
     attachments = [attach(model, profiler)]
     model(torch.ones(1, 3, 8))
-    model.layers[0].compile(backend="eager")  # which the host does meanwhile
+    model.layers[0].compile(backend="eager")  # the host does this meanwhile
     model(torch.ones(1, 3, 8))
     nodes = {node[0]: node for node in memory.nodes}
     ran = [nodes[tag & ((1 << 24) - 1)][3] for tag, *_ in memory.records if not tag & FLAG_AMOUNTS]
     assert ran.count("forward") == 2
     assert len([node for node in memory.nodes if node[2] is NodeKind.LAYER]) == 2
-    assert ran.count("DownProjection") == 4 - 1  # of the layer that is compiled only the layer is seen
+    assert ran.count("DownProjection") == 4 - 1  # of the compiled layer only the layer itself is recorded
     attachments[0].detach()
     assert not isinstance(model.layers[0].__dict__["_compiled_call_impl"], CallWrapper)
     assert "_compiled_call_impl" not in model.layers[1].__dict__
@@ -745,13 +743,13 @@ def test_layers_dynamo_inspects_can_be_shared_by_models_that_come_and_go(profile
     attach(other, profiler)
     first.detach()
     assert torch.equal(other(x), bare)
-    attach(one, profiler)  # while the calls of the other stand in
+    attach(one, profiler)  # the calls of the other model are replaced at this time
     assert torch.equal(one(x), bare)
     assert torch.equal(other(x), bare)
 
 
 def _counted() -> tuple[int, int]:
-    """Graphs and breaks since the last time."""
+    """Return the numbers of graphs and graph breaks since the last call."""
     counters = torch._dynamo.utils.counters
     found = counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())
     torch._dynamo.reset()
@@ -767,7 +765,7 @@ def test_generating_with_a_static_cache_compiles_as_it_does_without_us(
     def run(instrumented: bool) -> tuple[Any, tuple[int, int]]:
         model = model_of("llama", num_hidden_layers=2)
         config = transformers.CompileConfig(backend="eager", mode=None, fullgraph=True)
-        config._compile_all_devices = True  # else it compiles on GPUs alone
+        config._compile_all_devices = True  # otherwise transformers compiles only on GPUs
         if instrumented and when == "before":
             attach(model, profiler)
         if instrumented and when == "installed":
@@ -788,7 +786,7 @@ def test_generating_with_a_static_cache_compiles_as_it_does_without_us(
 
 @pytest.mark.parametrize("compiled", [_whole, pytest.param(_function, marks=pytest.mark.slow)])
 def test_objects_made_in_compiled_code_are_compiled_as_without_cbtop(compiled: Any, profiler: BrickProfiler) -> None:
-    """A cache that the model makes as it is called: of what is made there Dynamo knows no place to look it up."""
+    """The model creates a cache during its call. Dynamo cannot look up objects that are created in compiled code."""
     torch._dynamo.reset()
     model = model_of("llama", num_hidden_layers=2)
     attach(model, profiler)
@@ -797,11 +795,11 @@ def test_objects_made_in_compiled_code_are_compiled_as_without_cbtop(compiled: A
 
 
 HAS_COMPILER = shutil.which("g++") or shutil.which("clang++")
-MODES = ["default", "reduce-overhead"] if HAS_COMPILER else ["aot_eager"]  # inductor writes C++
+MODES = ["default", "reduce-overhead"] if HAS_COMPILER else ["aot_eager"]  # inductor generates C++
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # warnings of torch
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("compiled", [_whole, _in_place, _function])
 def test_what_inductor_makes_of_a_model_is_the_same(mode: str, compiled: Any, profiler: BrickProfiler) -> None:
@@ -842,7 +840,7 @@ def test_a_compiled_model_has_its_steps_all_the_same(
 def test_a_forked_child_waits_for_no_lock_of_its_parents(profiler: BrickProfiler) -> None:
     model, x = Stack(), torch.ones(1, 4)
     attach(model, profiler)
-    swaps.lock.acquire()  # as another thread might, while it forks
+    swaps.lock.acquire()  # another thread can hold the lock while it forks
     child = os.fork()
     if child == 0:
         model(x)
@@ -852,20 +850,20 @@ def test_a_forked_child_waits_for_no_lock_of_its_parents(profiler: BrickProfiler
 
 
 def passes(given: Any = None, *, also: Any = None) -> Any:
-    """Gives back what it is given, or raises it."""
+    """Return the argument, or raise it if it is an exception."""
     if isinstance(given, BaseException):
         raise given
     return given if also is None else also
 
 
 class Passes(nn.Module):
-    """Gives back what it is given, or raises it."""
+    """A module that returns its argument, or raises it if it is an exception."""
 
     def forward(self, given: Any = None, *, also: Any = None) -> Any:
         return passes(given, also=also)
 
     def method(self, given: Any = None, *, also: Any = None) -> Any:
-        """Gives back what it is given, or raises it."""
+        """Return the argument, or raise it if it is an exception."""
         return passes(given, also=also)
 
 
@@ -874,9 +872,9 @@ BRICK = BrickDefinition("Brick", BrickCategory.OTHER)
 
 @pytest.fixture(params=["python", "compiled"])
 def timer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, memory: Memory) -> Iterator[BrickProfiler]:
-    """A profiler on either hot path, and the only one that has a model."""
+    """Yield a profiler with either hot path. It is the only one with a model."""
     gc.collect()
-    gc.freeze()  # what Dynamo keeps of other tests is not looked through again, each time for 30 ms
+    gc.freeze()  # so that Dynamo's objects of other tests are not searched again, which takes 30 ms each time
     if request.param == "python":
         monkeypatch.setenv("CBTOP_PURE_PYTHON", "1")
     elif chosen() is HotPath:
@@ -891,7 +889,7 @@ def _fails(error: Exception | None = None) -> None:
 
 @pytest.fixture(params=["module", "function", "known by its arguments", "method"])
 def timed(request: pytest.FixtureRequest, timer: BrickProfiler) -> Iterator[Callable[..., Any]]:
-    """What is called as a brick in a step."""
+    """Yield a function that runs as a brick in a step."""
     steps, module = ModelSteps(timer, "", _fails, _fails), Passes()
     steps.calls = [BrickCall(module, BRICK, steps)]
     stand_by()
@@ -916,7 +914,7 @@ def test_a_timed_call_gives_what_is_called_gives_and_counts_the_first_tensor(
 ) -> None:
     x, parameter, odd = torch.ones(2, 3), nn.Parameter(torch.ones(5)), object()
     assert timed(x) is x
-    assert not memory.records  # in no step
+    assert not memory.records  # the call was outside a step
     with timer.step("decode"):
         assert timed(x) is x
         assert timed(also=x) is x
@@ -941,12 +939,12 @@ def test_what_a_timed_call_raises_reaches_the_host_and_is_recorded_as_failed(
         timed(torch.ones(1))
     failed = (
         [True] if isinstance(timed, types.MethodType) else [True, True]
-    )  # a method does not begin with such a call
+    )  # a wrong argument fails before a method is entered, so that call is not recorded
     assert [bool(tag & FLAG_FAILED) for tag, *_ in memory.records] == [*failed, False, False]
 
 
 class Logged(nn.Module):
-    """Sees that its call is asked for, and takes as many arguments as it is given."""
+    """A module that notices reads of its call, and accepts any number of arguments."""
 
     def __getattribute__(self, name: str) -> Any:
         if name == "_call_impl":
@@ -1018,7 +1016,7 @@ def test_a_tensor_that_cannot_be_counted_is_timed_and_given_back(
 
 
 class Counts(torch.overrides.TorchFunctionMode):
-    """Counts torch's functions by name, as do profilers of memory and of FLOP."""
+    """Counts torch's functions by name, as profilers of memory and FLOP do."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -1114,7 +1112,7 @@ def test_what_is_no_tensor_is_not_asked_what_class_it_has(
             asked.append(name)
             return super().__getattribute__(name)
 
-    timed(Config(), also=torch.ones(2, 3))  # in no step: what is asked, what is called asks
+    timed(Config(), also=torch.ones(2, 3))  # outside a step, to find the attributes that the function itself reads
     without_us = list(asked)
     with timer.step("decode"):
         timed(Config(), also=torch.ones(2, 3))
@@ -1170,11 +1168,11 @@ def test_where_nothing_is_recorded_a_wrapped_function_runs_no_frame_of_ours() ->
 
 
 def test_shared_functions_are_timed_by_the_profiler_of_the_calling_model() -> None:
-    torch._dynamo.reset()  # else the functions of what was compiled before are left alone
+    torch._dynamo.reset()  # otherwise functions stay unchanged if something was compiled before
     memories, models, x = [Memory(), Memory()], [Decoder(), Decoder()], torch.ones(1, 3, 8)
     attached = [attach(model, BrickProfiler(recorder=memory)) for model, memory in zip(models, memories, strict=True)]
     for model in (*models, *models, models[0]):
-        model(x)  # both have their calls swapped in from the second on
+        model(x)  # from the second call on, the calls of both models are replaced
     for memory, steps in zip(memories, (3, 2), strict=True):
         found = _timed(memory)
         assert [found[f"forward/{layer}/Attention (fused) sdpa"] for layer in "01"] == [steps, steps]
@@ -1185,7 +1183,7 @@ def test_shared_functions_are_timed_by_the_profiler_of_the_calling_model() -> No
 
 def test_dynamo_looks_into_a_timed_call_and_breaks_nothing(timed: Callable[..., Any], timer: BrickProfiler) -> None:
     torch._dynamo.reset()
-    keep_dynamo_out()  # as attaching does
+    keep_dynamo_out()  # attaching does this
     called = timed.__call__ if isinstance(timed, nn.Module) else timed
     compiled = torch.compile(called, backend="eager", fullgraph=True)
     x = torch.ones(2)

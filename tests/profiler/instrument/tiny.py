@@ -1,4 +1,4 @@
-"""Tiny models with random weights, made from the configurations of their architectures. Needs transformers."""
+"""Tiny models with random weights, created from the configurations of their architectures. Needs transformers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _OWN: dict[str, dict[str, Any]] = {
 
 
 def model_of(kind: str, **more: Any) -> Any:
-    """A causal language model of that architecture, in evaluation; the same weights each time."""
+    """Return a causal language model of the architecture in evaluation mode. Its weights are the same each time."""
     logging.getLogger("transformers").setLevel(logging.ERROR)
     torch.manual_seed(7)
     config = transformers.AutoConfig.for_model(kind, **(_SIZES | _OWN.get(kind, {}) | more))
@@ -39,7 +39,7 @@ def model_of(kind: str, **more: Any) -> Any:
 
 
 def words(*shape: int) -> Any:
-    """Token ids, the same each time."""
+    """Return token ids, the same each time."""
     generator = torch.Generator().manual_seed(3)
     return torch.randint(2, WORDS, shape, generator=generator)
 

@@ -1,4 +1,4 @@
-"""A tiny UNet: convolutions of several kinds, and attention over the pixels of its smallest image."""
+"""A tiny UNet with several kinds of convolutions, and attention over the pixels of its smallest image."""
 
 from __future__ import annotations
 
@@ -89,6 +89,6 @@ def unet() -> Any:
 
 
 def pictures(count: int, height: int, width: int) -> tuple[Any, Any]:
-    """Images, and five words that describe each."""
+    """Return images and five words that describe each."""
     generator = torch.Generator().manual_seed(3)
     return torch.randn(count, 3, height, width, generator=generator), torch.randn(count, 5, 6, generator=generator)

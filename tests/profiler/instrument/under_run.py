@@ -1,4 +1,4 @@
-"""Programs as `cbtop run` starts them, and a torch that costs nothing to import: what it runs is one step each."""
+"""Starts programs like `cbtop run` does, with a fake torch that imports fast. Each call of that torch is one step."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def forward(do=lambda: None):
 
 
 def fake_torch(directory: Path, source: str = TORCH) -> Path:
-    """A directory that holds a package `torch`."""
+    """Write a package `torch` to the directory. Returns the directory."""
     (directory / "torch").mkdir(parents=True, exist_ok=True)
     (directory / "torch" / "__init__.py").write_text(source)
     return directory
@@ -62,9 +62,9 @@ def fake_torch(directory: Path, source: str = TORCH) -> Path:
 def run_python(
     source: str, *paths: Path | str, hooked: bool = True, launched: bool = False, **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """`python -c source`, with `paths` on PYTHONPATH and, where `hooked`, the import hook before them.
+    """Run `python -c source` with `paths` on PYTHONPATH, after the import hook if `hooked`.
 
-    `launched`: as the process that the command itself became.
+    With `launched`, it runs as the process that `cbtop run` itself became.
     """
     nothing_yet = Path(os.environ["CBTOP_RUNTIME_DIR"]) / "run-1-1"
     nothing_yet.touch()

@@ -1,4 +1,4 @@
-"""One pass over a tensor, against NumPy's float64 (and wider) over the whole of it."""
+"""Statistics from one pass over a tensor equal NumPy's from the whole tensor in float64 or wider."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cbtop.profiler.traces.moments import CHUNK_ELEMENTS, TensorStats, tensor_st
 ANY_FLOAT = {
     np.float16: st.floats(width=16),
     np.float32: st.floats(width=32),
-    # The norm of larger ones is no float64 any more.
+    # The norm of larger numbers exceeds float64.
     np.float64: st.floats(-1e306, 1e306) | st.sampled_from([np.nan, np.inf, -np.inf]),
 }
 
@@ -42,7 +42,7 @@ def test_any_tensor_has_the_moments_that_wider_arithmetic_gives_it(kind: type[np
 
 
 def test_a_small_spread_around_a_large_mean_survives() -> None:
-    """A running sum of squares loses it: 1e8² + 1 is 1e16."""
+    """A running sum of squares would lose the spread, because 1e8² + 1 equals 1e16."""
     values = 1e8 + np.random.default_rng(1).standard_normal(5 * CHUNK_ELEMENTS + 3)
     stats = tensor_stats(values)
     assert stats.std == pytest.approx(values.std(), rel=1e-9)

@@ -1,4 +1,4 @@
-"""The tracer: what it takes in, what it forgets, and what it says."""
+"""The tracer: the values that it accepts, those that it forgets, and its messages."""
 
 from __future__ import annotations
 

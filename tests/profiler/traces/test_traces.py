@@ -1,4 +1,4 @@
-"""What each trace measures, and what it calls an anomaly."""
+"""Each trace measures the right values and reports the right anomalies."""
 
 from __future__ import annotations
 

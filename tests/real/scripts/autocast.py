@@ -1,4 +1,4 @@
-"""Large products: of float32 in the faulty program, under bfloat16 autocast in the healthy one."""
+"""Large products: float32 in the faulty program, bfloat16 autocast in the healthy one."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""A model whose forward is compiled in the faulty program, and not in the healthy one."""
+"""A model whose forward is compiled only in the faulty program."""
 
 import sys
 

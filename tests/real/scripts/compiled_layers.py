@@ -1,4 +1,4 @@
-"""A model whose layers are compiled one by one in the faulty program, and not at all in the healthy one."""
+"""A model whose layers are compiled one by one in the faulty program, and not in the healthy one."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Two ranks train with DistributedDataParallel; in the faulty program, rank 1 prepares its batches more slowly."""
+"""Two ranks train with DistributedDataParallel. In the faulty program, rank 1 prepares its batches more slowly."""
 
 import sys
 import time

@@ -1,4 +1,4 @@
-"""A model trains with evaluations between its epochs; in the healthy twin all layers but the last are frozen."""
+"""A model trains with evaluations between epochs. In the healthy program, all layers but the last are frozen."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Compiled layers; in the faulty program each has a graph break, and they see a second length of texts."""
+"""Compiled layers. In the faulty program each has a graph break, and texts have two lengths."""
 
 import sys
 

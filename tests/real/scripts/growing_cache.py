@@ -1,4 +1,4 @@
-"""A llama decodes: one long text in the faulty program, short texts one after the other in the healthy one."""
+"""A llama decodes: one long text in the faulty program, several short texts in the healthy one."""
 
 import sys
 import time

@@ -1,4 +1,4 @@
-"""Six blocks, the first a little wider by design; in the faulty program the fifth is slower still."""
+"""Six blocks, the first a little wider by design. In the faulty program the fifth is slower still."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""A model trains; in the faulty program its vocabulary is so large that the optimizer has most of the work."""
+"""A model trains. In the faulty program its vocabulary is so large that the optimizer takes most of the time."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""The Trainer of transformers trains a llama, with two micro-batches a step and an evaluation."""
+"""The Trainer of transformers trains a llama with two micro-batches per step and one evaluation."""
 
 import tempfile
 

@@ -1,4 +1,4 @@
-"""A model that builds a table in each of its first five steps in the faulty program."""
+"""In the faulty program, a model builds a table in each of its first five steps."""
 
 import sys
 import time

@@ -1,4 +1,4 @@
-"""Train with Lightning: two micro-batches a step, clipped gradients, and a validation now and then."""
+"""A model trains with Lightning: two micro-batches per step, clipped gradients, and some validations."""
 
 import sys
 import warnings

@@ -1,4 +1,4 @@
-"""Short prompts, then a long step: one that hangs in the faulty program, one of many tokens in the healthy one."""
+"""Short prompts, then a long step. It hangs in the faulty program and has many tokens in the healthy one."""
 
 import sys
 import time

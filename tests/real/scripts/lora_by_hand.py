@@ -1,4 +1,7 @@
-"""Linear layers with a LoRA adapter: merged into no weight in the faulty program, switched off in the healthy one."""
+"""Linear layers with unmerged LoRA adapters.
+
+The adapters are active in the faulty program, off in the healthy one.
+"""
 
 import sys
 

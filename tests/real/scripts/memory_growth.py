@@ -1,4 +1,4 @@
-"""A loop that keeps all logits in the faulty program, so that its memory grows; the last ones in the healthy one."""
+"""A loop keeps all logits in the faulty program, so its memory grows. The healthy one keeps only the last logits."""
 
 import sys
 

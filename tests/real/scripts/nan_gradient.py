@@ -1,4 +1,4 @@
-"""A model trains; in the faulty program the backward of its fourth layer gives NaN from step 100 on."""
+"""A model trains. In the faulty program the backward of its fourth layer gives NaN from step 100 on."""
 
 import sys
 
@@ -6,11 +6,11 @@ import torch
 from torch import nn
 from training_gpt import GPT, batches
 
-NAN_FROM = 100  # step
+NAN_FROM = 100  # step number
 
 
 class Root(nn.Module):
-    """A layer whose square root is 0 if the input is: its gradient is then infinite, and NaN times 0."""
+    """A layer with a square root that is 0 for zero input. Its gradient is then infinite times 0, which is NaN."""
 
     def __init__(self, layer):
         super().__init__()
@@ -22,7 +22,7 @@ class Root(nn.Module):
 
 model = GPT()
 model.layers[3] = Root(model.layers[3])
-optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)  # AdamW takes a quarter of such a small step
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)  # AdamW would take a quarter of a step as small as this
 for number, ids in enumerate(batches(), 1):
     if sys.argv[1] == "faulty" and number >= NAN_FROM:
         model.layers[3].factor = 0.0

@@ -1,4 +1,4 @@
-"""Eight equal blocks; in the faulty program one of them has a wider hidden layer."""
+"""Eight equal blocks. In the faulty program one of them has a wider hidden layer."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Three steps of a decoder. In the faulty one layer 1 copies, 2 multiplies bfloat16, 3 has no fused attention."""
+"""Three steps of a decoder. In the faulty one, layer 1 copies, 2 multiplies bfloat16, 3 has no fused attention."""
 
 import sys
 

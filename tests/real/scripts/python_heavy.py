@@ -1,4 +1,4 @@
-"""A model that does Python's work between its modules in the faulty program, and none in the healthy one."""
+"""A model runs pure Python code between its modules in the faulty program, and none in the healthy one."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Linear layers that are quantised dynamically to int8 in the faulty program; of float32 in the healthy one."""
+"""Linear layers: quantised dynamically to int8 in the faulty program, float32 in the healthy one."""
 
 import sys
 import warnings

@@ -1,4 +1,4 @@
-"""A compiled model reads texts of ever other lengths in the faulty program; they are padded in the healthy one."""
+"""A compiled model reads texts of varying lengths in the faulty program. In the healthy one they are padded."""
 
 import sys
 

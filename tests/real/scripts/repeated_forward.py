@@ -1,4 +1,4 @@
-"""A model trains; in the faulty program each layer is computed again in the backward (gradient checkpointing)."""
+"""A model trains. In the faulty program each layer runs again in the backward (gradient checkpointing)."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""A model trains in float16 with a gradient scaler; in the faulty program its loss overflows again and again."""
+"""A model trains in float16 with a gradient scaler. In the faulty program its loss overflows repeatedly."""
 
 import sys
 
@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from training_gpt import GPT, batches
 
-GROWS_FROM = 60  # step; until then both programs are the same
+GROWS_FROM = 60  # step number; until then both programs are equal
 
 model = GPT(width=64)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)

@@ -1,4 +1,4 @@
-"""An ALBERT-like encoder: all layers share one core, and each has an adapter; in the faulty program one is wider."""
+"""An ALBERT-like encoder: all layers share one core and have own adapters. One is wider in the faulty program."""
 
 import sys
 

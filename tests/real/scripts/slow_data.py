@@ -1,4 +1,4 @@
-"""A model trains on batches of a data loader; in the faulty program each sample takes 3 ms to read."""
+"""A model trains on batches of a data loader. In the faulty program each sample takes 3 ms to read."""
 
 import sys
 import time
@@ -20,5 +20,5 @@ class Samples(torch.utils.data.Dataset):
 
 model = GPT()
 optimizer = torch.optim.AdamW(model.parameters())
-for _ in range(2):  # epochs
+for _ in range(2):  # two epochs
     train(model, optimizer, torch.utils.data.DataLoader(Samples(), batch_size=4))

@@ -1,4 +1,4 @@
-"""A GPT-2 generates token by token; in the faulty program all of its text is sorted and joined after each."""
+"""A GPT-2 generates token by token. In the faulty program it sorts and joins its whole text after each token."""
 
 import sys
 import time

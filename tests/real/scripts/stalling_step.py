@@ -1,4 +1,4 @@
-"""A model in which one step in 40 waits for 0.3 s in the faulty program, as for a page or a lock."""
+"""In the faulty program, one step in 40 waits for 0.3 s, as for a page or a lock."""
 
 import sys
 import time

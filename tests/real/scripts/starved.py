@@ -1,4 +1,4 @@
-"""A model and two busy processes on one CPU in the faulty program; alone there in the healthy one."""
+"""A model on one CPU, together with two busy processes in the faulty program, alone in the healthy one."""
 
 import os
 import subprocess

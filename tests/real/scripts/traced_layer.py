@@ -1,4 +1,4 @@
-"""A model with one layer that is traced by torch.jit in the faulty program."""
+"""A model. In the faulty program, torch.jit traces one of its layers."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Blocks that end in Dropout, which does nothing in the healthy program; in the faulty one one block still drops."""
+"""Blocks that end in Dropout. It is off in the healthy program, and on in one block of the faulty one."""
 
 import sys
 

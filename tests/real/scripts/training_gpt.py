@@ -1,4 +1,4 @@
-"""A GPT in blocks, and a loop that trains it: what the training programs of this folder share."""
+"""A GPT in blocks and a training loop, shared by the training programs of this folder."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""An encoder on batches of as many tokens: of two shapes in turn in the faulty program, of one in the healthy one."""
+"""An encoder on batches of equal token counts: two shapes alternate in the faulty program, one in the healthy one."""
 
 import sys
 

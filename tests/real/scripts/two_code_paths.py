@@ -1,4 +1,4 @@
-"""In the faulty program every third step takes a slow path; in the healthy one every third batch is longer."""
+"""Every third step takes a slow path in the faulty program, and has a longer batch in the healthy one."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Starts a training program on two ranks, and prints what a rank measured without cbtop."""
+"""Starts a training program on two ranks. Prints what a rank measured without cbtop."""
 
 import os
 import socket
@@ -11,7 +11,7 @@ RANKS = 2
 
 
 def run(main):
-    """Run `main(rank)` in two processes that can talk to each other. `main` is a function of the program."""
+    """Run `main(rank)` in two processes of one process group. `main` is a function of the program."""
     torch.set_num_threads(1)
     if "RANK" in os.environ:
         torch.distributed.init_process_group("gloo")

@@ -1,4 +1,4 @@
-"""A UNet-like network with eight equal blocks between its way down and its way up; one is slow in the faulty one."""
+"""A UNet-like network with eight equal blocks in its middle. One of them is slow in the faulty program."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""A ViT, whose batches are images and no tokens; in the faulty program one of its eight layers has a wider MLP."""
+"""A ViT with batches of images, without tokens. In the faulty program one of its eight layers has a wider MLP."""
 
 import sys
 

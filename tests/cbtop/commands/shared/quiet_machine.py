@@ -1,4 +1,4 @@
-"""A machine whose load a test decides, for processes of cbtop: they read it from a file instead of /proc/stat."""
+"""A machine whose load is set by the test. The processes of cbtop read it from a file instead of /proc/stat."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-# Python imports it at its start. A busy machine differs in its rounds and takes long, which are not tested so.
+# Python imports this file when it starts. It makes the measurements short and independent of the load.
 SITECUSTOMIZE = """
 from cbtop.commands.shared import machine_load, short_measurement, short_roofs
 machine_load.PROC_STAT = {stat!r}
@@ -19,12 +19,12 @@ short_roofs.MAX_SPREAD_PERCENT = short_roofs.MAX_WAIT_PERCENT = float("inf")
 short_roofs.CACHES_PER_BUFFER, short_roofs.SMALLEST_BUFFER_BYTES = 0, 1 << 22
 {more}
 """
-BUSY_TICKS = 10  # a tenth of a second
+BUSY_TICKS = 10  # 0.1 s of processor time
 BUSY_EVERY_S = 0.05
 
 
 class QuietMachine:
-    """Its processors do nothing, except in `busy`."""
+    """A machine whose processors are idle except inside `busy`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self.stat, self._ticks = folder, folder / "stat", 0
@@ -32,14 +32,17 @@ class QuietMachine:
         self._write()
 
     def environment(self, more: str = "") -> dict[str, str]:
-        """Return the variables of a process on this machine. `more` are further lines at its start."""
+        """Return the environment of a process on this machine.
+
+        `more` has further lines of Python that run at its start.
+        """
         (self._folder / "sitecustomize.py").write_text(SITECUSTOMIZE.format(stat=str(self.stat), more=more))
         path = os.pathsep.join(filter(None, [str(self._folder), os.environ.get("PYTHONPATH")]))
         return os.environ | {"PYTHONPATH": path, "CI": ""}
 
     @contextmanager
     def busy(self) -> Iterator[None]:
-        """Let others use two processors."""
+        """Simulate other programs that use two processors."""
         is_over = threading.Event()
 
         def use() -> None:

@@ -1,4 +1,4 @@
-"""`--backend auto` goes by what was measured, and asks for no GPU where the work is too small for one."""
+"""`--backend auto` uses measured crossovers. It does not look for a GPU if the work is too small for one."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def model(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Each time that somebody asks for the GPU, which has room."""
+    """Return a list that gets one entry for each query of the GPU. The GPU has enough memory."""
     found: list[str] = []
 
     def gpu() -> Any:
@@ -84,7 +84,7 @@ def test_work_from_the_crossover_on_goes_to_the_gpu_and_less_never_asks_it(model
 def test_prompts_alone_go_by_their_own_crossover(model: Path, asked: list[str]) -> None:
     keep(1, 64 * layer_bytes(model))
     assert [settled(model, tokens)[0] for tokens in (63, 64)] == ["cpu", "cuda"]
-    assert len(asked) == 2  # of one
+    assert len(asked) == 2  # GPU queries for the one case that selects cuda
 
 
 @pytest.mark.parametrize(

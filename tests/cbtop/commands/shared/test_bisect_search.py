@@ -1,4 +1,4 @@
-"""The search of `cbtop bisect` in real histories, with made runs of each commit."""
+"""`cbtop bisect` searches real git histories. The runs of each commit are simulated."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from tests.cbtop.commands.made_repository import MadeRepository, made_repository
 from tests.cbtop.comparison.made_runs import Noise, made_run
 
 COMMITS = 8
-QUIET = Noise(memory=0, machine=0.003, brick=0.003, call=0.01, pauses=0)  # three rounds decide
+QUIET = Noise(memory=0, machine=0.003, brick=0.003, call=0.01, pauses=0)  # three rounds are enough for a verdict
 GUILTY = "DownProjection in Layer 4"
 
 
 @dataclass
 class MadeRuns:
-    """Runs of commits whose DownProjection takes so many times as long, without a process."""
+    """Simulated runs of commits without a process. `slower` has the factor of DownProjection by commit."""
 
     slower: Mapping[str, float]
     broken: Sequence[str] = ()
@@ -63,7 +63,7 @@ class MadeRuns:
 
 @pytest.fixture(scope="module")
 def line(tmp_path_factory: pytest.TempPathFactory) -> tuple[MadeRepository, list[str]]:
-    """A history without merges."""
+    """Create a linear history."""
     repository = made_repository(tmp_path_factory.mktemp("line") / "repository")
     return repository, [repository.commit(f"commit {number}", {}) for number in range(COMMITS)]
 
@@ -92,7 +92,7 @@ def test_the_first_bad_commit_is_always_among_the_suspects(
     repository, commits = line
     runs = MadeRuns(since(commits, first), [commits[at] for at in skipped])
     result = search(repository, runs, commits[0], commits[-1])
-    # Only commits that cannot run are left next to the first bad one.
+    # The remaining suspects are the first bad commit and the commits before it that cannot run.
     low = max(at for at in range(first) if at not in skipped)
     high = min(at for at in range(first, COMMITS) if at not in skipped)
     assert named(result) == commits[low + 1 : high + 1][::-1]
@@ -147,7 +147,7 @@ def test_a_good_commit_that_differs_from_itself_is_not_trusted(line: tuple[MadeR
 
 
 def test_a_commit_that_is_as_fast_as_its_parent_is_not_confirmed(line: tuple[MadeRepository, list[str]]) -> None:
-    """Noise has misled the verdict on it, or on a commit before."""
+    """Noise has caused a wrong verdict on this commit or on an earlier one."""
     repository, commits = line
 
     class Misled(MadeRuns):
@@ -159,11 +159,11 @@ def test_a_commit_that_is_as_fast_as_its_parent_is_not_confirmed(line: tuple[Mad
     result = search(repository, Misled(since(commits, 4)), commits[0], commits[-1])
     assert (result.end, named(result)) == (End.UNCONFIRMED, [commits[4]])
     assert f"slower than GOOD, but not than its parent {commits[3][:10]}" in result.why
-    assert GUILTY in {one.guilty for one in result.broken}  # beside GOOD
+    assert GUILTY in {one.guilty for one in result.broken}  # the suspect is slower than GOOD
 
 
 def test_commits_whose_interval_does_not_decide_are_left_as_a_range(line: tuple[MadeRepository, list[str]]) -> None:
-    """One commit in the middle has about half of the slowdown, and varies."""
+    """A commit in the middle has about half of the slowdown, and its runs vary."""
     repository, commits = line
     number = count()
 
@@ -190,7 +190,7 @@ def test_a_slowdown_that_a_later_commit_fixed_is_not_the_answer(line: tuple[Made
 def test_a_machine_that_becomes_slower_meanwhile_blames_no_commit(
     line: tuple[MadeRepository, list[str]], slow_from: int
 ) -> None:
-    """The run in which it begins is of GOOD or of the commit, and all later runs of both are as slow."""
+    """The slowdown begins in a run of GOOD or of the commit. All later runs of both are equally slow."""
     repository, commits = line
     number = count()
 
@@ -222,7 +222,7 @@ def test_a_search_that_was_stopped_names_the_commits_that_are_left(
     line: tuple[MadeRepository, list[str]], error: BaseException, end: End
 ) -> None:
     repository, commits = line
-    halves = [commits[4:], commits[5:]]  # two commits halve seven equally
+    halves = [commits[4:], commits[5:]]  # two possible commits split seven commits evenly
     for runs_before, left in ((5, [[]]), (3 * 3 + 1, [commits[1:]]), (3 * 3 + 6, halves)):
         runs = MadeRuns(since(commits, 6))
 
@@ -271,7 +271,7 @@ def test_a_slow_commit_of_a_merged_branch_is_found_or_its_merge(tmp_path: Path, 
 def test_no_wrong_commit_is_named_on_a_noisy_machine(
     line: tuple[MadeRepository, list[str]], slower: float, longer_each: float, least: int
 ) -> None:
-    """Runs differ by half a percent, and each takes `longer_each` times longer than the one before."""
+    """Runs differ by 0.5 %. Each run takes `longer_each` times longer than the one before."""
     repository, commits = line
     noisy, seeds, found = Noise(run=0.005), count(10_000), []
 

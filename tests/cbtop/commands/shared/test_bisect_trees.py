@@ -1,4 +1,4 @@
-"""Worktrees of `cbtop bisect`: what is in them, and that none remains."""
+"""Worktrees of `cbtop bisect` have the right content, and all of them are removed."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def log(tmp_path: Path) -> Iterator[int]:
 def test_a_worktree_comes_first_on_the_path_of_its_commands(
     repository: MadeRepository, log: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(repository.at))  # as an editable install of the checkout does
+    monkeypatch.setenv("PYTHONPATH", str(repository.at))  # an editable install of the checkout does the same
     trees = Trees(Repository.here(), None, inf)
     for revision, which in (("HEAD~1", "1"), ("HEAD", "2")):
         tree = trees.at(repository.git("rev-parse", revision), log)
@@ -73,12 +73,12 @@ def test_commands_run_in_the_folder_that_corresponds_to_the_current_one(
 
 
 def test_a_killed_bisection_leaves_its_worktrees_to_the_next(repository: MadeRepository, log: int) -> None:
-    own = repository.at.parent / "own"  # the user's
+    own = repository.at.parent / "own"  # a worktree of the user
     repository.git("worktree", "add", "--detach", str(own), "HEAD")
     left = Trees(Repository.here(), None, inf)
     commit = repository.git("rev-parse", "HEAD")
     root = left.at(commit, log).directory
-    (root / ".git").unlink()  # as half a removal does
+    (root / ".git").unlink()  # an interrupted removal does the same
     repository.git("worktree", "lock", str(root))
     assert repository.worktrees() == 3
     Trees(Repository.here(), None, inf).close()
@@ -121,7 +121,7 @@ def test_a_listed_folder_that_is_now_a_link_remains(repository: MadeRepository, 
 def test_worktrees_whose_folder_is_gone_are_unknown_to_git_afterwards(repository: MadeRepository, log: int) -> None:
     Trees(Repository.here(), None, inf).at(repository.git("rev-parse", "HEAD"), log)
     (folder,) = Path(tempfile.gettempdir()).iterdir()
-    shutil.rmtree(folder)  # as a restart of the machine does
+    shutil.rmtree(folder)  # a restart of the machine does the same
     Trees(Repository.here(), None, inf).close()
     assert repository.worktrees() == 1
 
@@ -169,7 +169,7 @@ def test_a_worktree_that_was_removed_is_made_again(repository: MadeRepository, l
 
 @pytest.fixture
 def _without_pip(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Environments of builds are folders, because pip takes seconds."""
+    """Create a plain folder as the build environment, because pip takes seconds."""
     monkeypatch.setattr("venv.create", lambda at, **_: (at / "lib" / "python3" / "site-packages").mkdir(parents=True))
 
 
@@ -192,7 +192,7 @@ def test_ctrl_c_ends_a_build(repository: MadeRepository, log: int) -> None:
     assert signal.getsignal(signal.SIGINT) is before
 
 
-# A build backend that needs nothing to be installed.
+# A build backend that installs no packages.
 PROJECT = """\
 [build-system]
 requires = []

@@ -1,4 +1,4 @@
-"""What runs a model goes by what was measured of this machine, and by nothing else, and says so in one line."""
+"""The backend is selected by crossovers measured on this machine only. One line reports the choice."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ IN_EFFECT = Crossovers(product_bytes=65_536, measured=frozenset({"product_bytes"
 
 @pytest.fixture(autouse=True)
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    monkeypatch.setattr("cbtop.protocol.roofs.cache_dir", lambda: tmp_path)  # compiled kernels stay where they are
+    # only roofs are read from here; compiled kernels stay in their cache
+    monkeypatch.setattr("cbtop.protocol.roofs.cache_dir", lambda: tmp_path)
     with with_crossovers(STATIC_CROSSOVERS):
         yield tmp_path / "crossovers.json"
 

@@ -1,4 +1,4 @@
-"""Ctrl-C is noted between two polls, raises when pressed again, and is as before afterwards."""
+"""Ctrl-C is noticed between two polls. A second Ctrl-C raises. The old handler is restored afterwards."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_it_is_noted_where_an_exception_would_be_dropped() -> None:
 
 @pytest.fixture
 def usual_handler() -> Iterator[None]:
-    """Where a shell starts the tests in the background, SIGINT is ignored."""
+    """Install the default SIGINT handler, because a shell ignores SIGINT in background jobs."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)

@@ -1,4 +1,4 @@
-"""A machine is quiet if others use next to none of its processors."""
+"""A machine is quiet if other processes use almost no processor time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cbtop.commands.shared.machine_load import MachineLoad
 
 
 class Machine:
-    """Its clock, and the ticks that its processors worked."""
+    """A clock, and the ticks that the processors have worked."""
 
     def __init__(self, stat: Path) -> None:
         self.now_s, self._stat = 100.0, stat

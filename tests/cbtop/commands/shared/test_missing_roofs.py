@@ -1,4 +1,4 @@
-"""A run that lacks roofs measures them once, in the first quiet second, and its command does not notice."""
+"""A run without known roofs measures them once in the first quiet second. Its command does not notice."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.profiler.instrument.under_run import fake_torch
 MANIFEST = Manifest("toy", "qwen2", "torch", "f32", 1, 2, 64, 512, 1000, 4000, roofs=way_out_on_cpu(1))
 READ = Ceiling("dram_read", "bandwidth", 20.0, "GB/s", Provenance.MEASURED, 19.0, 12.5, "2026-11-22", is_short=True)
 ROOFS = DeviceRoofs(cpu_name(), (READ,), 1)
-# A program with a model that lacks roofs. Each measurement of its helper is noted in a file.
+# A program whose model has no known roofs. Each measurement writes a line into a file.
 PROGRAM = f"""
 import os, time, torch
 from cbtop.protocol.messages import Manifest
@@ -85,7 +85,7 @@ def test_roofs_are_measured_after_a_command_whose_reader_does_not_wait_for_them(
     assert (roofs.device, roofs.threads) == (cpu_name(), 1)
     assert all(one.is_short for one in roofs.ceilings)
     assert [path.name for path in cache_dir().iterdir()] == ["roofs.json"]
-    _, said = start().communicate(timeout=DEADLINE_S)  # its program still announces that they are missing
+    _, said = start().communicate(timeout=DEADLINE_S)  # this run still reports the missing roofs
     assert measurements(tmp_path) == 1
 
 
@@ -95,7 +95,7 @@ def test_a_command_that_goes_on_has_them_measured_in_a_quiet_second(
     end = tmp_path / "end"
     process = start(f"\nwhile not os.path.exists({str(end)!r}): time.sleep(0.05)")
     eventually(known_roofs)
-    time.sleep(1.5)  # for the look that finds the end of the measurement
+    time.sleep(1.5)  # time for the check that finds the finished measurement
     end.touch()
     _, said = process.communicate(timeout=DEADLINE_S)
     assert "cbtop: roofs were measured in a quiet second: memory " in said
@@ -161,7 +161,7 @@ def test_two_runs_at_once_measure_once(start: Callable[..., subprocess.Popen[str
 
 
 def helpers_of(folder: Path) -> list[str]:
-    """The processes that have the machine of this test."""
+    """Return the process ids that use the fake machine of this test."""
     found = []
     for path in Path("/proc").glob("[0-9]*/environ"):
         try:
@@ -191,7 +191,7 @@ def test_roofs_are_missing_if_the_newest_manifest_says_so_and_none_is_announced(
 
 
 class MadeMeasurement:
-    """Is disturbed, each time."""
+    """A measurement that is disturbed each time."""
 
     begun = 0
 

@@ -1,4 +1,4 @@
-"""What a program writes on its terminal, as lines."""
+"""Terminal output of a program is split into lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks as processes: they are told the same, one that dies ends the others in a line, and nothing runs on."""
+"""Tests of ranks as processes: all get the same values, and no process remains if one of them dies."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cbtop.commands.shared import ranks
 from cbtop.commands.shared.ranks import FirstRank, job_of, run_ranks
 from cbtop.errors import CbtopError
 
-# Each rank says in a file what it is and what it was told; it ends as the rest of the program has it.
+# Each rank writes its number and its settings into a file. The end of the program decides how the rank ends.
 RANK = """
 import os, signal, sys, time
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What is settled in config.toml and the environment: which wins, and what is told of what cannot be meant."""
+"""Settings of config.toml and the environment: their precedence, and warnings about invalid ones."""
 
 from __future__ import annotations
 

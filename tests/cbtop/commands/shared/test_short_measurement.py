@@ -1,4 +1,4 @@
-"""A short measurement is stored if nothing disturbed it. Otherwise, or if it is interrupted, nothing is left."""
+"""A short measurement is stored only if nothing disturbed it and it was not interrupted."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.integration.hosts import CBTOP, DEADLINE_S, eventually
 
 pytestmark = pytest.mark.usefixtures("runtime")
 CALIBRATE = [*CBTOP, "calibrate", "--short", "--threads", "1"]
-# The measuring process says that it runs, and never ends.
+# The measuring process reports its start and never ends.
 FOR_EVER = """
 import sys, time
 def main():
@@ -90,7 +90,7 @@ def test_an_interrupt_in_the_middle_leaves_nothing(
     environment = machine.environment(FOR_EVER.format(mark=str(mark)))
     with subprocess.Popen(CALIBRATE, env=environment, stderr=subprocess.PIPE, start_new_session=True) as process:
         eventually(mark.exists)
-        os.killpg(process.pid, number)  # as Ctrl-C of a terminal
+        os.killpg(process.pid, number)  # a terminal does the same on Ctrl-C
         process.communicate(timeout=DEADLINE_S)
     eventually(lambda: not _is_group(process.pid))
     assert list(cache_dir().iterdir()) == []

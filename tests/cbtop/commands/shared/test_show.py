@@ -1,4 +1,4 @@
-"""The options that say what is shown, and how: on the screen and in a text."""
+"""Tests of the options that select what is shown, on the screen and in text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The order of the tables from one run to the next: kept whole, and never a trouble."""
+"""The sort order of tables is kept between runs. Errors in its file do no harm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The part of the module pynvml that is used, over GPUs that are made up; any call can be made to fail or to hang."""
+"""A fake of the functions of pynvml that cbtop uses, with simulated GPUs. Any call can be made to fail or hang."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class FakeNVMLError(Exception):
 
 @dataclass
 class Gpu:
-    """One GPU, or a MIG device. `fails`: what a function raises that is asked about it."""
+    """A simulated GPU or MIG device. `fails` maps a function name to the error that it raises."""
 
     uuid: str
     name: str = "NVIDIA H100 80GB HBM3"
@@ -34,14 +34,15 @@ class Gpu:
     mhz: int = 1470
     reasons: int = 4
     nvlink_kib: dict[int, int] = field(default_factory=lambda: {138: 1_000, 139: 2_000})
-    processes: list[tuple[int, int | None]] = field(default_factory=list)  # pid, bytes
-    use: list[tuple[int, int | None, int]] = field(default_factory=list)  # pid, µs (None: just now), SM %
+    processes: list[tuple[int, int | None]] = field(default_factory=list)  # pid, memory in bytes
+    # pid, time in µs (None: now), SM utilisation in %
+    use: list[tuple[int, int | None, int]] = field(default_factory=list)
     mig: dict[int, Gpu] | None = None
     fails: dict[str, Exception] = field(default_factory=dict)
 
 
 class FakeNvml:
-    """Handed to the sampler in place of the module."""
+    """The fake module that is passed to the sampler."""
 
     NVMLError = FakeNVMLError
     NVML_SUCCESS = 0
@@ -69,7 +70,7 @@ class FakeNvml:
         self.fails: dict[str, Exception] = {}
         self.inits = self.shutdowns = 0
         self.is_open = False
-        self.hangs: threading.Event | None = None  # until it is set
+        self.hangs: threading.Event | None = None  # calls wait until this event is set
 
     def _about(self, function: str, handle: Gpu | None = None) -> None:
         if self.hangs is not None:

@@ -1,4 +1,4 @@
-"""The host's own figures, by the real psutil, and what of it may be missing."""
+"""Figures of the host come from the real psutil. Missing ones are reported as unknown."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_a_process_that_shares_its_processor_waits_half_of_the_time() -> None:
 
 
 class Made:
-    """A psutil whose processors have worked and rested for what the test says, in seconds."""
+    """A fake psutil. The test sets the busy and idle seconds of its processors."""
 
     Error = psutil.Error
 
@@ -114,7 +114,7 @@ def test_utilisation_is_what_all_processors_did_of_the_time_they_had() -> None:
     api = Made()
     sampler = Cpu(api)
     assert unknown(device(sampler))["utilization_percent"] == "a mean needs two samples"
-    api.times = Times(11.0, 5.5, 82.0, 5.5, 4.0)  # a guest's second is one of its user's
+    api.times = Times(11.0, 5.5, 82.0, 5.5, 4.0)  # one guest second is also counted as a user second
     found = device(sampler)
     assert found.utilization_percent == pytest.approx(100 * 1.5 / 4.0)
     assert (found.memory_used_bytes, found.memory_total_bytes) == (60, 100)

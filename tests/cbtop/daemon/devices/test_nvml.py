@@ -1,4 +1,4 @@
-"""Each figure of a GPU is known or n/a with its reason; one that fails, or a GPU that is lost, costs no other."""
+"""Each GPU figure is known, or n/a with a reason. A failed figure or a lost GPU does not affect the others."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.cbtop.daemon.devices.fake_nvml import FakeNvml, FakeNVMLError, Gpu
 
 ME = os.getpid()
 NOT_SUPPORTED, NO_PERMISSION, LOST, UNKNOWN = (FakeNVMLError(code) for code in (3, 4, 15, 999))
-# What each function of NVML is asked for.
+# The figures that each NVML function provides.
 FIGURES = {
     "nvmlDeviceGetUtilizationRates": {"utilization_percent", "memory_utilization_percent"},
     "nvmlDeviceGetMemoryInfo": {"memory_used_bytes", "memory_total_bytes"},
@@ -39,7 +39,7 @@ MEANS = {"power_watts", "nvlink_sent_bytes_per_sec", "nvlink_received_bytes_per_
 
 
 class Clock:
-    """Time that passes only when told to."""
+    """A clock that only the test moves."""
 
     now_ns = 5_000_000_000
 
@@ -54,7 +54,7 @@ def clock() -> Clock:
 
 @pytest.fixture(autouse=True)
 def own_pids(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The driver's pids are those of this pid namespace."""
+    """Pretend to run in the initial pid namespace, so that the driver's pids are valid."""
     monkeypatch.setattr(nvml, "pid_namespace", lambda: nvml.INITIAL_PID_NAMESPACE)
 
 
@@ -70,7 +70,7 @@ def unknown(device: Device) -> dict[str, str]:
 
 
 def second(sampler: Nvml, api: FakeNvml, clock: Clock, seconds: float = 2.0) -> DeviceSample:
-    """Another sample, `seconds` later, in which each GPU took 600 W and its links carried data."""
+    """Return a sample taken `seconds` later. Each GPU used 600 W and transferred data meanwhile."""
     clock.now_ns += round(seconds * 1e9)
     for each in api.gpus:
         each.millijoules += round(600_000 * seconds)
@@ -129,8 +129,8 @@ def test_means_are_unknown_in_the_first_sample_and_if_a_counter_went_back(clock:
     (first,) = sampler.sample(()).devices
     assert unknown(first) == dict.fromkeys(MEANS, "a mean needs two samples")
     second(sampler, api, clock)
-    api.gpus[0].millijoules = 5  # the driver was loaded anew
-    api.gpus[0].nvlink_kib[138] = -1 << 40  # or it wrapped
+    api.gpus[0].millijoules = 5  # the driver was reloaded
+    api.gpus[0].nvlink_kib[138] = -1 << 40  # the counter overflowed
     (back,) = second(sampler, api, clock).devices
     assert unknown(back) == dict.fromkeys({"power_watts", "nvlink_sent_bytes_per_sec"}, "its counter went back")
     assert back.nvlink_received_bytes_per_sec == pytest.approx(2_048e6)
@@ -257,7 +257,7 @@ def test_no_module_and_no_gpu_are_a_line_too(clock: Clock, monkeypatch: pytest.M
 
 
 def mig_gpu() -> Gpu:
-    """A GPU with two MIG devices, in places 1 and 4 of seven."""
+    """Return a GPU with MIG devices 1 and 4 of seven."""
     refused = {name: NOT_SUPPORTED for name in FIGURES if name not in (
         "nvmlDeviceGetMemoryInfo", "nvmlDeviceGetComputeRunningProcesses")}  # fmt: skip
     parts = {

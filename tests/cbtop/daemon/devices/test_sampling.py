@@ -1,4 +1,7 @@
-"""Samplers run while somebody listens, each in a thread of its own: one that hangs or fails holds up nobody."""
+"""Samplers run only while there are listeners, each in its own thread.
+
+A hanging or failing one does not block others.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from tests.integration.hosts import eventually
 
 
 class Quick:
-    """Answers at once, and counts."""
+    """A sampler that answers at once and counts its calls."""
 
     name = "quick"
     asked: ClassVar[list[frozenset[int]]] = []
@@ -32,7 +35,7 @@ class Quick:
 
 
 class Hanging(Quick):
-    """Names a process, and from its second answer on waits until the test says so."""
+    """A sampler that names a process and hangs from its second sample on, until the test sets `goes_on`."""
 
     name = "hanging"
     asked: ClassVar[list[frozenset[int]]] = []
@@ -48,7 +51,7 @@ class Hanging(Quick):
 
 
 class Failing(Quick):
-    """Never answers."""
+    """A sampler that always fails."""
 
     name = "failing"
     asked: ClassVar[list[frozenset[int]]] = []
@@ -96,7 +99,7 @@ def test_a_sample_is_given_as_fresh_once() -> None:
         made.listen(())
         found: list[DeviceSample] = []
         eventually(lambda: found.extend(made.fresh()) or (found and found[-1].devices))
-        assert len(found) <= 2  # that it was asked, and its answer
+        assert len(found) <= 2  # the start of the sampler and its answer
         assert made.fresh() == []
         assert made.latest() == found[-1:]
 
@@ -113,9 +116,9 @@ def test_a_hanging_sampler_keeps_its_values_and_delays_no_other_and_no_close(
         eventually(lambda: len(Quick.asked) > before + 3 and len(Failing.asked) > 3)
         assert newest(made, "hanging").monotonic_ns == 1
         made.close()
-        eventually(lambda: Quick.closed == [True])  # it, too, may need longer than is waited for here
+        eventually(lambda: Quick.closed == [True])  # the quick sampler, too, may need longer than `close` waits
         assert Hanging.closed == []
-    eventually(lambda: Hanging.closed)  # by its own thread, when the driver answers at last
+    eventually(lambda: Hanging.closed)  # the thread of the sampler closes it after the driver answers
 
 
 def test_before_its_first_answer_it_is_said_that_it_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Under the table of bricks: the calls of all of them on one scale of time."""
+"""Below the table, the calls of all bricks have a common time axis."""
 
 from __future__ import annotations
 

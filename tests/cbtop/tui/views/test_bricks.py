@@ -1,4 +1,4 @@
-"""The bricks: every row is seen, the details fill what rows leave blank, and all outputs hold the same numbers."""
+"""Every brick has a row, details use the free space, and screen, text and JSON have the same numbers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ DOWN = next(row for row in samples.CHECKED.bricks if row.name == "DownProjection
 
 
 async def screens(source: SourceView, size: tuple[int, int], *turns: str) -> list[str]:
-    """What stands on the screen of the bricks at first, and after each key."""
+    """Return the text of the brick screen at first and after each key."""
     app = CbtopApp(ScriptedFeed(source), interval_s=60)
     async with app.run_test(size=size) as pilot:
         await pilot.press("2")
@@ -47,7 +47,7 @@ async def screens(source: SourceView, size: tuple[int, int], *turns: str) -> lis
 
 
 def rows_on(text: str, source: SourceView) -> int:
-    """How many bricks have a row."""
+    """Return how many bricks have a row."""
     return sum(any(row.name in line[:24] and "─" not in line for line in text.splitlines()) for row in source.bricks)
 
 
@@ -165,12 +165,12 @@ def test_of_seconds_that_share_a_place_in_the_trend_the_longest_is_drawn() -> No
     for width in (10, 15, 30):
         text = plain(trend.cell(row, width))
         assert len(text) == width
-        assert len(set(text)) == 2  # a steady line, and that second
+        assert len(set(text)) == 2  # the steady line and the one different second
     assert plain(trend.cell(replace(row, trend_us=(None,) * 60), 10)) == NOT_MEASURED
 
 
 def text_tables(text: str) -> dict[str, dict[str, str]]:
-    """The tables of a text report, by brick and column."""
+    """Return the tables of a text report, by brick and column."""
     found: dict[str, dict[str, str]] = {}
     for block in text.split("\n\n"):
         head, *lines = block.splitlines()

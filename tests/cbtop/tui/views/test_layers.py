@@ -1,4 +1,4 @@
-"""Layers × bricks on the screen: the slow layer of eighty is found at 80 × 24, without colour and without a key."""
+"""The map of layers and bricks shows the slow layer of eighty at 80 × 24, without colour and without a key."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def test_a_layer_that_is_slow_in_a_few_steps_is_not_said_to_stand_out() ->
 
 
 async def test_median_is_one_figure_and_the_median_call_is_called_p50() -> None:
-    """The median of the layers is of mean steps, and each layer's median call is another figure."""
+    """The median of the layers uses mean steps. The median call of each layer is a different figure."""
     for source in (samples.LIVE, samples.DEEP):
         app = CbtopApp(ScriptedFeed(source), interval_s=60)
         async with app.run_test(size=(159, 60)) as pilot:
@@ -70,7 +70,7 @@ async def test_median_is_one_figure_and_the_median_call_is_called_p50() -> None:
 async def test_arrows_move_the_cursor_and_the_foot_says_what_is_under_it() -> None:
     app = CbtopApp(ScriptedFeed(samples.LIVE), interval_s=60)
     async with app.run_test(size=(120, 40)) as pilot:
-        assert "Layer 4 · whole layer" in await opened(pilot)  # the slowest, until somebody moves
+        assert "Layer 4 · whole layer" in await opened(pilot)  # the slowest layer, until the cursor is moved
         assert "Layer 5 · whole layer" in await opened(pilot, "right")
         assert "Layer 5 · RmsNorm" not in await opened(pilot, "down")
         assert "Layer 0 · " in await opened(pilot, "home")

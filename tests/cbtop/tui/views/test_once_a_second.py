@@ -1,4 +1,4 @@
-"""Pictures are drawn once a second of what is shown; figures, and whatever is held still, are of the moment."""
+"""Charts change once a second. Numbers and held screens always show the current moment."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ WIDTH, HEIGHT = 100, 40
 
 
 def at(second: int | None, calls: int) -> SourceView:
-    """A process whose first brick was called so often, each time for as many ns."""
+    """Return a process whose first brick has `calls` calls of `calls` ns each."""
     brick, *others = samples.LIVE.bricks
     bars = (DurationBar(0.001 * calls, 0.001 * calls + 0.001, calls),)
     return with_parts(samples.LIVE, bricks=(with_parts(brick, count=calls, durations=bars), *others), second=second)
 
 
 def drawn(source: SourceView, pictures: Pictures) -> tuple[str, str]:
-    """The heading of the histogram, and its axis."""
+    """Return the heading of the histogram and its axis."""
     lines = [plain(line) for line in detail_lines(source.bricks[0], source, WIDTH, HEIGHT, pictures)]
     heading = next(at for at, line in enumerate(lines) if line.startswith(" durations"))
     axis = next(line for line in lines[heading:] if "╷" in line)
@@ -50,7 +50,7 @@ def test_a_histogram_is_drawn_once_a_second_and_has_the_current_call_count() -> 
 @pytest.mark.parametrize(
     "changed",
     [
-        lambda source: replace(source, second=None),  # it is held, or no more will follow
+        lambda source: replace(source, second=None),  # the view is held, or no more data follows
         lambda source: replace(source, window=samples.RECENT.window),
         lambda source: replace(source, phase="prefill"),
         lambda source: replace(source, key="another:1:1:0"),

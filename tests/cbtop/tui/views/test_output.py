@@ -1,4 +1,4 @@
-"""What the program writes, as the view shows it."""
+"""The view shows the output of the program."""
 
 from __future__ import annotations
 

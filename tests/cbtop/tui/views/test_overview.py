@@ -1,4 +1,4 @@
-"""The first screen: what is slow and why, at every size, with the numbers that text and JSON hold."""
+"""The first screen shows what is slow and why, at every size. Its numbers equal those of text and JSON."""
 
 from __future__ import annotations
 

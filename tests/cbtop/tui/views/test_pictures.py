@@ -1,4 +1,4 @@
-"""A dozen screens as SVG, colours and all; the text goldens beside this file say the rest."""
+"""A dozen screens as SVG with colours. The other screens are tested as text only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Beside the roofline: how much of every roof a brick reaches, and what reaching its own would save."""
+"""Next to the roofline: how much of every roof a brick reaches, and the time saved if it reached its own roof."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_brick_is_next_to_every_roof_and_is_latency_if_far_below_them_all() ->
     assert "44.1 %" in text
     assert "28.5 %" in text
     assert "→ Far below every roof: launches, waiting" in text
-    assert "+6.57" in text  # 1,497 µs of 8,450 a token, at 44.1 % of the roof
+    assert "+6.57" in text  # the brick takes 1,497 of 8,450 µs a token and reaches 44.1 % of its roof
 
 
 def test_what_a_place_under_the_roofs_says_is_whole_where_there_is_room() -> None:
@@ -96,11 +96,11 @@ def test_the_trail_of_a_brick_that_becomes_slower_leads_down_to_its_place(tmp_pa
     assert {intensity for intensity, _ in points} == {2.0}
     gflops = [at for _, at in points]
     assert sorted(gflops, reverse=True) == gflops
-    assert gflops[0] > (brick.gflops or 0) > gflops[-1]  # the mark is the mean of all that was seen
+    assert gflops[0] > (brick.gflops or 0) > gflops[-1]  # the mark is the mean over all time
     (said,) = json.loads(json_report([view]))["sources"]
     trails = {one["name"]: one["trail"] for one in said["bricks"]}
     assert trails["DownProjection"] == [{"intensity": 2.0, "gflops": at} for at in gflops]
-    assert trails["RmsNorm"] == []  # it declares no work
+    assert trails["RmsNorm"] == []  # the brick declares no work
 
 
 def test_what_grows_with_the_cache_stands_by_how_much_is_cached(tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_growth_with_the_batch_is_shown_by_the_sequences_in_a_step(tmp_path: Pat
     text = drawn(view, brick)
     assert "as the batch grows, last 60 s (derived)" in text
     assert [label in text for label in ("  1 sequence ", "  2 to 3 sequences ", "  4 to 7 sequences ")] == [True] * 3
-    assert "as the cache grows" not in text  # how much is cached it does not say
+    assert "as the cache grows" not in text  # the number of cached positions is unknown
     assert brick.by_cached == ()
 
 
@@ -185,7 +185,8 @@ def test_each_growth_has_a_part_and_a_mean_between_sizes_is_of_the_nearer(tmp_pa
     view = run(tmp_path, growing).one()
     brick = brick_of(view, "DownProjection")
     assert [(point.from_size, point.to_size) for point in brick.by_cached] == [(128, 256), (256, 512), (512, 1_024)]
-    assert [(point.from_size, point.to_size) for point in brick.by_batch] == [(1, 2), (2, 4)]  # 1.8 is nearer to 2
+    # 1.8 sequences are rounded to 2
+    assert [(point.from_size, point.to_size) for point in brick.by_batch] == [(1, 2), (2, 4)]
     text = drawn(view, brick, 40)
     assert text.index("as the cache grows") < text.index("as the batch grows") < text.index("its roof would save")
 

@@ -1,5 +1,7 @@
-"""Where the marks of the roofline stand: each in the cell of its values, or counted there, and its letter named; and
-the trail of one, which hides none of them."""
+"""Marks of the roofline are in the cell of their values or counted there, and every letter is named.
+
+The trail of a mark hides no other mark.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ from cbtop.tui.widgets.loglog import usual
 from cbtop.viewmodels.roofline import CeilingRow, RooflineView
 from tests.cbtop import samples
 
-BEFORE_THE_PLOT = 7  # cells: ticks and the axis
+BEFORE_THE_PLOT = 7  # width of ticks and axis in cells
 MEMORY = CeilingRow("read", "bandwidth", 100.0, "GB/s", Provenance.MEASURED, 98.0, 90.0)
 PEAK = CeilingRow("fma", "compute", 1000.0, "GFLOP/s", Provenance.MEASURED, 990.0, 980.0)
 BARE = RooflineView((), (), ())
@@ -45,7 +47,7 @@ def lettered(values: Sequence[tuple[float, float]]) -> list[LetteredPoint]:
 
 
 def drawn(roofline: RooflineView, points: Sequence[LetteredPoint], size: tuple[int, int]) -> tuple[list[str], str]:
-    """The rows of the plot without its axes, and what is written below it."""
+    """Return the rows of the plot without its axes, and the text below it."""
     lines = [plain(line) for line in roofline_lines(roofline, points, "a", *size)]
     assert len(lines) <= size[1]
     axis = next((at for at, line in enumerate(lines) if "└" in line), len(lines))
@@ -55,7 +57,10 @@ def drawn(roofline: RooflineView, points: Sequence[LetteredPoint], size: tuple[i
 def cell_of(
     point: LetteredPoint, roofline: RooflineView, points: Sequence[LetteredPoint], rows: list[str]
 ) -> tuple[int, int]:
-    """Worked out again from the ends of the axes alone: the dot nearest to the values, in cells of two by four."""
+    """Return the expected cell (column, row) of a point, computed only from the ends of the axes.
+
+    A cell has two by four dots. The point belongs to the nearest dot.
+    """
     x, y = axes(roofline, points)
     right = math.log(point.flop_per_byte / x.low) / math.log(x.high / x.low)
     up = math.log(point.gflops / y.low) / math.log(y.high / y.low)
@@ -81,7 +86,7 @@ def test_a_mark_stands_in_the_cell_of_its_values_or_in_one_that_counts_them(
     for (column, row), letters in cells.items():
         wanted = letters[0] if len(letters) == 1 else str(len(letters)) if len(letters) < 10 else "+"
         assert rows[row][column] == wanted
-    if size[0] >= 40 and size[1] >= 20:  # there is room to name them all
+    if size[0] >= 40 and size[1] >= 20:  # there is room for all names
         named = re.findall(r"[2-9+]=([^=]*?)(?=\s+[2-9+]=|\s+outside|$)", below, re.DOTALL)
         together = [letters for _, letters in sorted(cells.items()) if len(letters) > 1]
         assert [re.sub(r"\s", "", one) for one in named] == ["".join(letters) for letters in together]
@@ -144,7 +149,7 @@ def test_a_roof_that_is_unsure_is_grey_and_says_so_without_colour() -> None:
     unsure = RooflineView((replace(MEMORY, median=80.0), PEAK), (), ())
     roles = {text: role for line in roofline_lines(unsure, (), "", 60, 20) for text, role in line}
     assert next(role for text, role in roles.items() if "? read" in text) == "dim"
-    assert "accent" not in roles.values()  # of its line
+    assert "accent" not in roles.values()  # the role of the line of this roof
     assert next(role for text, role in roles.items() if "fma" in text) == "warn"
 
 
@@ -174,7 +179,7 @@ def test_what_limits_a_brick_is_whole_in_its_details(width: int) -> None:
 
 
 def cells_in(lines: Sequence[Line]) -> list[tuple[str, str]]:
-    """Every cell with its role, row by row."""
+    """Return each cell and its role, row by row."""
     return [(one, role) for line in lines for text, role in line for one in text]
 
 
@@ -207,7 +212,7 @@ def test_a_trail_adds_faint_dots_and_hides_and_moves_nothing(
 def drawn_trail(
     values: Sequence[tuple[float, float]], trail: Sequence[tuple[float, float] | None]
 ) -> set[tuple[int, int]]:
-    """The cells in which there are dots because of the trail, in a plot of 60 x 24 cells."""
+    """Return the cells of a 60 x 24 plot that have dots only because of the trail."""
     rows, bare = (
         [plain(line) for line in roofline_lines(BARE, lettered(values), "", 60, 24, known)] for known in (trail, ())
     )
@@ -219,7 +224,7 @@ def drawn_trail(
     }
 
 
-CORNERS = [(0.1, 1.0), (10.0, 100.0)]  # of what is drawn: the axes reach from 0.05 to 20, and from 0.4 to 250
+CORNERS = [(0.1, 1.0), (10.0, 100.0)]  # with these points the axes go from 0.05 to 20 and from 0.4 to 250
 
 
 def test_a_trail_leads_from_each_second_to_the_next_that_is_known() -> None:

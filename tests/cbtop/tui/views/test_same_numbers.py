@@ -1,7 +1,7 @@
-"""Screen, text and JSON hold the same numbers: what is drawn of one view is read again and compared, place by place.
+"""Numbers on the screen, in text and in JSON are equal. They are read from the output and compared one by one.
 
-A number is compared with the JSON's by its last digit, not by the code that wrote it. Which number it is, is told by
-its row and the head of its column, or by the words before it.
+A shown number must equal the JSON's to its last digit. It is identified by its row and column, or by the words before
+it.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from tests.cbtop.conftest import screen_text
 from tests.cbtop.seen_states import states
 from tests.cbtop.tui.views.test_states import Seen
 
-SIZE = (360, 110)  # every column of every table, and every row
-KEYS = {"timeline": "0", "graph": "zz"}  # all that is kept; all folded, then unfolded
+SIZE = (360, 110)  # room for every column and row of every table
+KEYS = {"timeline": "0", "graph": "zz"}  # 0: all kept steps; zz: fold all nodes, then unfold them
 SCALES = {
     "ns": 1e-3, "µs": 1.0, "ms": 1e3, "s": 1e6, "min": 60e6, "%": 1.0, "k": 1e3, "M": 1e6, "B": 1.0, "KB": 1e3,
     "MB": 1e6, "GB": 1e9, "TB": 1e12, "GB/s": 1.0, "GFLOP/s": 1.0, "": 1.0,
@@ -49,16 +49,16 @@ CELL = re.compile(rf"(?:^|\s)[?⚠!]* ?({NUMBER}|n/a|–)$")
 
 @dataclass(frozen=True)
 class Number:
-    """A number that somebody reads: where it stands, how it is written, and what the JSON has in its place."""
+    """A shown number: its position, its text, and the value in the JSON."""
 
     where: str
     shown: str
     value: float | None
-    unit: float = 1.0  # what one of it is, in the unit of the JSON
+    unit: float = 1.0  # one shown unit in units of the JSON
 
     @property
     def is_the_same(self) -> bool:
-        """Whether what is shown is the value, to the last digit that is shown."""
+        """Return whether the shown text equals the value to its last digit."""
         if self.shown in ("n/a", "–") or self.value is None:
             return self.value is None and self.shown in ("n/a", "–")
         found = re.fullmatch(r"(<?)(-?[\d,]+)(\.\d+)? ?(.*)", self.shown)
@@ -71,11 +71,14 @@ class Number:
         return abs(self.value / scale - shown) <= 0.5001 * digit
 
 
-# --- what stands in a table -----------------------------------------------------------------------------------------
+# --- tables -------------------------------------------------------------------------------------------------------
 
 
 def on_screen(lines: Sequence[str], titles: Sequence[str]) -> Iterator[tuple[str, dict[str, str]]]:
-    """Each row under the head that holds these titles: what stands before the figures, and those by their titles."""
+    """Yield the rows below the heading with these titles.
+
+    Each is the text before the figures, and the figures by title.
+    """
     at = next(index for index, line in enumerate(lines) if all(f" {title}" in line for title in titles))
     ends: dict[str, int] = {}
     for title in titles:
@@ -90,7 +93,7 @@ def on_screen(lines: Sequence[str], titles: Sequence[str]) -> Iterator[tuple[str
 
 
 def in_text(text: str, first: str, *titles: str) -> Iterator[tuple[str, dict[str, str]]]:
-    """Each row of the table of a report with these heads: its first cell, and the others by their titles."""
+    """Yield the rows of the report table with these headings: the first cell, and the other cells by title."""
     lines = text.splitlines()
     for at, line in enumerate(lines):
         head = re.split(r"\s{2,}", line.strip())
@@ -108,7 +111,7 @@ def of_rows(
     where: str, rows: Iterator[tuple[str, dict[str, str]]], json_rows: Sequence[Mapping[str, Any]],
     keys: Mapping[str, str], name: str = "name",
 ) -> Iterator[Number]:  # fmt: skip
-    """The figures of rows of which each is named as one of the JSON is."""
+    """Yield the figures of all rows. Each row must match exactly one row of the JSON by name."""
     seen = set()
     for line, cells in rows:
         ours = [row for row in json_rows if re.search(rf"(?<!\w){re.escape(str(row[name]))}(?!\w)", line)]
@@ -133,14 +136,14 @@ def heads_of(statistics: Sequence[Any]) -> dict[str, str]:
 
 
 def found_in(where: str, pattern: str, text: str, *values: tuple[float | None, float]) -> Iterator[Number]:
-    """The numbers that `pattern` captures, each with its value and unit."""
+    """Yield the numbers that `pattern` captures, each with its value and unit."""
     found = re.search(pattern, text)
     assert found, f"{where}: nothing like {pattern}"
     for index, (shown, (value, unit)) in enumerate(zip(found.groups(), values, strict=True)):
         yield Number(f"{where}, {index}", shown, value, unit)
 
 
-# --- view by view: what screen and text say, and what the JSON has in these places ----------------------------------
+# --- the views: the numbers on the screen and in the text, with their values in the JSON --------------------------
 
 
 def header(screen: str, source: dict[str, Any]) -> Iterator[Number]:
@@ -237,7 +240,7 @@ def overview(screen: str, text: str, source: dict[str, Any], _: dict[str, Any]) 
 
 
 def _exclusive(row: dict[str, Any]) -> float | None:
-    """The time a token without what runs inside."""
+    """Return the time per token without nested bricks, in µs."""
     a_token, whole_us = row["us_per_token"], row["total_inclusive_us"]
     return None if a_token is None or not whole_us else a_token * row["total_exclusive_us"] / whole_us
 
@@ -254,13 +257,14 @@ def bricks(screen: str, text: str, source: dict[str, Any], _: dict[str, Any]) ->
 
 def layers(screen: str, text: str, source: dict[str, Any], _: dict[str, Any]) -> Iterator[Number]:
     rows = source["layer_times"]["layers"]
-    us: dict[str, dict[str, float]] = {}  # of each brick, in every layer
+    us: dict[str, dict[str, float]] = {}  # µs by brick and layer
     for row in rows:
         of_bricks = {brick["name"]: brick["us"] for brick in row["bricks"]}
         for name, value in {"whole layer": row["us"], "between bricks": row["between_us"], **of_bricks}.items():
             us.setdefault(name, {})[row["name"]] = value
     line = re.compile(rf"^.? ([A-Za-z][\w ]*?)\s+┤?[▁-█ ]+ +({NUMBER}) +({NUMBER})  L(\d+)$", re.MULTILINE)
-    the_map = "\n".join(row[: SIZE[0] * 3 // 5].rstrip() for row in screen.splitlines())  # beside it is one layer
+    # one layer is shown to the right of it
+    the_map = "\n".join(row[: SIZE[0] * 3 // 5].rstrip() for row in screen.splitlines())
     seen = {name: figures for name, *figures in line.findall(the_map)}
     assert seen.keys() == us.keys()
     for name, (middle, slowest, layer) in seen.items():
@@ -290,7 +294,8 @@ def timeline(screen: str, text: str, source: dict[str, Any], _: dict[str, Any]) 
 
     def exact(where: str, name: str, start: str, lasts: str) -> Iterator[Number]:
         start_ns = round(float(start.replace(",", "")) * 1e3)
-        if (ns := spans.get((name, start_ns))) is not None:  # of the rest the JSON has counts: it holds the newest
+        # the JSON lists only the newest spans and counts the others
+        if (ns := spans.get((name, start_ns))) is not None:
             yield Number(f"{where}, {name} at {start}", lasts, ns / 1e3)
 
     times = r"(-?[\d,]+\.\d{3})(?: µs)?\s+([\d,]+\.\d{3})"
@@ -304,7 +309,7 @@ def roofline(screen: str, text: str, source: dict[str, Any], _: dict[str, Any]) 
     keys = titles_of(POINT_COLUMNS)
     shares = {row["name"]: row["percent"] for row in source["bricks"]}
     points = [{**point, "percent": shares[point["brick"]]} for point in source["roofline"]["points"]]
-    table = screen[: screen.index("under each roof")].splitlines()[:-1]  # below it is one brick
+    table = screen[: screen.index("under each roof")].splitlines()[:-1]  # one brick is shown below it
     yield from of_rows("points on the screen", on_screen(table, [*keys]), points, keys, "brick")
     yield from of_rows(
         "points in the text",
@@ -328,7 +333,7 @@ def graph(screen: str, text: str, source: dict[str, Any], _: dict[str, Any]) -> 
     rows = [row for row in source["graph"] if row["kind"] != "step"]
     shown = list(on_screen(screen.splitlines(), [*keys]))
     assert len(shown) == len(rows)
-    for node, (line, cells) in zip(rows, shown, strict=True):  # both in the order of the tree
+    for node, (line, cells) in zip(rows, shown, strict=True):  # both are in tree order
         assert f" {node['name']}" in line
         for title, cell in cells.items():
             yield Number(f"graph on the screen, {node['id']} {node['name']}, {title}", cell, node[keys[title]])
@@ -385,7 +390,7 @@ def devices(screen: str, text: str, source: dict[str, Any], whole: dict[str, Any
 
 
 Read = Callable[[str, str, dict[str, Any], dict[str, Any]], Iterator[Number]]
-# Of each view how to read it, what a report calls it, and how many numbers there are at least.
+# For each view: how to read it, its sections of a report, and the minimum count of numbers.
 READ: dict[str, tuple[Read, list[str], int]] = {
     "overview": (overview, ["bricks"], 60),
     "bricks": (bricks, ["bricks", "categories"], 250),
@@ -398,7 +403,7 @@ READ: dict[str, tuple[Read, list[str], int]] = {
 }
 
 
-# And in which other states they are all there.
+# Other states that have all of these views.
 OTHERS = [
     pytest.param(view, state, marks=pytest.mark.slow)
     for state, views in {
@@ -415,7 +420,7 @@ DRAWN: dict[tuple[str, str], str] = {}
 
 
 async def drawn(view: str, state: str) -> str:
-    """That view on a terminal that has room for all of it; drawn once."""
+    """Return the text of a view on a large terminal. Each is drawn only once."""
     if (view, state) not in DRAWN:
         DRAWN[view, state] = await _drawn(view, state)
     return DRAWN[view, state]
@@ -433,7 +438,7 @@ async def _drawn(view: str, state: str) -> str:
 
 
 def numbers(view: str, state: str, screen: str, whole: dict[str, Any]) -> list[Number]:
-    """Every number that the screen or the text shows, and what `whole` has in its place."""
+    """Return every number of screen and text with its value in `whole`."""
     read, sections, _ = READ[view]
     source = states()[state]
     assert source is not None
@@ -459,7 +464,7 @@ def test_there_is_a_reader_of_every_view() -> None:
     assert [*READ] == [view.title.lower() for view in VIEWS]
 
 
-# Of each view a number that is seen in both.
+# For each view, the path of a JSON value that both screen and text show.
 SEEN_TWICE: dict[str, list[Any]] = {
     "overview": ["sources", 0, "phases", 1, "tokens_per_sec"],
     "bricks": ["sources", 0, "bricks", 0, "us_per_token"],

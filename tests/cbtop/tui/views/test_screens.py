@@ -1,4 +1,4 @@
-"""Each view at three sizes, and the states of a source, as text."""
+"""Goldens of each view at three sizes, and of the states of a source."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ async def shown(source: SourceView | None, size: tuple[int, int], *keys: str) ->
 
 
 async def shown_in_turn(source: SourceView | None, size: tuple[int, int], *turns: Sequence[str]) -> list[str]:
-    """What one screen shows after the keys of each turn: to open one takes most of a test's time."""
+    """Return the screen after the keys of each turn.
+
+    All turns share one screen, because opening one takes most of a test.
+    """
     app = CbtopApp(ScriptedFeed(*([source] if source else [])), section="bricks", interval_s=60)
     async with app.run_test(size=size) as pilot:
         await pilot.pause()
@@ -51,7 +54,7 @@ async def shown_in_turn(source: SourceView | None, size: tuple[int, int], *turns
 
 
 async def shown_at(source: SourceView | None, sizes: Sequence[tuple[int, int]], *keys: str) -> list[str]:
-    """What one screen shows at each size, after the keys."""
+    """Return the text of one screen at each size, after pressing the keys."""
     app = CbtopApp(ScriptedFeed(*([source] if source else [])), section="bricks", interval_s=60)
     async with app.run_test(size=sizes[0]) as pilot:
         await pilot.pause()
@@ -65,7 +68,7 @@ async def shown_at(source: SourceView | None, sizes: Sequence[tuple[int, int]], 
 
 
 async def shown_one_by_one(sources: Sequence[SourceView], size: tuple[int, int], *keys: str) -> list[str]:
-    """What one screen shows of each source, as if the process had become the next one."""
+    """Return the text of one screen for each source, as if the process changed from one to the next."""
     feed = ScriptedFeed(sources[0])
     app = CbtopApp(feed, section="bricks", interval_s=60)
     async with app.run_test(size=size) as pilot:
@@ -80,7 +83,7 @@ async def shown_one_by_one(sources: Sequence[SourceView], size: tuple[int, int],
 
 
 def on(machine: str) -> SourceView:
-    """The process of samples.py on a machine of made_machines.py."""
+    """Return the process of samples.py on a machine of made_machines.py."""
     return replace(samples.LIVE, key=f"gpubox:{PID}:{START}:0", machines=(getattr(made_machines, machine),))
 
 
@@ -270,7 +273,7 @@ async def test_no_roof_is_drawn_where_none_was_measured() -> None:
     text = await shown(samples.NO_ROOF, (100, 30), "5")
     assert "bandwidth and compute ceiling n/a" in text
     assert "measured)" not in text
-    assert "└" not in text  # the corner of axes
+    assert "└" not in text  # the corner of the axes
     assert "DownProjection" in text
 
 
@@ -287,7 +290,7 @@ async def test_roofs_without_a_point_show_their_day_and_what_may_keep_them_low()
     low = "another process used the GPU"
     text = await shown(replace(samples.LIVE, roofline=RooflineView(roofs, (), ("RmsNorm",), low)), (120, 30), "5")
     assert f"FMA f32 {roofs[1].value:.1f} GFLOP/s (measured 2026-11-22)" in text
-    assert f"DRAM read {roofs[0].value:.2f} GB/s" in text  # there is no room for its day
+    assert f"DRAM read {roofs[0].value:.2f} GB/s" in text  # there is no room for the date of this roof
     assert low in text
     assert "not placed, no FLOP or no bytes declared: RmsNorm" in text
 
@@ -357,4 +360,5 @@ def the_names_of_roofs_are_whole_or_counted(source: SourceView, size: tuple[int,
     missing = len(source.roofline.ceilings) - named
     assert ("unnamed" in lines[axis + 1]) == bool(missing)
     assert not missing or f"{missing} roof" in lines[axis + 1]
-    assert set("abcdefghijklm") <= set(plot.replace("GFLOP/s", "")) | set(lines[axis + 2])  # or in a counted mark
+    # or as part of a mark that stands for several
+    assert set("abcdefghijklm") <= set(plot.replace("GFLOP/s", "")) | set(lines[axis + 2])

@@ -1,4 +1,4 @@
-"""Each view in each state that a process may be in, as text: a golden of each view at each size."""
+"""Goldens of each view in each state of a process, at each size."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("utc")
 
 
 class Seen(ScriptedFeed):
-    """Shows the one process as it was made."""
+    """A feed that returns its one view unchanged."""
 
     def view(self, key: str | None, phase: str | None, *, window: bool) -> SourceView | None:
         return self.seen[0] if self.seen else None
@@ -42,7 +42,7 @@ async def of_each_view(source: SourceView | None, size: tuple[int, int], keys: t
 
 
 def unlike(text: str, other: str) -> str:
-    """The lines of `text`, but for runs of lines that are the same, and as many, in `other`."""
+    """Return the lines of `text` that differ from `other`. A count replaces each group of equal lines."""
     lines, others = text.splitlines(), other.splitlines()
     if lines == others:
         return "as before\n"

@@ -1,4 +1,4 @@
-"""The timeline on the screen: it follows the newest step until a key moves it, then it holds; nothing is left out."""
+"""The timeline follows the newest step until a key moves it, then it stays. No record is left out."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ async def test_following_makes_only_the_newest_steps_lanes_and_a_key_makes_all()
 @pytest.mark.parametrize(
     "keys",
     [
-        ["z"],  # of those that zoom, step, pan and go to an end, one each
+        ["z"],  # one key of each kind: zoom, step, pan, end
         ["l"],
         ["L"],
         ["g"],
@@ -160,7 +160,7 @@ async def test_who_goes_elsewhere_in_time_sees_the_timeline_of_there(keys: list[
         app = ReplayApp(feed, interval_s=60)
         async with app.run_test(size=(120, 40)) as pilot:
             assert HELD in await opened(pilot, "z")
-            app.show()  # it plays on
+            app.show()  # the replay continues
             assert HELD in screen_text(app)
             for key in keys:
                 await pilot.press(key)
@@ -254,7 +254,7 @@ async def test_rows_are_chosen_at_the_same_time_and_panning_stops_at_the_ends() 
 
 
 def hostile() -> SourceView:
-    """Names of every kind, on spans and in what they lie in."""
+    """Return a timeline whose spans and parents have hostile names."""
     found = timeline_at(20.0)
     names = samples.HOSTILE_NAMES
     lanes = tuple(
@@ -278,7 +278,7 @@ def hostile() -> SourceView:
 
 
 EVERY_SIZE = list(product((20, 40, 61, 99, 151, 300), (1, 4, 9, 20, 60)))
-A_FEW_SIZES = [(20, 1), (40, 60), (61, 4), (99, 20), (151, 9), (300, 60)]  # each width and each height
+A_FEW_SIZES = [(20, 1), (40, 60), (61, 4), (99, 20), (151, 9), (300, 60)]  # each width and each height appears
 
 
 @pytest.mark.parametrize("sizes", [A_FEW_SIZES, pytest.param(EVERY_SIZE, marks=pytest.mark.slow)], ids=len)
@@ -401,13 +401,13 @@ async def test_a_step_is_shown_once_a_second_unless_none_follows_or_a_user_moved
             return next(number for number, one in enumerate(moments) if one is map_of(app)._shown)
 
         assert [shows(at) for at in (1, 2, 3, 4)] == [0, 0, 3, 3]
-        assert shows(4) == 4  # nothing has come since
-        assert [shows(at) for at in (2, 3)] == [2, 2]  # back in time, and on
+        assert shows(4) == 4  # no newer data has arrived
+        assert [shows(at) for at in (2, 3)] == [2, 2]  # backwards and forwards
         view.let_go()
         assert shows(3) == 3
         now_s += 0.9
         assert shows(4) == 3
-        now_s += 0.1  # as where a recording plays slowly
+        now_s += 0.1  # time passes, as in a slow replay
         assert shows(3) == 3
         assert shows(4) == 3
         now_s += 1

@@ -1,4 +1,4 @@
-"""Training steps on the screen: a bar that closes with its legend, and the passes of a brick in one row."""
+"""Training steps on the screen: the parts of the bar add up, and the passes of a brick share one row."""
 
 from __future__ import annotations
 

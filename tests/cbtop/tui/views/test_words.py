@@ -1,4 +1,4 @@
-"""The project's own words: said plainly where they stand, or explained behind `?`."""
+"""Our own terms are avoided on the screen or explained by `?`."""
 
 from __future__ import annotations
 

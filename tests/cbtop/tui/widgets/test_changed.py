@@ -1,4 +1,4 @@
-"""A terminal is sent the cells that have changed, where they are, and nothing beside them."""
+"""The terminal receives only the changed cells, at the right positions."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from cbtop.tui.widgets.changed import ChangedCellsScreen
 from cbtop.tui.widgets.drawing import Drawing
 from cbtop.tui.widgets.lines import Line
 
-SHOWN = ("abcdefghij", "ABCDEFGHIJKLMN")  # two widgets beside each other, on each of two lines
-FRONT = "xyz"  # one before both of them, on the second line
+SHOWN = ("abcdefghij", "ABCDEFGHIJKLMN")  # two widgets next to each other, on both lines
+FRONT = "xyz"  # a widget in front of both, on the second line
 FRONT_AT = 8
 WIDTH = sum(map(len, SHOWN))
 ON_SCREEN = ("".join(SHOWN), "".join(SHOWN)[:FRONT_AT] + FRONT + "".join(SHOWN)[FRONT_AT + len(FRONT) :])
@@ -48,7 +48,7 @@ class ShowsLetters(App[None]):
         yield Letters(FRONT, "front")
 
     def sent(self, *changed: Region) -> str:
-        """What is sent of these changes, without their colours."""
+        """Return the output for these changed regions, without colours."""
         compositor = self.screen._compositor
         compositor._dirty_regions = set(changed)
         update = compositor.render_partial_update()
@@ -56,7 +56,7 @@ class ShowsLetters(App[None]):
 
 
 def changes() -> Iterator[tuple[Region, ...]]:
-    """Every span of a line with one of the other; some reach beyond the screen."""
+    """Yield every span of line 1 together with a span of line 2. Some extend beyond the screen."""
     for begin in range(WIDTH):
         for end in range(begin + 1, WIDTH + 3):
             yield Region(begin, 0, end - begin, 1), Region(WIDTH - begin - 1, 1, end - begin, 2)

@@ -1,4 +1,4 @@
-"""What is repainted: enough that the screen is right, and nothing of a line that stays as it is."""
+"""Changed cells are repainted, and unchanged parts of a line are not."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ lines = st.lists(
 
 
 def cells(line: Line, width: int) -> list[tuple[str, str]]:
-    """What stands in each cell; the second of a wide character is told by its first."""
+    """Return the character and role of each cell. The second cell of a wide character is empty."""
     found: list[tuple[str, str]] = []
     for text, role in line:
         for character in text:
@@ -54,7 +54,7 @@ def test_of_a_row_of_figures_the_digits_are_repainted_that_moved() -> None:
 
 
 class Spans(Drawing):
-    """One line."""
+    """A widget with one line."""
 
     def __init__(self, line: Line) -> None:
         super().__init__(id="spans")
@@ -101,7 +101,7 @@ async def test_spans_that_look_alike_are_sent_as_one_and_each_cell_looks_as_it_d
 
 
 class Counter(Drawing):
-    """A head that stays, and a number that grows."""
+    """A widget with a constant heading and a growing number."""
 
     def __init__(self) -> None:
         super().__init__(id="counter")
@@ -139,7 +139,7 @@ async def test_a_drawing_asks_for_the_changed_cells_alone() -> None:
 
 
 class Numbers(Drawing):
-    """Rows of which some change."""
+    """A widget with rows of which some change."""
 
     def __init__(self) -> None:
         super().__init__(id="numbers")

@@ -1,4 +1,4 @@
-"""Rows keep their places while the numbers move, and give them up to those clearly ahead."""
+"""Rows keep their order while numbers change. They move only below rows that are clearly larger."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.source import source_view
 from tests.cbtop.recorded import Clock, apply, profiler_in, said_at, source_of
 
-# Mean µs a call: three within 5 %, two pairs, and a tail, as in a decoder.
+# Mean µs per call. Three bricks are within 5 %, then come two pairs and many small ones, as in a decoder.
 COSTS_US = {
     "GateProjection": 200, "UpProjection": 200, "DownProjection": 210, "QkvProjection": 150, "AttentionScore": 145,
     "OutputProjection": 100, "LmHead": 95, "Activation": 33, "RmsNorm": 30, "Residual": 30, "RotaryEmbedding": 20,
@@ -35,7 +35,10 @@ WATCHED_S, REDRAW_S, STEPS_A_SECOND = 60, 0.5, 10
 
 
 def noisy_minute(directory: Path, seed: int) -> list[tuple[BrickRow, ...]]:
-    """The rows of each redraw of a minute, once the window is full: steady noise, and rare long calls."""
+    """Return the rows of each redraw in one minute after the window is full.
+
+    Noise is steady, with rare long calls.
+    """
     chance, clock = random.Random(seed), Clock()
     profiler = profiler_in(directory, clock, 1 << 22)
 
@@ -63,7 +66,7 @@ def noisy_minute(directory: Path, seed: int) -> list[tuple[BrickRow, ...]]:
 
 
 def swaps(before: Sequence[object], after: Sequence[object]) -> int:
-    """How many pairs of the top eight have changed places, and how many rows were put out of it."""
+    """Return how many pairs of the top eight changed their order, plus how many rows left the top eight."""
     stayed = [key for key in before[:8] if key in after[:8]]
     at = {key: place for place, key in enumerate(after)}
     turned = sum(at[one] > at[other] for index, one in enumerate(stayed) for other in stayed[index + 1 :])

@@ -1,4 +1,4 @@
-"""Tabs on one line: all of them, and a note that they leave room for where it is to be kept."""
+"""One line has room for all tabs, and for a note next to them if its space is reserved."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Upright bars: every bar has a place, and the highest of those that share one is drawn."""
+"""Every vertical bar is drawn. If several share a column, the highest one is visible."""
 
 from __future__ import annotations
 

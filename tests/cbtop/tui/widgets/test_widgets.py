@@ -1,4 +1,4 @@
-"""The drawing functions: widths are exact, orders are steady, nothing from outside gets through."""
+"""Drawing functions: widths are exact, orders are stable, and no control characters pass."""
 
 from __future__ import annotations
 

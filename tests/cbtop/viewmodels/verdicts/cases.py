@@ -1,4 +1,4 @@
-"""The streams of the confusion matrix: one for each cause, and healthy ones."""
+"""Streams for the confusion matrix: one for each cause, and healthy ones."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def training(plan: Training, *, window: bool = False) -> Callable[[Path], Source
 
 
 def ranks(*plans: Training) -> Callable[[Path], SourceView]:
-    """The first of these ranks."""
+    """Return a function that creates the view of the first of these ranks."""
     return lambda directory: of_ranks(directory, *plans)[0]
 
 
@@ -40,7 +40,7 @@ def _in_window(plan: Decoding) -> Callable[[Path], SourceView]:
 
 
 def _beside(base: Decoding, now: Decoding) -> Callable[[Path], SourceView]:
-    """What `now` does, compared with what another process did before."""
+    """Return a function that creates the view of `now`, compared with a baseline from `base`."""
 
     def view(directory: Path) -> SourceView:
         for name in ("base", "now"):
@@ -64,7 +64,7 @@ def _with_gpu(held_down: bool, clock_mhz: float = 1_200.0) -> Callable[[Path], S
 
 
 def beside_a_gpu(plan: Decoding, busy_percent: float) -> Callable[[Path], SourceView]:
-    """It uses a GPU that is so busy."""
+    """Return a function that creates the view of a process on a GPU with this utilisation."""
 
     def view(directory: Path) -> SourceView:
         made = run(directory, plan)
@@ -82,7 +82,11 @@ def beside_a_gpu(plan: Decoding, busy_percent: float) -> Callable[[Path], Source
 def _beside_others(
     plan: Decoding, had_percent: float, busy_percent: float = 100.0, waiting_percent: float | None = None
 ) -> Callable[[Path], SourceView]:
-    """It had a processor for so much of the time, all processors were so busy, and the kernel says that it waited."""
+    """Return a function that creates the view of a process with these shares of processor time.
+
+    The process ran for `had_percent` of the time, all processors were busy for `busy_percent`, and by the kernel's
+    count it waited for `waiting_percent`.
+    """
 
     def view(directory: Path) -> SourceView:
         made = run(directory, plan)
@@ -99,7 +103,7 @@ def _beside_others(
 
 
 def _read_every(resolution_ns: int) -> Callable[[Path], SourceView]:
-    """Two readings of its clock differ by so much at least."""
+    """Return a function that creates the view of a process whose clock has this resolution."""
 
     def view(directory: Path) -> SourceView:
         made = run(directory, Decoding())
@@ -112,7 +116,10 @@ def _read_every(resolution_ns: int) -> Callable[[Path], SourceView]:
 
 
 def _quiet_for(seconds: float, *place: str) -> Callable[[Path], SourceView]:
-    """Nothing has ended for so long; what runs lies at `place`, or nothing does."""
+    """Return a function that creates the view of a process without progress for `seconds`.
+
+    `place` is the path of the running node; without it no node runs.
+    """
 
     def view(directory: Path) -> SourceView:
         made = run(directory, Decoding())
@@ -136,7 +143,10 @@ def _merged(directory: Path) -> SourceView:
 
 
 def _recorded(directory: Path) -> SourceView:
-    """The recording made on an H100: one of its 272 decode steps took 0.7 s, as the driver loaded its kernels."""
+    """Return the view of a recording from an H100.
+
+    One of its 272 decode steps took 0.7 s because the driver loaded kernels.
+    """
     with ReplayFeed(H100) as feed:
         feed.is_playing = False
         feed.seek(20.0)
@@ -147,7 +157,7 @@ def _recorded(directory: Path) -> SourceView:
 
 SCORES = [(layer, "AttentionScore") for layer in range(LAYERS)]
 
-# By the id of the verdict that each is to provoke, and no other.
+# Streams by the id of the only verdict that each must cause.
 CAUSES: dict[str, Callable[[Path], SourceView]] = {
     "stuck": _quiet_for(32.0, "decode", "5", "DownProjection"),
     "data-incomplete": _of(Decoding(ring_bytes=1 << 14)),
@@ -188,7 +198,7 @@ CAUSES: dict[str, Callable[[Path], SourceView]] = {
     ),
 }
 
-# The same causes, too small to be worth a word.
+# The same causes, but too small for a verdict.
 ALMOST: dict[str, Callable[[Path], SourceView]] = {
     "stuck": _quiet_for(1.9, "decode", "5", "DownProjection"),
     "starved": _beside_others(Decoding(), had_percent=90),
@@ -295,7 +305,10 @@ HEALTHY: dict[str, Callable[[Path], SourceView]] = {
 
 
 def _imperfect(directory: Path) -> SourceView:
-    """The recording of a process that pauses, waits in its sampling, and has a layer whose weights are copied."""
+    """Return the view of a recording.
+
+    Its process pauses, its sampling waits, and one layer copies its weights.
+    """
     with ReplayFeed(IMPERFECT) as feed:
         feed.is_playing = False
         feed.seek(7.0)
@@ -304,8 +317,8 @@ def _imperfect(directory: Path) -> SourceView:
     return found
 
 
-# What was recorded, with what is known to be wrong in it.
-# By the kernel's own count it waits, on a machine that is not full; what its latency looks like is not judged then.
+# Recordings with their known problems. By the kernel's count, the process waits although the machine is not fully
+# used. No verdict about its latency is given then.
 WAITS = _beside_others(OUTLIERS, had_percent=55, busy_percent=50, waiting_percent=40)
 
 RECORDED: dict[str, tuple[Callable[[Path], SourceView], list[str]]] = {

@@ -1,4 +1,4 @@
-"""Made streams of a decoding process, through the real profiler, source, store and feed: what is wrong is known."""
+"""Simulated streams of a decoding process with known problems. They use the real profiler, source, store and feed."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from tests.cbtop.made_machines import HELLO
 from tests.cbtop.recorded import Clock, apply, source_of
 
 LAYERS = 8
-UPDATE_NS = 500_000_000  # of the made clock between what the daemon says
-# µs a call, in every layer and once a step; they take 24.2 ms
+UPDATE_NS = 500_000_000  # interval of the daemon's messages on the fake clock
+# µs per call, for bricks of each layer and once per step. Their sum is 24.2 ms.
 IN_LAYERS = {"RmsNorm": 100.0, "QkvProjection": 800.0, "AttentionScore": 500.0, "DownProjection": 1_200.0}
 LM_HEAD_US = 3_000.0
-GAP_US = 25.0  # in each layer, in none of its bricks
-# Bytes that DownProjection moves and FLOP it does a call: 30 GB/s and 60 GFLOP/s where it takes what is usual.
+GAP_US = 25.0  # in each layer, outside its bricks
+# Bytes and FLOP per call of DownProjection. At its usual time this is 30 GB/s and 60 GFLOP/s.
 DOWN_WORK = Work(flops_per_call=72e6, bytes_per_call=36e6)
 
 
@@ -48,40 +48,42 @@ def usual(_step: int) -> float:
 
 @dataclass
 class Decoding:
-    """What one process does: everything is as usual, but for what is set."""
+    """Settings of a simulated process. The defaults describe a healthy one."""
 
     seconds: float = 12.0
-    noise: float = 0.03  # of each brick's time, about its usual one
-    step_factor: Callable[[int], float] = usual  # on all times of step number n
+    noise: float = 0.03  # relative noise of the time of each brick
+    step_factor: Callable[[int], float] = usual  # factor on all times of step n
     layer_factor: dict[int, float] = field(default_factory=dict)
-    down_factor: float = 1.0  # on DownProjection
-    brick_factor: dict[str, Callable[[int], float]] = field(default_factory=dict)  # of step number n
-    cell_factor: dict[tuple[int, str], float] = field(default_factory=dict)  # on a brick in a layer
-    cell_pauses: dict[tuple[int, str], int] = field(default_factory=dict)  # 4 ms more in one step of so many
-    reduce_us: float = 0.0  # in each layer, until all ranks are there
+    down_factor: float = 1.0  # factor on the time of DownProjection
+    # factor on the time of a brick in step n
+    brick_factor: dict[str, Callable[[int], float]] = field(default_factory=dict)
+    # factor on the time of a brick in one layer
+    cell_factor: dict[tuple[int, str], float] = field(default_factory=dict)
+    cell_pauses: dict[tuple[int, str], int] = field(default_factory=dict)  # 4 ms more in one of so many steps
+    reduce_us: float = 0.0  # in each layer: the wait for the other ranks
     gap_us: float = GAP_US
-    rest_us: float = 0.0  # of a step, in none of its layers and bricks
-    between_us: float = 200.0  # steps
-    measured: str = ""  # how, as its manifest says it
-    cached: Callable[[int], int] | None = None  # positions before step number n, which the process says
-    sequences: Callable[[int], int] | None = None  # that step number n works on, likewise
+    rest_us: float = 0.0  # in each step, outside its layers and bricks
+    between_us: float = 200.0  # pause between steps
+    measured: str = ""  # how times are measured, as in its manifest
+    cached: Callable[[int], int] | None = None  # reported cached positions before step n
+    sequences: Callable[[int], int] | None = None  # reported sequences in step n
     tokens: Callable[[int], int] = lambda _step: 1
-    prefills: int = 0  # one every so many decode steps; 0: none
+    prefills: int = 0  # decode steps per prefill; 0: no prefills
     sample_every: int = 1
-    waits_every: int = 0  # in one step of so many its bricks wait for the host, and are named launch-bound
-    attach_s: float = 0.0  # so long after it began somebody begins to look
+    waits_every: int = 0  # in one of so many steps the bricks wait for the host and are named launch-bound
+    attach_s: float = 0.0  # time from the start of the process until a viewer joins
     work: Work | None = None
     ceilings: Sequence[Ceiling] = ()
     checks: Sequence[CheckResult] = ()
-    compiles_at: Sequence[int] = ()  # steps, which wait for 0.5 s
+    compiles_at: Sequence[int] = ()  # steps that wait 0.5 s for the compiler
     compiles_again: bool = True
-    budget_us: float | None = None  # of DownProjection, a token
+    budget_us: float | None = None  # budget of DownProjection per token
     ring_bytes: int = 1 << 20
     seed: int = 0
 
 
 class Made(StoreViews):
-    """What a viewer sees that heard these processes from their beginning."""
+    """The view of a viewer that received all messages of these processes."""
 
     def __init__(self, window_s: float = 10.0) -> None:
         super().__init__(())
@@ -96,14 +98,14 @@ class Made(StoreViews):
         apply(self._store, messages)
 
     def one(self, *, window: bool = False) -> SourceView:
-        """The view of the first source."""
+        """Return the view of the first source."""
         found = self.view(next(iter(self.seen())), "decode", window=window)
         assert found is not None
         return found
 
 
 def run(directory: Path, *ranks: Decoding) -> Made:
-    """These processes, one beside the other; several of them are the ranks of a job."""
+    """Run these processes at the same time. Several processes are ranks of one job."""
     made = Made()
     running = [_updates(directory / str(rank), rank, plan) for rank, plan in enumerate(ranks)]
     for updates in zip(*running, strict=False):
@@ -194,7 +196,7 @@ def _brick(name: str, plan: Decoding) -> BrickDefinition:
 
 
 def _of_rank(message: Message, rank: int, ranks: int) -> Message:
-    """What rank `rank` would have said; a process of its own where there is only one."""
+    """Return the message as if sent by rank `rank`. It is unchanged for a single rank."""
     if ranks == 1 or not hasattr(message, "source"):
         return message
     if isinstance(message, SourceCatalog):

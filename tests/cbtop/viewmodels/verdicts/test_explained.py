@@ -1,4 +1,4 @@
-"""Verdicts about latency are withheld if something else explains it: waits for a processor, or a growing cache."""
+"""Verdicts about latency are withheld if waits for a processor or a growing cache explain it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from cbtop.viewmodels.on_demand import with_parts
 from cbtop.viewmodels.verdicts import judged
 from tests.cbtop.viewmodels.verdicts.streams import Decoding, run
 
-TWO_KINDS = Decoding(step_factor=lambda step: 1.5 if step * 7_919 % 100 < 30 else 1.0)  # 13 % of the time
-OUTLIERS = Decoding(step_factor=lambda step: 20.0 if step % 100 == 50 else 1.0)  # 16 % of the time
-SLOW_START = Decoding(step_factor=lambda step: 30.0 if step < 6 else 1.0)  # 29 % of the time
+# the long part takes 13 % of the time
+TWO_KINDS = Decoding(step_factor=lambda step: 1.5 if step * 7_919 % 100 < 30 else 1.0)
+OUTLIERS = Decoding(step_factor=lambda step: 20.0 if step % 100 == 50 else 1.0)  # the outliers take 16 % of the time
+SLOW_START = Decoding(step_factor=lambda step: 30.0 if step < 6 else 1.0)  # the slow start takes 29 % of the time
 
 
 @pytest.mark.parametrize(

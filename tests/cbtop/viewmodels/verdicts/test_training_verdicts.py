@@ -1,4 +1,4 @@
-"""Verdicts on training steps: what they say, the gain they give, and what withholds them."""
+"""Verdicts on training steps: their text, their gain, and when they are withheld."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each verdict is provoked by a made stream that has its cause, and by no other; healthy streams are left alone."""
+"""Each verdict is caused by the simulated stream with its cause, and by no other. Healthy streams cause none."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ IDS = [rule.id for rule in VERDICTS]
 
 
 class Views(dict[str, SourceView]):
-    """Of each stream its view, made as it is first asked for: a worker with a part of the tests makes no other."""
+    """Views by stream, created on first use, so that each pytest worker creates only those that it needs."""
 
     def __init__(self, folders: pytest.TempPathFactory) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ def test_a_cause_provokes_its_verdict_and_no_other(views: dict[str, SourceView],
     assert [verdict.id for verdict in views[cause].verdicts] == [cause]
 
 
-# Of these there is another of the kind.
+# Streams whose kind is already tested by another stream.
 ALIKE = {
     "noisy", "two phases", "layers of two kinds", "steps of two lengths, little apart", "steps of two sizes in turn",
     "a cache that fills, and much else that moves", "a short life", "as the baseline, noisy",
@@ -163,7 +163,7 @@ def test_a_check_that_met_a_nan_says_so_everywhere(tmp_path: Path) -> None:
 
 
 def test_of_failed_checks_the_one_that_bears_the_others_is_named_first(tmp_path: Path) -> None:
-    """A NaN of DownProjection, as --check-contracts meets it once each brick has run, and then the guard."""
+    """DownProjection returns a NaN. --check-contracts finds it after each brick has run, then the guard finds it."""
     of_norm, of_down = ("precondition finite(x)", "postcondition finite(out)"), ("postcondition finite(out)",)
     named = [*(("RmsNorm", name) for name in of_norm), *(("DownProjection", name) for name in of_down)]
     held = [CheckResult(*check, True, None, None) for check in named]
@@ -231,7 +231,7 @@ def test_time_in_no_brick_is_not_instrumented_and_nothing_is_gained(tmp_path: Pa
 
 @pytest.mark.parametrize("count", [200, 1_000])
 def test_chance_makes_no_two_kinds_of_steps(count: int) -> None:
-    """Of a hundred histograms with one broad mode, whose bars jump as chance has it, one may look like two."""
+    """The histogram has one broad mode with noise. At most one in a hundred may look bimodal."""
     found = 0
     for seed in range(100):
         random = Random(seed)
@@ -242,7 +242,7 @@ def test_chance_makes_no_two_kinds_of_steps(count: int) -> None:
 
 
 def _bars(us: list[float]) -> tuple[DurationBar, ...]:
-    """Sixteen an octave."""
+    """Return a histogram with sixteen bars per octave."""
     places = Counter(int(16 * log2(each)) for each in us)
     return tuple(
         DurationBar(2 ** (at / 16), 2 ** ((at + 1) / 16), places[at]) for at in range(min(places), max(places) + 1)
@@ -262,7 +262,7 @@ def test_a_gain_is_what_the_same_process_reaches_without_the_cause(views: dict[s
 
 
 def test_records_lost_since_somebody_looked_are_a_share_of_those_since_then(tmp_path: Path) -> None:
-    """However long it ran before: of these nothing is known, and nothing is shown."""
+    """The share does not depend on the time before the viewer joined, because nothing is known about that time."""
     view = run(tmp_path, Decoding(ring_bytes=1 << 14)).one()
     before = 10**7
     loss = replace(
@@ -284,13 +284,14 @@ def test_a_gpu_that_still_runs_a_step_is_not_idle_between_steps(views: dict[str,
     assert idle.time_range.between_us is not None
     assert idle.books is not None
     between_us = idle.time_range.between_us / idle.steps.count
-    for part, is_idle in ((0.9, False), (0.2, True)):  # of the time between steps, which kernels take
+    for part, is_idle in ((0.9, False), (0.2, True)):  # share of the time between steps that kernels take
         kernels_us = (idle.steps.p50_us + part * between_us) * idle.steps.recorded
         books = replace(idle.books, bricks_us=kernels_us)
         verdict = IDLE_BETWEEN_STEPS.judge(replace(idle, books=books, backend=f"torch on cuda; {BY_KERNELS}"))
         assert (verdict is not None) == is_idle
         assert verdict is None or "in which the GPU ended them (derived)" in verdict.sentence
-        assert IDLE_BETWEEN_STEPS.judge(replace(idle, books=books)) is not None  # a CPU: bricks are no kernels
+        # on a CPU, bricks are not measured by kernels
+        assert IDLE_BETWEEN_STEPS.judge(replace(idle, books=books)) is not None
 
 
 def test_what_steps_would_gain_that_do_not_follow_each_other_is_not_known(views: dict[str, SourceView]) -> None:
@@ -330,7 +331,7 @@ def _page(views: dict[str, SourceView]) -> str:
 
 
 def _matrix() -> str:
-    """Return the verdicts of each recording, and how many streams have none, as the tests above find them."""
+    """Return the verdicts of each recording and the number of streams without verdicts, as a table."""
     rows = ["| recording | verdicts |", "|---|---|"]
     rows += [f"| {name} | {', '.join(said)} |" for name, (_, said) in RECORDED.items() if said]
     quiet = len(HEALTHY) + len([name for name, (_, said) in RECORDED.items() if not said])

@@ -1,4 +1,4 @@
-"""Graphs drawn by hypothesis: scopes that nest, tasks that run beside them, dependencies that may not loop."""
+"""Random graphs for hypothesis: nested scopes, parallel tasks, and dependencies without cycles."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cbtop.profiler.analysis.graph.nodes import (
     Transfer,
 )
 
-# Everything a hostile name may hold: quotes, braces, backslashes, escapes, markup, newlines, lone surrogates.
+# Characters of hostile names: quotes, braces, backslashes, escapes, markup, newlines, lone surrogates.
 hostile_text = st.text(st.one_of(st.characters(), st.sampled_from('"\\{}[]<>&;N\n\r\0\x1b\u202e\ud800')), max_size=12)
 durations_ns = st.one_of(st.none(), st.integers(0, 10**9))
 
@@ -34,7 +34,7 @@ any_node: st.SearchStrategy[GraphNode] = st.one_of(
 
 @st.composite
 def any_graph(draw: st.DrawFn) -> ExecutionGraph:
-    """Any nodes in any nesting, with any added edges, cycles not excluded."""
+    """Draw nodes in any nesting with any edges, possibly with cycles."""
     graph = ExecutionGraph()
     for node in draw(st.lists(any_node, max_size=12)):
         above = draw(st.one_of(st.none(), st.integers(0, len(graph.nodes) - 1))) if graph.nodes else None
@@ -48,7 +48,7 @@ def any_graph(draw: st.DrawFn) -> ExecutionGraph:
 
 @st.composite
 def dependency_dag(draw: st.DrawFn) -> ExecutionGraph:
-    """Leaves that run beside each other or one after the other, and dependencies that only point forward."""
+    """Draw leaves that run in parallel or in sequence, with dependencies that only point forward."""
     graph = ExecutionGraph()
     for number in range(draw(st.integers(1, 14))):
         time_ns = draw(st.integers(0, 1000))

@@ -1,4 +1,4 @@
-"""The critical path counts no time twice, says how much slack the rest has, and names a cycle."""
+"""The critical path counts no time twice. The slack of other nodes is right, and cycles are reported."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.profiler.analysis.graph.random_graphs import any_graph, dependency_da
 
 
 def fork_and_join() -> ExecutionGraph:
-    """load (10 µs), then a long and a short branch beside each other (50 and 20), then join (5)."""
+    """Return a graph: load (10 µs), then two parallel branches (50 and 20 µs), then join (5 µs)."""
     graph = ExecutionGraph()
     graph.push_scope(Layer(0))
     load = graph.record_brick("load", 10_000, 1)
@@ -113,11 +113,11 @@ def test_children_that_take_longer_than_their_parent_leave_it_nothing() -> None:
 @pytest.mark.parametrize(
     ("edges", "named"),
     [
-        ([(2, 0)], {0, 1, 2}),  # against the order they ran in
+        ([(2, 0)], {0, 1, 2}),  # a dependency opposite to the order in which the nodes ran
         ([(1, 1)], {1}),
         ([(3, 4), (4, 3)], {3, 4}),
-        ([(5, 3)], {3, 5}),  # a parent that waits for what it contains
-        ([(3, 5)], {3, 5}),  # and the other way round
+        ([(5, 3)], {3, 5}),  # a parent waits for a child
+        ([(3, 5)], {3, 5}),  # a child waits for its parent
     ],
 )
 def test_a_cycle_is_an_error_that_names_it(edges: list[tuple[int, int]], named: set[int]) -> None:
@@ -145,7 +145,7 @@ def test_networkx_finds_the_same_path_length_and_slack(graph: ExecutionGraph) ->
     oracle.add_edges_from((e.source, e.destination) for e in graph.edges() if e.kind in ORDERING_KINDS)
     for source, _, data in oracle.edges(data=True):
         data["weight"] = times[source]
-    # A begin before everything and an end after it turn node times into edge lengths.
+    # An additional begin and end node turn node times into edge lengths.
     for node, time in enumerate(times):
         oracle.add_edge("begin", node, weight=0)
         oracle.add_edge(node, "end", weight=time)
@@ -166,7 +166,7 @@ def test_networkx_finds_the_same_path_length_and_slack(graph: ExecutionGraph) ->
 
 
 def event_order(graph: ExecutionGraph) -> networkx.DiGraph[tuple[int, str]]:
-    """Begins and ends of nodes and what must come before what, put down a second time for the oracle."""
+    """Return the order of begins and ends of nodes as a graph, written independently for the oracle."""
     order: networkx.DiGraph[tuple[int, str]] = networkx.DiGraph()
     for node, parent in enumerate(graph.parents):
         order.add_edge((node, "begin"), (node, "end"))

@@ -1,4 +1,4 @@
-"""A node table takes nodes in order, and nothing that would make it lie or loop."""
+"""A node table accepts nodes in order, and rejects nodes that are inconsistent or create a cycle."""
 
 from __future__ import annotations
 

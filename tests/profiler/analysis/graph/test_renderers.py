@@ -1,4 +1,4 @@
-"""Every renderer shows the same graph, whatever it is called, and says what is not in it."""
+"""Every renderer shows the same graph with any names, and reports what it leaves out."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def two_layers() -> ExecutionGraph:
 
 
 def as_text(graph: ExecutionGraph) -> str:
-    """What a terminal of 60 columns shows of the Rich tree."""
+    """Return the Rich tree as a terminal of 60 columns shows it."""
     console = Console(file=io.StringIO(), width=60, color_system=None)
     console.print(to_rich_tree(graph))
     assert isinstance(console.file, io.StringIO)
@@ -104,7 +104,7 @@ def test_graphviz_draws_what_the_labels_say() -> None:
     for group in ET.fromstring(drawn.stdout).iter(f"{SVG}g"):
         if group.get("class") == "node":
             text = "".join(part.text or "" for part in group.iter(f"{SVG}text"))
-            # Graphviz writes spaces that lie beside each other as no-break spaces.
+            # Graphviz writes adjacent spaces as no-break spaces.
             texts[group.findtext(f"{SVG}title", "")] = text.replace("\xa0", " ")
     assert texts == {f"n{number}": label(node) for number, node in enumerate(graph.nodes)}
 

@@ -1,4 +1,4 @@
-"""The tree of the execution graph, by the predecessor's numbers F121 to F127."""
+"""The tree of the execution graph, by the predecessor's requirements F121 to F127."""
 
 from __future__ import annotations
 
