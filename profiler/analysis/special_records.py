@@ -42,7 +42,7 @@ def take_loose(sparse: SparseColumns, batch: Batch) -> None:
 
 
 def take_plain(sparse: SparseColumns, batch: Batch) -> None:
-    """Add up the steps without a recorded inside."""
+    """Add up the plain steps, which are timed as a whole."""
     plain = batch.only(batch.are(FLAG_PLAIN))
     uncounted = plain.node[(plain.flags & FLAG_UNCOUNTED) != 0]
     sparse.add("plain", plain.node, np.ones(len(plain.node), np.int64))

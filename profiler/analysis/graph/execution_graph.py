@@ -207,9 +207,9 @@ class ExecutionGraph:
     def edges(self) -> Iterator[Edge]:
         """Yield every edge: first the edges that follow from the scopes, node by node, then the added edges.
 
-        A parent launches its kernels and contains its other nodes. Siblings (and roots) ran in the order of
-        recording, so each follows the one before it. A parallel node (`is_beside`) starts where it was recorded, and
-        no sibling follows it. Nodes that need its result declare a dependency.
+        A parent launches its kernels and contains its other nodes. Each sibling (or root) follows the sibling
+        recorded before it. A parallel node (`is_beside`) starts where it was recorded, and no sibling follows it.
+        Nodes that need its result declare a dependency.
         """
         before: dict[int | None, int] = {}
         for node, parent in enumerate(self.parents):
@@ -223,11 +223,14 @@ class ExecutionGraph:
         yield from self.added_edges
 
     def outgoing_edges(self, node: int) -> list[Edge]:
-        """Return the edges that leave `node`. Goes through all edges, so use `to_csr` for many nodes."""
+        """Return the edges that leave `node`.
+
+        Takes time linear in all edges of the graph: for many nodes, use `to_csr`.
+        """
         return [edge for edge in self.edges() if edge.source == node]
 
     def incoming_edges(self, node: int) -> list[Edge]:
-        """Return the edges that arrive at `node`. Goes through all edges."""
+        """Return the edges that arrive at `node`. Takes time linear in all edges."""
         return [edge for edge in self.edges() if edge.destination == node]
 
     @property

@@ -1,4 +1,4 @@
-"""Renders the graph as a tree of labels and as text. The text has exactly the predecessor's format.
+"""Renders the graph as a tree of labels and as text. The text has exactly the format of cbtop's predecessor.
 
 Connectors are `├── ` and `└── `, and continuations are `│   ` or four spaces. Two spaces are between a name and its
 values. µ is U+00B5. Values have one decimal. A single root has no header. Several roots are below `Execution Graph`.
@@ -115,6 +115,7 @@ def _elements(elements: int | None) -> str:
 def _launch(kernel: KernelLaunch) -> str:
     if kernel.grid is None or kernel.block is None:
         return kernel.backend
-    # The third number is block.y, as in the predecessor's output. CUDA's own launch syntax is different.
+    # The third number is block.y, as in the output of cbtop's predecessor. In CUDA's launch syntax, it is a size in
+    # bytes.
     shape = f"<<<{kernel.grid[0]},{kernel.block[0]},{kernel.block[1]}>>>"
     return f"{shape} smem={kernel.shared_memory_bytes or 0}B"
