@@ -40,7 +40,8 @@ class CudaDevice:
         for _ in range(FIRST_TRIES):
             self._next_pair_ns = 0
             self.look_at_clocks()
-            # One pair is enough. The drift of the clocks shows only in pairs that are farther apart in time.
+            # One pair is enough now, because two pairs taken at almost the same time do not show how the clocks
+            # drift.
             if self.time.last is not None:
                 break
         _devices.add(self)
