@@ -104,7 +104,10 @@ class Path(Protocol):
         """Record calls that were timed elsewhere. Their times are on the host's clock."""
 
     def step_ended(self) -> None:
-        """Do what is due after the caller's outermost step has been recorded."""
+        """Finish the recording of a step after the caller's outermost step has ended.
+
+        A device path may wait for its device.
+        """
 
 
 def amount_of(value: object) -> int:
@@ -154,7 +157,8 @@ class HostPath:
         self._callbacks = callbacks
         self._record = callbacks.record
 
-    # Every step reads both properties. attrgetter runs no Python code, which would no longer be in the caches.
+    # Every step reads both properties. attrgetter runs no Python code: a model would have evicted such code from the
+    # caches.
     position = property(attrgetter("hot_path.position"), doc="Where in the graph the caller is.")
     recording = property(attrgetter("hot_path.recording"), doc="Whether what the caller starts now is timed.")
 
@@ -165,7 +169,7 @@ class HostPath:
 
     def emit(self, scope: Scope, position: Position | None, start: int, end: int, elements: int, flags: int) -> None:
         """Record a call in `scope`."""
-        if scope.node > NO_NODE and scope.work is None:  # the usual case, with fewer calls
+        if scope.node > NO_NODE and scope.work is None:  # the usual case, written out to save a call
             self._record(scope.node | flags, start, end, elements)
         else:
             emit_at_once(self._callbacks, scope, position, start, end, elements, flags)
@@ -186,7 +190,7 @@ class HostPath:
             self._record(max(scope.node, NO_NODE) | FLAG_AMOUNTS, sequences, cached, 0)
 
     def emit_deferred(self, told: Told, flags: int) -> None:
-        """Record calls that were timed elsewhere. A step may wait for hundreds of records, so this must be fast."""
+        """Record calls that were timed elsewhere. Must be fast, because one step may have hundreds of such calls."""
         scopes, starts_ns, ends_ns, elements = told
         if all(scope.node > NO_NODE and scope.work is None for scope in scopes):
             tags = [scope.node | flags for scope in scopes]

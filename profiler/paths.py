@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 
 class Paths:
-    """Makes and ends the paths of a profiler. `own` is the path of its bricks: `device` if there is one, else `host`.
+    """Makes and ends the paths of a profiler. `own` is the path that times its bricks: `device`, or `host` if
+    `device` is None.
 
     Each function in `settlers` records the work that a device has already reported. Called with True, it first waits
     for the device.
