@@ -56,9 +56,7 @@ def checked_ns(what: str, time_ns: int) -> int:
 
 
 class _Pushed:
-    """The scopes that a thread, task or greenlet has entered by `push_scope`, and the last brick in the innermost
-    one.
-    """
+    """The scopes that a thread, task or greenlet has pushed, and the last brick recorded in the innermost one."""
 
     __slots__ = ("__weakref__", "last_brick", "timers")
 

@@ -89,7 +89,7 @@ class ExternalCorrelation(NamedTuple):
 
 
 class Records(NamedTuple):
-    """The kernels of a window, the external ids by the number of the launching call, and the number of lost records."""
+    """The kernels of a window, external ids by number of the launching call, and the number of lost records."""
 
     kernels: list[KernelRecord]
     externals: dict[int, int]
