@@ -36,9 +36,10 @@ _FLAG = "_is_compiling_flag"
 
 
 def _roles() -> dict[str, int]:
-    """Return the roles of a model's arguments, by name. As in `describe`, arguments with other names are ignored.
+    """Return a number for each argument name that `describe` knows. Arguments with other names are ignored.
 
-    If a call has several arguments for tokens, or several for caches, `describe` uses the one with the lowest number.
+    The number says whether the argument is for tokens or for a cache. If a call has several such arguments,
+    `describe` uses the one with the lowest number.
     """
     ranked = [(name, rank) for rank, name in enumerate(phases.TOKENS)]
     ranked += [(name, CACHE + rank) for rank, name in enumerate(phases.CACHES)]

@@ -1,11 +1,11 @@
-"""Measures the host's time to launch each brick, in some steps of a model that is recorded by its kernels.
+"""Measures how long the host takes to launch each brick. Used in some steps of models that are recorded by their
+kernels.
 
 Rules
-- Such a step is otherwise plain. Each call in it is timed by two readings of the host's clock.
-- A brick's time excludes the bricks inside it. It also excludes the time of cbtop's own work per call, which is
-  measured.
-- In such a step, cbtop makes no object that Python's garbage collector counts. An additional collection would distort
-  the times.
+- Such a step is recorded as a plain step. Each call in it is timed by two readings of the host's clock.
+- A brick's time excludes the bricks inside it, and cbtop's own work for each call. The time of this work is measured.
+- In such a step, cbtop makes no objects that Python's garbage collector counts, because an additional collection
+  would distort the times.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ Times = dict[Keys, list[float]]  # the times of all calls in ns, by the keys fro
 class NotingCost(NamedTuple):
     """The time that cbtop's own work for one call takes, in ns.
 
-    `inside_ns` falls into the time of the call itself, `outside_ns` into the time of the call around it.
+    `inside_ns` is the part inside the measured time of the call, `outside_ns` the part outside it, in the call around
+    it.
     """
 
     inside_ns: float
