@@ -46,7 +46,7 @@ enum { FIRST_SLOT_WORD = 24, SLOT_WORDS = 8, SLOTS = 61, SLOT_THREAD = 0, SLOT_N
 #define TAG_MASK INT64_C(0xffffffff)
 #define FLAG_UNCOUNTED (INT64_C(1) << 26)
 #define NO_NODE 0
-#define HELD (-1) /* in place of a node: the record waits until its step has a name */
+#define HELD (-1) /* in place of a node, for records that wait until their step has a name */
 enum { MAX_HELD = 1 << 16 };
 
 #define LIKELY(condition) __builtin_expect(!!(condition), 1)
@@ -64,8 +64,8 @@ typedef struct Scope {
     /* The scope that started next in the same parent after this one had ended, when it was last looked up. May be
        NULL. */
     struct Scope *next;
-    const void *call_after; /* the call that started `next`: an address to prefetch, possibly freed; may be NULL */
-    const void *module_after; /* the address of that call's reference to its module, to prefetch; may be NULL */
+    const void *call_after; /* the call that started `next`; used only to prefetch; may be freed or NULL */
+    const void *module_after; /* address of that call's reference to its module, only to prefetch; may be NULL */
     int64_t node;
     int64_t parent_node; /* NO_NODE at the root */
     PyObject *children;
@@ -317,7 +317,7 @@ say_size(Position *position, int64_t size)
     atomic_store_explicit((_Atomic int64_t *)position->slot + SLOT_SIZE, size, memory_order_relaxed);
 }
 
-/* Give this position a slot of the ring's header, if one is free. */
+/* Assign a slot of the ring's header to this position, if a slot is free. */
 __attribute__((noinline, cold)) static void
 take_slot(HotPath *self, Position *position)
 {
@@ -360,7 +360,8 @@ give_slot_back(Position *position)
     position->slot = nowhere;
 }
 
-/* Move to `parent`, a scope around the position, or to NULL if the position is being freed. */
+/* Move from the current scope up to `parent`, one of the scopes around it. `parent` is NULL if the position is
+   being freed. */
 static inline void
 go_up(Position *position, Scope *parent)
 {
@@ -695,7 +696,7 @@ write_whole(HotPath *self, int64_t tag, int64_t start_ns, int64_t end_ns, PyObje
     return done == NULL ? give_up(self) : 0;
 }
 
-/* Record a call that must wait for its step's name, or that has `work`. */
+/* Record a call of a scope with `work`, or a call that must wait until its step has a name. */
 __attribute__((noinline, cold)) static int
 write_seldom(HotPath *self, Position *position, Scope *scope, int64_t start_ns, int64_t end_ns, PyObject *elements,
              int64_t flags)
@@ -837,7 +838,8 @@ finish(HotPath *self, Position *position, Scope *scope, int64_t start_ns, PyObje
     return done == NULL ? give_up(self) : 0;
 }
 
-/* Read the arguments of a fast call in the order of `names`. Arguments that are not given keep their value. */
+/* Read the arguments of a vectorcall into the variables for `names`. Variables of missing arguments keep their
+   value. */
 __attribute__((noinline)) static int
 arguments(const char *function, PyObject *const *args, Py_ssize_t count, PyObject *kwnames, const char *const *names,
           Py_ssize_t wanted, Py_ssize_t most, PyObject **found)
@@ -945,7 +947,7 @@ static PyObject *hiding, *shape_of_tensor, *dtype_of_tensor, *is_cpu_of_tensor;
    looking one up and calling it like a Python function would double the cost. */
 static PyCFunction c_is_overridden, c_numel;
 static PyTypeObject *step_type;  /* type of the last step */
-static Py_ssize_t model_of_type; /* offset of the model in objects of this type; 0 if it is not a slot */
+static Py_ssize_t model_of_type; /* offset of the attribute `model` in objects of this type; 0 if it is no slot */
 
 /* Return a new reference to the value of a slot, or NULL if the slot is empty. */
 static inline PyObject *
@@ -1285,7 +1287,7 @@ done:
     return result;
 }
 
-/* Return the path of all models with swapped-in calls, or NULL if there are several paths. */
+/* Return the path that times the swapped-in calls of all models, or NULL if there are several paths. */
 static inline PyObject *
 only_path(void)
 {
@@ -1453,7 +1455,7 @@ done:
     return result;
 }
 
-/* Get the offsets of the slots `names` in objects of `type`, up to the first name that is NULL. */
+/* Store the offsets of the slots `names` of `type` in `offsets`, up to the first name that is NULL. */
 static int
 find_slots(PyTypeObject *type, const char *const *names, Py_ssize_t *offsets, int most)
 {
@@ -1517,7 +1519,7 @@ timed_in(PyObject *wrapper)
     return NULL;
 }
 
-/* Return the FunctionCall of a wrapper, or of the function in the wrapper. */
+/* Return the FunctionCall of `function`, which is a wrapper or the function in a wrapper's closure. */
 static inline PyObject *
 call_of(PyObject *function)
 {
@@ -1543,7 +1545,7 @@ pack_arguments(PyObject *const *args, size_t count, PyObject *kwnames, PyObject 
     return 0;
 }
 
-/* Runs the frame of a Python function. Python 3.13 does not declare it. */
+/* The vectorcall that runs the frame of a Python function. Python 3.13 does not declare it. */
 static vectorcallfunc call_in_frame;
 
 /* Make calls of a Python function run `call`. */
@@ -1946,8 +1948,8 @@ hot_path_enter(HotPath *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* Return the number of tokens or sequences that a host has given. `given` may be any object; if it is not a count,
-   return 0. */
+/* Return the number of tokens or sequences that a host has given. `given` may be any object. Returns 0 if it is
+   not a count. */
 static int64_t
 count_in(PyObject *given)
 {
@@ -2333,7 +2335,7 @@ span_traverse(Span *self, visitproc visit, void *arg)
     return 0;
 }
 
-/* No tp_clear is needed, because a cycle through a span is broken at the hot path. */
+/* No tp_clear is needed, because tp_clear of the hot path breaks every cycle through a span. */
 static void
 span_dealloc(Span *self)
 {

@@ -58,8 +58,8 @@ typedef struct {
     int wake; /* an eventfd that wakes the reading thread */
     atomic_bool is_on;
     atomic_uint_fast64_t lost;
-    _Atomic(Graph *) keeps; /* the running graph, if it is kept */
-    atomic_flag is_locked; /* locks the fields below and the kept graph */
+    _Atomic(Graph *) keeps; /* the running graph if its nodes are stored, else NULL */
+    atomic_flag is_locked; /* locks the fields below and the graph in `keeps` */
     uint64_t begun;
     int64_t kept;
     Graph graphs[GRAPHS];
@@ -94,7 +94,7 @@ unlock(Context *context)
     atomic_flag_clear_explicit(&context->is_locked, memory_order_release);
 }
 
-/* Return the kept graph, if it belongs to the caller's thread. */
+/* Return the graph in `keeps` if it belongs to the calling thread, else NULL. */
 static Graph *
 own(Context *context)
 {

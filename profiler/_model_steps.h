@@ -71,7 +71,7 @@ static Slots plain[PLAIN_TYPES] = {
     [MODEL] = {{"calls_are_in", "recorded", "running"}},
     [KIND] = {{"seen", "recent", "counts", "plain_ns", "waiting"}},
 };
-/* The other objects that Python lends, in the order of `compile_model_calls`. */
+/* The other objects that Python code passes to `compile_model_calls`, in the same order. */
 static struct {
     PyObject *set_callback; /* sets Dynamo's callback (see dynamo.py); None if this torch has none */
     PyObject *captures, *roles, *prefill, *decode, *extend, *call_type, *mark_type, *sort, *step_kind;
@@ -141,7 +141,7 @@ number_in(PyObject *number, int64_t *value)
     return !overflow;
 }
 
-/* Add to a slot that holds a time in ns. */
+/* Add `ns` to a slot that holds a time in ns. */
 static inline void
 add_ns(PyObject *object, int type, int slot, int64_t more_ns)
 {
@@ -167,7 +167,8 @@ optional(PyObject *object, PyObject *name, PyObject **found)
 #endif
 }
 
-/* Return whether looking up these names in `thing` runs no code of the host, such as `__getattr__` or a property. */
+/* Return whether `thing` can be asked for these attributes without running code of the host, such as
+   `__getattr__`. */
 static inline int
 is_plain_to_ask(PyObject *thing, PyObject *first, PyObject *second)
 {
@@ -1294,7 +1295,7 @@ unit_here(PyObject **unit)
     return *unit != NULL ? 1 : forget_exception();
 }
 
-/* Do the same as Unit.waiting. Returns a borrowed reference, or NULL. */
+/* Do the same as Unit.waiting: return the step that waits for its token, borrowed, or NULL. */
 static inline PyObject *
 waiting_in(PyObject *unit)
 {

@@ -20,7 +20,7 @@ typedef struct { /* CUlaunchConfig */
     unsigned attributes_count;
 } LaunchConfig;
 
-/* Launches stamps. A launch reads its arguments before it returns. */
+/* The data for launching stamps. A launch copies its arguments before it returns. */
 typedef struct {
     int (*launch)(const LaunchConfig *config, void *kernel, void **arguments, void **extra);
     int (*is_capturing)(void *stream, int *status);

@@ -54,7 +54,7 @@ class StampingClock(DeviceClock, Protocol):
 
     @property
     def stamp_cost_ns(self) -> int | None:
-        """The device time that one mark costs, or None if it is not known."""
+        """The time that one mark takes on the device, in ns. None if it is not known."""
 
     @property
     def idle_lag_ns(self) -> int | None:
@@ -83,7 +83,7 @@ class StampingClock(DeviceClock, Protocol):
 
 
 class HostClock:
-    """The host's clock with the methods of a device clock. The host reaches a mark when it makes the mark."""
+    """The host's clock with the methods of a device clock. A mark is the time of the host when the mark was made."""
 
     def __init__(self, clock_ns: Callable[[], int] = clock.perf_counter_ns) -> None:
         self.mark = clock_ns

@@ -1,4 +1,4 @@
-"""The device path times bricks by marks on the device. It records a brick once the device has reached its marks."""
+"""Times bricks by marks on the device. A brick is recorded after the device has reached its marks."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class DevicePath:
         self._recording = on
 
     def after_fork(self) -> None:
-        """In a forked child, stop timing. Deferred timings belong to the parent. The child cannot use the device."""
+        """In a forked child, stop timing and drop the kept steps, because the child cannot use the device."""
         self.is_over = True
         if self.kept is not None:
             self.kept.after_fork()

@@ -51,7 +51,7 @@ Part = tuple[tuple[Hashable, ...], int, int, int]
 
 
 class _Step(Protocol):
-    """A step that can take and leave a lane for its records."""
+    """A step that can reserve a lane for its records, and release it."""
 
     def take_lane(self) -> int: ...
 
@@ -81,7 +81,7 @@ class HeldStep:
     lost: int = 0  # number of parts that will not arrive
 
     def told(self, parts: Iterable[Part] | None) -> None:
-        """Add the parts that the step waited for. None means that the parts are lost."""
+        """Add parts that the step waited for. If `parts` is None, they are lost."""
         if parts is None:
             self.lost += 1
         else:
@@ -123,7 +123,10 @@ class HeldSteps:
         self.after_fork()
 
     def after_fork(self) -> None:
-        """In a forked child, leave kept steps to the parent. The parent may hold the lock, so create a new one."""
+        """In a forked child, drop the kept steps, because they belong to the parent.
+
+        Make a new lock: the parent may hold the old one.
+        """
         self._steps: deque[HeldStep] = deque()
         self._settling = threading.RLock()
         self._is_settling = False
@@ -147,7 +150,10 @@ class HeldSteps:
         return 0 if stamp is None else stamp.host_ns
 
     def add(self, step: HeldStep) -> None:
-        """Keep a step that has ended, even if the device is far behind. Past MAX_STEPS, the oldest step is lost."""
+        """Keep a step that has ended, even if the device is far behind.
+
+        If there are more than MAX_STEPS, the oldest is lost.
+        """
         self._steps.append(step)
         if len(self._steps) > MAX_STEPS:
             with self._settling:

@@ -205,12 +205,13 @@ class HotPath:
         self.is_on = bool(on)
 
     def after_fork(self) -> None:
-        """In a forked child, leave calls that began before the fork to the parent."""
+        """In a forked child, drop calls that began before the fork, because they belong to the parent."""
         self.forked_ns = self.clock_ns()
 
     def enter(self, position: Position, scope: Scope, start_ns: int, /) -> None:
-        """Move `position` to `scope`, which began at `start_ns`. The compiled class also writes the move into the
-        ring.
+        """Move `position` to `scope`, which began at `start_ns`.
+
+        The compiled class also writes the move into the ring.
         """
         position.scope = scope
 
@@ -354,7 +355,7 @@ class Span:
 
 
 def chosen() -> type[HotPath]:
-    """Return the compiled hot path, or Python's if none was built or CBTOP_PURE_PYTHON is set."""
+    """Return the compiled hot path. If it was not built, or CBTOP_PURE_PYTHON is set, return that in Python."""
     if os.environ.get("CBTOP_PURE_PYTHON"):
         return HotPath
     try:

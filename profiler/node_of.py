@@ -1,4 +1,4 @@
-"""Converts a key of the hot path into the nodes that announce it."""
+"""Converts a key of the hot path into nodes that can be announced."""
 
 from __future__ import annotations
 

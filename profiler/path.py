@@ -46,7 +46,7 @@ class Path(Protocol):
 
     @property
     def held_steps(self) -> HeldSteps | None:
-        """The ended steps that wait for their times. None if times are known at once."""
+        """The ended steps that wait for their times. None if this path knows all times at once."""
 
     @property
     def position(self) -> Position:
@@ -75,7 +75,7 @@ class Path(Protocol):
         """Move `position` to `scope`, which began at `start_ns`."""
 
     def publish(self, position: Position, scope: Scope, start_ns: int, tokens: object, sequences: object, /) -> None:
-        """Show readers of the ring that `position` is in `scope` since `start_ns`, and the size of its step.
+        """Show readers of the ring that `position` has been in `scope` since `start_ns`, and the size of its step.
 
         The size is `tokens`, or `sequences` if `tokens` is not a number above 0. The position does not move.
         """
@@ -87,18 +87,24 @@ class Path(Protocol):
         """Read the host's monotonic clock."""
 
     def start_mark(self) -> Any:
-        """Return the present moment on the clock that times bricks, as the begin of a call."""
+        """Return a mark of the present moment, as the begin of a call. The mark is of the clock that times bricks."""
 
     def end_mark(self) -> Any:
-        """Return the present moment on the clock that times bricks, as the end of a call."""
+        """Return a mark of the present moment, as the end of a call. The mark is of the clock that times bricks."""
 
     def emit(self, scope: Scope, position: Position | None, start: Any, end: Any, elements: int, flags: int) -> None:
-        """Record a call in `scope` between two marks. If the step at `position` has no name yet, hold the call."""
+        """Record a call in `scope` between two marks.
+
+        If the step at `position` has no name yet, store the call until it has.
+        """
 
     def emit_step(
         self, scope: Scope, start: Any, end: Any, tokens: int, flags: int, sequences: object, cached: object
     ) -> None:
-        """Record a step that ran in `scope`. `sequences` and `cached` (positions) are None if they are not known."""
+        """Record a step that ran in `scope`.
+
+        `sequences` and `cached` are the numbers of sequences and of cached positions, or None if unknown.
+        """
 
     def emit_deferred(self, told: Told, flags: int) -> None:
         """Record calls that were timed elsewhere. Their times are on the host's clock."""
@@ -124,7 +130,10 @@ def emit_at_once(
     elements: int,
     flags: int,
 ) -> None:
-    """Record a call in `scope` with times of the host. If the step at `position` has no name yet, hold the call."""
+    """Record a call in `scope` with times of the host.
+
+    If the step at `position` has no name yet, store the call until it has.
+    """
     if scope.node >= 0 or position is None:
         callbacks.record(max(scope.node, NO_NODE) | flags, start_ns, end_ns, elements)
         if scope.work is not None:

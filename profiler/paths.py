@@ -62,7 +62,7 @@ class Paths:
             path.set_recording(on)
 
     def set_sync_mode(self, mode: SyncMode) -> None:
-        """Choose when the profiler's device path waits. The paths of models never wait."""
+        """Choose when the device path of the profiler waits for the device. The paths for models never wait."""
         self.sync_mode = mode
         if self.device is not None:
             self.device.mode = mode
@@ -96,7 +96,10 @@ class Paths:
                 path.kept.discard()
 
     def _on(self, clock: DeviceClock, callbacks: Callbacks) -> DevicePath:
-        """Return a path on a device's clock. If the clock can report marks without waiting, the path keeps steps."""
+        """Return a path on a device's clock.
+
+        If the clock can report marks without waiting, the path keeps ended steps until their times are known.
+        """
         from cbtop.profiler.device_path import DevicePath
         from cbtop.profiler.held_steps import HeldSteps
 

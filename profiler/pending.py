@@ -1,4 +1,4 @@
-"""Deferred timings. Each waits until the device has reached the beginning and the end of the timed call."""
+"""Defers timings. Each waits until the device has reached the beginning and the end of the timed call."""
 
 from __future__ import annotations
 
@@ -42,7 +42,10 @@ class Pending:
         self.timings.clear()
 
     def after_fork(self) -> None:
-        """In a forked child, leave timings to the parent. The parent may hold the lock, so create a new one."""
+        """In a forked child, drop the timings, because they belong to the parent.
+
+        Make a new lock: the parent may hold the old one.
+        """
         self.discard()
         self._finalizing = threading.RLock()
         self._is_finalizing = False

@@ -27,7 +27,7 @@ UNDONE_WITHIN_S = 0.1  # longest wait for another thread that is undoing an adop
 
 
 class GraphPlace:
-    """The place in the graph of a thread, task or greenlet when it called `place`: its step, layer and brick."""
+    """The step, layer and brick in which a thread, task or greenlet was when it called `place`."""
 
     __slots__ = ("held", "lane", "recording", "scope", "step")
 

@@ -88,7 +88,7 @@ def _unless_it_fails(
 
 
 class _Listener(NamedTuple):
-    """Functions of a profiler that the recorder calls when its ring opens and before its ring closes."""
+    """The functions of a profiler that its recorder calls when a ring opens, and before the ring closes."""
 
     implementation: str
     sample_every: int
@@ -182,7 +182,7 @@ class BrickProfiler:
         """The hot path that runs at every brick: `compiled` or `python`."""
         return self._path.implementation
 
-    # Each step reads both properties, and attrgetter runs no Python code.
+    # Each step reads both properties. attrgetter runs no Python code, so it is fast.
     enabled = property(attrgetter("_enabled"), doc="Whether anything is recorded.")
     recording = property(
         attrgetter("_path.recording"),
@@ -207,7 +207,7 @@ class BrickProfiler:
         return self._paths.sync_mode
 
     def set_sync_mode(self, mode: SyncMode) -> None:
-        """Set when to wait for the device. Records deferred until now are written first."""
+        """Set when to wait for the device. First, the records that were deferred in the old mode are written."""
         self.finalize()
         self._paths.set_sync_mode(mode)
         self._set_recording()

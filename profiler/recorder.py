@@ -51,8 +51,8 @@ from cbtop.protocol.signals import reraise_host_error, suppressed
 
 CLOCK_READINGS = 256  # enough to find the smallest difference between two readings
 FREE_UPDATE_BYTES = 1 << 20
-UPDATE_PAUSE_NS = 100_000_000  # the daemon reads the catalog this often
-UPDATE_NS_PER_BYTE = 1_000_000  # at most a kilobyte a second
+UPDATE_PAUSE_NS = 100_000_000  # the interval at which the daemon reads the catalog
+UPDATE_NS_PER_BYTE = 1_000_000  # so that at most a kilobyte a second is written
 PAUSE_DOUBLES_BYTES = 2 << 20
 NOT_ASKED = (0,)
 
@@ -148,7 +148,7 @@ class RingRecorder:
         self._clock_ns = clock_ns
         self._nodes: list[Node] = []
         self._announced: Announcements[bytes] = Announcements()
-        self._updates: dict[Key, None] = {}  # the keys whose newest message is not written yet
+        self._updates: dict[Key, None] = {}  # keys with a newest message that is not written yet
         self._update_bytes = 0  # bytes of updates written into the open catalog
         self._pause_until_ns = 0
         self._written_nodes = 0  # number of nodes written into the open catalog

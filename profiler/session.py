@@ -63,7 +63,7 @@ class Report:
     overwritten: int
     rejected: int
     uncounted_steps: int = 0  # number of steps without a count of tokens; if there are any, no rate is known
-    books: tuple[tuple[str, TimeBreakdown], ...] = ()  # phase and its time breakdown
+    books: tuple[tuple[str, TimeBreakdown], ...] = ()  # (phase, time breakdown) of each phase with ended steps
     outside: Beside | None = None  # time outside of every step; None without such time
     sample_every: int = 1  # one in this many steps is recorded
     window_s: float | None = None  # None if the report covers everything since the beginning or since `reset`

@@ -170,7 +170,10 @@ class Steps:
         self.path.emit(scope, None, HostTime(start_ns), HostTime(end_ns), elements, lane)
 
     def after_fork(self) -> None:
-        """In a forked child, leave running steps to the parent. The parent may hold the lock, so create a new one."""
+        """In a forked child, drop running steps, because they belong to the parent.
+
+        Make a new lock: the parent may hold the old one.
+        """
         self.lanes.after_fork()
         for steps in (self, *self._others):
             steps.forks += 1
@@ -246,7 +249,7 @@ class ActiveStep:
         self.adopted: dict[Adopted, None] = {}  # work that other threads are doing for this step
         self._waits = 0  # number of calls of `told` that are still expected
         self._ended: Ended | HeldStep | None = None  # set while the step has ended but waits for parts
-        self._mark: Any = None  # the governor's mark, set while the step runs
+        self._mark: Any = None  # the result of Governor.began, set while the step runs
         self._name = name
         self._model = model
         named = NO_NAME if name is None else name
@@ -421,7 +424,7 @@ class ActiveStep:
                 self.own_ns = clock.perf_counter_ns() - self._begun_ns
             start = self._start = path.start_mark()
             now_ns = start if isinstance(start, int) else path.now_ns()
-            self._outer_held = position.held  # nothing after this line can fail
+            self._outer_held = position.held  # from here on, nothing can fail
             position.held = [] if key is UNNAMED else None
             position.lane = steps.take_lane(self)
             # One statement, because a signal handler may run steps here, and a step without a position counts as

@@ -308,7 +308,7 @@ def _work(node: Node, totals: PhaseTotals, unit: str) -> float | None:
 
 
 def _budget_of(groups: Sequence[Column], totals: PhaseTotals) -> float | None:
-    """Return the time in µs that all `groups` together may take per token."""
+    """Return the time per token in µs that the nodes in `groups` may take together. None if one has no budget."""
     budgets: list[float | None] = []
     for alike in groups:
         first = totals.table[int(alike[0])]
@@ -322,7 +322,7 @@ def _budget_of(groups: Sequence[Column], totals: PhaseTotals) -> float | None:
 
 
 def _budget_of_bytes(node: Node, totals: PhaseTotals) -> float | None:
-    """Return the time per token in µs that `node` may take: the bytes per token, moved at the budgeted rate."""
+    """Return the time per token in µs in which `node` moves its bytes per token at the budgeted rate."""
     assert node.budget_gb_per_sec is not None
     moved, closed_us_per_token = _work(node, totals, "bytes"), totals.us_per_token(totals.closed_ns[node.id])
     if not moved or not closed_us_per_token:

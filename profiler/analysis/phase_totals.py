@@ -107,7 +107,7 @@ class PhaseTotals:
 
     @property
     def known_elements(self) -> dict[int, int]:
-        """The number of elements by node id, without nodes whose number is unknown."""
+        """The number of elements by node id. Nodes with an unknown number are left out."""
         unknown = self.stats.sparse["uncounted"].keys()
         return {node: n for node, n in self.elements.items() if node not in unknown} if unknown else self.elements
 
@@ -143,7 +143,11 @@ class PhaseTotals:
 def _held_and_adopted(
     table: NodeTable, inside: Inside, is_timed: NDArray[np.bool_]
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return two masks: the nodes at or below the bricks in `is_timed`, and the nodes at or below adopted work."""
+    """Return two masks by node id.
+
+    The first has the bricks in `is_timed` and all nodes inside them, the second has adopted work and all nodes inside
+    it.
+    """
     parent_of, kind_of = table.column("parent_of"), table.column("kind_of")
     held, adopted = np.zeros_like(is_timed), np.zeros_like(is_timed)
     for ids in inside.by_depth:

@@ -49,12 +49,13 @@ class RunningSteps:
 
     Steps that run at the same time have different lanes, and the records of a lane are in order. So records after the
     end of a step belong to the next step in the lane. A record that came after the end of its own step is recognised
-    by its time. Many steps may share the last lane. There, the end of a step closes all earlier parts, and a
-    cancelled step closes none.
+    by its time. Many steps may share the last lane. In that lane, the end of a step closes all earlier parts, and the
+    end of a cancelled step closes none.
     """
 
     def __init__(self) -> None:
-        # By group: when its last step ended, whether that step was cancelled, and the step's time outside its parts.
+        # By group: when its last step ended, whether that step was cancelled, and the time of that step outside its
+        # parts.
         self._ended: dict[int, tuple[int, bool, int]] = {}
         # By group: node ids, and two rows of times. Row 0 is the whole time, row 1 the overlap with earlier parts.
         self._open: dict[int, list[tuple[Column, NDArray[np.int64]]]] = {}

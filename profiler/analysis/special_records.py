@@ -11,7 +11,7 @@ from cbtop.protocol.ring_reader import Batch
 
 
 def take_amounts(sparse: SparseColumns, batch: Batch, step_of: Column) -> Batch:
-    """Add up the FLOP and bytes of calls and the sequences of steps. Count the calls whose elements are unknown.
+    """Add up the FLOP and bytes of calls and the sequences of steps. Count the calls with unknown elements.
 
     Returns the other records.
     """

@@ -234,7 +234,7 @@ class NodeStats:
         return distinct(np.concatenate(changed)), cells[0]
 
     def _histogram_of(self, node: Column, first_of: Column | None) -> Column:
-        """Return the node whose histogram counts the calls of each node: the node itself, or a shared one."""
+        """Return, for each of `node`, the node with the histogram of its calls: the node itself, or a shared one."""
         beyond = np.flatnonzero(node > MAX_HISTOGRAM_NODES)
         if first_of is None or not len(beyond):
             return node
@@ -291,7 +291,7 @@ class NodeStats:
         return NodeStats().take_over(node, self.totals(node), cell, self.buckets(cell), rare)
 
     def since(self, growth: Growth) -> NodeStats:
-        """Return a table of only the counts in `growth`, the latest part of this table's counts.
+        """Return a table with the counts in `growth`, which are the latest of this table's counts.
 
         min_ns and max_ns are estimates, within one percent: the middle of the first and last bucket with a count.
         They are limited to the min_ns and max_ns of all calls.
@@ -308,7 +308,7 @@ class NodeStats:
         self._histograms.add(growth.cell.astype(np.int64), times * growth.count.astype(np.int64))
 
     def recent_part(self, counted: NodeStats) -> NodeStats:
-        """Return a table of `counted`, the latest part of this table's counts; see `since`.
+        """Return a table of `counted`, which are the latest of this table's counts (see `since`).
 
         The result shares the histograms of `counted`.
         """

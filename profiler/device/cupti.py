@@ -109,7 +109,7 @@ class Cupti(Protocol):
         """Remove CUPTI from the process."""
 
     def let_go(self) -> None:
-        """Stop being the owner of CUPTI, but leave CUPTI in the process."""
+        """Release CUPTI for other tools, but do not remove it from the process."""
 
     def push(self, external: int) -> None:
         """Label the next calls of the caller's thread with `external`."""

@@ -52,7 +52,7 @@ class GraphDriver(Protocol):
         """Return the edges of `graph`."""
 
     def takes_time(self, node: int) -> bool:
-        """Return whether `node` runs work. Events and nodes that only wait for other nodes run none."""
+        """Return whether `node` runs work. Events, and nodes that only wait for other nodes, run no work."""
 
     def add_kernel(self, graph: int, after: Sequence[int], kernel: int, arguments: int, blocks: int = 1) -> int:
         """Add a node that runs `kernel` in `blocks` blocks of one thread. It depends on the nodes `after`."""

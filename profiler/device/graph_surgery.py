@@ -191,7 +191,7 @@ class StampedGraph:
 
     def read(self) -> list[int] | None:
         """Return the device's time at each place in the last launch, or None until the launch has finished."""
-        if self._times is None:  # not None if a signal interrupted an earlier read
+        if self._times is None:  # already read, if a signal interrupted an earlier call
             if not self._words[self._count - 1]:
                 return None
             times = self._words.first(self._count)

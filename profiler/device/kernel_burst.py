@@ -125,7 +125,7 @@ class KernelBurstResults:
         self.covered_ns: Counter[Keys] | None = None
 
     def end_step(self, step: Hashable) -> None:
-        """End a step with the key `step`. The kernels since the last ended step belong to this step."""
+        """Count the kernels since the last ended step as those of a step with the key `step`."""
         self.steps[step] += 1
         for durations in self.kernels.values():
             durations.end_step()
@@ -160,8 +160,8 @@ class KernelWindow:
         self._cupti, self._driver = cupti, driver
         self._kinds = OF_CALLS if has_calls else OF_KERNELS
         self._places: list[Keys] = []
-        self._number_of: dict[Keys, int] = {}  # numbers of the places that `move` has used
-        self._open: list[int] = []  # numbers of the entered places, innermost last
+        self._number_of: dict[Keys, int] = {}  # the number of each place that was passed to `move`
+        self._open: list[int] = []  # numbers of the places that were entered and not left, innermost last
         self._executables: list[int] = []
         self._of_node: dict[tuple[int, int], Keys] = {}  # place of a graph node, by (executable, node)
         self._streams: dict[int, None] = {}

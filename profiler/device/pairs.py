@@ -57,8 +57,8 @@ class PairStamps:
     def begin(self, stream: int, /) -> int | None:
         """Stamp `stream` and return the pair.
 
-        Returns None if all pairs wait to be read. Returns NOT_HERE if the stream is captured or a different context
-        is current.
+        Returns None if no pair is free, because all wait to be read. Returns NOT_HERE if the stream is captured, or
+        if a different context is current.
         """
         try:
             pair = self._free.popleft()

@@ -56,7 +56,7 @@ class PingPong:
                     best = ClockPair(words[FIRST_PONG + at], (asked_ns + heard_ns) // 2, wrong_ns)
             return best
         finally:
-            words[PING] = ROUNDS  # lets the kernel end now
+            words[PING] = ROUNDS  # makes the kernel end now
 
     def _heard(self, index: int, deadline_ns: int) -> int | None:
         """Return when the host saw the word at `index` become nonzero, in ns.
@@ -71,7 +71,7 @@ class PingPong:
 
     @property
     def is_over(self) -> bool:
-        """Whether the last kernel has ended, so no kernel writes the words."""
+        """Whether the last kernel has ended. Then no kernel writes the words."""
         return bool(self._words[ENDED])
 
     def close(self) -> None:

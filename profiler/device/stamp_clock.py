@@ -40,7 +40,7 @@ class StampMark:
         self.device_ns = 0
         self.number = number
         self.stream = stream
-        self.host_ns = host_ns  # when the host made the mark; 0 if no stamp can be enqueued for it
+        self.host_ns = host_ns  # the host's time when the mark was made; 0 if no stamp can be enqueued for it
 
 
 class MarkStamps:

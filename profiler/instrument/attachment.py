@@ -214,7 +214,10 @@ class Attachment:
             self._say(root, manifest)
 
     def _say(self, root: nn.Module, manifest: Manifest) -> None:
-        """Announce `manifest`, and the roofs for torch's current number of threads, if they have changed."""
+        """Announce `manifest` and the roofs, if they have changed.
+
+        Roofs depend on torch's current number of threads.
+        """
         over, said_of_roofs = roofs_over(root)
         manifest = replace(manifest, threads=torch.get_num_threads(), roofs=said_of_roofs)
         if manifest != self._models.manifest:
@@ -250,7 +253,7 @@ class Attachment:
     def detach(self) -> None:
         """Stop timing this model, and remove all attributes that cbtop has set.
 
-        A running step still ends on the path on which it began.
+        A running step still ends on the path that timed its begin.
         """
         with _lock:
             if not self.is_attached:
@@ -398,7 +401,7 @@ def attach_to_runner(model: nn.Module, profiler: BrickProfiler, engine: str, *, 
 
 
 def leave_alone(model: nn.Module) -> None:
-    """Do not attach to any module of `model` at its first call."""
+    """Mark all modules of `model` as known, so that cbtop never attaches to them at their first call."""
     for module in modules_of(model):
         leave(module)
 
@@ -588,7 +591,7 @@ def _look_at(module: nn.Module) -> None:
 
 
 def _after_fork() -> None:
-    """Make a new lock in a child process, because the parent may have held the old one during the fork."""
+    """In a forked child, make a new lock, because the parent may have held the old one."""
     global _lock
     _lock = threading.RLock()
     for attachment in attachments():

@@ -52,7 +52,7 @@ _last = threading.local()  # `replaced`: the id of the module for which this thr
 
 
 class Meeting:
-    """The callbacks for the first calls of modules, and for changes of the attribute by the host."""
+    """Holds two callbacks: for the first call of a module, and for changes of the attribute by the host."""
 
     def __init__(self) -> None:
         #: Called with a module that is not in the table. Returns the callable that torch calls instead of the module.
@@ -217,7 +217,7 @@ class Slot(property):
             _failed(error)
             call = object.__getattribute__(module, "__dict__").get(
                 ATTRIBUTE
-            )  # as `of_host`, which may be what failed
+            )  # `of_host`, written out because it may have failed
             # torch reads the attribute twice for one call. If the first read returned a replacement, this read must
             # also return a callable.
             return plain_call(module) if call is None and getattr(_last, "replaced", None) == id(module) else call
@@ -243,7 +243,7 @@ def end() -> None:
 
 @functools.cache
 def compile_lookup() -> None:
-    """Use C code to read the table and to make first calls, if the hot path is compiled."""
+    """Use C code to read the table and to handle first calls, if the hot path is compiled."""
     global _after_in_c
     from cbtop.profiler.hot_path import HotPath, chosen
 

@@ -1,4 +1,4 @@
-"""Decides from the first calls of a module whether it is a model, or a layer that a program calls by itself."""
+"""Decides from its first calls whether a module is a model, or a layer that a program calls by itself."""
 
 from __future__ import annotations
 

@@ -223,7 +223,7 @@ class CapturedGraph:
             pair = pairs.begin(stream)
         if pair == NOT_HERE:
             return None
-        if pair is None:  # the device is far behind
+        if pair is None:  # no pair of stamps is free, because the device is far behind
             self._lost += step is None or is_recorded
             return None
         try:
@@ -272,7 +272,7 @@ class CapturedGraph:
         return True
 
     def _is_recorded(self, step: Any) -> bool:
-        """Return whether to record a replay. The replay is in `step`, or is a step itself if `step` is None."""
+        """Return whether to record a replay. `step` is the step around it, or None if the replay is a step itself."""
         if step is None:
             is_sampled = self.profiler._is_replay_sampled(self._key) or self._is_due
             self._is_due = False
@@ -281,7 +281,7 @@ class CapturedGraph:
         return is_sampled and self._path.recording
 
     def _is_compared(self) -> bool:
-        """Return whether the next recorded replay runs without stamps, to be compared with replays with stamps."""
+        """Return whether the next recorded replay should run without stamps, to compare it with stamped ones."""
         first = 1 if self._is_every else FIRST_PLAIN
         return self._stamped_since >= (first if self.costs.known is None else PLAIN_EVERY)
 
@@ -367,7 +367,8 @@ class CapturedGraph:
     def _compare(self, times: list[int] | None, around_ns: int, plan: StampPlan | None) -> None:
         """Add a replay to the measurement of the stamps' cost.
 
-        `times` are the times of the stamps inside the graph, `around_ns` is the time between the stamps around it.
+        `times` are the times of the stamps inside the graph. `around_ns` is the time between the stamps before and
+        after it.
         """
         inside_ns = 0 if times is None else times[-1] - times[0]
         ends = 0 if self._ends is None else 2
@@ -480,7 +481,10 @@ def _random_numbers_drawn(index: int) -> int | None:
 
 
 def _put_on_device(span: CapturedCall, on_device: dict[Hashable, Hashable]) -> None:
-    """Give `span` and the calls inside it keys for the device, and drop their references to modules."""
+    """Replace the keys of `span` and of the calls inside it by their keys on the device.
+
+    Drop their references to modules.
+    """
     module, key = span.module, span.key
     span.module = None
     if isinstance(key, BrickDefinition):
@@ -495,7 +499,7 @@ def _put_on_device(span: CapturedCall, on_device: dict[Hashable, Hashable]) -> N
 
 
 def _is_burst_asked(steps: ModelSteps) -> bool:
-    """Return whether a burst is requested: kernel records of a few steps."""
+    """Return whether a command has requested a burst (the kernels of a few steps)."""
     try:
         return bool(steps.bursts.is_asked)
     except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host

@@ -84,7 +84,10 @@ def look_into(steps: ModelSteps, *modules: Any) -> None:
 
 
 def look_no_more(steps: ModelSteps) -> None:
-    """Stop timing the graphs of a detached model. After the last model, restore the class and free device memory."""
+    """Stop timing the graphs of a detached model.
+
+    If this was the last model, restore the class and free device memory.
+    """
     with _lock:
         if steps not in _users:
             return

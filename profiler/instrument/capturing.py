@@ -1,7 +1,7 @@
-"""Records the calls of modules and functions during the capture of a CUDA graph, and the graph nodes of each call.
+"""Records the calls of modules and functions while a CUDA graph is captured, with the graph nodes of each call.
 
-The device runs nothing during a capture, so nothing is timed. A capture belongs to one thread. `captures` holds the
-running captures.
+Nothing is timed, because the device runs nothing during a capture. A capture belongs to one thread. `captures` has
+the captures that are running.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Capture:
     def begin(self, key: Hashable, module: nn.Module | None) -> Mark:
         """Begin a call of `module`, or of a function if `module` is None.
 
-        Returns None, and records nothing, outside of a model's call and after MAX_CALLS calls.
+        Outside of a model's call, and after MAX_CALLS calls, records nothing and returns None.
         """
         if self._count >= MAX_CALLS or (key is not None and not self.open):
             return None

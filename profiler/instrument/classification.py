@@ -63,7 +63,7 @@ class Described:
 
     `path` is the module's name in the model (`model.layers.3.self_attn.q_proj`). `classes` are the class names of the
     module and of the modules around it, innermost first. `siblings` are the names of the other modules in its parent.
-    `holds` are the names of its children.
+    `holds` has the names of its children.
     """
 
     path: str
@@ -141,7 +141,7 @@ Rule = Callable[[Described], bool]
 
 
 def _path(pattern: str, *also: Rule) -> Rule:
-    """Return a rule for modules inside a layer whose last name matches `pattern`."""
+    """Return a rule for modules inside a layer. It matches if the last part of the path matches `pattern`."""
     compiled = re.compile(rf"({pattern})$")
     return lambda it: it.in_layer and compiled.match(it.name) is not None and all([rule(it) for rule in also])
 

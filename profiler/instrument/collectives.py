@@ -313,7 +313,7 @@ def _brick(name: str, ranks: int = 0, itemsize: int = 0, has_bus: bool = False) 
 
 
 def settle_before_groups_end(functions: TimedFunctions) -> None:
-    """Release cbtop's copies of dropped graphs before a process group ends.
+    """Make cbtop free its copies of dropped graphs whenever a process group is about to end.
 
     Otherwise NCCL would wait for these copies, because they contain kernels of NCCL.
     """

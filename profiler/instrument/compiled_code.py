@@ -222,7 +222,10 @@ class Ran(NamedTuple):
 
 
 def watch(capture: Capture) -> None:
-    """Trace the calling thread until `capture` ends. Does nothing if inductor has generated no code."""
+    """Trace the Python code of the calling thread until `capture` ends.
+
+    Does nothing if inductor has generated no code.
+    """
     if _compiled:
         seen = Watch(capture)
         capture.ended = seen.end
@@ -333,7 +336,7 @@ class Naming:
         model: nn.Module | None,
         around: Sequence[nn.Module | None] = (),
     ) -> None:
-        """`calls` are the timed calls of `model`. `around` are the modules with running calls, outermost first."""
+        """`calls` are the timed calls of `model`. `around` has the modules of the running calls, outermost first."""
         self.compiled = compiled
         self._keys = {id(call.module()): call.key for call in calls}
         found = next(filter(None, [self._below(module) for module in reversed(around)]), None)

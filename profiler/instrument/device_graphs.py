@@ -71,7 +71,7 @@ class DeviceGraphs:
         return self.device.driver.captured_last(self.current_stream())
 
     def cloned(self, capture: Capture) -> int:
-        """Copy the graph that the caller is capturing, and store the nodes of the copy in `capture`.
+        """Copy the graph that the caller is capturing, and replace the nodes in `capture` by those of the copy.
 
         Returns the copy, or 0 if there is no graph. Raises DriverError if the graph cannot be copied.
         """
@@ -107,7 +107,7 @@ class DeviceGraphs:
 
     @property
     def stamp_ns(self) -> int:
-        """Nanoseconds that the two stamps around a replay take on the device, or 0 if unknown."""
+        """The time that the two stamps around a replay take on the device, in ns. 0 if unknown."""
         return 2 * (self._in_line.stamp_ns or 0)
 
     def settle(self, *, may_wait: bool = False) -> None:
@@ -146,7 +146,7 @@ class DeviceGraphs:
                     kept.pop(graph, None)
 
     def say_how_measured(self, graph: DeviceGraph, cost: StampCost) -> None:
-        """Report how the times of `graph` are measured, with the newly measured cost of a stamp."""
+        """Report how the times of `graph` are measured. `cost` is the newly measured cost of a stamp."""
         last = self.device.time.last
         clock = "" if last is None else f", its clock to {self.device.time.error_ns(last.device_ns) / 1000:.1f} us"
         stamps = f"less {cost.cost_ns / 1000:.2f} +- {cost.error_ns / 1000:.2f} us a stamp"

@@ -48,9 +48,9 @@ def without_dynamo(call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -
 
 
 def keep_dynamo_out() -> None:
-    """Make Dynamo skip cbtop's frames but not the functions they call, as Dynamo does for torch.nn.
+    """Make Dynamo skip cbtop's frames, but not the functions that they call. Dynamo does the same for torch.nn.
 
-    If Dynamo compiles a function of the host, and this function calls cbtop, Dynamo still traces cbtop there.
+    If Dynamo compiles a function of the host that calls cbtop, it still traces cbtop's code.
     """
     actions = _frames._FrameAction
     as_it_is = _frames._FrameExecStrategy(actions.SKIP, actions.DEFAULT)  # skip a frame, but not its callees

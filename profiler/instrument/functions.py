@@ -393,7 +393,7 @@ def _call_of_attention(original: Function, label: str, queries: int) -> Function
 
 
 def _fused(label: str, queries: int) -> BrickOf:
-    """Return the `BrickOf` of fused attention. Query, key and value are the arguments from number `queries` on."""
+    """Return a `BrickOf` for fused attention. Its arguments from number `queries` on are query, key and value."""
     name = classification.ATTENTION_FUSED
 
     def brick_of(args: Any, kwargs: Any) -> tuple[Any, int]:

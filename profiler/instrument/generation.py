@@ -137,7 +137,7 @@ def prepares(original: Function) -> Function:
 
 
 def assists(original: Function) -> Function:
-    """Wrap a function that generates with a draft model. Marks the running `generate` as assisted."""
+    """Wrap a function that generates with a draft model. It marks the running `generate` as assisted."""
 
     def assisted_decoding(*args: Any, **kwargs: Any) -> Any:
         _is_assisted()
@@ -147,7 +147,7 @@ def assists(original: Function) -> Function:
 
 
 def scores(original: Function) -> Function:
-    """Wrap a function that processes scores. Sampling begins when the function is called."""
+    """Wrap a function that processes scores. Its call is the beginning of sampling."""
 
     def process_scores(*args: Any, **kwargs: Any) -> Any:
         if is_dynamo_compiling():
@@ -170,7 +170,7 @@ def scores(original: Function) -> Function:
 
 
 def chooses(original: Function) -> Function:
-    """Wrap a function that checks whether to stop. Sampling has ended when the function returns."""
+    """Wrap a function that checks whether to stop. Its return is the end of sampling."""
 
     def is_done(*args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)

@@ -1,4 +1,7 @@
-"""The names that a profiler has given to models and bricks. A model that is attached again keeps its names."""
+"""Stores the names that a profiler has given to models and bricks.
+
+If a model is attached again, it keeps its names.
+"""
 
 from __future__ import annotations
 
@@ -57,8 +60,8 @@ def models_of(profiler: BrickProfiler) -> Models:
 def said_by(models: Models, root: nn.Module, plan: Plan) -> Said:
     """Return the names given to the model `root`, and give it a name if it is new.
 
-    The first model's name is "", even if only a part of the model was called before. Any other model has the name of
-    its class, with a number if that name was used before.
+    The first model is called "", even if a part of it was called before the model itself. Any other model is called
+    like its class, with a number if that name was used before.
     """
     if root not in models.said:
         others = [said for module, said in models.said.items() if not any([module is one for one in plan.trunk])]

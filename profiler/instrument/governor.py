@@ -42,8 +42,8 @@ from cbtop.protocol.messages import Sampling
 from cbtop.protocol.vocabulary import WARM_UP
 
 FIRST_EVERY = 4  # one step in this number is recorded, until the cost is known and FLOOR steps are recorded
-FLOOR = 20  # recorded steps of a kind that are needed for a figure
-WARM_UP_RECORDED = 2  # recorded warm-up steps of a kind
+FLOOR = 20  # number of recorded steps of a kind that a figure needs
+WARM_UP_RECORDED = 2  # number of warm-up steps of a kind that are recorded
 MOST_EVERY = 10_000
 PASSED_OVER = 8  # number of first steps of a kind that are not used to measure the cost, because they may fill caches
 SAMPLES = 121  # maximum number of measured differences that are kept, the newest ones
@@ -56,7 +56,7 @@ LEARNING_STEPS = 256  # if the cost is still unknown after this number of steps,
 MAX_KINDS = 64
 REPLAYED = "replayed"  # added to the key of replays, so that they are counted apart from other steps
 Z_95 = 1.96
-USED = 0.8  # part of the allowed share that is used
+USED = 0.8  # part of the allowed share that cbtop aims at
 LEAST_USED = 0.2  # part of the allowed share that recording may use, even if plain steps use up the rest
 ONE = 1 << 64
 GOLDEN = 0x9E3779B97F4A7C15  # fraction of the golden ratio, in units of 1 / ONE
@@ -106,7 +106,7 @@ class Alone(NamedTuple):
     """A plain step far from other plain steps. It will be compared with the next recorded step.
 
     The plain step is the `number`-th step of its kind. The last recorded step was `distance` steps earlier, and took
-    `before_ns`. `after_ns` is the time of a step between them that removed the timed calls, or None.
+    `before_ns`. If a step between them removed the timed calls, that step took `after_ns`.
     """
 
     number: int
@@ -292,7 +292,7 @@ class Governor:
         )
 
     def began(self, step: object, model: str, *, recorded: bool) -> StepStart:
-        """Count `step` of `model` as begun. Returns the mark to pass to `left` and `ended`."""
+        """Count `step` of `model` as begun. Returns a StepStart, which `left` and `ended` take as their `mark`."""
         state = self._models.get(model) or self._model(model)
         if recorded:
             state.recorded += 1
@@ -413,7 +413,7 @@ def _model_in(key: object) -> str:
 
 
 def _cost_of_recording(kinds: list[StepKind]) -> Estimate | None:
-    """Return the mean cost of recording one of the recent steps, including the cost for other steps.
+    """Return the mean cost of recording one of the recent steps, including the time that this adds to other steps.
 
     If the cost of a sort is unknown, the largest known cost is used. Returns None if the cost of recorded steps is
     known for less than half of the recent steps.

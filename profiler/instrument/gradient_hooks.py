@@ -39,7 +39,7 @@ class GradientHooks:
     """Follows the gradients of all optimizers of this process, and its gradient scalers."""
 
     def __init__(self) -> None:
-        self._optimizers: dict[int, tuple[ref[Any], OptimizerGradients]] = {}  # by id: see `Optimizers`
+        self._optimizers: dict[int, tuple[ref[Any], OptimizerGradients]] = {}  # by id of the optimizer
         self._scalers: dict[int, ScalerHistory] = {}
         self._has_failed = False
 
@@ -78,7 +78,7 @@ class GradientHooks:
         self._guarded(self._count, optimizer, phase)
 
     def skipped(self) -> None:
-        """Forget the gradients of a step that a gradient scaler has skipped."""
+        """Forget the gradients of the current step, because a gradient scaler has skipped it."""
         gradients_here().forget()
 
     def scaler_steps(self, scaler: Any, optimizer: Any) -> None:

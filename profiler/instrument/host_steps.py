@@ -28,7 +28,7 @@ from cbtop.protocol import clock
 if TYPE_CHECKING:
     from torch import nn
 
-KEPT = 12  # number of newest steps whose times are announced
+KEPT = 12  # the times of this number of newest steps are announced
 _EMPTY_CALLS = 64
 _OUTERMOST = -1
 
@@ -61,7 +61,7 @@ class HostCalls(Capture):
 
     @property
     def recording(self) -> HostCalls:
-        """The object whose `end_step` is called after the model's call. `PlacedCalls` has the same property."""
+        """The object with the method `end_step`, which is called after the model's call: this object itself."""
         return self
 
     def is_in_call_of(self, steps: object) -> bool:
@@ -115,7 +115,7 @@ class HostCalls(Capture):
                 own_ns[around] -= took_ns + cost.outside_ns
         found: Times = {}
         for key, keys, ns in zip(self.keys, places, own_ns, strict=True):
-            if key is not None and not isinstance(key, tuple):  # a brick, not a layer
+            if key is not None and not isinstance(key, tuple):  # a brick; the keys of layers are tuples
                 found.setdefault(keys, []).append(max(0.0, ns))
         return found
 

@@ -54,12 +54,12 @@ new_driver: Callable[[], Driver] = CudaDriver
 is_on_cuda: Callable[[], bool] = torch.cuda.is_initialized
 
 one_at_a_time = threading.Lock()  # locked while CUPTI is in use, because a process can use it only once at a time
-_here: dict[int, Recording] = {}  # the current step of a burst, by thread
+_here: dict[int, Recording] = {}  # the recording of the current step, by thread
 _is_left_on = False
 
 
 class Owner(Protocol):
-    """The object that requests kernel records of steps (`Bursts` or `KernelSteps`) and receives the results."""
+    """Requests that kernels of steps are recorded, and receives the results: `Bursts` or `KernelSteps`."""
 
     burst: KernelBurstResults
 
@@ -287,7 +287,10 @@ class Bursts:
 
 
 def _node_of(profiler: BrickProfiler, keys: Keys) -> int:
-    """Return the number of the node with these `keys`, from the step inwards. NO_NODE: there is no room for it."""
+    """Return the id of the node with these `keys`, from the step inwards.
+
+    Returns NO_NODE if there is no room for a node.
+    """
     scope: Any = profiler.parts.paths.own.position.scope
     while scope.parent is not None:
         scope = scope.parent

@@ -76,7 +76,7 @@ class LaunchedRecorder(RingRecorder):
 def instrument(overhead_percent: float, nothing_yet: str, is_lent: bool) -> None:
     """Instrument every model that this process calls, with an overhead of at most `overhead_percent` of its time.
 
-    `is_lent`: cbtop is not installed in this environment, so vLLM does not find cbtop among its plugins.
+    `is_lent` is True if cbtop is not installed in this environment. Then vLLM does not find cbtop among its plugins.
     """
     recorder = LaunchedRecorder(nothing_yet)
     is_governed = overhead_percent < EVERY_STEP_PERCENT

@@ -89,7 +89,10 @@ class _Callback:
         _thread.start_new_thread(self._run, ())
 
     def _run(self) -> None:
-        """Pass on the records in a separate thread, so that the computing thread does not wait."""
+        """Wait for stored graphs in a thread of cbtop's own, and record them.
+
+        So the computing thread does not wait.
+        """
         try:
             while True:
                 os.read(self._wake, 8)

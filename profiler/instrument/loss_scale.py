@@ -1,4 +1,4 @@
-"""Announces the loss scale of a gradient scaler, and how often it fell."""
+"""Announces the scale of a gradient scaler, and how often the scale fell."""
 
 from __future__ import annotations
 

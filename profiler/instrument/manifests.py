@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from cbtop.profiler.instrument.planning import Plan
 
 
-#: The attribute that holds the wrapped model, by the name of torch's wrapper.
+#: The attribute with the wrapped model, by the name of torch's wrapper class.
 WRAPPERS = {
     "DataParallel": "module",
     "DistributedDataParallel": "module",

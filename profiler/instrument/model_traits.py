@@ -1,4 +1,4 @@
-"""Finds traits of a model that decide the phase and tokens of its calls, from its signature, names and flags."""
+"""Finds traits of a model that decide the phase and the tokens of its calls. Reads its signature, names and flags."""
 
 from __future__ import annotations
 

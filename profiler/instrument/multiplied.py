@@ -69,7 +69,7 @@ def _setting(device: str, operator: str) -> str:
         get = precision_of_float32
         settings = (get(backend, operator), get(backend, "all"), get("generic", "all"))
         return next((setting for setting in settings if setting != "none"), "none")
-    if device == "cuda" and operator == CONVOLUTION:  # the setting of torch before 2.9
+    if device == "cuda" and operator == CONVOLUTION:  # torch before 2.9 has this setting
         return "tf32" if torch.backends.cudnn.allow_tf32 else "ieee"
     return "ieee" if operator == CONVOLUTION or torch.get_float32_matmul_precision() == "highest" else "tf32"
 
@@ -87,7 +87,7 @@ def computed_type(stored: torch.dtype, mode: Mode) -> torch.dtype:
 
 
 def type_name(computed: torch.dtype, mode: Mode, operator: str = PRODUCT) -> str:
-    """Return the name of the type that a product multiplies if it is computed in the type `computed`."""
+    """Return the name of the type that a product multiplies. `computed` is the type that it is computed in."""
     if computed is torch.float32:
         return mode.convolutions if operator == CONVOLUTION else mode.products
     return str(computed).removeprefix("torch.") if computed.is_floating_point else UNKNOWN_TYPE

@@ -266,7 +266,7 @@ class OpenStep:
         error: BaseException | None = None,
         trace: TracebackType | None = None,
     ) -> None:
-        """End the step, and the steps that are still open inside it."""
+        """End the step. If other steps are still open inside it, end them first."""
         try:
             self.is_running = False
             if self._in_burst is not None:
@@ -349,7 +349,7 @@ class OpenStep:
 
 
 class Noting:
-    """Makes `capture` record the calls of a model's modules during one call of the model."""
+    """Makes `capture` record the calls of a model's modules while the model is called once."""
 
     def __init__(self, model: TimedModel, capture: Capture) -> None:
         self.capture = capture

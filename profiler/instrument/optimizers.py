@@ -279,7 +279,7 @@ def _drop() -> None:
 
 @_unless_it_fails
 def _data_ended() -> None:
-    """Drop the time since the last step, because the data of an epoch has ended."""
+    """Drop the time since the last step, because the data of an epoch has ended. Does nothing if a step has begun."""
     here = training_here()
     if here.clock.is_in is None and here.steps is None:
         here.give_up()

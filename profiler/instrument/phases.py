@@ -26,7 +26,7 @@ FORWARD = "forward"  # any other call, not known to be prefill, decode or encode
 # Names of arguments for token ids or their embeddings. The decoder's are first, because a step counts the decoder's
 # tokens.
 TOKENS = ("decoder_input_ids", "decoder_inputs_embeds", "input_ids", "inputs_embeds", "tokens", "idx")
-PICTURES = ("input_features", "pixel_values")  # the shape of a picture has no axis of tokens
+PICTURES = ("input_features", "pixel_values")  # arguments with pictures, which have no axis of tokens
 CACHES = ("past_key_values", "cache_params", "state")
 # Names of arguments for the positions of new tokens.
 POSITIONS = ("start_pos", "input_pos", "cache_position", "cache_pos", "past_length", "seqlen_offset")
@@ -150,7 +150,7 @@ def _is_tensor(value: Any) -> TypeGuard[Tensor]:
 def _new_tokens(
     args: tuple[Any, ...], kwargs: dict[str, Any], axis: int | None, takes_ids: bool
 ) -> tuple[Tensor | None, int, int, int]:
-    """Return the likely tensor of new tokens, the number of sequences, their length, and the number of all tokens."""
+    """Return the likely tensor of new tokens, the number of sequences, their length, and the number of tokens."""
     for name in (*TOKENS, *PICTURES):
         if name in kwargs and issubclass(type(kwargs[name]), Tensor):
             new = kwargs[name]

@@ -237,7 +237,7 @@ def _may_be_layer(module: nn.Module) -> bool:
 
 
 def _names(paths: list[str]) -> list[str]:
-    """Return names for stacks: their paths without the common beginning. A single stack has the name ""."""
+    """Return the names of stacks: their `paths` without the common beginning, or "" if there is only one stack."""
     if len(paths) == 1:
         return [""]
     parts = [path.split(".") for path in paths]

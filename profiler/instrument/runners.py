@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """The facts about an engine, defined in the engine's file here."""
+    """The facts about an engine. The engine's own file in this folder defines them."""
 
     name: str
     model_of: Callable[[Any], nn.Module]
@@ -65,7 +65,8 @@ if chosen() is not HotPath:
 def once_there(
     engine: Engine, module: str, kind: str, wrappers: Mapping[str, Callable[[Function], Function]]
 ) -> None:
-    """Once `module` is imported, wrap methods of its class `kind`. `wrappers` has a wrapper for each method.
+    """When `module` is imported, wrap methods of its class `kind`. `wrappers` has a wrapper by the name of each
+    method.
 
     The first method must exist. The other methods are wrapped if they exist.
     """

@@ -78,7 +78,7 @@ class StampPlan:
 
 
 def times_without_stamps(times: list[int], cost_ns: float) -> list[int]:
-    """Return the times of the places in ns, relative to the first, without the cost of the stamps.
+    """Return the times of the places in ns, relative to the first place, without the cost of the stamps.
 
     `cost_ns` is the cost of one stamp, which is subtracted from each interval.
     """

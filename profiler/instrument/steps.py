@@ -43,7 +43,7 @@ class ModelSteps(TimedModel):
         self._shared_with: dict[ref[ModelSteps], object] = {}  # models that share a part with this one
 
     def after_fork(self) -> None:
-        """Make a new lock in a child process, and keep only the steps of the thread that has forked."""
+        """In a forked child, make a new lock, and keep only the steps of the thread that has forked."""
         swaps.lock = threading.RLock()
         self.recorded_steps.intersection_update(unit().open)
 

@@ -138,8 +138,8 @@ class Swaps:
     """The functions of this process that are timed while calls of a model are timed."""
 
     def __init__(self) -> None:
-        # The lock also protects the calls of models, which may share modules. It is reentrant, because a signal may
-        # interrupt cbtop while it holds the lock, and the host's signal handler may call a model.
+        # The lock also protects the swapping of modules' calls, because models may share modules. It is reentrant,
+        # because a signal handler of the host may call a model while cbtop holds the lock.
         self.lock = threading.RLock()
         self._functions: list[SwapTarget] = []  # oldest first
         self._are_in: bool | None = False  # whether the functions are timed; None: perhaps only some are

@@ -113,7 +113,7 @@ class TimedModel(ABC):
         self.recorded_steps: set[object] = set()  # recorded steps that are running
 
     def time_on(self, timing: Timing) -> None:
-        """Use `timing` for the model's steps and bricks from now on."""
+        """Time the model's steps and bricks as `timing` says, from now on."""
         self.timing, self.labelled = timing.path, timing.labelled
         #: The path that times calls of modules and functions. If the hot path is compiled, this is the hot path
         #: object itself.
@@ -171,7 +171,7 @@ class TimedModel(ABC):
             self.failed(error)
 
     def ask_of(self, device: str, adapted: nn.Module | None, mode: Mode) -> None:
-        """Check autocast on `device` and the adapters of `adapted` from now on. `mode` has their current state."""
+        """Check autocast on `device` and the adapters of `adapted` from now on. `mode` has their current values."""
         self._device = device if device in AUTOCAST_DEVICES else ""
         self._adapted = None if adapted is None else ref(adapted)
         self._asked = mode.autocast, mode.adapters

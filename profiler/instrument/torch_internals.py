@@ -34,12 +34,12 @@ has_torch_function = _has_torch_function_unary
 is_tracing = _is_tracing
 #: Returns the number of active `__torch_dispatch__` modes.
 dispatch_modes = _len_torch_dispatch_stack
-#: Returns the active mode with a key such as those in SYMBOLIC_MODES, or None.
+#: Returns the active dispatch mode with the given key (see SYMBOLIC_MODES), or None.
 dispatch_mode = _get_dispatch_mode
 #: The keys of two sorts of modes: in the first, tensors have no contents; in the second, `make_fx` traces calls.
 SYMBOLIC_MODES = (_TorchDispatchModeKey.FAKE, _TorchDispatchModeKey.PROXY)
 
-#: Returns the precision of float32 for a backend and an operator. None in torch before 2.9.
+#: Returns torch's setting for the precision of float32, for a backend and an operator. None in torch before 2.9.
 precision_of_float32: Callable[[str, str], str] | None = getattr(_C, "_get_fp32_precision_getter", None)
 
 #: These functions return the children, parameters or buffers of one module, by name. They are C functions, so they

@@ -282,7 +282,9 @@ class TrainingSteps:
         here.forwards += 1
         if here.forwards > (MOST_FORWARDS if here.clock.has_backward else MOST_WITHOUT_BACKWARD):
             here.give_up()
-            model.training, model.in_python = False, False  # its steps end in another thread, or unseen
+            # Its steps end in another thread, or in a way that cbtop does not see. So show its forwards as steps of
+            # inference.
+            model.training, model.in_python = False, False
             return None
         here.clock.begin(TrainingPart.FORWARD, now_ns)
         if here.steps is None:

@@ -88,7 +88,7 @@ LEAST_PAUSE_NS, MOST_PAUSE_NS = 250_000_000, 10_000_000_000
 
 
 class StepKernels(StepCalls):
-    """The kernels of one training step, by the calls that launched them."""
+    """Records the kernels of one training step, by the calls that launched them."""
 
     def __init__(self, labelled: Callable[[Any], Any], recording: Recording, begun_ns: int) -> None:
         super().__init__(labelled)
@@ -209,7 +209,7 @@ class IdleTimes:
     def changed(self, part: TrainingPart) -> None:
         """Handle that the loop is in `part` from now on."""
         if self._is_measured and torch.cuda.is_current_stream_capturing():
-            self._is_measured = False  # a captured event has no time
+            self._is_measured = False  # an event in a captured graph has no time
         if not self._is_measured:
             return
         if self._is_inside:
@@ -459,7 +459,7 @@ def _close_at_exit(recording: Recording) -> None:
 
 
 def _close(pid: int) -> None:
-    """Close a window that is still open, in the process that opened it."""
+    """Close a window that is still open, if this is the process that opened it."""
     recording = _open[0]() if os.getpid() == pid else None
     if recording is not None and recording.window.is_on:
         recording.end_step()
@@ -475,7 +475,7 @@ def _communication() -> StepCommunication:
 
 
 def _dated(burst: KernelBurstResults, key: Hashable) -> KernelBurstResults:
-    """Return `burst` with the key of its step, which was not known when the step began."""
+    """Return `burst` with the key of its step, which was unknown when the step began."""
     found = KernelBurstResults()
     found.kernels = {((key, *keys[1:]), kernel): durations for (keys, kernel), durations in burst.kernels.items()}
     found.steps[key] = 1

@@ -156,7 +156,7 @@ def _work_of_convolution(module: nn.Module, mode: Mode, size: Sequence[int] | No
 
 
 def _work_of_adapted(module: nn.Module, mode: Mode) -> Work:
-    """Return the work of a matrix product with the low-rank products that its adapters add."""
+    """Return the work of a matrix product, including the low-rank products that its adapters add."""
     found = low_rank_products(module)
     base = UNKNOWN_WORK if found is None else _work_of_product(found[0], mode)
     sizes = None if found is None else product_sizes(found[0])

@@ -133,7 +133,7 @@ def _chain(there: object) -> list[CallWrapper]:
 
 
 def follow_host(module: nn.Module) -> None:
-    """Make the last wrapper of `module` call the value that the host has now set."""
+    """Make the last wrapper of `module` call the value that the host has set now."""
     chain = _chain(standing(module))
     if chain:
         chain[-1].instead = of_host(module)

@@ -120,7 +120,7 @@ def _weight(own: Sequence[float], event: int) -> float:
 def _events(graph: ExecutionGraph) -> list[list[int]]:
     """Return the events after each event. Event 2n is the begin of node n, and event 2n + 1 is the end.
 
-    A node's own time lies directly after its begin.
+    A node's own time comes directly after its begin.
     """
     after: list[list[int]] = [[] for _ in range(2 * len(graph.nodes))]
     for node in range(len(graph.nodes)):

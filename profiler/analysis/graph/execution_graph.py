@@ -21,8 +21,8 @@ from cbtop.profiler.analysis.graph.nodes import (
 from cbtop.protocol.attributes import Grid
 from cbtop.protocol.vocabulary import BrickId, TransferDirection
 
-DROPPED = -1  # the id of a node without room; its inner nodes and its edges are dropped too
-MAX_EDGES = MAX_NODES  # limit for added edges; other edges take no room, because they follow from the nodes
+DROPPED = -1  # returned in place of an id if there is no room; such a node's inner nodes and edges are dropped too
+MAX_EDGES = MAX_NODES  # limit for edges that callers add; all other edges are computed from the nodes
 _OPPOSITE = {
     TransferDirection.H2D: TransferDirection.D2H,
     TransferDirection.D2H: TransferDirection.H2D,

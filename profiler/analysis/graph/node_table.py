@@ -48,7 +48,7 @@ class NodeTable:
         self.children: dict[int | None, list[Node]] = {None: []}
         self.step_of = array("q", [-1])  # by id: the step that contains the node (a step contains itself), or -1
         self.part_of = array("q", [-1])  # by id, in a step: the parent, if its time includes the node's; else -1
-        self.first_of = array("q", [0])  # by id: the first node of the same kind, name and category in the phase
+        self.first_of = array("q", [0])  # by id: the first node in its phase with the same kind, name and category
         self.like_of = array("q", [0])  # by id: the first node that also has the same work and budget
         self.parent_of = array("q", [0])  # 0 for a root
         self.kind_of = array("q", [-1])
@@ -101,7 +101,7 @@ class NodeTable:
         self._made.clear()
 
     def _outer_of(self, node: Node) -> int:
-        """Return the parent of `node` if its time includes the time of `node`, else -1."""
+        """Return the parent of `node` if the parent's time includes the time of `node`, else -1."""
         assert node.parent is not None
         return node.parent if node.kind in _PARTS_OF.get(self[node.parent].kind, ()) else -1
 

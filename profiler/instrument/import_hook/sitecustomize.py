@@ -161,7 +161,7 @@ class TorchFinder:
         loader.exec_module = exec_module
 
     def _note(self, why: str) -> None:
-        """Add a reason to the run's file. The file exists as long as nothing was recorded."""
+        """Add the reason `why` to the run's file. The file exists until something was recorded."""
         try:
             file = os.open(self._nothing_yet, os.O_WRONLY | os.O_APPEND)
             try:
