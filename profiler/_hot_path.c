@@ -61,7 +61,7 @@ typedef struct Scope {
     PyObject_HEAD
     PyObject *key;
     struct Scope *parent;
-    /* The scope that started next in the same parent after this one had ended, when it was last looked up. May be
+    /* The scope that started after this one had ended, in the same parent, when this was last looked up. May be
        NULL. */
     struct Scope *next;
     const void *call_after; /* the call that started `next`; used only to prefetch; may be freed or NULL */
@@ -77,7 +77,7 @@ struct HotPath;
 /* The current place of one thread, task or greenlet in the graph, and the settings of its step. */
 typedef struct Position {
     PyObject_HEAD
-    Scope *scope; /* holds references to this scope and all around it, so a move counts only the new scope */
+    Scope *scope; /* holds references to this scope and to all scopes around it */
     Scope *left;  /* the scope that the position left last, if no scope has started since; may be NULL */
     int64_t *slot;          /* the slot in the ring's header that shows this place; `nowhere` if there is none */
     struct HotPath *holder; /* borrowed: the path that has this position in its `holders`; NULL without a slot */
@@ -90,8 +90,7 @@ typedef struct Position {
     char recording; /* 0 in a step that is not sampled */
 } Position;
 
-/* A running brick. It is not tracked by the garbage collector, because no scope or position refers to it, so it is
-   in no cycle. */
+/* A running brick. The garbage collector need not track it, because no scope or position refers to it. */
 typedef struct {
     PyObject_HEAD
     Position *position;
@@ -126,7 +125,7 @@ typedef struct {
     HotPath *hot_path;
     PyObject *key;
     PyObject *elements;
-    Position *position; /* NULL before the span is entered and while recording is off; so is `scope` */
+    Position *position; /* NULL, like `scope`, until the span is entered, and while recording is off */
     Scope *scope;
     int64_t start_ns;
 } Span;
@@ -141,15 +140,15 @@ static PyTypeObject *ScopeType, *PositionType, *TimerType, *HotPathType, *SpanTy
 static PyObject *finder, *perf_counter_ns, *layer_kind, *one, *numel, *call_impl, *getattribute, *model_of_step, *name_of_key;
 static uint64_t serials;     /* the number of rings so far; a serial is never reused */
 static uint64_t generation;  /* incremented whenever a position or a hot path is freed */
-/* The last path on which a model was called, borrowed. A thread has one unit for all paths, so its position on
-   this path has its unit. */
+/* The last path on which a model was called, borrowed. A thread's unit is found at the thread's position on any
+   path, so this path serves to find it. */
 static HotPath *path_of_units;
-static int64_t nowhere[SLOT_WORDS]; /* the slot of all positions without one of their own; never read */
+static int64_t nowhere[SLOT_WORDS]; /* the slot of all positions that have no slot of their own */
 
-/* The position that this thread used last, and the state at that time. If the thread has not switched contexts
-   since, it is still the caller's position. If `generation` has not changed, it still exists. The TLS model saves
-   a call at each access. If the loader has no room for such a variable, the import fails and the Python hot path
-   is used. */
+/* The position that this thread used last, with the state of the thread at that time. It still exists if
+   `generation` is unchanged, and is still the caller's if the thread has not switched contexts. The TLS model
+   saves a call at each access. If the loader has no room for such a variable, the import fails and the Python hot
+   path is used. */
 static _Thread_local struct {
     HotPath *hot_path;
     uint64_t thread_state; /* a C thread may have several thread states, one after the other */
@@ -389,7 +388,7 @@ go_to(Position *position, Scope *scope)
     }
 }
 
-/* Move to the parent of `scope`, if the position is inside `scope`. Returns 1 if it is, else 0. */
+/* If the position is inside `scope`, move to the parent of `scope` and return 1. Otherwise return 0. */
 static inline int
 leave(Position *position, Scope *scope)
 {
@@ -421,7 +420,8 @@ enter(HotPath *self, Position *position, Scope *scope)
 static int
 position_clear(Position *self)
 {
-    /* Do not clear `scope`: it must never be NULL, and scopes break cycles themselves by clearing their children. */
+    /* Do not clear `scope`, because it must never be NULL. A cycle through `scope` is broken when the scope is
+       cleared. */
     Py_CLEAR(self->step);
     Py_CLEAR(self->held);
     Py_CLEAR(self->unit);
@@ -654,7 +654,7 @@ give_up(HotPath *self)
     Py_XDECREF(type);
     Py_XDECREF(error);
     Py_XDECREF(trace);
-    return PyErr_Occurred() ? -1 : 0; /* a signal handler of the host may have raised, now or before */
+    return PyErr_Occurred() ? -1 : 0; /* -1 if a signal handler of the host has raised */
 }
 
 static inline void
@@ -919,8 +919,8 @@ stop_brick(HotPath *self, PyObject *const *args, Py_ssize_t count, PyObject *kwn
 /* ---- calls of a host's modules and functions ----
 
    Instances of classes in instrument/wrapping.py and instrument/functions.py are called in place of the host's
-   objects. Dynamo traces their `__call__` in Python. The C code here does the same as `__call__` in steps that the
-   compiled hot path records. It leaves all other cases to Python.
+   objects. Dynamo traces their `__call__` in Python. In steps that the compiled hot path records, the C code here
+   runs instead, and does the same. It leaves all other cases to Python.
 */
 
 enum { MODULE_PATH, MODULE_KEY, MODULE_MODEL, MODULE_MODULE, MODULE_INSTEAD, MODULE_ASKS };
@@ -1024,8 +1024,8 @@ is_tensor(PyObject *value)
     return PyType_IsSubtype(Py_TYPE(value), (PyTypeObject *)tensor_type);
 }
 
-/* Return the elements of a call: those of its first tensor argument. The number is read directly if the tensor is
-   of torch's own class and no `__torch_function__` handles it. */
+/* Return the elements of a call: the number of elements of its first tensor argument. The number is read in C if
+   the tensor is of torch's own class and no `__torch_function__` handles it. */
 static inline PyObject *
 elements_given(PyObject *args, PyObject *kwargs, Py_ssize_t first)
 {
@@ -1097,9 +1097,9 @@ look_for_implementation(PyTypeObject *type, Implementation *known)
     known->version = function != NULL && PyFunction_Check(function) ? version_of(type) : 0;
 }
 
-/* Return the callable that a call of `module` runs, as a new reference: its `_call_impl`. If `is_bound` becomes 0,
-   this is a function of the class, which takes the module as its first argument. Returns NULL with an exception
-   set. */
+/* Return the callable that a call of `module` runs, as a new reference: its `_call_impl`. Usually that is a
+   function of the class. Then `is_bound` is 0, and the caller must pass the module as the first argument. Returns
+   NULL with an exception set. */
 static inline PyObject *
 implementation_of(PyObject *module, int *is_bound)
 {
@@ -1318,9 +1318,9 @@ is_inside(Position *position, PyObject *name)
 
 enum { QUERY_SHAPE, KEY_SHAPE, VALUE_SHAPE, KEY_TYPE, IS_CPU, FOUND, LAST_PARTS };
 
-/* Return the shapes, type and device that decide the result of `brick_of`, as a tuple. Only attention with one
-   query per sequence, and without a mask that hides keys, is decided by them. Returns NULL in other cases, or if a
-   look-up raised an exception. */
+/* If shapes alone decide the result of `brick_of`, return a tuple of the shapes, the type and the device. This is
+   so for attention with one query per sequence and without a mask that hides keys. Returns NULL in other cases, or
+   if a look-up raised an exception. */
 static PyObject *
 shapes_of(PyObject *args, PyObject *kwargs, Py_ssize_t queries)
 {
@@ -1621,8 +1621,8 @@ timed_builtin_of(PyObject *function)
     return NULL;
 }
 
-/* Return whether the calls of a model are timed, and torch executes calls. It does not execute them if they are
-   traced into a graph, or if their tensors have no contents. */
+/* Return whether calls must be timed now: a model is timed, and torch executes calls. torch does not execute calls
+   that are traced into a graph, or that have tensors without contents. */
 static int
 is_run(void)
 {
@@ -2110,8 +2110,8 @@ hot_path_traverse(HotPath *self, visitproc visit, void *arg)
     Py_VISIT(self->give_up);
     Py_VISIT(self->find);
     Py_VISIT(self->root);
-    /* Do not visit ring.obj: no cycle leads through it. If the collector cleared its memoryview first, the buffer
-       could not be released. */
+    /* Do not visit ring.obj, because no cycle leads through it. If the collector cleared that memoryview first,
+       the buffer could not be released. */
     return 0;
 }
 
@@ -2264,9 +2264,9 @@ span_exit(Span *self, PyObject *const *args, Py_ssize_t count)
     Py_RETURN_NONE;
 }
 
-/* The call of a span, as __enter__ or __exit__. A `with` statement binds both methods, and usually makes an object
-   for each. A SpanMethod is bound without a new object: the result is the span itself, which is callable. This
-   saves a quarter of the cost of the `with` form. */
+/* Runs __enter__ or __exit__ of a span. A `with` statement binds both methods, which usually makes an object for
+   each. Binding a SpanMethod makes no object, because the result is the span itself, which is callable. This saves
+   a quarter of the cost of the `with` form. */
 static PyObject *
 span_call(PyObject *self, PyObject *const *args, size_t count, PyObject *kwnames)
 {

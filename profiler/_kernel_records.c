@@ -22,7 +22,7 @@ static PyObject *
 kernel_of(const uint8_t *record)
 {
     uint64_t times_ns[2], name, node;
-    int32_t sizes[8]; /* x, y, z of the grid, x, y, z of the block, static bytes, dynamic bytes */
+    int32_t sizes[8]; /* grid x, y, z; block x, y, z; static bytes; dynamic bytes */
     uint32_t call, graph;
     uint16_t registers;
     memcpy(times_ns, record + TIMES_AT, sizeof times_ns);

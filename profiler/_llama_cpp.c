@@ -39,8 +39,8 @@ typedef struct {
     int64_t elements, start_ns, end_ns;
 } Node;
 
-/* A graph whose nodes are stored. The computing thread owns it until `state` is FULL. Then the reading thread owns
-   it. */
+/* The stored nodes of one graph. The computing thread owns this object until `state` is FULL. Then the reading
+   thread owns it. */
 typedef struct {
     atomic_int state;
     pthread_t thread;

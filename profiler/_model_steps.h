@@ -90,8 +90,9 @@ typedef struct {
     int64_t tokens, sequences, cached;
 } Described;
 
-/* Roles of arguments. The roles of new tokens and of caches are numbers: the argument with the lowest number is
-   used. A call with any other known argument is left to Python. */
+/* Roles of the arguments of a model. The roles below ROLE_CACHE are those of new tokens, and those below ROLE_ELSE
+   of caches. If a call has several arguments of one sort, the one with the lowest role is used. A call with an
+   argument of role ROLE_ELSE is left to Python. */
 enum { ROLE_CACHE = 32, ROLE_ELSE = 64, ROLE_END = 96 };
 
 static inline int
@@ -209,8 +210,8 @@ positions_in(PyObject *cache, int64_t *cached)
         Py_XDECREF(first);
         return 0;
     }
-    /* Check the type of the keys, because the host's method below reads their shape. If the host's own tensor type
-       overrides torch's functions, Python must hide this read from it. */
+    /* The type of the keys is checked, because `get_seq_length` of the host reads their shape. If the host has a
+       tensor type of its own, Python must hide that read from its `__torch_function__`. */
     known = optional(first, initialized_name, &is_used);
     if (known > 0 && is_used == Py_True && (known = optional(first, length_name, &length)) > 0)
         known = optional(first, keys_name, &keys);
@@ -471,8 +472,8 @@ generation_in(PyObject *unit)
     return depth ? PyList_GET_ITEM(generations, depth - 1) : NULL;
 }
 
-/* Return what a step would be that begins now: PLAIN, RECORDED, or IN_PYTHON if Python must begin it. The step's
-   kind is not considered. Changes nothing. */
+/* Return the sort of a step that would begin now: PLAIN or RECORDED, or IN_PYTHON if Python must begin it. Changes
+   nothing. */
 ONCE_A_STEP static int
 sort_of_step(PyObject *steps, HotPath *path, Position *position, PyObject *unit, PyObject *generation, int waits)
 {
@@ -568,8 +569,8 @@ is_sampled(PyObject *governor, int64_t number)
            !__builtin_mul_overflow((uint64_t)number * golden, (uint64_t)every, &product);
 }
 
-/* Return whether this code can begin a step of `call` inside `generation`. Stores in `start` when the preparation
-   of the step's inputs began, as a new reference, or NULL if that is not known. */
+/* Return whether this code can begin a step of `call` inside `generation`. If the preparation of the step's inputs
+   has begun, stores the time of its begin in `start`, as a new reference. */
 static inline int
 is_usual_in(PyObject *generation, PyObject *call, HotPath *path, int64_t called_ns, PyObject **start)
 {
@@ -635,8 +636,8 @@ begin_step(PyObject *call, PyObject *steps, HotPath *path, Position *position, P
     if (sort == PLAIN)
         mark = named_tuple(lent.mark_type, 3);
     else if (is_recorded_next(steps, core) && PyDict_GetItemWithError(path->root->children, key) != NULL) {
-        /* `take_lane` stores the step as the holder of its lane. Other code reads the holders, for example after a
-           fork, so the slots that it reads are filled now. */
+        /* Fill the slots of `step` that other code reads through the lanes, because `take_lane` stores the step as
+           the holder of its lane. */
         PyObject *const of_holder[] = {none, none, none, adopted, zero};
         static const int seen[] = {STEP_LANE, STEP_POSITION, STEP_SCOPE, STEP_ADOPTED, STEP_WAITS};
         for (int i = 0; i < 5; i++)
@@ -773,8 +774,8 @@ done:
     return is_begun > 0 ? sort : is_begun < 0 ? -1 : forget_exception();
 }
 
-/* Return what the step of `open_step` is: PLAIN, RECORDED, or IN_PYTHON if Python must end it. Changes nothing and
-   runs no Python code. */
+/* Return the sort of the step of `open_step`: PLAIN or RECORDED, or IN_PYTHON if Python must end it. Changes
+   nothing and runs no Python code. */
 ONCE_A_STEP static int
 sort_of_end(HotPath *path, Position *position, PyObject *unit, PyObject *open_step, PyObject *step)
 {
@@ -1054,7 +1055,7 @@ dynamo_on(PyObject *callback)
     PyErr_Restore(type, error, trace);
 }
 
-/* Call the model. Dynamo has its callback back during the call. */
+/* Call the model. During the call, Dynamo has its callback back. */
 ONCE_A_STEP static PyObject *
 call_model(PyObject *called, PyObject *args, PyObject *kwargs, PyObject **callback)
 {

@@ -83,7 +83,7 @@ class StampingClock(DeviceClock, Protocol):
 
 
 class HostClock:
-    """The host's clock with the methods of a device clock. A mark is the time of the host when the mark was made."""
+    """The host's clock, with the methods of a device clock. A mark is a reading of the host's clock."""
 
     def __init__(self, clock_ns: Callable[[], int] = clock.perf_counter_ns) -> None:
         self.mark = clock_ns

@@ -116,8 +116,8 @@ class DevicePath:
                 self._defer((scope.node | flags, start, end, elements))
             else:
                 self.emit(scope, position, start, end, elements, flags)
-            # A layer, whose key is a tuple, may wait for the device in any mode. A brick waits only in IMMEDIATE
-            # mode, or if there are MAX_PENDING timings.
+            # The key of a layer is a tuple. A layer may wait for the device in any mode. A brick waits only in
+            # IMMEDIATE mode, or if there are MAX_PENDING timings.
             if type(scope.key) is tuple or self.mode is SyncMode.IMMEDIATE or len(self._waiting) >= MAX_PENDING:
                 self._end(scope.key)
         except Exception as error:  # noqa: BLE001 - as in start_brick
@@ -153,7 +153,7 @@ class DevicePath:
         If the step at `position` has no name yet, store the call in `position.held`.
         """
         if scope.node >= 0 or position is None:
-            if self.held_steps is not None:  # outside of kept steps: use the times at which the host made the marks
+            if self.held_steps is not None:  # outside of kept steps, take the host's times of the marks
                 tag = max(scope.node, 0) | flags
                 self._callbacks.record(tag, self.held_steps.host_ns(start), self.held_steps.host_ns(end), elements)
             else:

@@ -252,7 +252,8 @@ class HeldSteps:
             scope = places.named
             for key in keys:
                 scope = scope.children.get(key) or self._scopes.define(scope, key)
-            stamps_ns = found.stamps_ns(began_ns)  # stamps lengthen a step, but not work that was timed elsewhere
+            # Time of stamps before the part; the part itself contains no stamps.
+            stamps_ns = found.stamps_ns(began_ns)
             until_ns = ended_ns - stamps_ns
             record(max(scope.node, NO_NODE) | lane, began_ns - stamps_ns, until_ns, elements)
             if scope.work is not None:

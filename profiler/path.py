@@ -166,7 +166,7 @@ class HostPath:
         self._callbacks = callbacks
         self._record = callbacks.record
 
-    # Every step reads both properties. attrgetter runs no Python code: a model would have evicted such code from the
+    # Every step reads both properties. attrgetter runs no Python code, which a model would have evicted from the
     # caches.
     position = property(attrgetter("hot_path.position"), doc="Where in the graph the caller is.")
     recording = property(attrgetter("hot_path.recording"), doc="Whether what the caller starts now is timed.")

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 class Paths:
-    """Makes and ends the paths of a profiler. `own` is the path that times its bricks: `device`, or `host` if
-    `device` is None.
+    """Makes and ends the paths of a profiler. `own` is the path that times its bricks: `device`, or `host` without
+    one.
 
-    Each function in `settlers` records the work that a device has already reported. Called with True, it first waits
-    for the device.
+    Each function in `settlers` records the work that a device has already reported. If its argument is True, it first
+    waits for the device.
     """
 
     def __init__(

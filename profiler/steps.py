@@ -178,7 +178,7 @@ class Steps:
         for steps in (self, *self._others):
             steps.forks += 1
         position = self.path.position
-        # If the caller's step is in the shared lane, it is in no list of holders.
+        # The caller's step is not among the holders if it is in the shared lane.
         for step in [*self.lanes.holders, position.step]:
             if isinstance(step, ActiveStep):
                 step.leave_to_parent()

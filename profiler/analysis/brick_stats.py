@@ -57,8 +57,8 @@ class BrickStats:
     budget_gb_per_sec: float | None  # the budgeted rate; None if places have different rates
     size_bytes: float | None = None  # bytes of data of a collective; `bytes` is its traffic on the links
     uncounted: int = 0  # number of calls without a count of elements
-    # Exclusive time of work for these steps in other threads or tasks, in steps that have ended. The wall time of the
-    # steps does not include it.
+    # The exclusive time in ended steps that other threads or tasks worked for these steps. It is no part of the
+    # steps' wall time.
     adopted_ns: int = 0
     dtypes: tuple[str, ...] = ()  # the types of the multiplied numbers, as in `Work`
 
@@ -116,7 +116,7 @@ class _Brick:
 
 
 class _Bricks:
-    """Computes sums for all bricks at once. NumPy calls for each brick would take twice as long."""
+    """Computes sums for all bricks at once, in half the time of separate NumPy calls for each brick."""
 
     def __init__(self, bricks: Sequence[_Brick]) -> None:
         self.bricks = bricks
@@ -156,8 +156,8 @@ def brick_stats(totals: PhaseTotals) -> list[BrickStats]:
     rows = zip(
         ran.bricks,
         totals.stats.calls_of([brick.nodes for brick in ran.bricks]),
-        # In `exclusive_ns`, a running call adds nothing yet, but the calls inside it that have ended are already
-        # subtracted. The maximum keeps them from reducing the time of the node's earlier calls.
+        # `exclusive_ns` counts a running call only when it ends, but already subtracts the ended calls inside it. So
+        # it may be too small for the earlier calls of the node. The maximum corrects that.
         ran.sums(np.maximum(closed_exclusive_ns, totals.exclusive_ns[nodes])),
         ran.sums(closed_exclusive_ns),
         ran.sums(np.where(is_adopted, closed_exclusive_ns, 0)),
@@ -308,7 +308,7 @@ def _work(node: Node, totals: PhaseTotals, unit: str) -> float | None:
 
 
 def _budget_of(groups: Sequence[Column], totals: PhaseTotals) -> float | None:
-    """Return the time per token in µs that the nodes in `groups` may take together. None if one has no budget."""
+    """Return the time per token in µs that all `groups` of nodes may take together. None if one has no budget."""
     budgets: list[float | None] = []
     for alike in groups:
         first = totals.table[int(alike[0])]

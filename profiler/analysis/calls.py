@@ -21,8 +21,8 @@ class Calls:
     """The statistics of a group of calls. Percentiles and `cv` come from histograms and are exact to one percent.
 
     Percentiles and `cv` are None if the histograms hold more or fewer calls than the group. This happens for a node
-    beyond MAX_HISTOGRAM_NODES, or if the histograms had no room. In such a case, a result of NodeStats.since also has
-    no minimum and no maximum.
+    beyond MAX_HISTOGRAM_NODES, or if the histograms had no room. In these cases, a result of NodeStats.since has no
+    minimum and no maximum, either.
     """
 
     count: int
@@ -87,7 +87,7 @@ def spread(
     at = np.searchsorted(running, rank, side="left")
     percentiles[:, known] = np.clip(middle[at], low[known], high[known])
     columns += list(percentiles)
-    others = calls != count  # the histogram lacks calls of the group, or has others
+    others = calls != count  # the histogram lacks some calls, or has calls of other nodes
     if others.any():
         for column in columns:
             column[others] = np.nan

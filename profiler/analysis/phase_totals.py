@@ -159,11 +159,11 @@ def _held_and_adopted(
 
 
 def exclusive_of(table: NodeTable, inside: Inside, time_ns: Column, nested_ns: Column, overlap_ns: Column) -> Column:
-    """Return the exclusive time of each node, by node id: `time_ns` without the nodes inside that are subtracted.
+    """Return the exclusive time of each node, by node id: `time_ns` without some of the nodes inside it.
 
-    From a brick, only the bricks and steps inside are subtracted, from any other node all nodes inside. A subtracted
-    node counts with its `nested_ns`. If nodes overlap, the parent's `overlap_ns` is added back, so that no time is
-    subtracted twice.
+    From a brick, the bricks and steps inside it are subtracted. From any other node, all nodes inside are subtracted.
+    A subtracted node counts with its `nested_ns`. If nodes overlap, the parent's `overlap_ns` is added back, so that
+    no time is subtracted twice.
     """
     parent_of, kind_of = table.column("parent_of"), table.column("kind_of")
     in_brick, in_other = -overlap_ns, -overlap_ns  # time to subtract from a brick, and from any other node

@@ -25,7 +25,7 @@ class Distance:
     attainable_gflops: float
     percent_of_roof: float
     bound: str  # MEMORY, COMPUTE, NO_ROOF or SHARED
-    is_unsure: bool | None = None  # whether the roof was measured with much scatter; None if not known
+    is_unsure: bool | None = None  # True if the rounds of the roof's measurement differ much; None if not known
 
     @property
     def above_roof(self) -> bool:

@@ -212,7 +212,7 @@ class RunningSteps:
             del self._last[next(iter(self._last))]
 
     def _note_late(self, groups: Column, duration: Column, sparse: SparseColumns) -> None:
-        """Subtract late parts from the stored time, outside of parts, of their ended steps."""
+        """The time outside of parts is stored for each ended step. Subtract parts that arrived late from it."""
         for group in distinct(groups).tolist():
             end_ns, is_cancelled, left_ns = self._ended[group]
             now_ns = left_ns - int(duration[groups == group].sum())
@@ -260,10 +260,10 @@ def _inside(batch: Batch, step_of: Column, part_of: Column) -> _Inside:
 
 
 def _note_over(sparse: SparseColumns, step: int, before_ns: int, left_ns: int) -> None:
-    """Count the time by which the parts of a step exceed the step. `left_ns` is the step's time outside its parts.
+    """Count the excess: the time by which the parts of a step take longer than the step.
 
-    `left_ns` is below zero if the parts take longer. `before_ns` is its earlier value, for which the excess is
-    already counted.
+    `left_ns` is the step's time outside its parts, which is below zero if there is an excess. `before_ns` is its
+    earlier value. Only the increase of the excess is counted.
     """
     more_ns = max(0, -left_ns) - max(0, -before_ns)
     if more_ns:

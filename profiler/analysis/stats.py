@@ -53,8 +53,7 @@ class NodeStats:
         self._size = 0
         self._table = np.zeros((len(COLUMNS), 0), np.int64)
         self._histograms = Histograms()
-        # By first_of: the node whose histogram is shared by nodes without their own.
-        self._shared: dict[int, int] = {}
+        self._shared: dict[int, int] = {}  # by first_of: the node with the histogram that several nodes share
         self.sparse = SparseColumns()
         # The table with all counts, in a result of `recent_part`. The first read of min_ns or max_ns computes these
         # columns from it.
@@ -234,7 +233,7 @@ class NodeStats:
         return distinct(np.concatenate(changed)), cells[0]
 
     def _histogram_of(self, node: Column, first_of: Column | None) -> Column:
-        """Return, for each of `node`, the node with the histogram of its calls: the node itself, or a shared one."""
+        """Return the node that holds the histogram for the calls of each node: the node itself, or a shared one."""
         beyond = np.flatnonzero(node > MAX_HISTOGRAM_NODES)
         if first_of is None or not len(beyond):
             return node

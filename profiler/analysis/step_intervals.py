@@ -10,7 +10,8 @@ from cbtop.profiler.analysis.sparse_columns import SparseColumns
 from cbtop.protocol.ring_reader import Batch
 
 MOST_SQUARED = 1 << 32  # a step counts at most this many tokens in sums of squares, so that they do not overflow
-MAX_KEPT_INTERVALS = 1 << 12  # per step node; a step that is recorded later than these intervals may count time twice
+# Per step node; a step recorded later than these may be counted twice where steps overlapped.
+MAX_KEPT_INTERVALS = 1 << 12
 MAX_SAID_INTERVALS = 1 << 10  # maximum number of intervals in one message
 MAX_PARTS = 64  # maximum number of arrays of intervals per step node; more are joined
 NONE = np.zeros(0, np.int64)

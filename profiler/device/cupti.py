@@ -281,7 +281,7 @@ class TorchsCupti:  # pragma: no cover - gpu
         self._callbacks = _Requested(self._requested), _Completed(self._completed), _Called(_pass_over)
         self._subscriber = c_void_p()
         self._kinds: list[int] = []
-        self._buffers: dict[int, Any] = {}  # the buffers that CUPTI has got, by address
+        self._buffers: dict[int, Any] = {}  # the buffers that were given to CUPTI, by address
         self._full: list[tuple[int, int]] = []  # address of each full buffer, and number of bytes written
         self._is_begun = False
         self.dropped = 0

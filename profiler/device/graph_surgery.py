@@ -69,7 +69,7 @@ class StampSites:
     def place_of(self, last: Sequence[int] | None) -> int | None:
         """Return the place after the nodes `last`, before the next node. None if no stamp is possible there."""
         if last is None or not self.positions.keys() >= set(last):
-            return None  # an unknown node is an event; the timed nodes before it are not known here
+            return None  # a node without a position is an event, and does not tell which timed nodes come before it
         # `last` has several nodes if work on another stream joins the caller's stream. If one of these nodes is a
         # place, all other nodes come before that place.
         place = max(last, key=self.positions.__getitem__, default=START)
@@ -191,14 +191,15 @@ class StampedGraph:
 
     def read(self) -> list[int] | None:
         """Return the device's time at each place in the last launch, or None until the launch has finished."""
-        if self._times is None:  # already read, if a signal interrupted an earlier call
+        if self._times is None:  # not None if a signal interrupted an earlier call after reading
             if not self._words[self._count - 1]:
                 return None
             times = self._words.first(self._count)
             if not all(times):
                 return None
             self._times = times
-        self._words.clear(self._count)  # before the next launch, this would make the device wait
+        # Cleared here, because clearing before the next launch would make the device wait.
+        self._words.clear(self._count)
         if self._running.locked():
             self._running.release()
         return self._times

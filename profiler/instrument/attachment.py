@@ -546,7 +546,7 @@ def _was_cut_short(module: nn.Module) -> None:
 
 
 def _was_set(module: nn.Module) -> None:
-    """Handle that the host has set the attribute `_compiled_call_impl` of `module`, as `Module.compile` does."""
+    """Adapt to a value that the host has set as `_compiled_call_impl` of `module`, as `Module.compile` does."""
     try:
         follow_host(module)
         if _profiler is not None and module not in _attached and holds_a_stack(module):
@@ -556,9 +556,9 @@ def _was_set(module: nn.Module) -> None:
 
 
 def _replicated(original: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
-    """Wrap `_replicate_for_data_parallel`.
+    """Wrap `_replicate_for_data_parallel`, by which `nn.DataParallel` copies a model at each call.
 
-    `nn.DataParallel` copies a model by it at each call: stop showing such a model.
+    Such a model is not shown.
     """
 
     def replicate(self: nn.Module) -> nn.Module:

@@ -42,7 +42,7 @@ _alive: dict[int, weakref.ref[Any]] = {}
 
 
 def _nobody(module: Any) -> None:
-    """Do nothing, in place of a callback."""
+    """Do nothing. Used if there is no callback."""
 
 
 #: The code of torch's function that reads the attribute in order to call a module. None: this torch has no such
@@ -56,7 +56,7 @@ class Meeting:
 
     def __init__(self) -> None:
         #: Called with a module that is not in the table. Returns the callable that torch calls instead of the module.
-        #: If this attribute is None, nothing is called.
+        #: None: first calls are not reported.
         self.first_call: Callable[[Any], Any] | None = None
         #: Called with a module after the host has set or deleted its attribute.
         self.was_set: Callable[[Any], None] = _nobody

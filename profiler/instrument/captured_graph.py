@@ -30,7 +30,8 @@ from cbtop.profiler.steps import ActiveStep
 from cbtop.protocol import clock
 from cbtop.protocol.vocabulary import SAMPLE, NodeKind
 
-# Limit for adding `_ends`: below it, the 10 us of a launch would add at least 0.05 us to the cost of each stamp.
+# Graphs with fewer stamps get `_ends`, because the 10 us of a launch would add at least 0.05 us to the cost of each
+# stamp.
 FEW_STAMPS = 200
 COPIES = 4  # number of clones that take turns if every step is recorded
 PLAIN_EVERY = 64  # number of replays with stamps between two replays without stamps, which are compared with them
@@ -281,7 +282,7 @@ class CapturedGraph:
         return is_sampled and self._path.recording
 
     def _is_compared(self) -> bool:
-        """Return whether the next recorded replay should run without stamps, to compare it with stamped ones."""
+        """Return whether to run the next recorded replay without stamps, to compare it with replays with stamps."""
         first = 1 if self._is_every else FIRST_PLAIN
         return self._stamped_since >= (first if self.costs.known is None else PLAIN_EVERY)
 

@@ -69,7 +69,7 @@ def look_into(steps: ModelSteps, *modules: Any) -> None:
     with _lock:
         _users.add(steps)
         if settle not in steps.profiler.parts.paths.settlers:
-            # First, because other settlers record steps that wait for the parts from here.
+            # First, because it provides the parts for which the steps of other settlers wait.
             steps.profiler.parts.paths.settlers.insert(0, settle)
         if _replaced:
             return

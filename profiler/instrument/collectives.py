@@ -49,11 +49,10 @@ SCATTER = "Scatter"
 SEND = "Send"
 WAIT = "Wait"
 
-# Collectives in which a rank does not send its own part to itself.
+# Collectives with a part for each rank, of which the own part is not sent.
 _IN_PARTS = frozenset({ALL_GATHER, ALL_TO_ALL, GATHER, REDUCE_SCATTER, SCATTER})
 # The functions of torch.distributed. For each: its brick, the argument with its data, and whether that argument is
-# only one rank's part. If this torch has deprecated a function, only its successor is timed, which the function
-# calls.
+# only one rank's part. A function that torch has deprecated calls its successor, and only the successor is timed.
 _FUNCTIONS = {
     "all_gather": (ALL_GATHER, "tensor", True),
     "all_gather_into_tensor": (ALL_GATHER, "output_tensor", False),

@@ -210,9 +210,9 @@ def _note(found: GraphOrigins, files: Iterable[str]) -> None:
 
 
 class Ran(NamedTuple):
-    """A line of generated code, with the last nodes of the capture before and after it.
+    """A line of generated code that has captured nodes.
 
-    It has captured the nodes between.
+    `begin` and `end` are the last nodes of the capture before and after it.
     """
 
     file: str

@@ -36,10 +36,10 @@ _FLAG = "_is_compiling_flag"
 
 
 def _roles() -> dict[str, int]:
-    """Return a number for each argument name that `describe` knows. Arguments with other names are ignored.
+    """Return the role of each argument of a model that `describe` knows, by name. Other arguments are ignored.
 
-    The number says whether the argument is for tokens or for a cache. If a call has several such arguments,
-    `describe` uses the one with the lowest number.
+    A role is a number that says whether the argument is for tokens, for a cache, or for something else. If a call has
+    several arguments of one sort, `describe` uses the one with the lowest number.
     """
     ranked = [(name, rank) for rank, name in enumerate(phases.TOKENS)]
     ranked += [(name, CACHE + rank) for rank, name in enumerate(phases.CACHES)]

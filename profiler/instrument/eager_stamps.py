@@ -51,7 +51,7 @@ class Timing:
         return self.path.position
 
     def start_brick(self, brick: Any) -> Any:
-        """Start timing `brick`. It gets the backend of `labelled`."""
+        """Start timing `labelled(brick)`."""
         return self.path.start_brick(self.labelled(brick))
 
     def stop_brick(self, timer: Any, elements: int, failed: bool = False) -> None:

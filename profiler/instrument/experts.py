@@ -34,7 +34,7 @@ def chosen_experts(experts: nn.Module, around: nn.Module, beside: Iterable[nn.Mo
         return None
     count = next(iter(held.values())).shape[0]
     told: set[Any] = {attribute_of(around, name) for name in _TOP_K}
-    routed: set[int] = set()  # for each router: the number of experts that it can choose
+    routed: set[int] = set()  # the number of experts that each router chooses from
     for module in beside:
         of_router = {attribute_of(module, name) for name in _TOP_K} - {None}
         weight = own_parameters(module).get("weight")

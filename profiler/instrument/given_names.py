@@ -44,7 +44,7 @@ class Models:
     def __init__(self) -> None:
         self.said: WeakModuleDict[Said] = WeakModuleDict()
         self.names: dict[str, int] = {}  # how often each name has been used
-        self.rank = (False, -1)  # of the named model: whether it has a cache, and the bytes of its weights
+        self.rank = (False, -1)  # rank of the named model: (whether it has a cache, bytes of its weights)
         self.manifest: Manifest | None = None
         self.ceilings: dict[str, Ceiling] = {}
 

@@ -49,7 +49,7 @@ PASSED_OVER = 8  # number of first steps of a kind that are not used to measure 
 SAMPLES = 121  # maximum number of measured differences that are kept, the newest ones
 ENOUGH = 11
 MAX_WAITING = 16  # maximum number of steps between two compared plain steps
-LOOKS = 9  # number of newest decisions in the median of their durations
+LOOKS = 9  # number of newest decisions; the median of their durations is used
 LOOK_STEPS, LOOK_NS = 64, 250_000_000  # least number of steps, and least time in ns, between two decisions
 LOOK_TIMES = 2_000  # the pause after a decision lasts at least this number of times as long as a decision
 LEARNING_STEPS = 256  # if the cost is still unknown after this number of steps, fewer steps are recorded
@@ -66,11 +66,11 @@ PLAIN_PAIRS = 64
 PLAIN_FROM = ONE * 3 // 10
 PLAIN_AFTER = (PLAIN_FROM + GOLDEN) % ONE
 PLAIN_WIDTH = ONE // PLAIN_PAIRS
-MOST_APART = 4  # a plain step is compared with a recorded step at most this number of steps after it
+MOST_APART = 4  # a recorded step is compared with a plain step only if that was at most this number of steps earlier
 
 
 class Sort(IntEnum):  # an IntEnum, because Python code computes the hash of other enums
-    """What recording adds to the time of a step.
+    """The sorts of steps, by what recording adds to their time.
 
     PLAIN: nothing. RECORDED: the step is recorded. AFTER: the timed calls are removed in the step. BESIDE: a step in
     another thread is recorded at the same time.
@@ -342,7 +342,8 @@ class Governor:
                 if kind.waiting:
                     waiting, kind.waiting = kind.waiting, []
                     kind.compare(waiting, before, duration_ns)
-            elif not (sort is AFTER and mark.model.is_many):  # it is unknown which of many models lost its calls
+            # With many models, it is unknown which of them had timed calls.
+            elif not (sort is AFTER and mark.model.is_many):
                 if kind.alone is not None and sort is RECORDED:
                     kind.compare_alone(duration_ns)
                 kind.waiting.append((sort, duration_ns))

@@ -191,9 +191,9 @@ class GradientHooks:
         return clip
 
     def _scales_to_norm(self, original: Function) -> Function:
-        """Wrap a function that scales gradients down.
+        """Wrap a function that scales gradients down to a norm.
 
-        Its arguments: parameters, largest allowed norm, and actual norm.
+        Its arguments are parameters, largest norm, and present norm.
         """
 
         @functools.wraps(original)
@@ -213,10 +213,7 @@ class GradientHooks:
 
 
 def _is_in_backward() -> bool:
-    """Return whether a backward is running.
-
-    Then a hook has called the optimizer, and each weight has its own optimizer.
-    """
+    """Return whether a backward is running. Then a hook of a weight has called the weight's own optimizer."""
     return training_here().clock.is_in is TrainingPart.BACKWARD
 
 

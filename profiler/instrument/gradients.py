@@ -46,9 +46,9 @@ class Gradients:
     #: Parameters with a gradient that is not finite, in the order of the backward pass.
     faulty: list[Any] = field(default_factory=list)
     kind: str = ""  # NAN or INF, for the first parameter in `faulty`
-    is_doubtful: bool = False  # True if that gradient may be finite, because only its norm may overflow
-    is_again: bool = False  # True if some are still not finite, as in an earlier step; not measured which
-    clipping: str = ""  # "before" or "after": the program clips them, and this is their state before or after that
+    is_doubtful: bool = False  # True if only the norm of that gradient may have overflowed
+    is_again: bool = False  # True if some are still not finite, as in an earlier step; `faulty` is then empty
+    clipping: str = ""  # "before": these are the gradients before the program clipped them; "after": after that
     is_shard: bool = False  # True if this process has only a part of some gradients
     is_skipped: bool = False  # True if the optimizer skips the step, because gradients overflowed
 
@@ -229,7 +229,7 @@ class ThreadGradients:
     def __init__(self) -> None:
         self.budget = Budget()
         self.is_l2 = False  # True while a function of torch that clips by the L2 norm is running
-        self._faulty: set[int] = set()  # ids of the first parameter of each clipped list with faulty gradients
+        self._faulty: set[int] = set()  # for lists with faulty gradients that were clipped: id of the first parameter
         # The phase of the step that ended last. Further optimizers after the same backward belong to it.
         self.latest_phase = ""
         self.latest_model: Callable[[], Any] = _no_model
@@ -246,7 +246,7 @@ class ThreadGradients:
         self._clips += 1
 
     def clips(self, parameters: Any, total: Any) -> None:
-        """Handle that the gradients of `parameters` will now be clipped. Their norm is `total`."""
+        """Look at the gradients of `parameters`, which the program is about to clip. Their norm is `total`."""
         self._clips += 1
         if self._clips > 1 or type(parameters) not in (list, tuple) or is_observed():
             return

@@ -38,8 +38,8 @@ Times = dict[Keys, list[float]]  # the times of all calls in ns, by the keys fro
 class NotingCost(NamedTuple):
     """The time that cbtop's own work for one call takes, in ns.
 
-    `inside_ns` is the part inside the measured time of the call, `outside_ns` the part outside it, in the call around
-    it.
+    `inside_ns` is contained in the measured time of the call itself. `outside_ns` is contained in that of the call
+    around it.
     """
 
     inside_ns: float

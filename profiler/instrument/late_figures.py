@@ -21,7 +21,7 @@ class LateFigures:
 
 
 def can_read(device: torch.device) -> bool:
-    """Return whether figures on `device` are read. Only those on a CPU are.
+    """Return whether figures on `device` are read, which is so only for a CPU.
 
     On a GPU, a norm would read every gradient, and the budget (`Budget` in gradients.py) measures only the host's
     time.

@@ -57,7 +57,7 @@ class LaunchedRecorder(RingRecorder):
     def _open_files(self) -> None:
         super()._open_files()
         if any([node.kind is NodeKind.STEP for node in self.nodes()]):
-            self._tell()  # a forked child announces no nodes, so tell the pid here
+            self._tell()  # needed in a forked child, which announces no nodes again
 
     def _tell(self) -> None:
         """Write the pid of this process into the FIFO once, if there is one."""

@@ -150,7 +150,7 @@ def _loaded() -> list[int]:
         try:
             library = ctypes.CDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
             return [ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0 for name in _FUNCTIONS]
-        except (OSError, AttributeError):  # mapped but not loaded as a library, or lacks one of these functions
+        except (OSError, AttributeError):  # the library is mapped but cannot be loaded, or it lacks a function
             continue
     raise ValueError("no library with ggml's functions is loaded: import llama.cpp's binding first")
 

@@ -69,14 +69,14 @@ def _setting(device: str, operator: str) -> str:
         get = precision_of_float32
         settings = (get(backend, operator), get(backend, "all"), get("generic", "all"))
         return next((setting for setting in settings if setting != "none"), "none")
-    if device == "cuda" and operator == CONVOLUTION:  # torch before 2.9 has this setting
+    if device == "cuda" and operator == CONVOLUTION:  # this setting is from torch before 2.9
         return "tf32" if torch.backends.cudnn.allow_tf32 else "ieee"
     return "ieee" if operator == CONVOLUTION or torch.get_float32_matmul_precision() == "highest" else "tf32"
 
 
 @functools.lru_cache(maxsize=64)
 def multiplied_type(stored: torch.dtype, device: str, autocast: torch.dtype | None) -> str:
-    """Return the type that products of `stored` tensors multiply. Clear its cache when torch's settings change."""
+    """Return the type that products of `stored` tensors multiply. Clear the cache when torch's settings change."""
     mode = Mode(autocast, products=type_of_float32(device, PRODUCT))
     return type_name(computed_type(stored, mode), mode)
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from cbtop.profiler.instrument.timed_model import TimedModel
 
 ANNOUNCE_NS = 1_000_000_000  # least time between two announcements
-EARLY = 4, 16  # norms are also announced when there are these numbers of them
+EARLY = 4, 16  # after these numbers of norms, the norms are announced at once
 MAX_WAITING = 4  # maximum number of measurements that have not arrived from a device
 SMALL = 8  # number of small gradients that are checked in every step
 
@@ -71,7 +71,7 @@ class OptimizerGradients:
         self._is_doubtful = False  # True if a norm was infinite, perhaps only by overflow
         self._fault: _Fault | None = None
         self._told_ns = 0
-        self._told: tuple[int, int] = 0, 0  # the latest announced step with a norm, and with a fault
+        self._told: tuple[int, int] = 0, 0  # the latest steps that were announced: (with a norm, with a fault)
 
     def look(self, model: TimedModel) -> None:
         """Look at the gradients of the current step, which trains `model`.

@@ -85,7 +85,7 @@ class _Pattern(NamedTuple):
     A module is given as its index in `modules_of(layer)`.
     """
 
-    # Index of the module, path in the layer, ….
+    # The entries are: index of the module, path in the layer, definition, product, place.
     bricks: list[tuple[int, str, BrickDefinition, Product | None, Hashable]]
     others: list[int]
     visited: list[int]
@@ -107,7 +107,7 @@ class Plan:
     # Modules that contain a stack; a call of such a module begins a step.
     trunk: list[nn.Module] = field(default_factory=list)
     parts: list[TimedModule] = field(default_factory=list)  # timed modules: layers and bricks
-    # Modules that are not timed, and calls of which are not reported.
+    # Modules that are not timed. Their first calls are not reported, either.
     others: list[nn.Module] = field(default_factory=list)
     sections: list[Section] = field(default_factory=list)  # all `parts` and `others`, divided into sections
 

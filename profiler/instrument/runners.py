@@ -50,7 +50,7 @@ class Engine:
 _attachments: weakref.WeakKeyDictionary[Any, Attachment | None] = weakref.WeakKeyDictionary()
 
 
-_UNKNOWN: Any = object()  # stands for a runner without an entry in `_attachments`
+_UNKNOWN: Any = object()  # for a runner that has no entry in `_attachments` yet
 _functions = TimedFunctions()
 # C functions that begin and end plain steps, if the hot path is compiled. If Python must do it, `_begin_run` returns
 # None, and `_end_run` returns False.

@@ -61,7 +61,7 @@ class SwapTarget(Protocol):
 
 
 class TimedFunction:
-    """A plain Python function. While it is timed, a call of it calls `wrapper(copy)`, where `copy` is a copy of the
+    """A plain Python function. While it is timed, its calls run `wrapper(copy)` instead. `copy` is a copy of the
     function.
 
     With `traceable`, Dynamo can compile the function while it is timed.

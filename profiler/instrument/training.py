@@ -57,7 +57,7 @@ BRICKS = {
 }
 MOST_RANGES = 8_000  # maximum number of time ranges in a step that are kept for its record
 ANNOUNCE_NS = 1_000_000_000  # least time between two announcements of the parts of a model's steps
-EARLY = 4, 16  # steps are also announced after these numbers of steps
+EARLY = 4, 16  # the parts are announced at once after these numbers of steps
 NEVER_NS = 1 << 62
 # Maximum number of forwards in one step, before its first backward and in all. If there are more, the model's
 # forwards are shown as separate steps, as in inference.

@@ -27,7 +27,7 @@ class WarmUps:
 
     def __init__(self) -> None:
         self.settled: set[Kind] = set()
-        # For each warm-up step of a kind in its warm-up: the duration, and the duration per token, both in ns.
+        # By kind that is in its warm-up: for each step, the duration and the duration per token, in ns.
         self._took_ns: dict[Kind, list[tuple[float, float]]] = {}
 
     def named(self, phase: str, model: str) -> str:

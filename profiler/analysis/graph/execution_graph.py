@@ -21,7 +21,7 @@ from cbtop.profiler.analysis.graph.nodes import (
 from cbtop.protocol.attributes import Grid
 from cbtop.protocol.vocabulary import BrickId, TransferDirection
 
-DROPPED = -1  # returned in place of an id if there is no room; such a node's inner nodes and edges are dropped too
+DROPPED = -1  # returned instead of an id if there is no room for the node; its inner nodes and edges are dropped too
 MAX_EDGES = MAX_NODES  # limit for edges that callers add; all other edges are computed from the nodes
 _OPPOSITE = {
     TransferDirection.H2D: TransferDirection.D2H,

@@ -32,8 +32,8 @@ def graph_of_nodes(
     """Return the graph of `nodes`, and a dict from ids of the table to ids of the graph. Parents must come first.
 
     `count`, `total_ns` and `elements` (where known) are totals by node id over any number of runs. Times, elements
-    and work in the graph are means per call. A node is a root if its parent is not among `nodes`. Such a parent may
-    be the step of a phase: the number of runs is then the step's count.
+    and work in the graph are means per call. A node is a root if its parent is not among `nodes`. If that parent is
+    the step of a phase, its count is the number of runs.
     """
     graph = ExecutionGraph()
     ids: dict[int, int] = {}

@@ -21,9 +21,9 @@ T = TypeVar("T")
 MAX_NODES = 100_000
 MAX_DEPTH = 32  # enough for step, layer, brick and kernel, and for bricks inside bricks
 
-# The kinds of nodes with a time that is part of their parent's time. Kernels, copies and tasks are not among them,
-# because they may run in parallel. If the parent is a brick, only bricks and steps count: all other time in a brick
-# is the brick's own work.
+# Kinds of nodes that count as parts of the time of the node around them. Kernels, copies and tasks do not, because
+# they may run in parallel. In a brick, only bricks and steps count, because all other time in a brick is its own
+# work.
 _PARTS = frozenset({NodeKind.STEP, NodeKind.LAYER, NodeKind.BRICK, NodeKind.FUNCTION})
 _PARTS_OF = dict.fromkeys(_PARTS, _PARTS) | {NodeKind.BRICK: frozenset({NodeKind.STEP, NodeKind.BRICK})}
 

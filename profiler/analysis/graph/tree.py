@@ -51,7 +51,7 @@ def dropped_text(graph: ExecutionGraph) -> str:
 def to_tree_node(graph: ExecutionGraph) -> TreeNode:
     """Return the graph under one root. A root is added if there are several. An empty graph is a single label."""
     below: dict[int | None, list[TreeNode]] = {}
-    # Going backwards completes the nodes inside a node before the node itself, because they have higher ids.
+    # The loop goes backwards, because the nodes inside a node have higher ids and must be complete before the node.
     for node in range(len(graph.nodes) - 1, -1, -1):
         children = tuple(reversed(below.pop(node, [])))
         below.setdefault(graph.parents[node], []).append(TreeNode(label(graph.nodes[node]), children, node))

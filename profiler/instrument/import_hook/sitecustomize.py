@@ -140,7 +140,7 @@ class TorchFinder:
             import select  # loaded already, because the program has loaded torch
 
             waiting = select.poll()
-            # No events are requested, so this waits only for an error: the reader has closed the FIFO.
+            # The poll asks for no events, so it returns only on an error: when the reader has closed the FIFO.
             waiting.register(fifo, 0)
             waiting.poll(SUMMARY_WITHIN_MS)
         except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the program
