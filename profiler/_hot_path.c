@@ -7,8 +7,9 @@
    - The GIL is held throughout. A thread reserves a record by incrementing the ring's cursor. It writes the record,
      and stores the record's tag last, with release order. No Python code runs meanwhile. So a record is either
      complete or does not count.
-   - Python finds the caller's position (positions.py). It is called again if the thread has switched contexts since
-     the last call, or if a position was freed. (Each task and each greenlet runs in a context of its own.)
+   - Python finds the caller's position (positions.py). C code calls Python again for this if the thread has switched
+     contexts since the last call, or if a position was freed. (Each task and each greenlet runs in a context of its
+     own.)
    - Only a wrong argument or an interrupt (an exception that is not an Exception) is raised into the host.
    - If one thread starts a brick and another stops it, the brick is recorded, and the position of the starting thread
      moves.
@@ -61,8 +62,7 @@ typedef struct Scope {
     PyObject_HEAD
     PyObject *key;
     struct Scope *parent;
-    /* The scope that started after this one had ended, in the same parent, when this was last looked up. May be
-       NULL. */
+    /* The scope of the same parent that followed this one last time. May be NULL. */
     struct Scope *next;
     const void *call_after; /* the call that started `next`; used only to prefetch; may be freed or NULL */
     const void *module_after; /* address of that call's reference to its module, only to prefetch; may be NULL */
@@ -140,8 +140,8 @@ static PyTypeObject *ScopeType, *PositionType, *TimerType, *HotPathType, *SpanTy
 static PyObject *finder, *perf_counter_ns, *layer_kind, *one, *numel, *call_impl, *getattribute, *model_of_step, *name_of_key;
 static uint64_t serials;     /* the number of rings so far; a serial is never reused */
 static uint64_t generation;  /* incremented whenever a position or a hot path is freed */
-/* The last path on which a model was called, borrowed. A thread's unit is found at the thread's position on any
-   path, so this path serves to find it. */
+/* The path on which a model was last called, borrowed. It is used to find the unit of a thread, because every path
+   leads to the thread's position. */
 static HotPath *path_of_units;
 static int64_t nowhere[SLOT_WORDS]; /* the slot of all positions that have no slot of their own */
 

@@ -558,8 +558,8 @@ named_tuple(PyObject *type, Py_ssize_t size)
     return ((PyTypeObject *)type)->tp_alloc((PyTypeObject *)type, size);
 }
 
-/* Do the same as Governor.is_sampled for step `number` of a kind, except for the first. Also returns 1 if the
-   result is not known. */
+/* Do the same as Governor.is_sampled, for a step that is not the first of its kind. `number` is the number of the
+   step. Also returns 1 if the result is not known. */
 static inline int
 is_sampled(PyObject *governor, int64_t number)
 {

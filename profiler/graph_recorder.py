@@ -36,7 +36,7 @@ Named = TypeVar("Named")
 
 
 def checked(name: Named, what: str = "brick") -> Named:
-    """Return `name` if it is hashable. Otherwise raise UsageError, with a text that says that it names no `what`."""
+    """Return `name` if it is hashable. Otherwise raise UsageError, because it cannot name a `what`."""
     try:
         hash(name)
     except TypeError as error:

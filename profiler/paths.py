@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 class Paths:
-    """Makes and ends the paths of a profiler. `own` is the path that times its bricks: `device`, or `host` without
-    one.
+    """Makes and ends the paths of a profiler. `own` is the path that times its bricks: `device` if there is one, else
+    `host`.
 
     Each function in `settlers` records the work that a device has already reported. If its argument is True, it first
     waits for the device.

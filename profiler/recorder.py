@@ -485,7 +485,7 @@ def _say_goodbye_from_multiprocessing() -> None:
 def _new_catalog(directory: Path) -> CatalogWriter:
     """Make a catalog with a free name: pid, start time and a number.
 
-    A process in a different pid namespace may have the same pid and start time. So has this process if it called
+    A process in a different pid namespace may have the same pid and start time. This process keeps both when it calls
     exec. Raises RingError if the catalog cannot be made.
     """
     process = f"{os.getpid()}-{process_start(os.getpid()) or 0}"
@@ -523,7 +523,7 @@ def _hello(recorder: str, sample_every: int, *, locked: bool) -> HostHello:
 
 
 def _clock_resolution_ns() -> int | None:
-    """Return the smallest difference between two readings of the host's clock, or None if all are equal.
+    """Return the smallest difference between two readings of the host's clock, or None if all readings are equal.
 
     This is the clock's tick, unless a reading takes longer than the tick. Takes some tens of µs.
     """

@@ -110,8 +110,9 @@ class Scopes:
 class NamedScopes:
     """Finds the scopes for the calls of a step that had no name while it ran.
 
-    `of` takes a scope inside the unnamed step, and returns the scope with the same key inside the named step. The
-    named step has the given `key`. If `label` is given, it returns the key to use for a scope.
+    `of` takes a scope inside the unnamed step, and returns the scope with the same key inside the named step. The key
+    of the named step is `key`. If `label` is given, it is called with a scope, and returns the key for that scope in
+    the named step.
     """
 
     def __init__(

@@ -319,7 +319,10 @@ class ActiveStep:
         self.lane = None
 
     def wait(self) -> None:
-        """Make this step wait, after its end, for one more call of `told` with parts that a device has timed."""
+        """Make this step wait, after its end, for one more call of `told`.
+
+        That call has parts that a device has timed.
+        """
         self._waits += 1
 
     def told(self, parts: Iterable[Part] | None) -> None:

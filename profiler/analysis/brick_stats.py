@@ -57,8 +57,8 @@ class BrickStats:
     budget_gb_per_sec: float | None  # the budgeted rate; None if places have different rates
     size_bytes: float | None = None  # bytes of data of a collective; `bytes` is its traffic on the links
     uncounted: int = 0  # number of calls without a count of elements
-    # The exclusive time in ended steps that other threads or tasks worked for these steps. It is no part of the
-    # steps' wall time.
+    # The exclusive time of the work that other threads or tasks did for ended steps. It is no part of the steps' wall
+    # time.
     adopted_ns: int = 0
     dtypes: tuple[str, ...] = ()  # the types of the multiplied numbers, as in `Work`
 

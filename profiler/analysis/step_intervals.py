@@ -43,7 +43,7 @@ class StepIntervals:
     def cover(self, batch: Batch, step_of: Column, sparse: SparseColumns) -> None:
         """Add the steps of `batch` to the intervals, to the time when steps ran, and to the sums of squared tokens.
 
-        Time counts once if several steps ran.
+        If several steps ran at the same time, the time counts once.
         """
         if len(batch.node):
             first_ns = int(batch.start_ns.min())

@@ -44,7 +44,7 @@ class TimeBreakdown:
     wall_ns: int
     bricks_ns: int
     gaps_ns: dict[str, int]
-    overlap_ns: int  # time when several bricks or gaps ran at once; with n at once, it counts n - 1 times
+    overlap_ns: int  # time when n > 1 bricks or gaps ran at once, counted n - 1 times
     open_ns: int  # brick time in a step that has not ended
     over: int
     over_ns: int

@@ -230,7 +230,7 @@ def _operation_of(waited: Any) -> str | None:
 def _kind_of(waited: Any, running: str) -> str:
     """Return the collective that a `Work` belongs to.
 
-    If torch has no number for it, return that of the `running` function.
+    If torch has no number for the `Work`, return the collective of the `running` function.
     """
     return _operation_of(waited) or _FUNCTIONS.get(running, (WAIT,))[0]
 

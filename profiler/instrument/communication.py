@@ -100,8 +100,8 @@ def _end(here: ThreadTraining, kind: str, begun_ns: int) -> None:
 def _running_function() -> str:
     """Return the name of the running function of torch.distributed that has called the wrapped function, or "".
 
-    If "", the program itself has called the wrapped function. A function of torch.distributed waits only for what it
-    has launched itself, so no computation runs between launch and wait.
+    The result is "" if the program itself has called the wrapped function. A function of torch.distributed waits only
+    for what it has launched itself, so no computation runs between launch and wait.
     """
     frame = sys._getframe(2)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("cbtop."):

@@ -71,7 +71,7 @@ def keep_dynamo_out() -> None:
 def functions_of(member: object) -> Iterator[FunctionType]:
     """Yield cbtop's functions that run if `member` is called, or read as an attribute."""
     if isinstance(member, FunctionType):
-        inside = [vars(member).get("__wrapped__")]  # the function inside a decorator, which may not be cbtop's
+        inside = [vars(member).get("__wrapped__")]  # the function inside a decorator, which may be the host's
         if member.__globals__.get("__name__", "").startswith(OUR_MODULES):
             yield member
     elif isinstance(member, DECORATED):

@@ -26,8 +26,8 @@ def chosen_experts(experts: nn.Module, around: nn.Module, beside: Iterable[nn.Mo
     """Return the number of experts that each token runs through (`top_k`), or None if unknown.
 
     `around` is the block that contains `experts`. `beside` are the other modules of the block, including the router.
-    It is unknown if these modules have different numbers, or if the router chooses among more than `experts`, for
-    example among experts that do nothing.
+    The number is unknown if these modules have different numbers, or if the router chooses among more than `experts`,
+    for example among experts that do nothing.
     """
     held = _matrices(experts)
     if held is None:

@@ -1,7 +1,7 @@
 """Follows transformers' `generate`. A step lasts from the preparation of its inputs until its token is chosen.
 
-If the hot path is compiled, calls of the three wrappers that run in each step run C code, which does the same. So
-these wrappers close over nothing but `original`. Their own time counts as overhead of their step.
+Three wrappers run in each step. If the hot path is compiled, their calls run C code, which does the same. So they
+close over nothing but `original`. Their own time counts as overhead of their step.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class Gradients:
     kind: str = ""  # NAN or INF, for the first parameter in `faulty`
     is_doubtful: bool = False  # True if only the norm of that gradient may have overflowed
     is_again: bool = False  # True if some are still not finite, as in an earlier step; `faulty` is then empty
-    clipping: str = ""  # "before": these are the gradients before the program clipped them; "after": after that
+    clipping: str = ""  # "before" or "after": these gradients were read before or after the program clipped them
     is_shard: bool = False  # True if this process has only a part of some gradients
     is_skipped: bool = False  # True if the optimizer skips the step, because gradients overflowed
 

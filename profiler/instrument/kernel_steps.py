@@ -39,7 +39,7 @@ from cbtop.protocol.vocabulary import BY_KERNELS, IDLE_BEFORE
 LEAST_PAUSE_NS, MOST_PAUSE_NS = 250_000_000, 10_000_000_000
 FLOOR_SHARE = 5 / 105  # share of the time that windows may cost until FLOOR steps are recorded
 LEAST_WINDOWS = 5  # the cost of windows is announced from this number of windows on
-LEAST_TOLD = 3  # from this number of windows on, it is announced whether the device was idle when steps began
+LEAST_TOLD = 3  # an idle device is announced only after this number of windows
 MOSTLY = 0.8  # an idle device is announced if at least this share of the windows began with one
 KEPT = 3  # the kernels of this number of newest windows are shown
 TOLD_EVERY = 8  # kernels are announced once in this number of windows

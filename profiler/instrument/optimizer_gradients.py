@@ -2,7 +2,7 @@
 
 Rules
 - If the program clips the gradients by their L2 norm, that norm is announced. Otherwise the norm is measured before
-  the optimizer's step, as often as SHARE of the time allows.
+  the optimizer's step, so rarely that measuring takes at most SHARE of the time.
 - On a CPU, a few small gradients, spread over the model, are checked in every step. A NaN in one layer spreads to the
   layers before it in the backward pass, so some of the small gradients have it, too. If one of them is not finite,
   all gradients are measured in the same step.

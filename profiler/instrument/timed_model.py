@@ -191,7 +191,7 @@ class TimedModel(ABC):
                 self.changed()
 
     def look_for_gradients(self) -> None:
-        """Announce that the process trains, if the first weight that requires a gradient shows that.
+        """Check the first weight that requires a gradient. If it is trained, announce that the process trains.
 
         In training, the weight has a gradient, or torch has counted that an optimizer changed it in place. The
         gradient alone does not suffice, because most programs clear gradients before the next step.

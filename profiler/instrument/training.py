@@ -476,8 +476,9 @@ def mode_of(model: TimedModel) -> bool | None:
 def is_in_training(model: TimedModel) -> bool:
     """Return whether a call of `model` now belongs to a training step. Otherwise it is a step of inference.
 
-    A call belongs to a training step if a part of one is running. It also does if gradients are enabled, and either a
-    training step has begun, or the model has the mode (training or evaluation) in which an optimizer last changed it.
+    A call belongs to a training step in two cases. In the first, a part of such a step is running. In the second,
+    gradients are enabled, and a training step has begun or the model is in the mode (training or evaluation) in which
+    an optimizer last changed it.
     """
     if not model.profiler.enabled:
         return False

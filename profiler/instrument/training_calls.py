@@ -47,7 +47,8 @@ MAX_NODES = 100_000  # limit for a graph of autograd; if it is larger, its backw
 next_number: Callable[[], int] | None = getattr(torch._C._autograd, "_get_sequence_nr", None)
 _ACCUMULATES = 1 << 63  # numbers from here on belong to nodes that add a gradient to a weight
 # Values in place of the number of a call. OUTSIDE: no call. LOSS: nodes that no call of the model made. _AFTER: the
-# end of a backward, after its last node. _SYNC: the wait of DistributedDataParallel for gradients, in that end.
+# end of a backward, after its last node. _SYNC: the wait of DistributedDataParallel for gradients, also after the
+# last node.
 OUTSIDE, LOSS, _AFTER, _SYNC = -1, -2, -3, -4
 # The bricks for parts of a backward that belong to no call of the model.
 LOSS_BACKWARD = BrickDefinition(f"Loss{BACKWARD}", BrickCategory.OTHER, backend="torch")
@@ -313,7 +314,7 @@ class StepCalls(Capture):
                 elements = 0 if owner < 0 or owner in is_counted else self._elements[owner]
                 is_counted.add(owner)
                 lefts = _around(inside, begin_ns, end_ns)
-                if len(waits) < len(inside):  # a recomputation interrupts the node early: keep the longest rest
+                if len(waits) < len(inside):  # a recomputation interrupts the node early: keep only the longest range
                     lefts = sorted(lefts, key=lambda left: left[0] - left[1])[:1]
                 found += [(keys, *left, elements) for left in lefts]
         return found + _layers_from(of_layers)

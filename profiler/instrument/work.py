@@ -348,7 +348,7 @@ def _tensor_bytes(tensor: Tensor) -> int:
 def _itemsize(module: nn.Module) -> int:
     """Return the bytes of an element of the first floating-point weight.
 
-    Activations have the same. 0 without such a weight.
+    Activations have elements of the same size. Returns 0 without such a weight.
     """
     for tensor in tensors_of(module):
         if tensor.is_floating_point():

@@ -33,7 +33,7 @@ def graph_of_nodes(
 
     `count`, `total_ns` and `elements` (where known) are totals by node id over any number of runs. Times, elements
     and work in the graph are means per call. A node is a root if its parent is not among `nodes`. If that parent is
-    the step of a phase, its count is the number of runs.
+    the step of a phase, the count of the step is the number of runs.
     """
     graph = ExecutionGraph()
     ids: dict[int, int] = {}
