@@ -214,7 +214,7 @@ class RingRecorder:
             self._write_updates()
 
     def flush(self) -> None:
-        """Write the announcements that wait for the end of the pause, if it has ended.
+        """If the pause has ended, write the announcements that wait for its end.
 
         Costs almost nothing if none waits.
         """

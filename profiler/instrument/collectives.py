@@ -49,7 +49,7 @@ SCATTER = "Scatter"
 SEND = "Send"
 WAIT = "Wait"
 
-# Collectives with a part for each rank, of which the own part is not sent.
+# Collectives with a part for each rank. A rank does not send its own part.
 _IN_PARTS = frozenset({ALL_GATHER, ALL_TO_ALL, GATHER, REDUCE_SCATTER, SCATTER})
 # The functions of torch.distributed. For each: its brick, the argument with its data, and whether that argument is
 # only one rank's part. A function that torch has deprecated calls its successor, and only the successor is timed.

@@ -204,7 +204,7 @@ class Budget:
     def spend(self, begun_ns: int) -> None:
         """Add the cost of a measurement from `begun_ns` until now.
 
-        The first one is not counted, because it takes longer.
+        The first measurement is not counted, because it takes longer.
         """
         if self._due_ns:
             self._costs_ns.append(clock.perf_counter_ns() - begun_ns)
