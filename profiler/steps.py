@@ -40,8 +40,7 @@ if TYPE_CHECKING:
     from cbtop.profiler.places import Adopted
 
 NO_NAME = "step"  # the name of a step that was never given one
-# Flags of a cancelled plain step. They include the shared lane, because a cancelled step there cancels no other
-# records.
+# Flags of a cancelled plain step. In the shared lane, a cancelled step cancels no other records.
 CANCELLED_PLAIN = FLAG_CANCELLED | SHARED_LANE
 StepKey: TypeAlias = tuple[NodeKind, str] | tuple[NodeKind, str, str]  # (STEP, name) or (STEP, name, model)
 STEP = NodeKind.STEP  # a global, because reading an enum's attribute takes as long as making the rest of a key
@@ -170,16 +169,12 @@ class Steps:
         self.path.emit(scope, None, HostTime(start_ns), HostTime(end_ns), elements, lane)
 
     def after_fork(self) -> None:
-        """In a forked child, drop running steps, because they belong to the parent.
-
-        Make a new lock: the parent may hold the old one.
-        """
+        """In a forked child, drop the parent's running steps, and replace the lock, which the parent may hold."""
         self.lanes.after_fork()
         for steps in (self, *self._others):
             steps.forks += 1
         position = self.path.position
-        # The caller's step is not among the holders if it is in the shared lane.
-        for step in [*self.lanes.holders, position.step]:
+        for step in [*self.lanes.holders, position.step]:  # a step in the shared lane is not among the holders
             if isinstance(step, ActiveStep):
                 step.leave_to_parent()
         inner: Any = position.step
@@ -255,8 +250,7 @@ class ActiveStep:
         named = NO_NAME if name is None else name
         self.key: StepKey = (STEP, named, model) if model else (STEP, named)
         self._start_ns: int | None = None
-        # Cbtop's time to start the step, and the time of calls in the step that are no part of the model.
-        self.own_ns = 0
+        self.own_ns = 0  # cbtop's time to start the step, and time of calls in it that are no part of the model
         self.returned_ns: int | None = None  # when the call that ends the step returned, if it is known
         self.tokens = tokens
         self.sequences: int | None = None
@@ -319,10 +313,7 @@ class ActiveStep:
         self.lane = None
 
     def wait(self) -> None:
-        """Make this step wait, after its end, for one more call of `told`.
-
-        That call has parts that a device has timed.
-        """
+        """Make this step wait, after its end, for one more call of `told`, with parts timed by a device."""
         self._waits += 1
 
     def told(self, parts: Iterable[Part] | None) -> None:
@@ -430,8 +421,7 @@ class ActiveStep:
             self._outer_held = position.held  # from here on, nothing can fail
             position.held = [] if key is UNNAMED else None
             position.lane = steps.take_lane(self)
-            # One statement, because a signal handler may run steps here, and a step without a position counts as
-            # ended.
+            # One statement: a signal handler may run steps here, and a step without a position counts as ended.
             self._scope, self.position, position.step = scope, position, self
             path.enter(position, scope, now_ns)
             if self._is_outermost:
@@ -479,8 +469,7 @@ class ActiveStep:
                     end = path.end_mark()
                 finally:
                     held, position.held = position.held, self._outer_held
-                    # Back to where the step began, or to the root if the step around it has ended.
-                    position.leave(scope)
+                    position.leave(scope)  # to where this step began, or to the root if the outer step has ended
                     if position.scope.parent is None and (self.outer is None or self.outer.position is not None):
                         path.enter(position, self._inside, 0)
                     position.lane = 0 if outer is None else outer.lane or 0
@@ -539,10 +528,7 @@ class ActiveStep:
             self._steps.flush()
 
     def _inside_at(self, position: Position) -> Inside | None:
-        """Return the scope, position and lane around a step that ran inside a call.
-
-        None for other steps, or if `position` has moved.
-        """
+        """Return the place around a step that ran inside a call. None for other steps, or if `position` has moved."""
         if position.scope is self._inside and self._inside.parent is not None:
             return self._named(self._inside), position, position.lane
         return None
@@ -570,10 +556,7 @@ class ActiveStep:
             self._steps.path.emit(outer, position, self._start, end, self.tokens, lane)
 
     def _emit(self, scope: Scope, start: Any, end: Any, flags: int, inside: Inside | None) -> None:
-        """Record this step, and its numbers of sequences and cached positions.
-
-        If the step ran inside a call, also record its time in that call.
-        """
+        """Record this step, its sequences and its cached positions. Inside a call, also record its time there."""
         path, is_known = self._steps.path, not self._cancelled
         sequences, cached = (self.sequences, self.cached) if is_known else (None, None)
         path.emit_step(scope, start, end, self.tokens, flags, sequences, cached)
@@ -587,10 +570,7 @@ class ActiveStep:
         self._scope = self.lane = self._ended = None
 
     def _rename(self) -> None:
-        """Continue under the new name, if this step began under a different one.
-
-        Its time until now stays under the old name.
-        """
+        """If this step was renamed, continue under the new name. Its time until now stays under the old one."""
         position, scope = self.position, self._scope
         if position is None or scope is None or scope.key in (UNNAMED, self.key) or position.scope is not scope:
             return

@@ -556,10 +556,7 @@ def _was_set(module: nn.Module) -> None:
 
 
 def _replicated(original: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
-    """Wrap `_replicate_for_data_parallel`, by which `nn.DataParallel` copies a model at each call.
-
-    Such a model is not shown.
-    """
+    """Stop showing models that `nn.DataParallel` copies at each call. Wraps `_replicate_for_data_parallel`."""
 
     def replicate(self: nn.Module) -> nn.Module:
         replica = original(self)
