@@ -2,20 +2,24 @@
 
    Rules
    - This file contains start, stop, the `with` form, the layer's scope, the timed calls of a host's modules and
-     functions, and the start and end of a model's steps (_model_steps.h). Everything else is a call back into Python:
-     a new scope, a new position, a record without a ring, every error.
-   - The GIL is held throughout. A thread reserves a record by one step of the ring's cursor, writes the record, and
-     stores its tag last, with release order. No Python code runs meanwhile. So a record is either complete or does
-     not count.
-   - Python finds the caller's position (positions.py). It is called again if the thread has switched contexts since
-     the last call, or if a position was freed. (Each task and each greenlet runs in a context of its own.)
+     functions, and the start and end of a model's steps (_model_steps.h). All other cases call back into Python: a
+     new scope, a new position, a record without a ring, every error.
+   - The GIL is held throughout. A thread reserves a record by incrementing the ring's cursor. It writes the record,
+     and stores the record's tag last, with release order. No Python code runs meanwhile. So a record is either
+     complete or does not count.
+   - Python finds the caller's position (positions.py). C code calls Python again for this if the thread has switched
+     contexts since the last call, or if a position was freed. (Each task and each greenlet runs in a context of its
+     own.)
    - Only a wrong argument or an interrupt (an exception that is not an Exception) is raised into the host.
-   - A brick that one thread starts and a second one stops is recorded. The starting thread moves in the graph.
-   - At the end of a brick, the brick's kernel has filled the caches. In a model, most of the cost is cache misses. So
-     a scope remembers the scope after it and the call that started that scope. This saves a look-up, and the cache
-     lines are fetched at the end of the brick before. Data that every brick needs is kept together. Memory to be
-     written is fetched before the clock is read. The calls that replace modules lend the references that they hold.
-   - The node of a position is also in its slot of the ring's header, for readers after this process was killed.
+   - If one thread starts a brick and another stops it, the brick is recorded, and the position of the starting thread
+     moves.
+   - In a model, most of the cost is cache misses, because each brick's kernel fills the caches with its own data. So
+     each scope stores which scope followed it last time, and the call that started that scope. This saves a look-up.
+     At the end of a brick, the cache lines for the next brick are prefetched. Data that every brick needs is stored
+     together. Memory to be written is prefetched before the clock is read. References that a module's replacement
+     holds are borrowed, not counted.
+   - The current node of each position is also in the ring's header, so that it can be read after this process was
+     killed.
 */
 
 #define PY_SSIZE_T_CLEAN
@@ -43,7 +47,7 @@ enum { FIRST_SLOT_WORD = 24, SLOT_WORDS = 8, SLOTS = 61, SLOT_THREAD = 0, SLOT_N
 #define TAG_MASK INT64_C(0xffffffff)
 #define FLAG_UNCOUNTED (INT64_C(1) << 26)
 #define NO_NODE 0
-#define HELD (-1) /* in place of a node: the record waits until its step has a name */
+#define HELD (-1) /* in place of a node, for records that wait until their step has a name */
 enum { MAX_HELD = 1 << 16 };
 
 #define LIKELY(condition) __builtin_expect(!!(condition), 1)
@@ -58,10 +62,10 @@ typedef struct Scope {
     PyObject_HEAD
     PyObject *key;
     struct Scope *parent;
-    /* At the last look-up, the scope started next in the same parent after this one had ended; may be NULL. */
+    /* The scope of the same parent that followed this one last time. May be NULL. */
     struct Scope *next;
-    const void *call_after; /* the call that started `next`: an address to prefetch, possibly freed; may be NULL */
-    const void *module_after; /* the address of that call's reference to its module, to prefetch; may be NULL */
+    const void *call_after; /* the call that started `next`; used only to prefetch; may be freed or NULL */
+    const void *module_after; /* address of that call's reference to its module, only to prefetch; may be NULL */
     int64_t node;
     int64_t parent_node; /* NO_NODE at the root */
     PyObject *children;
@@ -73,8 +77,8 @@ struct HotPath;
 /* The current place of one thread, task or greenlet in the graph, and the settings of its step. */
 typedef struct Position {
     PyObject_HEAD
-    Scope *scope; /* the position holds this scope and all around it, so a move touches only the new scope */
-    Scope *left;  /* the scope that the position left last, if it has started nothing since; may be NULL */
+    Scope *scope; /* holds references to this scope and to all scopes around it */
+    Scope *left;  /* the scope that the position left last, if no scope has started since; may be NULL */
     int64_t *slot;          /* the slot in the ring's header that shows this place; `nowhere` if there is none */
     struct HotPath *holder; /* borrowed: the path that has this position in its `holders`; NULL without a slot */
     uint64_t ring_serial;   /* serial of the ring for which a slot was last requested */
@@ -86,7 +90,7 @@ typedef struct Position {
     char recording; /* 0 in a step that is not sampled */
 } Position;
 
-/* A running brick. The garbage collector ignores it, because neither a scope nor a position holds timers. */
+/* A running brick. The garbage collector need not track it, because no scope or position refers to it. */
 typedef struct {
     PyObject_HEAD
     Position *position;
@@ -101,9 +105,9 @@ typedef struct HotPath {
     int64_t *words;     /* the ring; NULL while none is attached */
     int64_t wrap;       /* capacity of the ring - 1 */
     int recording;
-    int64_t forked_ns; /* calls that began until then belong to the parent process */
-    pid_t pid; /* the process that attached the ring; a forked child does not write into its parent's ring */
-    PyObject *define; /* for `define` and the fields after it, see Callbacks in hot_path.py */
+    int64_t forked_ns; /* calls that began before this time belong to the parent process */
+    pid_t pid; /* the process that attached the ring; a forked child does not write into this ring */
+    PyObject *define; /* `define` and the fields after it: see Callbacks in hot_path.py */
     PyObject *record;
     PyObject *uncounted;
     PyObject *amounts;
@@ -112,7 +116,7 @@ typedef struct HotPath {
     Scope *root;
     Py_buffer ring;
     PyObject *weak_references;
-    Position *holders[SLOTS]; /* borrowed: the position of each slot of the ring; a position removes itself */
+    Position *holders[SLOTS]; /* borrowed: the position of each slot; a freed position removes itself */
 } HotPath;
 
 typedef struct {
@@ -121,7 +125,7 @@ typedef struct {
     HotPath *hot_path;
     PyObject *key;
     PyObject *elements;
-    Position *position; /* NULL, like `scope`, before the span is entered and while recording is off */
+    Position *position; /* NULL, like `scope`, until the span is entered, and while recording is off */
     Scope *scope;
     int64_t start_ns;
 } Span;
@@ -136,23 +140,25 @@ static PyTypeObject *ScopeType, *PositionType, *TimerType, *HotPathType, *SpanTy
 static PyObject *finder, *perf_counter_ns, *layer_kind, *one, *numel, *call_impl, *getattribute, *model_of_step, *name_of_key;
 static uint64_t serials;     /* the number of rings so far; a serial is never reused */
 static uint64_t generation;  /* incremented whenever a position or a hot path is freed */
-/* The last path on which a model was called, borrowed. At a thread's position on any path is the thread's unit. */
+/* The path on which a model was last called, borrowed. It is used to find the unit of a thread, because every path
+   leads to the thread's position. */
 static HotPath *path_of_units;
-static int64_t nowhere[SLOT_WORDS]; /* the slot of positions without a slot; it is written but never read */
+static int64_t nowhere[SLOT_WORDS]; /* the slot of all positions that have no slot of their own */
 
-/* The position that this thread used last, and when it did. It is still the caller's if the thread has not switched
-   contexts, and it still exists if `generation` has not changed. The TLS model saves a call at each access. If a
-   loader has no room for it, the import fails and the Python hot path is used. */
+/* The position that this thread used last, with the state of the thread at that time. It still exists if
+   `generation` is unchanged, and is still the caller's if the thread has not switched contexts. The TLS model
+   saves a call at each access. If the loader has no room for such a variable, the import fails and the Python hot
+   path is used. */
 static _Thread_local struct {
     HotPath *hot_path;
-    uint64_t thread_state; /* id of the thread state: a C thread may have several, one after the other */
+    uint64_t thread_state; /* a C thread may have several thread states, one after the other */
     uint64_t context_version;
     uint64_t generation;
     Position *position;
 } last __attribute__((tls_model("initial-exec"))) = {NULL, 0, 0, 0, NULL};
 
-/* Freed timers and spans, for reuse, which saves a third of the cost of making one. They keep the reference to their
-   type. */
+/* Maximum number of freed timers and freed spans that are kept. Reuse saves a third of the cost of making one.
+   Freed objects keep the reference to their type. */
 enum { SPARE = 16 };
 typedef struct {
     int count;
@@ -224,8 +230,9 @@ scope_traverse(Scope *self, visitproc visit, void *arg)
 static int
 scope_clear(Scope *self)
 {
-    /* Empty the dict `children`, but keep it, because code that still reaches this scope looks into it. Keep `parent`
-       too: positions follow it, and without children no cycle leads through it. */
+    /* Empty the dict `children`, but do not free it, because code that still reaches this scope reads it. Do not
+       clear `parent` either, because positions follow it. Without children, no reference cycle leads through
+       `parent`. */
     if (self->children != NULL)
         PyDict_Clear(self->children);
     Py_CLEAR(self->key);
@@ -294,7 +301,8 @@ position_traverse(Position *self, visitproc visit, void *arg)
 static inline void
 say_where(Position *position, int64_t node, int64_t start_ns)
 {
-    /* A reader must never see a node with the start of a different node, so in between the node is 0. */
+    /* A reader must never see a node together with the start time of a different node. So the node is 0 while the
+       start time changes. */
     _Atomic int64_t *slot = (_Atomic int64_t *)position->slot;
     atomic_store_explicit(&slot[SLOT_NODE], NO_NODE, memory_order_relaxed);
     atomic_store_explicit(&slot[SLOT_START], start_ns, memory_order_release);
@@ -308,7 +316,7 @@ say_size(Position *position, int64_t size)
     atomic_store_explicit((_Atomic int64_t *)position->slot + SLOT_SIZE, size, memory_order_relaxed);
 }
 
-/* Give this position a slot of the ring's header, if one is free. */
+/* Assign a slot of the ring's header to this position, if a slot is free. */
 __attribute__((noinline, cold)) static void
 take_slot(HotPath *self, Position *position)
 {
@@ -351,7 +359,8 @@ give_slot_back(Position *position)
     position->slot = nowhere;
 }
 
-/* Move to `parent`, a scope around the position, or to NULL if the position is being freed. */
+/* Move from the current scope up to `parent`, one of the scopes around it. `parent` is NULL if the position is
+   being freed. */
 static inline void
 go_up(Position *position, Scope *parent)
 {
@@ -379,7 +388,7 @@ go_to(Position *position, Scope *scope)
     }
 }
 
-/* Move to the parent of `scope`, if the position is inside `scope`. Returns whether it is. */
+/* If the position is inside `scope`, move to the parent of `scope` and return 1. Otherwise return 0. */
 static inline int
 leave(Position *position, Scope *scope)
 {
@@ -411,7 +420,8 @@ enter(HotPath *self, Position *position, Scope *scope)
 static int
 position_clear(Position *self)
 {
-    /* Keep `scope`: it must never be NULL, and a cycle through it is broken at the scopes. */
+    /* Do not clear `scope`, because it must never be NULL. A cycle through `scope` is broken when the scope is
+       cleared. */
     Py_CLEAR(self->step);
     Py_CLEAR(self->held);
     Py_CLEAR(self->unit);
@@ -423,7 +433,7 @@ position_dealloc(Position *self)
 {
     PyTypeObject *type = Py_TYPE(self);
     PyObject_GC_UnTrack(self);
-    generation++; /* makes every thread forget the position that it remembers */
+    generation++; /* invalidates the position that each thread used last */
     if (self->weak_references != NULL)
         PyObject_ClearWeakRefs((PyObject *)self);
     give_slot_back(self);
@@ -517,7 +527,7 @@ new_position(HotPath *self, PyObject *Py_UNUSED(ignored))
     return (PyObject *)position;
 }
 
-/* Return the caller's position, borrowed. The thread, task or greenlet holds it. */
+/* Return the caller's position as a borrowed reference. The caller's thread, task or greenlet keeps it alive. */
 __attribute__((noinline, cold)) static Position *
 find_position(HotPath *self)
 {
@@ -622,8 +632,8 @@ as_elements(PyObject *elements, int64_t *value)
     return !overflow && *value >= 0;
 }
 
-/* End recording after an error of our code or of the host's clock. The error must not reach the host. Python logs it
-   once. Returns 0, or -1 if the error is not an Exception. */
+/* End recording after an error of our code or of the host's clock. Python logs the error once, and it does not
+   reach the host. Returns 0, or -1 if the error is not an Exception. */
 __attribute__((noinline, cold)) static int
 give_up(HotPath *self)
 {
@@ -644,7 +654,7 @@ give_up(HotPath *self)
     Py_XDECREF(type);
     Py_XDECREF(error);
     Py_XDECREF(trace);
-    return PyErr_Occurred() ? -1 : 0; /* -1 for an exception of the host's signal handler, now or before */
+    return PyErr_Occurred() ? -1 : 0; /* -1 if a signal handler of the host has raised */
 }
 
 static inline void
@@ -654,7 +664,8 @@ write_record(HotPath *self, int64_t tag, int64_t start_ns, int64_t end_ns, int64
     /* No atomic addition is needed, because every writer of this ring holds the GIL. */
     int64_t number = words[CURSOR_WORD];
     atomic_store_explicit((_Atomic int64_t *)&words[CURSOR_WORD], number + 1, memory_order_relaxed);
-    /* From now on the old record here may be half overwritten, so the moved cursor must become visible first. */
+    /* From now on, the old record in this place may be half overwritten. So the new cursor must become visible
+       first. */
     atomic_thread_fence(memory_order_release);
     _Atomic int64_t *record = (_Atomic int64_t *)(words + HEADER_BYTES / 8 + (number & self->wrap) * RECORD_WORDS);
     atomic_store_explicit(&record[0], start_ns, memory_order_relaxed);
@@ -664,8 +675,8 @@ write_record(HotPath *self, int64_t tag, int64_t start_ns, int64_t end_ns, int64
     atomic_store_explicit(&record[3], tag, memory_order_release);
 }
 
-/* Write a record into the ring. Convert its values first, because that may run Python. Elements that are not a count
-   are replaced by a flag, and reported once. */
+/* Write a record into the ring. Its values are converted first, because that may run Python code. If `elements` is
+   not a count, the record has a flag instead, and Python logs that once. */
 static inline int
 write_whole(HotPath *self, int64_t tag, int64_t start_ns, int64_t end_ns, PyObject *elements)
 {
@@ -685,7 +696,7 @@ write_whole(HotPath *self, int64_t tag, int64_t start_ns, int64_t end_ns, PyObje
     return done == NULL ? give_up(self) : 0;
 }
 
-/* Record a call that must wait for its step's name, or that has `work`. */
+/* Record a call of a scope with `work`, or a call that must wait until its step has a name. */
 __attribute__((noinline, cold)) static int
 write_seldom(HotPath *self, Position *position, Scope *scope, int64_t start_ns, int64_t end_ns, PyObject *elements,
              int64_t flags)
@@ -736,8 +747,8 @@ write_seldom(HotPath *self, Position *position, Scope *scope, int64_t start_ns, 
     return kept < 0 ? give_up(self) : 0;
 }
 
-/* Return the scope of `key` at this position, and define it if it is new. The result is a new reference. It is NULL
-   with an exception set, or without one if nothing can be recorded. */
+/* Return the scope of `key` at this position as a new reference. Defines the scope if it is new. Returns NULL if
+   nothing can be recorded, or NULL with an exception set. */
 __attribute__((noinline)) static Scope *
 look_up(HotPath *self, Position *position, PyObject *key)
 {
@@ -761,14 +772,14 @@ look_up(HotPath *self, Position *position, PyObject *key)
     else
         Py_INCREF(scope);
     Scope *left = position->left;
-    /* A scope without a node is not kept. */
+    /* A scope without a node is not stored, because there may be any number of them. */
     if (left != NULL && left->parent == scope->parent && scope->node != NO_NODE)
         Py_XSETREF(left->next, (Scope *)Py_NewRef(scope));
     return scope;
 }
 
-/* Move to the scope of `key` at the caller's place, and start timing it. Gives two new references, or NULL and NULL
-   if the call is not recorded. */
+/* Move to the scope of `key` at the caller's place, and start timing it. Stores new references to the position and
+   the scope, or leaves them NULL if the call is not recorded. */
 static inline int
 begin(HotPath *self, PyObject *key, Position **position_found, Scope **scope_found, int64_t *start_ns)
 {
@@ -827,7 +838,8 @@ finish(HotPath *self, Position *position, Scope *scope, int64_t start_ns, PyObje
     return done == NULL ? give_up(self) : 0;
 }
 
-/* Read the arguments of a fast call in the order of `names`. Arguments that are not given keep their value. */
+/* Read the arguments of a vectorcall into the variables for `names`. Variables of missing arguments keep their
+   value. */
 __attribute__((noinline)) static int
 arguments(const char *function, PyObject *const *args, Py_ssize_t count, PyObject *kwnames, const char *const *names,
           Py_ssize_t wanted, Py_ssize_t most, PyObject **found)
@@ -907,8 +919,8 @@ stop_brick(HotPath *self, PyObject *const *args, Py_ssize_t count, PyObject *kwn
 /* ---- calls of a host's modules and functions ----
 
    Instances of classes in instrument/wrapping.py and instrument/functions.py are called in place of the host's
-   objects. Dynamo sees their `__call__` in Python. The C code here does the same for steps that the compiled hot path
-   records, and leaves all other cases to Python.
+   objects. Dynamo traces their `__call__` in Python. In steps that the compiled hot path records, the C code here
+   runs instead, and does the same. It leaves all other cases to Python.
 */
 
 enum { MODULE_PATH, MODULE_KEY, MODULE_MODEL, MODULE_MODULE, MODULE_INSTEAD, MODULE_ASKS };
@@ -916,7 +928,7 @@ enum { FUNCTION_ORIGINAL, FUNCTION_NAME, FUNCTION_BRICK, FUNCTION_FIRST, FUNCTIO
 enum { FUNCTION_QUERIES = FUNCTION_BRICK_OF + 1, FUNCTION_LAST };
 enum { MOST_SLOTS = 7 };
 
-/* A class whose calls are made by the C code here. */
+/* A class with instances that are called by the C code here. */
 typedef struct {
     const char *names[MOST_SLOTS];
     ternaryfunc call;
@@ -931,11 +943,11 @@ static Calls module_calls = {{"_path", "_key", "_model", "module", "instead", "a
 static Calls function_calls = {{"original", "name", "brick", "first", "brick_of", "queries", "last"}, function_call};
 static PyObject *count_elements, *tensor_type, *is_overridden, *definition_type, *swapped_in; /* see `functions` */
 static PyObject *hiding, *shape_of_tensor, *dtype_of_tensor, *is_cpu_of_tensor;
-/* Functions that are needed at every call. They are called directly if they are C functions, else they are NULL. To
-   look one up, and to call it like a Python function, would double the cost. */
+/* Functions that are needed at every call, if they are C functions, else NULL. They are called directly, because
+   looking one up and calling it like a Python function would double the cost. */
 static PyCFunction c_is_overridden, c_numel;
 static PyTypeObject *step_type;  /* type of the last step */
-static Py_ssize_t model_of_type; /* offset of the model in objects of this type; 0 if it is not a slot */
+static Py_ssize_t model_of_type; /* offset of the attribute `model` in objects of this type; 0 if it is no slot */
 
 /* Return a new reference to the value of a slot, or NULL if the slot is empty. */
 static inline PyObject *
@@ -967,7 +979,7 @@ call_with(PyObject *callable, PyObject *self, PyObject *args, PyObject *kwargs)
     return result;
 }
 
-/* Record a call that failed. Its exception propagates, unless recording raises: then that exception propagates. */
+/* Record a call that has raised an exception. The exception stays set, unless recording raises one of its own. */
 static void
 finish_failed(HotPath *self, Position *position, Scope *scope, int64_t start_ns)
 {
@@ -984,7 +996,7 @@ finish_failed(HotPath *self, Position *position, Scope *scope, int64_t start_ns)
     Py_DECREF(none);
 }
 
-/* Return the result of `elements_of` in Python for the arguments from number `first` on. */
+/* Return the elements of a call's arguments from number `first` on, computed by `elements_of` in Python. */
 static PyObject *
 elements_in_python(PyObject *args, PyObject *kwargs, Py_ssize_t first, PyObject *error)
 {
@@ -1012,8 +1024,8 @@ is_tensor(PyObject *value)
     return PyType_IsSubtype(Py_TYPE(value), (PyTypeObject *)tensor_type);
 }
 
-/* Return the elements of a call, which are those of its first tensor. A plain tensor without an override is read
-   directly. */
+/* Return the elements of a call: the number of elements of its first tensor argument. The number is read in C if
+   the tensor is of torch's own class and no `__torch_function__` handles it. */
 static inline PyObject *
 elements_given(PyObject *args, PyObject *kwargs, Py_ssize_t first)
 {
@@ -1049,8 +1061,9 @@ elements_given(PyObject *args, PyObject *kwargs, Py_ssize_t first)
     return elements;
 }
 
-/* The `_call_impl` of a class of modules, valid while the class is unchanged. Looking it up costs as much as a brick.
-   */
+/* The function `_call_impl` of a class of modules, stored because a look-up costs as much as a brick. Valid while
+   the class is unchanged.
+*/
 typedef struct {
     PyTypeObject *type;
     unsigned int version;
@@ -1084,8 +1097,9 @@ look_for_implementation(PyTypeObject *type, Implementation *known)
     known->version = function != NULL && PyFunction_Check(function) ? version_of(type) : 0;
 }
 
-/* Return the callable behind a call of `module`, as a new reference. It is a function of the class, which takes the
-   module first (`is_bound` is then 0), or any other `_call_impl`. Returns NULL with an exception set. */
+/* Return the callable that a call of `module` runs, as a new reference: its `_call_impl`. Usually that is a
+   function of the class. Then `is_bound` is 0, and the caller must pass the module as the first argument. Returns
+   NULL with an exception set. */
 static inline PyObject *
 implementation_of(PyObject *module, int *is_bound)
 {
@@ -1109,7 +1123,8 @@ implementation_of(PyObject *module, int *is_bound)
     return PyObject_GetAttr(module, call_impl);
 }
 
-/* The recursion depth that a call through one of our objects costs the host. CPython 3.11 counts it like a frame. */
+/* Give `frames` levels of recursion depth back to the host. CPython 3.11 counts a call through one of our objects
+   as one level. */
 #if PY_VERSION_HEX < 0x030C0000
 #define DEEPER(frames) (PyThreadState_GET()->recursion_remaining += (frames))
 #else
@@ -1133,8 +1148,8 @@ call_it(PyObject *callable, PyObject *self, PyObject *args, PyObject *kwargs)
     return PyObject_VectorcallDict(callable, stack, (size_t)count + 1, kwargs);
 }
 
-/* Call `callable` as the brick `key`. If `self` is not NULL, it is the first argument. If `elements` is NULL, the
-   elements are those of the arguments. */
+/* Call `callable` and time the call as the brick `key`. If `self` is not NULL, it is the first argument. If
+   `elements` is NULL, they are counted from the arguments. */
 static inline PyObject *
 call_timed(HotPath *path, PyObject *key, PyObject *callable, PyObject *self, PyObject *args, PyObject *kwargs,
            Py_ssize_t first, PyObject *elements)
@@ -1219,8 +1234,9 @@ living(PyObject *reference)
 #endif
 }
 
-/* Do the same as BrickCall.__call__. The caller holds `self`, which holds its members and all keys that it has ever
-   had. So references are borrowed, because counting one touches the object's cache line. */
+/* Do the same as BrickCall.__call__. References are borrowed, because counting a reference would touch the cache
+   line of its object. The caller keeps `self` alive, and `self` keeps alive its members and all keys that it has
+   ever had. */
 static PyObject *
 module_call(PyObject *self, PyObject *args, PyObject *kwargs)
 {
@@ -1236,7 +1252,7 @@ module_call(PyObject *self, PyObject *args, PyObject *kwargs)
     if (is_timed < 0)
         goto done;
     PyObject *asks = is_timed ? lent_by(&module_calls, self, MODULE_ASKS) : NULL;
-    if (UNLIKELY(asks != NULL && asks != Py_None)) { /* set for the first calls, about once a step */
+    if (UNLIKELY(asks != NULL && asks != Py_None)) { /* set only for the first layers and products of a step */
         Py_INCREF(asks);
         PyObject *asked = PyObject_CallNoArgs(asks);
         Py_DECREF(asks);
@@ -1271,7 +1287,7 @@ done:
     return result;
 }
 
-/* Return the path of all models with swapped-in calls, or NULL if there are several paths. */
+/* Return the path that times the swapped-in calls of all models, or NULL if there are several paths. */
 static inline PyObject *
 only_path(void)
 {
@@ -1302,9 +1318,9 @@ is_inside(Position *position, PyObject *name)
 
 enum { QUERY_SHAPE, KEY_SHAPE, VALUE_SHAPE, KEY_TYPE, IS_CPU, FOUND, LAST_PARTS };
 
-/* Return the key of the result of `brick_of`, if shapes decide it: attention without a mask that hides keys, with one
-   query in each sequence. The key is a tuple. Returns NULL in other cases, with an exception set if a look-up raised
-   one. */
+/* If shapes alone decide the result of `brick_of`, return a tuple of the shapes, the type and the device. This is
+   so for attention with one query per sequence and without a mask that hides keys. Returns NULL in other cases, or
+   if a look-up raised an exception. */
 static PyObject *
 shapes_of(PyObject *args, PyObject *kwargs, Py_ssize_t queries)
 {
@@ -1340,8 +1356,8 @@ shapes_of(PyObject *args, PyObject *kwargs, Py_ssize_t queries)
     return found;
 }
 
-/* Return the result of `brick_of` for the arguments. A decoding step calls `brick_of` once, because its layers are
-   similar. */
+/* Return the result of `brick_of` for the arguments. The result is stored for the next call with equal shapes,
+   because the layers of a decoding step are similar. */
 static PyObject *
 found_by(PyObject *self, PyObject *brick_of, PyObject *args, PyObject *kwargs)
 {
@@ -1353,7 +1369,7 @@ found_by(PyObject *self, PyObject *brick_of, PyObject *args, PyObject *kwargs)
     if (PyErr_Occurred()) {
         if (!PyErr_ExceptionMatches(PyExc_Exception))
             return NULL;
-        PyErr_Clear(); /* Python meets and reports the same error */
+        PyErr_Clear(); /* Python code runs into the same error and reports it */
     }
     if (shapes != NULL) {
         PyObject *last = slot_of(&function_calls, self, FUNCTION_LAST), *found = NULL;
@@ -1439,7 +1455,7 @@ done:
     return result;
 }
 
-/* Get the offsets of the slots `names` in objects of `type`, up to the first name that is NULL. */
+/* Store the offsets of the slots `names` of `type` in `offsets`, up to the first name that is NULL. */
 static int
 find_slots(PyTypeObject *type, const char *const *names, Py_ssize_t *offsets, int most)
 {
@@ -1460,7 +1476,8 @@ find_slots(PyTypeObject *type, const char *const *names, Py_ssize_t *offsets, in
     return 0;
 }
 
-/* Let the C code here make the calls of instances of `type`. `__call__` stays for code that looks it up. */
+/* Make calls of instances of `type` run the C code here. The attribute `__call__` stays, because other code, such
+   as Dynamo, looks it up. */
 static int
 compile_type(PyTypeObject *type, Calls *calls)
 {
@@ -1475,7 +1492,7 @@ compile_type(PyTypeObject *type, Calls *calls)
     return 0;
 }
 
-/* Return the FunctionCall that a Python function closes over, borrowed. NULL if there is none. */
+/* Return the FunctionCall in the closure of a Python function, borrowed. NULL if there is none. */
 static inline PyObject *
 closed_over(PyObject *function)
 {
@@ -1488,8 +1505,8 @@ closed_over(PyObject *function)
     return NULL;
 }
 
-/* Return the function that a wrapper closes over and that closes over its FunctionCall, borrowed. NULL if there is
-   none. */
+/* Return the function in a wrapper's closure that has a FunctionCall in its own closure, borrowed. NULL if there
+   is none. */
 static inline PyObject *
 timed_in(PyObject *wrapper)
 {
@@ -1502,7 +1519,7 @@ timed_in(PyObject *wrapper)
     return NULL;
 }
 
-/* Return the FunctionCall of a wrapper, or of the function in the wrapper. */
+/* Return the FunctionCall of `function`, which is a wrapper or the function in a wrapper's closure. */
 static inline PyObject *
 call_of(PyObject *function)
 {
@@ -1528,10 +1545,10 @@ pack_arguments(PyObject *const *args, size_t count, PyObject *kwnames, PyObject 
     return 0;
 }
 
-/* Runs the frame of a Python function. Python 3.13 does not declare it. */
+/* The vectorcall that runs the frame of a Python function. Python 3.13 does not declare it. */
 static vectorcallfunc call_in_frame;
 
-/* Let `call` make the calls of a Python function. */
+/* Make calls of a Python function run `call`. */
 static void
 replace_call(PyObject *function, vectorcallfunc call)
 {
@@ -1544,8 +1561,8 @@ replace_call(PyObject *function, vectorcallfunc call)
 #endif
 }
 
-/* Call a wrapper of functions.py, or the function in the wrapper, without running their frames. Dynamo sees these
-   frames. Python 3.11 still runs the wrapper's frame if a Python frame calls it by name. */
+/* Call a wrapper of functions.py, or the function in the wrapper, without running its Python frame. Dynamo still
+   traces the frame. Python 3.11 still runs the wrapper's frame if Python code calls it by name. */
 static PyObject *
 wrapper_call(PyObject *function, PyObject *const *args, size_t count, PyObject *kwnames)
 {
@@ -1604,8 +1621,8 @@ timed_builtin_of(PyObject *function)
     return NULL;
 }
 
-/* Return whether torch runs calls now. It does not if calls are traced into a graph, or if their tensors have no
-   contents. */
+/* Return whether calls must be timed now: a model is timed, and torch executes calls. torch does not execute calls
+   that are traced into a graph, or that have tensors without contents. */
 static int
 is_run(void)
 {
@@ -1661,7 +1678,7 @@ copy_builtin(PyObject *Py_UNUSED(module), PyObject *function)
     return PyCFunction_NewEx(theirs->m_ml, theirs->m_self, theirs->m_module);
 }
 
-/* Time the calls of a builtin function by a FunctionCall. None stops timing them. */
+/* Time the calls of a builtin function by `call`, a FunctionCall. If `call` is None, stop timing them. */
 static PyObject *
 time_builtin(PyObject *Py_UNUSED(module), PyObject *args)
 {
@@ -1670,7 +1687,7 @@ time_builtin(PyObject *Py_UNUSED(module), PyObject *args)
         return NULL;
     TimedBuiltin *timed = timed_builtin_of(function);
     if (call == Py_None) {
-        if (timed != NULL) /* keep `call`, because it may be running */
+        if (timed != NULL) /* do not free `call`, because it may be running */
             timed->function->vectorcall = NULL;
         Py_RETURN_NONE;
     }
@@ -1689,7 +1706,7 @@ time_builtin(PyObject *Py_UNUSED(module), PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* Take the exception and pass it to `told`. Returns -1 if it is not an Exception, or if `told` raised. */
+/* Clear the current exception and call `told` with it. Returns -1 if it is not an Exception, or if `told` raised. */
 static int
 tell_of_exception(PyObject *told)
 {
@@ -1710,12 +1727,12 @@ tell_of_exception(PyObject *told)
 
 static PyObject *standing, *host_attribute, *missed, *traces, *failed_call; /* see call_attribute.py */
 
-static PyObject *torch_call; /* the code of torch in which a module is called */
-/* The module for which this thread last got a replacement. torch reads the attribute twice for a call. A second
-   thread may have removed the replacement between both reads, but the second answer must be callable too. */
+static PyObject *torch_call; /* the code object of torch's function that calls a module */
+/* The module for which this thread last got a replacement of its call. torch reads the attribute twice for one
+   call. If another thread removes the replacement between both reads, the second read must also return a callable. */
 static _Thread_local void *last_replaced;
 
-/* Return whether torch reads the attribute to call a module. Other readers get the host's value. */
+/* Return whether torch reads the attribute in order to call a module. Other readers get the host's value. */
 static int
 is_call_of_torch(void)
 {
@@ -1724,7 +1741,7 @@ is_call_of_torch(void)
     while (frame != NULL && !is_call && is_lookup) {
         PyCodeObject *code = PyFrame_GetCode(frame);
         is_call = (PyObject *)code == torch_call;
-        /* A `__getattribute__` of the host's class. */
+        /* this frame is a `__getattribute__` of the host's class, called by the next frame */
         is_lookup = !is_call && PyUnicode_Compare(code->co_name, getattribute) == 0;
         Py_DECREF(code);
         if (is_lookup)
@@ -1734,7 +1751,7 @@ is_call_of_torch(void)
     return is_call;
 }
 
-/* Do the same as `_get`: return the replacement of a module's call. */
+/* Do the same as `_get` in call_attribute.py: return the replacement of a module's call. */
 static PyObject *
 slot_get(PyObject *Py_UNUSED(slot), PyObject *module, PyObject *Py_UNUSED(type))
 {
@@ -1749,7 +1766,7 @@ slot_get(PyObject *Py_UNUSED(slot), PyObject *module, PyObject *Py_UNUSED(type))
         return NULL;
     int is_call = 0;
     if ((there != Py_None || last_replaced == module) && is_call_of_torch()) {
-        there = Py_XNewRef(there); /* hold a reference, because the next call may remove the replacement */
+        there = Py_XNewRef(there); /* take a reference, because the next call may remove the replacement */
         PyObject *is_traced = PyObject_CallNoArgs(traces);
         Py_XDECREF(is_traced);
         PyErr_Clear();
@@ -1966,8 +1983,8 @@ hot_path_enter(HotPath *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* Return the number of tokens or sequences that a host has given. `given` may be any object; if it is not a count,
-   return 0. */
+/* Return the number of tokens or sequences that a host has given. `given` may be any object. Returns 0 if it is
+   not a count. */
 static int64_t
 count_in(PyObject *given)
 {
@@ -2128,15 +2145,15 @@ hot_path_traverse(HotPath *self, visitproc visit, void *arg)
     Py_VISIT(self->give_up);
     Py_VISIT(self->find);
     Py_VISIT(self->root);
-    /* Do not visit ring.obj. It leads to no cycle, and a memoryview that the collector has cleared first cannot be
-       released. */
+    /* Do not visit ring.obj, because no cycle leads through it. If the collector cleared that memoryview first,
+       the buffer could not be released. */
     return 0;
 }
 
 static int
 hot_path_clear(HotPath *self)
 {
-    generation++; /* makes every thread forget the position that it remembers */
+    generation++; /* invalidates the position that each thread used last */
     self->recording = 0;
     detach(self);
     Py_CLEAR(self->find);
@@ -2267,7 +2284,8 @@ span_exit(Span *self, PyObject *const *args, Py_ssize_t count)
         return NULL;
     }
     if (self->scope != NULL) {
-        /* Code that runs while the elements are read may enter this span again, so hold its objects. */
+        /* Reading the elements may run code that enters this span again. So take references to the objects of the
+           span. */
         Position *position = (Position *)Py_NewRef(self->position);
         Scope *scope = (Scope *)Py_NewRef(self->scope);
         PyObject *elements = Py_NewRef(self->elements == NULL ? Py_None : self->elements);
@@ -2281,8 +2299,9 @@ span_exit(Span *self, PyObject *const *args, Py_ssize_t count)
     Py_RETURN_NONE;
 }
 
-/* Replaces __enter__ and __exit__. A `with` statement binds both to the span and makes an object for each. Binding a
-   SpanMethod returns the span itself, which is callable. That saves a quarter of the `with` form. */
+/* Runs __enter__ or __exit__ of a span. A `with` statement binds both methods, which usually makes an object for
+   each. Binding a SpanMethod makes no object, because the result is the span itself, which is callable. This saves
+   a quarter of the cost of the `with` form. */
 static PyObject *
 span_call(PyObject *self, PyObject *const *args, size_t count, PyObject *kwnames)
 {
@@ -2323,7 +2342,7 @@ static PyType_Spec span_method_spec = {
     .slots = span_method_slots,
 };
 
-/* Use a SpanMethod as the span's method called `name`. */
+/* Set a SpanMethod as the method `name` of spans. */
 static int
 bind_to_itself(const char *name)
 {
@@ -2351,7 +2370,7 @@ span_traverse(Span *self, visitproc visit, void *arg)
     return 0;
 }
 
-/* No tp_clear is needed, because a cycle through a span is broken at the hot path. */
+/* No tp_clear is needed, because tp_clear of the hot path breaks every cycle through a span. */
 static void
 span_dealloc(Span *self)
 {

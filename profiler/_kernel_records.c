@@ -2,8 +2,8 @@
    the offsets. A step of 700 launches has 12,000 to 20,000 records, most of them of calls: 60 ms in Python, 1 ms
    here.
 
-   CUPTI's function that goes from one record to the next is given by its address, so that a test can replace it. No
-   Python code runs while records are read.
+   The address of CUPTI's function that returns the next record is an argument, so that a test can replace the
+   function. No Python code runs while records are read.
 */
 
 #define PY_SSIZE_T_CLEAN
@@ -22,7 +22,7 @@ static PyObject *
 kernel_of(const uint8_t *record)
 {
     uint64_t times_ns[2], name, node;
-    int32_t sizes[8]; /* grid, block, static and dynamic bytes */
+    int32_t sizes[8]; /* grid x, y, z; block x, y, z; static bytes; dynamic bytes */
     uint32_t call, graph;
     uint16_t registers;
     memcpy(times_ns, record + TIMES_AT, sizeof times_ns);

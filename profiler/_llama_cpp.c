@@ -1,12 +1,13 @@
-/* The callback that llama.cpp's scheduler calls at each node of a graph (`cb_eval`). It notes the names and times of
-   one graph in N.
+/* The callback that llama.cpp's scheduler calls at each node of a graph (`cb_eval`). In one graph of `every`, it
+   stores the names and times of the nodes.
 
    Rules
    - The callback may run in any thread, with or without the GIL, even while Python exits. So it runs no Python code.
      Its memory is never freed, because a context of llama.cpp may call it during the whole life of the context.
    - ggml's structures differ by version. A node's name, operation and sizes are read by ggml's own functions.
-   - If the callback declines all nodes of a graph, ggml computes the graph as a whole. In a kept graph, every node
-     that computes is requested, so ggml computes the nodes one by one and waits after each.
+   - If the callback declines all nodes of a graph, ggml computes the graph as a whole. In a graph that is stored
+     ("kept"), the callback requests every node that computes something. Then ggml computes the nodes one by one and
+     waits after each.
    - A graph begins with the look-up of its tokens' rows. It ends with the node result_output, or when the next graph
      begins. If there is no room for a kept graph, it is counted as lost. If a second thread begins a graph meanwhile,
      because two contexts share a callback, the kept graph is also counted as lost.
@@ -38,7 +39,8 @@ typedef struct {
     int64_t elements, start_ns, end_ns;
 } Node;
 
-/* A kept graph. It belongs to the thread that computes it until `state` is FULL, then to the thread that takes it. */
+/* The stored nodes of one graph. The computing thread owns this object until `state` is FULL. Then the reading
+   thread owns it. */
 typedef struct {
     atomic_int state;
     pthread_t thread;
@@ -53,11 +55,11 @@ typedef struct {
     int64_t (*elements_of)(const void *tensor);
     int64_t (*rows_of)(const void *tensor);
     uint64_t every;
-    int wake; /* an eventfd */
+    int wake; /* an eventfd that wakes the reading thread */
     atomic_bool is_on;
     atomic_uint_fast64_t lost;
-    _Atomic(Graph *) keeps; /* the running graph, if it is kept */
-    atomic_flag is_locked; /* locks the fields below and the kept graph */
+    _Atomic(Graph *) keeps; /* the running graph if its nodes are stored, else NULL */
+    atomic_flag is_locked; /* locks the fields below and the graph in `keeps` */
     uint64_t begun;
     int64_t kept;
     Graph graphs[GRAPHS];
@@ -92,7 +94,7 @@ unlock(Context *context)
     atomic_flag_clear_explicit(&context->is_locked, memory_order_release);
 }
 
-/* Return the kept graph, if it belongs to the caller's thread. */
+/* Return the graph in `keeps` if it belongs to the calling thread, else NULL. */
 static Graph *
 own(Context *context)
 {
@@ -100,7 +102,7 @@ own(Context *context)
     return graph != NULL && pthread_equal(graph->thread, pthread_self()) ? graph : NULL;
 }
 
-/* Stop keeping the graph, which is either FULL or lost. */
+/* Stop storing the running graph. `state` is FULL, or EMPTY if the graph is lost. */
 static void
 leave(Context *context, int state)
 {
@@ -171,7 +173,7 @@ is_one_of(const char *name, const char *const *names)
 static const char *const BEGINS[] = {"inp_embd", "embd", "node_0", NULL};
 static const char *const COMPUTES_NOTHING[] = {"NONE", "VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE", NULL};
 
-/* Note this node of the caller's graph. Returns whether the node computes anything. */
+/* Store a node of the caller's graph. Returns whether the node computes anything. */
 static bool
 note(Context *context, Graph *graph, const void *tensor, const char *name)
 {
@@ -235,7 +237,7 @@ callback(void *tensor, bool is_asked, void *data)
     return atomic_load_explicit(&context->is_on, memory_order_relaxed) && ask(context, tensor);
 }
 
-/* Return the context at an address, or NULL with an exception set. */
+/* Return the context at the address `object`, or NULL with an exception set. */
 static Context *
 context_at(PyObject *address)
 {

@@ -3,20 +3,21 @@
    open_step.py, steps.py and timed_model.py. This file is a part of _hot_path.c.
 
    Rules
-   - After a model has run, everything that Python needs for a function (its code, names, types) has left the caches.
-     20 functions took 34 us of a step of 2.4 ms. Compiled code needs only a few cache lines.
+   - This code is in C because a model evicts from the caches all that Python needs for a function: its code, names
+     and types. In Python, 20 functions took 34 us of a step of 2.4 ms. Compiled code needs only a few cache lines.
    - Objects are Python's own, and every slot has the value that Python would give it. Code that finds the step while
      it runs sees no difference.
-   - A plain step may wait for its token: in `generate`, or in the run of an engine's runner. This code then ends it
-     when the token is chosen (generation.py, runners.py).
-   - Unusual cases are a step inside a step, a recorded step that waits, a `generate` inside a `generate` or with a draft,
-     the step that swaps calls in or out, and a clock that fails. They are checked before anything has changed. Then
-     Python does everything, or the whole end.
-   - Making an object may collect garbage, and so run any code. Earlier checks are repeated after that.
+   - In `generate`, or in the run of an engine's runner, a plain step stays open after the call, until its token is
+     chosen. Then this code ends the step (generation.py, runners.py).
+   - Unusual cases are left to Python: a step inside a step, a recorded step that waits, a `generate` inside a
+     `generate` or with a draft, a step that swaps calls in or out, and a clock that fails. This code checks for them
+     before it changes anything. Then Python begins or ends the whole step.
+   - Making an object may trigger a garbage collection, which may run any code. So the checks are repeated after it.
    - A slot is read by its offset only if the object has exactly the type with this slot.
 */
 
-/* For code that runs once per step and is fetched anew each time. Small code is fast there. */
+/* For functions that run once per step. Their code has left the caches by then, so it is optimised for size, not
+   speed. */
 #define ONCE_A_STEP __attribute__((cold, noinline))
 
 enum { MODEL_CALL, MODEL_STEPS, UNIT, GENERATION, OPEN_STEP, STEP, STEPS, GOVERNOR, MODEL, KIND, PLAIN_TYPES };
@@ -70,9 +71,9 @@ static Slots plain[PLAIN_TYPES] = {
     [MODEL] = {{"calls_are_in", "recorded", "running"}},
     [KIND] = {{"seen", "recent", "counts", "plain_ns", "waiting"}},
 };
-/* The other objects that Python lends, in the order of `compile_model_calls`. */
+/* The other objects that Python code passes to `compile_model_calls`, in the same order. */
 static struct {
-    PyObject *set_callback; /* of Dynamo, see dynamo.py; None if this torch has none */
+    PyObject *set_callback; /* sets Dynamo's callback (see dynamo.py); None if this torch has none */
     PyObject *captures, *roles, *prefill, *decode, *extend, *call_type, *mark_type, *sort, *step_kind;
     PyObject *is_compiling, *compiling_flags, *is_tracing, *dispatch_stack, *is_sampled, *warm_up, *every, *look_every, *reraise_host_error, *types_of_ids;
     PyObject *verify, *end_sampling, *sampling_failed;
@@ -83,13 +84,15 @@ static PyObject *asked_name, *asked_word_name, *looked_at_name, *enabled_name, *
 static PyObject *compiling_flag_name, *ended_name, *sample_every_name, *take_lane_name, *follow_name, *failed_name;
 static PyObject *length_name, *layers_name, *own_cache_name, *initialized_name, *keys_name;
 
-/* The description of a model's call, see phases.py. -1 in `cached` stands for None. */
+/* The description of a model's call, see phases.py. In `cached`, -1 means None. */
 typedef struct {
     PyObject *phase; /* borrowed */
     int64_t tokens, sequences, cached;
 } Described;
 
-/* Roles of arguments. New tokens and caches are numbered by their rank. All other arguments are left to Python. */
+/* Roles of the arguments of a model. The roles below ROLE_CACHE are those of new tokens, and those below ROLE_ELSE
+   of caches. If a call has several arguments of one sort, the one with the lowest role is used. A call with an
+   argument of role ROLE_ELSE is left to Python. */
 enum { ROLE_CACHE = 32, ROLE_ELSE = 64, ROLE_END = 96 };
 
 static inline int
@@ -110,7 +113,7 @@ fill(PyObject *object, int type, int slot, PyObject *value)
     Py_XDECREF(before);
 }
 
-/* Fill a slot with `value`, and give the reference away. */
+/* Store `value` in a slot. Steals the reference to `value`. */
 static inline void
 give(PyObject *object, int type, int slot, PyObject *value)
 {
@@ -128,7 +131,7 @@ monotonic_ns(void)
     return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
-/* Return 1 if a slot holds an integer of up to 63 bits. The integer is then in `value`. */
+/* Return 1 if a slot holds an integer of at most 63 bits, and store it in `value`. */
 static inline int
 number_in(PyObject *number, int64_t *value)
 {
@@ -139,7 +142,7 @@ number_in(PyObject *number, int64_t *value)
     return !overflow;
 }
 
-/* Add to a slot that holds a time in ns. */
+/* Add `ns` to a slot that holds a time in ns. */
 static inline void
 add_ns(PyObject *object, int type, int slot, int64_t more_ns)
 {
@@ -165,7 +168,8 @@ optional(PyObject *object, PyObject *name, PyObject **found)
 #endif
 }
 
-/* Return whether looking up these names in `thing` runs no code of the host, such as `__getattr__` or a property. */
+/* Return whether `thing` can be asked for these attributes without running code of the host, such as
+   `__getattr__`. */
 static inline int
 is_plain_to_ask(PyObject *thing, PyObject *first, PyObject *second)
 {
@@ -180,8 +184,8 @@ is_plain_to_ask(PyObject *thing, PyObject *first, PyObject *second)
     return 1;
 }
 
-/* Get the number of positions in the cache of a call, like `cached_positions` of phases.py, if the first layer of the
-   cache reports that it is in use. Returns 0 if Python must find out, and -1 with an exception set. */
+/* Store the number of cached positions of a call in `cached`, like `cached_positions` of phases.py. Works only if
+   the first layer of the cache is in use. Returns 0 if Python must find the number, and -1 with an exception set. */
 ONCE_A_STEP static int
 positions_in(PyObject *cache, int64_t *cached)
 {
@@ -206,7 +210,8 @@ positions_in(PyObject *cache, int64_t *cached)
         Py_XDECREF(first);
         return 0;
     }
-    /* The shape of its keys is read below. For tensors of a host's own type, Python hides that. */
+    /* The type of the keys is checked, because `get_seq_length` of the host reads their shape. If the host has a
+       tensor type of its own, Python must hide that read from its `__torch_function__`. */
     known = optional(first, initialized_name, &is_used);
     if (known > 0 && is_used == Py_True && (known = optional(first, length_name, &length)) > 0)
         known = optional(first, keys_name, &keys);
@@ -230,8 +235,8 @@ typedef struct {
     long rank_of_tokens, rank_of_cache;
 } Arguments;
 
-/* Note the argument `value`, given as `name`. Returns 0 if Python must describe the call, and -1 with an exception
-   set. */
+/* Store the argument `value` if its `name` has a role. Returns 0 if Python must describe the call, and -1 with an
+   exception set. */
 static inline int
 take_argument(Arguments *found, PyObject *name, PyObject *value)
 {
@@ -259,7 +264,7 @@ take_argument(Arguments *found, PyObject *name, PyObject *value)
     return 1;
 }
 
-/* Return whether a tensor has integers that can be ids, or -1 with an exception set. */
+/* Return whether the type of a tensor is one of the integer types for token ids, or -1 with an exception set. */
 static inline int
 has_type_of_ids(PyObject *tensor)
 {
@@ -269,8 +274,9 @@ has_type_of_ids(PyObject *tensor)
     return is_known;
 }
 
-/* Describe the call of a model without a cache and without known argument names by its first tensor. See `describe`.
-   */
+/* Describe a model's call by its first tensor, like `describe` of phases.py. For models without a cache and
+   without known argument names.
+*/
 ONCE_A_STEP static int
 describe_nameless(PyObject *call, PyObject *args, PyObject *kwargs, Described *found)
 {
@@ -372,7 +378,8 @@ describe(PyObject *call, PyObject *args, PyObject *kwargs, Described *found)
     return 1;
 }
 
-/* Do the same as `describe` for a ModelCall, or read `call` if it is the description of a runner's run. */
+/* Describe a model's call, like `describe`. `call` is a ModelCall, or already a description (of a runner's run),
+   which is copied. */
 static inline int
 described(PyObject *call, PyObject *args, PyObject *kwargs, Described *found)
 {
@@ -386,8 +393,8 @@ described(PyObject *call, PyObject *args, PyObject *kwargs, Described *found)
            (cached == Py_None || (number_in(cached, &found->cached) && found->cached >= 0));
 }
 
-/* Clear an exception of our code, because Python meets and reports it again. If the exception is the host's (an
-   interrupt, or one of its signal handler), keep it and return -1. */
+/* Clear an exception of our code, because Python code will run into it again and report it. If the exception is
+   the host's (an interrupt, or raised by its signal handler), keep it and return -1. */
 static inline int
 forget_exception(void)
 {
@@ -396,7 +403,7 @@ forget_exception(void)
     return tell_of_exception(lent.reraise_host_error);
 }
 
-/* Return whether a command requests a burst of kernels. 1 if not known. Exceptions are cleared. */
+/* Return whether a command requests a burst of kernels. Returns 1 if that is not known. Clears exceptions. */
 ONCE_A_STEP static int
 is_burst_asked(PyObject *steps)
 {
@@ -416,15 +423,15 @@ is_burst_asked(PyObject *steps)
     return is_asked;
 }
 
-/* Return whether calls are traced or compiled, or run on tensors without contents. 1 if not known, -1 with an
-   exception set. */
+/* Return whether calls are traced or compiled, or run on tensors without contents. Returns 1 if that is not known,
+   and -1 with an exception set. */
 ONCE_A_STEP static int
 is_traced(void)
 {
     PyObject *answer;
     if (lent.compiling_flags == Py_None)
         answer = PyObject_CallNoArgs(lent.is_compiling);
-    else /* the result of that function, without its frames */
+    else /* the same result as `is_compiling`, without its Python frames */
         answer = Py_XNewRef(PyDict_GetItemWithError(lent.compiling_flags, compiling_flag_name));
     Py_XDECREF(answer);
     if (answer != Py_False)
@@ -442,7 +449,8 @@ is_traced(void)
 
 enum { IN_PYTHON, PLAIN, RECORDED };
 
-/* Return whether `generation` is the only `generate` that runs in `unit`. If it is NULL, whether there is none. */
+/* Return whether `generation` is the only call of `generate` in `unit`. If `generation` is NULL, return whether
+   there is no such call. */
 static inline int
 is_alone(PyObject *generation, PyObject *unit)
 {
@@ -455,7 +463,7 @@ is_alone(PyObject *generation, PyObject *unit)
            is_of(generation, GENERATION);
 }
 
-/* Return the innermost `generate` of `unit`, borrowed. NULL if there is none. */
+/* Return the innermost call of `generate` in `unit`, borrowed. NULL if there is none. */
 static inline PyObject *
 generation_in(PyObject *unit)
 {
@@ -464,7 +472,7 @@ generation_in(PyObject *unit)
     return depth ? PyList_GET_ITEM(generations, depth - 1) : NULL;
 }
 
-/* Return the sort of a step that would begin now: IN_PYTHON, PLAIN or RECORDED. Ignores the step's kind. Changes
+/* Return the sort of a step that would begin now: PLAIN or RECORDED, or IN_PYTHON if Python must begin it. Changes
    nothing. */
 ONCE_A_STEP static int
 sort_of_step(PyObject *steps, HotPath *path, Position *position, PyObject *unit, PyObject *generation, int waits)
@@ -497,7 +505,8 @@ sort_of_step(PyObject *steps, HotPath *path, Position *position, PyObject *unit,
     return models != NULL && PyDict_CheckExact(models) ? PLAIN : IN_PYTHON;
 }
 
-/* Return whether the next step is recorded because all steps are, and the model is not inspected again in it. */
+/* Return whether the next step can be recorded here: every step is recorded, and the model is not checked for
+   changes in this step. */
 ONCE_A_STEP static int
 is_recorded_next(PyObject *steps, PyObject *core)
 {
@@ -510,7 +519,8 @@ is_recorded_next(PyObject *steps, PyObject *core)
     return is_known && sampled == 1 && every > 0 && looks >= 0 && (looks + 1) % every != 0;
 }
 
-/* Return the governor's data of the model, borrowed. NULL if recorded steps run or have just ended. */
+/* Return the governor's data of the model, borrowed. NULL if recorded steps are running, or if the timed calls are
+   still swapped in. */
 static inline PyObject *
 governed(PyObject *steps, PyObject *governor)
 {
@@ -522,7 +532,7 @@ governed(PyObject *steps, PyObject *governor)
     return running != NULL && PyDict_CheckExact(running) && PyDict_GET_SIZE(running) == 0 ? model : NULL;
 }
 
-/* Return (phase, key, (phase, model)) of a step, borrowed from `steps`, which keeps the tuple of the last step. */
+/* Return (phase, key, (phase, model)) of a step, borrowed from `steps`, which stores this tuple for the last step. */
 ONCE_A_STEP static PyObject *
 keys_of(PyObject *steps, PyObject *phase)
 {
@@ -541,15 +551,15 @@ keys_of(PyObject *steps, PyObject *phase)
     return keys;
 }
 
-/* Return a tuple of `type`, made without its `__new__`. NULL with an exception set. */
+/* Return a new tuple of class `type`, without calling `__new__`. NULL with an exception set. */
 static PyObject *
 named_tuple(PyObject *type, Py_ssize_t size)
 {
     return ((PyTypeObject *)type)->tp_alloc((PyTypeObject *)type, size);
 }
 
-/* Do the same as Governor.is_sampled for the step with this number of a kind, which is not the first. 1 also if not
-   known. */
+/* Do the same as Governor.is_sampled, for a step that is not the first of its kind. `number` is the number of the
+   step. Also returns 1 if the result is not known. */
 static inline int
 is_sampled(PyObject *governor, int64_t number)
 {
@@ -559,8 +569,8 @@ is_sampled(PyObject *governor, int64_t number)
            !__builtin_mul_overflow((uint64_t)number * golden, (uint64_t)every, &product);
 }
 
-/* Return whether this code can begin a step of `call` inside `generation`, and get when the preparation of its inputs
-   began: a new reference, or NULL if that is not known. */
+/* Return whether this code can begin a step of `call` inside `generation`. If the preparation of the step's inputs
+   has begun, stores the time of its begin in `start`, as a new reference. */
 static inline int
 is_usual_in(PyObject *generation, PyObject *call, HotPath *path, int64_t called_ns, PyObject **start)
 {
@@ -582,8 +592,9 @@ is_usual_in(PyObject *generation, PyObject *call, HotPath *path, int64_t called_
     return 1;
 }
 
-/* Get the open step of a call that begins now. `call` is a ModelCall, or the description of a runner's run. Returns IN_PYTHON if Python must begin it, and -1 with an exception
-   set that is not an Exception. */
+/* Begin the step of a call, and store it in `begun`. `call` is a ModelCall, or the description of a runner's run.
+   Returns PLAIN or RECORDED, or IN_PYTHON if Python must begin the step. Returns -1 with an exception set that is
+   not an Exception. */
 ONCE_A_STEP static int
 begin_step(PyObject *call, PyObject *steps, HotPath *path, Position *position, PyObject *unit, PyObject *args,
            PyObject *kwargs, int64_t called_ns, PyObject **begun)
@@ -600,7 +611,8 @@ begin_step(PyObject *call, PyObject *steps, HotPath *path, Position *position, P
     Described found = {NULL, 0, 0, -1};
     int known = is_traced();
     known = known != 0 ? -known : !is_burst_asked(steps) && described(call, args, kwargs, &found) > 0;
-    /* `generate` without a cache computes the prompt again for each token. Python names such steps. */
+    /* If `generate` uses no cache, it computes the prompt again for each token. Such steps have a different name,
+       which Python gives them. */
     if (known > 0 && generation != NULL && PLAIN_SLOT(generation, GENERATION, GENERATION_LENGTH) != Py_None)
         known = !is_run && found.phase != lent.prefill;
     PyObject *keys = known > 0 ? Py_XNewRef(keys_of(steps, found.phase)) : NULL;
@@ -624,14 +636,15 @@ begin_step(PyObject *call, PyObject *steps, HotPath *path, Position *position, P
     if (sort == PLAIN)
         mark = named_tuple(lent.mark_type, 3);
     else if (is_recorded_next(steps, core) && PyDict_GetItemWithError(path->root->children, key) != NULL) {
-        /* Other code reads the holders of lanes, so that a forked child leaves the step to its parent. */
+        /* Fill the slots of `step` that other code reads through the lanes, because `take_lane` stores the step as
+           the holder of its lane. */
         PyObject *const of_holder[] = {none, none, none, adopted, zero};
         static const int seen[] = {STEP_LANE, STEP_POSITION, STEP_SCOPE, STEP_ADOPTED, STEP_WAITS};
         for (int i = 0; i < 5; i++)
             fill(step, STEP, seen[i], of_holder[i]);
         lane = PyObject_CallMethodOneArg(core, take_lane_name, step);
     }
-    /* After this, no object is made that the garbage collector tracks. */
+    /* From here on, no object is made that the garbage collector tracks. */
     if ((mark == NULL && lane == NULL) || sort_of_step(steps, path, position, unit, generation, waits) != sort ||
         (generation != NULL && !is_usual_in(generation, call, path, called_ns, &prepared_ns)))
         goto done;
@@ -710,7 +723,7 @@ begin_step(PyObject *call, PyObject *steps, HotPath *path, Position *position, P
     position->step = Py_NewRef(step);
     Py_XDECREF(before);
     if (sort == PLAIN) {
-        position->recording = 0; /* until this step ends */
+        position->recording = 0; /* calls inside this step are not recorded */
         Scope *there = (Scope *)PyDict_GetItemWithError(path->root->children, key);
         want_slot(path, position);
         if (there != NULL && Py_IS_TYPE(there, ScopeType) && there->node > NO_NODE)
@@ -761,7 +774,8 @@ done:
     return is_begun > 0 ? sort : is_begun < 0 ? -1 : forget_exception();
 }
 
-/* Return the sort of the step of `open_step`, if this code can end it. Changes nothing and runs no Python code. */
+/* Return the sort of the step of `open_step`: PLAIN or RECORDED, or IN_PYTHON if Python must end it. Changes
+   nothing and runs no Python code. */
 ONCE_A_STEP static int
 sort_of_end(HotPath *path, Position *position, PyObject *unit, PyObject *open_step, PyObject *step)
 {
@@ -780,7 +794,7 @@ sort_of_end(HotPath *path, Position *position, PyObject *unit, PyObject *open_st
         PLAIN_SLOT(step, STEP, STEP_INSIDE) != (PyObject *)path->root)
         return IN_PYTHON;
     if (PLAIN_SLOT(open_step, OPEN_STEP, OPEN_WAITS) != Py_False) {
-        /* Python begins the steps of a warm-up, which have other keys. */
+        /* A step with a different key was begun by Python, for example in a warm-up. */
         PyObject *keys = PLAIN_SLOT(steps, MODEL_STEPS, OF_KEYS), *key = PLAIN_SLOT(step, STEP, STEP_KEY);
         if (is_plain != Py_True || core != PLAIN_SLOT(steps, MODEL_STEPS, OF_STEPS) ||
             PLAIN_SLOT(open_step, OPEN_STEP, OPEN_IN_BURST) != Py_None ||
@@ -806,7 +820,7 @@ sort_of_end(HotPath *path, Position *position, PyObject *unit, PyObject *open_st
                : IN_PYTHON;
 }
 
-/* Read an amount of a record. Returns 0 if Python must find out. */
+/* Read a step's number of sequences or cached positions. Returns 0 if Python must read it. */
 static inline int
 amount_in(PyObject *given, int64_t *amount)
 {
@@ -814,8 +828,8 @@ amount_in(PyObject *given, int64_t *amount)
     return given == Py_None || (number_in(given, amount) && *amount >= 0 && *amount <= MOST_AMOUNT);
 }
 
-/* Write a record of `scope` into the ring, or pass it to the ring's callback if there is no ring. Returns -1 with an
-   exception set. */
+/* Write a record into the ring. If there is no ring, pass it to the path's `record`. Returns -1 with an exception
+   set. */
 static inline int
 record_step(HotPath *path, int64_t tag, int64_t first, int64_t second, int64_t elements)
 {
@@ -829,8 +843,8 @@ record_step(HotPath *path, int64_t tag, int64_t first, int64_t second, int64_t e
     return done == NULL ? -1 : 0;
 }
 
-/* Do the same as Governor.ended for a plain step after which the governor decides nothing. Returns 0 if Python must
-   do it. */
+/* Do the same as Governor.ended for a plain step. Returns 0 if Python must do it, for example if the governor is
+   due for a decision. */
 ONCE_A_STEP static int
 count_plain(PyObject *steps, PyObject *governor, PyObject *step, PyObject *mark, int64_t duration_ns, PyObject *own_ns)
 {
@@ -875,7 +889,7 @@ count_plain(PyObject *steps, PyObject *governor, PyObject *step, PyObject *mark,
     if (appended == NULL) {
         for (int i = 0; i < MADE; i++)
             Py_XDECREF(made[i]);
-        return 0; /* the caller sees an exception that is set */
+        return 0; /* the caller checks for an exception */
     }
     give(governor, GOVERNOR, GOVERNOR_SEEN, made[0]);
     give(governor, GOVERNOR, GOVERNOR_LIVED_NS, made[1]);
@@ -891,7 +905,7 @@ count_plain(PyObject *steps, PyObject *governor, PyObject *step, PyObject *mark,
     return 1;
 }
 
-/* Report a step that has ended, and its overhead, to the governor. Returns -1 with an exception set. */
+/* Report a step that has ended, and cbtop's own time in it, to the governor. Returns -1 with an exception set. */
 ONCE_A_STEP static int
 tell_governor(PyObject *steps, PyObject *core, PyObject *step, PyObject *mark, int64_t ending_ns)
 {
@@ -928,8 +942,8 @@ done:
     return done;
 }
 
-/* End recording after an exception, like Step.__exit__. Returns -1 if the exception is not an Exception, or if such
-   an exception was raised here. */
+/* End recording because of the current exception, like ActiveStep.__exit__. Returns -1 if it is not an Exception,
+   or if ending the recording raised. */
 ONCE_A_STEP static int
 steps_give_up(PyObject *core)
 {
@@ -992,7 +1006,8 @@ end_step(PyObject *steps, HotPath *path, Position *position, PyObject *unit, PyO
     if (done == 0 && (sequences != UNKNOWN_AMOUNT || cached != UNKNOWN_AMOUNT))
         done = record_step(path, scope->node | FLAG_AMOUNTS, sequences, cached, 0);
     if (sort == RECORDED) {
-        /* Not earlier, so that records of the next step in this lane follow this step's end. */
+        /* Release the lane only now, so that this step's end is recorded before any record of the next step in the
+           lane. */
         fill(step, STEP, STEP_LANE, Py_None);
         PyObject *flushed = done < 0 ? NULL : PyObject_CallNoArgs(PLAIN_SLOT(core, STEPS, STEPS_FLUSH));
         Py_XDECREF(flushed);
@@ -1009,8 +1024,8 @@ end_step(PyObject *steps, HotPath *path, Position *position, PyObject *unit, PyO
     return done < 0 ? -1 : 1;
 }
 
-/* Keep Dynamo from seeing the frames of Python until `dynamo_on`. Returns its callback, a new reference; NULL if it has
-   none in this thread. */
+/* Keep Dynamo from seeing Python frames until `dynamo_on`. Returns Dynamo's callback as a new reference, or NULL
+   if this thread has none. */
 ONCE_A_STEP static PyObject *
 dynamo_off(void)
 {
@@ -1024,7 +1039,7 @@ dynamo_off(void)
     return callback;
 }
 
-/* Give `callback` back to Dynamo; steals it. The current exception stays set. */
+/* Set Dynamo's callback to `callback` again. Steals the reference. The current exception stays set. */
 ONCE_A_STEP static void
 dynamo_on(PyObject *callback)
 {
@@ -1040,7 +1055,7 @@ dynamo_on(PyObject *callback)
     PyErr_Restore(type, error, trace);
 }
 
-/* Call the model with `callback` given back to Dynamo. When the model returns, it is taken again. */
+/* Call the model. During the call, Dynamo has its callback back. */
 ONCE_A_STEP static PyObject *
 call_model(PyObject *called, PyObject *args, PyObject *kwargs, PyObject **callback)
 {
@@ -1054,8 +1069,8 @@ call_model(PyObject *called, PyObject *args, PyObject *kwargs, PyObject **callba
     return result;
 }
 
-/* Let Python close an open step, with the current exception if there is one. The exception stays set, unless closing
-   raises. */
+/* Close an open step by Python code, with the current exception if there is one. That exception stays set, unless
+   closing raises another. */
 ONCE_A_STEP static int
 close_by_python(PyObject *open_step)
 {
@@ -1080,7 +1095,8 @@ close_by_python(PyObject *open_step)
     return done == NULL ? -1 : 0;
 }
 
-/* Report an Exception to `steps`, like ModelSteps.failed. If it is the host's, return -1 with it set. */
+/* Report the current Exception to `steps`, like ModelSteps.failed. If the host raised it, return -1 and leave it
+   set. */
 ONCE_A_STEP static int
 has_failed(PyObject *steps)
 {
@@ -1097,8 +1113,8 @@ has_failed(PyObject *steps)
     return has;
 }
 
-/* Handle an Exception raised after a step has begun, like ModelSteps.begun: the call is then in no step. If it is not
-   an Exception, return -1 with it set. */
+/* Handle an Exception raised while a step began, like ModelSteps.begun. The call then runs without a step. If it
+   is not an Exception, return -1 and leave it set. */
 ONCE_A_STEP static int
 begin_has_failed(PyObject *steps, PyObject *open_step)
 {
@@ -1139,7 +1155,7 @@ run_step(PyObject *called, PyObject *args, PyObject *kwargs, PyObject *steps, Ho
     return result;
 }
 
-/* Do the same as ModelCall.__call__, but let Python provide the callable and the end of the step. */
+/* Do the same as ModelCall.__call__. Python's `begin` returns the callable and the step, and Python ends the step. */
 static PyObject *
 run_by_python(PyObject *self, PyObject *steps, PyObject *called, PyObject *args, PyObject *kwargs, int64_t called_ns,
               PyObject **callback)
@@ -1169,7 +1185,8 @@ run_by_python(PyObject *self, PyObject *steps, PyObject *called, PyObject *args,
     return result;
 }
 
-/* Return whether the innermost open step is a running step of this model. Then a call is not a step of its own. */
+/* Return the step of the innermost open step, borrowed, if that is a running step of this model, else NULL. A call
+   inside such a step is not a step of its own. */
 static inline PyObject *
 step_around(PyObject *steps, PyObject *open, PyObject *generations)
 {
@@ -1194,14 +1211,14 @@ model_call(PyObject *self, PyObject *args, PyObject *kwargs)
     HotPath *path = is_of(steps, MODEL_STEPS) ? (HotPath *)PLAIN_SLOT(steps, MODEL_STEPS, OF_PATH) : NULL;
     if (path == NULL || !Py_IS_TYPE(path, HotPathType) || module == NULL || called == NULL)
         return call_with(model_call_in_python, self, args, kwargs);
-    /* References are borrowed, because the caller holds `self`, which holds its steps. */
+    /* References are borrowed, because the caller keeps `self` alive, and `self` keeps its steps alive. */
     PyObject *core = PLAIN_SLOT(steps, MODEL_STEPS, OF_STEPS), *unit = NULL, *open_step = NULL, *result = NULL;
     PyObject *callback = dynamo_off();
     Position *position = NULL;
     int is_called = 0, is_begun = 0;
     int is_of_runner = PLAIN_SLOT(steps, MODEL_STEPS, OF_IS_OF_RUNNER) == Py_True &&
                        PLAIN_SLOT(steps, MODEL_STEPS, OF_TRAINING) == Py_None;
-    /* The profiler is disabled or has stopped recording. */
+    /* `is_on` is False if the profiler is disabled, or if recording has ended. */
     if (is_of(core, STEPS) && PLAIN_SLOT(core, STEPS, STEPS_IS_ON) == Py_False) {
         PyObject *profiler = PLAIN_SLOT(steps, MODEL_STEPS, OF_PROFILER);
         PyObject *enabled = profiler == NULL ? NULL : PyObject_GetAttr(profiler, enabled_name);
@@ -1232,7 +1249,7 @@ model_call(PyObject *self, PyObject *args, PyObject *kwargs)
         if (open == NULL || !PyList_CheckExact(open) || generations == NULL || !PyList_CheckExact(generations))
             ;
         else if (PyList_GET_SIZE(open) == 0) {
-            /* A call of a runner's model outside of a run is not a step. */
+            /* If a runner runs the model, a call outside of its runs is not a step. */
             if (!is_of_runner)
                 is_begun = begin_step(self, steps, path, position, unit, args, kwargs, called_ns, &open_step);
             if (is_begun < 0) {
@@ -1266,7 +1283,8 @@ done:
     return result;
 }
 
-/* Get the caller's unit, a new reference. Returns 0 if it is not known here, and -1 with an exception set. */
+/* Store the caller's unit in `unit`, as a new reference. Returns 0 if it is not known here, and -1 with an
+   exception set. */
 static int
 unit_here(PyObject **unit)
 {
@@ -1278,7 +1296,7 @@ unit_here(PyObject **unit)
     return *unit != NULL ? 1 : forget_exception();
 }
 
-/* Do the same as Unit.waiting. Returns a borrowed reference, or NULL. */
+/* Do the same as Unit.waiting: return the step that waits for its token, borrowed, or NULL. */
 static inline PyObject *
 waiting_in(PyObject *unit)
 {
@@ -1369,7 +1387,7 @@ end_run(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
     return ended < 0 ? NULL : PyBool_FromLong(ended);
 }
 
-/* Call the function of the host that a wrapper of generation.py closes over. */
+/* Call the function of the host in the closure of a wrapper of generation.py. */
 static inline PyObject *
 call_original(PyObject *wrapper, PyObject *const *args, size_t count, PyObject *kwnames)
 {
@@ -1438,8 +1456,8 @@ process_scores(PyObject *wrapper, PyObject *const *args, size_t count, PyObject 
     return result;
 }
 
-/* Get the length of the chosen tokens: the last dimension of `words`. Returns 0 if Python must find out, and -1 with an
-   exception set. */
+/* Store the length of the sequences, which is the last dimension of `words`, in `length`. Returns 0 if Python must
+   find it, and -1 with an exception set. */
 static int
 length_of(PyObject *words, PyObject **length)
 {
@@ -1506,8 +1524,8 @@ is_done(PyObject *wrapper, PyObject *const *args, size_t count, PyObject *kwname
     return result;
 }
 
-/* Let C code make the calls of a wrapper of generation.py. Python 3.11 still runs the wrapper's frame if a Python frame
-   calls it without `**`. Returns the wrapper. */
+/* Make calls of a wrapper of generation.py run C code. Returns the wrapper. Python 3.11 still runs the wrapper's
+   frame if Python code calls it without `**`. */
 static PyObject *
 compile_generation(PyObject *Py_UNUSED(module), PyObject *wrapper)
 {

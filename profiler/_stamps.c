@@ -1,12 +1,12 @@
 /* Stamps, launched from C, with the same names, words and tests as pairs.py and stamp_clock.py.
 
    Rules
-   - The driver's functions are given by their addresses, so that a test can replace them.
-   - A launch may wait: for the device's queue, if it is full, or for a lock of the driver, if a second thread
-     launches. Therefore a launch does not hold the GIL.
-   - Everything else is done with the GIL held. No Python code runs from taking a slot until its launch, nor from the
-     launch until the slot is returned or released. So no second thread and no signal handler can interrupt.
-   - The device writes the words, so they are read and cleared as volatile.
+   - The addresses of the driver's functions are arguments, so that a test can replace the functions.
+   - A launch does not hold the GIL, because it may wait: for room in the device's queue, or for a lock of the driver
+     while another thread launches.
+   - All other code holds the GIL. No Python code runs between taking a slot and its launch, nor between the launch
+     and returning or releasing the slot. So no other thread and no signal handler can interrupt there.
+   - The words are volatile, because the device writes them.
 */
 
 #define PY_SSIZE_T_CLEAN
@@ -20,14 +20,14 @@ typedef struct { /* CUlaunchConfig */
     unsigned attributes_count;
 } LaunchConfig;
 
-/* Launches stamps. A launch reads its arguments before it returns. */
+/* The data for launching stamps. A launch copies its arguments before it returns. */
 typedef struct {
     int (*launch)(const LaunchConfig *config, void *kernel, void **arguments, void **extra);
     int (*is_capturing)(void *stream, int *status);
     int (*current)(void **context);
-    PyObject *error; /* makes an exception from a function's name and its result */
+    PyObject *error; /* `error(name, result)` returns the exception for a failed driver call */
     void *context, *kernel;
-    PyObject *owner; /* owner of the words */
+    PyObject *owner; /* the object that owns the words */
     volatile uint64_t *words;
     uint64_t address; /* address of the words on the device */
     Py_ssize_t count;
@@ -38,7 +38,7 @@ typedef struct {
     Stamps stamps;
     Py_ssize_t *free; /* a queue of free pairs, with room for `pairs` */
     Py_ssize_t pairs, first, waiting;
-    Py_ssize_t last; /* index of the word of the last end stamp, or -1 once it was read */
+    Py_ssize_t last; /* index of the word of the last end stamp, or -1 after this stamp was read */
 } PairStamps;
 
 typedef struct {
@@ -55,7 +55,7 @@ static PyObject *zero;
 
 /* ---- stamps ---- */
 
-/* Put the attribute `name` of `object`, which is an address, into `field`. */
+/* Store the attribute `name` of `object`, an address, in `field`. Returns -1 with an exception set. */
 static int
 take(PyObject *object, const char *name, uint64_t *field)
 {
@@ -101,7 +101,7 @@ stamps_init(Stamps *self, PyObject *device, PyObject *words, Py_ssize_t count)
     return done ? 0 : -1;
 }
 
-/* Enqueue a stamp into the word `slot`, without the GIL. Returns the driver's result. */
+/* Enqueue a stamp into the word `slot`. Call this without the GIL. Returns the driver's result. */
 static int
 enqueue(const Stamps *self, Py_ssize_t slot, void *stream)
 {
@@ -120,7 +120,7 @@ refuse(const Stamps *self, const char *name, int result)
     Py_XDECREF(error);
 }
 
-/* Return the address in an object. NULL is a valid stream; PyErr_Occurred() tells whether it is an error. */
+/* Return the address in a Python int. A stream may be NULL, so call PyErr_Occurred() to detect an error. */
 static void *
 stream_of(PyObject *number)
 {
@@ -198,7 +198,7 @@ pairs_begin(PairStamps *self, PyObject *number)
     return NULL;
 }
 
-/* Return the number of a pair from the arguments, or -1 with an exception set if it is not a pair. */
+/* Return the number of a pair in the arguments, or -1 with an exception set if it is invalid. */
 static Py_ssize_t
 pair_of(PairStamps *self, PyObject *number)
 {
@@ -272,7 +272,7 @@ pairs_traverse(PairStamps *self, visitproc visit, void *arg)
     return 0;
 }
 
-/* No tp_clear is needed. A cycle leads through the device clock or the pairs, which are Python objects. */
+/* No tp_clear is needed, because every cycle leads through the device clock or the pairs. Both are Python objects. */
 static void
 pairs_dealloc(PairStamps *self)
 {
@@ -358,8 +358,8 @@ new_mark(MarkStamps *self, PyObject *number, PyObject *stream, PyObject *host_ns
     return mark;
 }
 
-/* Copy the value of the mark's word into the mark. Returns 1 if done, 0 if the device has not written the word yet,
-   and -1 with an exception set. */
+/* Store `device_ns`, the value of the mark's word, in the mark. Returns 1 if done, 0 if the device has not written
+   the word yet, and -1 with an exception set. */
 static int
 keep(PyObject *mark, uint64_t device_ns)
 {
@@ -373,7 +373,7 @@ keep(PyObject *mark, uint64_t device_ns)
     return device_ns != 0;
 }
 
-/* Enqueue the stamp of `mark`, which is already in `marks` at `at`. Returns 0 on success. */
+/* Enqueue the stamp of `mark`, which is in the list `marks` at the index `at`. Returns 0 on success. */
 static int
 launch_mark(MarkStamps *self, Py_ssize_t at, void *stream, PyObject *key, PyObject *mark)
 {
@@ -383,7 +383,7 @@ launch_mark(MarkStamps *self, Py_ssize_t at, void *stream, PyObject *key, PyObje
     Py_END_ALLOW_THREADS
     if (!result)
         return PyDict_SetItem(self->last, key, mark);
-    /* No stamp will write this word. */
+    /* The launch failed, so no stamp will write this word. */
     if (at < PyList_GET_SIZE(self->marks) && PyList_GET_ITEM(self->marks, at) == mark)
         PyList_SetItem(self->marks, at, Py_NewRef(Py_None));
     if (PyObject_SetAttr(mark, name_of_slot, Py_None) == 0 && PyObject_SetAttr(mark, name_of_host_ns, zero) == 0)
@@ -411,7 +411,8 @@ marks_mark(MarkStamps *self, PyObject *Py_UNUSED(ignored))
     if (handle == (void *)UINTPTR_MAX && PyErr_Occurred())
         goto done;
     host_ns = PyObject_CallNoArgs(self->now_ns);
-    /* Making the mark may collect garbage, which may run any code. After that, no objects are made. */
+    /* Making the mark may trigger a garbage collection, which may run any code. No tracked object is made after
+       that. */
     mark = host_ns == NULL ? NULL : new_mark(self, zero, stream, host_ns);
     if (mark == NULL)
         goto done;
@@ -462,7 +463,7 @@ marks_traverse(MarkStamps *self, visitproc visit, void *arg)
     return 0;
 }
 
-/* No tp_clear is needed, as for pairs. */
+/* No tp_clear is needed, for the same reason as in pairs. */
 static void
 marks_dealloc(MarkStamps *self)
 {

@@ -13,7 +13,7 @@ Mark = object  # a clock's handle of a point in time; `time_ns` converts a mark 
 class NoTimeError(Exception):
     """Raised for a mark that the device never reaches.
 
-    The device captured the mark instead of running it, or the mark was made in a different process.
+    This happens if the mark was captured into a graph instead of run, or if another process made it.
     """
 
 
@@ -30,10 +30,10 @@ class DeviceClock(Protocol):
         """Wait until the device has reached every mark made before this call."""
 
     def time_ns(self, mark: Mark, /) -> int:
-        """Return the time at which the device reached `mark`, on the host's monotonic clock. Call `synchronize`
-        first.
+        """Return the time in ns at which the device reached `mark`, on the host's monotonic clock.
 
-        Raises NoTimeError for a mark without a time. The profiler counts the timing of such a mark as lost.
+        `synchronize` must be called first. Raises NoTimeError for a mark without a time: the profiler then counts the
+        timing as lost.
         """
 
 
@@ -50,11 +50,11 @@ class Stamp(NamedTuple):
 
 
 class StampingClock(DeviceClock, Protocol):
-    """A device clock that can report a mark without waiting for the device."""
+    """A device clock with stamps that can be read without waiting for the device."""
 
     @property
     def stamp_cost_ns(self) -> int | None:
-        """The device time that one mark costs, or None if it is not known."""
+        """The time that one mark takes on the device, in ns. None if it is not known."""
 
     @property
     def idle_lag_ns(self) -> int | None:
@@ -70,7 +70,10 @@ class StampingClock(DeviceClock, Protocol):
         """Return the stamp of `mark`, or None if it has no time."""
 
     def host_ns(self, device_ns: int, /) -> tuple[int, int]:
-        """Convert `device_ns` to the host's clock. Returns the converted time and its possible error."""
+        """Convert `device_ns` to the host's clock.
+
+        Returns the time and its possible error in either direction, both in ns.
+        """
 
     def look(self) -> None:
         """Read both clocks, unless they were read a short while ago."""
@@ -80,7 +83,7 @@ class StampingClock(DeviceClock, Protocol):
 
 
 class HostClock:
-    """The host's clock with the methods of a device clock. The host reaches a mark when it makes the mark."""
+    """The host's clock, with the methods of a device clock. A mark is a reading of the host's clock."""
 
     def __init__(self, clock_ns: Callable[[], int] = clock.perf_counter_ns) -> None:
         self.mark = clock_ns

@@ -13,7 +13,7 @@ from cbtop.protocol.structure_messages import Conditions, RunCondition
 def conditions(known: Mapping[str, str], libraries: Mapping[str, str]) -> Conditions:
     """Return `known` with the version of Python, the processors, and the versions of libraries.
 
-    `libraries` has the names of the libraries by module. Only modules that are already imported have a version.
+    `libraries` has the names of the libraries by module. A library without an imported module has no version.
     """
     found = {"Python": platform.python_version(), "processors": processors()}
     for module, name in libraries.items():

@@ -10,7 +10,7 @@ from cbtop.protocol.attributes import KernelAttributes, Work
 from cbtop.protocol.vocabulary import BrickCategory, BrickId
 
 Budget = TokenBudget | ByteBudget
-# A function that computes the work of a call from its number of elements, for work that is not linear.
+# Returns the work of a call for its number of elements. Needed only if the work is not linear in the elements.
 WorkOfCall = Callable[[int], Work]
 
 

@@ -1,4 +1,4 @@
-"""The device path times bricks by marks on the device. It records a brick once the device has reached its marks."""
+"""Times bricks by marks on the device. A brick is recorded after the device has reached its marks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ DeviceTimer = tuple[Scope, Position, Mark]
 
 
 class DevicePath:
-    """Times every brick, layer and step on `clock` instead of the host's clock, and defers the records in `pending`.
+    """Times every brick, layer and step on `clock` instead of the host's clock. `pending` keeps the timings until
+    they can be recorded.
 
     The host path `host` knows the caller's place in the graph. If `kept` is given and the mode is DEFERRED, steps
     wait in `kept` for their times, and no call waits for the device.
@@ -57,7 +58,7 @@ class DevicePath:
 
     @property
     def held_steps(self) -> HeldSteps | None:
-        """The ended steps that wait for their stamps. None if the end of a step waits for the device instead."""
+        """The ended steps that wait for their stamps. None if each step waits for the device at its end instead."""
         return self.kept if self.mode is SyncMode.DEFERRED else None
 
     position = property(attrgetter("_host.position"), doc="Where in the graph the caller is.")
@@ -72,7 +73,7 @@ class DevicePath:
         self._recording = on
 
     def after_fork(self) -> None:
-        """In a forked child, stop timing. Deferred timings belong to the parent. The child cannot use the device."""
+        """In a forked child, stop timing and drop the kept steps, because the child cannot use the device."""
         self.is_over = True
         if self.kept is not None:
             self.kept.after_fork()
@@ -88,7 +89,7 @@ class DevicePath:
         inside = scope.children.get(brick) or self._define(scope, brick)
         try:
             if self.mode is SyncMode.IMMEDIATE:
-                self._clock.synchronize()  # excludes the time of earlier work, see start_mark
+                self._clock.synchronize()  # wait, so that the time of earlier work does not count
             start = self._mark()
         except Exception as error:  # noqa: BLE001 - a device that is lost must not take the host with it
             self._callbacks.give_up(error)
@@ -115,7 +116,8 @@ class DevicePath:
                 self._defer((scope.node | flags, start, end, elements))
             else:
                 self.emit(scope, position, start, end, elements, flags)
-            # The key of a layer is a tuple. A brick waits only in IMMEDIATE mode or if too many timings are deferred.
+            # The key of a layer is a tuple. A layer may wait for the device in any mode. A brick waits only in
+            # IMMEDIATE mode, or if there are MAX_PENDING timings.
             if type(scope.key) is tuple or self.mode is SyncMode.IMMEDIATE or len(self._waiting) >= MAX_PENDING:
                 self._end(scope.key)
         except Exception as error:  # noqa: BLE001 - as in start_brick
@@ -146,16 +148,19 @@ class DevicePath:
     def emit(
         self, scope: Scope, position: Position | None, start: Mark, end: Mark, elements: int, flags: int
     ) -> None:
-        """Defer the record of a call in `scope`. If the step at `position` has no name yet, hold the call instead."""
+        """Defer the record of a call in `scope`.
+
+        If the step at `position` has no name yet, store the call in `position.held`.
+        """
         if scope.node >= 0 or position is None:
-            if self.held_steps is not None:  # a call outside of kept steps gets the host's times of its marks
+            if self.held_steps is not None:  # outside of kept steps, take the host's times of the marks
                 tag = max(scope.node, 0) | flags
                 self._callbacks.record(tag, self.held_steps.host_ns(start), self.held_steps.host_ns(end), elements)
             else:
                 self._defer((max(scope.node, 0) | flags, start, end, elements))
             if scope.work is not None:
                 self._callbacks.amounts(scope, elements)
-            # The end of a plain step does not wait for the device, so plain steps alone could fill `pending`.
+            # A plain step does not wait for the device at its end. So plain steps alone could fill `pending`.
             if len(self._waiting) >= MAX_PENDING:
                 self._pending.finalize()
         elif position.held is not None and len(position.held) < MAX_HELD:
@@ -166,14 +171,14 @@ class DevicePath:
     def emit_step(
         self, scope: Scope, start: Mark, end: Mark, tokens: int, flags: int, sequences: object, cached: object
     ) -> None:
-        """Defer the records of a step that ran in `scope`."""
+        """Defer the record of a step that ran in `scope`, and the record of its sequences and cached positions."""
         self.emit(scope, None, start, end, tokens, flags)
         if sequences is not None or cached is not None:
             amounts = HostTime(amount_of(sequences)), HostTime(amount_of(cached))
             self.emit(scope, None, *amounts, 0, FLAG_AMOUNTS)
 
     def emit_deferred(self, told: Told, flags: int) -> None:
-        """Defer the records of calls that were timed elsewhere."""
+        """Defer the records of calls with known times of the host, in ns."""
         for scope, start_ns, end_ns, count in zip(*told, strict=True):
             self.emit(scope, None, HostTime(start_ns), HostTime(end_ns), count, flags)
 

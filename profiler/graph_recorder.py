@@ -36,7 +36,7 @@ Named = TypeVar("Named")
 
 
 def checked(name: Named, what: str = "brick") -> Named:
-    """Return `name` if it is hashable. Otherwise raises UsageError, which says that it names no `what`."""
+    """Return `name` if it is hashable. Otherwise raise UsageError, because it cannot name a `what`."""
     try:
         hash(name)
     except TypeError as error:
@@ -56,7 +56,7 @@ def checked_ns(what: str, time_ns: int) -> int:
 
 
 class _Pushed:
-    """The scopes that one thread, task or greenlet has pushed, and the last brick recorded in the innermost scope."""
+    """The scopes that a thread, task or greenlet has pushed, and the last brick recorded in the innermost one."""
 
     __slots__ = ("__weakref__", "last_brick", "timers")
 
@@ -183,7 +183,10 @@ class GraphRecorder:
         return [dependency for dependency, is_fresh in self._dependencies.items() if is_fresh]
 
     def reset(self) -> None:
-        """Forget the declared dependencies in this process. The daemon keeps those that it has read."""
+        """Forget the dependencies declared in this process.
+
+        The daemon keeps the dependencies that it has already read.
+        """
         self._dependencies = dict.fromkeys(self._dependencies, False)
 
     def record_elapsed(self, brick: Brick, duration_ns: int, elements: int) -> None:

@@ -1,11 +1,11 @@
-"""Keeps each stamped step until the device has reached its stamps, then judges the step as a whole and records it.
+"""Keeps each stamped step until the device has reached all of its stamps, then records the step.
 
 Meaning of the times
-- The time of a brick begins when the device reaches its start, and ends when the device reaches its end. If the
-  device waited for the host meanwhile, this time includes more than the kernels.
-- The host notes when it enqueues a stamp. If the device reached the stamp within GOT_THERE_NS after that, the device
-  was idle. The limit also includes the possible error between both clocks. On a machine where an idle device takes
-  longer, the limit is the time that it takes plus IDLE_MARGIN_NS. (An idle H100 takes 7 to 10 us.)
+- The time of a brick lasts from its first stamp on the device to its last. If the device waited for the host in
+  between, this time includes the wait.
+- The host stores when it enqueues a stamp. If the device reaches the stamp at most GOT_THERE_NS later, the device was
+  idle. If an idle device is measured to take longer, the limit is that time plus IDLE_MARGIN_NS. (An idle H100 takes
+  7 to 10 us.) The possible error between both clocks is added to the limit.
 - A step is launch-bound if more than LAUNCH_BOUND_SHARE of its stamps found the device idle. Then the names of the
   bricks say so, and no rate is computed from their times. (On an H100, the share is 0.8 in a decode of one sequence
   and 0.03 in a prefill of 16,384 tokens.)
@@ -45,13 +45,13 @@ MAX_STEPS = 16
 WAIT_NS = 1_000_000_000
 
 
-# A part of a step that was timed elsewhere: its keys, start in ns, end in ns, elements. The keys lead from the step
-# down to the part.
+# A part of a step with times that were measured elsewhere: keys, start in ns, end in ns, elements. The keys lead from
+# the step down to the part.
 Part = tuple[tuple[Hashable, ...], int, int, int]
 
 
 class _Step(Protocol):
-    """A step that can take and leave a lane for its records."""
+    """A step that can reserve a lane for its records, and release it."""
 
     def take_lane(self) -> int: ...
 
@@ -60,9 +60,10 @@ class _Step(Protocol):
 
 @dataclass(slots=True)
 class HeldStep:
-    """A step that has ended. Its calls are in the scope of unnamed steps. `begun` is the mark of its beginning.
+    """A step that has ended. Its calls are stored in the scope of unnamed steps. `begun` is the mark made at its
+    beginning.
 
-    If the step waits for parts (`Step.wait`), `parts` are those that have arrived, with times on the host's clock.
+    If the step waits for parts (`ActiveStep.wait`), `parts` has those that have arrived, with times of the host.
     """
 
     step: _Step
@@ -80,7 +81,7 @@ class HeldStep:
     lost: int = 0  # number of parts that will not arrive
 
     def told(self, parts: Iterable[Part] | None) -> None:
-        """Add the parts that the step waited for. None means that the parts are lost."""
+        """Add parts that the step waited for. If `parts` is None, they are lost."""
         if parts is None:
             self.lost += 1
         else:
@@ -122,7 +123,10 @@ class HeldSteps:
         self.after_fork()
 
     def after_fork(self) -> None:
-        """In a forked child, leave kept steps to the parent. The parent may hold the lock, so create a new one."""
+        """In a forked child, drop the kept steps, because they belong to the parent.
+
+        Make a new lock: the parent may hold the old one.
+        """
         self._steps: deque[HeldStep] = deque()
         self._settling = threading.RLock()
         self._is_settling = False
@@ -146,7 +150,10 @@ class HeldSteps:
         return 0 if stamp is None else stamp.host_ns
 
     def add(self, step: HeldStep) -> None:
-        """Keep a step that has ended, even if the device is far behind. Past MAX_STEPS, the oldest step is lost."""
+        """Keep a step that has ended, even if the device is far behind.
+
+        If there are more than MAX_STEPS, the oldest is lost.
+        """
         self._steps.append(step)
         if len(self._steps) > MAX_STEPS:
             with self._settling:
@@ -154,7 +161,10 @@ class HeldSteps:
                     self._lose(self._steps.popleft())
 
     def settle(self, may_wait: bool = False) -> None:
-        """Record each step whose stamps have been reached. A failure is not raised but logged, and ends stamping."""
+        """Record each step with all stamps reached.
+
+        A failure is logged, not raised, and ends the timing by stamps.
+        """
         if not self._steps or not self._settling.acquire(blocking=may_wait):
             return
         try:
@@ -202,7 +212,7 @@ class HeldSteps:
             self._callbacks.record(NO_NODE, 0, 0, 0)
 
     def _record(self, step: HeldStep) -> None:
-        # The step gave its lane back when it ended, so take a lane again for its records.
+        # Take a lane again for the records, because the step has released its lane at its end.
         lane = step.step.take_lane()
         try:
             self._record_in(lane, step)
@@ -242,7 +252,8 @@ class HeldSteps:
             scope = places.named
             for key in keys:
                 scope = scope.children.get(key) or self._scopes.define(scope, key)
-            stamps_ns = found.stamps_ns(began_ns)  # work that was timed elsewhere contains no stamp
+            # Time of stamps before the part; the part itself contains no stamps.
+            stamps_ns = found.stamps_ns(began_ns)
             until_ns = ended_ns - stamps_ns
             record(max(scope.node, NO_NODE) | lane, began_ns - stamps_ns, until_ns, elements)
             if scope.work is not None:
@@ -271,8 +282,8 @@ class HeldSteps:
             return _Times({}, False, [], 0)
         first_ns = found[0][0].device_ns
         base_ns, error_ns = clock.host_ns(first_ns)
-        # Assume that both clocks run at the same rate within one step. They differ by about 20 ppm. Even at
-        # MAX_DRIFT_PPM, the error in a step of 20 ms is only 2 us.
+        # Both clocks are assumed to run at the same rate within one step. They differ by about 20 ppm. Even if they
+        # differed by MAX_DRIFT_PPM, the error in a step of 20 ms would be only 2 us.
         reached = [base_ns + stamp.device_ns - first_ns for stamp, _ in found]
         within_ns = max(GOT_THERE_NS, (clock.idle_lag_ns or 0) + IDLE_MARGIN_NS) + error_ns
         idle = sum([at <= stamp.host_ns + within_ns for at, (stamp, _) in zip(reached, found, strict=True)])
@@ -288,9 +299,12 @@ class HeldSteps:
         return _Times(times, is_launch_bound, sorted(reached), cost_ns)
 
 
-@functools.lru_cache(maxsize=4096)  # returns the same object again for an equal key
+@functools.lru_cache(maxsize=4096)  # cached, so that equal keys give the same object
 def launch_bound(key: object) -> object:
-    """Return `key` with a name that says that the step is launch-bound. Layers keep their keys."""
+    """Return `key` with "launch-bound" added to the name of the brick.
+
+    Keys of layers and steps are returned unchanged.
+    """
     known: Any = BrickDefinition.of(key) if isinstance(key, BrickId) else key
     if not isinstance(known, BrickDefinition):
         return key

@@ -4,7 +4,8 @@ Rules
 - Rare cases (a new scope, a record that the ring refuses, no ring) are handled by calls to other modules.
 - Every operation counts, because a call costs 25 ns and a clock read 40 ns. Therefore the `with` form repeats the few
   lines of start and stop, and a profiler exposes these methods directly instead of wrapping them.
-- Only a wrong argument or an interrupt (an exception that is not an Exception) is raised into the host.
+- Only two errors are raised into the host: that of a wrong argument, and an interrupt (an exception that is not an
+  Exception).
 - _hot_path.c implements the same hot path in C, with the same names, the same tests and the same ring. It is
   optional.
 """
@@ -27,7 +28,8 @@ from cbtop.protocol.vocabulary import NodeKind
 TOO_MANY = 1 << 63  # the lowest number of elements that a record cannot hold
 BEFORE_ALL_NS = -(1 << 63)
 NOWHERE = -1  # an offset that does not exist in any memory
-MAX_HELD = 1 << 16  # further records are written without a node, so they count as rejected
+# Maximum number of held records; records beyond it are written without a node, and count as rejected.
+MAX_HELD = 1 << 16
 
 HeldRecord = tuple["Scope", Any, Any, int, int]  # scope, start, end, elements, flags
 
@@ -183,7 +185,7 @@ class HotPath:
                 pack_record(self.memory, at, start_ns, end_ns, elements, tag, number)
             except BaseException as error:
                 self.write_refused(at, number, tag, start_ns, end_ns, elements)
-                if not is_ours(error):  # an interrupt is not ours to swallow
+                if not is_ours(error):  # an interrupt is raised into the host
                     raise
 
     def brick(self, brick: Hashable, elements: int = 1) -> Span:
@@ -203,12 +205,13 @@ class HotPath:
         self.is_on = bool(on)
 
     def after_fork(self) -> None:
-        """In a forked child, leave calls that began before the fork to the parent."""
+        """In a forked child, drop calls that began before the fork, because they belong to the parent."""
         self.forked_ns = self.clock_ns()
 
     def enter(self, position: Position, scope: Scope, start_ns: int, /) -> None:
-        """Move `position` to `scope`, which began at `start_ns`. The compiled class also writes the move into the
-        ring.
+        """Move `position` to `scope`, which began at `start_ns`.
+
+        The compiled class also writes the move into the ring.
         """
         position.scope = scope
 
@@ -222,7 +225,7 @@ class HotPath:
     def attach(self, ring: RingWriter | None, /) -> Record:
         """Write records into `ring` from now on. Returns the function that writes a further record into `ring`."""
         if ring is None:
-            # Every write into this empty memory fails, so each record goes to `callbacks.record`.
+            # Every write into this empty memory fails. So each record goes to `callbacks.record`.
             self.memory: bytearray | memoryview = bytearray()
             self.reserve: Iterator[tuple[int, int]] = repeat((NOWHERE, 0))
             self._ring: RingWriter | None = None
@@ -244,7 +247,7 @@ class HotPath:
     def record_seldom(
         self, scope: Scope, position: Position, start_ns: int, end_ns: int, elements: int, flags: int
     ) -> None:
-        """Record a call that was not stopped in order, has `work`, or must wait for its step's name."""
+        """Record a call that was stopped out of order, that has `work`, or that waits for its step's name."""
         if scope.node >= 0:
             self._write(position.lane | scope.node | flags, start_ns, end_ns, elements)
             if scope.work is not None:
@@ -255,7 +258,7 @@ class HotPath:
             self._write(NO_NODE, 0, 0, 0)
 
     def _counted(self, elements: object) -> int:
-        """Return `elements` as an int, so that no host object is kept alive. Return -1 if it is not a count."""
+        """Return `elements` as an int, so that no object of the host stays alive. Return -1 if it is not a count."""
         try:
             return operator.index(elements)  # type: ignore[arg-type]
         except Exception as error:  # noqa: BLE001 - whatever an object of the host's raises when asked for a number
@@ -264,7 +267,10 @@ class HotPath:
             return -1
 
     def write_refused(self, at: int, number: int, tag: int, start_ns: int, end_ns: int, elements: int) -> None:
-        """Handle a record that was not written: without a ring, at the end of a lap, or if `elements` is no count."""
+        """Handle a record that could not be written.
+
+        Either there is no ring, a lap has ended, or `elements` is no count.
+        """
         if at == NOWHERE:
             try:
                 self.callbacks.record(tag, start_ns, end_ns, elements)
@@ -349,7 +355,7 @@ class Span:
 
 
 def chosen() -> type[HotPath]:
-    """Return the compiled hot path, or Python's if none was built or CBTOP_PURE_PYTHON is set."""
+    """Return the compiled hot path. If it was not built, or CBTOP_PURE_PYTHON is set, return that in Python."""
     if os.environ.get("CBTOP_PURE_PYTHON"):
         return HotPath
     try:

@@ -8,7 +8,8 @@ from weakref import ref
 
 from cbtop.protocol.ring import LANE_SHIFT, LANES
 
-SHARED_LANE = (LANES - 1) << LANE_SHIFT  # for all steps that found no other lane; their records cannot be told apart
+# Shared by all steps that found no free lane; their records cannot be told apart.
+SHARED_LANE = (LANES - 1) << LANE_SHIFT
 
 
 class LaneHolder(Protocol):
@@ -42,7 +43,7 @@ class Lanes:
         with self._taking:
             for lane, holder in self._holders.items():
                 held_by = None if holder is None else holder()
-                if held_by is None or held_by.lane != lane:  # as in _is_free, without the call
+                if held_by is None or held_by.lane != lane:  # `_is_free`, inlined to save a call
                     self._holders[lane] = ref(step)
                     step.lane = lane
                     return lane

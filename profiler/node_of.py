@@ -1,4 +1,4 @@
-"""Converts a key of the hot path into the nodes that announce it."""
+"""Converts a key of the hot path into nodes that can be announced."""
 
 from __future__ import annotations
 
@@ -90,5 +90,8 @@ def _kernel_node(kernel: KernelDefinition, at: int, parent: int | None, category
 
 
 def _only(kind: type[Attributes], holder: Attributes) -> Attributes:
-    """Return the attributes that `kind` declares. Without other attributes, nodes of equal work are equal."""
+    """Return an object of class `kind` with the attributes of `holder` that `kind` declares.
+
+    Attributes of subclasses are dropped, so that nodes with equal work compare equal.
+    """
     return kind(**carried(kind, holder))

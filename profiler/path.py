@@ -46,7 +46,7 @@ class Path(Protocol):
 
     @property
     def held_steps(self) -> HeldSteps | None:
-        """The ended steps that wait for their times. None if times are known at once."""
+        """The ended steps that wait for their times. None if this path knows all times at once."""
 
     @property
     def position(self) -> Position:
@@ -75,7 +75,7 @@ class Path(Protocol):
         """Move `position` to `scope`, which began at `start_ns`."""
 
     def publish(self, position: Position, scope: Scope, start_ns: int, tokens: object, sequences: object, /) -> None:
-        """Show readers of the ring that `position` is in `scope` since `start_ns`, and the size of its step.
+        """Show readers of the ring that `position` has been in `scope` since `start_ns`, and the size of its step.
 
         The size is `tokens`, or `sequences` if `tokens` is not a number above 0. The position does not move.
         """
@@ -87,24 +87,33 @@ class Path(Protocol):
         """Read the host's monotonic clock."""
 
     def start_mark(self) -> Any:
-        """Return the present moment on the clock that times bricks, as the begin of a call."""
+        """Return a mark of the present moment, as the begin of a call. The mark is of the clock that times bricks."""
 
     def end_mark(self) -> Any:
-        """Return the present moment on the clock that times bricks, as the end of a call."""
+        """Return a mark of the present moment, as the end of a call. The mark is of the clock that times bricks."""
 
     def emit(self, scope: Scope, position: Position | None, start: Any, end: Any, elements: int, flags: int) -> None:
-        """Record a call in `scope` between two marks. If the step at `position` has no name yet, hold the call."""
+        """Record a call in `scope` between two marks.
+
+        If the step at `position` has no name yet, store the call until it has.
+        """
 
     def emit_step(
         self, scope: Scope, start: Any, end: Any, tokens: int, flags: int, sequences: object, cached: object
     ) -> None:
-        """Record a step that ran in `scope`. `sequences` and `cached` (positions) are None if they are not known."""
+        """Record a step that ran in `scope`.
+
+        `sequences` and `cached` are the numbers of sequences and of cached positions, or None if unknown.
+        """
 
     def emit_deferred(self, told: Told, flags: int) -> None:
         """Record calls that were timed elsewhere. Their times are on the host's clock."""
 
     def step_ended(self) -> None:
-        """Do what is due after the caller's outermost step has been recorded."""
+        """Finish the recording of a step after the caller's outermost step has ended.
+
+        A device path may wait for its device.
+        """
 
 
 def amount_of(value: object) -> int:
@@ -121,7 +130,10 @@ def emit_at_once(
     elements: int,
     flags: int,
 ) -> None:
-    """Record a call in `scope` with times of the host. If the step at `position` has no name yet, hold the call."""
+    """Record a call in `scope` with times of the host.
+
+    If the step at `position` has no name yet, store the call until it has.
+    """
     if scope.node >= 0 or position is None:
         callbacks.record(max(scope.node, NO_NODE) | flags, start_ns, end_ns, elements)
         if scope.work is not None:
@@ -154,7 +166,8 @@ class HostPath:
         self._callbacks = callbacks
         self._record = callbacks.record
 
-    # Every step reads both properties. attrgetter runs no Python code, which would no longer be in the caches.
+    # Every step reads both properties. attrgetter runs no Python code, which a model would have evicted from the
+    # caches.
     position = property(attrgetter("hot_path.position"), doc="Where in the graph the caller is.")
     recording = property(attrgetter("hot_path.recording"), doc="Whether what the caller starts now is timed.")
 
@@ -165,7 +178,7 @@ class HostPath:
 
     def emit(self, scope: Scope, position: Position | None, start: int, end: int, elements: int, flags: int) -> None:
         """Record a call in `scope`."""
-        if scope.node > NO_NODE and scope.work is None:  # the usual case, with fewer calls
+        if scope.node > NO_NODE and scope.work is None:  # the usual case, written out to save a call
             self._record(scope.node | flags, start, end, elements)
         else:
             emit_at_once(self._callbacks, scope, position, start, end, elements, flags)
@@ -186,7 +199,7 @@ class HostPath:
             self._record(max(scope.node, NO_NODE) | FLAG_AMOUNTS, sequences, cached, 0)
 
     def emit_deferred(self, told: Told, flags: int) -> None:
-        """Record calls that were timed elsewhere. A step may wait for hundreds of records, so this must be fast."""
+        """Record calls that were timed elsewhere. Must be fast, because one step may have hundreds of such calls."""
         scopes, starts_ns, ends_ns, elements = told
         if all(scope.node > NO_NODE and scope.work is None for scope in scopes):
             tags = [scope.node | flags for scope in scopes]

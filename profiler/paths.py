@@ -18,10 +18,11 @@ if TYPE_CHECKING:
 
 
 class Paths:
-    """Makes and ends the paths of a profiler. `own` is the path of its bricks: `device` if there is one, else `host`.
+    """Makes and ends the paths of a profiler. `own` is the path that times its bricks: `device` if there is one, else
+    `host`.
 
-    Each function in `settlers` records the work that a device has already reported. Called with True, it first waits
-    for the device.
+    Each function in `settlers` records the work that a device has already reported. If its argument is True, it first
+    waits for the device.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class Paths:
             path.set_recording(on)
 
     def set_sync_mode(self, mode: SyncMode) -> None:
-        """Choose when the profiler's device path waits. The paths of models never wait."""
+        """Choose when the device path of the profiler waits for the device. The paths for models never wait."""
         self.sync_mode = mode
         if self.device is not None:
             self.device.mode = mode
@@ -95,7 +96,10 @@ class Paths:
                 path.kept.discard()
 
     def _on(self, clock: DeviceClock, callbacks: Callbacks) -> DevicePath:
-        """Return a path on a device's clock. If the clock can report marks without waiting, the path keeps steps."""
+        """Return a path on a device's clock.
+
+        If the clock can report marks without waiting, the path keeps ended steps until their times are known.
+        """
         from cbtop.profiler.device_path import DevicePath
         from cbtop.profiler.held_steps import HeldSteps
 

@@ -1,4 +1,4 @@
-"""Deferred timings. Each waits until the device has reached the beginning and the end of the timed call."""
+"""Defers timings. Each waits until the device has reached the beginning and the end of the timed call."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cbtop.profiler.clocks import DeviceClock, Mark, NoTimeError
 from cbtop.protocol.ring import NO_NODE, Record
 from cbtop.protocol.signals import reraise_host_error
 
-MAX_PENDING = 8192  # a path waits for the device after this many timings, even within a step
+MAX_PENDING = 8192  # a path waits for the device when this many timings are deferred, even inside a step
 
 
 class HostTime(int):
@@ -34,7 +34,7 @@ class Pending:
         self._clock = clock
         self._record = record
         self.timings: deque[Timing] = deque()
-        self.defer = self.timings.append  # not wrapped in a method, because this runs at every brick
+        self.defer = self.timings.append  # the bare method, because a wrapper would cost time at every brick
         self.after_fork()
 
     def discard(self) -> None:
@@ -42,7 +42,10 @@ class Pending:
         self.timings.clear()
 
     def after_fork(self) -> None:
-        """In a forked child, leave timings to the parent. The parent may hold the lock, so create a new one."""
+        """In a forked child, drop the timings, because they belong to the parent.
+
+        Make a new lock: the parent may hold the old one.
+        """
         self.discard()
         self._finalizing = threading.RLock()
         self._is_finalizing = False
@@ -55,10 +58,10 @@ class Pending:
 
         If the clock raises, count the waiting timings as lost and raise its exception.
         """
-        # Only one thread at a time removes timings, so the first `waiting` timings are those that `synchronize` has
-        # waited for. `discard` may have removed some of them.
+        # Only the thread with this lock removes timings. So the first `waiting` timings are those that `synchronize`
+        # has waited for, unless `discard` has removed some of them.
         with self._finalizing:
-            if self._is_finalizing:  # this is a signal handler that interrupted `finalize`
+            if self._is_finalizing:  # a signal handler has interrupted `finalize` and calls it again
                 return
             waiting, time_ns = len(self.timings), self._clock.time_ns
             try:
@@ -81,7 +84,7 @@ class Pending:
                         raise
                     self._record(tag, start_ns, end_ns, elements)
             except Exception as error:
-                reraise_host_error(error)  # if a signal interrupted this, later calls finalize the remaining timings
+                reraise_host_error(error)  # raised by a signal handler: later calls record the remaining timings
                 for _ in range(len(self.timings)):  # the device has no times for the remaining timings
                     self._take()
                     self._record(NO_NODE, 0, 0, 0)

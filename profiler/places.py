@@ -1,9 +1,9 @@
 """A place lets work in a different thread or task belong to the step and layer of the thread that asked for it.
 
 Rules
-- A place ends with its step. Work that continues after that is outside of steps.
+- A place ends with its step. Work that continues after the step belongs to no step.
 - Adopted work runs in parallel with the step. Its times are added up in a node of their own, outside the step's wall
-  time. The thread that waits for the work shows the wait as a brick or a gap.
+  time. In the thread that waits for the work, the wait is a brick or a gap.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from cbtop.profiler.scopes import Scopes
 
 ADOPTED = (NodeKind.ADOPTED, "adopted")
-UNDONE_WITHIN_S = 0.1  # seconds to wait for another thread that undoes an adoption, which takes microseconds
+UNDONE_WITHIN_S = 0.1  # longest wait for another thread that is undoing an adoption; undoing takes microseconds
 
 
 class GraphPlace:
-    """The place in the graph of a thread, task or greenlet when it called `place`: its step, layer and brick."""
+    """The step, layer and brick in which a thread, task or greenlet was when it called `place`."""
 
     __slots__ = ("held", "lane", "recording", "scope", "step")
 
@@ -61,7 +61,7 @@ class Adopted:
         self._give_up = give_up
         self._place = place
         self._lock = threading.RLock()
-        self._position: Position | None = None  # set while this thread or task is at the place
+        self._position: Position | None = None  # set while this thread or task has adopted the place
         self._scope: Any = None  # None if the work is not recorded
 
     def __enter__(self) -> Adopted:
@@ -96,7 +96,7 @@ class Adopted:
             self._start = path.start_mark()
             self._scope = scope
             path.enter(position, scope, path.now_ns())
-        self._position = position  # set last, because from now on the end of the step may undo the adoption
+        self._position = position  # set last: from now on, the end of the step may undo the adoption
         if step is not None:
             step.adopted[self] = None
             if step.position is None:  # the step has ended meanwhile
@@ -112,9 +112,12 @@ class Adopted:
             self.let_go()
 
     def let_go(self) -> None:
-        """Return to the earlier place. The end of the step calls this too, in the step's own thread."""
-        # One thread must undo the adoption completely before the other continues. After a fork meanwhile, the child
-        # finds the lock taken and gives up, which is right because its thread is not at the place.
+        """Return to the place before the adoption.
+
+        The end of the step calls this method too, in the step's own thread.
+        """
+        # If one thread is undoing the adoption, the other waits until that is done. In a child that was forked in
+        # between, the lock is never released. The child gives up, because its thread has not adopted the place.
         if not self._lock.acquire(timeout=UNDONE_WITHIN_S):
             return
         try:

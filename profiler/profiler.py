@@ -1,8 +1,8 @@
 """BrickProfiler times bricks inside the profiled process and writes one record for each into the ring.
 
 Rules
-- No thread, no socket, no numpy. Everything that can fail or grow (files, nodes) is bounded. A failure is counted or
-  logged once, and only a wrong argument raises into the host.
+- This module starts no thread, opens no socket and loads no NumPy. Everything that can grow (files, nodes) is
+  bounded. A failure is counted or logged once. Only a wrong argument raises into the host.
 - A timing is a record with a node. A node is defined once, under the scope of its first call.
 - The profiler's path times bricks on the host's or a device's clock. At every brick, the host calls the path's own
   method, without a wrapper.
@@ -88,7 +88,7 @@ def _unless_it_fails(
 
 
 class _Listener(NamedTuple):
-    """Functions of a profiler that the recorder calls when its ring opens and before its ring closes."""
+    """The functions of a profiler that its recorder calls when a ring opens, and before the ring closes."""
 
     implementation: str
     sample_every: int
@@ -104,8 +104,8 @@ class BrickProfiler:
     With a `device_clock`, bricks are timed on that device. Each thread, asyncio or trio task and greenlet has its own
     place in the graph.
 
-    `graph` records work timed elsewhere, and `stats` reads back the records. Methods below call them. `parts` is for
-    the instrumentation of models.
+    `graph` records work that was timed elsewhere. `stats` reads back the records. Many methods of this class only
+    call these two. `parts` is for the instrumentation of models.
     """
 
     #: Start timing a BrickId, a BrickDefinition or a name: `timer = profiler.start_brick(BrickId.RMS_NORM)`.
@@ -182,7 +182,7 @@ class BrickProfiler:
         """The hot path that runs at every brick: `compiled` or `python`."""
         return self._path.implementation
 
-    # Each step reads both properties, and attrgetter runs no Python code.
+    # Each step reads both properties. attrgetter runs no Python code, so it is fast.
     enabled = property(attrgetter("_enabled"), doc="Whether anything is recorded.")
     recording = property(
         attrgetter("_path.recording"),
@@ -207,7 +207,7 @@ class BrickProfiler:
         return self._paths.sync_mode
 
     def set_sync_mode(self, mode: SyncMode) -> None:
-        """Set when to wait for the device. Records deferred until now are written first."""
+        """Set when to wait for the device. First, the records that were deferred in the old mode are written."""
         self.finalize()
         self._paths.set_sync_mode(mode)
         self._set_recording()
@@ -245,7 +245,7 @@ class BrickProfiler:
         self._paths.discard_kept()
         self._epoch_ns = None
         self._turns = thread_local()
-        self._chance = random.Random()  # a separate generator, as in __init__
+        self._chance = random.Random()  # a generator of its own (see __init__), seeded anew
         self._scopes.dropped = 0
         self.graph.reset()
         self.stats.reset()
@@ -468,7 +468,7 @@ class BrickProfiler:
         return self._is_sampled(key)
 
     def _is_sampled(self, key: object) -> bool:
-        """Return whether to record the step `key` of this thread: the first one, and every k-th one after that."""
+        """Return whether to record the next step `key` of this thread. Selects the first step, then every k-th."""
         if self.sample_every <= 1 or not self._enabled:
             return True
         try:
@@ -529,7 +529,7 @@ class BrickProfiler:
             self._set_recording()
             raise
         if isinstance(error, RecursionError):
-            self._set_recording()  # The host's stack is full, so only this brick is lost.
+            self._set_recording()  # the host's stack is full, so only this brick is lost
             return
         if self._ended_why:
             return
@@ -543,7 +543,10 @@ class BrickProfiler:
         self._set_recording()
 
     def _after_fork(self) -> None:
-        """In a forked child, record for the child, outside of the bricks and steps that its parent is in."""
+        """In a forked child, start recording for the child.
+
+        The child begins outside of its parent's bricks and steps.
+        """
         self._scopes.after_fork()
         self._pending.after_fork()
         self._ended_why = ""

@@ -9,10 +9,9 @@ if TYPE_CHECKING:
 
 
 def show_progress(step: Any | None, path: Path) -> None:
-    """Show readers of the ring that the outermost step around `step` makes progress. Call it when an inner step
-    begins.
+    """Report progress of the outermost step around `step` to readers of the ring. Call it when an inner step begins.
 
-    Without this, the ring would show no progress, because inner steps of an unrecorded step are not recorded.
+    The inner steps of an unrecorded step are not recorded, so readers would otherwise see no progress.
     """
     if step is None:
         return

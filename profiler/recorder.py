@@ -5,10 +5,10 @@ Rules
   Exception (KeyboardInterrupt, SystemExit) pass through.
 - The number of keys is bounded, and only the newest message of each key is kept. Further messages are left out and
   counted in the ring's header.
-- An update is appended to the catalog, and the message that it replaces stays there. The first FREE_UPDATE_BYTES of
+- An update is appended to the catalog. The message that it replaces stays in the file. The first FREE_UPDATE_BYTES of
   updates are written immediately. From then on, a pause follows each write, so that updates do not fill the disk.
   After the pause, the next announcement, `flush` or `close` writes the newest message of each key. The pause doubles
-  with every PAUSE_DOUBLES_BYTES of updates. So constant announcements fill half the catalog in four years.
+  with every PAUSE_DOUBLES_BYTES of updates. So even constant announcements take four years to fill half the catalog.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ from cbtop.protocol.signals import reraise_host_error, suppressed
 
 CLOCK_READINGS = 256  # enough to find the smallest difference between two readings
 FREE_UPDATE_BYTES = 1 << 20
-UPDATE_PAUSE_NS = 100_000_000  # the daemon reads the catalog this often
-UPDATE_NS_PER_BYTE = 1_000_000  # at most a kilobyte a second
+UPDATE_PAUSE_NS = 100_000_000  # the interval at which the daemon reads the catalog
+UPDATE_NS_PER_BYTE = 1_000_000  # so that at most a kilobyte a second is written
 PAUSE_DOUBLES_BYTES = 2 << 20
 NOT_ASKED = (0,)
 
@@ -77,7 +77,10 @@ class Recorder(Protocol):
 
 
 class RingListener(Protocol):
-    """Learns from the recorder when a ring opens, or why none could be opened. May write records into the ring."""
+    """Is notified by the recorder when a ring opens, or why no ring could be opened.
+
+    May write records into the ring.
+    """
 
     @property
     def implementation(self) -> str: ...
@@ -145,21 +148,21 @@ class RingRecorder:
         self._clock_ns = clock_ns
         self._nodes: list[Node] = []
         self._announced: Announcements[bytes] = Announcements()
-        self._updates: dict[Key, None] = {}  # the keys whose newest message is not written yet
+        self._updates: dict[Key, None] = {}  # keys with a newest message that is not written yet
         self._update_bytes = 0  # bytes of updates written into the open catalog
         self._pause_until_ns = 0
         self._written_nodes = 0  # number of nodes written into the open catalog
         self._is_writing_nodes = False
-        self._lost_a_node = False  # True if a node did not fit; then no later node can be written
+        self._lost_a_node = False  # True if a node did not fit; no later node is written then
         self._opening = threading.RLock()
         self._ring: RingWriter | None = None
-        # `asked` returns the number in this word. Each step of a model reads the word itself, which runs no Python
-        # code.
+        # `asked` returns the number in this word. Each step of a model reads the word directly, because that runs no
+        # Python code.
         self.asked_word: Sequence[int] | memoryview = NOT_ASKED
         self._catalog: CatalogWriter | None = None
         self._is_opening = False
         self._closed = False
-        self._path: Path | None = None  # the ring's path: it stays readable after `close`
+        self._path: Path | None = None  # kept after `close`, because the ring can still be read
         self._reader: RingReader | None = None
         self._listeners: list[RingListener] = []
         self._answer = 0
@@ -188,7 +191,8 @@ class RingRecorder:
         with self._opening, self._failures.kept_from_the_host("announce"):
             try:
                 payload = codec.encode(message)
-                # The daemon drops a source that sends an invalid message, so decode the message as the daemon does.
+                # The daemon drops a source that sends an invalid message. So decode the message first, as the daemon
+                # will.
                 said = codec.decode(payload)
                 if not isinstance(said, Announcement):
                     raise TypeError("a host announces no such thing")
@@ -210,7 +214,10 @@ class RingRecorder:
             self._write_updates()
 
     def flush(self) -> None:
-        """Write the announcements that wait, if the pause is over. Costs almost nothing if none waits."""
+        """If the pause has ended, write the announcements that wait for its end.
+
+        Costs almost nothing if none waits.
+        """
         if self._updates or (self._catalog is not None and self._catalog.is_behind):
             with self._opening, self._failures.kept_from_the_host("write what waits"):
                 self._write_updates()
@@ -241,7 +248,7 @@ class RingRecorder:
 
     @property
     def asked(self) -> int:
-        """The word with a command's request, see `cbtop.protocol.requests`. 0 without a request or a ring."""
+        """The word that holds a command's request (see `cbtop.protocol.requests`). 0 without a request or a ring."""
         return self.asked_word[0]
 
     def answer(self, word: int) -> None:
@@ -325,7 +332,7 @@ class RingRecorder:
             return
         begun_bytes = catalog.size_bytes
         if catalog.flush():  # False if the disk is full
-            for key in list(self._updates):  # a signal handler may announce something meanwhile
+            for key in list(self._updates):  # a copy, because a signal handler may announce something meanwhile
                 payload = self._announced.get(key)
                 if payload is not None:
                     self._write(catalog, payload)
@@ -338,7 +345,7 @@ class RingRecorder:
 
     def _write_nodes(self, catalog: CatalogWriter, encoded: Sequence[EncodedNode] = ()) -> None:
         """Write each node that is not in the catalog yet, including nodes left by an interrupted call."""
-        if self._is_writing_nodes:  # a signal handler interrupted this method, which will write the nodes
+        if self._is_writing_nodes:  # a signal handler has interrupted this method, which writes the new nodes later
             return
         payloads = {id(node): payload for node, payload in encoded}
         try:
@@ -348,7 +355,8 @@ class RingRecorder:
                 payload = payloads.get(id(node)) or codec.encode(node)
                 begun_bytes = catalog.size_bytes
                 try:
-                    # Ids of nodes have no gaps, so after a node that was left out, no other node can be written.
+                    # Node ids in a catalog have no gaps. So after one node was left out, no other node can be
+                    # written.
                     if self._lost_a_node:
                         self._leave_out("the catalog", f"cbtop leaves out a node: no room for it in {catalog.path}")
                     else:
@@ -383,13 +391,14 @@ class RingRecorder:
     def _first_record(self, tag: int, start_ns: int, end_ns: int, elements: int) -> None:
         self._open()
         record = self.record
-        if record != self._first_record:  # still the same in a signal handler that runs while the files open
+        # `record` is unchanged if a signal handler runs while the files are being opened.
+        if record != self._first_record:
             record(tag, start_ns, end_ns, elements)
 
     def _open(self) -> CatalogWriter | None:
-        """Return the catalog if it was open before this call. Returns None if this call opened it or could not.
+        """Return the catalog if it was already open. If not, try to open it, and return None.
 
-        If this call opened the catalog, it already contains all announcements.
+        A catalog that this call opened already contains all announcements.
         """
         with self._opening:
             if self._catalog is None and not self._closed and not self._is_opening:
@@ -397,7 +406,7 @@ class RingRecorder:
                 try:
                     self._open_files()
                 except Exception as error:  # noqa: BLE001 - see the rules
-                    reraise_host_error(error)  # the next call tries again
+                    reraise_host_error(error)  # raised by a signal handler: the next call tries again
                     self._failures.count += 1
                     why = str(error) or type(error).__name__
                     _log.warning("cbtop records nothing in process %d: %s", os.getpid(), why)
@@ -429,7 +438,7 @@ class RingRecorder:
             self._lost_a_node = False
             self._written_nodes = self._update_bytes = self._pause_until_ns = 0
             self._write_nodes(catalog)
-            for payload in list(self._announced):  # a signal handler may announce something meanwhile
+            for payload in list(self._announced):  # a copy, because a signal handler may announce something meanwhile
                 self._write(catalog, payload)
             self._updates.clear()
             ring.set_left_out(self.left_out)
@@ -444,7 +453,7 @@ class RingRecorder:
                 with self._failures.kept_from_the_host("write beside the hot path"):
                     self.record = listener.attach(ring)
         except BaseException:
-            if self._catalog is None:  # otherwise only a listener failed, and the files are in use
+            if self._catalog is None:  # if it is set, the files are in use, and only a listener failed
                 with self._failures.kept_from_the_host("remove a file it began"):
                     catalog.path.with_suffix(".ring").unlink(missing_ok=True)
                     catalog.path.unlink(missing_ok=True)
@@ -476,7 +485,7 @@ def _say_goodbye_from_multiprocessing() -> None:
 def _new_catalog(directory: Path) -> CatalogWriter:
     """Make a catalog with a free name: pid, start time and a number.
 
-    A process in a different pid namespace may have the same pid and start time. So has this process if it called
+    A process in a different pid namespace may have the same pid and start time. This process keeps both when it calls
     exec. Raises RingError if the catalog cannot be made.
     """
     process = f"{os.getpid()}-{process_start(os.getpid()) or 0}"
@@ -514,7 +523,7 @@ def _hello(recorder: str, sample_every: int, *, locked: bool) -> HostHello:
 
 
 def _clock_resolution_ns() -> int | None:
-    """Return the smallest difference between two readings of the host's clock, or None if all are equal.
+    """Return the smallest difference between two readings of the host's clock, or None if all readings are equal.
 
     This is the clock's tick, unless a reading takes longer than the tick. Takes some tens of µs.
     """

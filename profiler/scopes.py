@@ -21,7 +21,8 @@ UNNAMED = (NodeKind.STEP,)  # the key of a step that has no name yet; its record
 # How often a brick may be inside itself. Deeper calls are not recorded, so their time counts for the call around
 # them.
 MAX_RECURSION = 4
-MAX_LOST = 1000  # Python cannot recurse this deep, so the calls around were never stopped
+# If a key is nested deeper than this, `stop_brick` was not called, because Python itself cannot recurse so deep.
+MAX_LOST = 1000
 
 _log = logging.getLogger("cbtop")
 
@@ -53,8 +54,8 @@ class Scopes:
                 return outer.children[key]
             running = _running(outer, key)
             if len(running) >= (MAX_RECURSION if self._loses_stops else MAX_LOST):
-                # The host does not stop its bricks, because exceptions skip the calls of `stop_brick`. Return to the
-                # outermost scope, so that the depth stays bounded.
+                # The host does not stop its bricks: exceptions skip the calls of `stop_brick`. Return the outermost
+                # scope with this key, so that the depth stays bounded.
                 self._loses_stops = True
                 outer.children[key] = running[-1]
                 return running[-1]
@@ -80,7 +81,8 @@ class Scopes:
         depth = _depth(outer) + 2  # the kernels of a brick are one level deeper than the brick
         try:
             nodes = nodes_of(key, self._nodes + 1, outer.node or None, outer.key)
-            # A node that cannot be announced would leave a gap in the ids, so encode the nodes before counting them.
+            # Encode the nodes before counting them. A node that is counted but cannot be announced would leave a gap
+            # in the ids.
             said = [codec.encode_node(node) for node in nodes]
             count = len(said)
         except Exception as error:  # noqa: BLE001 - a name whose __str__ raises, and the like: the host goes on
@@ -97,10 +99,10 @@ class Scopes:
             return self._define_node(key, outer)
         self._nodes += count
         self._unsaid += said
-        while self._unsaid:  # an interrupted call may have left nodes, and ids must have no gaps
+        while self._unsaid:  # also announce nodes that an interrupted call has left, because ids must have no gaps
             first = self._unsaid[:]
             self._announce(first)
-            if self._unsaid[: len(first)] == first:  # else a signal handler has announced them
+            if self._unsaid[: len(first)] == first:  # otherwise a signal handler has announced them
                 del self._unsaid[: len(first)]
         return nodes[0].id
 
@@ -108,8 +110,9 @@ class Scopes:
 class NamedScopes:
     """Finds the scopes for the calls of a step that had no name while it ran.
 
-    For a scope inside the unnamed step, `of` returns the scope with the same key under the step's final `key`. If
-    `label` is given, it returns the key to use instead.
+    `of` takes a scope inside the unnamed step, and returns the scope with the same key inside the named step. The key
+    of the named step is `key`. If `label` is given, it is called with a scope, and returns the key for that scope in
+    the named step.
     """
 
     def __init__(
@@ -148,7 +151,7 @@ def _running(outer: Scope, key: object) -> list[Scope]:
 
 
 def _is_unrecorded(scope: Scope) -> bool:
-    """Return whether calls in `scope` cannot be recorded, because their nodes would lack a parent."""
+    """Return whether calls inside `scope` cannot be recorded, because `scope` has no node to be their parent."""
     return scope.node == NO_NODE and scope.parent is not None
 
 

@@ -46,29 +46,29 @@ class Readable(Protocol):
 class Report:
     """The statistics of everything recorded, or of the last `window_s` seconds.
 
-    Numbers of steps, tokens and times of whole steps cover all steps. Bricks, categories and books cover only steps
-    with a recorded inside. `overwritten` is the number of records that were lost before they were read. `rejected` is
-    the number of records with impossible values or without a node.
+    Numbers of steps, tokens and times of whole steps cover all steps. Bricks, categories and books cover only
+    recorded steps, not plain steps. `overwritten` is the number of records that were lost before they were read.
+    `rejected` is the number of records with impossible values or without a node.
     """
 
     bricks: tuple[BrickStats, ...]
     categories: tuple[CategoryStats, ...]
     steps: int
-    recorded_steps: int  # number of steps with a recorded inside
+    recorded_steps: int  # number of steps with recorded bricks
     tokens: int
     wall_ns: int  # sum over all steps; 0 without steps
-    recorded_ns: int  # sum over the steps with a recorded inside
+    recorded_ns: int  # sum over the recorded steps
     union_ns: int  # time when at least one step ran
     elapsed_ns: int  # from the first step's start to the last step's end; in a window, the length of the window
     overwritten: int
     rejected: int
-    uncounted_steps: int = 0  # number of steps without a count of tokens; no rate is known if there are any
-    books: tuple[tuple[str, TimeBreakdown], ...] = ()  # phase and its time breakdown
+    uncounted_steps: int = 0  # number of steps without a count of tokens; if there are any, no rate is known
+    books: tuple[tuple[str, TimeBreakdown], ...] = ()  # (phase, time breakdown) of each phase with ended steps
     outside: Beside | None = None  # time outside of every step; None without such time
     sample_every: int = 1  # one in this many steps is recorded
     window_s: float | None = None  # None if the report covers everything since the beginning or since `reset`
-    phases: int = 1  # number of phases with an ended step; the rates are of all of them together
-    ended_why: str = ""  # why recording ended (later work is missing); "" while recording has not ended
+    phases: int = 1  # number of phases with an ended step; the rates cover all of them together
+    ended_why: str = ""  # reason why recording ended; "" while recording goes on
 
     @property
     def total_ns(self) -> int:
@@ -131,7 +131,7 @@ class Report:
 
 
 def _said_of(books: TimeBreakdown) -> list[str]:
-    """Return the notes that a reader of the shares needs."""
+    """Return notes on the shares of `books`, such as overlaps, cancelled steps, or books that do not close."""
     found = []
     if not books.close:
         over_ns = max(-books.unattributed_ns, books.over_ns, sum(ns for _, ns in books.exceeded))
@@ -198,7 +198,7 @@ class Session:
             if begun.any():
                 since_ns = int(batch.start_ns[begun].min())
             kept, amounts = self._began_in(batch, since_ns), batch.are(FLAG_AMOUNTS)
-            # The record of a call's amounts follows directly after that of the call.
+            # The record of a call is followed directly by the record of its amounts of work, if it has one.
             recent = batch.only(np.where(amounts, np.append(False, kept[:-1]), kept))
             rejected = self._count(recent, stats)
         totals = PhaseTotals.of(self._table, stats, None)
@@ -210,7 +210,7 @@ class Session:
         step_of = self._table.column("step_of")[np.minimum(batch.node, len(self._table))]
         lane = batch.flags >> LANE_SHIFT
         earlier = (step_of == batch.node) & ~kept & (batch.end_ns > since_ns)
-        earlier &= ~batch.are(FLAG_AMOUNTS) & ~batch.are(FLAG_PLAIN)  # these have no parts
+        earlier &= ~batch.are(FLAG_AMOUNTS) & ~batch.are(FLAG_PLAIN)  # records of these two sorts have no parts
         for at in np.flatnonzero(earlier).tolist():
             kept &= (step_of != batch.node[at]) | (lane != lane[at]) | (batch.end_ns > batch.end_ns[at])
         return kept
@@ -224,7 +224,7 @@ class Session:
         return {stats.category: stats for stats in category_stats(self._bricks())}
 
     def graph(self, dependencies: Iterable[Dependency]) -> ExecutionGraph:
-        """Return the graph of all nodes that ran, of the nodes around those, and of their kernels."""
+        """Return the graph of all nodes that ran, with the nodes around them and their kernels."""
         totals = self._totals()
         kept: set[int] = set()
         for node in totals.nodes:
@@ -239,7 +239,7 @@ class Session:
         return graph_of_nodes(nodes, totals.count, totals.total_ns, totals.known_elements, dependencies)[0]
 
     def reset(self) -> None:
-        """Forget the counts; the nodes stay."""
+        """Forget the counts. The nodes stay known."""
         self._totals()
         self._stats = NodeStats()
         self._overwritten = self._rejected = 0
@@ -291,7 +291,8 @@ class Session:
 
     def _add_nodes(self) -> None:
         with self._reading:
-            if self._is_adding:  # an exception of the host's signal handler left the table incomplete
+            # A signal handler of the host raised while nodes were added, so the table is incomplete.
+            if self._is_adding:
                 self._table = NodeTable()
             self._is_adding = True
             for node in self._recorder.nodes()[len(self._table) :]:

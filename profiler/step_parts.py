@@ -13,10 +13,9 @@ if TYPE_CHECKING:
 
 
 class AlikeParts:
-    """The keys of parts that many steps have alike. A part has one tuple of keys, which leads from the step to the
-    part.
+    """The keys of the parts that many steps have in common. The keys of a part lead from the step down to the part.
 
-    The scopes of the parts are looked up once per name of a step.
+    The scopes of the parts are looked up once for each name of a step.
     """
 
     __slots__ = ("_known", "keys")
@@ -31,7 +30,7 @@ class AlikeParts:
         if known is not None and known[0] is step:
             return known[1]
         found = [scope_of(step, keys, scopes) for keys in self.keys]
-        if step.node != NO_NODE:  # a step without a node has a new scope each time, so there may be any number
+        if step.node != NO_NODE:  # not stored otherwise: a step without a node gets a new scope each time
             self._known[id(step)] = step, found
         return found
 
@@ -43,7 +42,8 @@ def scope_of(scope: Scope, keys: tuple[Hashable, ...], scopes: Scopes) -> Scope:
     return scope
 
 
-Inside = tuple[Any, Any, int]  # the scope around a step, its position, and that position's lane
+# For a step inside a call: the scope around the step, the position, and the lane of the position.
+Inside = tuple[Any, Any, int]
 
 
 class Ended:

@@ -1,8 +1,8 @@
 """A step is one forward pass. Its name, tokens and start may be known only after the pass has run.
 
 Rules
-- A step always counts for its own phase, even if it runs inside a function or a different step. A node inside that
-  function or step also records the inner step's time.
+- A step always counts for its own phase, even if it runs inside a function or a different step. Its time is also
+  recorded in a second node, inside that function or step.
 - Whether a step is sampled applies only to the step's own thread, task or greenlet.
 - A step that is not sampled is plain. It is timed as a whole and leaves one record at its end. Bricks and steps
   inside a plain step leave no records, so it needs no lane.
@@ -10,8 +10,8 @@ Rules
   record belongs.
 - Records in a step without a name are held until the step has a name, because their nodes are below that name.
 - A step belongs to its process. A forked child completes none of its parent's steps, and begins outside of them.
-- There is no __del__ and no generator that is left half-way, because either would lose an exception of the host's
-  signal handler. Weak references record which step holds which lane.
+- The code uses no __del__ and leaves no generator half-way, because an exception of the host's signal handler would
+  be lost in either. Weak references record which step holds which lane.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ if TYPE_CHECKING:
     from cbtop.profiler.path import Path
     from cbtop.profiler.places import Adopted
 
-NO_NAME = "step"  # the name of a step that ended without one
-# Flags of a cancelled plain step. A cancelled step in the shared lane cancels no other records.
+NO_NAME = "step"  # the name of a step that was never given one
+# Flags of a cancelled plain step. In the shared lane, a cancelled step cancels no other records.
 CANCELLED_PLAIN = FLAG_CANCELLED | SHARED_LANE
 StepKey: TypeAlias = tuple[NodeKind, str] | tuple[NodeKind, str, str]  # (STEP, name) or (STEP, name, model)
-STEP = NodeKind.STEP  # an attribute of an enum takes as long to read as the rest of a key
+STEP = NodeKind.STEP  # a global, because reading an enum's attribute takes as long as making the rest of a key
 
 _log = logging.getLogger("cbtop")
 
@@ -86,15 +86,15 @@ class Steps:
         self.show = show  # opens the ring, so that viewers see this process
         self.forks = 0  # number of forks between the first process and this one
         self.is_on = True  # True while the profiler records
-        self.governor: Any = None  # learns of each step if it is set; see instrument/governor.py
-        self.warm_ups: Any = None  # names the first steps of each kind if it is set; see instrument/warm_up.py
+        self.governor: Any = None  # if set, is called for each step; see instrument/governor.py
+        self.warm_ups: Any = None  # if set, names the first steps of each kind; see instrument/warm_up.py
         self._others: WeakSet[Steps] = WeakSet()  # the copies that `on` has made
         self.lanes = Lanes()
-        self.take_lane = self.lanes.take  # not wrapped in a method, because this runs at every recorded step
-        self._warned: set[str] = set()  # shared with the copies for other paths
+        self.take_lane = self.lanes.take  # the bare method, because a wrapper would cost time at every recorded step
+        self._warned: set[str] = set()  # lines that were logged; shared with the copies for other paths
 
     def warn_once(self, line: str, *arguments: object) -> None:
-        """Log `line` once, even if the host causes it at every step."""
+        """Log `line` once, even if each step causes it again."""
         if line not in self._warned:
             self._warned.add(line)
             _log.warning(line, *arguments)
@@ -169,12 +169,12 @@ class Steps:
         self.path.emit(scope, None, HostTime(start_ns), HostTime(end_ns), elements, lane)
 
     def after_fork(self) -> None:
-        """In a forked child, leave running steps to the parent. The parent may hold the lock, so create a new one."""
+        """In a forked child, drop the parent's running steps, and replace the lock, which the parent may hold."""
         self.lanes.after_fork()
         for steps in (self, *self._others):
             steps.forks += 1
         position = self.path.position
-        for step in [*self.lanes.holders, position.step]:  # the caller's step may be in the shared lane
+        for step in [*self.lanes.holders, position.step]:  # a step in the shared lane is not among the holders
             if isinstance(step, ActiveStep):
                 step.leave_to_parent()
         inner: Any = position.step
@@ -239,18 +239,18 @@ class ActiveStep:
         self._steps = steps
         self.lane: int | None = None  # set while the step holds a lane
         self.position: Position | None = None  # set while the step runs
-        self._scope: Any = None  # None if the inside of this step is not recorded
+        self._scope: Any = None  # None if the bricks of this step are not recorded
         self._cancelled = False
         self.adopted: dict[Adopted, None] = {}  # work that other threads are doing for this step
-        self._waits = 0  # number of `told` calls that are still expected
+        self._waits = 0  # number of calls of `told` that are still expected
         self._ended: Ended | HeldStep | None = None  # set while the step has ended but waits for parts
-        self._mark: Any = None  # the governor's mark, set while the step runs
+        self._mark: Any = None  # the result of Governor.began, set while the step runs
         self._name = name
         self._model = model
         named = NO_NAME if name is None else name
         self.key: StepKey = (STEP, named, model) if model else (STEP, named)
         self._start_ns: int | None = None
-        self.own_ns = 0  # time of starting the step, and of calls inside the step that are not part of the model
+        self.own_ns = 0  # cbtop's time to start the step, and time of calls in it that are no part of the model
         self.returned_ns: int | None = None  # when the call that ends the step returned, if it is known
         self.tokens = tokens
         self.sequences: int | None = None
@@ -313,7 +313,7 @@ class ActiveStep:
         self.lane = None
 
     def wait(self) -> None:
-        """After its end, let this step wait for one more call of `told` with times of a device."""
+        """Make this step wait, after its end, for one more call of `told`, with parts timed by a device."""
         self._waits += 1
 
     def told(self, parts: Iterable[Part] | None) -> None:
@@ -340,16 +340,16 @@ class ActiveStep:
     def record_known_parts(
         self, parts: AlikeParts, starts_ns: Sequence[int], ends_ns: Sequence[int], elements: Sequence[int]
     ) -> None:
-        """Do the same as `told` for `parts` whose scopes are known. The columns have an entry for each part."""
+        """Do the same as `told`, but faster for `parts` that many steps have. Each column has one entry per part."""
         ended = self._ended
-        if not isinstance(ended, Ended):  # the known scopes are below a step that has its name
+        if not isinstance(ended, Ended):  # in any other case, the step may have no name yet
             self.told(list(zip(parts.keys, starts_ns, ends_ns, elements, strict=True)))
             return
         self._waits -= 1
         self._record(ended, lambda scopes: (parts.scopes_in(ended.scope, scopes), starts_ns, ends_ns, elements))
 
     def _record(self, ended: Ended, read: Callable[[Scopes], Told]) -> None:
-        """Record the parts. If no more parts are expected, record the step itself."""
+        """Record the parts that `read` returns. If no more parts are expected, record the step itself."""
         steps, path = self._steps, self._steps.path
         try:
             told = _, _, ends_ns, _ = read(steps.scopes)
@@ -370,7 +370,7 @@ class ActiveStep:
         """Whether the step has begun and not ended."""
         return self.position is not None
 
-    # A model evicts our code from the processor's caches, so __enter__ and __exit__ call few functions.
+    # __enter__ and __exit__ call few functions, because a model evicts cbtop's code from the processor's caches.
 
     def __enter__(self) -> ActiveStep:
         try:
@@ -397,7 +397,7 @@ class ActiveStep:
                 # A signal interrupted the end of an earlier step, so the position is still inside that step.
                 self._inside = root
             if self._is_outermost and not steps.is_sampled(None if self._name is None else self.key):
-                # A plain step must not wait for a device. On a path that keeps its steps, take the host's time.
+                # A plain step must not wait for a device. If the path keeps its steps, use the host's time.
                 start = self._start = path.end_mark() if path.held_steps is None else HostTime(path.now_ns())
                 self._is_plain = True
                 if governor is not None:
@@ -410,7 +410,7 @@ class ActiveStep:
                     path.publish(position, there, start_ns, self.tokens, self.sequences)
                 return self
             if self._name is None:
-                steps.show()  # nothing else opens the ring, because the records wait for the name
+                steps.show()  # opens the ring now, because the records of this step wait for its name
             key = UNNAMED if self._name is None or path.held_steps is not None else self.key
             scope = root.children.get(key) or steps.scopes.define(root, key)
             if governor is not None and self._is_outermost:
@@ -418,10 +418,10 @@ class ActiveStep:
                 self.own_ns = clock.perf_counter_ns() - self._begun_ns
             start = self._start = path.start_mark()
             now_ns = start if isinstance(start, int) else path.now_ns()
-            self._outer_held = position.held  # nothing after this line can fail
+            self._outer_held = position.held  # from here on, nothing can fail
             position.held = [] if key is UNNAMED else None
             position.lane = steps.take_lane(self)
-            # In one line, because a signal handler may run steps here: a step without a position counts as ended.
+            # One statement: a signal handler may run steps here, and a step without a position counts as ended.
             self._scope, self.position, position.step = scope, position, self
             path.enter(position, scope, now_ns)
             if self._is_outermost:
@@ -449,7 +449,7 @@ class ActiveStep:
             position.step = outer
             if self._is_outermost:
                 position.recording = True
-            if self._is_plain:  # record the step as a whole under the name that it has now
+            if self._is_plain:  # under its current name
                 self._is_plain, steps, root = False, self._steps, self._inside
                 path.publish(position, position.scope, 0, None, None)
                 if not steps.is_on or self.forks != steps.forks:
@@ -469,7 +469,7 @@ class ActiveStep:
                     end = path.end_mark()
                 finally:
                     held, position.held = position.held, self._outer_held
-                    position.leave(scope)  # to where the step began, or to the root if the step around it has ended
+                    position.leave(scope)  # to where this step began, or to the root if the outer step has ended
                     if position.scope.parent is None and (self.outer is None or self.outer.position is not None):
                         path.enter(position, self._inside, 0)
                     position.lane = 0 if outer is None else outer.lane or 0
@@ -498,7 +498,7 @@ class ActiveStep:
     outer: Any  # the step around this one, or None
     _is_outermost: bool  # True if there is no outer step in this process
     _is_plain: bool  # True if the step is not sampled
-    forks: int  # number of forks when the step began; it is higher in a child
+    forks: int  # number of forks when the step began; the number is higher in a child
 
     def _record_inside(
         self, position: Position, scope: Scope, held: list[HeldRecord] | None, end: Any, lane: int, failed: bool
@@ -522,13 +522,13 @@ class ActiveStep:
                 else:
                     self._emit(scope, start, end, lane | flags, inside)
         if not isinstance(self._ended, Ended):
-            self.lane = None  # released only now, after this step's last record
+            self.lane = None  # not earlier, because the lane is needed for the records above
         if self._is_outermost:
             path.step_ended()
             self._steps.flush()
 
     def _inside_at(self, position: Position) -> Inside | None:
-        """Return the place of a step that ran inside a call. None outside of calls, or if `position` has moved."""
+        """Return the place around a step that ran inside a call. None for other steps, or if `position` has moved."""
         if position.scope is self._inside and self._inside.parent is not None:
             return self._named(self._inside), position, position.lane
         return None
@@ -556,7 +556,7 @@ class ActiveStep:
             self._steps.path.emit(outer, position, self._start, end, self.tokens, lane)
 
     def _emit(self, scope: Scope, start: Any, end: Any, flags: int, inside: Inside | None) -> None:
-        """Record this step and its amounts of work. If it ran inside a call, record its time there too."""
+        """Record this step, its sequences and its cached positions. Inside a call, also record its time there."""
         path, is_known = self._steps.path, not self._cancelled
         sequences, cached = (self.sequences, self.cached) if is_known else (None, None)
         path.emit_step(scope, start, end, self.tokens, flags, sequences, cached)
@@ -565,12 +565,12 @@ class ActiveStep:
             path.emit(outer, position, self._start, end, self.tokens, lane)
 
     def leave_to_parent(self) -> None:
-        """In a forked child, leave this step and the work adopted for it to the parent."""
+        """In a forked child, do not record this step or the work adopted for it. Both belong to the parent."""
         _let_go(self.adopted)
         self._scope = self.lane = self._ended = None
 
     def _rename(self) -> None:
-        """If this step began under a different name, continue under the new one."""
+        """If this step was renamed, continue under the new name. Its time until now stays under the old one."""
         position, scope = self.position, self._scope
         if position is None or scope is None or scope.key in (UNNAMED, self.key) or position.scope is not scope:
             return

@@ -22,10 +22,10 @@ _NO_NODES = np.zeros(0, np.int64)
 
 @dataclass(frozen=True, slots=True)
 class ClosedTime:
-    """The part of a brick's time that is inside ended steps.
+    """The time of a brick in steps that have ended.
 
-    If a brick runs inside a brick of the same name, `once_ns` counts the time only once. `calls_ns` adds up whole
-    calls, including adopted ones.
+    `once_ns` counts time once if a brick runs inside a brick of the same name. `exclusive_ns` excludes adopted work,
+    which ran in other threads or tasks. `calls_ns` is the sum of whole calls, including adopted work.
     """
 
     once_ns: int
@@ -37,10 +37,11 @@ class ClosedTime:
 class BrickStats:
     """All calls of the bricks with one name and category.
 
-    Elements are what the caller counted. Tokens are counted once per step. Flops and bytes are computed from the
-    declared work, and are None without it. `exclusive_ns` excludes the bricks that ran inside this one.
-    `exclusive_of_ns` is the whole time of the calls in `exclusive_ns`. `calls.total_ns` adds up whole calls, so a
-    call inside a brick of the same name counts twice. `closed` excludes adopted work.
+    `calls.elements` is the sum of the numbers that the caller passed. Tokens are counted once per step. Flops and
+    bytes are computed from the declared work, and are None without it. `exclusive_ns` excludes the bricks that ran
+    inside this one. `exclusive_of_ns` is the whole time of the calls that `exclusive_ns` covers. `calls.total_ns`
+    adds up whole calls, so a call inside a brick of the same name counts twice. `closed` covers only steps that have
+    ended.
     """
 
     name: str
@@ -54,18 +55,19 @@ class BrickStats:
     bytes: float | None
     budget_us_per_token: float | None  # for all places of the brick together
     budget_gb_per_sec: float | None  # the budgeted rate; None if places have different rates
-    size_bytes: float | None = None  # data of a collective; its `bytes` are the traffic on the links
-    uncounted: int = 0  # calls that gave no count of elements
-    # Exclusive time in ended steps that was spent in other threads or tasks. It is not part of the steps' wall time.
+    size_bytes: float | None = None  # bytes of data of a collective; `bytes` is its traffic on the links
+    uncounted: int = 0  # number of calls without a count of elements
+    # The exclusive time of the work that other threads or tasks did for ended steps. It is no part of the steps' wall
+    # time.
     adopted_ns: int = 0
-    dtypes: tuple[str, ...] = ()  # the types of the numbers that are multiplied, as in `Work`
+    dtypes: tuple[str, ...] = ()  # the types of the multiplied numbers, as in `Work`
 
     @property
     def mean_exclusive_ns(self) -> float | None:
         """The mean exclusive time per call, or None if `exclusive_ns` covers none of these calls.
 
-        In a window, the mean covers only some of the calls. A call counts if it ended in the window, but exclusive
-        time is known only for steps that ended in the window.
+        In a window, the mean covers only some of the calls, because exclusive time is known only for calls in steps
+        that ended in the window.
         """
         if not self.calls.total_ns:
             return 0.0
@@ -86,7 +88,7 @@ class BrickStats:
 
 @dataclass(frozen=True, slots=True)
 class CategoryStats:
-    """All bricks of one category together. `exclusive_ns` counts no nanosecond twice."""
+    """The sums over all bricks of one category. `exclusive_ns` counts no nanosecond twice."""
 
     category: BrickCategory
     count: int
@@ -114,7 +116,7 @@ class _Brick:
 
 
 class _Bricks:
-    """Adds up columns for all bricks at once. Separate NumPy calls for each brick would double the time."""
+    """Computes sums for all bricks at once, in half the time of separate NumPy calls for each brick."""
 
     def __init__(self, bricks: Sequence[_Brick]) -> None:
         self.bricks = bricks
@@ -140,7 +142,7 @@ class _Bricks:
 
 
 def _behind_each_other(groups: Sequence[Column]) -> tuple[Column, Column]:
-    """Return the groups as one array, and the index at which each group begins. No group may be empty."""
+    """Concatenate `groups`. Returns the array, and the index at which each group begins. No group may be empty."""
     return np.concatenate([_NO_NODES, *groups]), np.cumsum([0, *(len(group) for group in groups)])[:-1]
 
 
@@ -154,8 +156,8 @@ def brick_stats(totals: PhaseTotals) -> list[BrickStats]:
     rows = zip(
         ran.bricks,
         totals.stats.calls_of([brick.nodes for brick in ran.bricks]),
-        # While a call runs, calls inside it may have ended. They must not reduce the exclusive time of earlier calls
-        # of its node.
+        # `exclusive_ns` counts a running call only when it ends, but already subtracts the ended calls inside it. So
+        # it may be too small for the earlier calls of the node. The maximum corrects that.
         ran.sums(np.maximum(closed_exclusive_ns, totals.exclusive_ns[nodes])),
         ran.sums(closed_exclusive_ns),
         ran.sums(np.where(is_adopted, closed_exclusive_ns, 0)),
@@ -199,7 +201,7 @@ def _by_brick(table: NodeTable, ran: Column) -> _Bricks:
     is_outermost = outermost(
         np.concatenate([_NO_NODES, *(part for parts in groups.values() for part in parts)]), table
     )
-    # `groups` has one part for each phase in which a brick ran.
+    # `groups` has one array of nodes for each phase in which a brick ran.
     return _Bricks([_brick(table, *brick, np.concatenate(parts), is_outermost) for brick, parts in groups.items()])
 
 
@@ -295,7 +297,7 @@ def _work_of(brick: _Brick, totals: PhaseTotals, alike: Sequence[tuple[Column, i
 
 
 def _work(node: Node, totals: PhaseTotals, unit: str) -> float | None:
-    """Return the work of all calls of `node`. If the calls gave their amounts, add them up, else use the elements."""
+    """Return the work of all calls of `node`. Uses the amounts that the calls recorded, if any, else the elements."""
     if unit != "size_bytes" and totals.stats.rare("amounts", (node.id,)):
         given = totals.stats.rare(f"{unit}_given", (node.id,))
         return None if given != totals.count[node.id] else totals.stats.rare(unit, (node.id,))
@@ -306,7 +308,7 @@ def _work(node: Node, totals: PhaseTotals, unit: str) -> float | None:
 
 
 def _budget_of(groups: Sequence[Column], totals: PhaseTotals) -> float | None:
-    """Return the time in µs that all `groups` together may take per token."""
+    """Return the time per token in µs that all `groups` of nodes may take together. None if one has no budget."""
     budgets: list[float | None] = []
     for alike in groups:
         first = totals.table[int(alike[0])]
@@ -320,7 +322,7 @@ def _budget_of(groups: Sequence[Column], totals: PhaseTotals) -> float | None:
 
 
 def _budget_of_bytes(node: Node, totals: PhaseTotals) -> float | None:
-    """Return the time per token in µs that `node` may take: the bytes per token, moved at the budgeted rate."""
+    """Return the time per token in µs in which `node` moves its bytes per token at the budgeted rate."""
     assert node.budget_gb_per_sec is not None
     moved, closed_us_per_token = _work(node, totals, "bytes"), totals.us_per_token(totals.closed_ns[node.id])
     if not moved or not closed_us_per_token:

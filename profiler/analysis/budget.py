@@ -12,10 +12,9 @@ PAGE_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class TokenBudget:
-    """Allows `us_per_token` microseconds per token in each place of the brick. In 28 layers, this is 28 times as
-    much.
+    """Allows `us_per_token` microseconds per token at each place of the brick.
 
-    Raises ValueError unless `us_per_token` is above zero.
+    A brick in 28 layers may take 28 times as much. Raises ValueError unless `us_per_token` is above zero.
     """
 
     us_per_token: float

@@ -21,8 +21,8 @@ class Calls:
     """The statistics of a group of calls. Percentiles and `cv` come from histograms and are exact to one percent.
 
     Percentiles and `cv` are None if the histograms hold more or fewer calls than the group. This happens for a node
-    beyond MAX_HISTOGRAM_NODES, or if the histograms had no room. A result of NodeStats.since then has no minimum and
-    maximum either.
+    beyond MAX_HISTOGRAM_NODES, or if the histograms had no room. In these cases, a result of NodeStats.since has no
+    minimum and no maximum, either.
     """
 
     count: int
@@ -58,14 +58,15 @@ def spread(
     """
     groups = len(low)
     place, bucket, counts = cells
-    # A key is a group and a bucket. The keys of all groups are in one sequence, so that one running count serves all
-    # groups.
+    # `key` is group * buckets + bucket. The counts of all groups are in one array sorted by `key`, so one cumulative
+    # sum serves all groups.
     least = int(bucket.min(initial=BUCKETS))
     buckets = int(bucket.max(initial=least)) - least + 1
     key = group[place] * buckets + (bucket - least)
-    # The nodes of a group mostly use the same buckets. If few cells are empty, adding up is faster than sorting.
+    # `bincount` adds up the counts of equal keys without sorting. It is faster than sorting if few keys have no
+    # count.
     if groups * buckets <= SPARSE * len(key):
-        together = np.bincount(key, counts)  # exact: below 2 ** 53
+        together = np.bincount(key, counts)  # float64 sums are exact below 2 ** 53
         key = (together != 0).nonzero()[0]
         counts = together[key]
     elif np.any(key[1:] < key[:-1]):
@@ -86,7 +87,7 @@ def spread(
     at = np.searchsorted(running, rank, side="left")
     percentiles[:, known] = np.clip(middle[at], low[known], high[known])
     columns += list(percentiles)
-    others = calls != count  # percentiles of more or fewer calls would be mistaken for percentiles of all calls
+    others = calls != count  # the histogram lacks some calls, or has calls of other nodes
     if others.any():
         for column in columns:
             column[others] = np.nan

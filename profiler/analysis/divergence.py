@@ -119,8 +119,8 @@ def _differences(
         elif not (one == other or (math.isnan(one) and math.isnan(other))):
             yield f"value[{place}]", one, other
     finite = wanted.count - wanted.nan_count - wanted.inf_count
-    # Errors of single values are independent. So the error of a mean of n values is 1/sqrt(n) of the error of one
-    # value.
+    # The errors of single values are independent. So the error of the mean of n values is the error of one value
+    # divided by sqrt(n).
     of_norm = tolerance * _size(wanted)
     of_mean = of_norm / math.sqrt(max(finite, 1))
     bounds = {"mean": of_mean, "std": of_mean, "l2_norm": of_norm, "min": of_value, "max": of_value}

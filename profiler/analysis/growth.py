@@ -19,14 +19,14 @@ NONE = np.zeros(0, np.int64)
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """The counts that were added between two points in time, in sums, histogram cells and rare columns."""
+    """The counts added between two points in time: sums by node, counts by histogram cell, and rare columns."""
 
     node: NDArray[np.int32]  # node ids without duplicates
     sums: NDArray[np.int64]  # shape (SUMS, nodes)
     cell: NDArray[np.int32]  # histogram cells without duplicates
     count: NDArray[np.uint32] | Column
-    # What was added, by (index into SPARSE_COLUMNS, node). Points in time and extremes are left out, because they do
-    # not add.
+    # The increase of rare columns, by (index into SPARSE_COLUMNS, node). Columns with points in time, minima or
+    # maxima are left out, because they cannot be added.
     rare: dict[tuple[int, int], int]
 
     @property

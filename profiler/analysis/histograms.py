@@ -63,7 +63,7 @@ _MIDDLES_NS = _middles_ns()
 
 
 def distinct(values: Column) -> Column:
-    """Return the distinct `values` (>= 0), ascending. NumPy's own `unique` hashes, which takes ten times as long."""
+    """Return the distinct `values` (>= 0), ascending. NumPy's `unique` takes ten times as long, because it hashes."""
     ordered = np.sort(values)
     is_first = np.ones(len(ordered), np.bool_)
     np.not_equal(ordered[1:], ordered[:-1], out=is_first[1:])
@@ -74,8 +74,8 @@ def distinct(values: Column) -> Column:
 class Histograms:
     """Counts by cell. A cell is node * BUCKETS + bucket. Cells beyond MAX_PAGES are not counted.
 
-    A count takes two bytes. If one count needs more, all counts take four bytes, then eight. A table that is full
-    grows by a quarter only, because doubling would waste memory.
+    A count takes two bytes. If one count needs more, all counts take four bytes, then eight. A full table grows only
+    by a quarter, because doubling would waste memory.
     """
 
     def __init__(self) -> None:
@@ -127,7 +127,7 @@ class Histograms:
         return slot[owner] * SUB_BUCKETS + inside
 
     def cells_of(self, nodes: Column) -> tuple[Column, Column, Column]:
-        """Return the cells with a count of each of `nodes`, as columns: index in `nodes`, bucket, count.
+        """Return the cells of `nodes` with a count above 0, as columns: index in `nodes`, bucket, count.
 
         They are ordered by index, then by bucket.
         """
@@ -145,7 +145,7 @@ class Histograms:
         return summed
 
     def _cells_in(self, page: NDArray[np.int32]) -> tuple[Column, Column, Column]:
-        """Return the cells with a count in these pages, as columns: index in `page`, bucket in the octave, count."""
+        """Return the cells in these pages with a count, as columns: index in `page`, bucket in the octave, count."""
         counts = self._counts[page].ravel()
         at = (counts != 0).nonzero()[0]
         return at >> SUB_BUCKET_BITS, at & (SUB_BUCKETS - 1), counts[at].astype(np.int64)

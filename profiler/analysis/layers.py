@@ -1,4 +1,4 @@
-"""Finds the layer of each node. Also says how many layers are needed to compare layers."""
+"""Finds the layer of each node, and states how many layers a comparison of layers needs."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from cbtop.profiler.analysis.phase_totals import PhaseTotals
 from cbtop.protocol.vocabulary import NodeKind
 
 BETWEEN = "between bricks"  # name for the time of a layer or step outside its bricks
-MIN_PEERS = 3  # minimum number of layers with the same stack and bricks; a median of two tells nothing
+MIN_PEERS = 3  # minimum number of layers with the same stack and bricks, because a median of two shows no outlier
 
 
 def layer_of_nodes(totals: PhaseTotals) -> NDArray[np.int64]:
     """Return the outermost layer around each node, by node id. The layer is 0 for a node outside of all layers.
 
-    The outermost layer of a layer may be the layer itself.
+    For an outermost layer, this is the layer itself.
     """
     table = totals.table
     parent_of, kind_of = table.column("parent_of"), table.column("kind_of")

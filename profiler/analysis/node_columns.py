@@ -12,17 +12,17 @@ NO_MINIMUM = np.iinfo(np.int64).max
 # - `cancelled`: number of cancelled steps. `cancelled_ns`: time in cancelled steps.
 # - `loose`: number of calls stopped twice, out of order or late. `loose_ns`: their time, which is not in any other
 #   sum.
-# - `overlap_ns`: time when two parts of the node ran at once, in ended steps, counted for each part beyond the
-#   first.
+# - `overlap_ns`: time when parts of the node ran at once, in ended steps. If n parts run at once, the time counts n -
+#   1 times.
 # The other columns are about steps:
 # - `union_ns`: time when at least one step ran. `first_ns`, `last_ns`: begin of the first and end of the last
 #   step.
 # - `over`: number of steps with parts that took longer than the step. `over_ns`: how much longer they took.
 # - `crowded`: number of steps in the shared lane.
-# - `sequences`: number of sequences, a sum over steps. `kept`: number of positions that each sequence had before,
-#   also a sum over steps. `_given` is the number of steps with this value, `_least` and `_most` are the extremes.
-# - `plain`: number of steps without a recorded inside. `plain_ns`, `plain_tokens`: their time and tokens.
-#   `plain_uncounted`: number of plain steps with an unknown number of tokens.
+# - `sequences`: sum over steps of the number of sequences. `kept`: sum over steps of the number of cached positions
+#   per sequence. `_given` is the number of steps with this value. `_least` and `_most` are the extremes.
+# - `plain`: number of plain steps (timed as a whole, without their bricks). `plain_ns`, `plain_tokens`: their time
+#   and tokens. `plain_uncounted`: number of plain steps with an unknown number of tokens.
 # - `squared_tokens`: sum of the squared tokens of each step. Compared with count and tokens, it shows whether all
 #   steps had the same number of tokens.
 SPARSE_COLUMNS = (
@@ -57,8 +57,8 @@ SPARSE_COLUMNS = (
     "overlap_ns",
     "squared_tokens",
 )
-# Key for all step nodes together in `union_ns`, because two phases may run at the same time. Key for all nodes in
-# `first_ns`. On the wire, these two values have fields of their own.
+# The key in `union_ns` for all step nodes together, because two phases may run at the same time. In `first_ns`, it is
+# the key for all nodes. Messages carry both values in fields of their own.
 ANY_STEP = 0
 MOMENTS = ("first_ns", "last_ns")
 EXTREMES = tuple(f"{of}_{end}" for of in ("sequences", "kept") for end in ("least", "most"))

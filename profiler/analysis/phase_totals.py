@@ -20,22 +20,21 @@ from cbtop.protocol.vocabulary import NodeKind
 class PhaseTotals:
     """The nodes below one step node and their totals. In a process without steps, these are all nodes.
 
-    Counts and times are from recorded steps. Plain steps are excluded, because nothing inside them is known.
+    Counts and times are those of recorded steps. Plain steps are excluded, because their bricks are unknown.
 
-    `closed_ns` is the part of `total_ns` in steps that have ended. The exclusive time of a node is its time minus
-    that of the nodes inside it that are shown separately. A brick's kernels and layers are the brick's own work, so
-    inside a brick only other bricks and steps are shown separately. Inside other nodes, all nodes are. Adopted work
-    ran in parallel and is not subtracted.
+    `closed_ns` is the part of `total_ns` in steps that have ended. The exclusive time of a brick is its time without
+    the bricks and steps inside it. Its kernels and layers are its own work and are not subtracted. The exclusive time
+    of any other node is its time without all nodes inside it. Adopted work ran in parallel and is never subtracted.
     """
 
     step: Node | None
-    inside: Inside  # the nodes inside, without the step itself
+    inside: Inside  # the nodes inside the step, without the step itself
     table: NodeTable
     stats: NodeStats
-    # Arrays by node id. They are valid for the nodes of the phase.
+    # Arrays by node id. Only the entries of the phase's nodes are valid.
     columns: dict[str, Column]  # count, elements, total_ns, closed_ns, loose_ns, overlap_ns
-    held: NDArray[np.bool_]  # mask of the bricks that have time, and of all nodes inside them
-    adopted: NDArray[np.bool_]  # mask of adopted work, which is not part of the time of the node around it
+    held: NDArray[np.bool_]  # mask of the bricks with time, and of all nodes inside these bricks
+    adopted: NDArray[np.bool_]  # mask of adopted work: the time of its parent does not include it
 
     @classmethod
     def of(cls, table: NodeTable, stats: NodeStats, phase: str | None) -> PhaseTotals:
@@ -55,7 +54,7 @@ class PhaseTotals:
         columns["loose_ns"] = stats.sparse.dense("loose_ns", len(stats))[:size]
         columns["overlap_ns"] = stats.sparse.dense("overlap_ns", len(stats))[:size]
         total_ns, closed_ns = columns["total_ns"], columns["closed_ns"]
-        # A brick without time was never stopped, so the nodes inside it count for the node around it.
+        # A brick without time was never stopped. The nodes inside such a brick count as parts of the node around it.
         held, adopted = _held_and_adopted(table, inside, (total_ns > 0) | (closed_ns > 0))
         return cls(
             step=step,
@@ -108,7 +107,7 @@ class PhaseTotals:
 
     @property
     def known_elements(self) -> dict[int, int]:
-        """The number of elements by node id, without nodes whose number is unknown."""
+        """The number of elements by node id. Nodes with an unknown number are left out."""
         unknown = self.stats.sparse["uncounted"].keys()
         return {node: n for node, n in self.elements.items() if node not in unknown} if unknown else self.elements
 
@@ -144,7 +143,11 @@ class PhaseTotals:
 def _held_and_adopted(
     table: NodeTable, inside: Inside, is_timed: NDArray[np.bool_]
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return two masks: the nodes at or below the bricks in `is_timed`, and the nodes at or below adopted work."""
+    """Return two masks by node id.
+
+    The first has the bricks in `is_timed` and all nodes inside them, the second has adopted work and all nodes inside
+    it.
+    """
     parent_of, kind_of = table.column("parent_of"), table.column("kind_of")
     held, adopted = np.zeros_like(is_timed), np.zeros_like(is_timed)
     for ids in inside.by_depth:
@@ -156,10 +159,11 @@ def _held_and_adopted(
 
 
 def exclusive_of(table: NodeTable, inside: Inside, time_ns: Column, nested_ns: Column, overlap_ns: Column) -> Column:
-    """Return `time_ns` by node id, without the time of the nodes inside that are shown separately.
+    """Return the exclusive time of each node, by node id: `time_ns` without some of the nodes inside it.
 
-    A node inside is subtracted with its `nested_ns`. Where nodes overlap, the parent's `overlap_ns` is added back, so
-    that the same time is not subtracted twice.
+    From a brick, the bricks and steps inside it are subtracted. From any other node, all nodes inside are subtracted.
+    A subtracted node counts with its `nested_ns`. If nodes overlap, the parent's `overlap_ns` is added back, so that
+    no time is subtracted twice.
     """
     parent_of, kind_of = table.column("parent_of"), table.column("kind_of")
     in_brick, in_other = -overlap_ns, -overlap_ns  # time to subtract from a brick, and from any other node

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from cbtop.protocol.attributes import UNKNOWN_TYPE
 from cbtop.protocol.messages import UNSURE_PERCENT
 
-LIMITING_PERCENT = 60  # percent of a roof; below this for every roof, something else limits the brick
+LIMITING_PERCENT = 60  # a brick below this percentage of every roof is limited by something else
 MEMORY, COMPUTE, NO_ROOF = "memory", "compute", "latency or overhead"
-SHARED = "several at once"  # what limits a brick is not known, because steps that run at once share the roofs
+SHARED = "several at once"  # steps run at once and share the roofs, so it is not known what limits a brick
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Distance:
     attainable_gflops: float
     percent_of_roof: float
     bound: str  # MEMORY, COMPUTE, NO_ROOF or SHARED
-    is_unsure: bool | None = None  # whether the value of the roof is unsure; None if not known
+    is_unsure: bool | None = None  # True if the rounds of the roof's measurement differ much; None if not known
 
     @property
     def above_roof(self) -> bool:
@@ -34,7 +34,7 @@ class Distance:
 
 
 def spread_percent(value: float, median: float | None) -> float | None:
-    """Return how far the median of a roof's rounds is below the best, `value`, in percent. None if not known."""
+    """Return how far the median of a roof's rounds is below its best round `value`, in percent. None if not known."""
     return None if median is None else 100 * max(value - median, 0.0) / value
 
 
@@ -82,7 +82,7 @@ def distance(
     peak, slope = max(peaks_gflops), flop_per_byte * max(peaks_gb_per_sec)
     attainable = min(peak, slope)
     if not 0 < attainable < math.inf:
-        return None  # the product of two extreme numbers is not a usable roof
+        return None  # two extreme peaks overflow when they are multiplied
     percent, bound = 100 * gflops / attainable, MEMORY if slope < peak else COMPUTE
     if percent < LIMITING_PERCENT:
         lower = [(flop_per_byte * each, MEMORY) for each in peaks_gb_per_sec] + [

@@ -13,8 +13,8 @@ from cbtop.profiler.analysis.sparse_columns import SparseColumns
 from cbtop.protocol.ring import FLAG_CANCELLED, FLAG_LOOSE, FLAG_PLAIN, LANE_SHIFT, LANES
 from cbtop.protocol.ring_reader import Batch
 
-MAX_OPEN_GROUPS = 4096  # limit for steps that run at the same time, by node and lane; a real host has sixteen lanes
-MAX_OPEN_PARTS = 64  # number of batches of parts per group until the parts are added up
+MAX_OPEN_GROUPS = 4096  # maximum number of groups with a running step; a real host has sixteen lanes
+MAX_OPEN_PARTS = 64  # the parts of a group are added up after this number of batches
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class _Inside:
     node: Column
     step: Column  # the step around the record's node; for the record of a step, its own node
     group: Column  # a number for each step and lane
-    outer: Column  # the parent, if its time includes this record
+    outer: Column  # the parent, if its time includes the time of this record
     start_ns: Column
     end_ns: Column
     duration_ns: Column
@@ -34,9 +34,9 @@ class _Inside:
 
 @dataclass(frozen=True, slots=True)
 class _Fate:
-    """What happens to each record: its time is added to `closed_ns`, dropped, or kept until its step ends."""
+    """The decision for each record: add its time to `closed_ns`, drop it, or keep it until its step ends."""
 
-    ended_in: Column  # index into all ends in the batch: the step that the record belongs to
+    ended_in: Column  # index into the ends in this batch: the end of the record's step
     follows: NDArray[np.bool_]  # True if a step in the same lane ended earlier in the batch
     late: NDArray[np.bool_]  # True if the record came after the end of its step
     dropped: NDArray[np.bool_]  # True if the step was cancelled
@@ -49,12 +49,13 @@ class RunningSteps:
 
     Steps that run at the same time have different lanes, and the records of a lane are in order. So records after the
     end of a step belong to the next step in the lane. A record that came after the end of its own step is recognised
-    by its time. Many steps may share the last lane. There, the end of a step closes all earlier parts, and a
-    cancelled step closes none.
+    by its time. Many steps may share the last lane. In that lane, the end of a step closes all earlier parts, and the
+    end of a cancelled step closes none.
     """
 
     def __init__(self) -> None:
-        # By group: when its last step ended, whether that step was cancelled, and the step's time outside its parts.
+        # By group: when its last step ended, whether that step was cancelled, and the time of that step outside its
+        # parts.
         self._ended: dict[int, tuple[int, bool, int]] = {}
         # By group: node ids, and two rows of times. Row 0 is the whole time, row 1 the overlap with earlier parts.
         self._open: dict[int, list[tuple[Column, NDArray[np.int64]]]] = {}
@@ -70,8 +71,9 @@ class RunningSteps:
     ) -> Column:
         """Add the time of the parts of ended steps to `closed_ns`.
 
-        If the parts took longer than their step, counts by how much. Nested calls cannot do that. Also counts how
-        long parts of the same node ran at the same time, for example on two streams of a device.
+        If the parts took longer than their step, counts by how much. This shows an error, because nested calls cannot
+        take longer than the call around them. Also counts how long parts of the same node ran at the same time, for
+        example on two streams of a device.
 
         Returns the changed nodes. Some of them may not be in the batch.
         """
@@ -133,7 +135,7 @@ class RunningSteps:
     ) -> Column:
         """Return the time of each ended step outside of its parts in this batch.
 
-        Late parts may belong to steps that ended in earlier batches. For such steps, correct the noted time.
+        Also corrects the stored time of steps from earlier batches that have late parts in this batch.
         """
         found = inside.duration_ns[ends]
         counted = fate.closing & ~inside.is_end & (inside.outer == inside.step)
@@ -200,7 +202,7 @@ class RunningSteps:
         return found
 
     def _keep_last(self, group: int, outer: Column, start_ns: Column, end_ns: Column) -> None:
-        """Note the last part of each outer node in a running step, because parts in a later batch may overlap it."""
+        """Store the last part of each outer node in a running step, because parts in a later batch may overlap it."""
         known = self._last.setdefault(group, {})
         order = np.lexsort((end_ns, outer))
         for at in order[np.flatnonzero(np.append(outer[order][1:] != outer[order][:-1], True))].tolist():
@@ -210,7 +212,7 @@ class RunningSteps:
             del self._last[next(iter(self._last))]
 
     def _note_late(self, groups: Column, duration: Column, sparse: SparseColumns) -> None:
-        """Subtract late parts from the noted times of their ended steps."""
+        """The time outside of parts is stored for each ended step. Subtract parts that arrived late from it."""
         for group in distinct(groups).tolist():
             end_ns, is_cancelled, left_ns = self._ended[group]
             now_ns = left_ns - int(duration[groups == group].sum())
@@ -229,7 +231,7 @@ class RunningSteps:
                 np.add.at(row, where, each)
             parts[:] = [(which, total)]
         if len(self._open) > MAX_OPEN_GROUPS:
-            # No real host has this many open groups. The time of the oldest group is lost.
+            # No real host has so many running steps. The parts of the oldest group are lost.
             del self._open[next(iter(self._open))]
 
 
@@ -258,7 +260,11 @@ def _inside(batch: Batch, step_of: Column, part_of: Column) -> _Inside:
 
 
 def _note_over(sparse: SparseColumns, step: int, before_ns: int, left_ns: int) -> None:
-    """Count by how much the parts of a step took longer than the step, beyond what was counted for `before_ns`."""
+    """Count the excess: the time by which the parts of a step take longer than the step.
+
+    `left_ns` is the step's time outside its parts, which is below zero if there is an excess. `before_ns` is its
+    earlier value. Only the increase of the excess is counted.
+    """
     more_ns = max(0, -left_ns) - max(0, -before_ns)
     if more_ns:
         over, over_ns = sparse["over"], sparse["over_ns"]

@@ -63,12 +63,15 @@ class SparseColumns:
             values[one] = values.get(one, 0) + number
 
     def reach(self, name: str, node: int, value: int) -> None:
-        """Update the minimum or maximum of `node` with `value`."""
+        """Replace the minimum or maximum of `node` by `value`, if `value` is beyond it."""
         known = self._values[name].get(node, value)
         self._values[name][node] = min(known, value) if name.endswith("_least") else max(known, value)
 
     def add_all(self, other: SparseColumns, place: Column) -> None:
-        """Add the values of `other`, whose node n is `place[n]` here. Skips points in time, because clocks differ."""
+        """Add the values of `other`, whose node n is `place[n]` here.
+
+        Skips points in time, because the clocks of two processes differ.
+        """
         for name, ours in self._values.items():
             theirs = [(node, value) for node, value in other[name].items() if node < len(place)]
             for node, value in theirs if name not in MOMENTS else ():
@@ -79,7 +82,10 @@ class SparseColumns:
                     ours[here] = ours.get(here, 0) + value
 
     def count(self, increases: dict[tuple[int, int], int], times: int) -> None:
-        """Add `increases` `times` times. Their keys are (index into SPARSE_COLUMNS, node). Removes values of 0."""
+        """Add each of `increases`, multiplied by `times`.
+
+        Their keys are (index into SPARSE_COLUMNS, node). Removes values of 0.
+        """
         for (at, node), value in increases.items():
             values = self._values[SPARSE_COLUMNS[at]]
             values[node] = values.get(node, 0) + times * value

@@ -11,7 +11,7 @@ from cbtop.protocol.ring_reader import Batch
 
 
 def take_amounts(sparse: SparseColumns, batch: Batch, step_of: Column) -> Batch:
-    """Add up the FLOP and bytes of calls and the sequences of steps. Count the calls whose elements are unknown.
+    """Add up the FLOP and bytes of calls and the sequences of steps. Count the calls with unknown elements.
 
     Returns the other records.
     """
@@ -42,7 +42,7 @@ def take_loose(sparse: SparseColumns, batch: Batch) -> None:
 
 
 def take_plain(sparse: SparseColumns, batch: Batch) -> None:
-    """Add up the steps without a recorded inside."""
+    """Add up the plain steps, which are timed as a whole."""
     plain = batch.only(batch.are(FLAG_PLAIN))
     uncounted = plain.node[(plain.flags & FLAG_UNCOUNTED) != 0]
     sparse.add("plain", plain.node, np.ones(len(plain.node), np.int64))

@@ -34,8 +34,8 @@ _NONE, _FIRST = np.zeros(0, np.int64), np.zeros(1, np.int64)
 def sane(batch: Batch, nodes: int) -> NDArray[np.bool_]:
     """Return a mask of the valid records.
 
-    A valid record has a node id from 1 to `nodes`. Its start is at least 0 and at most its end, except in a record of
-    amounts.
+    A valid record has a node id from 1 to `nodes`, and its start is between 0 and its end. The second condition does
+    not apply to records of amounts.
     """
     duration = batch.end_ns - batch.start_ns
     amounts = batch.are(FLAG_AMOUNTS)  # such a record holds FLOP and bytes in place of start and end
@@ -53,9 +53,10 @@ class NodeStats:
         self._size = 0
         self._table = np.zeros((len(COLUMNS), 0), np.int64)
         self._histograms = Histograms()
-        self._shared: dict[int, int] = {}  # by first_of: the node whose histogram all nodes beyond the bound share
+        self._shared: dict[int, int] = {}  # by first_of: the node with the histogram that several nodes share
         self.sparse = SparseColumns()
-        # In a result of `recent_part`: the table with all counts, from which min_ns and max_ns are computed.
+        # The table with all counts, in a result of `recent_part`. The first read of min_ns or max_ns computes these
+        # columns from it.
         self._whole: NodeStats | None = None
         self.intervals = StepIntervals()
         self.running = RunningSteps()
@@ -83,7 +84,7 @@ class NodeStats:
         return self.sparse.sum(name, nodes)
 
     def of_recorded(self, name: str) -> Column:
-        """Return a copy of `count`, `total_ns` or `elements` without plain steps. Their inside is not recorded."""
+        """Return a copy of `count`, `total_ns` or `elements` without plain steps, which are timed as a whole."""
         found = self.column(name).copy()
         for node, value in self.sparse[_OF_PLAIN[name]].items():
             if node < self._size:
@@ -174,7 +175,8 @@ class NodeStats:
         at = np.flatnonzero(np.diff(begins))
         if len(at):
             first, last = begins[at], begins[at + 1] - 1
-            # A shared histogram tells nothing about a single node.
+            # A node's own histogram holds exactly the node's calls. A shared histogram says nothing about a single
+            # node.
             own = np.add.reduceat(counts, first) == count[at]
             at, first, last = at[own], first[own], last[own]
             least, most = (self._whole.column(name)[node[at]] for name in _ENDS)
@@ -231,7 +233,7 @@ class NodeStats:
         return distinct(np.concatenate(changed)), cells[0]
 
     def _histogram_of(self, node: Column, first_of: Column | None) -> Column:
-        """Return the node whose histogram counts the calls of each node: the node itself, or a shared one."""
+        """Return the node that holds the histogram for the calls of each node: the node itself, or a shared one."""
         beyond = np.flatnonzero(node > MAX_HISTOGRAM_NODES)
         if first_of is None or not len(beyond):
             return node
@@ -243,7 +245,10 @@ class NodeStats:
         return found
 
     def totals(self, node: Column) -> NDArray[np.int64]:
-        """Return all columns of `node`, of shape (COLUMNS, nodes). They contain no extremes in a `recent_part`."""
+        """Return all columns of `node`, of shape (COLUMNS, nodes).
+
+        In a `recent_part`, the minima and maxima are missing.
+        """
         return self._table[:, node]
 
     def buckets(self, cell: Column) -> Column:
@@ -285,7 +290,7 @@ class NodeStats:
         return NodeStats().take_over(node, self.totals(node), cell, self.buckets(cell), rare)
 
     def since(self, growth: Growth) -> NodeStats:
-        """Return a table of only the counts in `growth`, the latest part of this table's counts.
+        """Return a table with the counts in `growth`, which are the latest of this table's counts.
 
         min_ns and max_ns are estimates, within one percent: the middle of the first and last bucket with a count.
         They are limited to the min_ns and max_ns of all calls.
@@ -302,7 +307,7 @@ class NodeStats:
         self._histograms.add(growth.cell.astype(np.int64), times * growth.count.astype(np.int64))
 
     def recent_part(self, counted: NodeStats) -> NodeStats:
-        """Return a table of `counted`, the latest part of this table's counts; see `since`.
+        """Return a table of `counted`, which are the latest of this table's counts (see `since`).
 
         The result shares the histograms of `counted`.
         """

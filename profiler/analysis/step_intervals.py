@@ -10,9 +10,10 @@ from cbtop.profiler.analysis.sparse_columns import SparseColumns
 from cbtop.protocol.ring_reader import Batch
 
 MOST_SQUARED = 1 << 32  # a step counts at most this many tokens in sums of squares, so that they do not overflow
-MAX_KEPT_INTERVALS = 1 << 12  # per step node; time before these is counted again if a step is recorded late
+# Per step node; a step recorded later than these may be counted twice where steps overlapped.
+MAX_KEPT_INTERVALS = 1 << 12
 MAX_SAID_INTERVALS = 1 << 10  # maximum number of intervals in one message
-MAX_PARTS = 64  # per step node; more parts than this are joined
+MAX_PARTS = 64  # maximum number of arrays of intervals per step node; more are joined
 NONE = np.zeros(0, np.int64)
 
 
@@ -42,7 +43,7 @@ class StepIntervals:
     def cover(self, batch: Batch, step_of: Column, sparse: SparseColumns) -> None:
         """Add the steps of `batch` to the intervals, to the time when steps ran, and to the sums of squared tokens.
 
-        Time when several steps ran counts once.
+        If several steps ran at the same time, the time counts once.
         """
         if len(batch.node):
             first_ns = int(batch.start_ns.min())

@@ -1,4 +1,7 @@
-"""The books of a phase: how its wall time was spent, and what ran outside. Books close if the sums are possible."""
+"""The books of a phase: the parts of its wall time, and the time outside of steps.
+
+The books close if no part is larger than its whole.
+"""
 
 from __future__ import annotations
 
@@ -33,25 +36,25 @@ class Beside:
 class TimeBreakdown:
     """wall = bricks + gaps - overlap + unattributed, over the ended steps of a phase. Other times are separate.
 
-    The books do not close if parts took longer than their whole. For steps, `over` is how many, and `over_ns` by how
-    much. For layers and bricks, `exceeded` has the name, and by how much. Then no share of the wall time can be
-    trusted.
+    The books do not close if parts took longer than their whole. Then no share of the wall time can be trusted.
+    `over` is the number of steps with parts that took longer, `over_ns` the sum of the excess. `exceeded` has each
+    such layer or brick with its excess in ns.
     """
 
     wall_ns: int
     bricks_ns: int
     gaps_ns: dict[str, int]
-    overlap_ns: int  # time when several bricks or gaps ran at once, for each one beyond the first
+    overlap_ns: int  # time when n > 1 bricks or gaps ran at once, counted n - 1 times
     open_ns: int  # brick time in a step that has not ended
     over: int
     over_ns: int
     exceeded: tuple[tuple[str, int], ...]
     unmatched_calls: int  # calls stopped twice, out of order or after their step
     unmatched_ns: int
-    cancelled: int  # number of steps cancelled or renamed inside; their bricks are not counted
-    # Number of steps in the shared lane. Which bricks belong to them is not known.
+    cancelled: int  # number of steps that were cancelled, or renamed after bricks ran; these bricks are left out
+    # Number of steps in the shared lane. Their bricks cannot be assigned to single steps.
     in_shared_lane: int
-    adopted: Beside | None  # time that other threads or tasks worked for these steps
+    adopted: Beside | None  # time of work for these steps in other threads or tasks
 
     @property
     def unattributed_ns(self) -> int:
@@ -68,9 +71,8 @@ def books_of(totals: PhaseTotals, whole: PhaseTotals) -> TimeBreakdown | None:
 
     All times come from measured records. The gap `inside layers` is the time of layers minus the bricks in them.
     `between layers` is the time of layers that contain layers, minus the inner layers. `steps inside` is the time of
-    other phases' steps inside steps of this phase. The rest of a step is unattributed. Only gaps that can occur in
-    this process are included. `whole` has the totals since the process began. The time in running steps comes from
-    there.
+    other phases' steps inside steps of this phase. The rest of a step is unattributed. Gaps that cannot occur in this
+    process are left out. The time in running steps comes from `whole`, the totals since the process began.
     """
     step = totals.step
     if step is None:
@@ -122,7 +124,8 @@ def books_of(totals: PhaseTotals, whole: PhaseTotals) -> TimeBreakdown | None:
 
 
 def outside_steps(table: NodeTable, stats: NodeStats) -> Beside | None:
-    """Return the time outside of all steps, by the outermost brick, layer or function. None without such time.
+    """Return the time of bricks, layers and functions outside of all steps, by the outermost name. None without such
+    time.
 
     Steps that ran inside such a node are subtracted, because their own books contain their time.
     """

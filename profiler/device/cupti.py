@@ -1,10 +1,10 @@
 """Records kernels with CUPTI, using the library that torch ships. Uses ctypes, no headers and no library of our own.
 
 Rules
-- CUPTI is open only during a window (kernel_burst.py): open, launch, flush, finalize. If it stayed registered, it
-  would multiply the cost of the host's graph launches.
-- A process has one owner of CUPTI. If there is an owner already, `begin` raises CuptiError with TAKEN and does not
-  touch the owner. An injected tool (Nsight) is detected first.
+- CUPTI is open only while one step is recorded (a window, see kernel_burst.py). If it stayed open, the host's graph
+  launches would take several times as long.
+- A process has one owner of CUPTI. If another tool is the owner, `begin` raises CuptiError with TAKEN and leaves that
+  tool alone. Tools that the environment injects (Nsight) are detected before CUPTI is opened.
 - Records are read as bytes at known offsets. The beginning of a kernel's record has been the same since the CUPTI of
   CUDA 12.0 (version 18). This was checked in the headers of 12.1, 12.8 and 13.0, where later records are only longer.
   Versions other than 12 and 13 are refused.
@@ -34,10 +34,10 @@ INJECTED = ("CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH")  # environment var
 # Kinds of CUPTI records.
 DRIVER_CALL, RUNTIME_CALL, KERNEL, EXTERNAL = 4, 5, 10, 39
 OF_KERNELS = (KERNEL,)
-OF_CALLS = (KERNEL, DRIVER_CALL, RUNTIME_CALL, EXTERNAL)  # CUPTI gives external ids only next to records of calls
-_CUSTOM = 3  # the kind of our external ids
+OF_CALLS = (KERNEL, DRIVER_CALL, RUNTIME_CALL, EXTERNAL)  # CUPTI gives external ids only if calls are recorded too
+_CUSTOM = 3  # the kind of external id that cbtop sets
 
-_KERNEL_BYTES = 160  # number of bytes read of a kernel's record, which is longer
+_KERNEL_BYTES = 160  # number of bytes that are read of a kernel's record; the record is longer
 _EXTERNAL_RECORD = struct.Struct("<IIQI")  # kind, owner, external id, correlation id
 _TIMES, _SIZES, _CALL = struct.Struct("<QQ"), struct.Struct("<8i"), struct.Struct("<I")
 _REGISTERS, _NAME, _GRAPH_NODE, _GRAPH = (
@@ -66,7 +66,7 @@ class CuptiError(Exception):
 
 
 class KernelRecord(NamedTuple):
-    """One launch of a kernel as CUPTI recorded it. `graph` is 0 if the kernel was not launched by a graph."""
+    """One launch of a kernel as CUPTI recorded it. `graph` is 0 for a kernel that was launched without a graph."""
 
     name_at: int
     start_ns: int
@@ -82,14 +82,14 @@ class KernelRecord(NamedTuple):
 
 
 class ExternalCorrelation(NamedTuple):
-    """The external id that was set during the call with the number `call`."""
+    """The external id that was set while the driver or runtime call with the number `call` ran."""
 
     external: int
     call: int
 
 
 class Records(NamedTuple):
-    """The records of a window: kernels, external ids by number of the call, and the number of lost records."""
+    """The kernels of a window, external ids by number of the launching call, and the number of lost records."""
 
     kernels: list[KernelRecord]
     externals: dict[int, int]
@@ -109,7 +109,7 @@ class Cupti(Protocol):
         """Remove CUPTI from the process."""
 
     def let_go(self) -> None:
-        """Stop being the owner of CUPTI, but leave CUPTI in the process."""
+        """Release CUPTI for other tools, but do not remove it from the process."""
 
     def push(self, external: int) -> None:
         """Label the next calls of the caller's thread with `external`."""
@@ -118,10 +118,10 @@ class Cupti(Protocol):
         """Undo `push`."""
 
     def node_number(self, node: int) -> int:
-        """Return the number of a node within its graph, as records have it in `graph_node`."""
+        """Return the number of a node within its graph. Records have this number in `graph_node`."""
 
     def graph_number(self, executable: int) -> int:
-        """Return the number of an executable graph, as records have it in `graph`."""
+        """Return the number of an executable graph. Records have this number in `graph`."""
 
     def read(self, most: int) -> Records:
         """Return the fetched records. Records beyond `most` and invalid records count as lost."""
@@ -163,7 +163,7 @@ def decoded(raw: bytes) -> KernelRecord | ExternalCorrelation | None:
         dynamic_bytes=sizes[7],
         call=_CALL.unpack_from(raw, _CALL_AT)[0],
         graph=_GRAPH.unpack_from(raw, _GRAPH_AT)[0],
-        # The upper half is the number of the executable.
+        # the upper half is the number of the executable graph
         graph_node=_GRAPH_NODE.unpack_from(raw, _GRAPH_NODE_AT)[0] & 0xFFFFFFFF,
     )
 
@@ -281,7 +281,7 @@ class TorchsCupti:  # pragma: no cover - gpu
         self._callbacks = _Requested(self._requested), _Completed(self._completed), _Called(_pass_over)
         self._subscriber = c_void_p()
         self._kinds: list[int] = []
-        self._buffers: dict[int, Any] = {}  # buffers that CUPTI may write, by address
+        self._buffers: dict[int, Any] = {}  # the buffers that were given to CUPTI, by address
         self._full: list[tuple[int, int]] = []  # address of each full buffer, and number of bytes written
         self._is_begun = False
         self.dropped = 0
@@ -385,7 +385,7 @@ _left_on: list[TorchsCupti] = []
 
 
 def _pass_over(_data: Any, _domain: int, _which: int, _called: Any) -> None:
-    """Do nothing. CUPTI never calls this function, because we subscribe to no calls."""
+    """Do nothing. CUPTI requires a callback for calls, but never calls it, because cbtop enables no callbacks."""
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""One device in one context: our kernels on it, words for stamps, and its clock compared with the host's."""
+"""One device in one context: cbtop's kernels on it, words for stamps, and its clock compared with the host's."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class CudaDevice:
     def __init__(self, driver: Driver, now_ns: Callable[[], int] = clock.perf_counter_ns) -> None:
         self.driver = driver
         self.now_ns = now_ns
-        self.is_of_parent = False  # True in a forked child: the device works for the parent
+        self.is_of_parent = False  # True in a forked child, which cannot use its parent's device
         self.context = driver.context()
         if not self.context:
             raise DriverError("no CUDA context is current")
@@ -40,7 +40,8 @@ class CudaDevice:
         for _ in range(FIRST_TRIES):
             self._next_pair_ns = 0
             self.look_at_clocks()
-            # One pair is enough. The drift of the clocks shows only in pairs that are farther apart in time.
+            # One pair is enough now, because two pairs taken at almost the same time do not show how the clocks
+            # drift.
             if self.time.last is not None:
                 break
         _devices.add(self)
@@ -76,7 +77,7 @@ class CudaDevice:
         self._spare.append(words)
 
     def close(self) -> None:
-        """Release all our resources on the device. None of our kernels may still run."""
+        """Release all of cbtop's resources on the device. None of its kernels may still run."""
         if not self.is_of_parent and self._ping_pong.is_over:
             with self.driver.within(self.context), self.driver.relaxed():
                 self._ping_pong.close()

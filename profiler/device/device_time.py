@@ -3,11 +3,11 @@
 All times are integer nanoseconds.
 
 Rules
-- A pair means that the device's clock showed `device_ns` when the host's monotonic clock showed `host_ns`, give or
-  take `error_ns`. A float cannot hold these times exactly: nanoseconds since the epoch take 61 bits.
-- Between pairs, and after the last pair, the difference of the clocks is taken from a line. The error of the line
-  adds to the errors of the pairs. Between pairs, the drift may differ from its mean by WANDER_PPM. With a single
-  pair, the drift may be up to MAX_DRIFT_PPM.
+- A pair means that the device's clock showed `device_ns` when the host's monotonic clock showed `host_ns`, within
+  `error_ns`. A float cannot hold these times exactly: nanoseconds since the epoch take 61 bits.
+- The difference of the clocks is interpolated between two pairs by a line, and extrapolated after the last pair. The
+  error of the line is added to the errors of the pairs. Between pairs, the drift may differ from its mean by
+  WANDER_PPM. With a single pair, the drift may be up to MAX_DRIFT_PPM.
 - If a new pair differs from the last pair by a larger drift (the host slept, a clock was set), all earlier pairs are
   discarded.
 """
@@ -20,7 +20,7 @@ from typing import NamedTuple
 MAX_DRIFT_PPM = 100  # measured values are 6 to 24
 WANDER_PPM = 1
 MAX_PAIRS = 64
-BASELINE = 8  # after the last pair, the line goes through the first and last of this number of newest pairs
+BASELINE = 8  # after the last pair, the line goes through the oldest and the newest of this number of pairs
 _MILLION = 1_000_000
 
 

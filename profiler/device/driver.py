@@ -21,7 +21,7 @@ from cbtop.profiler.device.graph_driver import CudaGraphs, GraphDriver
 
 NOT_READY = 600  # a result of cuStreamQuery
 _PORTABLE, _DEVICE_MAP = 1, 2  # flags of cuMemHostAlloc
-_NON_BLOCKING = 1  # flag of cuStreamCreate: the stream does not wait for the legacy stream
+_NON_BLOCKING = 1  # flag of cuStreamCreate: the stream does not synchronize with the legacy default stream
 _RELAXED = 2  # a capture mode of a thread
 
 
@@ -48,7 +48,10 @@ Launch = Callable[[int], None]  # takes the address of the kernel's arguments (s
 
 
 class DriverFunctions(NamedTuple):
-    """Addresses of driver functions, for launches from C. `error` makes an exception from a name and a result."""
+    """Addresses of driver functions, for launches from C.
+
+    `error(name, result)` returns the exception for a failed call.
+    """
 
     launch: int  # cuLaunchKernelEx
     is_capturing: int  # cuStreamIsCapturing

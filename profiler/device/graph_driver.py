@@ -8,13 +8,13 @@ from typing import Any, NamedTuple, Protocol
 
 from cbtop.profiler.device.cuda_calls import SUCCESS, CudaCalls, KernelNode
 
-# The values EMPTY, WAIT_EVENT and EVENT_RECORD of CUgraphNodeType (CUDA driver API, "Data types used by CUDA
-# driver").
+# Types of graph nodes that run no work: EMPTY, WAIT_EVENT and EVENT_RECORD of CUgraphNodeType (CUDA driver API, "Data
+# types used by CUDA driver").
 _NOTHING_RUNS = frozenset({5, 6, 7})
 
 
 class DependencyEdge(NamedTuple):
-    """The node `then` waits for the node `first`. With a plain edge, it waits until `first` has ended."""
+    """The node `then` waits for the node `first`. If the edge is plain, `then` waits until `first` has ended."""
 
     first: int
     then: int
@@ -25,10 +25,13 @@ class GraphDriver(Protocol):
     """The interface to a driver's graphs. Each method raises DriverError if the driver refuses the call."""
 
     def captured_last(self, stream: int) -> list[int] | None:
-        """Return the nodes that the next work captured on `stream` will follow, or None if nothing is captured."""
+        """Return the nodes that the next captured work on `stream` will depend on.
+
+        None if `stream` is not captured.
+        """
 
     def captured_graph(self, stream: int) -> int | None:
-        """Return the unfinished graph into which `stream` is captured, or None if `stream` is not captured."""
+        """Return the graph that is being captured from `stream`, or None if `stream` is not captured."""
 
     def new_graph(self) -> int:
         """Return a new, empty graph."""
@@ -49,7 +52,7 @@ class GraphDriver(Protocol):
         """Return the edges of `graph`."""
 
     def takes_time(self, node: int) -> bool:
-        """Return whether `node` runs work. Events and nodes that only wait for other nodes run none."""
+        """Return whether `node` runs work. Events, and nodes that only wait for other nodes, run no work."""
 
     def add_kernel(self, graph: int, after: Sequence[int], kernel: int, arguments: int, blocks: int = 1) -> int:
         """Add a node that runs `kernel` in `blocks` blocks of one thread. It depends on the nodes `after`."""
@@ -67,7 +70,7 @@ class GraphDriver(Protocol):
         """Undo `instantiate`. The executable must not be running."""
 
     def upload(self, executable: int, stream: int) -> None:
-        """Prepare the first launch of the executable now, on `stream`."""
+        """Upload the executable to the device on `stream` now, so that its first launch is not slower."""
 
     def launch_graph(self, executable: int, stream: int) -> None:
         """Launch the executable on `stream`."""

@@ -2,9 +2,9 @@
 
 Rules
 - The host's graph is never changed. An executable of a clone runs instead.
-- A stamp is put after a node only if every other node comes before or after that place. In parallel to a chain of
-  nodes, a stamp would wait for a free place on the device and measure that. So there is no stamp inside parallel
-  branches, and no stamp after a kernel that may overlap the next kernel (programmatic dependencies).
+- A stamp is put after a node only if every other node comes before or after that place. A stamp in a parallel branch
+  would wait for free resources of the device, and its time would include that wait. So parallel branches have no
+  stamps. There is also no stamp after a kernel that may overlap the next kernel (programmatic dependencies).
 - Events take no time, so they may be parallel to a place. For example, NCCL lets each collective record an event for
   which no node in the graph waits.
 - A place is named by the node before it. START is the place before all nodes. END is the place after all nodes, if no
@@ -21,13 +21,13 @@ from cbtop.profiler.device.device import CudaDevice
 from cbtop.profiler.device.driver import Arguments, Driver
 from cbtop.profiler.device.graph_driver import DependencyEdge
 
-START, END = 0, -1  # these two numbers are never handles of nodes
+START, END = 0, -1  # places without a node; no node has these numbers as its handle
 MAX_NODES = 8192
 
 
 @dataclass(frozen=True, slots=True)
 class StampSites:
-    """The places of one graph at which a stamp is possible, in order of execution, each with its number."""
+    """The places in one graph where a stamp is possible, numbered in order of execution."""
 
     places: dict[int, int]  # by place: number of timed nodes before the place
     # Index of each node that takes time. A node has a higher index than all nodes that it waits for.
@@ -69,9 +69,9 @@ class StampSites:
     def place_of(self, last: Sequence[int] | None) -> int | None:
         """Return the place after the nodes `last`, before the next node. None if no stamp is possible there."""
         if last is None or not self.positions.keys() >= set(last):
-            return None  # an event has no position, and the nodes before it are not known here
-        # `last` has several nodes if work returns from a different stream. If one of these nodes is a place, all the
-        # others come before that place.
+            return None  # a node without a position is an event, and does not tell which timed nodes come before it
+        # `last` has several nodes if work on another stream joins the caller's stream. If one of these nodes is a
+        # place, all other nodes come before that place.
         place = max(last, key=self.positions.__getitem__, default=START)
         return place if place in self.places else None
 
@@ -152,7 +152,7 @@ class StampedGraph:
         self._words = device.map_words(self._count)
         self._words.clear(self._count)
         self._times: list[int] | None = None  # the times of the last launch, once they were read
-        self._running = threading.Lock()  # held from a launch until its times have been read
+        self._running = threading.Lock()  # locked from a launch until its times have been read
         arguments = Arguments([(self._words.address + 8 * at,) for at in range(self._count)])
         driver = device.driver
         try:
@@ -191,14 +191,15 @@ class StampedGraph:
 
     def read(self) -> list[int] | None:
         """Return the device's time at each place in the last launch, or None until the launch has finished."""
-        if self._times is None:  # not None if a signal interrupted an earlier read
+        if self._times is None:  # not None if a signal interrupted an earlier call after reading
             if not self._words[self._count - 1]:
                 return None
             times = self._words.first(self._count)
             if not all(times):
                 return None
             self._times = times
-        self._words.clear(self._count)  # cleared now, while the device works, instead of before the next launch
+        # Cleared here, because clearing before the next launch would make the device wait.
+        self._words.clear(self._count)
         if self._running.locked():
             self._running.release()
         return self._times

@@ -1,9 +1,9 @@
 """Measures the cost of a stamp in work launched kernel by kernel, and how soon an idle device reaches a stamp.
 
-Everything runs on a stream of our own. First come FIRST stamps on the idle stream. Then a kernel holds the stream
-back until everything is enqueued, so that the rest runs without gaps. Each round has two sections of KERNELS empty
-kernels. One section has a stamp at each end, and the other has a stamp after each kernel. The difference is the cost
-of the stamps.
+All work runs on a stream of cbtop's own. First, FIRST stamps are enqueued on the idle stream. Then a kernel blocks
+the stream until all other work is enqueued, so that this work runs without gaps. Each round has two sections of
+KERNELS empty kernels. One section has a stamp at each end, and the other has a stamp after each kernel. The
+difference is the cost of the stamps.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from cbtop.profiler.device.kernels import ENDED, FIRST_PONG, PING
 FIRST = 4
 KERNELS = 16
 ROUNDS = 3
-HELD_BACK_NS = 5_000_000  # limit for holding the stream back
-MOST_NS = 10_000  # a cost above this comes from a disturbed measurement
+HELD_BACK_NS = 5_000_000  # longest time that the kernel blocks the stream
+MOST_NS = 10_000  # a higher cost is discarded, because the measurement was disturbed
 _ROUND = 2 + 1 + KERNELS  # number of stamps in a round
 
 
 class InLineCost:
-    """The measurement. It is launched when this object is made, and no method waits for it."""
+    """Runs the measurement. The constructor launches all its work, and no method waits for the device."""
 
     def __init__(self, device: CudaDevice) -> None:
         self._device = device

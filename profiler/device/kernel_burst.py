@@ -2,12 +2,12 @@
 
 Rules
 - A window is one step. CUPTI is opened for the window and finalized at its end, so it is not open between two steps.
-- A graph that is replayed in a window runs as an executable of our own, which is made for the window and destroyed at
-  its end. An executable that is launched while kernels are recorded may die when CUPTI is finalized. If a graph that
-  is not ours ran nevertheless, CUPTI is released but not finalized, and the process has no further burst.
-- The place of a kernel is known from its node in a graph. Without a graph, it is known from the number that was set
-  during the call that launched the kernel.
-- The data of a burst and the wait for the end of a step are bounded. Data beyond the bounds is only counted.
+- An executable graph that is launched while kernels are recorded may crash when CUPTI is finalized. So a graph that
+  the host replays in a window runs as an executable of cbtop's own, which is destroyed at the end of the window. If
+  another executable ran nevertheless, CUPTI is released but not finalized, and the process has no further burst.
+- A kernel in a graph is assigned to a brick by its graph node. Any other kernel is assigned by the external id that
+  was set when it was launched.
+- The data of a burst is bounded, and so is the wait for the end of a step. Data beyond the bounds is only counted.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from cbtop.protocol import clock
 from cbtop.protocol.attributes import Grid
 from cbtop.protocol.requests import State
 
-MAX_KERNELS = 5_000  # bound on the different kernels of a burst, by place and launch configuration
-MAX_RECORDS = 200_000  # bound on the records of a window, of any kind
+MAX_KERNELS = 5_000  # maximum number of different kernels in a burst; place and launch configuration distinguish them
+MAX_RECORDS = 200_000  # maximum number of records in a window, of all kinds together
 WAIT_S = 10.0  # maximum wait for the device to end a step
 NAP_S = 200e-6
-OURS = "cbtop_"  # prefix of the names of our own kernels
+OURS = "cbtop_"  # prefix of the names of cbtop's own kernels
 MAX_NAME_CHARS = 160
 
-Keys = tuple[Hashable, ...]  # a place, given by its keys from the step down
+Keys = tuple[Hashable, ...]  # the place of a kernel: the keys of its step, layers and bricks, outermost first
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,8 @@ class LaunchedKernel:
 class Durations:
     """The number of launches of a kernel, and their durations.
 
-    `steps` is the number of ended steps with a launch. Each of them has between `fewest` and `most` launches.
+    `steps` is the number of ended steps that launched the kernel. Each of these steps has between `fewest` and `most`
+    launches.
     """
 
     __slots__ = ("_ended", "count", "fewest", "max_ns", "min_ns", "most", "steps", "sum_ns", "sum_of_squares")
@@ -77,7 +78,7 @@ class Durations:
         self.min_ns, self.max_ns = min(self.min_ns, duration_ns), max(self.max_ns, duration_ns)
 
     def end_step(self) -> None:
-        """Count the launches since the last ended step as one step."""
+        """Count all launches since the previous call as those of one step."""
         launches, self._ended = self.count - self._ended, self.count
         if launches:
             self._count_step(1, launches, launches)
@@ -119,18 +120,18 @@ class KernelBurstResults:
         self.kernels: dict[tuple[Keys, LaunchedKernel], Durations] = {}
         self.steps: Counter[Hashable] = Counter()  # number of steps by key
         self.unplaced = self.lost = self.left_out = 0
-        #: Time of the kernels by place, in ns. Where kernels overlap, the time counts for the one that began first.
-        #: The key () has the kernels without a place. None if it is not wanted.
+        #: Time of the kernels by place, in ns. If kernels overlap, the time counts for the kernel that began first.
+        #: Kernels without a place have the key (). None if these times are not collected.
         self.covered_ns: Counter[Keys] | None = None
 
     def end_step(self, step: Hashable) -> None:
-        """End a step with the key `step`. The kernels since the last ended step belong to this step."""
+        """Count the kernels since the last ended step as those of a step with the key `step`."""
         self.steps[step] += 1
         for durations in self.kernels.values():
             durations.end_step()
 
     def launches_in_step(self, keys: Keys, durations: Durations) -> tuple[int, int]:
-        """Return the fewest and the most launches that a step had of a kernel at `keys`."""
+        """Return the smallest and the largest number of launches per step. `keys` are those of the kernel's place."""
         return durations.fewest if durations.steps == self.steps[keys[0]] else 0, durations.most
 
     def cover(self, spans: list[tuple[int, int, Keys]]) -> None:
@@ -153,23 +154,23 @@ class KernelBurstResults:
 
 
 class KernelWindow:
-    """One step with recorded kernels. The thread that runs the step calls `begin` and `end`."""
+    """Records the kernels of one step. The thread that runs the step calls `begin` and `end`."""
 
     def __init__(self, cupti: Cupti, driver: Driver, *, has_calls: bool) -> None:
         self._cupti, self._driver = cupti, driver
         self._kinds = OF_CALLS if has_calls else OF_KERNELS
         self._places: list[Keys] = []
-        self._number_of: dict[Keys, int] = {}  # numbers of the places that `move` has used
-        self._open: list[int] = []  # numbers of the entered places, innermost last
+        self._number_of: dict[Keys, int] = {}  # the number of each place that was passed to `move`
+        self._open: list[int] = []  # numbers of the places that were entered and not left, innermost last
         self._executables: list[int] = []
-        self._of_node: dict[tuple[int, int], Keys] = {}  # place of each node, by numbers of executable and node
+        self._of_node: dict[tuple[int, int], Keys] = {}  # place of a graph node, by (executable, node)
         self._streams: dict[int, None] = {}
-        self._moved: set[int] = set()  # threads with launches that `move` has assigned
+        self._moved: set[int] = set()  # ids of the threads in which `move` has set an external id
         self.is_on = False
-        self.is_left_on = False  # True if CUPTI was released but stays in the process
+        self.is_left_on = False  # True if CUPTI was released, but is still loaded and not finalized
 
     def begin(self) -> None:
-        """Start recording, or start again if the recording was ended meanwhile. Raises CuptiError."""
+        """Start recording. If CUPTI was closed inside the window, open it again. Raises CuptiError."""
         self._cupti.begin(self._kinds)
         self.is_on = True
         for number in self._open:
@@ -191,14 +192,14 @@ class KernelWindow:
                 self._cupti.pop()
 
     def settle(self, stream: int, most_s: float) -> bool:
-        """Wait until the launches so far have ended, at most `most_s`. Returns whether they have ended."""
+        """Wait until all earlier launches have ended, at most `most_s` seconds. Returns whether they have ended."""
         self._streams[stream] = None
         return self._wait(most_s)
 
     def move(self, keys: Keys) -> None:
         """Assign the following launches of the calling thread to `keys`, until the next `move` in this thread.
 
-        Inside `enter`, launches belong to the entered place. Any thread may call this.
+        Launches between `enter` and `leave` belong to the entered place instead. Any thread may call this method.
         """
         number = self._number_of.get(keys)
         if number is None:
@@ -286,7 +287,7 @@ class KernelWindow:
 
     def _close(self, *, is_through: bool) -> None:
         try:
-            if is_through:  # an executable that may still run is not destroyed
+            if is_through:  # do not destroy an executable that may still run
                 while self._executables:
                     self._driver.destroy_executable(self._executables.pop())
         finally:
@@ -297,7 +298,7 @@ class KernelWindow:
 
 
 def left_on() -> CuptiError:
-    """Return the error for a further burst in a process where CUPTI could not be finalized."""
+    """Return the error for a burst in a process where an earlier burst could not finalize CUPTI."""
     return CuptiError("CUPTI was left in this process", State.LEFT_ON)
 
 
@@ -347,7 +348,7 @@ def _depth(name: str) -> int:
 
 
 def _cut(name: str, depth: int) -> str:
-    """Replace template arguments that are nested more than `depth` deep by "…"."""
+    """Replace template arguments that are nested deeper than `depth` by "…"."""
     found: list[str] = []
     level = 0
     for character in name:

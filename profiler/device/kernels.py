@@ -1,4 +1,5 @@
-"""The code that runs on the device: a stamp, and the answers of the ping-pong. PTX for every GPU since Maxwell.
+"""The code that runs on the device, as PTX for every GPU since Maxwell: a stamp, and the kernel that answers in
+ping_pong.py.
 
 `%globaltimer` counts nanoseconds. It is the same on all multiprocessors of a device.
 """

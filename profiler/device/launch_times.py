@@ -7,7 +7,10 @@ from cbtop.profiler.device.driver import CudaDriver
 
 
 class LaunchTimes:
-    """The clock offset of the current context's device. Raises DriverError without a device."""
+    """The offset between the clock of the current context's device and the host's clock.
+
+    Raises DriverError without a device.
+    """
 
     def __init__(self) -> None:
         self._device = CudaDevice(CudaDriver())

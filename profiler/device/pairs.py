@@ -1,4 +1,4 @@
-"""Two stamps around work on a stream give the device's time for it, even if the device is far behind.
+"""Puts a stamp before and a stamp after work on a stream, to measure the device's time for the work.
 
 The code at each stamp is in C if it was built (profiler/_stamps.c). PairStamps does the same in Python.
 """
@@ -20,8 +20,8 @@ NOT_HERE = -1
 class Pairs:
     """Stamps work: `pair = pairs.begin(stream)`, the work, `pairs.end(pair, stream)`. Then `read` returns both times.
 
-    `is_through()` returns whether the device has reached the last stamp of an `end`. If so, only work that was
-    enqueued since then can remain.
+    `is_through()` returns whether the device has reached the stamp of the last `end`. If so, the device has finished
+    all stamped work.
     """
 
     def __init__(self, device: CudaDevice) -> None:
@@ -52,13 +52,13 @@ class PairStamps:
         self._arguments = Arguments([(words.address + 8 * at,) for at in range(2 * pairs)])
         self._free = deque(range(0, 2 * pairs, 2))
         self._launches: dict[int, Launch] = {}
-        self._last: int | None = None  # index of the word of the last end stamp; None once it was read
+        self._last: int | None = None  # index of the word of the last end stamp; None after this stamp was read
 
     def begin(self, stream: int, /) -> int | None:
         """Stamp `stream` and return the pair.
 
-        Returns None if all pairs wait to be read. Returns NOT_HERE if the stream is captured or a different context
-        is current.
+        Returns None if no pair is free, because all wait to be read. Returns NOT_HERE if the stream is captured, or
+        if a different context is current.
         """
         try:
             pair = self._free.popleft()
@@ -91,7 +91,7 @@ class PairStamps:
         return begun_ns, ended_ns
 
     def is_through(self) -> bool:
-        """Return whether the device has reached the last stamp of an `end`."""
+        """Return whether the device has reached the stamp of the last `end`."""
         last = self._last
         return last is None or bool(self._words[last])
 
@@ -103,7 +103,7 @@ class PairStamps:
     def _launcher(self, stream: int) -> Launch:
         found = self._launches.get(stream)
         if found is None:
-            if len(self._launches) >= MAX_STREAMS:  # bounded, because a host may make new streams again and again
+            if len(self._launches) >= MAX_STREAMS:  # a host may make new streams again and again
                 self._launches.clear()
             found = self._launches[stream] = self._driver.launcher(self._stamp, stream)
         return found

@@ -1,4 +1,5 @@
-"""Reads the device's clock and the host's together: the host raises a word, and the device answers with its time.
+"""Reads the clocks of the device and the host together. The host writes a number into a word, and the device answers
+with its time.
 
 Rules
 - The kernel that answers runs on a stream of its own, so it does not wait for the host's work. If all multiprocessors
@@ -18,7 +19,7 @@ from cbtop.profiler.device.kernels import ENDED, FIRST_PONG, PING, RESOLUTION
 ROUNDS = 12
 START_LIMIT_NS = 300_000
 ROUND_LIMIT_NS = 100_000
-KERNEL_LIMIT_NS = 2_000_000  # the kernel ends after this time, even without a request of the host
+KERNEL_LIMIT_NS = 2_000_000  # the kernel ends after this time, even if the host requests nothing
 
 
 class PingPong:
@@ -36,7 +37,7 @@ class PingPong:
     def pair(self) -> ClockPair | None:
         """Return a reading of both clocks, or None if the device did not answer in time."""
         words, now_ns = self._words, self._now_ns
-        if not words[ENDED]:  # the last kernel started late and has not ended yet
+        if not words[ENDED]:  # the kernel of an earlier call has started late and still runs
             return None
         words.clear(len(words))
         self._launch(self._arguments.at(0))
@@ -55,10 +56,13 @@ class PingPong:
                     best = ClockPair(words[FIRST_PONG + at], (asked_ns + heard_ns) // 2, wrong_ns)
             return best
         finally:
-            words[PING] = ROUNDS  # lets the kernel end now
+            words[PING] = ROUNDS  # makes the kernel end now
 
     def _heard(self, index: int, deadline_ns: int) -> int | None:
-        """Return when the host saw the word at `index` change from 0. None if the word is 0 until the deadline."""
+        """Return when the host saw the word at `index` become nonzero, in ns.
+
+        None if that takes until `deadline_ns`.
+        """
         words, now_ns = self._words, self._now_ns
         while not words[index]:
             if now_ns() > deadline_ns:
@@ -67,7 +71,7 @@ class PingPong:
 
     @property
     def is_over(self) -> bool:
-        """Whether the last kernel has ended, so no kernel writes the words."""
+        """Whether the last kernel has ended. Then no kernel writes the words."""
         return bool(self._words[ENDED])
 
     def close(self) -> None:

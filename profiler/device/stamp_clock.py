@@ -3,7 +3,7 @@
 Rules
 - A mark does not wait. It takes the next of SLOTS words and enqueues a stamp after the caller's work. The code is in
   C if it was built (profiler/_stamps.c). MarkStamps does the same in Python.
-- After SLOTS marks, a word is used again. Before that, the value of the word is copied into the earlier mark.
+- The words are used in turns. Before a word is used again, its value is copied into the mark that it belonged to.
 - A mark has no time if its work is captured instead of run, if a forked child makes it, or if the device is SLOTS
   marks behind.
 - A clock reads one device: the device of the context that is current when the clock is made.
@@ -25,9 +25,9 @@ from cbtop.protocol import clock
 
 SLOTS = 1 << 15  # room for two steps of MAX_PENDING timings, with two marks each
 MAX_STREAMS = 64
-SPIN_NS = 200_000  # waits up to this long do not sleep, because a device that keeps up answers sooner
+SPIN_NS = 200_000  # a wait spins for this time before it sleeps, because a device that keeps up answers within it
 NAP_S = 50e-6
-LOOK_NAPS = 200  # a wait checks after this many naps whether the device is lost
+LOOK_NAPS = 200  # number of naps in a wait between two checks whether the device is lost
 
 
 class StampMark:
@@ -40,7 +40,7 @@ class StampMark:
         self.device_ns = 0
         self.number = number
         self.stream = stream
-        self.host_ns = host_ns  # when the host made the mark; 0 if no stamp can be enqueued for it
+        self.host_ns = host_ns  # the host's time when the mark was made; 0 if no stamp can be enqueued for it
 
 
 class MarkStamps:
@@ -85,14 +85,14 @@ class MarkStamps:
         try:
             launch(self._arguments.at(slot))
         except BaseException:
-            self._marks[slot] = None  # no stamp will write this word
+            self._marks[slot] = None  # the launch failed, so no stamp will write this word
             mark.slot, mark.host_ns = None, 0
             raise
         self._last[stream] = mark
         return mark
 
     def _launcher(self, stream: int) -> Launch:
-        if len(self._launches) >= MAX_STREAMS:  # bounded, because a host may make new streams again and again
+        if len(self._launches) >= MAX_STREAMS:  # a host may make new streams again and again
             self._launches.clear()
         launch = self._launches[stream] = self._device.driver.launcher(self._device.stamp, stream)
         return launch
@@ -128,25 +128,31 @@ class StampClock:
         self._cost = InLineCost(self._device) if measures_cost else None
 
     def synchronize(self) -> None:
-        """Wait until the last mark on each stream was reached. Raises DriverError if the device is lost."""
+        """Wait until the device has reached the last mark on each stream.
+
+        Raises DriverError if the device is lost.
+        """
         if self._device.is_of_parent:
             return
         while self._last:
             try:
                 stream, mark = self._last.popitem()
-            except KeyError:  # another thread waits for this mark
+            except KeyError:  # another thread already waits for this mark
                 break
             try:
                 self._wait_for(stream, mark)
             except BaseException as error:
-                # A signal handler interrupted the wait: the next call waits for this mark again.
+                # A signal handler interrupted the wait. Put the mark back, so that the next call waits for it.
                 if not isinstance(error, DriverError):
                     self._last.setdefault(stream, mark)
                 raise
         self._device.look_at_clocks()
 
     def time_ns(self, mark: Mark, /) -> int:
-        """Return when `mark` was reached, on the host's monotonic clock. Raises NoTimeError if it has no time."""
+        """Return when `mark` was reached, on the host's monotonic clock.
+
+        Raises NoTimeError for a mark without a time.
+        """
         assert isinstance(mark, StampMark)
         device_ns, known = self._read(mark), self._device.time
         if not device_ns or known.last is None:
@@ -211,7 +217,7 @@ class StampClock:
             return mark.device_ns
         slot = mark.slot
         found = 0 if slot is None else self._words[slot]
-        # A second thread may have given the word to a newer mark meanwhile. Then the value is in `mark.device_ns`.
+        # If another thread has given the word to a newer mark meanwhile, the value is in `mark.device_ns`.
         return found if mark.slot is not None else mark.device_ns
 
     def _wait_for(self, stream: int, mark: StampMark, limit_ns: int | None = None) -> None:

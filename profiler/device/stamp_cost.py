@@ -1,9 +1,9 @@
 """Measures the cost of a stamp inside a graph: how much longer replays with stamps take than replays without.
 
 Each replay without stamps is compared with the last replay with stamps. The cost per stamp is the median of these
-differences. The error is the wider side of the median's 95 % interval by order statistics, or the largest deviation
-if there are few values. A graph of empty kernels would show too small a cost. On an H100, it shows 0.95 us. In a
-decoding model a stamp costs 1.10 us, because the next kernel cannot begin early.
+differences. Its error is the wider side of the median's 95 % interval (by order statistics), or with few values the
+largest deviation. A graph of empty kernels would give too small a cost. On an H100, a stamp costs 0.95 us there, but
+1.10 us in a decoding model, because the model's next kernel cannot begin early.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class StampCosts:
     def stamped(self, took_ns: int, stamps: int, beside_ns: int) -> None:
         """Add a replay with `stamps` stamps inside that took `took_ns`.
 
-        `beside_ns` is the time between the stamps around the replay (pairs.py), less the time between the first and
-        last stamp inside.
+        `beside_ns` is the time between the stamps around the replay (pairs.py), minus the time between the first and
+        the last stamp inside.
         """
         self._last = took_ns, stamps
         self._around.append(beside_ns)
@@ -54,7 +54,7 @@ class StampCosts:
                 self.known = _middle_of(sorted(self._found))
 
     def guess(self) -> StampCost | None:
-        """Return the known cost, or an estimate from fewer than ENOUGH replays. Returns None without replays."""
+        """Return the cost, or an estimate if there are fewer than ENOUGH comparisons. Returns None without any."""
         return self.known or (_middle_of(sorted(self._found)) if self._found else None)
 
     def inside_ns(self, around_ns: int) -> int:

@@ -26,7 +26,8 @@ def attach(model: nn.Module, profiler: BrickProfiler | None = None) -> Attachmen
 
 
 def install(profiler: BrickProfiler) -> None:
-    """Attach each model at its first call from now on, or at its second if it has no list of layers.
+    """Attach each model at its first call from now on. A model without a list of layers is attached at its second
+    call.
 
     torch must be imported.
     """

@@ -1,6 +1,7 @@
 """Finds the active low-rank adapters of a layer of PEFT, without calling PEFT.
 
-The active adapters may change between two steps: a preference loss runs the same model with and without its adapter.
+The active adapters may change between two steps. For example, a preference loss runs a model with and without its
+adapter.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ def may_have_adapters(kind: type) -> bool:
 
 
 def state_of_adapters(module: nn.Module) -> tuple[Any, ...]:
-    """Return the state of `module`, a layer with adapters. The state decides which of its adapters run."""
+    """Return all values in `module`, a layer with adapters, that decide which of its adapters run."""
     own = module.__dict__
     active = own[_STATE]
     if type(active) is list:
         active = tuple(active)
     merged = own.get("merged_adapters")
     has_merged = type(merged) is list and len(merged) > 0
-    # In a mixed batch, PEFT passes the adapter of each sequence to the layer in a forward pre-hook.
+    # In a mixed batch, PEFT uses a forward pre-hook to tell the layer the adapter of each sequence.
     return active, own.get("_disable_adapters") is True, has_merged, len(own["_forward_pre_hooks"])
 
 

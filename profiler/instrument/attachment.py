@@ -1,8 +1,8 @@
 """Attaches to one given model, or to every model at its first call.
 
 Rules
-- No error of cbtop reaches a model's call: the error is logged in one line, and the model runs uninstrumented.
-- A model is held weakly: when the host drops the model, its attachment ends, too.
+- An error of cbtop never reaches a model's call. It is logged in one line, and the model runs uninstrumented.
+- An attachment refers to its model weakly. When the host drops the model, the attachment ends.
 """
 
 from __future__ import annotations
@@ -78,10 +78,10 @@ from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.messages import Manifest
 
 _COPIES = "nn.DataParallel copies its model at each call: it cannot be instrumented (DistributedDataParallel can)"
-MAX_ASKING = 2  # how many first layers, and first products, check the mode of a step; a check takes 0.2 us
-MOST_TRIES = 3  # after this number of exceptions from signal handlers, a model is given up
+MAX_ASKING = 2  # number of first layers, and of first products, that check the mode of a step; a check takes 0.2 us
+MOST_TRIES = 3  # a model is given up after this number of exceptions from signal handlers
 _lock = threading.RLock()
-_attached: WeakModuleDict[Attachment] = WeakModuleDict()  # key: a model, or a module that contains a stack
+_attached: WeakModuleDict[Attachment] = WeakModuleDict()  # by model, and by module that contains a stack
 
 
 def _is_attached(module: nn.Module) -> bool:
@@ -106,8 +106,8 @@ class Attachment:
         self._said = said_by(self._models, root, plan)
         self.model = self._said.model
         self.steps = ModelSteps(profiler, self.model, self._look_again, self.give_up)
-        # This object and its steps are freed by the garbage collector only, which the host may have switched off. The
-        # functions of other models do not wait for that.
+        # Only the garbage collector frees this object and its steps, and the host may have switched it off. So this
+        # callback removes the steps from `swapped_in` as soon as the model is freed.
         self.root = weakref.ref(root, partial(swapped_in.pop, weakref.ref(self.steps)))
         self.steps.root = self.root
         self.steps.follow_mode = self._follow_mode
@@ -135,7 +135,7 @@ class Attachment:
         return CallMaker(self.steps, self._said, self._mode, is_timed_there=self.timing.is_there)
 
     def _ask_first(self) -> None:
-        """Let the first layers and the first matrix products check the mode of each step."""
+        """Make the first layers and the first matrix products check the mode of each step."""
         calls = [call for section in self._sections.values() for call in section.calls]
         layers = [call for call in calls if type(call.key) is tuple and call.key[1] == 0]
         for call in (*[call for call in calls if call.may_be_first][:MAX_ASKING], *layers[:MAX_ASKING]):
@@ -168,7 +168,7 @@ class Attachment:
                     for call in section.calls:
                         call.swap_out()
                     for module in section.modules:
-                        if standing(module) is None:  # not wrapped for another model
+                        if standing(module) is None:  # otherwise it is wrapped for another model
                             forget(module)
             self._sections = self._calls().sections(plan.sections, former)
             self._ask_first()
@@ -178,7 +178,7 @@ class Attachment:
             for place, section in self._sections.items():
                 if place not in places:
                     for module in section.modules:
-                        leave(module)  # `begin` does the same
+                        leave(module)  # `begin` does the same for a new plan
                     for call in section.calls:
                         if self.steps.calls_are_in is not False:
                             call.swap_in()
@@ -214,7 +214,10 @@ class Attachment:
             self._say(root, manifest)
 
     def _say(self, root: nn.Module, manifest: Manifest) -> None:
-        """Announce `manifest`, and the roofs for torch's current number of threads, if they have changed."""
+        """Announce `manifest` and the roofs, if they have changed.
+
+        Roofs depend on torch's current number of threads.
+        """
         over, said_of_roofs = roofs_over(root)
         manifest = replace(manifest, threads=torch.get_num_threads(), roofs=said_of_roofs)
         if manifest != self._models.manifest:
@@ -250,7 +253,7 @@ class Attachment:
     def detach(self) -> None:
         """Stop timing this model, and remove all attributes that cbtop has set.
 
-        A running step still ends on the path on which it began.
+        A running step still ends on the path that timed its begin.
         """
         with _lock:
             if not self.is_attached:
@@ -278,10 +281,10 @@ class Attachment:
             module = other()
             if module is not None and standing(module) is None:
                 forget(module)
-        self._sections = {}  # frees the path, to which the calls refer
+        self._sections = {}  # frees the calls, which refer to the path
 
     def _look_again(self) -> None:
-        """Plan the model again if the host has replaced modules, or stores their weights differently.
+        """Plan the model again if the host has replaced modules, or has changed how their weights are stored.
 
         If only torch's number of threads has changed, announce the new number and the roofs for it.
         """
@@ -313,7 +316,7 @@ class Attachment:
                     self._follow_changes(root, plan, state)
                     return
                 plan = plan_of(root, is_timed_there=timing.is_there, mode=mode_of(root))
-            if plan is None or not self.is_attached:  # no plan is possible any longer: keep the old one
+            if plan is None or not self.is_attached:  # the model can no longer be planned: keep the old plan
                 self._state = state
                 return
             self._leave()
@@ -335,7 +338,7 @@ class Attachment:
     def _known(self) -> dict[Hashable, TimedSection]:
         """Return the sections that a new plan can keep if their state is unchanged.
 
-        All modules of these sections are alive. The id of a dead module may belong to a newer module.
+        Sections with dead modules are left out, because the id of a dead module may belong to a newer module.
         """
         return {
             place: section
@@ -398,7 +401,7 @@ def attach_to_runner(model: nn.Module, profiler: BrickProfiler, engine: str, *, 
 
 
 def leave_alone(model: nn.Module) -> None:
-    """Do not attach to any module of `model` at its first call."""
+    """Mark all modules of `model` as known, so that cbtop never attaches to them at their first call."""
     for module in modules_of(model):
         leave(module)
 
@@ -411,7 +414,7 @@ def installed() -> BrickProfiler | None:
 def _begin(
     model: nn.Module, plan: Plan, profiler: BrickProfiler, engine: str, timing: Timing | None = None
 ) -> Attachment:
-    for module in plan.trunk:  # attached already if the host has called this module by itself
+    for module in plan.trunk:  # a part is attached already if the host has called it by itself
         part = _attached.get(module)
         if part is not None and (module is model or any([one is part.root() for one in plan.trunk])):
             part.detach()
@@ -430,14 +433,14 @@ def _begin(
             held = [module for module in modules_of(model) if ATTRIBUTE in module.__dict__]
             has_compiled = any([is_compiled(module) for module in (*kinds, *held)])
             if has_compiled:
-                _functions.wrap_generate()  # otherwise Dynamo would compile the model again
+                _functions.wrap_generate()  # replacing more functions would make Dynamo compile the model again
             else:
                 _functions.wrap(kinds)
                 wrap_collectives(_functions)
             _optimizers.follow(_functions, is_compiled=has_compiled)
         attachment.announce(model, plan)
         attachment.begin()
-    except BaseException:  # an error of cbtop or of a signal handler: undo what is attached so far
+    except BaseException:  # raised by cbtop or by a signal handler: undo all
         attachment.detach()
         raise
     return attachment
@@ -454,7 +457,7 @@ def _why_not(model: nn.Module) -> str:
 # --- attaching to every model at its first call ---------------------------------------------------------------
 
 _profiler: BrickProfiler | None = None
-_cut_short = 0  # how often an exception of a host's signal handler has interrupted attaching
+_cut_short = 0  # number of exceptions from signal handlers that have interrupted attaching
 
 
 def install(profiler: BrickProfiler) -> None:
@@ -493,7 +496,7 @@ def attachments() -> list[Attachment]:
 
 
 def _first_call(module: nn.Module) -> Any:
-    """Return a replacement for the first call of `module`. It attaches to `module` if that is a model."""
+    """Return a replacement for the first call of `module`. The replacement attaches to `module` if it is a model."""
     return after(_look_before_call, module)
 
 
@@ -532,7 +535,7 @@ def _look_first_at(module: nn.Module) -> None:
 def _was_cut_short(module: nn.Module) -> None:
     """Count an exception that a signal handler raised while attaching to `module`.
 
-    The next call of `module` tries again. After MOST_TRIES exceptions, `module` is given up.
+    The next call of `module` tries again. After MOST_TRIES exceptions, cbtop never attaches to `module`.
     """
     global _cut_short
     _cut_short += 1
@@ -543,7 +546,7 @@ def _was_cut_short(module: nn.Module) -> None:
 
 
 def _was_set(module: nn.Module) -> None:
-    """Adapt to a new value that the host has set as `_compiled_call_impl` of `module` (by `Module.compile`)."""
+    """Adapt to a value that the host has set as `_compiled_call_impl` of `module`, as `Module.compile` does."""
     try:
         follow_host(module)
         if _profiler is not None and module not in _attached and holds_a_stack(module):
@@ -553,7 +556,7 @@ def _was_set(module: nn.Module) -> None:
 
 
 def _replicated(original: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
-    """Wrap `_replicate_for_data_parallel`: stop showing a model that `nn.DataParallel` copies at each call."""
+    """Stop showing models that `nn.DataParallel` copies at each call. Wraps `_replicate_for_data_parallel`."""
 
     def replicate(self: nn.Module) -> nn.Module:
         replica = original(self)
@@ -575,7 +578,7 @@ def _look_at(module: nn.Module) -> None:
         if shall:
             with walked_once(module):
                 if any([issubclass(type(one), LazyModuleMixin) for one in kinds_of(module)]):
-                    return  # the weights have no shapes before this call, so attach at the next call
+                    return  # the weights get their shapes in this call, so attach at the next call
                 attachment = attach(module, _profiler)
                 if not is_known(module):
                     attachment.begin()
@@ -585,7 +588,7 @@ def _look_at(module: nn.Module) -> None:
 
 
 def _after_fork() -> None:
-    """Make a new lock in a child process, because the parent may have held the old one during the fork."""
+    """In a forked child, make a new lock, because the parent may have held the old one."""
     global _lock
     _lock = threading.RLock()
     for attachment in attachments():

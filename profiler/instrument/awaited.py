@@ -33,7 +33,7 @@ def stop_awaiting(name: str = "") -> None:
 class _Finder:
     """A finder that calls `then` after the import of `name`.
 
-    It finds the module through the other finders, and replaces `exec_module` of the loader for one import.
+    The other finders find the module. This finder replaces `exec_module` of their loader for one import.
     """
 
     def __init__(self, name: str, then: Callable[[], None]) -> None:

@@ -1,9 +1,9 @@
-"""The build of a layer: all facts that decide the plan of the layer. Layers with equal builds share one plan.
+"""Makes the build of a layer: all facts that decide the plan of the layer. Layers with equal builds share one plan.
 
 Rules
-- Two layers with equal features have equal plans. Some modules have a plan that depends on more than the features:
-  convolutions, grouped experts, adapters, packed weights. A layer with such a module has no build.
-- No code of the host runs: classes are compared by their ids, and only tensors of torch's own classes are read.
+- Two layers with equal features have equal plans. The plan of some modules depends on more than the features:
+  convolutions, grouped experts, adapters, packed weights. A layer that contains such a module has no build.
+- This runs no code of the host. Classes are compared by their ids, and only tensors of torch's own classes are read.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Build(NamedTuple):
 
 
 class _NotComparableError(Exception):
-    """The plan of a module depends on more than its features."""
+    """Raised if the plan of a module depends on more than its features."""
 
 
 class Builds:
@@ -44,7 +44,7 @@ class Builds:
 
     def __init__(self, stacks: Container[int]) -> None:
         self._stacks = stacks
-        self._comparable: dict[int, bool] = {}  # by the id of the class
+        self._comparable: dict[int, bool] = {}  # by id of a class: whether its modules have features
 
     def of(self, layer: nn.Module) -> Build | None:
         """Return the build of `layer`, or None if the layer cannot be compared."""
@@ -70,7 +70,7 @@ class Builds:
                 features.extend((tensor.shape, tensor.dtype, tensor.device))
         if buffers:
             _add_buffers(buffers, features)
-        # If a module has only weights, the shapes of the weights say as much as its size attributes (SIZES).
+        # If a module has only weights, its size attributes (SIZES) say no more than the shapes of the weights.
         if MARK_OF_EXPERTS in own or ((children or buffers or not parameters) and not own.keys().isdisjoint(SIZES)):
             raise _NotComparableError
         if children:

@@ -1,10 +1,9 @@
-"""Replaces the calls of modules, without a change to any module. A table holds the replacements.
+"""Replaces the calls of modules, by a table of replacements. The modules themselves never change.
 
 `torch.nn.Module.__call__` reads the attribute `_compiled_call_impl`. If the value is not None, torch calls the value
 instead of the module. While a model is attached, a descriptor (`Slot`) of this name in `torch.nn.Module` reads the
-table in this file. A module itself never changes: its `__dict__`, pickles, copies and hashes are the same as without
-cbtop. If the host sets the attribute (`Module.compile` does), the value is stored in the module's `__dict__`, as
-torch would do.
+table in this file. The `__dict__`, pickles, copies and hashes of a module are the same as without cbtop. If the host
+sets the attribute (as `Module.compile` does), the value is stored in the module's `__dict__`, as torch would do.
 
 Every process that imports torch under `cbtop run` loads this file, so it imports little.
 """
@@ -33,29 +32,31 @@ plain_call: Callable[[Any], Callable[..., Any]] = attrgetter("_call_impl")
 #: Returns the state of `torch.jit.trace`, or None if no trace is running.
 _tracing_state: Callable[[], object] = torch._C._get_tracing_state
 
-#: The replacement of each module's call, by the module's id. None: the module is known, but not replaced.
+#: The replacement of each known module's call, by the module's id. None: the call is not replaced.
 _standing: dict[int, Any] = {}
 
 
-#: The references that remove a module's entry from `_standing` when the module is freed, before another module gets
-#: the id. The references of freed modules stay until another module gets the id.
+#: Weak references to the modules in `_standing`. When a module is freed, its reference removes the module's entry
+#: from `_standing`. The reference itself stays here until a new module gets the same id.
 _alive: dict[int, weakref.ref[Any]] = {}
 
 
 def _nobody(module: Any) -> None:
-    """Ignore a module."""
+    """Do nothing. Used if there is no callback."""
 
 
-#: The code of torch's function that reads the attribute to call a module; None if this torch has no such function.
+#: The code of torch's function that reads the attribute in order to call a module. None: this torch has no such
+#: function.
 _TORCH_CALL = getattr(getattr(torch.nn.Module, "_wrapped_call_impl", None), "__code__", None)
-_last = threading.local()  # `replaced`: the id of the module whose replacement this thread got last
+_last = threading.local()  # `replaced`: the id of the module for which this thread got the last replacement
 
 
 class Meeting:
-    """The callbacks for the first calls of modules, and for changes of the attribute by the host."""
+    """Holds two callbacks: for the first call of a module, and for changes of the attribute by the host."""
 
     def __init__(self) -> None:
-        #: Called with a module that is not in the table. Returns what torch calls instead. None: no callback.
+        #: Called with a module that is not in the table. Returns the callable that torch calls instead of the module.
+        #: None: first calls are not reported.
         self.first_call: Callable[[Any], Any] | None = None
         #: Called with a module after the host has set or deleted its attribute.
         self.was_set: Callable[[Any], None] = _nobody
@@ -70,28 +71,29 @@ def standing(module: Any) -> Any:
 
 
 def is_known(module: Any) -> bool:
-    """Return whether the table has an entry for `module`."""
+    """Return whether the table has an entry for `module`. The entry may be None."""
     return id(module) in _standing
 
 
 def put(module: Any, call: Any) -> None:
-    """Replace the call of `module` by `call`. With None, replace nothing and do not report the first call."""
+    """Replace the call of `module` by `call`. If `call` is None, only mark `module` as known."""
     key = id(module)
     if key not in _standing:
-        # Python ignores what a callback raises, and a signal handler of the host may raise in a Python function. Then
-        # the entry would stay, and another module would get it. So the callback is a function in C.
+        # The callback is a function in C. In a Python function, a signal handler of the host may raise, and Python
+        # ignores exceptions of callbacks. Then the entry would stay, and another module with the same id would get
+        # it.
         _alive[key] = weakref.ref(module, functools.partial(_standing.pop, key))
     _standing[key] = call
 
 
 def leave(module: Any) -> None:
-    """Do not report the first call of `module`. A replaced call stays replaced."""
+    """Mark `module` as known, so that its first call is not reported. A replaced call stays replaced."""
     if id(module) not in _standing:
         put(module, None)
 
 
 def leave_all(references: Iterable[weakref.ref[Any]]) -> None:
-    """For each of these modules that is alive, do not report the first call (see `leave`)."""
+    """Mark all of these modules that are alive as known (see `leave`)."""
     for reference in references:
         module = reference()
         if module is not None and id(module) not in _standing:
@@ -113,7 +115,7 @@ _after_in_c: Callable[..., Any] | None = None
 
 
 def prepared(look: Callable[[Any], None], module: Any) -> Any:
-    """Call `look` with `module`. Returns what torch should call next: the replacement, or the usual call."""
+    """Call `look` with `module`. Returns the callable to call next: the replacement, or the module's usual call."""
     without_dynamo(look, module)
     call = replacement(module) if id(module) in _standing else of_host(module)
     return plain_call(module) if call is None else call
@@ -133,7 +135,7 @@ def _failed(error: Exception) -> None:
 
 
 def after(look: Callable[[Any], None], module: Any) -> Any:
-    """Return a callable that calls `look` with `module`, then the module.
+    """Return a callable that first calls `look` with `module`, and then calls the module.
 
     If the hot path is compiled, no Python frame of cbtop is on the stack while the module runs, so tracebacks
     and stack depth do not change.
@@ -151,19 +153,21 @@ def _missed(module: Any) -> Any:
 
 
 def replacement(module: Any) -> Any:
-    """Return what torch should call for `module`, or None for the module itself."""
+    """Return the callable that torch should call for `module`. None: the module itself."""
     there = _standing.get(id(module), _standing)
     if there is _standing:
         return _missed(module)
-    # torch.jit.trace stores the line of torch's source that made each call, so traced calls are not replaced.
+    # Calls under torch.jit.trace are not replaced, because the trace stores the line of torch's source that made each
+    # call.
     return of_host(module) if there is None or _tracing_state() is not None else there
 
 
-# Dynamo traces these functions because `Slot` is a property.
+# Dynamo traces the next functions, because `Slot` is a property.
 def _get(module: Any) -> Any:
     if is_dynamo_compiling():
         return module.__dict__.get(ATTRIBUTE)
-    # Readers other than torch's call get the host's value: peft reads it to see whether a model is compiled.
+    # Only torch's function that calls modules gets a replacement. Other readers get the host's value: for example,
+    # peft reads it to see whether a model is compiled.
     asking: FrameType | None = _getframe(2)
     while asking is not None and asking.f_code.co_name == "__getattribute__":
         asking = asking.f_back
@@ -173,7 +177,7 @@ def _get(module: Any) -> Any:
     if call is not None:
         _last.replaced = id(module)
     elif getattr(_last, "replaced", None) == id(module):
-        # torch reads the attribute twice for one call. A second thread has removed the replacement in between.
+        # torch reads the attribute twice for one call. Another thread has removed the replacement between both reads.
         return plain_call(module)
     return call
 
@@ -200,8 +204,8 @@ def _tell(module: Any) -> None:
 class Slot(property):
     """The descriptor for `_compiled_call_impl` of `torch.nn.Module` while a model is attached.
 
-    `torch.nn.Module._compiled_call_impl` is None, as it is without cbtop. If the hot path is compiled, C code reads
-    the table in the same way.
+    If the attribute is read from the class instead of a module, it is None, as without cbtop. If the hot path is
+    compiled, C code reads the table in the same way.
     """
 
     def __get__(self, module: Any, kind: type | None = None) -> Any:
@@ -213,8 +217,9 @@ class Slot(property):
             _failed(error)
             call = object.__getattribute__(module, "__dict__").get(
                 ATTRIBUTE
-            )  # as `of_host`, which may be what failed
-            # torch reads the attribute twice for a call, and the first reading may have found a replacement.
+            )  # `of_host`, written out because it may have failed
+            # torch reads the attribute twice for one call. If the first read returned a replacement, this read must
+            # also return a callable.
             return plain_call(module) if call is None and getattr(_last, "replaced", None) == id(module) else call
 
 
@@ -238,7 +243,7 @@ def end() -> None:
 
 @functools.cache
 def compile_lookup() -> None:
-    """Use C code to read the table and to make first calls, if the hot path is compiled."""
+    """Use C code to read the table and to handle first calls, if the hot path is compiled."""
     global _after_in_c
     from cbtop.profiler.hot_path import HotPath, chosen
 
@@ -253,7 +258,7 @@ def compile_lookup() -> None:
 
 @functools.cache
 def is_supported() -> bool:
-    """Whether torch calls the value of the attribute, and Dynamo can be told to skip cbtop's frames."""
+    """Return whether torch calls the value of the attribute, and Dynamo can be told to skip cbtop's frames."""
     called: list[None] = []
 
     class CallProbe(torch.nn.Module):  # type: ignore[misc]  # torch has no types here

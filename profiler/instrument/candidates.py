@@ -1,4 +1,4 @@
-"""Decides from the first calls of a module whether it is a model, or a layer that a program calls by itself."""
+"""Decides from its first calls whether a module is a model, or a layer that a program calls by itself."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 
 class Candidates:
-    """Decides which called modules are models. Remembers modules without a list of layers that were called once."""
+    """Decides which called modules are models. Stores modules without a list of layers that were called once."""
 
     def __init__(self, is_attached: Callable[[nn.Module], bool]) -> None:
         self._is_attached = is_attached
         self._called_once: dict[int, weakref.ref[nn.Module]] = {}  # by the id of the module's class
-        self._layers: set[int] = set()  # ids of classes that have several modules, called in turns
+        self._layers: set[int] = set()  # ids of classes with several modules that were called in turns
 
     def clear(self) -> None:
         """Forget all modules and classes."""
@@ -31,7 +31,7 @@ class Candidates:
         """Return whether `module` is a model, or None if only its next call will show that.
 
         A module without a list of layers is a model if it is called twice before another module of its class is
-        called: a program that calls the layers itself calls them in turns.
+        called. If a program calls the layers of a model by itself, it calls them in turns.
         """
         kind = id(type(module))
         if holds_a_stack(module):

@@ -30,14 +30,16 @@ from cbtop.profiler.steps import ActiveStep
 from cbtop.protocol import clock
 from cbtop.protocol.vocabulary import SAMPLE, NodeKind
 
-FEW_STAMPS = 200  # with fewer stamps in a graph, the 10 us of a launch would add 0.05 us or more per stamp
-COPIES = 4  # if every step is recorded, this number of clones take turns
-PLAIN_EVERY = 64  # number of replays with stamps between two replays without, which are timed for comparison
-FIRST_PLAIN = 8  # used instead of PLAIN_EVERY until the cost of stamps is known
-MOST_HELD = 256  # if more replays wait for the cost of stamps, the oldest are recorded with a guessed cost
+# Graphs with fewer stamps get `_ends`, because the 10 us of a launch would add at least 0.05 us to the cost of each
+# stamp.
+FEW_STAMPS = 200
+COPIES = 4  # number of clones that take turns if every step is recorded
+PLAIN_EVERY = 64  # number of replays with stamps between two replays without stamps, which are compared with them
+FIRST_PLAIN = 8  # the same number until the cost of stamps is known
+MOST_HELD = 256  # if more replays wait for the cost of stamps, the oldest are recorded with an estimate of it
 MOST_WAITING = 1024  # number of replays of one graph that may wait to be recorded
-ENOUGH_PLAIN = 128  # number of plain replays between two checks of the cost of timing plain replays
-MAX_STAMPED = 32  # graphs with stamps; each takes some megabytes on the device
+ENOUGH_PLAIN = 128  # after this number of plain replays, the cost of timing them is checked
+MAX_STAMPED = 32  # maximum number of graphs with stamps; each takes some megabytes on the device
 
 
 class PendingReplay:
@@ -59,20 +61,21 @@ class PendingReplay:
     ) -> None:
         self.pair = pair
         self.is_due = is_due  # whether to record this replay, with stamps or without
-        self.is_of_all = is_of_all  # whether replays that are not recorded are timed, too
-        self.own_ns = 0  # nanoseconds that cbtop took for this replay, without the stamps inside the graph
+        self.is_of_all = is_of_all  # whether plain replays are timed, too
+        self.own_ns = 0  # time that cbtop took for this replay, without the stamps inside the graph
         self.step = step  # the step around this replay; None if the replay is a step itself
         self.stamped: StampedGraph | None
         self.plan: StampPlan | None
         self.stamped, self.plan = ready or (None, None)
-        self.around: tuple[int, int] | None = None  # times of the stamps around the replay; None: not read yet
+        # Times of the stamps before and after the replay; None: not read yet.
+        self.around: tuple[int, int] | None = None
         self.times: list[int] | None = None  # times of the stamps inside the graph
 
 
-# A replay that is being launched:
+# The data of a replay that is being launched:
 # - the number of its pair of stamps, and its stream
 # - whether to record the replay
-# - whether the device was idle (then the device waits for cbtop's work)
+# - whether the device was idle (then it waits while cbtop works)
 # - the clone that runs instead of the host's graph, and the plan of its stamps; None: the host's graph runs
 Begun = tuple[int, int, bool, bool, tuple[StampedGraph, StampPlan | None] | None]
 
@@ -89,18 +92,19 @@ class CapturedGraph:
         for span in capture.spans:
             _put_on_device(span, steps.on_device)
         self.profiler = steps.profiler
-        self._path = steps.profiler.parts.paths.host  # any path would do: all of them share one position
+        self._path = steps.profiler.parts.paths.host  # any path would do, because all of them have the same positions
         calls = capture.calls
         self._tokens, self._sequences = sum(call.tokens for call in calls), calls[0].sequences
         self.phase = calls[0].phase
         self._key = (NodeKind.STEP, self.phase, steps.model) if steps.model else (NodeKind.STEP, self.phase)
-        self._is_checked = False  # True after a replay has shown whether the graph draws random numbers
+        self._is_checked = False  # True after the first replay, which shows whether the graph draws random numbers
         self._variants: list[tuple[StampedGraph, StampPlan]] = []
         self._ends: StampedGraph | None = None  # a clone with stamps only at its ends, for a graph with few stamps
         self._turn = 0
         self._stamped_since = 0  # number of replays with stamps since the last replay without stamps
-        self._lost = 0  # steps lost since the last recorded one: too many waited, or the device's times were invalid
-        self._is_due = False  # True if a clone was in use, so that the next replay is recorded instead
+        # Number of lost steps since the last recorded one: too many were waiting, or their times were invalid.
+        self._lost = 0
+        self._is_due = False  # True: record the next replay, because the clone was in use when one was due
         self._is_every = not isinstance(self.profiler, GovernedProfiler) and self.profiler.sample_every == 1
         self._is_plain_timed = True
         self._plain_ns: list[int] = []  # times of plain replays since the last check (see ENOUGH_PLAIN)
@@ -115,8 +119,8 @@ class CapturedGraph:
     def _is_dropped_with(self, _: object, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         """Drop the clones when the host drops its graph, because NCCL cannot end while a clone contains its kernels.
 
-        At the end of the interpreter, the global names of this module may be deleted already. So `sys.is_finalizing`
-        is a default argument.
+        `sys.is_finalizing` is a default argument, because the globals of this module may be deleted at the end of the
+        interpreter.
         """
         self.on.drop(self)
         if not is_finalizing() and not captures:
@@ -139,7 +143,7 @@ class CapturedGraph:
             self._is_checked = True
             if (
                 before is None or _random_numbers_drawn(self.on.index) != before
-            ):  # torch counts the random numbers that a replay draws
+            ):  # torch counts the random numbers that each replay draws
                 self.leave_alone("it draws random numbers")
             return
         begun_ns = clock.perf_counter_ns()
@@ -159,7 +163,7 @@ class CapturedGraph:
             original(graph)
         if begun is None:
             return
-        try:  # the device is busy now, so this work costs it no time
+        try:  # the device is busy now, so it does not wait for this work
             after_ns = clock.perf_counter_ns()
             on, (pair, stream, is_recorded, was_idle, ready) = self.on, begun
             on.pairs.end(pair, stream)
@@ -173,13 +177,16 @@ class CapturedGraph:
             self.launches.append(launch)
             on.launched(self)
             on.settle()
-            if on.pairs.is_through():  # the device is idle again, so this work made it wait
+            if on.pairs.is_through():  # the device is idle again, so it waited for this work
                 launch.own_ns += clock.perf_counter_ns() - after_ns
         except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
             log_own_error(error, "some steps of captured graphs are not recorded")
 
     def _watch(self, duration_ns: int, own_ns: int, allowed_share: float) -> None:
-        """Store the time of a plain replay and the cost of timing it. If the cost is too high, time fewer replays."""
+        """Store the time of a plain replay and the cost of timing it.
+
+        If the cost is too high, stop timing plain replays.
+        """
         self._plain_ns.append(duration_ns)
         self._own_ns.append(own_ns)
         if len(self._own_ns) < ENOUGH_PLAIN:
@@ -196,7 +203,7 @@ class CapturedGraph:
         log_once(f"of a captured graph no replays are counted but those that are recorded: {how}")
 
     def _begun(self, step: ActiveStep | None) -> Begun | None:
-        """Stamp the begin of a replay. If a clone should run instead of the host's graph, launch the clone.
+        """Enqueue the stamp before a replay. If a clone should run instead of the host's graph, launch the clone.
 
         Returns None if no stamp was made.
         """
@@ -212,12 +219,12 @@ class CapturedGraph:
         ready = ready or self._compared()
         was_idle = pairs.is_through()
         pair = pairs.begin(stream)
-        # A new thread may have no context. `on.stream()` calls torch, which makes a context current.
+        # A new thread may have no current context. `on.stream()` calls torch, which makes one current.
         if pair == NOT_HERE and on.stream() is not None:
             pair = pairs.begin(stream)
         if pair == NOT_HERE:
             return None
-        if pair is None:  # the device is far behind
+        if pair is None:  # no pair of stamps is free, because the device is far behind
             self._lost += step is None or is_recorded
             return None
         try:
@@ -230,7 +237,10 @@ class CapturedGraph:
         return pair, stream, is_recorded, was_idle, ready
 
     def _is_looked_at(self, step: ActiveStep | None) -> bool:
-        """Return whether to time a replay that is not recorded. Such a replay is a plain step, or a comparison."""
+        """Return whether to time a replay that is not recorded.
+
+        It is then a plain step, or compared with stamped ones.
+        """
         if step is None and self._is_plain_timed:
             return bool(self._path.recording)
         return bool(self._stamped_since)
@@ -263,21 +273,24 @@ class CapturedGraph:
         return True
 
     def _is_recorded(self, step: Any) -> bool:
-        """Return whether to record a replay. The replay is in `step`, or is a step itself if `step` is None."""
+        """Return whether to record a replay. `step` is the step around it, or None if the replay is a step itself."""
         if step is None:
             is_sampled = self.profiler._is_replay_sampled(self._key) or self._is_due
             self._is_due = False
         else:
-            is_sampled = bool(step.model == self.steps.model)  # otherwise the step is another model's
+            is_sampled = bool(step.model == self.steps.model)  # otherwise the step belongs to another model
         return is_sampled and self._path.recording
 
     def _is_compared(self) -> bool:
-        """Return whether the next recorded replay runs without stamps, to be compared with replays with stamps."""
+        """Return whether to run the next recorded replay without stamps, to compare it with replays with stamps."""
         first = 1 if self._is_every else FIRST_PLAIN
         return self._stamped_since >= (first if self.costs.known is None else PLAIN_EVERY)
 
     def _compared(self) -> tuple[StampedGraph, None] | None:
-        """Return the clone with stamps at its ends if it should run for comparison. None: run the host's graph."""
+        """Return the clone with stamps only at its ends, if it should run for comparison.
+
+        None: run the host's graph.
+        """
         ends = self._ends
         return (ends, None) if ends is not None and self._stamped_since and not ends.is_running else None
 
@@ -289,7 +302,7 @@ class CapturedGraph:
         stamped, plan = self._variants[self._turn % len(self._variants)]
         if stamped.is_running and on.stream() is not None:
             on.settle()
-        if stamped.is_running:  # the host is ahead of its device
+        if stamped.is_running:  # the device has not finished the previous replay of this clone
             self._is_due = True
             return None
         return stamped, plan
@@ -313,13 +326,16 @@ class CapturedGraph:
         return True
 
     def settle(self, *, is_last: bool = False) -> None:
-        """Record finished replays, in order. If `is_last`, record them even if the cost of stamps is only a guess."""
+        """Record finished replays, in order.
+
+        If `is_last`, record them even if the cost of stamps is only estimated.
+        """
         before = self.costs.known
         for launch in list(self.launches):
             if launch.around is None and not self._is_told(launch):
                 break
         known = self.costs.known
-        if known is not None and (before is None or self.costs.seen.bit_count() == 1):  # 4, 8, 16 …
+        if known is not None and (before is None or self.costs.seen.bit_count() == 1):  # at 4, 8, 16 … comparisons
             self.on.say_how_measured(self, known)
         for launch in list(self.launches):
             if launch.around is None:
@@ -352,7 +368,8 @@ class CapturedGraph:
     def _compare(self, times: list[int] | None, around_ns: int, plan: StampPlan | None) -> None:
         """Add a replay to the measurement of the stamps' cost.
 
-        `times` are the times of the stamps inside the graph, `around_ns` is the time between the stamps around it.
+        `times` are the times of the stamps inside the graph. `around_ns` is the time between the stamps before and
+        after it.
         """
         inside_ns = 0 if times is None else times[-1] - times[0]
         ends = 0 if self._ends is None else 2
@@ -465,7 +482,10 @@ def _random_numbers_drawn(index: int) -> int | None:
 
 
 def _put_on_device(span: CapturedCall, on_device: dict[Hashable, Hashable]) -> None:
-    """Give `span` and the calls inside it keys for the device, and drop their references to modules."""
+    """Replace the keys of `span` and of the calls inside it by their keys on the device.
+
+    Drop their references to modules.
+    """
     module, key = span.module, span.key
     span.module = None
     if isinstance(key, BrickDefinition):
@@ -480,7 +500,7 @@ def _put_on_device(span: CapturedCall, on_device: dict[Hashable, Hashable]) -> N
 
 
 def _is_burst_asked(steps: ModelSteps) -> bool:
-    """Return whether a burst is requested: kernel records of a few steps."""
+    """Return whether a command has requested a burst (the kernels of a few steps)."""
     try:
         return bool(steps.bursts.is_asked)
     except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host

@@ -4,27 +4,27 @@ Rules
 - While a model on CUDA is attached, the methods of `torch.cuda.CUDAGraph` are replaced. They work as before, and also
   record captures and replays. When the last model is detached, the class gets its own methods back. The stamps are in
   a clone of the graph, made just before its capture ends.
-- During a capture, each call of a model or of its parts stores its first and last node (capturing.py). So does each
-  line of code that inductor generated (compiled_code.py). The first call of the model decides the phase of a replay:
-  with one new token per sequence the phase is decode.
+- During a capture, cbtop stores the first and last graph node of each call of a model and of its parts
+  (capturing.py), and of each line of code that inductor generated (compiled_code.py). The first call of the model
+  decides the phase of a replay: with one new token per sequence the phase is decode.
 - A replay in an open step gives that step its layers and bricks. A replay outside any step is itself a step, from the
   first stamp to the last. The profiler decides which replays are recorded, as for any step.
 - Each replay has a stamp before it and one after it. A replay outside steps that is not recorded is a plain step. Its
-  time is the time between the two stamps, less their distance from the graph (known from recorded replays). If timing
-  plain replays is too expensive, only recorded replays are steps. Then the steps have a different name, because their
-  count and rate are not those of all replays.
-- If the device is idle, work before a replay costs time. So cbtop does little before a replay: it decides whether to
-  record, finds the caller's stream, and stamps, in C. All other work comes after the replay. The device counts as
-  idle if it has reached the stamp after the last replay. If the host has enqueued other work since, cbtop overstates
-  its own cost.
+  time is the time between these two stamps, minus the time that recorded replays show between the stamps and the
+  graph. If timing plain replays is too expensive, only recorded replays are steps. Then the steps have a different
+  name, because their count and rate are not those of all replays.
+- If the device is idle, it waits while cbtop works before a replay. So cbtop does little then: it decides whether to
+  record, finds the caller's stream, and enqueues a stamp, in C. All other work comes after the replay. The device
+  counts as idle if it has reached the stamp after the last replay. If the host has enqueued other work since then,
+  the device is in fact busy, and cbtop overstates its own cost.
 - The host does not wait for the device. The stamps are read at the next replay, or when the recording ends. Then the
   step is recorded, with the times converted to the host's clock.
 - Replays with stamps inside take longer than replays without (stamp_cost.py). This cost is subtracted from each
-  interval. Nothing is recorded until the cost is known. In a graph with few stamps, the time from the stamp before
-  the graph to the graph's begin would distort the cost. Then the compared replay runs a clone with stamps at its
-  ends.
+  interval. Nothing is recorded until the cost is known. In a graph with few stamps, the time between the stamp before
+  the graph and the graph's begin would distort the cost. For such a graph, the compared replay runs a clone with
+  stamps only at its ends.
 - The time between bricks is a brick "Other kernels", so that the bricks add up to the step. If every step is
-  recorded, COPIES of the clone take turns, because the host may be ahead of its device.
+  recorded, COPIES clones take turns, because the host may be ahead of its device.
 - No stamp is possible while kernels run concurrently, so calls that begin or end there are left out. A graph is not
   timed if it draws random numbers, if two models are called in it, or if cbtop's code fails. Then one line is logged,
   and the host's own replay runs.
@@ -54,7 +54,7 @@ from cbtop.profiler.instrument.work import device_of
 
 _lock = threading.RLock()
 _graphs: weakref.WeakKeyDictionary[Any, CapturedGraph] = weakref.WeakKeyDictionary()
-_random: weakref.WeakSet[Any] = weakref.WeakSet()  # graphs with random generators that the host has registered
+_random: weakref.WeakSet[Any] = weakref.WeakSet()  # graphs for which the host has registered random generators
 _replaced: dict[str, Any] = {}  # the original methods of the class, by name; None: the class inherits the method
 _users: weakref.WeakSet[ModelSteps] = weakref.WeakSet()
 
@@ -69,7 +69,8 @@ def look_into(steps: ModelSteps, *modules: Any) -> None:
     with _lock:
         _users.add(steps)
         if settle not in steps.profiler.parts.paths.settlers:
-            steps.profiler.parts.paths.settlers.insert(0, settle)  # first, because steps wait for it
+            # First, because it provides the parts for which the steps of other settlers wait.
+            steps.profiler.parts.paths.settlers.insert(0, settle)
         if _replaced:
             return
         if not hasattr(torch.cuda, "CUDAGraph"):
@@ -83,7 +84,10 @@ def look_into(steps: ModelSteps, *modules: Any) -> None:
 
 
 def look_no_more(steps: ModelSteps) -> None:
-    """Stop timing the graphs of a detached model. After the last model, restore the class and free device memory."""
+    """Stop timing the graphs of a detached model.
+
+    If this was the last model, restore the class and free device memory.
+    """
     with _lock:
         if steps not in _users:
             return
@@ -124,10 +128,10 @@ def end() -> None:
 
 
 def _at_exit() -> None:
-    """Run only the host's own replays from now on, and free all clones.
+    """Run only the host's own replays from now on, and free all clones. Called when the interpreter ends.
 
-    When the interpreter ends, a process group that was not destroyed waits until no graph contains collectives. That
-    includes clones. The clones must be freed now, because cbtop no longer learns when the host's graphs are freed.
+    A process group that was not destroyed then waits until no graph contains collectives. This includes clones. They
+    are freed now, because cbtop no longer learns when the host's graphs are freed.
     """
     with _lock:
         for captured in list(_graphs.values()):
@@ -189,7 +193,10 @@ def _capture_end(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _ended(capture: Capture) -> bool:
-    """End `capture`. Returns whether the graph is empty, like the first graph that inductor captures."""
+    """Handle the end of `capture`.
+
+    Returns whether the graph is empty, as is the first graph that inductor captures.
+    """
     capture.ended()
     return capture.last() == []
 
@@ -200,7 +207,7 @@ def _replay(original: Callable[..., None]) -> Callable[..., None]:
         if getattr(self, "_tracker", None) is not None:
             captured = None
         if captured is not None and captured.on.index != _C._cuda_getDevice():
-            with torch.cuda.device(captured.on.index):  # as torch's own replay does
+            with torch.cuda.device(captured.on.index):  # torch's own replay does the same
                 replay(self)
             return
         recording = recording_here()
@@ -261,7 +268,7 @@ _METHODS: dict[str, Callable[[Callable[..., None]], Callable[..., None]]] = {
 
 
 def _after_fork() -> None:
-    """Make a new lock in a child process. Forget all captures, because their threads do not exist in the child."""
+    """In a forked child, make a new lock and forget all captures, because their threads do not exist in the child."""
     global _lock
     _lock = threading.RLock()
     captures.clear()

@@ -1,7 +1,7 @@
-"""Records the calls of modules and functions during the capture of a CUDA graph, and the graph nodes of each call.
+"""Records the calls of modules and functions while a CUDA graph is captured, with the graph nodes of each call.
 
-The device runs nothing during a capture, so nothing is timed. A capture belongs to one thread. `captures` holds the
-running captures.
+Nothing is timed, because the device runs nothing during a capture. A capture belongs to one thread. `captures` has
+the captures that are running.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 MAX_CALLS = 20_000
 OTHER = BrickDefinition("Other kernels", BrickCategory.OTHER, backend="torch on cuda", label="between bricks")
 
-Mark = Any  # stands for a running call: `begin` returns a mark, `end` takes it; its type differs between classes
-Last = list[int] | None  # nodes that the next captured node would depend on; None if the driver does not report them
+Mark = Any  # the value that `begin` returns and `end` takes; its type depends on the class
+Last = list[int] | None  # nodes that the next captured node will depend on; None if the driver does not report them
 
 
-@dataclass(slots=True, eq=False)  # compared by identity: `in` need not compare fields
+@dataclass(slots=True, eq=False)  # compared by identity, so that `in` compares no fields
 class CapturedCall:
     """A call, with its first and last place in the graph. `inside` are the calls inside this call."""
 
@@ -40,15 +40,15 @@ class CapturedCall:
 
 
 class Capture:
-    """A graph during its capture. Wrapped functions use it in place of a `Path`."""
+    """A graph while it is captured. Functions that are timed use it in place of a `Path`."""
 
     def __init__(self, last: Callable[[], Last]) -> None:
-        self.last = last  # returns the nodes that the next captured node would depend on
+        self.last = last  # returns the nodes that the next captured node will depend on
         self.ended: Callable[[], None] = lambda: None  # called when the capture has ended
         self.steps: Any = None  # the ModelSteps of the model that is called in this capture
-        self.calls: list[Call] = []  # the model's calls
+        self.calls: list[Call] = []  # descriptions of the model's calls
         self.spans: list[CapturedCall] = []
-        self.why_not = ""  # the reason why times of this graph would be wrong; "" if there is none
+        self.why_not = ""  # reason why times of this graph would be wrong; "" if they would be right
         self.open: list[CapturedCall] = []  # running calls, outermost first
         self._count = 0
 
@@ -67,7 +67,7 @@ class Capture:
     def begin(self, key: Hashable, module: nn.Module | None) -> Mark:
         """Begin a call of `module`, or of a function if `module` is None.
 
-        Returns None, and records nothing, outside of a model's call and after MAX_CALLS calls.
+        Outside of a model's call, and after MAX_CALLS calls, records nothing and returns None.
         """
         if self._count >= MAX_CALLS or (key is not None and not self.open):
             return None
@@ -85,11 +85,14 @@ class Capture:
                 del self.open[self.open.index(span) :]
 
     def add(self, spans: list[CapturedCall]) -> None:
-        """Add calls that were made in the innermost running call, and have ended."""
+        """Add calls that have ended to the calls inside the innermost running call."""
         (self.open[-1].inside if self.open else self.spans).extend(spans)
 
     def now_in(self, node_of: Callable[[int], int]) -> None:
-        """Replace all stored nodes by the nodes of a copy of the graph. `node_of` returns the copy's node."""
+        """Replace all stored nodes by their counterparts in a copy of the graph.
+
+        `node_of` returns the counterpart of a node.
+        """
         found: dict[int, int] = {}
 
         def moved(last: Last) -> Last:
@@ -107,7 +110,7 @@ class Capture:
             waiting += span.inside
 
     def failed(self, error: Exception) -> None:
-        """Log an error of cbtop, and show nothing of this graph."""
+        """Log an error of cbtop. This graph will not be timed."""
         log_own_error(error, "a captured graph is not shown")
         self.why_not = in_words(error)
 

@@ -1,8 +1,8 @@
-"""Decides which brick a module is, by its path and its class. The first matching rule in `RULES` counts.
+"""Decides by a module's path and class which brick the module is. The first matching rule in `RULES` decides.
 
-This file does not use torch: a `Described` holds all that the rules know of a module. A module without children that
-no rule matches becomes a brick named after its class, so that it is neither lost nor misnamed. The names in the rules
-come from models of Hugging Face, Meta and vLLM.
+This file does not use torch: a `Described` holds all that the rules know of a module. If no rule matches a module
+without children, the module becomes a brick with the name of its class. The names in the rules come from models of
+Hugging Face, Meta and vLLM.
 """
 
 from __future__ import annotations
@@ -13,22 +13,23 @@ from dataclasses import dataclass
 
 from cbtop.protocol.vocabulary import BrickCategory, BrickId
 
-# Names of the bricks that have no BrickId, and their categories.
+# Bricks without a BrickId: their names, and their categories.
 ALIBI_BIAS = "AlibiBias"
-ATTENTION_BLOCK = "AttentionBlock"  # a whole attention module: its self time is the time between its parts
+ATTENTION_BLOCK = "AttentionBlock"  # a whole attention module; its self time is the time between its parts
 ATTENTION_FUSED = "Attention (fused)"
 ATTENTION_EAGER = "Attention (eager)"
 ATTENTION_MASK = "AttentionMask"
 KV_EXPANSION = "KvExpansion"
 KV_WRITE = "KvWrite"
-FEED_FORWARD_BLOCK = "FeedForwardBlock"  # a whole feed-forward network: its self time is the product gate * up
+# A whole feed-forward network; its self time is that of the product gate * up.
+FEED_FORWARD_BLOCK = "FeedForwardBlock"
 GATE_UP_PROJECTION = "GateUpProjection"
 GENERATE_INPUTS = "GenerateInputs"
 MERGE_HEADS = "MergeHeads"
 MIXER = "Mixer"
 MOE_EXPERTS = "MoeExperts"
 MOE_ROUTER = "MoeRouter"
-MULTIHEAD_ATTENTION = "MultiheadAttention"  # torch's own module: it does not call its parts
+MULTIHEAD_ATTENTION = "MultiheadAttention"  # torch's own attention module, which does not call its parts
 RESIDUAL_ADD = "ResidualAdd"
 ROTARY_TABLES = "RotaryTables"
 SPLIT_HEADS = "SplitHeads"
@@ -62,7 +63,7 @@ class Described:
 
     `path` is the module's name in the model (`model.layers.3.self_attn.q_proj`). `classes` are the class names of the
     module and of the modules around it, innermost first. `siblings` are the names of the other modules in its parent.
-    `holds` are the names of its children.
+    `holds` has the names of its children.
     """
 
     path: str
@@ -70,7 +71,7 @@ class Described:
     siblings: frozenset[str] = frozenset()
     holds: frozenset[str] = frozenset()
     in_layer: bool = True
-    gives_vocabulary: bool = False  # whether the weight has as many rows as the token embedding
+    gives_vocabulary: bool = False  # whether the weight has as many rows as the vocabulary
 
     @property
     def name(self) -> str:
@@ -82,7 +83,7 @@ class Described:
 
     @property
     def lies_in(self) -> str:
-        """The path of the module's parent."""
+        """The path of the module's parent in the model."""
         return self.path.rpartition(".")[0]
 
     @property
@@ -128,7 +129,7 @@ _QKV = (
     r"|q|k|v|w[qkv]|W[qkv]|[qkv]_lin|to_(q|k|v|kv|qkv)|query|key|value|(query|key|value)_proj"
 )
 _MIXER = re.compile(r"(Mixer\d*|Mamba\d*|DeltaNet|ShortConv|RecurrentBlock|Rwkv\w*Attention)$")
-# The "LayerNorm" of T5 and its descendants subtracts no mean and adds no bias, so it is an RMS norm.
+# In T5 and its descendants, the class "LayerNorm" subtracts no mean and adds no bias, so it is an RMS norm.
 _RMS_NORM = re.compile(
     r"RMS_?Norm|(^|M|m|U)T5LayerNorm|(LongT5|Pop2Piano|SwitchTransformers|Udop|Pix2Struct)LayerNorm"
 )
@@ -140,7 +141,7 @@ Rule = Callable[[Described], bool]
 
 
 def _path(pattern: str, *also: Rule) -> Rule:
-    """Return a rule for modules inside a layer whose last name matches `pattern`."""
+    """Return a rule for modules inside a layer. It matches if the last part of the path matches `pattern`."""
     compiled = re.compile(rf"({pattern})$")
     return lambda it: it.in_layer and compiled.match(it.name) is not None and all([rule(it) for rule in also])
 
@@ -171,7 +172,7 @@ def _leaf(it: Described) -> bool:
 
 
 def _product(it: Described) -> bool:
-    """Whether the module may multiply by a weight: its class is not a norm, an activation or an embedding."""
+    """Return whether the module may multiply by a weight: its class is no norm, activation or embedding."""
     name = it.classes[0]
     return not (_RMS_NORM.search(name) or "Norm" in name or _ACTIVATION.match(name) or "Embedding" in name)
 
@@ -201,14 +202,14 @@ def _outside(it: Described) -> bool:
 
 
 RULES: tuple[tuple[Rule, ModuleKind], ...] = (
-    # Experts come first, because their parts belong to them.
+    # Experts come first, so that no other rule matches their parts.
     (_one_of_experts, ModuleKind(MOE_EXPERTS)),
     (_path("experts", lambda it: it.classes[0] != "ModuleList"), ModuleKind(MOE_EXPERTS)),
     (_path("router"), ModuleKind(MOE_ROUTER)),
     (_path("gate", _beside("experts")), ModuleKind(MOE_ROUTER)),
     (_class("Router$", lambda it: it.in_layer), ModuleKind(MOE_ROUTER)),
     (_path("topk", _beside("experts")), ModuleKind(MOE_ROUTER)),  # SGLang
-    # A mixer replaces attention.
+    # A mixer takes the place of attention.
     (_class(_MIXER, lambda it: it.in_layer and not it.is_leaf), ModuleKind(MIXER, shows_inside=True)),
     # Attention. The attention modules of vLLM and SGLang are single kernels inside the model's own attention module.
     (_path("attn", lambda it: it.classes[0] == "Attention", _in_attention), ModuleKind(ATTENTION_FUSED)),
@@ -252,16 +253,16 @@ RULES: tuple[tuple[Rule, ModuleKind], ...] = (
         _path("dense", _product, _in_feed_forward, lambda it: it.lies_in.endswith(".output")),
         ModuleKind(BrickId.DOWN_PROJECTION),
     ),
-    # torch's own encoder and decoder layers.
+    # The feed-forward network in torch's own encoder and decoder layers.
     (_path("linear1", _product, _beside("linear2")), ModuleKind(BrickId.UP_PROJECTION)),
     (_path("linear2", _product, _beside("linear1")), ModuleKind(BrickId.DOWN_PROJECTION)),
-    # A feed-forward network that is a Sequential: a norm may come before its first linear layer.
+    # A feed-forward network that is a Sequential. Its first linear layer may follow a norm.
     (_path("[01]", _linear, _in_sequence_of_feed_forward), ModuleKind(BrickId.UP_PROJECTION)),
     (_path(r"\d+", _linear, _in_sequence_of_feed_forward), ModuleKind(BrickId.DOWN_PROJECTION)),
-    # Rotary position. A module inside a layer rotates queries and keys. A module outside makes their tables.
+    # Rotary position. Inside a layer, the module rotates queries and keys. Outside, it makes the tables for that.
     (_class(r"Rotary|RoPE", _leaf, lambda it: it.in_layer), ModuleKind(BrickId.ROPE_EMBEDDING)),
     (_class(r"Rotary|RoPE", _leaf, _outside), ModuleKind(ROTARY_TABLES)),
-    # The head.
+    # The head of the model, which returns logits.
     (lambda it: it.gives_vocabulary and not it.in_layer, ModuleKind(BrickId.LM_HEAD)),
     (
         lambda it: (
@@ -274,22 +275,22 @@ RULES: tuple[tuple[Rule, ModuleKind], ...] = (
     ),
     # vLLM and SGLang do not call the head. Their LogitsProcessor multiplies by the head's weights.
     (_class(r"^LogitsProcessor$", _outside), ModuleKind(BrickId.LM_HEAD)),
-    # By class.
+    # Modules that are classified by their class alone.
     (_class(_RMS_NORM), ModuleKind(BrickId.RMS_NORM)),
     (_class(r"LayerNorm"), ModuleKind(BrickId.LAYER_NORM)),
     (_class(r"Embedding$", _leaf), ModuleKind(BrickId.EMBEDDING)),
     (_class(_ACTIVATION, _leaf), ModuleKind(BrickId.ACTIVATION)),
 )
 
-# Modules that are never called, and modules that never call their children. Layers of torch's eager quantisation have
-# one child, which holds the weight (`_packed_params`).
+# Classes of modules that are never called, and classes of modules that never call their children. Layers of torch's
+# eager quantisation have one child, which holds the weight (`_packed_params`).
 _NEVER_CALLED = frozenset({"ModuleList", "ModuleDict", "ParameterList", "ParameterDict"})
 _RUNS_AS_ONE = frozenset({MULTIHEAD_ATTENTION})
 _PACKED_WEIGHT = frozenset({"_packed_params"})
 
 
 def classify(it: Described) -> ModuleKind | None:
-    """Return the kind of the module `it`, or None for a container, whose children are to be classified instead."""
+    """Return the kind of the module `it`. None for a container: its children are classified instead."""
     if it.classes[0] in _NEVER_CALLED:
         return None
     for matches, kind in RULES:

@@ -1,12 +1,13 @@
 """Times collectives as bricks: the communication of a model's step with other processes by torch.distributed.
 
 Rules
-- torch compares its functions by identity (`P2POp`, its coalescing, Dynamo's rewriting), and programs import them by
-  name before anything is attached. So no public function is replaced. torch's public functions are wrappers, and
+- No public function is replaced. torch compares its functions by identity (in `P2POp`, coalescing and Dynamo's
+  rewriting), and programs import them by name before a model is attached. torch's public functions are wrappers, and
   cbtop replaces the wrapped function in their closures. Asynchronous sends and receives have no such wrapper. For
   them, cbtop times `Work.wait` and the methods of the process group.
-- A call that returns before its work is done (`async_op=True`, a functional collective) is named a launch, and no
-  rate is computed from it. The wait for the work is a brick of its own. Calls inside a collective belong to it.
+- If a call returns before its work is done (`async_op=True`, a functional collective), its brick is named a launch,
+  and no rate is computed from it. The wait for the work is a brick of its own. Calls inside a collective belong to
+  the collective.
 - Elements and `size_bytes` count the data of all ranks together. Bytes are bus bytes by the factors of nccl-tests
   (doc/PERFORMANCE.md, "Bus bandwidth"), for equally large parts.
 """
@@ -48,9 +49,10 @@ SCATTER = "Scatter"
 SEND = "Send"
 WAIT = "Wait"
 
-_IN_PARTS = frozenset({ALL_GATHER, ALL_TO_ALL, GATHER, REDUCE_SCATTER, SCATTER})  # a rank does not send its own part
-# The functions of torch.distributed. For each function: its brick, the argument that holds its data, and whether that
-# argument is only one rank's part. A deprecated function calls its successor, which is timed.
+# Collectives with a part for each rank. A rank does not send its own part.
+_IN_PARTS = frozenset({ALL_GATHER, ALL_TO_ALL, GATHER, REDUCE_SCATTER, SCATTER})
+# The functions of torch.distributed. For each: its brick, the argument with its data, and whether that argument is
+# only one rank's part. A function that torch has deprecated calls its successor, and only the successor is timed.
 _FUNCTIONS = {
     "all_gather": (ALL_GATHER, "tensor", True),
     "all_gather_into_tensor": (ALL_GATHER, "output_tensor", False),
@@ -80,8 +82,8 @@ _FUNCTIONAL = {
     "reduce_scatter_single": (REDUCE_SCATTER, "self", False),
     "reduce_scatter_tensor": (REDUCE_SCATTER, "self", False),
 }
-# Methods of a process group, with the brick that each launches. The argument after `self` is the tensors that the
-# method sends or fills.
+# Methods of a process group, and the brick that each of them launches. The first argument after `self` is the tensors
+# to send or fill.
 _METHODS = {"send": SEND, "recv": RECV, "recv_anysource": RECV, "_end_coalescing": COALESCED}
 # Methods of a process group that launch a collective. The functions of torch.distributed call them.
 _LAUNCHES = {
@@ -108,7 +110,8 @@ _LAUNCHES = {
     "reduce_scatter_tensor_coalesced": REDUCE_SCATTER,
     "scatter": SCATTER,
 }
-# The collective of a `Work`, by torch's number of the operation (torch/csrc/distributed/c10d/Work.hpp, OpType).
+# The collective that a `Work` belongs to, by torch's number of its operation (OpType in
+# torch/csrc/distributed/c10d/Work.hpp).
 _OPERATIONS = {
     0: BROADCAST, 1: ALL_REDUCE, 2: ALL_REDUCE, 3: REDUCE, 4: ALL_GATHER, 5: ALL_GATHER, 6: ALL_GATHER, 7: GATHER,
     8: SCATTER, 9: REDUCE_SCATTER, 10: ALL_TO_ALL, 11: ALL_TO_ALL, 12: SEND, 13: RECV, 14: RECV, 15: BARRIER,
@@ -119,7 +122,7 @@ _OPERATIONS = {
 def wrap_collectives(functions: TimedFunctions) -> None:
     """Wrap the collectives that this process has imported and that are not wrapped yet."""
     c10d: Any = sys.modules.get("torch.distributed.distributed_c10d")
-    if not hasattr(c10d, "ProcessGroup"):  # a torch without torch.distributed
+    if not hasattr(c10d, "ProcessGroup"):  # this torch was built without torch.distributed
         return
     for name, (brick, held, is_part) in _FUNCTIONS.items():
         functions.swap(_closed_over(getattr(c10d, name, None)), CONTENTS, _collective(brick, held, is_part))
@@ -133,7 +136,7 @@ def wrap_collectives(functions: TimedFunctions) -> None:
     functional = sys.modules.get("torch.distributed._functional_collectives")
     for name, (brick, held, is_part) in _FUNCTIONAL.items():
         if name.endswith("_tensor") and hasattr(functional, name.replace("_tensor", "_single")):
-            continue  # deprecated: it calls the `_single` function
+            continue  # deprecated, and calls the `_single` function
         functions.swap(functional, name, _collective(brick, held, is_part, is_launch=True))
     functions.replace(functional, "wait_tensor", exposed(lambda tensor, running: WAIT, waits=True))
     functions.swap(functional, "wait_tensor", _waits)
@@ -145,7 +148,7 @@ CONTENTS = "cell_contents"
 def _closed_over(function: Any) -> Any:
     """Return the closure cell of `function` that holds the function that torch wraps.
 
-    Returns None if there is no such cell, or if `function` is deprecated and only calls another.
+    Returns None if there is no such cell, or if `function` is deprecated and only calls its successor.
     """
     closure = getattr(function, "__closure__", None)
     if not closure or hasattr(function, "__deprecated__"):
@@ -154,10 +157,10 @@ def _closed_over(function: Any) -> Any:
 
 
 def _method(original: Function, name: str) -> Function:
-    """Wrap the C++ method `original` in a Python method. The name of its code is `name`.
+    """Wrap the C++ method `original` in a Python method that has the code name `name`.
 
-    If a Python class inherits the method, C++ looks for a Python method of this name and finds the wrapper. The
-    wrapper calls C++ again. To end this recursion, C++ checks that the calling frame has this name and `self`.
+    If a Python class inherits the method, C++ looks for a Python method of the same name, and finds this wrapper,
+    which calls C++ again. C++ ends this recursion if the calling frame has the method's name and `self`.
     """
 
     def call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -203,7 +206,10 @@ def _exposed(original: Function, name: str, brick: str) -> Function:
 
 
 def _waits(original: Function) -> Function:
-    """Time the wait for a `Work` or a tensor as a brick. The brick is named after the operation, if known."""
+    """Time the wait for a `Work` or a tensor as a brick.
+
+    The brick has the name of the awaited collective, if it is known.
+    """
 
     def brick_of(args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         around = _around()
@@ -217,30 +223,33 @@ def _waits(original: Function) -> Function:
 
 
 def _operation_of(waited: Any) -> str | None:
-    """Return the collective of a `Work`. Returns None if unknown, or for a tensor."""
+    """Return the collective that a `Work` belongs to. Returns None if unknown, or for a tensor."""
     return _OPERATIONS.get(waited._get_op_type()) if hasattr(waited, "_get_op_type") else None
 
 
 def _kind_of(waited: Any, running: str) -> str:
-    """Return the collective that a `Work` is of. torch has no number for the operations of some of them."""
+    """Return the collective that a `Work` belongs to.
+
+    If torch has no number for the `Work`, return the collective of the `running` function.
+    """
     return _operation_of(waited) or _FUNCTIONS.get(running, (WAIT,))[0]
 
 
 def _around() -> BrickDefinition | None:
-    """Return the running collective around the caller, or None."""
+    """Return the brick of the collective that is running around the caller, or None."""
     path = recorded_here()
     key = None if path is None else path.position.scope.key
     return key if isinstance(key, BrickDefinition) and key.category is BrickCategory.COMMUNICATION else None
 
 
 def _is_of_others(group: Any) -> bool:
-    """Whether this rank is not in the group. Then torch returns at once, and nothing is sent."""
+    """Return whether this rank is not in the group. Then torch returns at once and sends nothing."""
     members: Any = sys.modules["torch.distributed.distributed_c10d"].GroupMember
     return group is members.NON_GROUP_MEMBER
 
 
 def _is_coalesced() -> bool:
-    """Whether torch currently collects collectives in order to launch them together."""
+    """Return whether torch is collecting collectives, in order to launch them together."""
     return bool(sys.modules["torch.distributed.distributed_c10d"]._world.pg_coalesce_state)
 
 
@@ -267,7 +276,8 @@ def _about(
 ) -> tuple[BrickDefinition, int | None]:
     """Return the brick called `name`, and the elements of all ranks. The elements are None if unknown.
 
-    `held` is one tensor or several. `is_part`: `held` is only one rank's part.
+    `held` is one tensor or several. If `is_part` is True, `held` is only one rank's part. If `is_even` is False, the
+    ranks have parts of different sizes.
     """
     tensors = [one for one in (held if isinstance(held, Sequence) else (held,)) if isinstance(one, Tensor)]
     if not tensors:
@@ -275,21 +285,21 @@ def _about(
     counts = [count for one in tensors if isinstance(count := elements_of((one,), {}), int)]
     if len(counts) < len(tensors) or (is_part and not ranks):
         return _brick(name, ranks), None
-    is_even = is_even and len(set(counts)) == 1  # several tensors are one part for each rank
+    is_even = is_even and len(set(counts)) == 1  # if there are several tensors, each is the part of one rank
     return _brick(name, ranks, tensors[0].element_size(), is_even), sum(counts) * (ranks if is_part else 1)
 
 
 def _bus_factor(name: str, ranks: int) -> float:
-    """Return the bus bytes for each byte of the data of all ranks."""
+    """Return the number of bus bytes per byte of the data of all ranks."""
     others = (ranks - 1) / ranks
     return 2 * others if name == ALL_REDUCE else others if name in _IN_PARTS else 1.0
 
 
 @functools.lru_cache(maxsize=256)  # the layers of a step repeat the same arguments
 def _brick(name: str, ranks: int = 0, itemsize: int = 0, has_bus: bool = False) -> BrickDefinition:
-    """Return the brick called `name`. `ranks` and `itemsize` (bytes of an element) are 0 if unknown.
+    """Return the brick called `name`. `ranks`, and `itemsize` in bytes per element, are 0 if unknown.
 
-    A launch has no bus bytes, because no rate is computed from it.
+    A launch has no bus bytes, because no rate is computed from it. Bus bytes are known only if `has_bus` is True.
     """
     bus = _bus_factor(name, ranks) * itemsize if ranks and has_bus and not name.endswith("(launch)") else None
     return BrickDefinition(
@@ -302,7 +312,7 @@ def _brick(name: str, ranks: int = 0, itemsize: int = 0, has_bus: bool = False) 
 
 
 def settle_before_groups_end(functions: TimedFunctions) -> None:
-    """Release cbtop's copies of dropped graphs before a process group ends.
+    """Make cbtop free its copies of dropped graphs whenever a process group is about to end.
 
     Otherwise NCCL would wait for these copies, because they contain kernels of NCCL.
     """

@@ -1,15 +1,16 @@
-"""Times the communication of a training step on a CPU that the program waits for: it is exposed.
+"""Times the exposed communication of a training step on a CPU: the communication that the program waits for.
 
 Rules
-- The time in which a process group launches a collective, and the wait for a `Work` or for the tensor of a functional
-  collective, are exposed communication. gloo copies tensors in the first.
-- DistributedDataParallel (DDP) sends gradients in C++ while the backward runs. After the last node of autograd it
-  waits for them in a callback of the engine. A hook on the first node of the backward queues a callback of cbtop
-  before DDP's. So the time from that callback to the end of the backward is DDP's wait, with the copy of the
+- Two times are exposed communication. The first is the time in which a process group launches a collective, because
+  gloo copies tensors then. The second is the wait for a `Work`, or for the tensor of a functional collective.
+- DistributedDataParallel (DDP) sends gradients in C++ while the backward runs. It waits for them in a callback that
+  autograd's engine calls after the last node. A hook on the first node of the backward queues a callback of cbtop
+  before that one. So the time from cbtop's callback to the end of the backward is DDP's wait. It includes copying the
   gradients back.
-- What overlaps with computation has its bounds in DDP's own times: the first bucket is sent when its last gradient is
-  ready, and computation ends with the last gradient of all. Communication may pause in between, so this is a maximum.
-- Hooks and callbacks give nothing back, so gradients are the same bit for bit.
+- The time in which communication overlaps with computation is taken from DDP's own times. It begins when the last
+  gradient of the first bucket is ready, because the bucket is sent then. It ends with the last gradient of all. This
+  is a maximum, because communication may pause in between.
+- Hooks and callbacks return None, so the gradients are bit for bit the same.
 """
 
 from __future__ import annotations
@@ -36,18 +37,18 @@ if TYPE_CHECKING:
 
 C10D = "torch.distributed.distributed_c10d"
 DDP = "torch.nn.parallel.distributed"
-MAX_LOOKS = 12  # DDP reports its buckets in its first ten steps
+MAX_LOOKS = 12  # number of steps in which the buckets are read; DDP reports them in its first ten steps
 ASYNCHRONOUS = "torch does not report when an asynchronous collective ends"
 COMPILED = "the backward runs in compiled autograd"
 NO_BUCKETS = "DistributedDataParallel does not report which gradients it sends first"
 
 
 def exposed(kind_of: Callable[[Any, str], str], *, waits: bool) -> Callable[[Function], Function]:
-    """Return a function that wraps a function that communicates.
+    """Return a wrapper for functions that communicate. Their calls are exposed communication.
 
-    `kind_of` names the collective. It takes the first argument and the name of the function of torch.distributed that
-    is running, or "". `waits`: the function waits for a collective that an
-    earlier call has launched.
+    `kind_of` returns the name of the collective. Its arguments are the first argument of the call, and the name of
+    the running function of torch.distributed, or "". If `waits` is True, the wrapped function waits for a collective
+    that an earlier call has launched.
     """
 
     def wrap(original: Function) -> Function:
@@ -97,10 +98,10 @@ def _end(here: ThreadTraining, kind: str, begun_ns: int) -> None:
 
 
 def _running_function() -> str:
-    """Return the name of the function of torch.distributed that communicates here.
+    """Return the name of the running function of torch.distributed that has called the wrapped function, or "".
 
-    Returns "" if the program itself does. A wait in such a function is for what the function has launched, so nothing
-    ran in between.
+    The result is "" if the program itself has called the wrapped function. A function of torch.distributed waits only
+    for what it has launched itself, so no computation runs between launch and wait.
     """
     frame = sys._getframe(2)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("cbtop."):
@@ -116,7 +117,10 @@ class Replicas:
         self._known: WeakKeyDictionary[TimedModel, list[_Replica]] = WeakKeyDictionary()
 
     def begin(self, here: ThreadTraining, roots: Callable[[], Iterable[Any]]) -> GradientSync | None:
-        """Begin a backward from the tensors that `roots` returns. Returns None if it averages no gradients."""
+        """Begin a backward from the tensors that `roots` returns.
+
+        Returns None if the backward averages no gradients.
+        """
         try:
             return self._begin(here, roots)
         except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
@@ -134,7 +138,7 @@ class Replicas:
         if not nodes:
             here.communication.unknown = COMPILED
             return None
-        first = max(nodes, key=lambda node: node._sequence_nr())  # autograd runs it before the others
+        first = max(nodes, key=lambda node: node._sequence_nr())  # autograd begins with this node
         return GradientSync(here, first, syncing)
 
     def _replicas(self) -> Iterator[_Replica]:
@@ -153,16 +157,16 @@ class _Replica:
     def __init__(self, module: Any) -> None:
         self._module = ref(module)
         self._looks = 0
-        self._first: list[int] | None = None  # parameters whose gradients are sent first; empty: all at once
+        self._first: list[int] | None = None  # parameters in the bucket that is sent first; []: only one bucket
 
     def syncs(self) -> bool:
-        """Whether the backward of its latest forward averages the gradients of all ranks."""
+        """Return whether the backward that follows the latest forward averages the gradients of all ranks."""
         module = self._module()
         fields = {} if module is None else dictionary_of(module)
         return bool(fields.get("require_forward_param_sync")) and not fields.get("_use_python_reducer")
 
     def overlapped_ns(self) -> int | None:
-        """Return the time of the latest backward after the first bucket had been sent, or None if unknown."""
+        """Return how long the latest backward ran after the first bucket had been sent, in ns. None if unknown."""
         module = self._module()
         if module is None:
             return None
@@ -172,12 +176,15 @@ class _Replica:
             self._first = _first_bucket(data.strs_map, data.ints_map)
         if not self._first:
             return None if self._first is None else 0
-        ready_ns: list[int] = dictionary_of(module)["reducer"].get_backward_stats()  # of each gradient
+        ready_ns: list[int] = dictionary_of(module)["reducer"].get_backward_stats()  # when each gradient was ready
         return max(0, max(ready_ns) - max(ready_ns[number] for number in self._first))
 
 
 def _first_bucket(texts: dict[str, str], numbers: dict[str, int]) -> list[int] | None:
-    """Return the parameters in the bucket that is sent first, [] if there is only one bucket, or None if unknown."""
+    """Return the indices of the parameters in the bucket that is sent first.
+
+    Returns [] if there is only one bucket, and None if the buckets are unknown.
+    """
     buckets = texts.get("rebuilt_per_bucket_param_indices", "").split(",")
     if numbers.get("has_rebuilt_buckets") and buckets != [""]:
         return [int(number) for number in buckets[0].split()] if len(buckets) > 1 else []
@@ -202,7 +209,7 @@ class GradientSync:
             log_own_error(error, "the wait for gradients is not shown")
 
     def _computed(self) -> None:
-        """Begin the wait, because autograd has run the last node."""
+        """Begin the wait for gradients, because autograd has run the last node."""
         try:
             if get_ident() == self._thread and self._begun_ns is None:
                 now_ns = clock.perf_counter_ns()
@@ -214,7 +221,7 @@ class GradientSync:
             log_own_error(error, "the wait for gradients is not shown")
 
     def ended(self) -> None:
-        """End the wait, because the backward has returned."""
+        """End the wait for gradients, because the backward has returned."""
         try:
             self._end()
         except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host

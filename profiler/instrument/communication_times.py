@@ -7,18 +7,18 @@ from collections.abc import Sequence
 
 from cbtop.protocol.training_messages import MAX_STEP_PARTS, CommunicationTimes, PartTime
 
-OTHERS = "others"  # kinds of communication after the first MAX_STEP_PARTS - 1
+OTHERS = "others"  # name for all kinds of communication after the first MAX_STEP_PARTS - 1
 
 
 class StepCommunication:
-    """The times that a training step waited for communication, and what ran during its computation."""
+    """The waits of a training step for communication, and the computation that overlapped with communication."""
 
     __slots__ = ("overlapped_ns", "unknown", "waits_ns")
 
     def __init__(self) -> None:
         self.waits_ns: dict[str, int] = {}  # by kind, for example `AllGather, backward`
-        self.overlapped_ns = 0  # at most: computation that ran after the first gradients had been sent
-        self.unknown = ""  # why some of these times are not known; empty if all are
+        self.overlapped_ns = 0  # longest possible overlap: computation after the first gradients had been sent
+        self.unknown = ""  # reason why some of these times are not known; "" if all are known
 
     def waited(self, kind: str, wait_ns: int) -> None:
         """Add a wait for communication."""
@@ -30,8 +30,8 @@ class StepCommunication:
 def together(steps: Sequence[StepCommunication]) -> CommunicationTimes | None:
     """Return the times of all `steps`, or None if they did not communicate.
 
-    The overlapped time of a few steps may be unknown, such as those before DistributedDataParallel has rebuilt its
-    buckets. They count as long as the mean of the others.
+    The overlapped time of some steps may be unknown, for example before DistributedDataParallel has rebuilt its
+    buckets. If it is known for at least half of the steps, the other steps count with the mean. Otherwise it is None.
     """
     known = [step.overlapped_ns for step in steps if not step.unknown]
     is_known = 2 * len(known) >= len(steps)

@@ -1,13 +1,14 @@
-"""Announces when Dynamo compiles, from Dynamo's callbacks at the begin and end (torch._dynamo.callback), and totals.
+"""Announces each compilation by Dynamo, and their totals. Dynamo calls callbacks at its begin and end
+(torch._dynamo.callback).
 
 While Dynamo compiles, the activity of the process is "compiling". So a step that waits for the compiler is not
 reported as a hang.
 
-Compilations that overlap, in several threads or nested, are reported as one compilation. `torch._dynamo.reset` drops
-the callbacks. They are registered again some recorded steps later, when the model is next checked for changes.
+Compilations that overlap or are nested are reported as one. `torch._dynamo.reset` drops the callbacks. They are
+registered again some recorded steps later, when the model is next checked for changes.
 
 Dynamo counts graph breaks by their reasons. A break belongs to the innermost step, layer or brick that ran when the
-compilation ended. The totals are announced also if nothing was compiled, because 0 is known only if it was watched.
+compilation ended. The totals are also announced if nothing was compiled, so that viewers know that the number is 0.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from cbtop.protocol.structure_messages import MAX_BREAKS, CompiledCode, GraphBre
 
 DYNAMO = "torch._dynamo"
 COMPILING, MAIN_LOOP = Activity("compiling"), Activity("")
-# An id of a compilation: the number of the frame, and how often the frame was compiled before ("3/1"). Compiled
-# autograd has a prefix ("!0/3/1"), a new attempt has a suffix ("3/1_1").
+# The id of a compilation ("3/1"): the number of the frame, and how often the frame was compiled before. Compiled
+# autograd adds a prefix ("!0/3/1"), and a new attempt adds a suffix ("3/1_1").
 _ID = re.compile(r"(?:!\d+/)?\d+/(\d+)(?:_\d+)?")
 
-_EXPLANATION = "Explanation: "  # begin of a line of a reason
+_EXPLANATION = "Explanation: "  # beginning of a line in the text of a reason
 
 
 class Compilations:
@@ -40,10 +41,10 @@ class Compilations:
     def __init__(self) -> None:
         self._profilers: weakref.WeakSet[BrickProfiler] = weakref.WeakSet()
         self._number = 0
-        self._begun_ns: dict[BrickProfiler, int] = {}  # begin of the running compilation, by each profiler's clock
+        self._begun_ns: dict[BrickProfiler, int] = {}  # when the running compilation began, on each profiler's clock
         self._is_awaited = False
         self._recompilations = 0
-        # number of breaks by reason and node
+        # Number of graph breaks by (reason, node).
         self._breaks: weakref.WeakKeyDictionary[BrickProfiler, Counter[tuple[str, int]]] = weakref.WeakKeyDictionary()
         self._seen: Counter[str] = Counter()  # Dynamo's own counts, by reason
 
@@ -134,7 +135,7 @@ def _node_of(profiler: BrickProfiler) -> int:
 
 
 def _in_a_line(reason: str) -> str:
-    """Return the first line of a reason and Dynamo's explanation of it. Hints are left out."""
+    """Return the first line of `reason` and Dynamo's explanation, in one line. Leaves out hints."""
     lines = [line.strip() for line in reason.splitlines() if line.strip()]
     explained = [line.removeprefix(_EXPLANATION) for line in lines[1:] if line.startswith(_EXPLANATION)]
     return ": ".join([*lines[:1], *explained[:1]]) or "a graph break"

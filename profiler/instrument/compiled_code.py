@@ -1,13 +1,13 @@
 """Maps each kernel that inductor's generated code launches to the modules of a model.
 
 Rules
-- Dynamo records the modules and functions around each node of its graph. cbtop reads these when inductor gets the
-  graph. In generated code, the comment above each launch names the nodes of the graph (`Source Nodes`). Code from
-  inductor's cache has these comments, too. cbtop changes no setting of torch, and adds no compiler pass.
-- While a CUDA graph is captured, the capturing thread is traced, to see which line of generated code captures which
-  nodes. If the host traces this thread itself (a debugger, some tools for coverage), cbtop does not trace it, and the
-  kernels are not named.
-- Adjacent kernels of the same modules are one brick. A kernel of several modules is one brick, with all their names:
+- Dynamo records the modules and functions around each node of its graph. cbtop reads these records when inductor gets
+  the graph. In the generated code, the comment above each launch has the names of the graph's nodes (`Source Nodes`).
+  Code from inductor's cache has these comments, too. cbtop changes no setting of torch and adds no compiler pass.
+- While a CUDA graph is captured, cbtop traces the capturing thread, to see which line of generated code captures
+  which nodes. If the host already traces this thread (a debugger, some tools for coverage), cbtop does not trace it,
+  and the kernels get no names.
+- Adjacent kernels of the same modules are one brick. A kernel of several modules is a brick with all of their names:
   "Fused: ResidualAdd, RmsNorm".
 - A layer lasts from its first kernel to its last. If a kernel is fused from several layers, or if inductor has moved
   a kernel away from its layer, the kernel belongs to the layer during which it runs, if any.
@@ -49,11 +49,11 @@ MAX_FILES = 256  # number of files of generated code that are remembered
 MAX_NAME_CHARS = 200
 
 _NODES = re.compile(r"\s*# (?:Topologically Sorted|Unsorted) Source Nodes: \[([^\]]*)\]")
-# Launches of loops that inductor writes itself. Matrix products run in templates (`triton_tem_…`) and in calls of
-# other libraries (`extern_kernels.mm`).
+# Launches of loops that inductor has written itself. Matrix products run in templates (`triton_tem_…`) or in
+# functions of other libraries (`extern_kernels.mm`).
 _LOOPS = re.compile(r"\s*triton_(?!tem_)\w+\.run\(")
 _FRAME = re.compile(r'File "(?:[^"]*[/\\])?([^"/\\]+?)(?:\.py)?", line \d+, in (\w+)')
-_MODULE = re.compile(r"[LG]\['\w+'\]")  # Dynamo's name of the module whose call it compiles
+_MODULE = re.compile(r"[LG]\['\w+'\]")  # Dynamo's name for the compiled module
 _MATMULS = ("linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsum", "_grouped_mm", "conv1d", "conv2d")
 _PRODUCTS = {*_MATMULS, "scaled_dot_product_attention", "flex_attention"}
 _ADDS = ("add", "iadd", "add_", "__add__", "__iadd__")
@@ -75,14 +75,14 @@ class GraphOrigins:
     """The origins of all nodes in one graph of Dynamo. Paths start at the compiled module, which has the path ""."""
 
     origins: dict[str, NodeOrigin] = field(default_factory=dict)  # by the node's name
-    classes: dict[str, str] = field(default_factory=dict)  # the modules' classes, by path
+    classes: dict[str, str] = field(default_factory=dict)  # the class name of each module, by path
     elements: dict[str, int] = field(default_factory=dict)  # elements of a module's first tensor argument, by path
 
     @classmethod
     def of(cls, graph: Any) -> GraphOrigins:
         """Read a `torch.fx.Graph`."""
         found = cls()
-        known: dict[tuple[Any, ...], tuple[Any, ...]] = {}  # nodes of one module share these tuples
+        known: dict[tuple[Any, ...], tuple[Any, ...]] = {}  # makes nodes of one module share these tuples
         for node in graph.nodes:
             if node.op not in ("call_function", "call_method"):
                 continue
@@ -126,10 +126,10 @@ def _elements(node: Any) -> int:
     return 0
 
 
-# --- inductor's graphs ---------------------------------------------------------------------------------------------
+# --- graphs of inductor -----------------------------------------------------------------------------------------
 
-_compiled: dict[str, GraphOrigins] = {}  # by file of generated code
-_original: list[tuple[Any, Callable[..., Any], Callable[..., Any]]] = []  # module, its compile_fx, the replacement
+_compiled: dict[str, GraphOrigins] = {}  # origins by file of generated code
+_original: list[tuple[Any, Callable[..., Any], Callable[..., Any]]] = []  # (module, its compile_fx, the replacement)
 _compiling: set[int] = set()  # ids of threads that are compiling
 
 
@@ -139,7 +139,7 @@ def follow() -> None:
 
 
 def follow_no_more() -> None:
-    """Stop following inductor, and forget all graphs.
+    """Stop storing origins, and forget all graphs.
 
     Restores inductor's original function unless the host has replaced it in the meantime.
     """
@@ -211,7 +211,10 @@ def _note(found: GraphOrigins, files: Iterable[str]) -> None:
 
 
 class Ran(NamedTuple):
-    """A line of generated code that has captured nodes, between `begin` and `end`."""
+    """A line of generated code that has captured nodes.
+
+    `begin` and `end` are the last nodes of the capture before and after it.
+    """
 
     file: str
     line: int
@@ -220,7 +223,10 @@ class Ran(NamedTuple):
 
 
 def watch(capture: Capture) -> None:
-    """Trace the calling thread until `capture` ends. Does nothing if inductor has generated no code."""
+    """Trace the Python code of the calling thread until `capture` ends.
+
+    Does nothing if inductor has generated no code.
+    """
     if _compiled:
         seen = Watch(capture)
         capture.ended = seen.end
@@ -251,7 +257,7 @@ class Watch:
             sys.settrace(None)
 
     def _called(self, frame: FrameType, event: str, argument: object) -> Callable[..., Any] | None:
-        """Handle the call of a function."""
+        """Handle the call of a function by the traced thread."""
         if captures.get(get_ident()) is not self._capture:  # the capture has ended
             sys.settrace(None)
             return None
@@ -311,7 +317,10 @@ class Watch:
 
 
 class Site(NamedTuple):
-    """A brick of a model, with the path of its module. A function has the path of the module that calls it."""
+    """A brick of a model, with the path of its module.
+
+    If it is a function, the path is that of the module that calls it.
+    """
 
     brick: BrickDefinition
     path: str
@@ -328,7 +337,7 @@ class Naming:
         model: nn.Module | None,
         around: Sequence[nn.Module | None] = (),
     ) -> None:
-        """`calls` are the timed calls of `model`. `around` are the modules with running calls, outermost first."""
+        """`calls` are the timed calls of `model`. `around` has the modules of the running calls, outermost first."""
         self.compiled = compiled
         self._keys = {id(call.module()): call.key for call in calls}
         found = next(filter(None, [self._below(module) for module in reversed(around)]), None)
@@ -357,7 +366,7 @@ class Naming:
     def _alone_in(self, model: nn.Module) -> dict[str, nn.Module] | None:
         """Find the compiled module in `model`. Returns the modules of the graph, by path.
 
-        Returns None if several modules are possible, or if the module is inside a layer or brick.
+        Returns None if several modules are possible, or if the module is part of a layer or brick.
         """
         known = modules_by_path(model)
         path = next(filter(None, self.compiled.classes), None)
@@ -411,7 +420,7 @@ class NodeGroup:
         self.sites = tuple({(id(site.brick), site.path): site for site in sites}.values())
         self.classes = () if sites else tuple(dict.fromkeys(map(naming.class_of, origins)))
         layers = {naming.layer(origin) for origin in origins}
-        self.layer = layers.pop() if len(layers) == 1 else None  # None if its origins are in several layers
+        self.layer = layers.pop() if len(layers) == 1 else None  # None if the origins are in different layers
 
     @property
     def said(self) -> tuple[Any, ...]:
@@ -456,7 +465,7 @@ def _nodes(ran: list[Ran], lines: list[str]) -> list[list[str]]:
     launches = {one.line for one in ran}
     found = []
     for one in ran:
-        at = one.line - 1  # lines count from 1
+        at = one.line - 1  # line numbers begin at 1
         said = None
         while said is None and at > 0 and at not in launches and not lines[at - 1].lstrip().startswith("def "):
             said = _NODES.match(lines[at - 1])
@@ -466,9 +475,9 @@ def _nodes(ran: list[Ran], lines: list[str]) -> list[list[str]]:
 
 
 def _computed(origins: list[NodeOrigin], line: str) -> list[NodeOrigin]:
-    """Select the `origins` that the line computes. Inductor also names operations that only reshape a result."""
+    """Return those of `origins` that the line computes. Inductor also lists operations that only reshape a result."""
     products = [at for at, origin in enumerate(origins) if origin.operation in _PRODUCTS]
-    if _LOOPS.match(line):  # a loop computes matrix products only if it computes nothing else
+    if _LOOPS.match(line):  # a loop computes no matrix products, unless it computes nothing else
         return [origin for origin in origins if origin.operation not in _PRODUCTS] or origins
     return origins[products[-1] if products else -1 :]
 

@@ -36,9 +36,10 @@ _FLAG = "_is_compiling_flag"
 
 
 def _roles() -> dict[str, int]:
-    """Return the roles of a model's arguments, by name. As in `describe`, arguments with other names are ignored.
+    """Return the role of each argument of a model that `describe` knows, by name. Other arguments are ignored.
 
-    If a call has several arguments for tokens, or several for caches, `describe` uses the one with the lowest number.
+    A role is a number that says whether the argument is for tokens, for a cache, or for something else. If a call has
+    several arguments of one sort, `describe` uses the one with the lowest number.
     """
     ranked = [(name, rank) for rank, name in enumerate(phases.TOKENS)]
     ranked += [(name, CACHE + rank) for rank, name in enumerate(phases.CACHES)]

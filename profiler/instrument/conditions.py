@@ -13,7 +13,7 @@ from cbtop.protocol.structure_messages import Conditions
 if TYPE_CHECKING:
     from torch import nn
 
-# The versions of these libraries are reported if the process has imported them: module and name.
+# Module and name of each library with a version to report. Reported only if the process has imported the module.
 _LIBRARIES = {
     "torch": "torch",
     "transformers": "transformers",

@@ -1,7 +1,8 @@
-"""Computes the FLOP and elements of torch's own convolutions from their settings.
+"""Computes the FLOP and the output elements of torch's own convolutions from their settings.
 
-A convolution multiplies a part of the weights for each output. A transposed convolution multiplies a part of the
-weights for each input. If the outputs are not a fixed multiple of the inputs, the work depends on the image size.
+A convolution has a fixed number of multiplications per output element. A transposed convolution has a fixed number
+per input element. If the number of outputs is not a fixed multiple of the number of inputs, the work depends on the
+image size.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class _Settings(NamedTuple):
     groups: int
     kernel: tuple[int, ...]
     stride: tuple[int, ...]
-    padding: tuple[int, ...]  # sum of both sides
+    padding: tuple[int, ...]  # on both sides together
     dilation: tuple[int, ...]
     output_padding: tuple[int, ...]
     is_transposed: bool
@@ -48,7 +49,7 @@ def dimensions(module: nn.Module) -> int:
 
 
 def depends_on_size(module: nn.Module) -> bool:
-    """Return whether `module` is a convolution whose work per input element depends on the image size."""
+    """Return whether `module` is a convolution with work per input element that depends on the image size."""
     return is_convolution(module) and convolved(module) is None
 
 

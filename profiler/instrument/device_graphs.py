@@ -53,25 +53,25 @@ class DeviceGraphs:
         self.index = index
         #: Returns the caller's stream on this device, even if the stream is being captured.
         self.current_stream: Callable[[], int] = raw_stream_of(index)
-        self._waiting: dict[DeviceGraph, None] = {}  # graphs with replays that are not read yet
-        self._dropped: dict[DeviceGraph, None] = {}  # graphs to close
+        self._waiting: dict[DeviceGraph, None] = {}  # graphs with replays that have not been read yet
+        self._dropped: dict[DeviceGraph, None] = {}  # graphs to close when their last replay has ended
         self._live: dict[DeviceGraph, None] = {}
         self.pairs = Pairs(self.device)
         self._in_line = InLineCost(self.device)
         self._settling = threading.Lock()
 
     def stream(self) -> int | None:
-        """Return the caller's stream, or None if it is a different device's stream or is being captured."""
+        """Return the caller's stream. None if it belongs to a different device, or is being captured."""
         if current_device() != self.index or is_stream_captured():
             return None
         return int(self.current_stream())
 
     def captured_last(self) -> Last:
-        """Return the nodes in the caller's capture that the next captured node would depend on."""
+        """Return the nodes in the caller's capture that the next captured node will depend on."""
         return self.device.driver.captured_last(self.current_stream())
 
     def cloned(self, capture: Capture) -> int:
-        """Copy the graph that the caller is capturing, and store the nodes of the copy in `capture`.
+        """Copy the graph that the caller is capturing, and replace the nodes in `capture` by those of the copy.
 
         Returns the copy, or 0 if there is no graph. Raises DriverError if the graph cannot be copied.
         """
@@ -107,11 +107,14 @@ class DeviceGraphs:
 
     @property
     def stamp_ns(self) -> int:
-        """Nanoseconds that the two stamps around a replay take on the device, or 0 if unknown."""
+        """The time that the two stamps around a replay take on the device, in ns. 0 if unknown."""
         return 2 * (self._in_line.stamp_ns or 0)
 
     def settle(self, *, may_wait: bool = False) -> None:
-        """Record finished replays, and close dropped graphs. With `may_wait`, wait for the others up to WAIT_S."""
+        """Record finished replays, and close dropped graphs.
+
+        If `may_wait`, first wait for the other replays, at most WAIT_S.
+        """
         if self.device.is_of_parent or not (self._waiting or self._dropped):
             return
         if not self._settling.acquire(blocking=False):  # another thread is settling, or a signal interrupted this one
@@ -143,14 +146,17 @@ class DeviceGraphs:
                     kept.pop(graph, None)
 
     def say_how_measured(self, graph: DeviceGraph, cost: StampCost) -> None:
-        """Report how the times of `graph` are measured, with the newly measured cost of a stamp."""
+        """Report how the times of `graph` are measured. `cost` is the newly measured cost of a stamp."""
         last = self.device.time.last
         clock = "" if last is None else f", its clock to {self.device.time.error_ns(last.device_ns) / 1000:.1f} us"
         stamps = f"less {cost.cost_ns / 1000:.2f} +- {cost.error_ns / 1000:.2f} us a stamp"
         graph.steps.measured(f"captured graphs on the device, {stamps}{clock}")
 
     def close(self) -> None:
-        """Free all memory on the device, unless a replay is still running. Replays that are not read yet are lost."""
+        """Free all memory on the device, unless a replay is still running.
+
+        Replays that have not been read are lost.
+        """
         if self.device.is_of_parent:
             return
         for graph in list(self._live):
@@ -190,7 +196,7 @@ def device_here() -> DeviceGraphs:
 
 
 def _after_fork() -> None:
-    """Make a new lock in a child process, because a thread that does not exist there may hold the old one."""
+    """In a forked child, make a new lock, because a thread that does not exist in the child may hold the old one."""
     global _lock
     _lock = threading.RLock()
 

@@ -1,12 +1,12 @@
 """Keeps Dynamo from compiling the code of cbtop.
 
-While a function made by `torch.compile` runs, Dynamo looks at each frame of Python that begins in this thread. Frames
-of torch are skipped. If a module is called in such a frame, cbtop runs there, too, and Dynamo would compile cbtop and
-whatever it calls or imports: 2,000 frames at the first call of a model. So
+While a function made by `torch.compile` runs, Dynamo looks at each Python frame that begins in this thread. It skips
+frames of torch. If a module is called in such a frame, cbtop runs there, too. Then Dynamo would compile cbtop and all
+code that it calls or imports: 2,000 frames at the first call of a model. So
 
-- our functions are marked as torch's own are. Dynamo skips them, but not the functions that they call, such as the
-  host's model;
-- Dynamo's callback is off while cbtop does work that does not call the model.
+- cbtop's functions are marked like torch's own. Dynamo skips them, but not the functions that they call, such as the
+  host's model.
+- While cbtop does work that does not call the model, Dynamo's callback is off.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ OUR_MODULES = "cbtop.profiler", "cbtop.protocol"  # the parts of cbtop that run 
 DECORATED = staticmethod, classmethod, property, functools.cached_property, type(functools.cache(abs))
 INSIDE_DECORATED = "__func__", "fget", "fset", "fdel", "func", "__wrapped__"
 
-#: The part of Dynamo that decides about each frame of Python; None if this torch has none.
+#: Dynamo's module that decides what to do with each Python frame. None: this torch has no Dynamo.
 _frames: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
-#: Sets the callback of this thread and returns the one before; None: no callback.
+#: Sets the callback of this thread, and returns the previous one. None is no callback.
 set_callback: Callable[[Any], Any] | None = getattr(_frames, "set_eval_frame", None)
 
 
 def can_keep_dynamo_out() -> bool:
-    """Whether Dynamo can be told to skip our frames."""
+    """Return whether Dynamo can be told to skip cbtop's frames."""
     return all([hasattr(_frames, name) for name in ("set_code_exec_strategy", "_debug_get_cache_entry_list")])
 
 
 def without_dynamo(call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-    """Return the result of `call`, whose frames Dynamo does not see."""
+    """Call `call` without Dynamo seeing its frames. Returns its result."""
     callback = None if set_callback is None else set_callback(None)
     try:
         return call(*args, **kwargs)
@@ -48,9 +48,9 @@ def without_dynamo(call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -
 
 
 def keep_dynamo_out() -> None:
-    """Make Dynamo skip cbtop's frames but not the functions they call, as Dynamo does for torch.nn.
+    """Make Dynamo skip cbtop's frames, but not the functions that they call. Dynamo does the same for torch.nn.
 
-    If Dynamo compiles a function of the host, and this function calls cbtop, Dynamo still traces cbtop there.
+    If Dynamo compiles a function of the host that calls cbtop, it still traces cbtop's code.
     """
     actions = _frames._FrameAction
     as_it_is = _frames._FrameExecStrategy(actions.SKIP, actions.DEFAULT)  # skip a frame, but not its callees
@@ -69,9 +69,9 @@ def keep_dynamo_out() -> None:
 
 
 def functions_of(member: object) -> Iterator[FunctionType]:
-    """Yield our functions that run if `member` is called, or read as an attribute."""
+    """Yield cbtop's functions that run if `member` is called, or read as an attribute."""
     if isinstance(member, FunctionType):
-        inside = [vars(member).get("__wrapped__")]  # a decorated function, even if the decorator is not ours
+        inside = [vars(member).get("__wrapped__")]  # the function inside a decorator, which may be the host's
         if member.__globals__.get("__name__", "").startswith(OUR_MODULES):
             yield member
     elif isinstance(member, DECORATED):

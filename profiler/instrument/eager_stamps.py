@@ -1,11 +1,11 @@
-"""Chooses how a model is timed. If all of a model is on one CUDA device, stamps on that device time the model.
+"""Chooses how a model is timed. A model that is completely on one CUDA device is timed by stamps on that device.
 
 Rules
 - A device's clock is made when the first model on the device is planned, never at import. A forked child makes no
   clock.
 - All models of a profiler on one device share one path. When the last of these models is detached, the path and its
   clock are removed.
-- The host times models on several devices, models on devices other than CUDA's, and models without a working clock.
+- The host times all other models: those on several devices, on devices other than CUDA's, or without a working clock.
   Such times are named launches.
 """
 
@@ -38,11 +38,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """How a model is timed, and the meaning of its times."""
+    """How a model is timed, and what its times mean."""
 
     path: Path
     backend: str = ""  # backend of the bricks; "" for a model on a CPU
-    is_there: bool = False  # whether times are measured on the device
+    is_there: bool = False  # whether the device measures the times
     by_kernels: bool = False  # whether CUPTI records the kernels (kernel_steps.py); otherwise stamps are used
 
     @property
@@ -51,7 +51,7 @@ class Timing:
         return self.path.position
 
     def start_brick(self, brick: Any) -> Any:
-        """Start timing `brick`, renamed by `labelled`."""
+        """Start timing `labelled(brick)`."""
         return self.path.start_brick(self.labelled(brick))
 
     def stop_brick(self, timer: Any, elements: int, failed: bool = False) -> None:
@@ -59,7 +59,7 @@ class Timing:
         self.path.stop_brick(timer, elements, failed)
 
     def labelled(self, brick: Any) -> Any:
-        """Return `brick` with the backend that states the meaning of its times."""
+        """Return `brick` with a backend that says what its times mean."""
         return _named(brick, self.backend, self.is_there) if self.backend else brick
 
 
@@ -93,7 +93,7 @@ def timing_of(profiler: BrickProfiler, model: nn.Module) -> Timing:
     stamped = None if device is None else _on(profiler, device)
     if stamped is not None:
         return Timing(stamped.path, "torch on cuda", is_there=True)
-    given = profiler.parts.paths.device  # the path of a clock that the host has passed to the profiler
+    given = profiler.parts.paths.device  # the path of a device clock that the host has passed to the profiler
     is_given = given is not None and given.kept is None
     backend = f"torch on {min(kinds)}{LAUNCHES}"
     return Timing(given if given is not None and is_given else profiler.parts.paths.host, backend)
@@ -143,7 +143,7 @@ def _made(profiler: BrickProfiler, device: int) -> _Stamped:
 
     def failed(error: Exception) -> None:
         reraise_host_error(error)
-        if isinstance(error, RecursionError):  # the host's stack is full: only this brick is not recorded
+        if isinstance(error, RecursionError):  # the host's stack is full, so only this brick is lost
             return
         known = _stamped.get(profiler, {})
         stamped = known.get(device)

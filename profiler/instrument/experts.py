@@ -26,15 +26,15 @@ def chosen_experts(experts: nn.Module, around: nn.Module, beside: Iterable[nn.Mo
     """Return the number of experts that each token runs through (`top_k`), or None if unknown.
 
     `around` is the block that contains `experts`. `beside` are the other modules of the block, including the router.
-    The number is unknown if these modules state different numbers, or if the router chooses among more than `experts`
-    (for example among experts that do nothing).
+    The number is unknown if these modules have different numbers, or if the router chooses among more than `experts`,
+    for example among experts that do nothing.
     """
     held = _matrices(experts)
     if held is None:
         return None
     count = next(iter(held.values())).shape[0]
     told: set[Any] = {attribute_of(around, name) for name in _TOP_K}
-    routed: set[int] = set()  # the number of experts a router chooses from
+    routed: set[int] = set()  # the number of experts that each router chooses from
     for module in beside:
         of_router = {attribute_of(module, name) for name in _TOP_K} - {None}
         weight = own_parameters(module).get("weight")

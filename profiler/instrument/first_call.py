@@ -1,7 +1,7 @@
 """Loads the instrumentation before the first call of a module of torch. The import of torch alone does not load it.
 
 The instrumentation also loads when the host imports an engine or `generate` of transformers, or calls
-`Module.compile`. Each of these must be followed from the beginning.
+`Module.compile`, because cbtop must follow these from the beginning.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ EARLIER = ("transformers.generation.utils", "vllm", "sglang")
 
 def await_first_call(begin: Callable[[], None]) -> None:
     """Call `begin` once, before the first call of a module. Requires that torch has been imported."""
-    claims = [begin]  # a thread takes `begin` from this list; other threads find it empty and do not wait
+    claims = [begin]  # the first thread takes `begin` from this list; all others find it empty
 
     def first_call(module: Any) -> Any:
         if torch.compiler.is_compiling():
@@ -45,7 +45,7 @@ def await_first_call(begin: Callable[[], None]) -> None:
             is_ours = True
             end()
             without_dynamo(begin)
-        except BaseException:  # a signal handler of the host may raise anywhere; the next call tries again
+        except BaseException:  # raised by a signal handler of the host; the next call tries again
             if is_ours:
                 claims.append(begin)
                 wait()
@@ -61,7 +61,7 @@ def await_first_call(begin: Callable[[], None]) -> None:
         stand_by()
 
     if not is_supported():
-        begin()  # logs why torch is not supported
+        begin()  # this call logs why torch is not supported
         return
     keep_dynamo_out()
     wait()

@@ -3,10 +3,10 @@
 The function objects do not change (see swapping.py).
 
 Rules
-- Only known functions are timed: plain functions in a file of transformers, with the expected first parameter. Names
-  in a program's own file, static methods, class methods and values are never touched.
-- Functions are timed in recorded steps. Functions that mark the begin or end of a step are timed as long as a model
-  is attached.
+- Only known functions are timed: plain functions in a file of transformers, with the expected first parameter.
+  Functions in a program's own files, static methods, class methods and values are left alone.
+- Functions are timed in recorded steps. Functions that mark the begin or end of a step are timed while a model is
+  attached.
 - If cbtop's code fails, it logs one line, and the host's function runs unchanged.
 - Fused attention is one brick, "Attention (fused)", and is never split.
 """
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 BrickOf = Callable[[Any, Any], tuple[Any, Any] | None]
 
 LIBRARY = "transformers"  # the library with the known functions
-# Functions that apply rotary position, each with the accepted names of its first parameter.
+# Functions that apply rotary position, with the names that their first parameter may have.
 _ROPE = {
     "apply_rotary_pos_emb": ("q", "x", "tensor"),
     "apply_rotary_emb": ("xq",),
@@ -67,8 +67,8 @@ _ROPE = {
     "apply_rotary_pos_emb_vision": ("q",),
     "apply_multimodal_rotary_pos_emb": ("q",),
 }
-# Other functions in a model's file, and methods of its attention. For each: the brick, and the accepted names of the
-# first parameter (after `self`).
+# Other functions in a model's file, and methods of its attention. For each: the brick, and the names that the first
+# parameter (after `self`) may have.
 _FUNCTIONS = {
     "create_causal_mask": (classification.ATTENTION_MASK, ("config",)),
     "create_sliding_window_causal_mask": (classification.ATTENTION_MASK, ("config",)),
@@ -86,22 +86,22 @@ _METHODS = {
     "expand_kv": (classification.KV_EXPANSION, ("kv_nope",)),
 }
 _QUERY = ("query", "q")
-_ANYTHING = ()  # no first parameter is expected
-# Arguments that make attention ignore some keys: keys of other sequences, in other pages, or before a window.
+_ANYTHING = ()  # any first parameter is accepted
+# Arguments that make attention ignore some keys: those of other sequences, in other pages, or before a window.
 _HIDE = frozenset({"cu_seq_lens_q", "cu_seqlens_q", "cache", "block_table", "sliding_window", "position_bias"})
 _ATTENTION = "_attention_forward"  # suffix of transformers' names, such as sdpa_attention_forward
 _EAGER = f"eager{_ATTENTION}"
 _CACHE_UPDATE = "cache_utils.update"
-_EAGER_METHOD = "_attn"  # name of eager attention in older models (GPT-J), where it is a method
+_EAGER_METHOD = "_attn"  # name of the method for eager attention in older models (GPT-J)
 GENERATION = "transformers.generation.utils"
 
 
 class TimedFunctions:
-    """The timed functions of this process. Calls `met` with each model that starts to generate."""
+    """The timed functions of this process. Calls `met` with each model when its `generate` is called."""
 
     def __init__(self, met: Callable[[object], None] = lambda model: None) -> None:
         self._met = met
-        self._wrapped: list[SwapTarget] = []  # functions that are timed as long as a model is attached, oldest first
+        self._wrapped: list[SwapTarget] = []  # functions that are timed while a model is attached, oldest first
 
     def wrap(self, modules: Iterable[nn.Module]) -> None:
         """Time the known functions that `modules` call."""
@@ -146,7 +146,7 @@ class TimedFunctions:
         self._swap_known(cache, "update", ("key_states",), _kv_write, is_method=True)
 
     def wrap_generate(self) -> None:
-        """Wrap `generate` and the functions in it that show when a token is chosen, so that steps end there.
+        """Wrap `generate`, and the functions in it that show when a token is chosen, because a step ends then.
 
         Must be called before the first `generate`.
         """
@@ -164,7 +164,7 @@ class TimedFunctions:
         self._swap_known(kind, "_update_model_kwargs_for_generation", _ANYTHING, update)
 
     def replace(self, owner: Any, name: str, wrapper: Callable[[Function], Function]) -> None:
-        """Time the function `name` of `owner`, if it exists, as long as a model is attached."""
+        """Time the function `name` of `owner`, if it exists, while a model is attached."""
         function = None if owner is None else held(owner, name)
         if function is not None and not any([one.is_of(function) for one in self._wrapped]):
             self._wrapped.append(_timed_as(owner, name, function, wrapper, stays=True))
@@ -199,10 +199,10 @@ def _is_of_library(thing: Any) -> bool:
 
 
 def _is_known(owner: Any, name: str, first: tuple[str, ...], *, is_method: bool) -> bool:
-    """Return whether `owner` itself has a plain function `name` of transformers with an accepted first parameter.
+    """Return whether `owner` itself has a plain function `name` of transformers with the expected first parameter.
 
-    Static methods, class methods and properties are not plain functions. A function that a program has put in place
-    of the library's function does not count.
+    Static methods, class methods and properties are not plain functions. If a program has replaced the library's
+    function by its own, the result is False.
     """
     function: Any = None if owner is None else held(owner, name)
     if not is_plain(function) or not _is_of_library(function):
@@ -210,7 +210,7 @@ def _is_known(owner: Any, name: str, first: tuple[str, ...], *, is_method: bool)
     home = function.__globals__.get("__name__", "")
     parameters = inspect.unwrap(function).__code__.co_varnames
     found = parameters[is_method : is_method + 1]
-    is_at_home = str(home).partition(".")[0] in (LIBRARY, "torch")  # wrapped by `torch.no_grad`
+    is_at_home = str(home).partition(".")[0] in (LIBRARY, "torch")  # `torch.no_grad` wraps some functions
     return is_at_home and (not first or (bool(found) and found[0] in first))
 
 
@@ -225,9 +225,9 @@ def _timed_as(
 class FunctionCall:
     """Calls a function, and times the call as a brick if a step is recorded.
 
-    If there is a function `brick_of`, it returns the brick and its elements. Otherwise the brick is `brick`, with the
-    elements of the first tensor among the arguments from number `first` on. In attention, the query is the argument
-    number `queries`. If the hot path is compiled, C code does the same, and keeps the last result of attention in
+    If `brick_of` is given, it returns the brick and its elements. Otherwise the brick is `brick`, and its elements
+    are those of the first tensor among the arguments from number `first` on. In attention, argument number `queries`
+    is the query. If the hot path is compiled, C code does the same, and stores the last result for attention in
     `last`.
     """
 
@@ -250,7 +250,7 @@ class FunctionCall:
         timer, elements = None, 0
         try:
             path = recorded_here()
-            # One attention function may call another: the inner call is a part of the outer call's brick.
+            # If one attention function calls another, the inner call is a part of the outer call's brick.
             if path is not None and getattr(path.position.scope.key, "name", None) != self.name:
                 if self.brick_of is None:
                     found: tuple[Any, Any] | None = (self.brick, elements_of(args[self.first :], kwargs))
@@ -313,7 +313,7 @@ def _call_of(
 
 
 def forget_types() -> None:
-    """Forget the types that attention multiplies. The next call of each attention function finds its type again."""
+    """Forget which types attention multiplies. The next call of each attention function finds the type again."""
     multiplied_type.cache_clear()
     for call in list(_attentions):
         if hasattr(call, "last"):
@@ -393,7 +393,7 @@ def _call_of_attention(original: Function, label: str, queries: int) -> Function
 
 
 def _fused(label: str, queries: int) -> BrickOf:
-    """Return the `BrickOf` of fused attention. Query, key and value are the arguments from number `queries` on."""
+    """Return a `BrickOf` for fused attention. Its arguments from number `queries` on are query, key and value."""
     name = classification.ATTENTION_FUSED
 
     def brick_of(args: Any, kwargs: Any) -> tuple[Any, int]:
@@ -436,8 +436,8 @@ def named(args: Any, kwargs: Any, at: int, name: str) -> Any:
 def _attended(name: str, label: str, given: Sequence[Any], has_mask: bool, is_causal: bool) -> tuple[Any, int]:
     """Return the brick of attention, and its elements: the pairs of a query and a key, over all heads.
 
-    `given` are the queries, keys and values. With a mask, the work per pair is unknown, because reading the mask's
-    contents would wait for the device.
+    `given` are the queries, keys and values. With a mask, the work per pair is unknown, because reading the contents
+    of the mask would wait for the device.
     """
     query, key, value = given
     if not (isinstance(query, Tensor) and isinstance(key, Tensor) and isinstance(value, Tensor)):
@@ -455,7 +455,8 @@ def _pairs(
 ) -> tuple[Any, int]:
     queries, keys, values = shapes
     axes = len(queries)
-    # The work is unknown if the axes have a different order (transposed keys), or if sequences share a query.
+    # If the axes have a different order (transposed keys), or if several sequences share a query, the work is
+    # unknown.
     is_odd = axes < 3 or len(keys) != axes or len(values) != axes or queries[-1] != keys[-1] or keys[-2] != values[-2]
     if is_odd or any(map(gt, keys[:-2], queries)) or any(map(gt, values[:-2], queries)):
         return _attention_brick(name, label, 0, 0, ""), 0
@@ -470,7 +471,7 @@ def _pairs(
     elements = math.prod(queries[:-2]) * pairs
     if not is_known:
         return _attention_brick(name, label, 0, 0, ""), elements
-    read = 0.0  # bytes per pair; known if a single query reads all keys and values once
+    read = 0.0  # bytes read per pair; known if one query reads all keys and values once
     if new == 1 and queries[:-3] == keys[:-3] == values[:-3]:
         heads = max(1, queries[-3])
         read = itemsize * (columns * keys[-3] + value_columns * values[-3]) / heads
@@ -479,7 +480,7 @@ def _pairs(
 
 @functools.lru_cache(maxsize=256)
 def _attention_brick(name: str, label: str, columns: int, read_bytes: float, dtype: str) -> BrickDefinition:
-    """Return a brick of attention.
+    """Return the brick of attention with the given work.
 
     `columns` is the length of a key plus the length of a value. `read_bytes` is the number of bytes that are read per
     pair of a query and a key. Both are 0 if unknown.

@@ -1,7 +1,7 @@
 """Follows transformers' `generate`. A step lasts from the preparation of its inputs until its token is chosen.
 
-If the hot path is compiled, C code makes the calls of the three wrappers that run in each step, in the same way.
-These wrappers close over `original` alone. Their own time counts as overhead of their step.
+Three wrappers run in each step. If the hot path is compiled, their calls run C code, which does the same. So they
+close over nothing but `original`. Their own time counts as overhead of their step.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if chosen() is not HotPath:
 
 
 def _compiled(wrapper: Function) -> Function:
-    """Let C code make the calls of a wrapper, if the hot path is compiled. Dynamo traces its Python code."""
+    """Make calls of a wrapper run C code, if the hot path is compiled. Dynamo still traces its Python code."""
     return wrapper if chosen() is HotPath else _hot_path.compile_generation(wrapper)
 
 
@@ -34,7 +34,7 @@ Result = TypeVar("Result")
 
 
 def generates(original: Function, met: Callable[[object], None] = lambda model: None) -> Function:
-    """Wrap `generate`: call `met` with the model before it, and end its steps after it."""
+    """Wrap `generate`: call `met` with the model before each call, and end the steps of the call after it."""
     met = _unless_it_fails(met)
 
     def generate(*args: Any, **kwargs: Any) -> Any:
@@ -47,7 +47,7 @@ def generates(original: Function, met: Callable[[object], None] = lambda model: 
         finally:
             try:
                 _end_generate(depth)
-            except BaseException:  # a signal handler interrupted the first attempt: end the remaining steps
+            except BaseException:  # a signal handler interrupted this: end the remaining steps
                 _end_generate(depth)
                 raise
 
@@ -68,7 +68,7 @@ def _unless_it_fails(function: Callable[Arguments, Result]) -> Callable[Argument
 
 @_unless_it_fails
 def _begin_generate(model: object) -> int:
-    """Begin a call of `generate`. Returns the number of running calls of `generate` around this call."""
+    """Begin a call of `generate`. Returns its depth: the number of calls of `generate` that are running around it."""
     generations = unit().generations
     generations.append(Generation(model))
     return len(generations) - 1
@@ -90,7 +90,7 @@ def _is_assisted() -> None:
 def end_sampling(args: tuple[Any, ...], returned_ns: int) -> None:
     """End the step that waits for its token, because its token was chosen at `returned_ns`.
 
-    `args` are the arguments of stopping criteria: `args[1]` are the chosen tokens.
+    `args` are the arguments of the stopping criteria. `args[1]` has the tokens of all sequences.
     """
     waiting = unit().waiting
     if waiting is not None:
@@ -137,7 +137,7 @@ def prepares(original: Function) -> Function:
 
 
 def assists(original: Function) -> Function:
-    """Wrap a function that generates with a draft model. Marks the running `generate` as assisted."""
+    """Wrap a function that generates with a draft model. It marks the running `generate` as assisted."""
 
     def assisted_decoding(*args: Any, **kwargs: Any) -> Any:
         _is_assisted()
@@ -147,7 +147,7 @@ def assists(original: Function) -> Function:
 
 
 def scores(original: Function) -> Function:
-    """Wrap a function that processes scores. Sampling begins when the function is called."""
+    """Wrap a function that processes scores. Its call is the beginning of sampling."""
 
     def process_scores(*args: Any, **kwargs: Any) -> Any:
         if is_dynamo_compiling():
@@ -170,7 +170,7 @@ def scores(original: Function) -> Function:
 
 
 def chooses(original: Function) -> Function:
-    """Wrap a function that checks whether to stop. Sampling has ended when the function returns."""
+    """Wrap a function that checks whether to stop. Its return is the end of sampling."""
 
     def is_done(*args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)

@@ -1,4 +1,7 @@
-"""The names that a profiler has given to models and bricks. A model that is attached again keeps its names."""
+"""Stores the names that a profiler has given to models and bricks.
+
+If a model is attached again, it keeps its names.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ if TYPE_CHECKING:
     from cbtop.profiler.profiler import BrickProfiler
     from cbtop.protocol.messages import Ceiling, Manifest
 
-MAX_IN_MODE = 4096  # number of bricks that are remembered
+MAX_IN_MODE = 4096  # maximum number of bricks that are stored
 
 
 @dataclass(slots=True)
@@ -28,17 +31,20 @@ class Said:
     """The names that a profiler has given to one model and its bricks."""
 
     model: str  # the model's name
-    definitions: dict[Hashable, Hashable] = field(default_factory=dict)  # all bricks, by identity (see `said_at`)
-    in_mode: dict[Hashable, BrickDefinition] = field(default_factory=dict)  # by brick in the plan, mode, image size
+    definitions: dict[Hashable, Hashable] = field(default_factory=dict)  # all bricks, by the result of `said_at`
+    in_mode: dict[Hashable, BrickDefinition] = field(default_factory=dict)  # by (brick in the plan, mode, image size)
 
 
 class Models:
-    """The models that one profiler has shown, and the announcements for one of them, the named model."""
+    """The models that one profiler has shown.
+
+    One of them is the named model: its manifest and roofs are announced.
+    """
 
     def __init__(self) -> None:
         self.said: WeakModuleDict[Said] = WeakModuleDict()
         self.names: dict[str, int] = {}  # how often each name has been used
-        self.rank = (False, -1)  # the named model's rank: whether it decodes, and the bytes of its weights
+        self.rank = (False, -1)  # rank of the named model: (whether it has a cache, bytes of its weights)
         self.manifest: Manifest | None = None
         self.ceilings: dict[str, Ceiling] = {}
 
@@ -54,8 +60,8 @@ def models_of(profiler: BrickProfiler) -> Models:
 def said_by(models: Models, root: nn.Module, plan: Plan) -> Said:
     """Return the names given to the model `root`, and give it a name if it is new.
 
-    The first model's name is "", even if only a part of the model was called before. Any other model has the name of
-    its class, with a number if that name was used before.
+    The first model is called "", even if a part of it was called before the model itself. Any other model is called
+    like its class, with a number if that name was used before.
     """
     if root not in models.said:
         others = [said for module, said in models.said.items() if not any([module is one for one in plan.trunk])]
@@ -70,7 +76,7 @@ def said_by(models: Models, root: nn.Module, plan: Plan) -> Said:
 
 
 def said_at(place: Hashable, brick: BrickDefinition) -> Hashable:
-    """Return the identity of `brick` at `place` in a model."""
+    """Return a key for `brick` at `place` in a model. Two bricks with equal keys are the same brick."""
     return place, brick.name, brick.label, brick.backend, brick.work
 
 
@@ -84,7 +90,7 @@ def key_in(
     mode: Mode,
     size: Any,
 ) -> Hashable:
-    """Return the brick of a module in `mode`, for an image of `size`. `key` is the brick in the model's plan."""
+    """Return the brick of a module in `mode`, for an image of `size`. `key` is the module's brick in the plan."""
     module = reference()
     if module is None or not isinstance(key, BrickDefinition):
         return key
@@ -93,7 +99,7 @@ def key_in(
         top_k = product.top_k
         work = work_of(module, product.brick, is_timed_there=is_timed_there, mode=mode, top_k=top_k, size=size)
         brick = key if work == key.work else replace(key, work=work)
-        if not submodules(module):  # a module with children may have adapters, which differ between modules
+        if not submodules(module):  # children may be adapters, which differ between modules
             if len(said.in_mode) >= MAX_IN_MODE:
                 said.in_mode.clear()
             said.in_mode[key, mode, size] = brick

@@ -1,13 +1,14 @@
 """Keeps the cost of instrumentation within a share of the program's time, by recording fewer of its steps.
 
 Rules
-- The first step of each kind (name and model) is recorded, then one step in k. A step is recorded if its number,
-  times the golden ratio, has a fraction below 1/k (Knuth, The Art of Computer Programming, volume 3, section 6.4).
-  So periodic steps are recorded as often as other steps, and no gap is much longer than k. Processes that count the
-  same steps choose the same steps, and a larger k chooses a subset of the steps for a smaller k. So ranks that wait
-  for each other pay for recording at the same time, not one after another.
-- k is 1 if the cost of recording every step is within the share. Then, once in PLAIN_PAIRS steps, two steps in a row
-  are not recorded, so that the cost stays measured. The first step removes the timed calls, the second is plain.
+- The first step of each kind (name and model) is recorded, then one step in k. A step is recorded if the fraction of
+  its number times the golden ratio is below 1/k (Knuth, The Art of Computer Programming, volume 3, section 6.4). So
+  periodic steps are recorded as often as other steps, and no gap is much longer than k. Processes that count the same
+  steps choose the same steps. A larger k chooses a subset of the steps of a smaller k. So ranks that wait for each
+  other pay for recording at the same time, not one after another.
+- k is 1 if recording every step costs no more than the share. Even then, two steps in a row are not recorded once in
+  PLAIN_PAIRS steps, so that the cost can be measured. The first of them removes the timed calls, and the second is
+  plain.
 - The cost is measured in the process itself. Recording makes three sorts of steps longer: recorded steps, the step in
   which the timed calls are removed again, and steps that run in other threads during a recorded step. Each such step
   is compared with the mean of the plain steps of its kind before and after it. So a steady growth of the steps
@@ -15,11 +16,11 @@ Rules
   it. The cost is the median of these differences, with a 95 % interval from order statistics. The time that cbtop
   takes in plain steps is measured and added, with a share of the time for decisions. One cost is not measured: in
   plain steps, methods that stay wrapped also check whether to record.
-- k is so large that the upper end of the interval, spread over the steps, is within four fifths of the share. The
-  last fifth is for costs that the process cannot see. (On an H200, a captured graph's plain replays of 4.9 ms took
-  5 us more than measured.) If plain steps alone use up the share, a fifth of it is added for recording. Without any
-  recording, cbtop would show nothing and still cost almost as much.
-- One in FIRST_EVERY steps of a kind is recorded at any cost until FLOOR steps are recorded, because fewer steps give
+- k is chosen so that the upper end of the interval, divided by k, is within four fifths of the share. The last fifth
+  is for costs that the process cannot measure. (On an H200, a captured graph's plain replays of 4.9 ms took 5 us more
+  than measured.) If the cost of plain steps alone uses up the share, recording may still take a fifth of the share.
+  Without any recording, cbtop would show nothing and still cost almost as much.
+- Until FLOOR steps of a kind are recorded, one in FIRST_EVERY steps is recorded at any cost, because fewer steps give
   no reliable figure. The first WARM_UP_RECORDED steps of a warm-up (see warm_up.py) are recorded. Warm-up steps do
   not count for the cost.
 - Until the cost is known, one step in FIRST_EVERY is recorded. If the cost stays unknown, ever fewer steps are
@@ -41,38 +42,38 @@ from cbtop.protocol.messages import Sampling
 from cbtop.protocol.vocabulary import WARM_UP
 
 FIRST_EVERY = 4  # one step in this number is recorded, until the cost is known and FLOOR steps are recorded
-FLOOR = 20  # recorded steps of a kind that are needed for a figure
-WARM_UP_RECORDED = 2  # recorded warm-up steps of a kind
+FLOOR = 20  # number of recorded steps of a kind that a figure needs
+WARM_UP_RECORDED = 2  # number of warm-up steps of a kind that are recorded
 MOST_EVERY = 10_000
-PASSED_OVER = 8  # the first steps of a kind, not used to measure the cost, because they may still fill caches
-SAMPLES = 121  # the newest measured differences that are kept
+PASSED_OVER = 8  # number of first steps of a kind that are not used to measure the cost, because they may fill caches
+SAMPLES = 121  # maximum number of measured differences that are kept, the newest ones
 ENOUGH = 11
-MAX_WAITING = 16  # number of steps that may lie between two compared plain steps
-LOOKS = 9  # number of newest decisions whose median duration is used
+MAX_WAITING = 16  # maximum number of steps between two compared plain steps
+LOOKS = 9  # number of newest decisions; the median of their durations is used
 LOOK_STEPS, LOOK_NS = 64, 250_000_000  # least number of steps, and least time in ns, between two decisions
-LOOK_TIMES = 2_000  # the pause after a decision is at least this multiple of a decision's duration
+LOOK_TIMES = 2_000  # the pause after a decision lasts at least this number of times as long as a decision
 LEARNING_STEPS = 256  # if the cost is still unknown after this number of steps, fewer steps are recorded
 MAX_KINDS = 64
-REPLAYED = "replayed"  # in the key of replays, so that replays are counted apart from other steps
+REPLAYED = "replayed"  # added to the key of replays, so that they are counted apart from other steps
 Z_95 = 1.96
-USED = 0.8  # part of the allowed share that is used
-LEAST_USED = 0.2  # part of the allowed share kept for recording, even if plain steps use up the rest
+USED = 0.8  # part of the allowed share that cbtop aims at
+LEAST_USED = 0.2  # part of the allowed share that recording may use, even if plain steps use up the rest
 ONE = 1 << 64
-GOLDEN = 0x9E3779B97F4A7C15  # the golden ratio's fraction, in parts of ONE
-# For k below FIRST_EVERY, steps with a fraction in one of two ranges are not recorded. The first range starts at
-# PLAIN_FROM. The second starts at PLAIN_AFTER. A step in the first range is followed by a step in the second.
+GOLDEN = 0x9E3779B97F4A7C15  # fraction of the golden ratio, in units of 1 / ONE
+# If k is below FIRST_EVERY, steps with a fraction in one of two ranges are not recorded. The first range begins at
+# PLAIN_FROM, the second at PLAIN_AFTER. If a step is in the first range, the next step is in the second.
 PLAIN_PAIRS = 64
 PLAIN_FROM = ONE * 3 // 10
 PLAIN_AFTER = (PLAIN_FROM + GOLDEN) % ONE
 PLAIN_WIDTH = ONE // PLAIN_PAIRS
-MOST_APART = 4  # a plain step is compared with a recorded step at most this number of steps later
+MOST_APART = 4  # a recorded step is compared with a plain step only if that was at most this number of steps earlier
 
 
-class Sort(IntEnum):  # an IntEnum, because other enums are hashed by a Python function
-    """The sort of a step, by the cost of recording in it.
+class Sort(IntEnum):  # an IntEnum, because Python code computes the hash of other enums
+    """The sorts of steps, by what recording adds to their time.
 
-    PLAIN: no cost. RECORDED: the step is recorded. AFTER: the timed calls are removed. BESIDE: a step in another
-    thread is recorded meanwhile.
+    PLAIN: nothing. RECORDED: the step is recorded. AFTER: the timed calls are removed in the step. BESIDE: a step in
+    another thread is recorded at the same time.
     """
 
     PLAIN = 0
@@ -105,7 +106,7 @@ class Alone(NamedTuple):
     """A plain step far from other plain steps. It will be compared with the next recorded step.
 
     The plain step is the `number`-th step of its kind. The last recorded step was `distance` steps earlier, and took
-    `before_ns`. `after_ns` is the time of a step between them that removed the timed calls, or None.
+    `before_ns`. If a step between them removed the timed calls, that step took `after_ns`.
     """
 
     number: int
@@ -122,11 +123,11 @@ class StepKind:
 
     def __init__(self) -> None:
         self.seen = 0
-        self.recent = 0.0  # number of recent steps: it is halved at each decision
+        self.recent = 0.0  # number of recent steps, halved at each decision
         self.counts = [0 for _ in Sort]
         self.excess: list[deque[float]] = [deque(maxlen=SAMPLES) for _ in Sort]
         self.plain_ns: int | None = None  # time of the last plain step
-        self.waiting: list[tuple[Sort, int]] = []  # steps that wait for the next plain step
+        self.waiting: list[tuple[Sort, int]] = []  # steps that will be compared when the next plain step has ended
         self.alone: Alone | None = None
 
     def estimate(self, sort: Sort) -> Estimate | None:
@@ -137,7 +138,7 @@ class StepKind:
     def compare(self, waiting: list[tuple[Sort, int]], before_ns: int | None, after_ns: int) -> None:
         """Compare the steps in `waiting` with the plain steps before and after them.
 
-        After too many steps, store the second plain step as `alone` instead.
+        If `waiting` has more than MAX_WAITING steps, store the second plain step as `alone` instead.
         """
         if len(waiting) > MAX_WAITING:
             sorts = [sort for sort, _ in waiting[-2:]]
@@ -150,18 +151,21 @@ class StepKind:
                 self.excess[waited].append(took_ns - (before_ns + after_ns) / 2)
 
     def compare_alone(self, recorded_ns: int) -> None:
-        """Compare the plain step `alone` with the recorded steps around it. The later one took `recorded_ns`."""
+        """Compare the plain step `alone` with the recorded steps before and after it.
+
+        The later one took `recorded_ns`.
+        """
         alone, self.alone = self.alone, None
         apart = self.seen - alone.number if alone else 0
         if alone and 0 < apart <= MOST_APART:
-            growth_ns = (recorded_ns - alone.before_ns) / (alone.distance + apart)  # growth from one step to the next
+            growth_ns = (recorded_ns - alone.before_ns) / (alone.distance + apart)  # mean growth per step
             self.excess[RECORDED].append(recorded_ns - growth_ns * apart - alone.plain_ns)
             if alone.after_ns is not None:
                 self.excess[AFTER].append(alone.after_ns + growth_ns - alone.plain_ns)
 
 
 class GovernedModel:
-    """A model. Its calls are swapped in and out together. All models after MAX_KINDS share one object."""
+    """The recorded steps of one model. All models after the first MAX_KINDS share one object."""
 
     __slots__ = ("calls_are_in", "is_many", "recorded", "running")
 
@@ -211,25 +215,28 @@ class Governor:
 
     def __init__(self, allowed_percent: float, announce: Callable[[Sampling], None]) -> None:
         self.allowed_percent = allowed_percent
-        self.allowed_share = allowed_percent / (100 + allowed_percent)  # share of the time, including recording
+        # Share of the whole time, which includes the recording.
+        self.allowed_share = allowed_percent / (100 + allowed_percent)
         self._announce = announce
-        self.models_by_kernels: set[str] = set()  # models with steps that only kernel_steps.py records
+        self.models_by_kernels: set[str] = set()  # names of models with steps that only kernel_steps.py records
         self.floor = FLOOR  # 0 in a benchmark that chooses the recorded steps itself
         self.forget()
 
     def forget(self) -> None:
-        """Reset all measurements, because they were made in another process."""
+        """Reset all measurements, for example because they were made in the parent process."""
         self.every = FIRST_EVERY
-        self._begun: dict[object, int] = {}  # by kind: number of the next step; C begins steps of these kinds only
-        self._early: dict[object, list[int]] = {}  # kinds below the floor: number of the next step, recorded steps
+        # Number of the next step, by kind; C code begins only steps of these kinds.
+        self._begun: dict[object, int] = {}
+        # By kind below the floor: number of the next step, number of recorded steps.
+        self._early: dict[object, list[int]] = {}
         self._has_announced = False
         self._kinds: dict[object, StepKind] = {}
         self._models: dict[object, GovernedModel] = {}
         self._own: deque[float] = deque(maxlen=SAMPLES)  # overhead of beginning and ending a plain step, in ns
-        self.told_ns = 0  # duration of the last call of `ended`; counts as overhead of the next step
-        self.look_ns = 0  # duration of the last decision; counts as overhead of all steps until the next
+        self.told_ns = 0  # duration of the last call of `ended`, which counts as overhead of the next step
+        self.look_ns = 0  # duration of the last decision, which counts as overhead of all steps until the next
         self._looks: deque[int] = deque(maxlen=LOOKS)  # durations of the last decisions
-        self.has_looked = False  # whether the last `ended` made a decision; its duration is `look_ns` then
+        self.has_looked = False  # whether the last call of `ended` made a decision; then `look_ns` is its duration
         self._seen = self._recorded = self._lived_ns = 0
         self._look_at_step, self._look_at_ns, self._looked_at_step = 0, 0, 0
         self._recent_ns = 0.0
@@ -244,7 +251,7 @@ class Governor:
     def is_replay_sampled(self, key: tuple[object, ...]) -> bool:
         """Return whether to record the replay of kind `key` that begins now.
 
-        Replays are also recorded for models in `models_by_kernels`.
+        The result may also be True for models in `models_by_kernels`.
         """
         return self._is_next_sampled((*key, REPLAYED))
 
@@ -253,11 +260,12 @@ class Governor:
         if number is None:
             early = self._early.get(key)
             if early is None and len(self._begun) + len(self._early) < MAX_KINDS:
-                # Each kind starts at a different number, so that kinds that alternate are not recorded all together.
+                # Each kind begins at a different number. Otherwise kinds that alternate would be recorded in adjacent
+                # steps.
                 early = self._early[key] = [(len(self._begun) + len(self._early)) << 32, 0]
             if early is not None:
                 return self._is_sampled_early(key, early)
-            key = None  # all further kinds count as one, so that not every first step is recorded
+            key = None  # further kinds count as one kind, so that not all of their first steps are recorded
             number = self._begun.get(key, 0)
         self._begun[key] = number + 1
         return self._is_next(number, self.every)
@@ -284,7 +292,7 @@ class Governor:
         )
 
     def began(self, step: object, model: str, *, recorded: bool) -> StepStart:
-        """Count `step` of `model` as begun. Returns the mark to pass to `left` and `ended`."""
+        """Count `step` of `model` as begun. Returns a StepStart, which `left` and `ended` take as their `mark`."""
         state = self._models.get(model) or self._model(model)
         if recorded:
             state.recorded += 1
@@ -298,7 +306,7 @@ class Governor:
             sort = AFTER if was_in else PLAIN
         return tuple.__new__(
             StepStart, (sort, state.recorded, state)
-        )  # like `StepStart(…)`, without its Python frame
+        )  # like `StepStart(…)`, but without a Python frame for its `__new__`
 
     def left(self, step: object, mark: StepStart) -> None:
         """Count `step` as ended, whether it completed or raised an exception."""
@@ -334,7 +342,8 @@ class Governor:
                 if kind.waiting:
                     waiting, kind.waiting = kind.waiting, []
                     kind.compare(waiting, before, duration_ns)
-            elif not (sort is AFTER and mark.model.is_many):  # many models: unknown whose calls were removed
+            # With many models, it is unknown which of them had timed calls.
+            elif not (sort is AFTER and mark.model.is_many):
                 if kind.alone is not None and sort is RECORDED:
                     kind.compare_alone(duration_ns)
                 kind.waiting.append((sort, duration_ns))
@@ -370,7 +379,7 @@ class Governor:
         if steps <= 0:  # another thread has just decided
             return
         self.has_looked = True
-        # Take the median duration of decisions, because other programs may have interrupted one of them.
+        # Use the median duration, because other programs may have interrupted some decisions.
         self._looks.append(self.look_ns)
         looks = sorted(self._looks)
         pause_ns = max(LOOK_NS, LOOK_TIMES * looks[(len(looks) - 1) // 2])
@@ -388,13 +397,13 @@ class Governor:
         own = median_of(sorted(self._own)) if len(self._own) >= ENOUGH else NOTHING
         own = own.plus(Estimate(*[looks[len(looks) // 2] / steps] * 3))
         share_ns = self.allowed_share * step_ns
-        allowed_ns = max(USED * share_ns - own.high, LEAST_USED * share_ns)  # per step, for recording
+        allowed_ns = max(USED * share_ns - own.high, LEAST_USED * share_ns)  # allowed time per step for recording
         every = math.ceil(cost.high / allowed_ns)
         lived_share_ns = self.allowed_share * self._lived_ns
         if self._recorded * cost.middle > max(lived_share_ns - self._seen * own.middle, LEAST_USED * lived_share_ns):
             every *= 2
         self.every = every = min(MOST_EVERY, max(1, every))
-        # Because of noise, recorded steps may seem faster than plain steps, but a cost is never below zero.
+        # Noise may make recorded steps seem faster than plain steps, but a cost is never below zero.
         low, middle, high = [max(0.0, end) for end in cost.times(1 / every).plus(own).times(100 / step_ns)]
         self._announce(Sampling(every, middle, low, high, self.allowed_percent))
 
@@ -405,7 +414,7 @@ def _model_in(key: object) -> str:
 
 
 def _cost_of_recording(kinds: list[StepKind]) -> Estimate | None:
-    """Return the mean cost of recording one of the recent steps, including the cost for other steps.
+    """Return the mean cost of recording one of the recent steps, including the time that this adds to other steps.
 
     If the cost of a sort is unknown, the largest known cost is used. Returns None if the cost of recorded steps is
     known for less than half of the recent steps.

@@ -1,8 +1,9 @@
-"""Looks at gradients where torch uses them: before clipping, before an optimizer's step, and in a gradient scaler.
+"""Looks at gradients at the times when torch uses them: before clipping, before an optimizer's step, in a gradient
+scaler.
 
 Rules
-- If code of cbtop fails, looking at gradients stops, and the host goes on.
-- Autograd builds no graph of what is done here, and the host's `__torch_function__` and its modes do not see it.
+- If code of cbtop fails, it stops looking at gradients, and the host continues.
+- Autograd builds no graph of cbtop's operations. The host's `__torch_function__` and modes do not see them.
 """
 
 from __future__ import annotations
@@ -30,22 +31,23 @@ from cbtop.protocol import clock
 from cbtop.protocol.vocabulary import TrainingPart
 
 L2 = 2.0
-FUNCTIONS = FunctionType, MethodType, functools.partial  # kinds of closures
+FUNCTIONS = FunctionType, MethodType, functools.partial  # types of closures that an optimizer's step may get
 Wrapper = Callable[[Function], Function]
 
 
 class GradientHooks:
-    """The gradients of all optimizers of this process, and its gradient scalers."""
+    """Follows the gradients of all optimizers of this process, and its gradient scalers."""
 
     def __init__(self) -> None:
-        self._optimizers: dict[int, tuple[ref[Any], OptimizerGradients]] = {}  # by id: see `Optimizers`
+        self._optimizers: dict[int, tuple[ref[Any], OptimizerGradients]] = {}  # by id of the optimizer
         self._scalers: dict[int, ScalerHistory] = {}
         self._has_failed = False
 
     def follow(self, functions: TimedFunctions, times_clipping: Wrapper, *, is_compiled: bool) -> None:
-        """Look at gradients before they are clipped, and at the scale of a scaler. `times_clipping` times clipping.
+        """Look at gradients before they are clipped, and at scales. `times_clipping` wraps functions that clip, to
+        time them.
 
-        If a model is compiled, functions that a compiled function may contain stay as they are.
+        If a model is compiled, functions that compiled code may call are not replaced.
         """
         functions.replace(torch.amp.GradScaler, "unscale_", self._unscales)
         functions.replace(torch.amp.GradScaler, "update", self._updates)
@@ -68,7 +70,7 @@ class GradientHooks:
             self._guarded(self._look, optimizer)
 
     def optimizer_ended(self, optimizer: Any, phase: str, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-        """Count a step of `optimizer`. If a backward has ended before it, it ends a training step of `phase`."""
+        """Count a step of `optimizer`. If it follows a backward, it ends a training step of `phase`."""
         if _is_in_backward():
             return
         if _computes_gradients(args, kwargs):
@@ -76,11 +78,11 @@ class GradientHooks:
         self._guarded(self._count, optimizer, phase)
 
     def skipped(self) -> None:
-        """Forget the gradients of a step that a gradient scaler has skipped."""
+        """Forget the gradients of the current step, because a gradient scaler has skipped it."""
         gradients_here().forget()
 
     def scaler_steps(self, scaler: Any, optimizer: Any) -> None:
-        """Note that `scaler` belongs to the training steps of `optimizer`."""
+        """Store that `scaler` scales the gradients of `optimizer`."""
         self._guarded(self._join, scaler, optimizer)
 
     def _guarded(self, look: Callable[..., None], *args: Any) -> None:
@@ -128,7 +130,7 @@ class GradientHooks:
         return known
 
     def _unscales(self, original: Function) -> Function:
-        """Wrap GradScaler.unscale_. A norm from clipping scaled gradients is dropped."""
+        """Wrap GradScaler.unscale_. Forgets the norm of earlier clipping, because those gradients were scaled."""
 
         @functools.wraps(original)
         def unscale(scaler: Any, *args: Any, **kwargs: Any) -> Any:
@@ -163,7 +165,7 @@ class GradientHooks:
             self._history_of(scaler).after_update(scale)
 
     def _by_norm(self, original: Function) -> Function:
-        """Wrap a function that clips by a norm. Its third argument is the order of the norm."""
+        """Wrap a function that clips by a norm. The third argument of that function is the order of the norm."""
 
         @functools.wraps(original)
         def clip(*args: Any, **kwargs: Any) -> Any:
@@ -189,7 +191,10 @@ class GradientHooks:
         return clip
 
     def _scales_to_norm(self, original: Function) -> Function:
-        """Wrap a function that clips. Its arguments are the parameters, the largest norm, and the norm they have."""
+        """Wrap a function that scales gradients down to a norm.
+
+        Its arguments are parameters, largest norm, and present norm.
+        """
 
         @functools.wraps(original)
         def clip(*args: Any, **kwargs: Any) -> Any:
@@ -208,10 +213,10 @@ class GradientHooks:
 
 
 def _is_in_backward() -> bool:
-    """Whether a backward runs, because each weight has an optimizer of its own, which a hook calls."""
+    """Return whether a backward is running. Then a hook of a weight has called the weight's own optimizer."""
     return training_here().clock.is_in is TrainingPart.BACKWARD
 
 
 def _computes_gradients(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-    """Whether a step of an optimizer with these arguments calls a function that computes its gradients."""
+    """Return whether an optimizer's step with these arguments computes the gradients itself, by a closure."""
     return any([isinstance(one, FUNCTIONS) for one in (*args[1:], *kwargs.values())])

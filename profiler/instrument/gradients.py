@@ -1,11 +1,11 @@
 """Measures gradients: their norms, and which of them are NaN or Inf.
 
 Rules
-- Gradients are only read. No graph of autograd is built, and no mode, hook or profiler of the host sees the reads:
-  gradient_hooks.py hides them.
+- Gradients are only read. The reads build no graph of autograd. gradient_hooks.py hides them from the host's modes,
+  hooks and profilers.
 - Gradients on a CUDA device are not measured: see `can_read`.
 - Nothing is measured if gradients are sparse or complex.
-- A DTensor is measured by the part that this process has.
+- If a gradient is a DTensor, only the part in this process is measured.
 """
 
 from __future__ import annotations
@@ -31,38 +31,39 @@ from cbtop.profiler.instrument.torch_internals import (
 from cbtop.profiler.positions import finder
 from cbtop.protocol import clock
 
-SHARE = 0.002  # of the time, for measuring norms
+SHARE = 0.002  # share of the time that measuring norms may take
 COSTS = 5  # the median cost of this many measurements decides when the next one is due
 NAN, INF = "NaN", "Inf"
-_LARGEST = math.inf  # order of the norm that is the largest element, which never overflows
+_LARGEST = math.inf  # order of the norm that is the largest element; this norm never overflows
 
 
 @dataclass(slots=True)
 class Gradients:
-    """Gradients of one step."""
+    """The result of looking at the gradients of one step."""
 
-    norm: float | None  # None if a gradient is not finite, or the norm is not known
+    norm: float | None  # L2 norm; None if a gradient is not finite, or the norm is not known
     parameters: int = 0  # number of parameters with a gradient; 0: not counted
     #: Parameters with a gradient that is not finite, in the order of the backward pass.
     faulty: list[Any] = field(default_factory=list)
-    kind: str = ""  # of the first of them: NAN or INF
-    is_doubtful: bool = False  # whether that gradient may be finite, with a norm that overflows
-    is_again: bool = False  # whether some are not finite, as in an earlier step; which ones was not measured
-    clipping: str = ""  # "before", if the program clips them afterwards
-    is_shard: bool = False  # whether the process has only a part of some gradients
-    is_skipped: bool = False  # whether the optimizer leaves out the step, because gradients overflowed
+    kind: str = ""  # NAN or INF, for the first parameter in `faulty`
+    is_doubtful: bool = False  # True if only the norm of that gradient may have overflowed
+    is_again: bool = False  # True if some are still not finite, as in an earlier step; `faulty` is then empty
+    clipping: str = ""  # "before" or "after": these gradients were read before or after the program clipped them
+    is_shard: bool = False  # True if this process has only a part of some gradients
+    is_skipped: bool = False  # True if the optimizer skips the step, because gradients overflowed
 
 
 def is_observed() -> bool:
-    """Whether operations of this thread are seen by a mode or a profiler of the host."""
+    """Return whether a mode or profiler of the host sees the operations of this thread."""
     return bool(dispatch_modes()) or is_profiled() or is_tracing()
 
 
 class Measurement:
     """The norms of the gradients of some parameters.
 
-    If `is_exact`, a norm is the largest element, and infinite only if an element is. If `is_scaled`, two figures are
-    before the norms: the scale of the gradients, and a number that is not 0 if the optimizer leaves out the step.
+    If `is_exact`, each norm is the largest magnitude of an element, so it is infinite only if an element is. If
+    `is_scaled`, the figures begin with two other numbers: the scale of the gradients, and a number that is not 0 if
+    the optimizer skips the step.
     """
 
     __slots__ = ("_figures", "_is_scaled", "_parameters", "clipping", "is_exact", "is_shard")
@@ -75,7 +76,7 @@ class Measurement:
         self.clipping = ""
 
     def read(self) -> Gradients | None:
-        """Return the gradients, or None if their norms have not arrived."""
+        """Return the gradients, or None if their norms have not arrived from the device."""
         figures = self._figures.read()
         if figures is None:
             return None
@@ -90,7 +91,7 @@ class Measurement:
         return found
 
     def _find_faulty(self, found: Gradients, norms: Sequence[float]) -> None:
-        """Add the parameters with a norm that is not finite. A finite gradient may have one that overflows."""
+        """Add the parameters with a gradient that is not finite. The norm of a finite gradient may overflow."""
         for parameter, norm in zip(reversed(self._parameters), reversed(norms), strict=True):
             if math.isfinite(norm):
                 continue
@@ -107,8 +108,8 @@ class Measurement:
 def measure(parameters: Sequence[Any], *, is_exact: bool = False, scaling: Sequence[Any] = ()) -> Measurement | None:
     """Measure the gradients of `parameters`. Returns None if they are missing or cannot be measured.
 
-    With `is_exact`, the largest element is measured, which does not overflow. It takes longer. `scaling` are the two
-    tensors that an optimizer gets from a gradient scaler: see `Measurement`.
+    With `is_exact`, the largest element is measured instead of the L2 norm. It never overflows, but takes longer.
+    `scaling` are the two numbers or tensors that an optimizer gets from a gradient scaler, see `Measurement`.
     """
     found: dict[torch.dtype, list[Any]] = {}
     grads: dict[torch.dtype, list[Tensor]] = {}
@@ -138,20 +139,20 @@ def measure(parameters: Sequence[Any], *, is_exact: bool = False, scaling: Seque
 
 
 def _norms(grads: list[Tensor], order: float) -> list[Tensor]:
-    if grads[0].dtype.itemsize < 4:  # a norm of this type has too few digits
+    if grads[0].dtype.itemsize < 4:  # a norm in this type would have too few digits
         return foreach_norm(grads, order, dtype=torch.float32)
     return foreach_norm(grads, order)
 
 
 def _number(figure: Any, device: torch.device) -> Tensor:
-    """Return a tensor or a number as a tensor without axes."""
+    """Convert a tensor or a number to a float64 tensor without axes on `device`."""
     if isinstance(figure, Tensor):
         return figure.detach().reshape(()).to(device, torch.float64, non_blocking=True)
     return torch.full((), float(figure), dtype=torch.float64, device=device)
 
 
 def _local(grad: Any) -> Tensor | None:
-    """Return the part of a DTensor that this process has, or None for any other subclass."""
+    """Return the part of a DTensor in this process, or None for any other subclass of Tensor."""
     tensors = sys.modules.get("torch.distributed.tensor")
     if tensors is None or type(grad) is not tensors.DTensor:
         return None
@@ -162,18 +163,18 @@ def _local(grad: Any) -> Tensor | None:
 def measured(
     parameters: Sequence[Any], *, is_exact: bool = False, scaling: Sequence[Any] = ()
 ) -> Gradients | Measurement | None:
-    """Measure the gradients of `parameters`. Returns the measurement if it has not arrived."""
+    """Measure the gradients of `parameters`. Returns the `Measurement` if its norms have not arrived."""
     found = measure(parameters, is_exact=is_exact, scaling=scaling)
     return (found and found.read()) or found
 
 
 def is_finite(parameter: Any) -> bool | None:
-    """Whether the gradient of `parameter` on a CPU is finite. Returns None if it is missing."""
+    """Return whether the gradient of `parameter` is finite. None if there is no gradient on a CPU."""
     return are_finite([parameter])
 
 
 def are_finite(parameters: Sequence[Any]) -> bool | None:
-    """Whether the gradients of `parameters` on a CPU are finite. Returns None if some have none."""
+    """Return whether the gradients of all `parameters` are finite. None if some have no gradient on a CPU."""
     grads = [parameter.grad for parameter in parameters]
     if not grads or not all([type(grad) is Tensor and grad.is_cpu and grad.numel() for grad in grads]):
         return None
@@ -181,34 +182,37 @@ def are_finite(parameters: Sequence[Any]) -> bool | None:
 
 
 def small_gradients(parameters: Sequence[Any], count: int) -> list[Any]:
-    """Return `count` parameters, spread over the model, with small gradients."""
+    """Return at most `count` parameters with small gradients, spread evenly over the model."""
     sizes = [(grad.numel(), at) for at, one in enumerate(parameters) if (grad := one.grad) is not None]
     size = max(1, -(-len(sizes) // count))
     return [parameters[min(sizes[at : at + size])[1]] for at in range(0, len(sizes), size)]
 
 
 class Budget:
-    """Limits the time for measuring norms to SHARE."""
+    """Limits the time for measuring norms to the share SHARE."""
 
     __slots__ = ("_costs_ns", "_due_ns")
 
     def __init__(self) -> None:
-        self._costs_ns: deque[int] = deque(maxlen=COSTS)  # of the latest measurements
-        self._due_ns = 0  # when the next one is due
+        self._costs_ns: deque[int] = deque(maxlen=COSTS)  # costs of the latest measurements
+        self._due_ns = 0  # when the next measurement is due
 
     def is_due(self, now_ns: int) -> bool:
         """Whether a norm may be measured now."""
         return now_ns >= self._due_ns
 
     def spend(self, begun_ns: int) -> None:
-        """Note a measurement that has begun at `begun_ns` and ends now. The first one takes longer and is free."""
+        """Add the cost of a measurement from `begun_ns` until now.
+
+        The first measurement is not counted, because it takes longer.
+        """
         if self._due_ns:
             self._costs_ns.append(clock.perf_counter_ns() - begun_ns)
         self._due_ns = begun_ns + round(statistics.median(self._costs_ns or [0]) / SHARE)
 
 
 class ThreadGradients:
-    """What is known of the gradients of the step that is open in one thread."""
+    """The known facts about the gradients of the step that is open in one thread."""
 
     __slots__ = (
         "__weakref__",
@@ -224,25 +228,25 @@ class ThreadGradients:
 
     def __init__(self) -> None:
         self.budget = Budget()
-        self.is_l2 = False  # whether a running function of torch clips by the L2 norm
-        self._faulty: set[int] = set()  # the first parameters, by id, of faulty gradients that were clipped
-        # Of the step that ended last. Further optimizers of the same backward belong to it.
+        self.is_l2 = False  # True while a function of torch that clips by the L2 norm is running
+        self._faulty: set[int] = set()  # for lists with faulty gradients that were clipped: id of the first parameter
+        # The phase of the step that ended last. Further optimizers after the same backward belong to it.
         self.latest_phase = ""
         self.latest_model: Callable[[], Any] = _no_model
         self.forget()
 
     def forget(self) -> None:
-        """Forget what clipping has shown."""
+        """Forget the gradients that were seen when they were clipped."""
         self._clips = 0
         self._clipped: Gradients | Measurement | None = None
         self.clipped = 0  # number of parameters that the program has clipped
 
     def clips_by_value(self) -> None:
-        """Note that gradients are clipped, without their norm."""
+        """Count a clipping of gradients by value, which computes no norm."""
         self._clips += 1
 
     def clips(self, parameters: Any, total: Any) -> None:
-        """Note that the gradients of `parameters`, with the norm `total`, will be clipped now."""
+        """Look at the gradients of `parameters`, which the program is about to clip. Their norm is `total`."""
         self._clips += 1
         if self._clips > 1 or type(parameters) not in (list, tuple) or is_observed():
             return
@@ -263,7 +267,7 @@ class ThreadGradients:
                 self._faulty.add(first)
 
     def take(self) -> tuple[Gradients | Measurement | None, bool]:
-        """Return the gradients of the step before they were clipped, if known, and whether they were clipped."""
+        """Return the gradients of the step before they were clipped, or None, and whether they were clipped."""
         clipped, clips = self._clipped, self._clips
         self.forget()
         if clips != 1 or clipped is None:

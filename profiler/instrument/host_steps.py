@@ -1,11 +1,11 @@
-"""Measures the host's time to launch each brick, in some steps of a model that is recorded by its kernels.
+"""Measures how long the host takes to launch each brick. Used in some steps of models that are recorded by their
+kernels.
 
 Rules
-- Such a step is otherwise plain. Each call in it is timed by two readings of the host's clock.
-- A brick's time excludes the bricks inside it. It also excludes the time of cbtop's own work per call, which is
-  measured.
-- In such a step, cbtop makes no object that Python's garbage collector counts. An additional collection would distort
-  the times.
+- Such a step is recorded as a plain step. Each call in it is timed by two readings of the host's clock.
+- A brick's time excludes the bricks inside it, and cbtop's own work for each call. The time of this work is measured.
+- In such a step, cbtop makes no objects that Python's garbage collector counts, because an additional collection
+  would distort the times.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from cbtop.protocol import clock
 if TYPE_CHECKING:
     from torch import nn
 
-KEPT = 12  # number of newest steps whose times are announced
+KEPT = 12  # the times of this number of newest steps are announced
 _EMPTY_CALLS = 64
 _OUTERMOST = -1
 
@@ -38,7 +38,8 @@ Times = dict[Keys, list[float]]  # the times of all calls in ns, by the keys fro
 class NotingCost(NamedTuple):
     """The time that cbtop's own work for one call takes, in ns.
 
-    `inside_ns` falls into the time of the call itself, `outside_ns` into the time of the call around it.
+    `inside_ns` is contained in the measured time of the call itself. `outside_ns` is contained in that of the call
+    around it.
     """
 
     inside_ns: float
@@ -60,7 +61,7 @@ class HostCalls(Capture):
 
     @property
     def recording(self) -> HostCalls:
-        """The object whose `end_step` is called after the model's call. `PlacedCalls` has the same property."""
+        """The object with the method `end_step`, which is called after the model's call: this object itself."""
         return self
 
     def is_in_call_of(self, steps: object) -> bool:
@@ -114,7 +115,7 @@ class HostCalls(Capture):
                 own_ns[around] -= took_ns + cost.outside_ns
         found: Times = {}
         for key, keys, ns in zip(self.keys, places, own_ns, strict=True):
-            if key is not None and not isinstance(key, tuple):  # a brick, not a layer
+            if key is not None and not isinstance(key, tuple):  # a brick; the keys of layers are tuples
                 found.setdefault(keys, []).append(max(0.0, ns))
         return found
 

@@ -1,11 +1,11 @@
 """Records kernel bursts: a command requests the kernels of a few steps, and each kernel is shown under its brick.
 
 Rules
-- A process checks once per step for a request (`cbtop.protocol.requests`). Without a request it does nothing else.
+- A process checks once per step whether there is a request (`cbtop.protocol.requests`). If not, it does nothing else.
 - A step of a burst is a call of a model or of its runner, or a replay of a captured graph outside of both. Such a
-  step is in no statistics, because it takes longer than other steps. Its module calls are recorded as during the
-  capture of a graph (capturing.py).
-- At the end of each step the host waits for the device: a burst is for diagnosis, not for production.
+  step is in no statistics, because it takes longer than other steps. Its module calls are recorded in the same way as
+  during the capture of a graph (capturing.py).
+- At the end of each step, the host waits for the device. So a burst is for diagnosis, not for production.
 - If cbtop does not clone a captured graph, the host replays the graph with CUPTI closed, and no kernels of this graph
   are shown.
 - Any failure ends the burst with one logged line and an answer to the request. The host's step runs as usual.
@@ -48,18 +48,18 @@ if TYPE_CHECKING:
 BACKEND = "cuda, by CUPTI"
 _FAILED = "kernels are not recorded"
 
-# Tests without a device replace these functions.
+# Functions that tests without a device replace.
 new_cupti: Callable[[], Cupti] = TorchsCupti
 new_driver: Callable[[], Driver] = CudaDriver
 is_on_cuda: Callable[[], bool] = torch.cuda.is_initialized
 
-one_at_a_time = threading.Lock()  # held while CUPTI is in use, because only one part of a process can use it
-_here: dict[int, Recording] = {}  # the current step of a burst, by thread
+one_at_a_time = threading.Lock()  # locked while CUPTI is in use, because a process can use it only once at a time
+_here: dict[int, Recording] = {}  # the recording of the current step, by thread
 _is_left_on = False
 
 
 class Owner(Protocol):
-    """The object that requests kernel records of steps (`Bursts` or `KernelSteps`) and receives the results."""
+    """Requests that kernels of steps are recorded, and receives the results: `Bursts` or `KernelSteps`."""
 
     burst: KernelBurstResults
 
@@ -75,7 +75,7 @@ class Owner(Protocol):
 
 
 class Recording:
-    """The kernel record of one step, in the thread that runs the step."""
+    """The recording of the kernels of one step, in the thread that runs the step."""
 
     def __init__(self, bursts: Owner, window: KernelWindow, step: Hashable, stream: int) -> None:
         self.bursts = bursts
@@ -122,7 +122,7 @@ class Recording:
 
 
 class _Nobody:
-    """A stand-in for a recorder without a ring, through which no requests can come."""
+    """Stands for a recorder that has no ring, through which requests could come."""
 
     asked_word = NOT_ASKED
 
@@ -134,10 +134,10 @@ class Bursts:
         self._profiler = weakref.ref(profiler)
         recorder = profiler.parts.recorder
         self._recorder = recorder if isinstance(recorder, RingRecorder) else None
-        #: Holds the current request in `asked_word`. Without a new request, `asked_word` equals `looked_at`. So
-        #: a step can check this without a call.
+        #: The current request is in `asked_word` of this object. If it equals `looked_at`, there is no new request.
+        #: So a step can check for requests without a call.
         self.asked: Any = self._recorder or _Nobody
-        self.looked_at = 0  # the last request that was handled, as a word
+        self.looked_at = 0  # the word of the last request that was handled
         self._request: Request | None = None
         self.burst = KernelBurstResults()
         if self._recorder is not None:
@@ -145,7 +145,7 @@ class Bursts:
 
     @property
     def is_asked(self) -> bool:
-        """Whether the step that begins now belongs to a burst."""
+        """Whether the step that begins now should be recorded as part of a burst."""
         recorder = self._recorder
         if recorder is None:
             return False
@@ -174,7 +174,7 @@ class Bursts:
     def begin(self, step: Hashable, steps: TimedSteps, *, has_calls: bool) -> Recording | None:
         """Begin to record the step with the key `step`, which begins now.
 
-        If that is not possible, returns None. An error is also the answer to the request.
+        Returns None if that is not possible. If the reason is an error, it is also the answer to the request.
         """
         if _is_left_on:
             self.refuse(left_on())
@@ -190,7 +190,7 @@ class Bursts:
             window.begin()
             enter_here(recording)
             around: Any = steps.path.position.step
-            if around is not None:  # the burst makes the step around it longer, so do not record that step
+            if around is not None:  # the burst makes the step around it longer, so that step is not recorded
                 around.cancel()
         except BaseException as error:
             one_at_a_time.release()
@@ -287,7 +287,10 @@ class Bursts:
 
 
 def _node_of(profiler: BrickProfiler, keys: Keys) -> int:
-    """Return the number of the node with these `keys`, from the step inwards. NO_NODE: there is no room for it."""
+    """Return the id of the node with these `keys`, from the step inwards.
+
+    Returns NO_NODE if there is no room for a node.
+    """
     scope: Any = profiler.parts.paths.own.position.scope
     while scope.parent is not None:
         scope = scope.parent
@@ -331,7 +334,7 @@ class PlacedCalls(Capture):
         super().__init__(lambda: None)
         self.recording = recording
         self._labelled = labelled
-        self._elements = elements  # elements of all calls, by keys without the step; None if not needed
+        self._elements = elements  # sum of elements, by keys without the step; None if not needed
         self._around: list[Keys] = [(recording.step,)]
 
     def begin(self, key: Hashable, module: nn.Module | None) -> CapturedCall | None:
@@ -362,7 +365,7 @@ class PlacedCalls(Capture):
 
 
 class GraphNodePlaces:
-    """For each node of a captured graph: the keys of the layer and brick that the node belongs to."""
+    """The place of each node of a captured graph: the keys of its layer and brick."""
 
     def __init__(self, driver: Driver, graph: int, spans: Sequence[CapturedCall]) -> None:
         order = Order(driver, graph)
@@ -383,6 +386,6 @@ class GraphNodePlaces:
 
 
 def place(keys: Keys) -> Keys:
-    """Return `keys`, with OTHER added if they end with a step or a layer, not with a brick."""
+    """Return `keys`. If the last key is a step or layer instead of a brick, add the brick OTHER."""
     is_brick = bool(keys) and not isinstance(keys[-1], tuple)
     return keys if is_brick else (*keys, OTHER)

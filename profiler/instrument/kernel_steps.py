@@ -1,16 +1,17 @@
 """Records some steps of an eager model on a CUDA device by their kernels.
 
 Stamps between modules make a step of small kernels wait for the host, so stamps would time launches. Therefore CUPTI
-records the kernels of some steps. A brick takes as long as its kernels together. A step takes as long as the plain
-step before it, or as all its kernels if that is longer. If the device was idle when the step began, it was also idle
-when no kernel of the step ran. Otherwise it may have run earlier work then.
+records the kernels of some steps. The time of a brick is the sum of its kernels. The time of a step is that of the
+plain step before it, or the sum of all its kernels if that is longer. In the rest of a step, the device is idle if it
+was idle when the step began. Otherwise it may run earlier work then.
 
 Rules
 - All other steps are plain. Each step is counted once.
 - A window (one step with CUPTI open) costs the host 20 to 35 ms: for opening, waiting for the device, and closing.
-  The next window is due when its cost is within the share allowed, or within 5 % until FLOOR steps are recorded.
-- The host is timed in a plain step half-way between two windows (host_steps.py). The next window comes at least two
-  steps later, because the step before a window counts as plain.
+  The next window is due when the costs of windows are within the allowed share, or within 5 % until FLOOR steps are
+  recorded.
+- The host's times are measured in a plain step half-way between two windows (host_steps.py). The next window comes at
+  least two steps later, because the time of the step before a window counts as that of a plain step.
 - Steps of a warm-up are not recorded.
 - If CUPTI is not available, or another tool holds it, one line is logged, and stamps time the model
   (eager_stamps.py).
@@ -36,11 +37,11 @@ from cbtop.protocol.messages import Sampling
 from cbtop.protocol.vocabulary import BY_KERNELS, IDLE_BEFORE
 
 LEAST_PAUSE_NS, MOST_PAUSE_NS = 250_000_000, 10_000_000_000
-FLOOR_SHARE = 5 / 105  # share of the time until FLOOR steps are recorded
-LEAST_WINDOWS = 5  # windows that are needed to state their cost
-LEAST_TOLD = 3  # windows that are needed to report whether the device was idle when steps began
-MOSTLY = 0.8  # if at least this share of the steps began with an idle device, that is reported
-KEPT = 3  # number of newest windows whose kernels are shown
+FLOOR_SHARE = 5 / 105  # share of the time that windows may cost until FLOOR steps are recorded
+LEAST_WINDOWS = 5  # the cost of windows is announced from this number of windows on
+LEAST_TOLD = 3  # an idle device is announced only after this number of windows
+MOSTLY = 0.8  # an idle device is announced if at least this share of the windows began with one
+KEPT = 3  # the kernels of this number of newest windows are shown
 TOLD_EVERY = 8  # kernels are announced once in this number of windows
 
 
@@ -56,13 +57,14 @@ class KernelSteps:
         self._kept: deque[KernelBurstResults] = deque(maxlen=KEPT)
         self._elements: Counter[Keys] = Counter()
         self._windows = 0
-        self._were_idle: deque[bool] = deque(maxlen=SAMPLES)  # for each window: was the device idle at its begin
-        self._said = ""  # the reported method of measurement
+        # For each window: whether the device was idle when it began.
+        self._were_idle: deque[bool] = deque(maxlen=SAMPLES)
+        self._said = ""  # the method of measurement that was announced last
         self._costs_ns: deque[float] = deque(maxlen=SAMPLES)  # costs of the last windows
         self._began_ns = self._first_ns = self._paid_ns = 0
         self._plain_ns = 0
         self._call: Any = None
-        self.times_host = False  # True: the next step that is due measures the host's times. False: it is a window
+        self.times_host = False  # True: the next due step measures the host's times. False: it is a window
         self._host = HostSteps()
         self._half_pause_ns = LEAST_PAUSE_NS
         profiler: Any = steps.profiler
@@ -70,7 +72,7 @@ class KernelSteps:
         self._governor.models_by_kernels.add(steps.model)
 
     def is_due(self, now_ns: int) -> bool:
-        """Return whether a window, or a step with the host's times, is due for the step that begins now."""
+        """Return whether a window is due for the step that begins now, or a measurement of the host's times."""
         return now_ns >= self._steps.kernels_due_ns and not self.has_failed
 
     def begin(self, key: Hashable, call: Any) -> PlacedCalls | None:
@@ -130,7 +132,7 @@ class KernelSteps:
         self._count(clock.perf_counter_ns())
 
     def refuse(self, error: Exception) -> None:
-        """Make stamps time the model from its next step on, because CUPTI is not available."""
+        """Stop recording kernels, because of `error`. From the next step on, stamps time the model."""
         self.is_running, self.has_failed = False, True
         self.burst = KernelBurstResults()
         self._steps.profiler.parts.by_kernels = False

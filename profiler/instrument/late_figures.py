@@ -1,4 +1,4 @@
-"""Reads figures that were computed on a device, without waiting for the device."""
+"""Reads figures (vectors of numbers) that were computed on a device, without waiting for the device."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ class LateFigures:
         self._figures = figures
 
     def read(self) -> list[float] | None:
-        """Return the figures, or None if they have not arrived. Those of a CPU have."""
+        """Return the figures, or None if they have not arrived. Figures on a CPU have always arrived."""
         figures: list[float] = self._figures.tolist()
         return figures
 
 
 def can_read(device: torch.device) -> bool:
-    """Whether figures of `device` are read: only those of a CPU.
+    """Return whether figures on `device` are read, which is so only for a CPU.
 
-    On a GPU, a norm reads every gradient, and the budget knows only the host's time for it.
+    On a GPU, a norm would read every gradient, and the budget (`Budget` in gradients.py) measures only the host's
+    time.
     """
     return str(device.type) == "cpu"

@@ -19,14 +19,15 @@ from cbtop.protocol.signals import reraise_host_error, suppressed
 from cbtop.protocol.vocabulary import NodeKind
 
 _log = logging.getLogger("cbtop")
-EVERY_STEP_PERCENT = 100  # if at least this overhead is allowed, every step is recorded
+EVERY_STEP_PERCENT = 100  # if the allowed overhead is at least this, every step is recorded
 
 
 END_SUFFIX = ".end"  # suffix of a run's FIFO, the same as in `cbtop.commands.run`
 
 
 class LaunchedRecorder(RingRecorder):
-    """A recorder that removes the file `nothing_yet` at the first step, or when recording fails and logs the reason.
+    """A recorder that removes the file `nothing_yet` at the first step. If recording fails, it logs the reason and
+    removes the file, too.
 
     At the first step of a process, the recorder also writes the pid into the run's FIFO, for the run's summary.
     """
@@ -56,7 +57,7 @@ class LaunchedRecorder(RingRecorder):
     def _open_files(self) -> None:
         super()._open_files()
         if any([node.kind is NodeKind.STEP for node in self.nodes()]):
-            self._tell()  # a forked child does not announce the nodes again
+            self._tell()  # needed in a forked child, which announces no nodes again
 
     def _tell(self) -> None:
         """Write the pid of this process into the FIFO once, if there is one."""
@@ -75,7 +76,7 @@ class LaunchedRecorder(RingRecorder):
 def instrument(overhead_percent: float, nothing_yet: str, is_lent: bool) -> None:
     """Instrument every model that this process calls, with an overhead of at most `overhead_percent` of its time.
 
-    `is_lent`: cbtop is not installed in this environment, so vLLM does not find cbtop among its plugins.
+    `is_lent` is True if cbtop is not installed in this environment. Then vLLM does not find cbtop among its plugins.
     """
     recorder = LaunchedRecorder(nothing_yet)
     is_governed = overhead_percent < EVERY_STEP_PERCENT

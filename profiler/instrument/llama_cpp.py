@@ -89,7 +89,10 @@ class _Callback:
         _thread.start_new_thread(self._run, ())
 
     def _run(self) -> None:
-        """Pass on the records in a separate thread, so that the computing thread does not wait."""
+        """Wait for stored graphs in a thread of cbtop's own, and record them.
+
+        So the computing thread does not wait.
+        """
         try:
             while True:
                 os.read(self._wake, 8)
@@ -141,13 +144,13 @@ class _Callback:
 
 
 def _loaded() -> list[int]:
-    """Return the addresses of ggml's `_FUNCTIONS`, from any loaded library that has all of them."""
+    """Return the addresses of the functions of ggml in `_FUNCTIONS`, from a loaded library that has all of them."""
     mapped = {line.split(maxsplit=5)[-1].strip() for line in Path("/proc/self/maps").read_text().splitlines()}
     for path in sorted(path for path in mapped if ".so" in path):
         try:
             library = ctypes.CDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
             return [ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0 for name in _FUNCTIONS]
-        except (OSError, AttributeError):  # mapped but not loaded as a library, or a library without these functions
+        except (OSError, AttributeError):  # the library is mapped but cannot be loaded, or it lacks a function
             continue
     raise ValueError("no library with ggml's functions is loaded: import llama.cpp's binding first")
 
@@ -178,8 +181,8 @@ _MANY = (
     MOE_EXPERTS,
     MIXER,
 )
-_ADDS = r"MUL_MAT|ADD"  # a product and the addition of its bias
-# Rules: name of a node without its layer, operation, brick. The first matching rule counts.
+_ADDS = r"MUL_MAT|ADD"  # operations of a product and of the addition of its bias
+# Rules: a node's name without its layer, its operation, its brick. The first matching rule decides.
 _RULES = tuple(
     (re.compile(name), re.compile(operation), ModuleKind(brick))
     for name, operation, brick in (
@@ -208,7 +211,7 @@ _RULES = tuple(
     )
 )
 _NAME = re.compile(r"(?P<name>.*?)(-(?P<layer>\d+)|_l(?P<cached>\d+))?( \([^()]*\))*")
-MAX_NAMES = 8192  # number of names that are remembered
+MAX_NAMES = 8192  # maximum number of names that are stored
 _NO_NAME = re.compile(r"(node|leaf)_\d+|")
 
 
@@ -242,7 +245,7 @@ def _place(full_name: str) -> tuple[str, int | None]:
 def _kind(name: str, operation: str, last: BrickNodes | None) -> ModuleKind:
     before = None if last is None else last.kind
     if before is not None and before.brick in _NORMS and "norm" in name and operation in ("MUL", "ADD"):
-        return before  # the norm's weight or bias
+        return before  # the product or sum with a norm's weight or bias
     if before is not None and before.brick in _ATTENTION and not name and operation == "MUL_MAT":
         return ModuleKind(BrickId.OUTPUT_PROJECTION)  # llama.cpp does not name this product
     return _by_rule(name, operation)
@@ -257,7 +260,7 @@ def _by_rule(name: str, operation: str) -> ModuleKind:
 
 
 def _goes_on(last: BrickNodes, kind: ModuleKind, name: str, operation: str) -> bool:
-    """Whether a node belongs to the brick `last`."""
+    """Return whether the next node, with this name and operation, belongs to the brick `last`."""
     if last.kind.name != kind.name or operation.endswith("NORM"):
         return False
     return kind.brick in (*_NORMS, *_MANY) or last.label == name

@@ -1,4 +1,4 @@
-"""Announces the loss scale of a gradient scaler, and how often it fell."""
+"""Announces the scale of a gradient scaler, and how often the scale fell."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ if TYPE_CHECKING:
 
     from cbtop.profiler.instrument.optimizer_gradients import OptimizerGradients
 
-#: A scaler begins with a scale that is too large, and halves it in nearly each of its first steps.
+#: A scaler begins with a scale that is too large, and halves it in almost each of its first steps. So falls in the
+#: first updates are normal.
 FIRST_UPDATES = 32
 ANNOUNCE_NS = 1_000_000_000
-EARLY = 4, 16  # after these numbers of updates there is an announcement, too
-MAX_WAITING = 4  # scales that have not arrived from a device
+EARLY = 4, 16  # the scale is also announced after these numbers of updates
+MAX_WAITING = 4  # maximum number of scales that have not arrived from a device
 
 
 class ScalerHistory:
@@ -29,22 +30,25 @@ class ScalerHistory:
 
     def __init__(self, scaler: ref[Any]) -> None:
         self.scaler = scaler
-        self.optimizer: OptimizerGradients | None = None  # of the latest step with this scaler
+        self.optimizer: OptimizerGradients | None = None  # the optimizer of the latest step with this scaler
         self._updates = self._falls = 0
-        self._scale: float | None = None  # after the latest update
-        self._latest: deque[tuple[float, float]] = deque(maxlen=MAX_TIMED_STEPS)  # before and after each update
+        self._scale: float | None = None  # the scale after the latest update
+        self._latest: deque[tuple[float, float]] = deque(maxlen=MAX_TIMED_STEPS)  # (before, after) of each update
         self._waiting: deque[LateFigures] = deque(maxlen=MAX_WAITING)
         self._told_ns = 0
 
     def before_update(self, scale: Any) -> None:
-        """Note the tensor `scale` that the program has given. On a device, it is read only once."""
+        """Store the scale before an update, because the program may have set it.
+
+        On a device, it is read only once.
+        """
         is_new = self._scale is None and not self._waiting
         if type(scale) is Tensor and (is_new or scale.device.type == "cpu"):
             self._scale = None
             self._read(scale)
 
     def after_update(self, scale: Any) -> None:
-        """Note the tensor `scale` after the scaler has updated it, and announce it."""
+        """Store the scale after an update, and announce the scales if that is due."""
         self._read(scale)
         now_ns = clock.perf_counter_ns()
         model = None if self.optimizer is None or self.optimizer.model is None else self.optimizer.model()
@@ -87,5 +91,8 @@ class ScalerHistory:
 
 
 def _fell(before: float, after: float) -> bool:
-    """Whether an update lowered the scale. A scale of 0 stays 0, and each of its steps is skipped."""
+    """Return whether an update lowered the scale.
+
+    A scale of 0 counts as lowered: it stays 0, and all its steps are skipped.
+    """
     return after < before or not before

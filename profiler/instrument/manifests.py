@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from cbtop.profiler.instrument.planning import Plan
 
 
-#: The attribute that holds the wrapped model, by the name of torch's wrapper.
+#: The attribute with the wrapped model, by the name of torch's wrapper class.
 WRAPPERS = {
     "DataParallel": "module",
     "DistributedDataParallel": "module",
@@ -57,7 +57,7 @@ def _class_of(model: nn.Module) -> str:
 
 
 def _config_of(module: nn.Module) -> Any:
-    """Return the attribute `config` of `module`. Returns None if there is none, or only a property or function."""
+    """Return the attribute `config` of `module`. Returns None without one, or if it is a property or a function."""
     config = attribute_of(module, "config")
     return None if hasattr(type(config), "__get__") else config
 

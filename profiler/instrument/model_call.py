@@ -31,7 +31,7 @@ from cbtop.protocol import clock
 
 
 class ModelCall(CallWrapper):
-    """Replaces the call of a model. The call is a step if no step of this model is open.
+    """Replaces the call of a model. The call becomes a step, unless a step of this model is already open.
 
     If the hot path is compiled, C code begins and ends most steps, in the same way (see compiled_steps.py).
     """
@@ -62,10 +62,10 @@ class ModelCall(CallWrapper):
     def begin(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], called_ns: int
     ) -> tuple[Callable[..., Any], OpenStep | Forward | None]:
-        """Begin a step. Returns the callable to call with these arguments, and the step, or None without a step.
+        """Begin a step. Returns the callable to call with these arguments, and the step (None: the call is no step).
 
-        The caller of `begin` calls the callable and then ends the step. If C code does this, no Python frame of cbtop
-        is on the stack while the model runs.
+        The caller must then call the callable and end the step. If C code does that, no Python frame of cbtop is on
+        the stack while the model runs.
         """
         called = self.instead
         if called is None:
@@ -80,13 +80,13 @@ class ModelCall(CallWrapper):
         if captures:
             capture = capture_here()
             if isinstance(capture, StepCalls):
-                return called, None  # another model, which is called in a recorded training step
+                return called, None  # this other model is called in a recorded training step
             if capture is not None:
                 return functools.partial(self.call_captured, capture), None
         if steps.is_of_runner:
             steps.is_called_by_runner(called_ns)
             return called, None
-        try:  # calls inside a step are frequent, so handle them here without the call of `begun`
+        try:  # calls inside a step are frequent, so handle them without calling `begun`
             here = steps.path.position.unit
             step = here.open[-1] if here is not None and here.open else None
             generation = here.generations[-1] if here is not None and here.generations else None
@@ -114,7 +114,7 @@ class ModelCall(CallWrapper):
             )
 
     def describe_captured(self, args: Any, kwargs: Any) -> phases.Call:
-        """Return the description of a replay of this captured call."""
+        """Return the description of each replay of this call, which is being captured."""
         named = dict(zip(self._names, args, strict=False))
         return describe_captured(
             args[len(named) :],

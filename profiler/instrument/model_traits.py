@@ -1,4 +1,4 @@
-"""Finds traits of a model that decide the phase and tokens of its calls, from its signature, names and flags."""
+"""Finds traits of a model that decide the phase and the tokens of its calls. Reads its signature, names and flags."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def takes_a_cache(module: nn.Module) -> bool:
     """Return whether `module`, or the only child that it wraps, takes a cache as an argument."""
     known = set(_CACHE_ARGUMENTS)
     if not type(module).__module__.startswith("transformers."):
-        known.remove("state")  # in a hand-written model, `state` may be the state of any recurrent network
+        known.remove("state")  # hand-written recurrent networks use the name `state` for their state
     return any([not known.isdisjoint(parameters) for parameters in _parameters(module)])
 
 
@@ -30,7 +30,7 @@ def has_words(module: nn.Module) -> bool:
     names: set[str] = set()
     for one in modules_of(module):
         if held := submodules(one):
-            names.update(held.keys())  # a scripted module has no dictionaries here
+            names.update(held.keys())  # a scripted module has an object with `keys` here
         if weights := own_parameters(one):
             names.update(weights.keys())
     return any([part in name.lower() for name in names for part in ("emb", "wte", "vocab", "tok")])
@@ -46,7 +46,7 @@ def looks_both_ways(module: nn.Module) -> bool:
 
 
 def is_called_encoder(module: nn.Module) -> bool:
-    """Return whether `module`, or the only child that it wraps, has the class name of an encoder."""
+    """Return whether `module`, or the only child that it wraps, has a class with the name of an encoder."""
     inner: nn.Module | None = module
     while inner is not None:
         if "Encoder" in type(inner).__name__ and "Decoder" not in type(inner).__name__:
@@ -78,7 +78,10 @@ def positional_arguments(module: nn.Module) -> tuple[str, ...]:
 
 
 def _parameters(module: nn.Module) -> list[dict[str, inspect.Parameter]]:
-    """Return the parameters of `module`, then those of its only child, and so on: a wrapper passes arguments on."""
+    """Return the parameters of `forward` of `module`, then those of its only child, and so on.
+
+    The children matter because a wrapper passes its arguments on.
+    """
     found = []
     inner: nn.Module | None = module
     while inner is not None:

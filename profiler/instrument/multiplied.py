@@ -17,20 +17,20 @@ import torch
 from cbtop.profiler.instrument.torch_internals import precision_of_float32
 from cbtop.protocol.attributes import UNKNOWN_TYPE
 
-# Types that autocast converts. It does not convert float64 or integers.
+# The types that autocast converts. It leaves float64 and integers alone.
 _CONVERTED = frozenset({torch.float32, torch.float16, torch.bfloat16})
-_FULL = ("none", "ieee")  # with these settings of torch, a product of float32 multiplies float32
+_FULL = ("none", "ieee")  # with these settings of torch, a product of float32 is computed in float32
 _BACKENDS = {"cpu": "mkldnn", "cuda": "cuda"}
 AUTOCAST_DEVICES = frozenset(_BACKENDS)  # devices for which autocast is checked
 PRODUCT, CONVOLUTION = "matmul", "conv"
 
 
 class Mode(NamedTuple):
-    """The state of a program. The state and the weights decide which types products multiply."""
+    """The settings of a program that decide, together with the weights, which types products multiply."""
 
     autocast: torch.dtype | None = None  # None: autocast is off
-    adapters: Any = None  # state of the adapters of the first layer that has any (see adapters.py)
-    products: str = "float32"  # the type that a product of float32 multiplies
+    adapters: Any = None  # state of the adapters of the first layer with adapters (see adapters.py)
+    products: str = "float32"  # the type that products of float32 weights multiply
     convolutions: str = "float32"
 
 
@@ -53,7 +53,7 @@ def type_of_float32(device: str, operator: str) -> str:
         return "float32"
     if device == "cuda" and setting == "tf32":
         return "tf32"
-    return UNKNOWN_TYPE  # a CPU without the lower precision ignores the setting
+    return UNKNOWN_TYPE  # on a CPU that lacks the lower precision, the setting has no effect
 
 
 def types_of_float32(device: str) -> tuple[str, str]:
@@ -69,14 +69,14 @@ def _setting(device: str, operator: str) -> str:
         get = precision_of_float32
         settings = (get(backend, operator), get(backend, "all"), get("generic", "all"))
         return next((setting for setting in settings if setting != "none"), "none")
-    if device == "cuda" and operator == CONVOLUTION:  # torch before 2.9
+    if device == "cuda" and operator == CONVOLUTION:  # this setting is from torch before 2.9
         return "tf32" if torch.backends.cudnn.allow_tf32 else "ieee"
     return "ieee" if operator == CONVOLUTION or torch.get_float32_matmul_precision() == "highest" else "tf32"
 
 
 @functools.lru_cache(maxsize=64)
 def multiplied_type(stored: torch.dtype, device: str, autocast: torch.dtype | None) -> str:
-    """Return the type that products of `stored` tensors multiply. Clear this cache when torch's settings change."""
+    """Return the type that products of `stored` tensors multiply. Clear the cache when torch's settings change."""
     mode = Mode(autocast, products=type_of_float32(device, PRODUCT))
     return type_name(computed_type(stored, mode), mode)
 
@@ -87,7 +87,7 @@ def computed_type(stored: torch.dtype, mode: Mode) -> torch.dtype:
 
 
 def type_name(computed: torch.dtype, mode: Mode, operator: str = PRODUCT) -> str:
-    """Return the name of the type that a product multiplies if it is computed in the type `computed`."""
+    """Return the name of the type that a product multiplies. `computed` is the type that it is computed in."""
     if computed is torch.float32:
         return mode.convolutions if operator == CONVOLUTION else mode.products
     return str(computed).removeprefix("torch.") if computed.is_floating_point else UNKNOWN_TYPE

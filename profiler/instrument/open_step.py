@@ -4,7 +4,7 @@ Rules
 - In `generate` of transformers, a step lasts from the begin of the preparation of its inputs until its token is
   chosen. The host's work between two steps, such as printing a token, is in no step.
 - Each thread, task and greenlet has its own open steps (`Unit`).
-- If cbtop's code fails, the step ends, the model is detached, and the model's call continues.
+- If cbtop's code fails, the step ends and the model is detached. The model's call continues.
 """
 
 from __future__ import annotations
@@ -53,10 +53,11 @@ class Generation:
     def __init__(self, model: object) -> None:
         self.model = model  # the generating model
         self.is_assisted = False  # whether a draft model proposes tokens
-        # When the preparation of the next step's inputs began, and how long it took, in ns. None after a step's end.
+        # When the preparation of the next step's inputs began, and its duration, both in ns. None if it has not
+        # begun.
         self.prepared: tuple[int, int] | None = None
         self.length: int | None = None  # length of the sequences when the last token was chosen
-        self.own_ns = 0  # time that cbtop took before the next step; counts as overhead of that step
+        self.own_ns = 0  # time that cbtop took before the next step, which counts as overhead of that step
 
 
 class Unit:
@@ -75,7 +76,7 @@ class Unit:
 
     @property
     def waiting(self) -> OpenStep | None:
-        """The step of the innermost `generate` if the step waits for its token, or None."""
+        """The step of the innermost `generate`, if it waits for its token to be chosen. None otherwise."""
         if not self.open:
             return None
         step, generations = self.open[-1], self.generations
@@ -95,9 +96,12 @@ _INPUTS = BrickDefinition(GENERATE_INPUTS, CATEGORIES[GENERATE_INPUTS], backend=
 
 
 def recorded_here() -> HotPath | Path | Timing | Capture | None:
-    """Return the path that times the caller's recorded step, or the caller's running `Capture`, or None."""
+    """Return the path that times the caller's recorded step, or the caller's running `Capture`.
+
+    None if there is neither.
+    """
     paths = set(swapped_in.values())
-    if len(paths) == 1:  # `path.position`, if compiled, takes a tenth of the time of `unit()`
+    if len(paths) == 1:  # if compiled, `path.position` takes a tenth of the time of `unit()`
         path = paths.pop()
     elif (capture := capture_here()) is not None:
         path = capture
@@ -130,10 +134,10 @@ class Called(Protocol):
 
     @property
     def waits(self) -> bool:
-        """Whether a step outside of `generate` stays open after the call, because a token may be chosen then."""
+        """Whether a step outside of `generate` stays open after the call until a token is chosen."""
 
     def may_wait(self, generation: Generation | None) -> bool:
-        """Return whether a step inside `generation` stays open after the call, because a token may be chosen then."""
+        """Return whether a step inside `generation` stays open after the call until a token is chosen."""
 
 
 class OpenStep:
@@ -162,7 +166,7 @@ class OpenStep:
         self.is_recorded = False
         generations = unit.generations
         self.generation = generation = generations[-1] if generations else None
-        self.waits = called.waits if generation is None else called.may_wait(generation)  # for a token
+        self.waits = called.waits if generation is None else called.may_wait(generation)  # for the choice of a token
         self._unit = unit
         self._sampling: Any = None
         self.call = called.describe(args, kwargs, generation)
@@ -215,7 +219,7 @@ class OpenStep:
 
     @_unless_it_fails
     def ended(self) -> None:
-        """Handle the return of the model's call: end the step, or let the step wait for its token."""
+        """Handle the return of the model's call: end the step, or leave it open until its token is chosen."""
         returned_ns = clock.perf_counter_ns()
         if self._in_burst is not None and isinstance(self._in_burst, CountedStep):
             self._end_in_burst()
@@ -229,7 +233,7 @@ class OpenStep:
         self.active.own_ns += clock.perf_counter_ns() - returned_ns
 
     def begin_sampling(self, called_ns: int) -> None:
-        """Begin the choice of a token from the scores, called at `called_ns`. The choice may call the model, too."""
+        """Begin the choice of a token, at `called_ns`. Code that chooses a token may also call the model."""
         try:
             self.is_running = True
             if self._sampling is None and self.is_recorded:
@@ -239,7 +243,7 @@ class OpenStep:
             self.steps.failed(error)
 
     def end_sampling(self, length: int | None, returned_ns: int) -> None:
-        """End the choice of tokens, which returned at `returned_ns`, and end the step.
+        """End the choice of tokens, at `returned_ns`, and end the step.
 
         The sequences now have `length` tokens (None: unknown).
         """
@@ -262,7 +266,7 @@ class OpenStep:
         error: BaseException | None = None,
         trace: TracebackType | None = None,
     ) -> None:
-        """End the step, and the steps that are still open inside it."""
+        """End the step. If other steps are still open inside it, end them first."""
         try:
             self.is_running = False
             if self._in_burst is not None:
@@ -275,7 +279,7 @@ class OpenStep:
                     opened[-1].close()
                 try:
                     self.active.__exit__(kind, error, trace)
-                except BaseException:  # a signal handler interrupted the first attempt: end the rest
+                except BaseException:  # a signal handler interrupted this: try again
                     self.active.__exit__(kind, error, trace)
                     raise
                 if kind is None and self.active.key[1].endswith(WARM_UP):
@@ -291,7 +295,7 @@ class OpenStep:
                     try:
                         for step in ended:
                             step.steps.recorded_steps.discard(step)
-                    except BaseException:  # a signal handler interrupted the loop: discard the rest
+                    except BaseException:  # a signal handler interrupted the loop: do it again
                         for step in ended:
                             step.steps.recorded_steps.discard(step)
                         raise
@@ -302,9 +306,9 @@ class OpenStep:
             self.steps.failed(trouble)
 
     def _is_due(self, by_kernels: KernelSteps) -> bool:
-        """Return whether to record this step by kernels, or to measure the host in it.
+        """Return whether to record this step by its kernels, or to measure the host's times in it.
 
-        That is never done for a step inside another step or for a warm-up step.
+        Never True for a step inside another step, or for a warm-up step.
         """
         is_due = by_kernels.is_due(clock.perf_counter_ns())
         return is_due and len(self._unit.open) == 1 and not self.active.key[1].endswith(WARM_UP)
@@ -345,7 +349,7 @@ class OpenStep:
 
 
 class Noting:
-    """Makes `capture` record the calls of a model's modules during one call of the model."""
+    """Makes `capture` record the calls of a model's modules while the model is called once."""
 
     def __init__(self, model: TimedModel, capture: Capture) -> None:
         self.capture = capture
@@ -382,7 +386,7 @@ class Noting:
 
 
 class EndedAfterCall(Protocol):
-    """What ends when a call returns: a step, or a part of one."""
+    """A step, or a part of a step, that ends when a call returns."""
 
     def ended(self) -> None:
         """Handle the return of the call."""

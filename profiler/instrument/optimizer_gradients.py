@@ -1,11 +1,12 @@
-"""The gradients of one optimizer, step by step: announces their norm, and the first one that is NaN or Inf.
+"""Follows the gradients of one optimizer. Announces their norm, and the first gradient that is NaN or Inf.
 
 Rules
 - If the program clips the gradients by their L2 norm, that norm is announced. Otherwise the norm is measured before
-  the optimizer's step, as often as SHARE of the time allows.
-- On a CPU, a few small gradients, spread over the model, are looked at in every step. The backward pass hands a NaN
-  on to the layers before, so it is in some of them. Then all gradients are measured at once.
-- A step that a gradient scaler skips has no fault.
+  the optimizer's step, so rarely that measuring takes at most SHARE of the time.
+- On a CPU, a few small gradients, spread over the model, are checked in every step. A NaN in one layer spreads to the
+  layers before it in the backward pass, so some of the small gradients have it, too. If one of them is not finite,
+  all gradients are measured in the same step.
+- If a gradient scaler skips a step, the step is not reported as faulty.
 """
 
 from __future__ import annotations
@@ -34,15 +35,15 @@ from cbtop.protocol.training_messages import MAX_TIMED_STEPS, GradientFault, Gra
 if TYPE_CHECKING:
     from cbtop.profiler.instrument.timed_model import TimedModel
 
-ANNOUNCE_NS = 1_000_000_000  # between two announcements
-EARLY = 4, 16  # after these numbers of norms there is an announcement, too
-MAX_WAITING = 4  # measurements that have not arrived from a device
-SMALL = 8  # number of small gradients that are looked at in every step
+ANNOUNCE_NS = 1_000_000_000  # least time between two announcements
+EARLY = 4, 16  # after these numbers of norms, the norms are announced at once
+MAX_WAITING = 4  # maximum number of measurements that have not arrived from a device
+SMALL = 8  # number of small gradients that are checked in every step
 
 
 @dataclass(slots=True)
 class _Fault:
-    """The first step with a gradient that was not finite: see `GradientFault`."""
+    """The first step with a gradient that is not finite. The fields are those of `GradientFault`."""
 
     name: str
     kind: str
@@ -58,28 +59,31 @@ class OptimizerGradients:
 
     def __init__(self, optimizer: Any) -> None:
         self._optimizer = ref(optimizer)
-        self.steps = 0  # that have ended
-        self.phase = ""  # of its latest step
+        self.steps = 0  # number of ended steps
+        self.phase = ""  # phase of the latest step
         self.model: ref[TimedModel] | None = None
         self._norms: deque[float] = deque(maxlen=MAX_TIMED_STEPS)
-        self._newest: tuple[int, Gradients] | None = None  # the step of the newest norm
+        self._newest: tuple[int, Gradients] | None = None  # the newest norm, with the number of its step
         self._waiting: deque[tuple[int, Measurement]] = deque(maxlen=MAX_WAITING)
-        self._small: list[ref[Any]] = []  # the parameters that are looked at in every step
-        self._small_step = 0  # the latest step with these gradients finite
-        self._finite_step = self._checked_step = 0  # the latest step with all finite, or measured
-        self._is_doubtful = False  # whether a norm was infinite, perhaps because it overflowed
+        self._small: list[ref[Any]] = []  # the parameters with gradients that are checked in every step
+        self._small_step = 0  # the latest step in which these gradients were finite
+        self._finite_step = self._checked_step = 0  # the latest step with all gradients finite, or measured
+        self._is_doubtful = False  # True if a norm was infinite, perhaps only by overflow
         self._fault: _Fault | None = None
         self._told_ns = 0
-        self._told: tuple[int, int] = 0, 0  # the latest step that was announced: with its norm, with its fault
+        self._told: tuple[int, int] = 0, 0  # the latest steps that were announced: (with a norm, with a fault)
 
     def look(self, model: TimedModel) -> None:
-        """Look at the gradients of a step that trains `model`. The step begins or ends."""
+        """Look at the gradients of the current step, which trains `model`.
+
+        Called when the optimizer's step begins or ends.
+        """
         here, step = gradients_here(), self.steps + 1
         while self._waiting and (arrived := self._waiting[0][1].read()) is not None:
             self._take(model, self._waiting.popleft()[0], arrived)
         clipped = here.clipped
         found, is_clipped = here.take()
-        if found is None or clipped < self._count:  # the norm of a part of the gradients is not their norm
+        if found is None or clipped < self._count:  # the norm of only some gradients is not the norm of all
             found = self._measured(step, here.budget)
             if found is not None and is_clipped:
                 found.clipping = "after"
@@ -89,9 +93,9 @@ class OptimizerGradients:
             self._take(model, step, found)
 
     def ended(self, phase: str, model: TimedModel | None, *, is_first: bool) -> None:
-        """Count a step that has ended, and announce its gradients.
+        """Count an ended step of the optimizer, and announce its gradients if that is due.
 
-        If several optimizers use the gradients of one backward, only the first one announces a norm.
+        If several optimizers use the gradients of one backward, only the first of them announces a norm.
         """
         self.steps += 1
         if model is None:
@@ -112,7 +116,7 @@ class OptimizerGradients:
 
     @property
     def _is_faulty(self) -> bool:
-        """Whether a gradient was not finite when they were last measured."""
+        """Whether some gradient was not finite in the last measurement."""
         return self._fault is not None and self._fault.last_step == self._checked_step
 
     @property
@@ -123,7 +127,10 @@ class OptimizerGradients:
         return sum(len(group["params"]) for group in groups)
 
     def _measured(self, step: int, budget: Budget) -> Gradients | Measurement | None:
-        """Measure the gradients if that is due."""
+        """Measure the gradients if a measurement is due, or if a small gradient is not finite.
+
+        Returns None otherwise.
+        """
         optimizer = self._optimizer()
         if optimizer is None or is_observed():
             return None
@@ -147,7 +154,7 @@ class OptimizerGradients:
         return found
 
     def _take(self, model: TimedModel, step: int, found: Gradients) -> None:
-        """Take the gradients of `step`."""
+        """Store the measured gradients of `step`."""
         if found.is_skipped:
             return
         self._checked_step = step
@@ -166,13 +173,14 @@ class OptimizerGradients:
                 self._newest = step, found
 
     def _note(self, model: TimedModel, step: int, found: Gradients) -> None:
-        """Note the gradients of `step`. Some are not finite."""
+        """Store the gradients of `step` as a fault, because some of them are not finite."""
         if self._fault is not None:
             self._fault.last_step = step
             return
         root = model.root()
         name = "" if root is None else name_of_last(root, found.faulty)
-        # A weight that is NaN makes every gradient NaN. If some are finite, the weights were finite one step before.
+        # If a weight were NaN, every gradient would be NaN. So if some gradients are finite, the weights were finite
+        # one step before.
         was_finite = len(found.faulty) < found.parameters and self._small_step == step - 1
         finite_step = step - 1 if was_finite else self._finite_step
         self._fault = _Fault(name, found.kind, step, finite_step, step, len(found.faulty), found.parameters)

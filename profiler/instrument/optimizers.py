@@ -1,7 +1,7 @@
-"""Follows the optimizers of torch, and times the functions of a training loop: see training.py.
+"""Follows the optimizers of torch, and times the functions of a training loop (see training.py).
 
-The optimizers' own hooks tell of their steps. `backward`, `zero_grad`, the clipping of gradients and the data loader
-are replaced as long as a model is attached.
+torch calls hooks before and after each optimizer step. `backward`, `zero_grad`, clipping and the data loader have no
+such hooks, so these functions are replaced while a model is attached.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 Arguments = ParamSpec("Arguments")
 LOADER = "torch.utils.data.dataloader"
-MOST_NAMED = 8  # optimizers with steps of their own name; further ones share the last name
+MOST_NAMED = 8  # number of optimizers with a phase of their own; further optimizers share the last one
 
 
 class Optimizers:
@@ -45,15 +45,15 @@ class Optimizers:
     def __init__(self, models: Callable[[], list[TimedModel]]) -> None:
         self._models = models
         self._replicas = Replicas(models)
-        self._known: dict[int, _Optimizer] = {}  # by id: no code of a host's optimizer runs to look it up
+        self._known: dict[int, _Optimizer] = {}  # by id, because a look-up by the optimizer could run the host's code
         self._handles: list[Any] = []
         self._gradients = GradientHooks()
 
     def follow(self, functions: TimedFunctions, *, is_compiled: bool) -> None:
-        """Have torch call us at each optimizer step, and time the functions of a training step.
+        """Register hooks for all optimizer steps, and time the functions of a training loop.
 
-        If a model is compiled, functions that a compiled function may contain stay as they are: Dynamo would compile
-        it again.
+        If a model is compiled, functions that compiled code may call are not replaced, because Dynamo would compile
+        that code again.
         """
         if self._handles:
             return
@@ -92,7 +92,7 @@ class Optimizers:
             here.clock.end(now_ns)
             phase = self._trained_by(optimizer)
             self._gradients.optimizer_ended(optimizer, phase, args, kwargs)
-            if here.clock.is_in is TrainingPart.BACKWARD:  # a hook of a weight calls the weight's own optimizer
+            if here.clock.is_in is TrainingPart.BACKWARD:  # a weight's own optimizer, called by a hook
                 here.phase_after_backward = TRAIN
             elif here.clock.has_backward:
                 _end_step(here, phase, now_ns)
@@ -117,7 +117,10 @@ class Optimizers:
         return known.phase
 
     def _meet(self, optimizer: Any) -> _Optimizer:
-        """Return the entry of a new optimizer. It may have the number of one that no longer exists."""
+        """Return an entry for a new optimizer.
+
+        If an older optimizer no longer exists, the new one may get its number.
+        """
         self._known = {key: one for key, one in self._known.items() if one.optimizer() is not None}
         taken = {one.number for one in self._known.values()}
         number = next(one for one in range(len(taken) + 1) if one not in taken)
@@ -126,7 +129,10 @@ class Optimizers:
         return _Optimizer(ref(optimizer), number, phase, WeakSet())
 
     def _scaled(self, original: Function) -> Function:
-        """Wrap GradScaler.step, which leaves the optimizer out if a gradient is infinite: it ends the step anyway."""
+        """Wrap GradScaler.step.
+
+        It skips the optimizer if a gradient is infinite. A skipped step also ends a training step.
+        """
 
         @functools.wraps(original)
         def step(scaler: Any, optimizer: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -143,7 +149,7 @@ class Optimizers:
 
 
 class _Optimizer(NamedTuple):
-    """An optimizer, the phase of its steps, and the models that were compared with its parameters."""
+    """An optimizer. `looked_at` are the models that were already compared with its parameters."""
 
     optimizer: ref[Any]
     number: int
@@ -152,7 +158,7 @@ class _Optimizer(NamedTuple):
 
 
 def _weights_of(root: nn.Module) -> list[Any]:
-    """Return the parameters of `root`, without code of the host."""
+    """Return the parameters of `root`. Runs no code of the host."""
     return [weight for module in modules_of(root) for weight in dictionary_of(module).get("_parameters", {}).values()]
 
 
@@ -182,9 +188,9 @@ def _backward(original: Function, replicas: Replicas) -> Function:
 
 
 def _roots_of(tensors: Any) -> list[Any]:
-    """Return the tensors that a backward begins at, or none if looking at them would change the program.
+    """Return the tensors that a backward begins at, or an empty list if they must not be read.
 
-    A generator can be read only once. Compiled autograd would compile our hooks.
+    A generator can be read only once, so it is left alone. Compiled autograd would compile cbtop's hooks.
     """
     compiled = sys.modules.get("torch._dynamo.compiled_autograd")
     if compiled is not None and compiled.compiled_autograd_enabled:
@@ -194,14 +200,14 @@ def _roots_of(tensors: Any) -> list[Any]:
 
 
 class _Hooks(NamedTuple):
-    """What a backward has to end: the handles of hooks for bricks, and the wait for other ranks' gradients."""
+    """The hooks that are set for one backward: their handles, and the wait for the gradients of other ranks."""
 
     handles: list[Any]
     sync: GradientSync | None
 
 
 def _backward_begins(tensors: Any, replicas: Replicas) -> _Hooks | None:
-    """Begin a backward. Returns its hooks; None if that failed."""
+    """Begin a backward. Returns its hooks, or None if cbtop's code failed."""
     try:
         here = training_here()
         here.clock.begin(TrainingPart.BACKWARD, clock.perf_counter_ns())
@@ -273,14 +279,14 @@ def _drop() -> None:
 
 @_unless_it_fails
 def _data_ended() -> None:
-    """Drop the time since the last step, because the data of an epoch has ended."""
+    """Drop the time since the last step, because the data of an epoch has ended. Does nothing if a step has begun."""
     here = training_here()
     if here.clock.is_in is None and here.steps is None:
         here.give_up()
 
 
 def _times(part: TrainingPart) -> Callable[[Function], Function]:
-    """Return a function that wraps a function: its calls are that part of a step."""
+    """Return a wrapper for functions. Their calls count as `part` of the training step."""
 
     def wrap(original: Function) -> Function:
         @functools.wraps(original)
@@ -300,7 +306,10 @@ def _times(part: TrainingPart) -> Callable[[Function], Function]:
 
 
 def _waits(original: Function) -> Function:
-    """Wrap the data loader's `__next__`: its calls are waits for data. After its end no step runs."""
+    """Wrap the data loader's `__next__`: its calls are waits for data.
+
+    When it raises, the data of the epoch has ended.
+    """
 
     @functools.wraps(original)
     def wait(*args: Any, **kwargs: Any) -> Any:

@@ -10,15 +10,15 @@ from cbtop.profiler.instrument.torch_internals import own_parameters, submodules
 if TYPE_CHECKING:
     from torch import nn
 
-# Modules that torch puts around a model or a layer. A name leaves them out.
+# The names under which wrappers of torch hold the wrapped module. They are left out of the names of parameters.
 _WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
-_REPLICAS = "DistributedDataParallel", "DataParallel"  # these have the model as `module`
+_REPLICAS = "DistributedDataParallel", "DataParallel"  # these classes hold the model as `module`
 
 
 def name_of_last(root: nn.Module, parameters: Iterable[Any]) -> str:
-    """Return the name of the one of `parameters` that comes last in the model, such as `layers.3.mlp.up.weight`.
+    """Return the name of the last of `parameters` in the order of the model, such as `layers.3.mlp.up.weight`.
 
-    The order is the one of `named_parameters`. Returns "" if the model has none of them.
+    The order is that of `named_parameters`. Returns "" if none of them is in the model.
     """
     wanted = set(map(id, parameters))
     seen = {id(root)}

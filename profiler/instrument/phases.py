@@ -1,9 +1,10 @@
 """Describes a model's call by its arguments alone: phase, tokens, sequences and cached positions.
 
-Nothing here waits for a device: facts that are only in the contents of a device tensor are unknown. Known arguments
-are Hugging Face's names, the names in hand-written models (llama's reference, gpt-fast) for the positions of new
-tokens, and a first tensor of token ids (sequences x tokens). If the input is a spectrogram, a picture, or a tensor of
-other numbers, the tokens are unknown. Its shape gives only the phase, and the sequences if their axis is known.
+Nothing here waits for a device. So facts that are stored only in a tensor on a device are unknown. Three sorts of
+arguments are known: arguments with Hugging Face's names, arguments for the positions of new tokens with the names of
+hand-written models (llama's reference, gpt-fast), and a first tensor of token ids (sequences x tokens). If the input
+is a spectrogram, a picture, or a tensor of other numbers, the tokens are unknown. Then the shape gives only the
+phase, and the sequences if their axis is known.
 """
 
 from __future__ import annotations
@@ -18,29 +19,30 @@ from torch import Tensor, int32, int64
 from cbtop.profiler.instrument.module_tree import can_be_asked, dictionary_of, has_method
 
 PREFILL, DECODE, EXTEND, MIXED, VERIFY = "prefill", "decode", "extend", "mixed", "verify"
-NO_CACHE = "decode, no cache"  # `generate` computes the whole sequence again for each token
+NO_CACHE = "decode, no cache"  # `generate` without a cache: each token computes the whole sequence again
 ENCODE = "encode"  # the model is an encoder: it has no cache, and its attention is bidirectional
-FORWARD = "forward"  # not known to be prefill, decode or encode
+FORWARD = "forward"  # any other call, not known to be prefill, decode or encode
 
 # Names of arguments for token ids or their embeddings. The decoder's are first, because a step counts the decoder's
 # tokens.
 TOKENS = ("decoder_input_ids", "decoder_inputs_embeds", "input_ids", "inputs_embeds", "tokens", "idx")
-PICTURES = ("input_features", "pixel_values")  # the shape of a picture has no axis of tokens
+PICTURES = ("input_features", "pixel_values")  # arguments with pictures, which have no axis of tokens
 CACHES = ("past_key_values", "cache_params", "state")
 # Names of arguments for the positions of new tokens.
 POSITIONS = ("start_pos", "input_pos", "cache_position", "cache_pos", "past_length", "seqlen_offset")
-PACKED = "cu_seq_lens_q"  # where the sequences of a packed row end
+PACKED = "cu_seq_lens_q"  # argument with the ends of the sequences in a packed row
 _STAND = frozenset(POSITIONS)
 TYPES_OF_IDS = (int64, int32)
-_LENGTH = "get_seq_length"  # method that returns the length of a cache; must be defined in the class
+_LENGTH = "get_seq_length"  # a cache's method that returns its length; its class must define it
 _OF_CACHE, _OF_LAYER = ("self_attention_cache", "layers"), ("is_initialized", "has_previous_state")
 
 
 class Call(NamedTuple):
     """The description of a model's call.
 
-    `cached` is the number of positions that the cache held for each sequence before the call. It is None if sequences
-    differ, or if the number is stored on a device. `tokens` and `sequences` are 0 if unknown.
+    `cached` is the number of positions that the cache held for each sequence before the call. It is None if the
+    sequences have different numbers, or if the number is stored on a device. `tokens` and `sequences` are 0 if
+    unknown.
     """
 
     phase: str
@@ -61,12 +63,12 @@ def describe(
 ) -> Call:
     """Describe a call with these arguments.
 
-    `has_cache`: whether the model can take a cache. `without_cache` is the phase of a model that cannot. `axis` is
-    the axis of sequences in arguments without a known name, or None if unknown. `takes_ids`: whether integers without
-    a known name can be token ids.
+    `has_cache` is True if the model can take a cache. `without_cache` is the phase of a model that cannot. `axis` is
+    the axis of sequences in arguments without a known name, or None if unknown. `takes_ids` is True if integers
+    without a known name can be token ids.
     """
     new, sequences, length, tokens = _new_tokens(args, kwargs, axis, takes_ids)
-    if new is None:  # a batch as one argument
+    if new is None:  # the batch is passed as one argument
         batches = [batch for batch in map(_batch, (*args, *kwargs.values())) if batch is not None]
         args, kwargs = (), batches[0] if batches else {}
         new, sequences, length, tokens = _new_tokens(args, kwargs, axis, takes_ids)
@@ -90,8 +92,8 @@ def describe(
         starts = _starts(stand[0], sequences, length) if stand else set()
         cached = min(starts) if len(starts) == 1 else None
         if new is not None and new.dim() == 1 and len(starts) > 1:
-            sequences = 0  # packed sequences: their ends are unknown
-        # If the positions of several new tokens are only on a device, the tokens count as a prompt.
+            sequences = 0  # the sequences are packed, and their ends are unknown
+        # If there are several new tokens, and their positions are only on a device, the call counts as a prompt.
         is_known = bool(starts) or (held is not None and not _counts_on_a_device(held))
         is_prompt, is_mixed = starts == {0} or (not is_known and length > 1), 0 in starts
     if is_prompt:
@@ -104,7 +106,7 @@ def describe(
         phase = DECODE
     else:
         phase = EXTEND
-    return tuple.__new__(Call, (phase, tokens, sequences, cached))  # like `Call(…)`, without its Python frame
+    return tuple.__new__(Call, (phase, tokens, sequences, cached))  # like `Call(…)`, but without a Python frame
 
 
 def describe_captured(
@@ -116,9 +118,9 @@ def describe_captured(
     axis: int | None = None,
     takes_ids: bool = True,
 ) -> Call:
-    """Describe a replay of a captured call with these arguments: a decode if each sequence has one new token.
+    """Describe a replay of a captured call with these arguments. It is a decode if each sequence has one new token.
 
-    The cache is not asked for its length, because that could launch work, which would be captured.
+    The length of the cache is not read, because that could launch work, which would be captured.
     """
     _, sequences, length, tokens = _new_tokens(args, kwargs, axis, takes_ids)
     is_given = any([kwargs.get(name) is not None for name in CACHES])
@@ -148,7 +150,7 @@ def _is_tensor(value: Any) -> TypeGuard[Tensor]:
 def _new_tokens(
     args: tuple[Any, ...], kwargs: dict[str, Any], axis: int | None, takes_ids: bool
 ) -> tuple[Tensor | None, int, int, int]:
-    """Return the likely tensor of new tokens, the number of sequences, their length, and the number of all tokens."""
+    """Return the likely tensor of new tokens, the number of sequences, their length, and the number of tokens."""
     for name in (*TOKENS, *PICTURES):
         if name in kwargs and issubclass(type(kwargs[name]), Tensor):
             new = kwargs[name]
@@ -180,7 +182,7 @@ def _new_tokens(
 def of_sequence(new: int, cached: int, *, writes: bool) -> str:
     """Return the phase of one sequence in an engine, with `new` tokens after `cached` tokens.
 
-    `writes`: whether the sequence has output tokens already.
+    `writes` is True if the sequence already has output tokens.
     """
     if writes and new == 1:
         return DECODE
@@ -190,7 +192,7 @@ def of_sequence(new: int, cached: int, *, writes: bool) -> str:
 def of_several(sequences: Iterable[str]) -> str:
     """Return the phase of a step that contains `sequences` with these phases.
 
-    A step in which some sequences verify a draft and the others decode is a verifying step.
+    If some sequences verify a draft and the others decode, the step is a verifying step.
     """
     found = set(sequences)
     if found == {DECODE, VERIFY}:
@@ -225,7 +227,7 @@ def cached_positions(cache: Any) -> int | None:
             and getattr(first, "is_initialized", None) is True
             and hasattr(first, _LENGTH)
         ):
-            found = length()  # the usual case, with few calls
+            found = length()  # the usual case, written out to save calls
         else:
             if _is_fresh(cache, layers):
                 return 0
@@ -241,7 +243,7 @@ def cached_positions(cache: Any) -> int | None:
 def _counts_on_a_device(cache: Any) -> bool:
     """Whether the number of cached positions is stored on a device, as in a static cache.
 
-    The host does not know whether such a cache has been emptied.
+    The host cannot know whether such a cache was emptied.
     """
     is_known = can_be_asked(type(cache), *_OF_CACHE) and has_method(type(cache), _LENGTH)
     found = cache.get_seq_length() if is_known and _counts_positions(_layers_of(cache)) else None
@@ -249,7 +251,10 @@ def _counts_on_a_device(cache: Any) -> bool:
 
 
 def _on_the_host(found: Any) -> int | None:
-    """Return the integer that all elements of a host tensor equal, or None. Returns None for tensor subclasses."""
+    """Return the value of a host tensor of integers if all elements are equal.
+
+    None otherwise, or for tensor subclasses.
+    """
     if type(found) is not Tensor or not found.is_cpu or found.is_floating_point():
         return None
     numbers = set(found.flatten().tolist())
@@ -259,13 +264,13 @@ def _on_the_host(found: Any) -> int | None:
 def _starts(given: Any, sequences: int, length: int) -> set[int]:
     """Return the positions of the sequences' first new tokens, or an empty set if unknown.
 
-    `given` is one number, one number per sequence, or the positions of all new tokens. In the last case, each
-    position may be the first of a sequence unless all positions are consecutive.
+    `given` is one number, one number per sequence, or the positions of all new tokens. In the last case, all
+    positions are returned unless they are consecutive, because each may be the first of a sequence.
     """
     if type(given) is Tensor:
         if not given.is_cpu or given.is_floating_point():
             return set()
-        if given.dim() > 1:  # sequences x tokens
+        if given.dim() > 1:  # shape (sequences, tokens)
             first = given[..., :1].flatten().tolist()
             return _starts(first, len(first), 0)
         given = given.tolist()
@@ -279,7 +284,10 @@ def _starts(given: Any, sequences: int, length: int) -> set[int]:
 
 
 def _layers_of(cache: Any) -> list[Any]:
-    """Return the layers of a cache of transformers (of an encoder-decoder cache: the layers for self-attention)."""
+    """Return the layers of a cache of transformers.
+
+    An encoder-decoder cache returns its layers for self-attention.
+    """
     own = getattr(cache, "self_attention_cache", cache)
     layers = getattr(own, "layers", None) if can_be_asked(type(own), *_OF_CACHE) else None
     return layers if type(layers) is list else []
@@ -301,7 +309,7 @@ def _is_fresh(cache: Any, layers: list[Any]) -> bool:
 def _truth(value: object) -> bool:
     """Return whether `value` is True, or contains True if it is a list or dictionary.
 
-    A cache layer with several states has a list that tells which of the states were used.
+    If a cache layer has several states, it has a list of flags: whether each state was used.
     """
     if isinstance(value, (list, tuple)):
         return any(map(_truth, value))

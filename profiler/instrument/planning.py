@@ -39,17 +39,18 @@ if TYPE_CHECKING:
 
 _LISTS = ("ModuleList", "Sequential")
 _NO_PRODUCTS = frozenset({BrickId.EMBEDDING, BrickId.ACTIVATION, BrickId.RMS_NORM, BrickId.LAYER_NORM})
-LEAST_BLOCK_WEIGHTS = 1 << 17  # a block of this size runs for some 20 us; timing adds 1 us
+# Least number of weights of a block; such a block runs for some 20 us, and timing it adds 1 us.
+LEAST_BLOCK_WEIGHTS = 1 << 17
 
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """The facts that, together with the module and the mode, decide the work of a brick (see `work_of`)."""
+    """The facts that decide the work of a brick, together with its module and the mode (see `work_of`)."""
 
     brick: BrickId | str
     top_k: int | None = None
-    may_be_first: bool = False  # whether the brick multiplies and comes before the first layer
-    axes: int = 0  # number of the images' axes if the work depends on the images' size, otherwise 0
+    may_be_first: bool = False  # whether the brick is a product before the first layer
+    axes: int = 0  # number of axes of an image if the work depends on its size, else 0
 
 
 class TimedModule(NamedTuple):
@@ -59,35 +60,36 @@ class TimedModule(NamedTuple):
     module: nn.Module
     key: Hashable
     product: Product | None = None
-    place: Hashable = None  # (path in layer, path of stack); similar layers share it, and so do the experts of a list
+    place: Hashable = None  # (path in layer, path of stack); equal in similar layers, and for all experts of a list
 
 
 @dataclass(slots=True)
 class Section:
     """A part of a plan that is replaced as a whole: one layer, or everything outside of layers.
 
-    `state` is the state from which a layer was planned (see `state_of`), or None if the layer must be planned each
-    time. `visited` are the ids of the modules that only this section plans.
+    `state` is the state of the layer when it was planned (see `state_of`), or None if the layer must be planned each
+    time. `visited` are the ids of the modules that were planned in this section.
     """
 
-    place: Hashable  # the layer's path and key, the classes around the layer, and settings that decide its bricks
+    place: Hashable  # identifies the section: path, key, classes around it, settings that decide its bricks
     state: list[object] | None = None
     visited: set[int] = field(default_factory=set)
     parts: list[TimedModule] = field(default_factory=list)
     others: list[nn.Module] = field(default_factory=list)
-    is_unchanged: bool = False  # True: the section of the previous plan stays, and `parts` and `others` are empty
+    is_unchanged: bool = False  # True: keep the section of the previous plan; `parts` and `others` are empty
 
 
 class _Pattern(NamedTuple):
-    """The plan of one layer, to be used for all layers of its stack with the same build.
+    """The plan of one layer, which also serves for all other layers of the stack with the same build.
 
     A module is given as its index in `modules_of(layer)`.
     """
 
-    bricks: list[tuple[int, str, BrickDefinition, Product | None, Hashable]]  # module, path in the layer, …
+    # The entries are: index of the module, path in the layer, definition, product, place.
+    bricks: list[tuple[int, str, BrickDefinition, Product | None, Hashable]]
     others: list[int]
     visited: list[int]
-    weights: list[object]  # the second part of `state_of`
+    weights: list[object]  # the facts about weights in `state_of`, without the ids
 
 
 class Known(Protocol):
@@ -102,10 +104,12 @@ class Plan:
     """The timed modules of a model, and how they are timed."""
 
     stacks: dict[str, int] = field(default_factory=dict)  # number of layers by name of the stack ("" if only one)
-    trunk: list[nn.Module] = field(default_factory=list)  # modules that contain a stack; a call of one begins a step
+    # Modules that contain a stack; a call of such a module begins a step.
+    trunk: list[nn.Module] = field(default_factory=list)
     parts: list[TimedModule] = field(default_factory=list)  # timed modules: layers and bricks
-    others: list[nn.Module] = field(default_factory=list)  # modules whose calls are neither timed nor reported
-    sections: list[Section] = field(default_factory=list)  # together they have all `parts` and `others`
+    # Modules that are not timed. Their first calls are not reported, either.
+    others: list[nn.Module] = field(default_factory=list)
+    sections: list[Section] = field(default_factory=list)  # all `parts` and `others`, divided into sections
 
     @property
     def layers(self) -> list[TimedModule]:
@@ -136,8 +140,8 @@ def plan_of(
 ) -> Plan | None:
     """Return the plan of `root`, or None if `root` is not a model.
 
-    `is_timed_there`: whether the model is timed on its device, not by the host. `known` are the sections of the
-    previous plan, by place. A layer with the same state as its known section is not planned again.
+    `is_timed_there` is True if the model is timed on its device, not by the host. `known` are the sections of the
+    previous plan, by place. If a layer's state is that of its known section, the layer is not planned again.
     """
     stacks = _Stacks(root)
     found = stacks.found
@@ -164,7 +168,7 @@ def plan_of(
 def state_of(root: nn.Module) -> list[object]:
     """Return the state that a plan of `root` depends on.
 
-    The state has the ids of all modules, then the dtype, device and shape of each module's first weight.
+    The list has the ids of all modules, then the dtype, device and shape of each module's first weight.
     """
     modules = modules_of(root)
     return [*map(id, modules), *_weights_in(modules)]
@@ -233,7 +237,7 @@ def _may_be_layer(module: nn.Module) -> bool:
 
 
 def _names(paths: list[str]) -> list[str]:
-    """Return names for stacks: their paths without the common beginning. A single stack has the name ""."""
+    """Return the names of stacks: their `paths` without the common beginning, or "" if there is only one stack."""
     if len(paths) == 1:
         return [""]
     parts = [path.split(".") for path in paths]
@@ -250,12 +254,12 @@ def _vocabulary(root: nn.Module) -> int:
 
 
 def _is_large(block: nn.Module) -> bool:
-    """Whether a block is so large that timing the block itself costs little (see LEAST_BLOCK_WEIGHTS)."""
+    """Return whether a block is large enough to be timed as a whole (see LEAST_BLOCK_WEIGHTS)."""
     return bool(sum(weights.numel() for weights in parameters_of(block)) >= LEAST_BLOCK_WEIGHTS)
 
 
 class _Found(NamedTuple):
-    """A module that will be a brick, but has no definition yet."""
+    """A module that will become a brick when `finish` defines it."""
 
     path: str
     module: nn.Module
@@ -276,7 +280,7 @@ class _Planner:
         self.known: Mapping[Hashable, Known] = {}
         self.mode = PLAIN
         self._has_met_layers = False
-        self._shares_modules = False  # whether the current section omits modules of an earlier section
+        self._shares_modules = False  # True if modules of the current section were planned in an earlier section
         self._is_timed_there = is_timed_there
         self._shows_blocks = not is_timed_there and device_of(root) == "cpu"
         self._stacks = stacks
@@ -285,9 +289,10 @@ class _Planner:
         self._context = (is_timed_there, self._backend, self._vocabulary, self._shows_blocks)
         self._seen: set[int] = set()
         self._found: list[_Found] = []  # bricks of the current layer, or of everything outside of layers
-        self._experts: dict[str, BrickDefinition] = {}  # by path of the experts' list: one list is one brick
+        # By path of the list of experts, because a list of experts is one brick.
+        self._experts: dict[str, BrickDefinition] = {}
         self._layer = ("", "")  # the path of the current layer, and of its stack
-        # Layers of a stack are similar, so corresponding modules of two layers share kinds and definitions.
+        # Layers of a stack are similar. So corresponding modules of two layers share their kinds and definitions.
         self._kinds: dict[tuple[object, ...], ModuleKind | None] = {}
         self._alike: dict[tuple[object, ...], BrickDefinition] = {}
         self._builds = Builds(stacks)
@@ -310,7 +315,7 @@ class _Planner:
         in_layer: bool,
     ) -> None:
         """Plan `child` of `module`. `path` and `classes` are those of `child`."""
-        if id(child) in self._seen:  # a module that several layers share is planned in the first of them
+        if id(child) in self._seen:  # a module shared by several layers was planned in the first of them
             self._shares_modules |= id(child) not in self.section.visited
             return
         self._seen.add(id(child))
@@ -341,7 +346,10 @@ class _Planner:
             self.section.others += modules_of(child)[1:]
 
     def walk_stack(self, stack: nn.Module, path: str, classes: tuple[str, ...], name: str) -> None:
-        """Plan the layers of `stack`. A single product or activation in the stack is not a layer."""
+        """Plan the layers of `stack`.
+
+        If an entry of the stack is a single product or activation, it is not a layer.
+        """
         self.section.others.append(stack)
         siblings = frozenset(index for index, _ in children_of(stack))
         for at, (index, layer) in enumerate(children_of(stack)):
@@ -390,7 +398,10 @@ class _Planner:
         self.section, self._layer = outer, outer_layer
 
     def _follow_pattern(self, section: Section, pattern: _Pattern, modules: list[nn.Module], path: str) -> bool:
-        """Plan a layer by `pattern`. Returns False, and plans nothing, if the layer shares modules with others."""
+        """Plan a layer by `pattern`.
+
+        If the layer shares modules with other layers, plans nothing and returns False.
+        """
         visited = {id(modules[at]) for at in pattern.visited}
         if not self._seen.isdisjoint(visited):
             return False
@@ -423,7 +434,7 @@ class _Planner:
     def _place(self, path: str) -> tuple[str, str]:
         """Return the path of a module in its layer, and the path of the stack.
 
-        Both are equal for corresponding modules of similar layers.
+        Corresponding modules of similar layers have the same two paths.
         """
         layer, stack = self._layer
         return (path[len(layer) :], stack) if layer and path.startswith(layer) else (path, "")
@@ -435,7 +446,10 @@ class _Planner:
         return self._kinds[key]
 
     def finish(self) -> None:
-        """Define the bricks in `_found`. If bricks have the same name and label, their labels get one more part."""
+        """Define the bricks in `_found`.
+
+        If several would have the same name and label, their labels get one more part of the path.
+        """
         count: dict[tuple[str, str], int] = {}
         for path, _, kind, *_ in self._found:
             place = (kind.name, _label(path, 1))
@@ -484,7 +498,7 @@ class _Planner:
 
 
 def _weights_of(module: nn.Module) -> tuple[object, ...] | None:
-    """Return the shape, dtype and device of each parameter of `module`, if its work depends on nothing else.
+    """Return the shape, dtype and device of each parameter of `module`, if the module's work depends on nothing else.
 
     Returns None for other modules.
     """

@@ -1,10 +1,11 @@
-"""Finds the roofs over a model: the stored measurements of its device.
+"""Finds the roofs of a model in the stored measurements of its device.
 
 Rules
 - Nothing is measured here. One small file is read when the model is attached, and after its weights have changed.
   Viewers add the roofs that are measured later.
-- A compute roof has a type, and applies to bricks that multiply that type. The roofs of all types are announced,
-  because autocast may multiply a different type than that of the weights. A verdict may also recommend a faster type.
+- A compute roof has a type, and applies to bricks that multiply that type. The roofs of all types are announced for
+  two reasons: autocast may multiply a different type than that of the weights, and a verdict may recommend a faster
+  type.
 - If no roof was measured for the type of most weights, the manifest says so.
 """
 
@@ -38,7 +39,7 @@ _INT8 = "dot_int8"  # announced if a model has weights of torch's eager quantisa
 
 
 def roofs_over(model: nn.Module) -> tuple[Sequence[Ceiling], str]:
-    """Return the roofs over `model`, and the reason why some are unknown ("" if there is nothing to report)."""
+    """Return the roofs of `model`, and the reason why some are unknown ("" if none is missing)."""
     try:
         packed = any([home_of_class(type(module)) in PACKED for module in kinds_of(model)])
         return _roofs_over(parameters_of(model), multiplies_int8=packed)
@@ -67,7 +68,7 @@ def _roofs_over(parameters: Sequence[Any], *, multiplies_int8: bool) -> tuple[Se
 
 
 def _measured_of(device: torch.device) -> tuple[DeviceRoofs | None, str]:
-    """Return the roofs of `device` or None, and what the user can do if there are no roofs."""
+    """Return the stored roofs of `device`. If there are none, returns None and advice for the user."""
     if device.type == "cpu":
         threads = torch.get_num_threads()
         return roofs_of_cpu(known_roofs(), threads), way_out_on_cpu(threads)

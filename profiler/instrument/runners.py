@@ -1,8 +1,9 @@
-"""Follows engines that run their model through a runner. Each run is a step, with the model's bricks inside.
+"""Follows engines that run their model through a runner object. Each run is a step, which contains the model's
+bricks.
 
 Rules
-- For each engine, one file here has the names of its classes, and describes a run. The file does not import the
-  engine.
+- Each engine has one file in this folder, with the names of its classes and a function that describes a run. The file
+  does not import the engine.
 - An unexpected runner is reported in one line, and runs on uninstrumented.
 - The model's own calls are not steps, because the engine also calls the model to warm up and to capture graphs.
 - If an engine runs a compiled model or captured graphs, it calls no modules, and only steps are shown.
@@ -36,22 +37,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """The facts about an engine, defined in the engine's file here."""
+    """The facts about an engine. The engine's own file in this folder defines them."""
 
     name: str
     model_of: Callable[[Any], nn.Module]
-    bricks: Callable[[Any], tuple[bool, str]]  # whether runs call modules; what to report if not all runs do
-    describe: Callable[..., Call | None]  # describes a run with these arguments; None: the run is not a step
-    samples_later: Callable[[Any], bool]  # whether tokens are chosen after a run with this result, in the same step
+    bricks: Callable[[Any], tuple[bool, str]]  # returns whether runs call modules, and a line to log ("" for none)
+    describe: Callable[..., Call | None]  # describes a run with these arguments; returns None if the run is no step
+    samples_later: Callable[[Any], bool]  # returns whether tokens are chosen after a run, in the same step
 
 
-_attachments: weakref.WeakKeyDictionary[Any, Attachment | None] = weakref.WeakKeyDictionary()  # None: not shown
+# By runner; None: not shown.
+_attachments: weakref.WeakKeyDictionary[Any, Attachment | None] = weakref.WeakKeyDictionary()
 
 
-_UNKNOWN: Any = object()  # a runner that has not run yet
+_UNKNOWN: Any = object()  # for a runner that has no entry in `_attachments` yet
 _functions = TimedFunctions()
-# C code that begins and ends plain steps, if the hot path is compiled. In unusual cases, Python must do it: then the
-# first returns None, and the second False.
+# C functions that begin and end plain steps, if the hot path is compiled. If Python must do it, `_begin_run` returns
+# None, and `_end_run` returns False.
 _begin_run: Callable[[ModelSteps, Call, int], OpenStep | None] | None = None
 _end_run: Callable[[OpenStep, int], bool] | None = None
 if chosen() is not HotPath:
@@ -63,7 +65,8 @@ if chosen() is not HotPath:
 def once_there(
     engine: Engine, module: str, kind: str, wrappers: Mapping[str, Callable[[Function], Function]]
 ) -> None:
-    """Once `module` is imported, wrap methods of its class `kind`. `wrappers` has a wrapper for each method.
+    """When `module` is imported, wrap methods of its class `kind`. `wrappers` has a wrapper by the name of each
+    method.
 
     The first method must exist. The other methods are wrapped if they exist.
     """
@@ -124,9 +127,9 @@ def runs(original: Function, engine: Engine) -> Function:
 
 
 def loads(original: Function, engine: Engine) -> Function:
-    """Wrap a function that loads the model, so that the model is attached at the runner's first run.
+    """Wrap a function that loads the model. The model is then attached at the runner's first run.
 
-    The model is not attached at its own first call, which may be a part of a warm-up.
+    It is not attached at its own first call, because that may be a part of a warm-up.
     """
 
     @functools.wraps(original)
@@ -152,7 +155,7 @@ def samples(original: Function) -> Function:
 def ends(original: Function, accepted: Callable[[Any], int | None]) -> Function:
     """Wrap a function that ends the step of the last run.
 
-    `accepted` gets the result of the function. It returns the number of tokens of the step, or None if unknown.
+    `accepted` takes the result of the function, and returns the number of tokens of the step, or None if unknown.
     """
 
     @functools.wraps(original)
@@ -206,7 +209,10 @@ def _end(step: OpenStep, returned_ns: int) -> None:
 
 
 def _waiting(runner: Any, called_ns: int) -> OpenStep | None:
-    """Return the step of a runner's last run if it is still open, or None. The host called at `called_ns`."""
+    """Return the step of a runner's last run if it is still open, or None.
+
+    The host called the function at `called_ns`.
+    """
     attachment = None
     try:
         attachment = _attachments.get(runner)
@@ -245,7 +251,7 @@ def _attachment_of(runner: Any, engine: Engine) -> Attachment | None:
 
 def _leave(runner: Any, engine: Engine, error: Exception) -> None:
     _say_other(engine, error)
-    with suppressed(TypeError):  # the runner may not allow weak references; then its next run tries again
+    with suppressed(TypeError):  # if the runner allows no weak references, its next run tries again
         _attachments[runner] = None
 
 

@@ -1,13 +1,13 @@
 """Follows SGLang: under `cbtop run` each forward of its model runner is a step.
 
 Rules
-- SGLang has no plugins for this, so its classes are patched when its modules are imported.
+- SGLang has no plugins that could do this, so its classes are patched when its modules are imported.
 - The names here are those of SGLang's runtime (srt). No SGLang was available: this code is tested on stand-ins with
   the same names and signatures.
 - A step begins with the runner's `forward`, and ends with the worker's `forward_batch_generation`, which chooses the
-  tokens. If no worker calls the runner (forwards of a draft, embeddings), the step ends with `forward`.
-- The tokens of a step that verifies are the draft's tokens. The number of accepted tokens is known only later, and on
-  the device.
+  tokens. If the runner is not called by a worker (forwards of a draft, embeddings), the step ends with `forward`.
+- In a step that verifies a draft, the draft's tokens are counted. The number of accepted tokens is known only later,
+  on the device.
 """
 
 from __future__ import annotations

@@ -45,9 +45,9 @@ class StampPlan:
     def _walk(
         self, spans: list[CapturedCall], keys: tuple[Hashable, ...], begin: int, end: int, *, names_gaps: bool
     ) -> None:
-        """Store the intervals of `spans`. All of the spans are between the places `begin` and `end`.
+        """Store the intervals of `spans`, which are all between the places `begin` and `end`.
 
-        Spans inside a span are stored first. With `names_gaps`, the gaps between spans are stored, too.
+        Spans inside a span are stored before it. If `names_gaps`, the gaps between spans are stored, too.
         """
         at, some = begin, False
         for span in spans:
@@ -60,7 +60,7 @@ class StampPlan:
                 continue
             if first == last:  # the call runs nothing on the device
                 continue
-            if span.key is None:  # the model itself
+            if span.key is None:  # the call of the model itself
                 if names_gaps and first > at:
                     self._found.append(((*keys, OTHER), at, first, 0))
                 self._walk(span.inside, keys, first, last, names_gaps=True)
@@ -78,7 +78,7 @@ class StampPlan:
 
 
 def times_without_stamps(times: list[int], cost_ns: float) -> list[int]:
-    """Return the times of the places in ns, relative to the first, without the cost of the stamps.
+    """Return the times of the places in ns, relative to the first place, without the cost of the stamps.
 
     `cost_ns` is the cost of one stamp, which is subtracted from each interval.
     """

@@ -1,11 +1,11 @@
-"""Counts what the first steps of each kind contain: operations on a processor, allocations on a GPU.
+"""Counts the operations (on a CPU) or allocations (on a GPU) in the first steps of each kind.
 
 Rules
-- The steps are the first COUNTED ones of a kind, which the process shows as a warm-up. The first of them counts only
-  until there is a second one, because it also prepares caches. All other steps run as without this file.
-- Operations are counted by a dispatch mode of torch, in the call of the model, if every step is recorded. Compiled
-  and scripted code runs other kernels, which a mode does not see. So nothing is counted if there is any.
-- The mode is C code, because a Python frame of cbtop would stand in the traceback of an operation that fails. So
+- Counts are made in the first COUNTED steps of a kind, which are warm-up steps. The result of the first step is used
+  only until there is a second, because the first also prepares caches. In all other steps, nothing here runs.
+- Operations are counted only if every step is recorded. A dispatch mode of torch counts them during the model's call.
+  It does not see the kernels of compiled and scripted code. So nothing is counted if the process has any.
+- The mode is C code, because a Python frame of cbtop would appear in the traceback of an operation that fails. So
   nothing is counted without the compiled hot path.
 - Views of tensors are not counted, because they compute nothing.
 """
@@ -51,9 +51,10 @@ _modes_askers: list[Callable[[Callable[[], int]], object]] = []
 
 
 def ask_for_modes(ask_by: Callable[[Callable[[], int]], object]) -> None:
-    """Let `ask_by` set the function by which compiled code asks for the number of modes of the host.
+    """Register `ask_by`, which sets the function that compiled code calls for the host's number of dispatch modes.
 
-    It is one of torch, except while operations are counted. So all other steps run no Python for it.
+    Usually that is a function of torch. While operations are counted, it is a Python function that leaves out cbtop's
+    own mode. So all other steps run no Python code for it.
     """
     _modes_askers.append(ask_by)
     ask_by(dispatch_modes)
@@ -70,7 +71,7 @@ class CountedModel(Protocol):
 
 
 class StepContents:
-    """The contents of the counted steps of one model, by kind of step."""
+    """The counts of the steps of one model, by kind of step."""
 
     def __init__(self, steps: CountedModel) -> None:
         self._steps = steps
@@ -78,8 +79,9 @@ class StepContents:
         self._allocations: dict[Kind, list[int]] = {}
 
     def begin(self, name: str, *, is_recorded: bool) -> CountedStep | None:
-        """Begin to count in the step called `name`, which begins now in this thread. Returns None if it is not
-        counted.
+        """Begin to count in the step called `name`, which begins now in this thread.
+
+        Returns None if nothing is counted in it.
         """
         if not name.endswith(WARM_UP):
             return None
@@ -165,7 +167,7 @@ CountedStep = CountedAllocations | CountedOperations
 class _CountingMode(TorchDispatchMode):  # type: ignore[misc]  # torch declares no type for it
     """Counts the operations of a thread, and runs them unchanged."""
 
-    supports_higher_order_operators = True  # otherwise torch raises an error where the host calls one
+    supports_higher_order_operators = True  # without it, torch raises an error if the host calls such an operator
 
     def __init__(self, steps: CountedModel, counts: Counter[Operation]) -> None:
         from cbtop.profiler import _hot_path
@@ -178,13 +180,13 @@ class _CountingMode(TorchDispatchMode):  # type: ignore[misc]  # torch declares 
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Let Dynamo compile as usual. Otherwise code that is first called in this mode would never be compiled."""
+        """Let Dynamo compile as usual. Otherwise it would never compile code that is first called in this mode."""
         return True
 
     def ran(self, operation: Any, result: Any) -> None:
         """Count `operation`, which has returned `result`."""
         try:
-            # an operation of higher order has no `is_view`
+            # A higher-order operation has no attribute `is_view`.
             if not getattr(operation, "is_view", False) and operation.name() != "aten::_unsafe_view":
                 scope: Any = self._path.position.scope
                 self._counts[max(NO_NODE, int(scope.node)), _name_of(operation), _dtype_of(result)] += 1
@@ -204,7 +206,7 @@ def _dtype_of(result: Any) -> str:
 
 
 def _has_compiled(root: nn.Module) -> bool:
-    """Whether this process has used `torch.compile`, or the model has scripted parts."""
+    """Return whether this process has used `torch.compile`, or the model has scripted parts."""
     if is_compile_used():
         return True
     return any([isinstance(module, torch.jit.ScriptModule) or is_compiled(module) for module in modules_of(root)])

@@ -2,8 +2,8 @@
 
 Rules
 - The outermost call of a model, or of a part of the model that contains a stack, is a step.
-- If a model's call runs `generate`, this `generate` has its own steps. A call that helps to choose a token is a part
-  of the token's step.
+- If a model's call runs `generate`, that `generate` has steps of its own. If code that chooses a token calls the
+  model, this call is a part of the token's step.
 - If an engine's runner runs the model, the runner's call is the step, and the model's own calls are not steps.
 """
 
@@ -43,15 +43,15 @@ class ModelSteps(TimedModel):
         self._shared_with: dict[ref[ModelSteps], object] = {}  # models that share a part with this one
 
     def after_fork(self) -> None:
-        """Make a new lock in a child process, and keep only the steps of the thread that has forked."""
+        """In a forked child, make a new lock, and keep only the steps of the thread that has forked."""
         swaps.lock = threading.RLock()
         self.recorded_steps.intersection_update(unit().open)
 
     def failed(self, error: Exception) -> None:
         """Stop showing this model after `error` in cbtop's code.
 
-        Does not stop if the host caused the error, or if the host's stack is full. Ends the model's steps in this
-        thread that wait for a token, because nothing else may end them.
+        If the host caused the error, or if its stack is full, the model stays shown. Also ends the model's steps in
+        this thread that wait for a token, because nothing else may end them.
         """
         reraise_host_error(error)
         if not isinstance(error, RecursionError):
@@ -105,12 +105,12 @@ class ModelSteps(TimedModel):
                     mine = one
             if mine is not None:
                 if not mine.is_running:
-                    mine.close()  # the step waited for a token, but this is already the next call
+                    mine.close()  # the step waited for a token, but the next call has begun
                 else:
                     generation = here.generations[-1] if here.generations else None
                     if mine.generation is generation or not call.may_wait(generation):
                         mine.active.own_ns += clock.perf_counter_ns() - called_ns
-                        return None  # no new step unless `generate` runs inside the model's call
+                        return None  # the call is no step, unless a `generate` inside the model's call made it
             if self._shared_with:
                 others = [ref(step.steps) for step in here.open if step.is_running]
                 if not self._shared_with.keys().isdisjoint(others):
@@ -132,5 +132,8 @@ class ModelSteps(TimedModel):
         return step
 
     def share(self, other: ModelSteps) -> None:
-        """Store that `other` shares a part with this model. A call in a step of `other` is no step of this model."""
+        """Store that `other` shares a part with this model.
+
+        Calls inside a step of `other` are no steps of this model.
+        """
         self._shared_with[ref(other, self._shared_with.pop)] = None

@@ -1,10 +1,10 @@
 """Times functions of the host while calls of a model are timed.
 
 Rules
-- Function objects keep their identity, hash, name, pickle, signature and source. A plain function runs a different
-  `__code__` (trampolines.py), a builtin function a different vectorcall. Functions in cells, and methods of C++
-  classes, are replaced in the cell or class.
-- Functions are timed from a recorded step until the next step that is not recorded.
+- Function objects keep their identity, hash, name, pickle, signature and source. A plain function gets a different
+  `__code__` (trampolines.py), and a builtin function a different vectorcall. A function in a closure cell, or a
+  method of a C++ class, is replaced in its cell or class.
+- Functions are timed from the beginning of a recorded step until the next step that is not recorded.
 - Dynamo guards on `__code__`. When Dynamo starts to compile, or if it has compiled before, plain functions keep the
   host's code. So Dynamo compiles the same graphs as without cbtop.
 - A value that the host has replaced in the meantime is not touched.
@@ -30,13 +30,16 @@ if TYPE_CHECKING:
     from cbtop.profiler.path import Path
 
 DYNAMO = "torch._dynamo"
-# The models whose calls are timed now, each with the object that times the calls.
+# The models with calls that are timed now, each with the object that times its calls.
 swapped_in: dict[ref[Any], HotPath | Path | Timing | Capture] = {}
 Function = Callable[..., Any]
 
 
 def held(owner: Any, name: str) -> Any:
-    """Return the entry `name` of `owner` itself, not of a base class. If `owner` is a cell, return its contents."""
+    """Return the entry `name` of `owner`, without those of its base classes.
+
+    If `owner` is a closure cell, return its contents.
+    """
     if isinstance(owner, CellType):
         return owner.cell_contents
     return owner.get(name) if isinstance(owner, MutableMapping) else vars(owner).get(name)
@@ -58,7 +61,8 @@ class SwapTarget(Protocol):
 
 
 class TimedFunction:
-    """A plain Python function. While it is timed, a call runs `wrapper(copy)`, with a copy of the function.
+    """A plain Python function. While it is timed, its calls run `wrapper(copy)` instead. `copy` is a copy of the
+    function.
 
     With `traceable`, Dynamo can compile the function while it is timed.
     """
@@ -86,7 +90,7 @@ class TimedFunction:
 
 
 class TimedEntry:
-    """A function in a cell or a class. While it is timed, the cell or class has `wrapper(function)` instead."""
+    """A function in a closure cell or a class. While it is timed, `wrapper(function)` is in its place."""
 
     is_seen_by_dynamo = True
 
@@ -134,13 +138,13 @@ class Swaps:
     """The functions of this process that are timed while calls of a model are timed."""
 
     def __init__(self) -> None:
-        # The lock also protects the calls of models, which may share modules. It is reentrant, because a signal may
-        # interrupt cbtop while it holds the lock, and the host's signal handler may call a model.
+        # The lock also protects the swapping of modules' calls, because models may share modules. It is reentrant,
+        # because a signal handler of the host may call a model while cbtop holds the lock.
         self.lock = threading.RLock()
         self._functions: list[SwapTarget] = []  # oldest first
         self._are_in: bool | None = False  # whether the functions are timed; None: perhaps only some are
         self._stay_out = False
-        self._watched: Any = None  # Dynamo's list of callbacks for the begin of compiling
+        self._watched: Any = None  # the list of callbacks that Dynamo calls when it begins to compile
 
     def add(self, function: SwapTarget) -> None:
         """Add a function, and start timing it if calls of a model are being timed."""
@@ -171,7 +175,7 @@ class Swaps:
         with self.lock:
             swapped_in[model] = times
             if self._watched is not None and self._compiles not in self._watched:
-                self._stay_out, self._are_in = True, None  # the host has reset Dynamo, which removed the callback
+                self._stay_out, self._are_in = True, None  # the host has reset Dynamo, which drops callbacks
             if self._are_in is not True:
                 self._swap(True)
 
@@ -192,7 +196,10 @@ class Swaps:
         return not (self._stay_out and function.is_seen_by_dynamo)
 
     def _watch(self) -> None:
-        """Register `_compiles` with Dynamo as a callback for the begin of compiling. Dynamo has been imported."""
+        """Register `_compiles` as a callback that Dynamo calls when it begins to compile.
+
+        Dynamo must have been imported.
+        """
         dynamo: Any = sys.modules[DYNAMO]
         self._watched = getattr(getattr(dynamo, "callback_handler", None), "start_callbacks", None)
         frames = getattr(sys.modules.get(f"{DYNAMO}.utils"), "counters", {}).get("frames")

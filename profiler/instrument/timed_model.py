@@ -1,7 +1,8 @@
-"""A model with its recorded steps, in which the calls of modules are timed.
+"""Swaps the timed calls of a model's modules in and out, and checks whether the model has changed.
 
 Rules
-- Timed calls of modules are swapped in for a recorded step, and out again at the next step that is not recorded.
+- Timed calls of modules are swapped in when a recorded step begins. They are swapped out when the next step begins
+  that is not recorded.
 - Only recorded steps check whether the model, its autocast or its adapters have changed.
 """
 
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from cbtop.profiler.path import Path
     from cbtop.profiler.profiler import BrickProfiler
 
-LOOK_EVERY = 8  # recorded steps per check of the model; a check takes as long as timing all modules
+LOOK_EVERY = 8  # number of recorded steps per check of the model; a check takes as long as timing all modules
 MODULES_PER_STEP = 200  # modules that are checked per recorded step, on average; this takes 0.3 ms
 
 
@@ -85,35 +86,38 @@ class TimedModel(ABC):
         self.profiler = profiler
         self.time_on(Timing(profiler.parts.paths.host))
         self.model = model
-        self.changed = changed  # plans the model again if it has changed
+        self.changed = changed  # called to plan the model again if it has changed
         self.give_up = give_up
         self.bursts = bursts_of(profiler)
         self.contents = StepContents(self)
         self.kernel_steps: KernelSteps | None = None  # records steps by their kernels, if not None
-        self.kernels_due_ns = 0  # when `kernel_steps` is next due, on the host's clock; 0: never; C code reads this
+        # When `kernel_steps` is due next, in ns of the host's clock; 0: never; read by C code.
+        self.kernels_due_ns = 0
         self.calls: Sequence[BrickCall] = ()
-        self.training: Any = None  # its TrainingSteps, if an optimizer changes its weights
-        self.in_python = False  # whether Python code handles its calls, although the hot path is compiled
-        self.is_of_runner = False  # True: each call of a runner is a step. False: each call of the model
-        self.on_device: dict[Hashable, Hashable] = {}  # for a brick timed by the host: the same brick on the device
-        self.measured: Callable[[str], None] = lambda how: None  # receives how the device's times are measured
+        self.training: Any = None  # the model's TrainingSteps, if an optimizer changes its weights
+        self.in_python = False  # whether Python handles the model's calls even if the hot path is compiled
+        self.is_of_runner = False  # True: each call of its runner is a step. False: each call of the model is
+        self.on_device: dict[Hashable, Hashable] = {}  # brick on the device, by the brick that the host times
+        # Called with a text: how the device's times are measured.
+        self.measured: Callable[[str], None] = lambda how: None
         self.root: Callable[[], nn.Module | None] = lambda: None  # the model
-        # Called with the type of autocast and the adapters, if they have changed since the last step.
+        # Called with autocast's type and the state of the adapters, if they have changed since the last step.
         self.follow_mode: Callable[[torch.dtype | None, object], None] = lambda autocast, adapters: None
         self._asked: tuple[torch.dtype | None, object] = (None, None)
         self._device = ""  # the device whose autocast is checked
         self._adapted: ref[nn.Module] | None = None  # the layer whose adapters are checked
-        self.trains = False  # whether gradients are computed between its steps
-        self.weight_version: int | None = None  # version of the first weight that requires a gradient
+        self.trains = False  # whether the process computes gradients between the model's steps
+        self.weight_version: int | None = None  # number of changes of the first weight that requires a gradient
         self.looks = 0  # number of recorded steps that have begun
         self.look_every = LOOK_EVERY  # number of recorded steps per check of the model
         self.calls_are_in: bool | None = False  # whether the timed calls are swapped in; None: perhaps only some are
         self.recorded_steps: set[object] = set()  # recorded steps that are running
 
     def time_on(self, timing: Timing) -> None:
-        """Use `timing` for the model's steps and bricks from now on."""
+        """Time the model's steps and bricks as `timing` says, from now on."""
         self.timing, self.labelled = timing.path, timing.labelled
-        #: Times the calls of modules and functions. If the hot path is compiled, this is the hot path itself.
+        #: The path that times calls of modules and functions. If the hot path is compiled, this is the hot path
+        #: object itself.
         self.path: HotPath | Path = getattr(timing.path, "hot_path", timing.path)
         self.times = timing if timing.backend and not timing.by_kernels else self.path
         self.profiler_steps = self.profiler.parts.steps.on(timing.path)
@@ -152,7 +156,7 @@ class TimedModel(ABC):
     def ask(self) -> None:
         """Update the bricks for this step if autocast or the adapters have changed.
 
-        This is called once per step, not for each brick, because it takes 0.2 us, or 0.35 us under autocast.
+        Called once per step, not for each brick, because it takes 0.2 us, or 0.35 us under autocast.
         """
         try:
             device, autocast, adapters = self._device, None, None
@@ -168,26 +172,30 @@ class TimedModel(ABC):
             self.failed(error)
 
     def ask_of(self, device: str, adapted: nn.Module | None, mode: Mode) -> None:
-        """Check autocast on `device` and the adapters of `adapted` from now on. `mode` has their current state."""
+        """Check autocast on `device` and the adapters of `adapted` from now on. `mode` has their current values."""
         self._device = device if device in AUTOCAST_DEVICES else ""
         self._adapted = None if adapted is None else ref(adapted)
         self._asked = mode.autocast, mode.adapters
 
     def look_through(self, modules: int) -> None:
-        """Set how often to check the model, so that the mean time per recorded step does not grow with `modules`."""
-        self.look_every = LOOK_EVERY * max(1, modules // (MODULES_PER_STEP * LOOK_EVERY))  # a multiple, as C expects
+        """Set how often to check the model.
+
+        With more `modules`, checks are rarer, so that their mean time per step is the same.
+        """
+        # C code expects a multiple of LOOK_EVERY.
+        self.look_every = LOOK_EVERY * max(1, modules // (MODULES_PER_STEP * LOOK_EVERY))
 
     def look_again(self) -> None:
-        """Check whether the model has changed."""
+        """Check whether the model has changed, unless recorded steps are running."""
         if not self.recorded_steps and not self.is_of_runner:
             with without_torch_function():  # hides cbtop's calls from the host's `__torch_function__`
                 self.changed()
 
     def look_for_gradients(self) -> None:
-        """Announce that the process trains, if the first weight that requires a gradient shows that.
+        """Check the first weight that requires a gradient. If it is trained, announce that the process trains.
 
-        In training, the weight has a gradient, or torch has counted a change in place by an optimizer. The gradient
-        alone is not enough, because most programs clear gradients before the next step.
+        In training, the weight has a gradient, or torch has counted that an optimizer changed it in place. The
+        gradient alone does not suffice, because most programs clear gradients before the next step.
         """
         root = self.root()
         if root is None:
@@ -195,7 +203,7 @@ class TimedModel(ABC):
         with without_torch_function():  # hides cbtop's calls from the host's `__torch_function__`
             weight = first_trained(root)
             if weight is None or not weight.is_leaf:
-                return  # a computed tensor has no gradient, and torch warns if it is read
+                return  # a computed tensor has no gradient, and reading it makes torch warn
             before, self.weight_version = self.weight_version, version_of(weight)
             if weight.grad is not None or before not in (None, self.weight_version):
                 self.trains = True

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class TimedSection:
-    """A section of the plan, with the wrappers that time its modules. Refers to modules only weakly."""
+    """A section of the plan, with the wrappers that time its modules. Has only weak references to modules."""
 
     state: list[object] | None
     visited: set[int]
@@ -37,19 +37,19 @@ class TimedSection:
 
 
 class CallMaker:
-    """Makes the calls of one plan of a model, for the mode in which it is called."""
+    """Makes the wrappers for one plan of a model, for the model's current mode."""
 
     def __init__(self, steps: ModelSteps, said: Said, mode: Mode, *, is_timed_there: bool) -> None:
         self._steps = steps
         self._said = said
         self._mode = mode
         self._is_timed_there = is_timed_there
-        self._made: dict[int, tuple[Hashable, KeyIn]] = {}  # by the id of the `Product`, which similar layers share
+        self._made: dict[int, tuple[Hashable, KeyIn]] = {}  # by the id of a `Product`, which similar layers share
 
     def sections(
         self, sections: list[Section], former: Mapping[Hashable, TimedSection] = MappingProxyType({})
     ) -> dict[Hashable, TimedSection]:
-        """Make the timed sections, by place. An unchanged section keeps its calls from `former`."""
+        """Return the timed sections, by place. An unchanged section is taken from `former`."""
         return {
             section.place: former[section.place] if section.is_unchanged else self._timed(section)
             for section in sections

@@ -1,8 +1,8 @@
 """The private names of torch that the instrumentation uses. Checked with torch 2.11 and 2.13.
 
-Only two sorts of private names are not here. Some are used directly in hot code, to save a function call. Others are
-in `call_attribute`, because every process with torch loads that file. Names that a build without CUDA lacks are read
-only inside functions.
+Two sorts of private names are elsewhere. Some are used directly in hot code, to save a function call. Others are in
+`call_attribute`, because every process with torch loads that file. A name that a build of torch without CUDA lacks is
+read only inside a function.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from torch._C._autograd import _profiler_enabled
 
 #: A context that hides cbtop's calls from the host's `__torch_function__`: `with without_torch_function():`.
 without_torch_function = DisableTorchFunction
-#: Returns whether the class of a tensor overrides `__torch_function__`.
+#: Returns whether a tensor is of a class that overrides `__torch_function__`.
 has_torch_function = _has_torch_function_unary
 #: Returns whether `torch.jit.trace` is running.
 is_tracing = _is_tracing
 #: Returns the number of active `__torch_dispatch__` modes.
 dispatch_modes = _len_torch_dispatch_stack
-#: Returns the active mode with a key such as those in SYMBOLIC_MODES, or None.
+#: Returns the active dispatch mode with the given key (see SYMBOLIC_MODES), or None.
 dispatch_mode = _get_dispatch_mode
-#: The keys of the modes in which tensors have no contents, or are traced by `make_fx`.
+#: The keys of two sorts of modes: in the first, tensors have no contents; in the second, `make_fx` traces calls.
 SYMBOLIC_MODES = (_TorchDispatchModeKey.FAKE, _TorchDispatchModeKey.PROXY)
 
-#: Returns the precision of float32 for a backend and an operator. None in torch before 2.9.
+#: Returns torch's setting for the precision of float32, for a backend and an operator. None in torch before 2.9.
 precision_of_float32: Callable[[str, str], str] | None = getattr(_C, "_get_fp32_precision_getter", None)
 
-#: Each returns the children, parameters or buffers of a module itself, by name. These are C functions, which are fast
-#: enough for thousands of modules.
+#: These functions return the children, parameters or buffers of one module, by name. They are C functions, so they
+#: are fast enough for thousands of modules.
 submodules: Callable[[nn.Module], dict[str, nn.Module | None]] = attrgetter("_modules")
 own_parameters: Callable[[nn.Module], dict[str, Any]] = attrgetter("_parameters")
 own_buffers: Callable[[nn.Module], dict[str, Any]] = attrgetter("_buffers")
@@ -57,7 +57,7 @@ foreach_norm: Callable[..., list[Tensor]] = _foreach_norm
 is_profiled: Callable[[], bool] = _profiler_enabled
 
 
-counting: set[int] = set()  # threads with a mode of cbtop that counts operations
+counting: set[int] = set()  # ids of the threads in which a mode of cbtop counts operations
 
 
 def modes_of_host() -> int:
@@ -72,7 +72,7 @@ def compiled_versions(code: CodeType) -> list[Any]:
 
 
 def is_compile_used() -> bool:
-    """Return whether this process has called `torch.compile`. Also True if this torch does not tell."""
+    """Return whether this process has called `torch.compile`. Also True if this torch cannot say."""
     frames = sys.modules.get("torch._dynamo.eval_frame")
     if frames is None:
         return False
@@ -89,7 +89,7 @@ def is_in_bad_fork() -> bool:
 
 
 def allocations_of(device: int) -> int:
-    """Return how often this process has allocated memory of the CUDA device `device` from torch."""
+    """Return how often torch has allocated memory on the CUDA device `device` in this process."""
     return int(_C._cuda_memoryStats(device)["allocation"]["all"]["allocated"])
 
 

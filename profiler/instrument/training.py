@@ -3,13 +3,13 @@
 Rules
 - A model trains if an optimizer changes one of its parameters. From then on, a call of the model in training mode
   with gradients enabled is a forward of a training step. Other calls are steps of inference, as usual.
-- An optimizer step ends a training step if a backward has ended in it. So several optimizers that run after one
-  backward are in one step. Micro-batches are in one step if their gradients are added up.
-- The time of the thread is divided between the parts of the step without a gap, so the parts add up to the step.
+- The first optimizer step after a backward ends the training step. Further optimizers after the same backward end no
+  other step. Micro-batches with gradients that are added up are in one step.
+- The time of the thread is divided into the parts of the step without gaps, so the parts add up to the step.
 - If the data loader ends, or the model is called in evaluation mode, the time since the last step belongs to no step.
 - Every training step is counted with its time. Some are recorded with the calls of modules (training_calls.py), or
   on a GPU with their kernels (training_kernels.py).
-- If code of cbtop fails, the model is detached, and the host goes on.
+- If code of cbtop fails, the model is detached, and the host continues.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from cbtop.protocol.vocabulary import TRAIN, WARM_UP, BrickCategory, TrainingPar
 if TYPE_CHECKING:
     from cbtop.profiler.instrument.timed_model import TimedModel
 
-#: The bricks of a step that are no module of the model.
+#: The bricks for the parts of a step outside of the model.
 BRICKS = {
     part: BrickDefinition(name, BrickCategory.OTHER, backend="torch")
     for part, name in (
@@ -55,15 +55,16 @@ BRICKS = {
         (TrainingPart.ZERO_GRAD, "ZeroGrad"),
     )
 }
-MOST_RANGES = 8_000  # parts of a step that are kept for its record
-ANNOUNCE_NS = 1_000_000_000  # between two announcements of the parts of a model's steps
-EARLY = 4, 16  # after these numbers of steps there is an announcement, too
+MOST_RANGES = 8_000  # maximum number of time ranges in a step that are kept for its record
+ANNOUNCE_NS = 1_000_000_000  # least time between two announcements of the parts of a model's steps
+EARLY = 4, 16  # the parts are announced at once after these numbers of steps
 NEVER_NS = 1 << 62
-# Forwards in one step. After more of them, the model is shown by its forwards, as in inference.
+# Maximum number of forwards in one step, before its first backward and in all. If there are more, the model's
+# forwards are shown as separate steps, as in inference.
 MOST_WITHOUT_BACKWARD, MOST_FORWARDS = 32, 4096
-FLOOR_SHARE = 5 / 105  # share of the time for recording until FLOOR steps are recorded
+FLOOR_SHARE = 5 / 105  # share of the time that recording may cost until FLOOR steps are recorded
 
-Parts = dict[TrainingPart, int]  # ns
+Parts = dict[TrainingPart, int]  # time in ns by part
 
 
 class StepTimes(NamedTuple):
@@ -77,31 +78,32 @@ class StepTimes(NamedTuple):
 class StepClock:
     """Divides the time of one thread between the parts of a training step.
 
-    Parts may be nested: the inner one counts. After an outermost forward, the time is that of the loss.
+    If parts are nested, time counts for the innermost part. From the end of a forward to the beginning of the next
+    part, time counts for the loss.
     """
 
     __slots__ = ("_around", "_at_ns", "_part", "begun_ns", "changed", "has_backward", "parts", "ranges")
 
     def __init__(self) -> None:
-        self.changed: Callable[[TrainingPart], None] | None = None  # called with each part that begins
+        self.changed: Callable[[TrainingPart], None] | None = None  # called with a part when the part begins
         self.restart(None)
 
     def restart(self, now_ns: int | None) -> None:
-        """Begin a step at `now_ns`; None: at the next event."""
+        """Begin a step at `now_ns`. If that is None, the step begins when the next part begins."""
         self.begun_ns, self._at_ns = now_ns, now_ns or 0
         self._part = TrainingPart.OTHER
         self._around: list[TrainingPart] = []
         self.parts: Parts = {}
-        self.ranges: list[tuple[TrainingPart, int, int]] = []  # what each part of `parts` consists of
+        self.ranges: list[tuple[TrainingPart, int, int]] = []  # (part, begin in ns, end in ns)
         self.has_backward = False
 
     @property
     def is_in(self) -> TrainingPart | None:
-        """The part that a running call belongs to; None outside of such calls."""
+        """The part of the step to which the running call belongs. None outside of such calls."""
         return self._part if self._around else None
 
     def begin(self, part: TrainingPart, now_ns: int) -> None:
-        """Begin a call that is `part`."""
+        """Begin a call that belongs to `part`."""
         if self.begun_ns is None:
             self.restart(now_ns)
         self._count(now_ns)
@@ -127,11 +129,14 @@ class StepClock:
             return
         if ended is TrainingPart.FORWARD:
             self._part = TrainingPart.LOSS
-        elif ended is TrainingPart.BACKWARD:  # inside an optimizer that calls a closure, or outside of all calls
+        elif ended is TrainingPart.BACKWARD:  # called by an optimizer's closure, or by the loop
             self._part = TrainingPart.OPTIMIZER if self._around else TrainingPart.OTHER
 
     def finish(self, now_ns: int) -> tuple[int, Parts, list[tuple[TrainingPart, int, int]]]:
-        """End the step, and begin the next. Returns when the step began, its parts, and the ranges of the parts."""
+        """End the step, and begin the next.
+
+        Returns the begin of the ended step in ns, its parts, and the ranges of its parts.
+        """
         self._count(now_ns)
         begun_ns = now_ns if self.begun_ns is None else self.begun_ns
         parts, ranges = self.parts, self.ranges
@@ -168,31 +173,31 @@ class ThreadTraining:
         self.forget()
 
     def forget(self) -> None:
-        """Forget what was called in the step."""
-        self.steps: TimedModel | None = None  # of the model that was called first in it
+        """Reset all data of the step."""
+        self.steps: TimedModel | None = None  # the model that was called first in the step
         self.tokens = self.sequences = 0
-        self.own_ns = 0  # time spent by cbtop to begin the forwards of this step
-        self.calls: StepCalls | None = None  # None: this step is not recorded
+        self.own_ns = 0  # time that cbtop took to begin the forwards of this step
+        self.calls: StepCalls | None = None  # records the calls of this step; None: the step is not recorded
         self.noting: Noting | None = None
         self.communication = StepCommunication()
         self.forwards = 0
-        self.phase_after_backward = ""  # if not empty, the step ends with the running backward
+        self.phase_after_backward = ""  # if not empty, the step ends with the running backward, in this phase
 
     def give_up(self) -> None:
-        """Drop the step."""
+        """Drop the step: it is not counted, and its data is lost."""
         self.record_no_more()
         self.forget()
         self.clock.restart(None)
 
     def record_no_more(self) -> None:
-        """Count the step as one that is not recorded."""
+        """Stop recording the step. It still counts as a plain step."""
         self.stop_noting()
         if self.calls is not None:
             self.calls.drop()
         self.calls, self.clock.changed = None, None
 
     def stop_noting(self) -> None:
-        """Put the modules' own calls back."""
+        """Stop recording the calls of modules."""
         if self.noting is not None:
             captures.pop(get_ident(), None)
             noting, self.noting = self.noting, None
@@ -242,7 +247,7 @@ class EndedStep(NamedTuple):
     begun_ns: int
     ended_ns: int
     times: StepTimes
-    ranges: list[tuple[TrainingPart, int, int]]  # what each part consists of
+    ranges: list[tuple[TrainingPart, int, int]]  # (part, begin in ns, end in ns)
 
     @property
     def wall_ns(self) -> int:
@@ -257,16 +262,19 @@ class TrainingSteps:
         self._due_ns = 0
         self._recorded = self._seen = 0
         self._first_ns = self._paid_ns = 0
-        self._costs_ns: deque[float] = deque(maxlen=SAMPLES)  # of recorded steps
-        self._plain_ns: deque[float] = deque(maxlen=SAMPLES)  # costs of steps that are not recorded
-        self._latest: dict[str, deque[StepTimes]] = {}  # by phase
+        self._costs_ns: deque[float] = deque(maxlen=SAMPLES)  # cost of recording, for the latest recorded steps
+        self._plain_ns: deque[float] = deque(maxlen=SAMPLES)  # cost of the latest steps that were not recorded
+        self._latest: dict[str, deque[StepTimes]] = {}  # times of the latest steps, by phase
         self._told_ns: dict[str, int] = {}
-        self._next_ns = 0  # when the running step began, if it follows at once
-        self._untold = 0  # steps since the last announcement
-        self.mode: bool | None = None  # whether the model was in training mode when an optimizer last changed it
+        self._next_ns = 0  # when the next step begins, if it follows the last step without a gap
+        self._untold = 0  # number of steps since the last announcement
+        self.mode: bool | None = None  # the model's training mode when an optimizer last changed it; None if unknown
 
     def forward(self, model: TimedModel, call: Call) -> Forward | None:
-        """Begin a call of the model in a training step. Returns None inside another call, which has its time."""
+        """Begin a call of the model in a training step.
+
+        Returns None inside a forward or backward, which has the call's time.
+        """
         here = training_here()
         if here.clock.is_in in (TrainingPart.FORWARD, TrainingPart.BACKWARD):
             return None
@@ -274,7 +282,9 @@ class TrainingSteps:
         here.forwards += 1
         if here.forwards > (MOST_FORWARDS if here.clock.has_backward else MOST_WITHOUT_BACKWARD):
             here.give_up()
-            model.training, model.in_python = False, False  # its steps end in another thread, or in an unknown way
+            # Its steps end in another thread, or in a way that cbtop does not see. So show its forwards as steps of
+            # inference.
+            model.training, model.in_python = False, False
             return None
         here.clock.begin(TrainingPart.FORWARD, now_ns)
         if here.steps is None:
@@ -286,14 +296,17 @@ class TrainingSteps:
                 here.noting = Noting(model, here.calls)
                 here.noting.begin(call)
         elif here.calls is not None:
-            here.calls.begin(None, None)  # another model's nodes do not belong to the loss
+            here.calls.begin(None, None)  # otherwise the nodes of this other model would belong to the loss
         here.tokens += call.tokens
         here.sequences += call.sequences
         here.own_ns += clock.perf_counter_ns() - now_ns
         return Forward(here, model)
 
     def _calls(self, model: TimedModel, here: ThreadTraining, now_ns: int) -> StepCalls | None:
-        """Return what records the step whose first forward begins now, or None if it is not recorded."""
+        """Return an object that records the calls of the step with the first forward now.
+
+        None: the step is not recorded.
+        """
         return StepCalls(model.labelled) if self._is_due(model, now_ns) else None
 
     def _is_due(self, model: TimedModel, now_ns: int) -> bool:
@@ -302,7 +315,7 @@ class TrainingSteps:
         return is_settled and now_ns >= self._due_ns and not captures
 
     def _publish(self, model: TimedModel, here: ThreadTraining, call: Call, now_ns: int) -> None:
-        """Show readers of the ring that a training step runs."""
+        """Show viewers that read the ring that a training step is running."""
         position = model.path.position
         root = position.scope
         while root.parent is not None:
@@ -312,7 +325,10 @@ class TrainingSteps:
             model.path.publish(position, there, now_ns, call.tokens, call.sequences or None)
 
     def ended(self, here: ThreadTraining, phase: str, now_ns: int) -> None:
-        """Count the training step that ends now in the thread `here`, and record it if it was to be recorded."""
+        """Count the training step of the thread `here`, which ends now.
+
+        Records the step if it was chosen for that.
+        """
         model = self._steps()
         begun_ns, parts, ranges = here.clock.finish(now_ns)
         if model is None:
@@ -336,13 +352,16 @@ class TrainingSteps:
             self._paid_ns += own_ns + ended_ns - now_ns
         self._prepare(model, here, ended_ns)
         self._next_ns = clock.perf_counter_ns()
-        here.clock.restart(self._next_ns)  # what cbtop did at the end of this step is in no step
+        here.clock.restart(self._next_ns)  # cbtop's own work at the end of this step is in no step
 
     def _prepare(self, model: TimedModel, here: ThreadTraining, now_ns: int) -> None:
-        """Prepare the recording of the step that begins now, if it must begin before the first forward."""
+        """Prepare to record the step that begins now, if recording must begin before the first forward."""
 
     def _record(self, model: TimedModel, name: str, step: EndedStep, calls: StepCalls | None) -> None:
-        """Record an ended step under `name`, with its `calls` if they were timed, and announce the latest parts."""
+        """Record an ended step under `name`, with its `calls` if there are any.
+
+        Announce the parts of the latest steps.
+        """
         inside = None
         if calls is not None and not calls.has_failed and not calls.is_full and len(step.ranges) < MOST_RANGES:
             inside = calls.parts()
@@ -359,7 +378,10 @@ class TrainingSteps:
             warm_ups.took(step.phase, model.model, step.wall_ns, step.tokens or step.sequences)
 
     def _announce(self, model: TimedModel, step: EndedStep, own_ns: int) -> None:
-        """Announce the parts of the latest steps. Of this one, `own_ns` of the backward were the time of cbtop."""
+        """Announce the parts of the latest steps.
+
+        In this step, cbtop took `own_ns` of the backward, which are subtracted.
+        """
         phase, times = step.phase, step.times
         latest = self._latest.setdefault(phase, deque(maxlen=MAX_TIMED_STEPS))
         backward_ns = times.parts.get(TrainingPart.BACKWARD, 0)
@@ -370,7 +392,7 @@ class TrainingSteps:
             self._tell(model, phase, latest)
 
     def _is_time_to_tell(self, phase: str, steps: int) -> bool:
-        """Count a step whose parts are known, and return whether to announce the parts of the latest `steps` now."""
+        """Count a step with known parts. Returns whether to announce the parts of the latest `steps` steps now."""
         now_ns = clock.perf_counter_ns()
         self._untold += 1
         is_early = now_ns - self._told_ns.get(phase, 0) < ANNOUNCE_NS
@@ -381,7 +403,7 @@ class TrainingSteps:
         return True
 
     def _tell(self, model: TimedModel, phase: str, latest: Collection[StepTimes]) -> None:
-        """Announce the parts of the steps `latest`."""
+        """Announce the times of the steps in `latest`."""
         found = []
         for part in TrainingPart:
             each = [one.parts.get(part, 0) for one in latest]
@@ -392,14 +414,14 @@ class TrainingSteps:
         model.profiler.announce(TrainingTimes(phase, model.model, len(latest), wall_ns, tuple(found), communication))
 
     def _pay(self, model: TimedModel, calls: StepCalls, now_ns: int) -> None:
-        """Measure what recording the step has cost."""
+        """Measure the cost of recording the step that ended at `now_ns`."""
         cost = noting_cost()
         paid_ns = clock.perf_counter_ns() - now_ns + calls.own_ns
         paid_ns += round(calls.count * (cost.inside_ns + cost.outside_ns))
         self._count_paid(model, paid_ns, now_ns)
 
     def _count_paid(self, model: TimedModel, paid_ns: int, now_ns: int) -> None:
-        """Count a recorded step, which has cost `paid_ns`, and decide when the next one is due."""
+        """Count a recorded step that cost `paid_ns`, and decide when the next step is recorded."""
         self._recorded += 1
         self._paid_ns += paid_ns
         self._costs_ns.append(paid_ns)
@@ -421,10 +443,11 @@ class TrainingSteps:
 
 
 def _bricks_in(ranges: list[tuple[TrainingPart, int, int]]) -> Iterator[tuple[BrickDefinition, int, int]]:
-    """Yield the bricks of a step that are no module of the model.
+    """Yield the bricks of a step outside of the model, each with its begin and end in ns.
 
-    Communication in the model's forward or backward has its own bricks there (training_calls.py). A loss is one call,
-    its longest stretch, even if the loop clears gradients before the backward.
+    Communication inside the model's forward or backward is left out, because it has its own bricks there
+    (training_calls.py). If several ranges before a backward count for the loss, the longest of them is the call of
+    the loss: the loop may clear gradients in between.
     """
     around, loss = TrainingPart.OTHER, (0, 0)
     for part, begin_ns, end_ns in [*ranges, (TrainingPart.BACKWARD, 0, 0)]:
@@ -441,20 +464,21 @@ def _bricks_in(ranges: list[tuple[TrainingPart, int, int]]) -> Iterator[tuple[Br
 
 
 def mode_of(model: TimedModel) -> bool | None:
-    """Whether `model` is in training mode; None if it no longer exists."""
+    """Return whether `model` is in training mode, or None if the model no longer exists."""
     root = model.root()
     if root is None:
         return None
-    inside = submodules(root).get("_orig_mod")  # the module of torch.compile has no mode of its own
+    inside = submodules(root).get("_orig_mod")  # the wrapper of torch.compile has no mode of its own
     mode: bool | None = dictionary_of(root if inside is None else inside).get("training")
     return mode
 
 
 def is_in_training(model: TimedModel) -> bool:
-    """Whether a call of `model` now belongs to a training step. Otherwise it is a step of inference.
+    """Return whether a call of `model` now belongs to a training step. Otherwise it is a step of inference.
 
-    It does if it computes gradients and a training step has begun, or the model is in the mode (training, evaluation)
-    in which an optimizer last changed it.
+    A call belongs to a training step in two cases. In the first, a part of such a step is running. In the second,
+    gradients are enabled, and a training step has begun or the model is in the mode (training or evaluation) in which
+    an optimizer last changed it.
     """
     if not model.profiler.enabled:
         return False
@@ -463,7 +487,7 @@ def is_in_training(model: TimedModel) -> bool:
         return True
     is_trained = torch.is_grad_enabled() and (here.steps is not None or mode_of(model) == model.training.mode)
     if not is_trained and here.steps is None:
-        here.give_up()  # an evaluation between two steps
+        here.give_up()  # this is an evaluation between two training steps
     elif not is_trained and here.calls is not None:
-        here.record_no_more()  # an evaluation between two micro-batches, which has its own steps
+        here.record_no_more()  # this is an evaluation between two micro-batches, with steps of its own
     return is_trained

@@ -1,17 +1,19 @@
 """Times the calls of modules in a recorded training step, forward and backward, on the host's clock.
 
-Autograd numbers its nodes in the order of the forward, and runs the backward in the reverse order,
-in the thread that called `backward`. So each noted call has the range of numbers of the nodes that it made. Before
-the backward runs, the nodes are sorted by number. A hook is set on each node whose call is not the one of the node
-before. When a hook runs, the previous call's backward has ended.
+Autograd numbers its nodes in the order of the forward. It runs the backward in the reverse order, in the thread that
+called `backward`. For each call, cbtop stores the range of numbers of the nodes that the call made. Before the
+backward runs, the nodes are sorted by number, and a hook is set on each node that belongs to a different call than
+the node before it. When a hook runs, the backward of the previous call has ended.
 
 Rules
 - A node belongs to the innermost call that made it. Nodes outside of the model's calls belong to the loss.
-- What a node does before its inputs are repeated (non-reentrant checkpoints) has no brick. It only looks them up.
+- If the inputs of a node are recomputed (non-reentrant checkpoints), the node's time before the recomputation belongs
+  to no brick, because the node only looks up its inputs then.
 - A node that adds a gradient to a weight runs right after the node that computed the gradient, and counts with it.
-- Modules that are called while the backward runs are recomputed (gradient checkpointing).
-- A backward has one matrix product for each operand that needs a gradient. Its FLOP are their FLOP.
-- A hook gives nothing back and is removed after the backward, so gradients are the same bit for bit.
+- If a module is called while the backward runs, the call is a recomputation (gradient checkpointing).
+- A backward has one matrix product for each operand that needs a gradient. The FLOP of the backward are those of
+  these products.
+- The hooks return None and are removed after the backward, so the gradients are bit for bit the same.
 """
 
 from __future__ import annotations
@@ -38,23 +40,25 @@ if TYPE_CHECKING:
 
 Keys = tuple[Hashable, ...]
 Part = tuple[Keys, int, int, int]  # keys from below the step, begin in ns, end in ns, elements
-Handle = Any  # of a hook: `remove` removes it
+Handle = Any  # the handle of a hook: its method `remove` removes the hook
 
-MAX_NODES = 100_000  # of a graph of autograd; the backward of a larger one is not split by bricks
-#: Returns the number of the next node that this thread makes; None in a torch that does not tell.
+MAX_NODES = 100_000  # limit for a graph of autograd; if it is larger, its backward is not split into bricks
+#: Returns the number that the next node of this thread will get. None if this torch has no such function.
 next_number: Callable[[], int] | None = getattr(torch._C._autograd, "_get_sequence_nr", None)
-_ACCUMULATES = 1 << 63  # nodes that add a gradient to a weight have no number of their own, but one above this
-# In place of a call: no call; the nodes that no call of the model made; the end of a backward after its last node; in
-# that, the wait of DistributedDataParallel for gradients.
+_ACCUMULATES = 1 << 63  # numbers from here on belong to nodes that add a gradient to a weight
+# Values in place of the number of a call. OUTSIDE: no call. LOSS: nodes that no call of the model made. _AFTER: the
+# end of a backward, after its last node. _SYNC: the wait of DistributedDataParallel for gradients, also after the
+# last node.
 OUTSIDE, LOSS, _AFTER, _SYNC = -1, -2, -3, -4
-# The bricks of a backward that belong to no call of the model.
+# The bricks for parts of a backward that belong to no call of the model.
 LOSS_BACKWARD = BrickDefinition(f"Loss{BACKWARD}", BrickCategory.OTHER, backend="torch")
 BACKWARD_END = BrickDefinition("BackwardEnd", BrickCategory.OTHER, backend="torch", label="after the last node")
 GRADIENT_SYNC = BrickDefinition("GradientSync", BrickCategory.COMMUNICATION, backend="torch", label="other ranks")
 
 
-_AMOUNTS = "flops_per_call", "flops_per_element", "bytes_per_call", "bytes_per_element"  # of Work
-#: The operands of a product that may need a gradient: their places among the next nodes, by the node's name.
+_AMOUNTS = "flops_per_call", "flops_per_element", "bytes_per_call", "bytes_per_element"  # fields of `Work`
+#: The operands of a product that may need a gradient, by the name of the product's node. Each is an index into the
+#: node's `next_functions`.
 _OPERANDS = {
     "AddmmBackward0": (1, 2),
     "MmBackward0": (0, 1),
@@ -64,19 +68,20 @@ _OPERANDS = {
 
 
 class Products:
-    """Counts the matrix products that the nodes of one call compute, compared with its forward.
+    """Counts the multiplications of the matrix products that one call made, forward and backward.
 
-    The gradient of each operand is a product of the same FLOP as the forward's. Frozen operands have none.
+    The gradient of each operand is a product with as many FLOP as the product of the forward. Frozen operands have no
+    gradient.
     """
 
     __slots__ = ("_backward", "_forward", "_is_sized")
 
     def __init__(self) -> None:
-        self._forward = self._backward = 0  # multiplications
+        self._forward = self._backward = 0  # number of multiplications
         self._is_sized = True
 
     def add(self, node: Any) -> None:
-        """Add a node of autograd, if it is of a product."""
+        """Add a node of autograd, if it is the node of a matrix product."""
         operands = _OPERANDS.get(node.name())
         if operands is not None:
             after = node.next_functions
@@ -86,9 +91,10 @@ class Products:
             self._backward += size * sum(after[at][0] is not None for at in operands)
 
     def scale(self, flops: float | None) -> float:
-        """Return the FLOP of the backward, as a multiple of the forward's `flops`. 0 if there is no product.
+        """Return the FLOP of the backward as a multiple of the forward's. 0 if there is no product.
 
-        A product of frozen operands has no node. So nodes tell the forward's FLOP only if `flops` is not known.
+        `flops` are the FLOP of the forward, if known. If not, the forward's products are counted by their nodes. This
+        leaves out products of frozen operands, which have no node.
         """
         if not self._forward:
             return 0.0
@@ -96,33 +102,33 @@ class Products:
 
 
 def _size_of(node: Any) -> int:
-    """Return the number of multiplications of a product, or 1 if its node does not tell."""
+    """Return the number of multiplications of a product, or 1 if its node does not store the sizes."""
     left = getattr(node, "_saved_mat1_sym_sizes", None) or getattr(node, "_saved_self_sym_sizes", None)
     right = getattr(node, "_saved_mat2_sym_sizes", None)
     return int(left[0] * left[1] * right[1]) if left and right else 1
 
 
 class StepCalls(Capture):
-    """The calls of modules in one training step, in the order of their begins. A call is its number."""
+    """The calls of modules in one training step, in the order of their begins. A call is identified by its index."""
 
     def __init__(self, labelled: Callable[[Any], Any]) -> None:
         super().__init__(lambda: None)
         self._labelled = labelled
-        self._keys: list[Hashable] = []  # None: a call of the model itself
-        self._around: list[int] = []  # the call around each
+        self._keys: list[Hashable] = []  # the brick or layer of each call; None: a call of the model itself
+        self._around: list[int] = []  # for each call, the call around it
         self._begins_ns: list[int] = []
         self._ends_ns: list[int] = []
         self._elements: list[int] = []
-        self._repeats: list[bool] = []  # whether the call ran in a backward
+        self._repeats: list[bool] = []  # for each call, whether it ran in a backward
         self._running: list[int] = []
-        self._numbers: list[int] = []  # of autograd's next node, at each begin and end of a call
-        self._innermost: list[int] = []  # the innermost running call from that moment on
-        self._runs: list[tuple[int, int]] = []  # when, in ns, the backward of a call began; OUTSIDE: of none
+        self._numbers: list[int] = []  # at each begin and end of a call, the number of autograd's next node
+        self._innermost: list[int] = []  # the innermost running call after each of these begins and ends
+        self._runs: list[tuple[int, int]] = []  # time in ns when a backward began, and its call (or OUTSIDE, LOSS, …)
         self._products: dict[int, Products] = {}  # matrix products in the backward of each call
-        self._backwards = 0  # running ones, which may be nested
-        self.own_ns = 0  # time spent by cbtop in this step
+        self._backwards = 0  # number of running backwards, which may be nested
+        self.own_ns = 0  # time that cbtop took in this step
         self.has_failed = False
-        self.is_full = False  # whether some calls are missing, because there were more than MAX_CALLS
+        self.is_full = False  # True if calls are missing, because there were more than MAX_CALLS
 
     def is_in_call_of(self, steps: object) -> bool:
         return self.steps is steps and bool(self._running)
@@ -167,19 +173,19 @@ class StepCalls(Capture):
         return self._keys[self._running[-1]] if self._running else None
 
     def enter_part(self, part: TrainingPart) -> None:
-        """Note which part of the step the loop runs from now on."""
+        """Store that the loop is in this part of the step from now on. Subclasses that need it override this."""
 
     def drop(self) -> None:
-        """Record nothing of the step, because it does not end as a training step."""
+        """Discard the records of the step, because it does not end as a training step."""
 
     def end_model(self) -> None:
-        """End the outermost call, because the model's call has returned."""
+        """End the call of the model, which has returned."""
         if self._running:
             self.end(self._running[0])
 
     @property
     def count(self) -> int:
-        """Number of the calls."""
+        """Number of calls."""
         return len(self._keys)
 
     def _mark(self, innermost: int) -> None:
@@ -187,13 +193,13 @@ class StepCalls(Capture):
         self._innermost.append(innermost)
 
     def backward_begins(self, roots: Iterable[Any]) -> list[Handle]:
-        """Set the hooks for a backward from the tensors `roots`. Returns their handles."""
+        """Begin a backward from the tensors `roots`, and set its hooks. Returns the handles of the hooks."""
         begun_ns = clock.perf_counter_ns()
         self._backwards += 1
         handles: list[Handle] = []
         try:
             if next_number is not None and not self.has_failed:
-                with without_torch_function():  # hides the look at the host's tensors from its torch functions
+                with without_torch_function():  # hides cbtop's reads from the host's `__torch_function__`
                     self._hook(_nodes_behind(roots), handles)
         except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
             self.failed(error)
@@ -225,11 +231,11 @@ class StepCalls(Capture):
             if owner != before:
                 handles.append(node.register_prehook(functools.partial(self._reached, owner)))
             before = owner
-        if nodes:  # what comes after the last node is not its time, such as the wait of DistributedDataParallel
+        if nodes:  # time after the last node is not the node's, such as the wait for gradients
             handles.append(nodes[-1][1].register_hook(self._done))
 
     def _owner(self, number: int) -> int:
-        """Return the innermost call that made the node of that number."""
+        """Return the innermost call that made the node with this `number`."""
         at = bisect_right(self._numbers, number) - 1
         return self._innermost[at] if at >= 0 else OUTSIDE
 
@@ -240,7 +246,7 @@ class StepCalls(Capture):
         self._runs.append((clock.perf_counter_ns(), _AFTER))
 
     def backward_scale(self, owner: int) -> float:
-        """Return the FLOP of the products in the backward of a call, as a multiple of the forward's. 0: unknown."""
+        """Return the FLOP of the backward of call `owner`, as a multiple of the forward's. 0 if unknown."""
         products = self._products.get(owner)
         if products is None:
             return 0.0
@@ -249,7 +255,7 @@ class StepCalls(Capture):
         return products.scale(flops)
 
     def parts(self) -> list[Part]:
-        """Return the forward, backward and recomputed calls as parts, in the order of their ends."""
+        """Return the forward, backward and recomputed calls as parts, sorted by their ends."""
         places, inside_ns = self._places(), round(noting_cost().inside_ns)
         begins_ns = [run_ns for run_ns, _ in self._runs]
         found: list[Part] = []
@@ -257,22 +263,23 @@ class StepCalls(Capture):
             begin_ns = self._begins_ns[number]
             end_ns = max(begin_ns, self._ends_ns[number] - inside_ns)
             if self._repeats[number]:
-                # A layer that checkpoints its own inside is not called again. Communication has no layer here.
+                # If a layer checkpoints its own parts, the layer itself is not called again. So take the layer from
+                # the running backward. Communication is not assigned to a layer here.
                 if not layers_of(keys) and not _is_communication(self._keys[number]):
                     keys = (*self._layers_at(bisect_right(begins_ns, begin_ns) - 1, places), *keys)
                 keys = () if _is_layer(self._keys[number]) else renamed(keys, RECOMPUTE)
             if keys and self._keys[number] is not None and self._ends_ns[number]:
                 found.append((keys, begin_ns, end_ns, self._elements[number]))
         found += self._backward_parts(places)
-        return sorted(found, key=lambda part: (part[2], -part[1]))  # inner parts before the parts around them
+        return sorted(found, key=lambda part: (part[2], -part[1]))  # inner parts come before the parts around them
 
     def _layers_at(self, run: int, places: Sequence[Keys]) -> Keys:
-        """Return the layer whose backward ran in the run of that number."""
+        """Return the layers of the call with the backward at index `run` of `_runs`."""
         owner = self._runs[run][1] if run >= 0 else OUTSIDE
         return () if owner < 0 else layers_of(places[owner])
 
     def _places(self) -> list[Keys]:
-        """Return the place of each call, from below the step."""
+        """Return the place of each call: its keys from below the step."""
         places: list[Keys] = []
         for key, around in zip(self._keys, self._around, strict=True):
             outer = () if around == OUTSIDE else places[around]
@@ -280,7 +287,7 @@ class StepCalls(Capture):
         return places
 
     def _backward_parts(self, places: Sequence[Keys]) -> list[Part]:
-        """Return the parts of the backward: its bricks, and its layers with what they ran again."""
+        """Return the parts of the backward: its bricks, and its layers including the calls that they recompute."""
         again = [number for number, repeats in enumerate(self._repeats) if repeats and self._ends_ns[number]]
         outermost = [number for number in again if self._around[number] == OUTSIDE]
         cuts = [
@@ -307,17 +314,20 @@ class StepCalls(Capture):
                 elements = 0 if owner < 0 or owner in is_counted else self._elements[owner]
                 is_counted.add(owner)
                 lefts = _around(inside, begin_ns, end_ns)
-                if len(waits) < len(inside):  # a repetition interrupts a node as it begins: that is one call, not two
+                if len(waits) < len(inside):  # a recomputation interrupts the node early: keep only the longest range
                     lefts = sorted(lefts, key=lambda left: left[0] - left[1])[:1]
                 found += [(keys, *left, elements) for left in lefts]
         return found + _layers_from(of_layers)
 
 
-_Stay = tuple[int, int, Keys | None]  # begin and end in ns, and the layer; (): no layer; None: communication
+_Stay = tuple[int, int, Keys | None]  # begin in ns, end in ns, and the layer; () is no layer, None is communication
 
 
 def _layers_from(ranges: list[_Stay]) -> list[Part]:
-    """Return one part for each stay of the backward in a layer. Communication ends a stay."""
+    """Return one part for each range of time in which the backward is in one layer.
+
+    Communication separates ranges.
+    """
     found: list[Part] = []
     has_communicated = False
     for begin_ns, end_ns, layer in sorted(ranges, key=lambda one: one[:2]):
@@ -334,7 +344,7 @@ def _layers_from(ranges: list[_Stay]) -> list[Part]:
 
 
 class _Cut(NamedTuple):
-    """A call that runs in the backward: one that is repeated, or communication."""
+    """A call inside a backward: a recomputation or communication."""
 
     begin_ns: int
     end_ns: int
@@ -342,9 +352,9 @@ class _Cut(NamedTuple):
 
 
 def _around(inside: Sequence[_Cut], begin_ns: int, end_ns: int) -> list[tuple[int, int]]:
-    """Return what is left of a range of time without the calls `inside` it.
+    """Return the ranges from `begin_ns` to `end_ns` that are left without the calls `inside`.
 
-    The time between two repeated calls belongs to the repetition.
+    The time between two recomputed calls belongs to the recomputation, so it is not left.
     """
     left = []
     is_backward = True
@@ -365,9 +375,9 @@ def layers_of(keys: Keys) -> Keys:
 
 
 def _nodes_behind(roots: Iterable[Any]) -> list[tuple[int, Any]]:
-    """Return the numbered nodes of autograd behind the tensors `roots`, the highest number first.
+    """Return the numbered nodes of autograd from which `roots` were computed, highest number first.
 
-    Returns an empty list if there are more than MAX_NODES.
+    An entry is (number, node). Returns an empty list if there are more than MAX_NODES nodes.
     """
     waiting = [node for node in (getattr(root, "grad_fn", None) for root in roots) if node is not None]
     seen = set(waiting)
@@ -395,9 +405,9 @@ def _is_layer(key: Hashable) -> bool:
 def renamed(keys: Keys, suffix: str, scale: float = 0.0) -> Keys:
     """Return the place of the backward, or of the recomputation, of the call at `keys`.
 
-    `scale` is the FLOP of this pass as a multiple of the forward's, or 0 if it is unknown.
-    Layers are in a stack of their own, and bricks have a name of their own. A backward is in no other brick's
-    backward: they follow each other. What a layer runs again is in its backward.
+    `scale` is the FLOP of this pass as a multiple of the forward's, or 0 if unknown. Layers get a stack of their own,
+    and bricks a name of their own. The backwards of bricks follow each other, so none is inside another. Recomputed
+    calls are inside the backward of their layer.
     """
     if suffix == BACKWARD:
         keys = (*layers_of(keys[:-1]), *keys[-1:])
@@ -413,16 +423,16 @@ def _backward_layer(key: Any) -> Hashable:
 def _brick_renamed(brick: Any, suffix: str, scale: float) -> Hashable:
     definition = BrickDefinition.of(brick) if isinstance(brick, BrickId) else brick
     if definition.category is BrickCategory.COMMUNICATION and suffix == RECOMPUTE:
-        return definition  # communication while the backward runs repeats nothing
+        return definition  # communication while the backward runs is no recomputation
     work = definition.work if suffix == RECOMPUTE else _scaled(definition.work, scale)
     return replace(definition, name=definition.name + suffix, brick=None, work=work, budget=None, kernels=())
 
 
 def _scaled(work: Any, scale: float) -> Work | None:
-    """Return `scale` times the work, or None if it is unknown.
+    """Return the work multiplied by `scale`, or None if the work or the scale is unknown.
 
-    The product for a gradient moves as many bytes as the forward's: two of the three matrices are read, and the third
-    is written.
+    The bytes are scaled, too: like the forward's product, the product for a gradient reads two of the three matrices
+    and writes the third.
     """
     if not isinstance(work, Work) or not scale:
         return None

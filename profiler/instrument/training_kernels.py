@@ -1,18 +1,19 @@
 """Records some training steps of a model on a CUDA device by their kernels.
 
 The host launches kernels long before they run, so its times say little about a training step on a GPU. In a recorded
-step CUPTI records all kernels. A forward kernel belongs to the module that launched it. Before the nodes of a
-backward run, the hooks of training_calls.py say which call made them, in the thread of autograd that launches their
-kernels. Other kernels belong to the part of the step that the loop is in.
+step, CUPTI records all kernels. A kernel of the forward belongs to the module that launched it. In the backward, a
+hook (training_calls.py) runs before the nodes of each call, in autograd's thread. It assigns the following kernels of
+this thread to that call. Other kernels belong to the part of the step that the loop is in.
 
 Rules
-- A window is one step, from the end of the step before it. The device first ends what it still runs.
-- The host may be many steps ahead of the device. So a plain step lasts from the end of the step before it to its own
-  end on the device. The first step after an evaluation has the host's time.
-- A recorded step takes as long as the plain steps near it. The parts of a step are the times of their kernels. In the
-  rest of the step no kernel runs. Kernels that overlap count once.
-- While the program waits for data, or does other work, it launches none of the model's kernels. Two events around
-  each such wait measure how long the device is idle in it. That time counts for the wait.
+- A window is one recorded step, and begins at the end of the step before it. First, the host waits until the device
+  has finished all earlier work.
+- The host may be many steps ahead of the device. So the time of a plain step is measured on the device, from the end
+  of the step before it to its own end. The first step after an evaluation has the host's time instead.
+- The time of a recorded step is the mean of the latest plain steps. The time of a part is that of its kernels. Time
+  counts once if kernels overlap. In the rest of the step, no kernel runs.
+- While the program waits for data, or does other work, it launches no kernels of the model. Two events around each
+  such wait measure how long the device is idle meanwhile. This time counts as a part of the wait.
 - If CUPTI is not available, the parts of a step are the host's times, and bricks are not recorded.
 """
 
@@ -76,30 +77,30 @@ if TYPE_CHECKING:
     from cbtop.profiler.instrument.timed_model import TimedModel
 
 _LOOP = BrickDefinition("Loop", BrickCategory.OTHER, backend="torch", label="between the parts of a step")
-_UNDATED: Hashable = "step"  # used as the key of a step until its name is known
-UNSETTLED = 2  # steps after a window that are unlike plain steps: the host is not ahead of the device
-WAITS = TrainingPart.DATA_WAIT, TrainingPart.OTHER  # the program launches no kernels of the model in these parts
-MEASURED_EVERY = 4  # after FLOOR steps, one in this number is measured, because an event costs the host 3 us
-MOST_RUNNING = 64  # steps that have not yet ended on the device
-MOST_STAYS = 16  # in WAITS, of one step
+_UNDATED: Hashable = "step"  # stands for the key of the step until the step's name is known
+UNSETTLED = 2  # number of steps after a window that are left out, because the host is not ahead of the device yet
+WAITS = TrainingPart.DATA_WAIT, TrainingPart.OTHER  # parts in which the program launches no kernels of the model
+MEASURED_EVERY = 4  # after FLOOR measured steps, one step in this number is measured: an event costs the host 3 us
+MOST_RUNNING = 64  # maximum number of steps that have not yet ended on the device
+MOST_STAYS = 16  # maximum number of measured waits (parts in WAITS) in one step
 SETTLE_S = 1.0  # the longest wait for the device before a window
 LEAST_PAUSE_NS, MOST_PAUSE_NS = 250_000_000, 10_000_000_000
 
 
 class StepKernels(StepCalls):
-    """The kernels of one training step, by the calls that launched them."""
+    """Records the kernels of one training step, by the calls that launched them."""
 
     def __init__(self, labelled: Callable[[Any], Any], recording: Recording, begun_ns: int) -> None:
         super().__init__(labelled)
         self.recording = recording
         self.begun_ns = begun_ns
-        self.part_of: dict[Keys, TrainingPart] = {}  # by place, from below the step
-        self.elements: Counter[Keys] = Counter()  # of all calls, by place
+        self.part_of: dict[Keys, TrainingPart] = {}  # the part of the step, by place
+        self.elements: Counter[Keys] = Counter()  # elements of all calls, by place
         self._called: list[Keys] = []  # for each call: its keys from below the step
-        self._where: list[Keys] = []  # for each call: the place of its kernels
-        self._in_backward = LOSS  # the call that the running backward belongs to
-        self._of_owner: dict[int, Keys] = {}  # places of the backward of calls
-        self._threads: list[int] = []  # threads of autograd that have run nodes
+        self._where: list[Keys] = []  # for each call: the place that its kernels are assigned to
+        self._in_backward = LOSS  # the call that the running nodes of the backward belong to
+        self._of_owner: dict[int, Keys] = {}  # the place of the backward of each call
+        self._threads: list[int] = []  # autograd's threads that have run nodes in this backward
         self.enter_part(TrainingPart.OTHER)
 
     def enter_part(self, part: TrainingPart) -> None:
@@ -148,7 +149,7 @@ class StepKernels(StepCalls):
     def _reached(self, owner: int, gradients: Any) -> None:
         try:
             thread = get_ident()
-            if captures.get(thread) is not self:  # a thread of autograd, which may repeat calls of modules
+            if captures.get(thread) is not self:  # autograd's thread, which may recompute modules
                 captures[thread] = self
                 self._threads.append(thread)
             self._in_backward = owner
@@ -182,18 +183,21 @@ class StepKernels(StepCalls):
 
 
 class IdleTimes:
-    """Measures how long the device is idle in the parts WAITS of plain steps, with two events around each stay."""
+    """Measures how long the device is idle while the host is in one of the parts WAITS.
+
+    Uses two events for each such wait.
+    """
 
     def __init__(self) -> None:
         self._steps = self._known = 0
-        self._events: list[tuple[Any, Any]] = []  # of stays, begin and end; used again
-        self._parts: list[TrainingPart] = []  # of the stays in the step that is measured
+        self._events: list[tuple[Any, Any]] = []  # (begin, end) of each wait; used again for later steps
+        self._parts: list[TrainingPart] = []  # the part of each wait in the measured step
         self._is_inside = self._is_measured = self._is_complete = False
 
     def begin_step(self) -> None:
         """Begin a step. The first FLOOR steps are measured, then one in MEASURED_EVERY.
 
-        A step is not measured before the device has ended the last measured one.
+        A step is not measured while the device still runs the previous measured step.
         """
         self._steps += 1
         self._is_measured = not self._is_complete and (self._known < FLOOR or self._steps % MEASURED_EVERY == 0)
@@ -203,9 +207,9 @@ class IdleTimes:
             self.changed(TrainingPart.OTHER)
 
     def changed(self, part: TrainingPart) -> None:
-        """Note that the loop is in `part` from now on."""
+        """Handle that the loop is in `part` from now on."""
         if self._is_measured and torch.cuda.is_current_stream_capturing():
-            self._is_measured = False  # an event of a captured graph has no time
+            self._is_measured = False  # an event in a captured graph has no time
         if not self._is_measured:
             return
         if self._is_inside:
@@ -220,9 +224,12 @@ class IdleTimes:
             self._is_inside = True
 
     def end_step(self) -> dict[TrainingPart, int] | None:
-        """Return the idle times of a measured step, in ns by part. None if none was measured, or if it still runs."""
+        """Return the idle times of the last measured step, in ns by part.
+
+        None without one, or if the device still runs it.
+        """
         if self._is_measured:
-            self.changed(TrainingPart.FORWARD)  # any part without measured idle times
+            self.changed(TrainingPart.FORWARD)  # ends a running wait, because this part is not in WAITS
             self._is_measured, self._is_complete = False, bool(self._parts)
         if not self._is_complete or not self._events[len(self._parts) - 1][1].query():
             return None
@@ -237,25 +244,26 @@ class IdleTimes:
 class StepEvents:
     """Measures the time from the end of one step to the end of the next on the device, with one event per step.
 
-    The host may be many steps ahead of the device, so its own times of steps can be far shorter or longer.
+    The host may be many steps ahead of the device, so steps can take far more or far less time on the host.
     """
 
     def __init__(self) -> None:
-        self._free: list[Any] = []  # events to use again
-        self._before: Any = None  # the event at the end of the last step that the device has ended
-        self._end_ns = 0  # when that step ended; steps follow each other without a gap
+        self._free: list[Any] = []  # events that can be used again
+        self._before: Any = None  # the event at the end of the last step that has ended on the device
+        self._end_ns = 0  # when that step ended, in ns on the host's clock; the next step begins then
         self._running: deque[tuple[Any, bool, str, EndedStep]] = deque()
 
     def restart(self, now_ns: int) -> None:
-        """Let the next step begin at `now_ns`, which is now. The device has nothing to run."""
+        """Let the next step begin now, at `now_ns`. The device must have nothing to run."""
         if self._before is not None:
             self._before.record()
         self._end_ns = now_ns
 
     def ended(self, name: str, step: EndedStep, *, follows: bool) -> list[tuple[str, EndedStep]]:
-        """Note the end of `step`. Returns the steps that the device has ended since the last call, with its times.
+        """Handle the end of `step`. Returns the steps that have ended on the device since the last call, with the
+        device's times.
 
-        `follows` tells whether the step began with the end of the last one. If not, it has the host's time.
+        If `follows` is True, the step began when the previous step ended. Otherwise the step keeps the host's times.
         """
         event = self._free.pop() if self._free else torch.cuda.Event(enable_timing=True)
         event.record()
@@ -283,15 +291,15 @@ class GpuTrainingSteps(TrainingSteps):
         self.burst = KernelBurstResults()
         self.is_running = False
         self._has_failed = False
-        self._is_anew = False  # whether the last step was recorded
+        self._is_anew = False  # True if the last step was recorded, so that device times must begin anew
         self._unsettled = 0
-        self._walls_ns: dict[str, deque[int]] = {}  # by phase: of the latest plain steps
-        self._idle_ns: dict[str, deque[Parts]] = {}  # by phase: idle times of the device in WAITS
-        self._windows: dict[str, deque[Parts]] = {}  # by phase: kernel times of recorded steps
+        self._walls_ns: dict[str, deque[int]] = {}  # wall times of the latest plain steps, by phase
+        self._idle_ns: dict[str, deque[Parts]] = {}  # idle times of the device in the latest measured steps, by phase
+        self._windows: dict[str, deque[Parts]] = {}  # kernel times of the latest recorded steps, by phase
         self._kept: deque[KernelBurstResults] = deque(maxlen=KEPT)
         self._idle = IdleTimes()
         self._events = StepEvents()
-        self._told = 0  # windows
+        self._told = 0  # number of recorded windows
 
     def _calls(self, model: TimedModel, here: ThreadTraining, now_ns: int) -> StepCalls | None:
         return here.calls
@@ -339,11 +347,11 @@ class GpuTrainingSteps(TrainingSteps):
         return None
 
     def recorded(self, step: Hashable) -> None:
-        """Note that the records of a window have been read."""
+        """Handle that the records of a window have been read."""
         self.is_running = False
 
     def refuse(self, error: Exception) -> None:
-        """Record no further step by its kernels, because of `error`."""
+        """Stop recording kernels, because of `error`."""
         self.is_running, self._has_failed = False, True
         log_once(
             f"kernels of training steps are not recorded ({in_words(error)}): parts of a step are the host's times"
@@ -372,7 +380,7 @@ class GpuTrainingSteps(TrainingSteps):
             self._count_plain(model, before, of_device)
 
     def _count_plain(self, model: TimedModel, name: str, step: EndedStep) -> None:
-        """Count a plain step, with its time on the device."""
+        """Count a plain step, with its time on the device if that is known."""
         self._write(model, name, step, None)
         if name.endswith(WARM_UP):
             return
@@ -407,10 +415,10 @@ class GpuTrainingSteps(TrainingSteps):
             self._bursts.announce(together(self._kept))
 
     def _closed(self, phase: str) -> list[StepTimes]:
-        """Return the wall time and the parts of the latest plain steps.
+        """Return the times of the latest plain steps.
 
-        Each has its own waits, the mean kernel times of the windows, and the mean wall time of these steps. In the
-        rest, no kernel runs.
+        All of them have the mean wall time of these steps, and the mean kernel times of the windows. Each has its own
+        idle times in waits. In the rest of a step, no kernel runs.
         """
         windows = self._windows[phase]
         kernels: Parts = {}
@@ -441,7 +449,7 @@ class GpuTrainingSteps(TrainingSteps):
             self._due_ns = min(max(self._due_ns, ended_ns + LEAST_PAUSE_NS), ended_ns + MOST_PAUSE_NS)
 
 
-_open: list[weakref.ref[Recording]] = []  # the latest window, which is closed at the exit
+_open: list[weakref.ref[Recording]] = []  # the latest window, which is closed when the interpreter exits
 
 
 def _close_at_exit(recording: Recording) -> None:
@@ -451,14 +459,14 @@ def _close_at_exit(recording: Recording) -> None:
 
 
 def _close(pid: int) -> None:
-    """Close a window that is still open, in the process that opened it."""
+    """Close a window that is still open, if this is the process that opened it."""
     recording = _open[0]() if os.getpid() == pid else None
     if recording is not None and recording.window.is_on:
         recording.end_step()
 
 
 def _communication() -> StepCommunication:
-    """Return the communication of a step on a GPU. It is not known, because it runs on the device."""
+    """Return the communication of a step on a GPU. Its times are unknown, because it runs on the device."""
     found = StepCommunication()
     distributed: Any = torch.distributed
     if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
@@ -467,7 +475,7 @@ def _communication() -> StepCommunication:
 
 
 def _dated(burst: KernelBurstResults, key: Hashable) -> KernelBurstResults:
-    """Return `burst` with the key of its step, which was not known when the step began."""
+    """Return `burst` with the key of its step, which was unknown when the step began."""
     found = KernelBurstResults()
     found.kernels = {((key, *keys[1:]), kernel): durations for (keys, kernel), durations in burst.kernels.items()}
     found.steps[key] = 1

@@ -1,8 +1,8 @@
 """Redirects calls of a plain function by a change of its `__code__`.
 
 The function object keeps its identity, module, name, defaults, attributes and closure. The new code has the same
-parameters, flags, file and first line. So `is`, pickle, `inspect.signature`, `inspect.getsource` and TorchScript give
-the same results as for the original.
+parameters, flags, file and first line as the old. So `is`, pickle, `inspect.signature`, `inspect.getsource` and
+TorchScript give the same results as before.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import inspect
 from types import CodeType, FunctionType
 from typing import Any
 
-_PLACE = 0x5CB70B  # a constant in the compiled code that is replaced by the callable
+_PLACE = 0x5CB70B  # a constant in the compiled code; the callable takes its place
 _UNUSUAL = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
@@ -55,13 +55,14 @@ def traceable_trampoline_of(function: FunctionType, called: Any) -> CodeType:
 def _code(own: CodeType, called: str, before: str = "") -> CodeType:
     parameters, arguments = _signature(own)
     cells = "".join(f"    {name} = None\n" for name in own.co_freevars)
-    uses = f"        if 0: ({', '.join(own.co_freevars)},)\n" if own.co_freevars else ""  # does not read the cells
+    # Names the free variables without reading them.
+    uses = f"        if 0: ({', '.join(own.co_freevars)},)\n" if own.co_freevars else ""
     call = _free_name(own)
     body = f"{uses}{before}        {call} = {called}; return {call}({arguments})\n"
     source = f"def around():\n{cells}    def code({parameters}):\n{body}"
     around = compile(source, own.co_filename, "exec", dont_inherit=True).co_consts[0]
-    # This is a list, not `next` of a generator: an exception that a signal handler raises while an unfinished
-    # generator ends would be lost.
+    # Not `next` of a generator, because an exception that a signal handler raises while an unfinished generator ends
+    # is lost.
     code, *_ = [one for one in around.co_consts if isinstance(one, CodeType)]
     return code.replace(
         co_flags=own.co_flags,

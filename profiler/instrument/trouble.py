@@ -1,4 +1,7 @@
-"""Handles errors of cbtop's code inside a host: logs each in one line, once. The host's own exceptions are raised."""
+"""Handles errors of cbtop's code inside a host.
+
+Each is logged once, in one line. The host's own exceptions are raised again.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ def first_said() -> str:
 def log_own_error(error: Exception, what: str) -> None:
     """Log `what` and the error. If a signal handler of the host raised the error, raise it again instead.
 
-    A RecursionError is not logged, because the host's stack is full and the host will soon notice that itself.
+    A RecursionError is not logged. It means that the host's stack is full, which the host will soon notice itself.
     """
     reraise_host_error(error)
     if not isinstance(error, RecursionError):
@@ -36,7 +39,10 @@ def log_own_error(error: Exception, what: str) -> None:
 
 
 def in_words(error: Exception) -> str:
-    """Return the type of `error`, with its message unless the message raises an exception."""
+    """Return the type of `error` and its message.
+
+    If reading the message raises an exception, return only the type.
+    """
     with suppressed(Exception):
         return f"{type(error).__name__}: {error}"
     return type(error).__name__

@@ -1,4 +1,4 @@
-"""Remembers calls that are not shown, to explain at the end of a process why nothing was shown."""
+"""Stores which calls are not shown, to explain at the end of a process why nothing was shown."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _once: set[str] = set()  # class names of models without a list of layers that w
 def note_call(module: nn.Module) -> None:
     """Count the first call of a `module` that is not shown as a model.
 
-    A module that another module calls, or that has no children, explains nothing and is not counted.
+    Modules without children, and modules that another module calls, are not counted, because they explain nothing.
     """
     kind = type(module).__name__
     if (kind in _called or len(_called) < MAX_KINDS) and children_of(module) and not is_called_by_another():
@@ -29,7 +29,7 @@ def note_call(module: nn.Module) -> None:
 
 
 def note_once(module: nn.Module) -> None:
-    """Remember the first call of `module`, which has no list of layers and is shown from its second call on."""
+    """Store that `module` was called once. It has no list of layers, so it is shown only from its second call on."""
     if len(_once) < MAX_KINDS:
         _once.add(type(module).__name__)
 

@@ -7,10 +7,11 @@ Rules
 - The names here are those of vLLM's engine version 1, with both of its model runners. No vLLM was available: this
   code is tested on stand-ins with the same names and signatures.
 - A step begins with the runner's `execute_model`, and ends with `sample_tokens` if vLLM calls that separately.
-- The scheduled requests decide the phase. A request without output is a prompt: a prefill if no tokens are computed
-  yet, or else an extend (a later chunk, or a cached prefix). A request with a draft's tokens is a verify.
-- The tokens of a step are the scheduled tokens. In a step that only verifies, they are the accepted tokens if the
-  host has them.
+- The scheduled requests decide the phase. A request without output is a prompt: its phase is prefill if no tokens are
+  computed yet, else extend (a later chunk, or a cached prefix). The phase of a request with a draft's tokens is
+  verify.
+- The tokens of a step are the scheduled tokens. If all requests of a step verify a draft, the accepted tokens are
+  counted instead, if the host has them.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
 
     from cbtop.profiler.instrument.phases import Call
 
-# The Python modules of vLLM's runners, and the runner's method that chooses tokens. Runners for other devices derive
-# from the first runner.
+# The Python modules of vLLM's runners, each with the name of the method that chooses tokens. Runners for other
+# devices are derived from the first one.
 RUNNERS = {"vllm.v1.worker.gpu_model_runner": "_sample", "vllm.v1.worker.gpu.model_runner": "sample"}
 
 
@@ -38,7 +39,7 @@ def register() -> None:
     from cbtop.profiler.instrument import phases
     from cbtop.profiler.instrument.runners import Engine, ends, loads, once_there, runs, samples
 
-    # An import in `_describe` would take a microsecond of each step.
+    # `phases` is bound here, because an import in `_describe` would take a microsecond of each step.
     describe = functools.partial(_describe, phases)
     engine = Engine("vLLM", _model_of, _bricks, describe, samples_later=lambda result: result is None)
     for module, sampling in RUNNERS.items():
@@ -52,15 +53,15 @@ def register() -> None:
 
 
 def _model_of(runner: Any) -> nn.Module:
-    model: nn.Module = runner.get_model()  # the model itself, not vLLM's wrapper that replays graphs
+    model: nn.Module = runner.get_model()  # without vLLM's wrapper, which replays graphs
     return model
 
 
 def _bricks(runner: Any) -> tuple[bool, str]:
     config = runner.vllm_config.compilation_config
-    if int(config.mode if hasattr(config, "mode") else config.level):  # `level` until vLLM 0.11
+    if int(config.mode if hasattr(config, "mode") else config.level):  # called `level` before vLLM 0.11
         return False, "compiles its model: its steps are shown, its bricks with enforce_eager"
-    graphs = config.cudagraph_mode.value  # one number, or two: for decode steps and for other steps
+    graphs = config.cudagraph_mode.value  # one number, or (for decode steps, for other steps)
     if any(graphs) if isinstance(graphs, tuple) else graphs:
         return True, "replays captured graphs: steps that do have no bricks, unless with enforce_eager"
     return True, ""

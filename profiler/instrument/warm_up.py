@@ -1,11 +1,10 @@
 """Decides which steps of a kind are warm-up steps: the first steps compile, tune, allocate and fill caches.
 
 Rules
-- A warm-up ends when the steps no longer become faster. For this, the faster of the last two steps is compared with
-  the faster of the two steps before: it must take at least SETTLED times as long. Steps with less and less work
-  become faster, too. So a warm-up also ends when the time per token no longer decreases (without tokens: per
-  sequence).
-- If another kind of the same model has settled, a warm-up ends after its first step.
+- A warm-up ends when the steps no longer become faster: when the faster of the last two steps takes at least SETTLED
+  times as long as the faster of the two steps before. Steps also become faster if they have less and less work. So a
+  warm-up also ends when the time per token (without tokens: per sequence) no longer decreases.
+- If the warm-up of another kind of the same model has ended like this, a warm-up ends after its first step.
 - A warm-up ends after MOST steps in any case. Some programs never settle, and their steps must be shown.
 - Warm-up steps have a different name, so that figures of later steps do not include them.
 """
@@ -28,14 +27,14 @@ class WarmUps:
 
     def __init__(self) -> None:
         self.settled: set[Kind] = set()
-        # For each warm-up step of a kind that has not settled: the duration, and the duration per token, in ns.
+        # By kind that is in its warm-up: for each step, the duration and the duration per token, in ns.
         self._took_ns: dict[Kind, list[tuple[float, float]]] = {}
 
     def named(self, phase: str, model: str) -> str:
         """Return the name of a step that begins now: `phase`, with a suffix during the warm-up."""
         kind = (phase, model)
         if self._took_ns.get(kind) and any([other == model for _, other in self.settled]):
-            self._settle(kind)  # another kind of this model has settled, and this kind has had its first step
+            self._settle(kind)  # another kind of this model has settled, and this is not the first step of this kind
         if kind in self.settled or len(self.settled) + len(self._took_ns) > MAX_KINDS:
             return phase
         self._took_ns.setdefault(kind, [])

@@ -6,8 +6,8 @@ Rules
 - Work that is not known is not guessed. Examples are custom classes, the experts that a router chooses, and masks
   with unknown contents.
 - The multiplied type is part of the work. Under autocast it differs from the type of the weights (see multiplied.py).
-- If only the host times a module on another device, its work is unknown. The host sees only the launch, and no rate
-  is computed from a launch.
+- If the host times a module on another device, its work is unknown. The host times only the launch, and no rate is
+  computed from a launch.
 """
 
 from __future__ import annotations
@@ -52,17 +52,17 @@ from cbtop.protocol.vocabulary import LAUNCHES, BrickId
 if TYPE_CHECKING:
     from torch import nn
 
-_NORM_FLOPS = 4  # per element of an RMS norm: square, add, scale, multiply by the weight
+_NORM_FLOPS = 4  # FLOP per element of an RMS norm: square, add, scale, multiply by the weight
 _NORMS = {BrickId.RMS_NORM: _NORM_FLOPS, BrickId.LAYER_NORM: _NORM_FLOPS + 1}
-# Attributes with the sizes of a linear layer: in torch and most libraries, in AutoGPTQ, in vLLM and SGLang (for one
-# rank, for all ranks), in GPT-2's Conv1D.
+# The names of attributes with the sizes of a linear layer: in torch and most libraries, in AutoGPTQ, in vLLM and
+# SGLang (for one rank, for all ranks), in GPT-2's Conv1D.
 _COLUMNS = ("in_features", "infeatures", "input_size_per_partition", "input_size", "nx")
 _ROWS = ("out_features", "outfeatures", "output_size_per_partition", "output_size", "nf")
 SIZES = frozenset((*_COLUMNS, *_ROWS, "embedding_dim", "weight"))  # attributes that decide the work of a module
 
-# Libraries with products that multiply in the type of their weights, or in the type of autocast.
+# Libraries in which products multiply the type of their weights, or the type of autocast.
 _KNOWN = ("torch.nn.modules.", "transformers.", "vllm.", "sglang.")
-_TORCHS = "torch.nn.modules.linear"  # Python module of torch's own linear layers; other layers pack their weights
+_TORCHS = "torch.nn.modules.linear"  # Python module of torch's own linear layers
 
 
 def work_of(
@@ -76,7 +76,7 @@ def work_of(
 ) -> Work:
     """Return the work of a call of `module`. Parts of the work may be unknown.
 
-    `is_timed_there`: whether the module is timed on its device. `top_k` is the number of grouped experts that each
+    `is_timed_there` is True if the module is timed on its device. `top_k` is the number of grouped experts that each
     token runs through. `size` is the size of the image for a convolution.
     """
     if device_of(module) != "cpu" and not is_timed_there:
@@ -86,7 +86,7 @@ def work_of(
         return _work_of_norm(module, _NORMS[brick], itemsize, mode)  # type: ignore[index]
     if brick == BrickId.EMBEDDING:
         columns = attribute_of(module, "embedding_dim")
-        # For each token, a row is read and written.
+        # One row is read and written per token.
         return (
             Work(flops_per_call=0, bytes_per_element=2 * columns * itemsize) if columns and itemsize else UNKNOWN_WORK
         )
@@ -97,7 +97,7 @@ def work_of(
     if is_convolution(module):
         return _work_of_convolution(module, mode, size)
     flops = flops_per_element(module, top_k)
-    if flops is not None:  # bytes are unknown, because the contents of the tokens decide which experts are read
+    if flops is not None:  # the bytes are unknown, because the tokens decide which experts are read
         return Work(flops_per_element=flops, dtype=_type_of_experts(module, mode))
     return _work_of_product(module, mode)
 
@@ -107,7 +107,7 @@ def _work_of_norm(module: nn.Module, flops: int, itemsize: int, mode: Mode) -> W
     if _may_add(kind):
         return UNKNOWN_WORK
     is_double = any([tensor.dtype is torch.float64 for tensor in tensors_of(module)])
-    dtype = "float64" if is_double else "float32"  # half-precision inputs are converted, too
+    dtype = "float64" if is_double else "float32"  # half precision is converted to float32
     if not itemsize or mode.autocast is not None:  # the input may have a different type
         return Work(flops_per_element=flops, dtype=dtype)
     return Work(
@@ -124,7 +124,7 @@ def _work_of_product(module: nn.Module, mode: Mode) -> Work:
     if packed is not None:
         return _work_of_packed(packed, columns, rows)
     if any([first_tensor(child) is not None for _, child in children_of(module)]):
-        return UNKNOWN_WORK  # the module computes its weights, or multiplies by more than one matrix
+        return UNKNOWN_WORK  # computes its weights, or multiplies by several matrices
     if all([one is None for one in (*own_parameters(module).values(), *own_buffers(module).values())]):
         return Work(flops_per_element=2 * rows, dtype=UNKNOWN_TYPE)  # the weights are stored elsewhere
     weight = own_parameters(module).get("weight", attribute_of(module, "weight"))
@@ -132,7 +132,7 @@ def _work_of_product(module: nn.Module, mode: Mode) -> Work:
     if len(shape) > 2:
         return _work_of_matrices(module, rows, mode)
     if home_of_class(type(module)) == _TORCHS and len(shape) == 2 and all(shape):
-        rows, columns = shape  # the real sizes, which the attributes may not have
+        rows, columns = shape  # the real sizes; attributes may differ
     itemsize, dtype = _types(module, mode)
     if not itemsize:
         return Work(flops_per_element=2 * rows, dtype=dtype)
@@ -140,7 +140,7 @@ def _work_of_product(module: nn.Module, mode: Mode) -> Work:
 
 
 def _work_of_matrices(module: nn.Module, rows: int, mode: Mode) -> Work:
-    """Return the work of a module with one matrix per expert. Each row of the input is multiplied by one matrix."""
+    """Return the work of a module with one matrix per expert. Each row of the input is multiplied by one of them."""
     kind = type(module)
     if not home_of_class(kind).startswith("transformers.") or not kind.__name__.endswith("ParallelExperts"):
         return UNKNOWN_WORK
@@ -156,7 +156,7 @@ def _work_of_convolution(module: nn.Module, mode: Mode, size: Sequence[int] | No
 
 
 def _work_of_adapted(module: nn.Module, mode: Mode) -> Work:
-    """Return the work of a matrix product with the low-rank products that its adapters add."""
+    """Return the work of a matrix product, including the low-rank products that its adapters add."""
     found = low_rank_products(module)
     base = UNKNOWN_WORK if found is None else _work_of_product(found[0], mode)
     sizes = None if found is None else product_sizes(found[0])
@@ -175,11 +175,11 @@ def _work_of_adapted(module: nn.Module, mode: Mode) -> Work:
 
 
 class _Packed(NamedTuple):
-    """Weights that torch's eager quantisation holds outside of parameters and buffers."""
+    """Weights that torch's eager quantisation stores outside of parameters and buffers."""
 
     itemsize: int  # bytes of a weight
     bias_bytes: int
-    is_whole: bool  # whether integers are multiplied
+    is_whole: bool  # whether the product multiplies integers
     activation_bytes: int
 
 
@@ -197,12 +197,12 @@ def _packed_weights(module: nn.Module) -> _Packed | None:
 
 
 def _work_of_packed(packed: _Packed, columns: int, rows: int) -> Work:
-    """Return the work of a product with packed weights. Scales are not counted: at most 8 bytes per row."""
+    """Return the work of a product with packed weights. Scales are left out, which are at most 8 bytes per row."""
     return Work(
         flops_per_element=2 * rows,
         bytes_per_call=columns * rows * packed.itemsize + packed.bias_bytes,
         bytes_per_element=packed.activation_bytes * (1 + rows / columns),
-        dtype="int8" if packed.is_whole else "float32",  # weights in float16 are converted
+        dtype="int8" if packed.is_whole else "float32",  # float16 is converted to float32
     )
 
 
@@ -217,19 +217,22 @@ def _types(module: nn.Module, mode: Mode, operator: str = PRODUCT) -> tuple[int,
         return _itemsize(module), UNKNOWN_TYPE
     kind: Any = type(module)
     if not home_of(kind, "forward").startswith(_KNOWN):
-        return 0, UNKNOWN_TYPE  # the class may convert its weights to the type of its input
+        return 0, UNKNOWN_TYPE  # the class may convert its weights to the input's type
     computed = computed_type(largest.dtype, mode)
     return computed.itemsize, type_name(computed, mode, operator)
 
 
 def _type_of_experts(experts: nn.Module, mode: Mode) -> str:
-    """Return the type that grouped experts multiply. Unknown under autocast, which their kernels may ignore."""
+    """Return the type that grouped experts multiply. Unknown under autocast, because their kernels may ignore it."""
     weights = first_tensor(experts)
     return UNKNOWN_TYPE if weights is None or mode.autocast is not None else type_name(weights.dtype, mode)
 
 
 def _read_bytes(module: nn.Module, mode: Mode) -> int:
-    """Return the least number of bytes that a call reads from weights. Autocast may have cached smaller copies."""
+    """Return the least number of bytes that a call reads from weights.
+
+    Under autocast, it may read smaller cached copies.
+    """
     stored = stored_bytes(module)
     if mode.autocast is None:
         return stored
@@ -262,7 +265,10 @@ def device_of(*modules: nn.Module) -> str:
 
 
 def backend_of(*modules: nn.Module, is_timed_there: bool = False) -> str:
-    """Return the backend of the first of `modules` that has weights, with LAUNCHES if the host times a device."""
+    """Return the backend of the first of `modules` that has weights.
+
+    Adds LAUNCHES if the host times another device.
+    """
     device = device_of(*modules)
     if device == "cpu":
         return "torch"
@@ -286,11 +292,11 @@ def product_sizes(module: nn.Module) -> tuple[int, int] | None:
 
 
 def _holds_a_matrix(module: nn.Module, elements: int) -> bool:
-    """Whether the weights of `module` can contain `elements` numbers. A low-rank product has fewer numbers."""
+    """Return whether the weights of `module` can hold `elements` numbers. Those of a low-rank product hold fewer."""
     held = [tensor for name in ("_parameters", "_buffers") for tensor in getattr(module, name).values()]
     tensors = [tensor for tensor in held if tensor is not None]
     if not tensors or home_of_class(type(module)) == _TORCHS:
-        return True  # hidden weights (as in torch's dynamic quantisation), or torch's own layer with reliable sizes
+        return True  # torch hides these weights (dynamic quantisation), or the sizes of this layer are reliable
     if all([tensor.is_floating_point() and tensor.element_size() > 1 for tensor in tensors]):
         return bool(max([tensor.numel() for tensor in tensors]) >= elements)
     return 8 * stored_bytes_of(tensors) >= elements  # a packed number takes at least one bit
@@ -340,7 +346,10 @@ def _tensor_bytes(tensor: Tensor) -> int:
 
 
 def _itemsize(module: nn.Module) -> int:
-    """Return the bytes of one activation, which are those of the first floating-point weight. 0 if there is none."""
+    """Return the bytes of an element of the first floating-point weight.
+
+    Activations have elements of the same size. Returns 0 without such a weight.
+    """
     for tensor in tensors_of(module):
         if tensor.is_floating_point():
             return int(tensor.element_size())

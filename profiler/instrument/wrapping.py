@@ -1,12 +1,12 @@
-"""Times the calls of a module without a hook and without a change to the module.
+"""Times the calls of a module. The module gets no hook and does not change.
 
 In recorded steps, the table of call_attribute.py contains a `CallWrapper`, which torch calls instead of the module.
 In other steps torch calls the value that the host has set, or the module.
 
 Rules
 - A `CallWrapper` refers to its module weakly, so that `del model` frees the module.
-- Dynamo traces `forward` without reading the attribute. In case Dynamo traces a `CallWrapper` nevertheless, the
-  wrapper first checks whether Dynamo is compiling. Dynamo never compiles cbtop's frames (`keep_dynamo_out`).
+- Dynamo traces `forward` without reading the attribute. If it traces a `CallWrapper` nevertheless, the wrapper sees
+  that Dynamo is compiling, and times nothing. Dynamo never compiles cbtop's frames (`keep_dynamo_out`).
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ if TYPE_CHECKING:
     from cbtop.profiler.path import Path
 
 
-KeyIn = Callable[[Any, Any, Any], Hashable]  # takes a reference to a module, a mode, an image size; returns a brick
-MAX_KEYS = 64  # bricks per module; a convolution with more has unknown work for new image sizes
+KeyIn = Callable[[Any, Any, Any], Hashable]  # (reference to a module, mode, image size) -> brick
+MAX_KEYS = 64  # maximum number of bricks per module; for further image sizes of a convolution, the work is unknown
 
 
 def is_symbolic() -> bool:
-    """Whether calls are being traced into a graph, or run on tensors without contents. Such calls are not timed."""
+    """Return whether calls are traced into a graph, or run on tensors without contents. Such calls are not timed."""
     if not dispatch_modes():
         return False
     return any([dispatch_mode(key) is not None for key in SYMBOLIC_MODES])
@@ -63,8 +63,8 @@ def is_compiled(module: nn.Module) -> bool:
 class CallWrapper:
     """Replaces the call of a module. Subclasses add work before and after the call.
 
-    `instead` is the next callable: the wrapper of another model, or the callable that `module.compile()` has set.
-    If `instead` is None, the module itself is called.
+    `instead` is called in place of the module: the wrapper of another model, or the callable that `module.compile()`
+    has set. If `instead` is None, the module itself is called.
     """
 
     __slots__ = ("__weakref__", "instead", "module")
@@ -75,7 +75,7 @@ class CallWrapper:
 
     @property
     def is_gone(self) -> bool:
-        """Whether the wrapper's model no longer exists, although the module belongs to another model."""
+        """Whether the wrapper's model no longer exists. The module may still exist, as a part of another model."""
         return False
 
     def plain(self, /, *args: Any, **kwargs: Any) -> Any:
@@ -108,7 +108,7 @@ class CallWrapper:
         if there is self:
             put(module, self.instead if isinstance(self.instead, CallWrapper) else None)
             return
-        for other in _chain(there):  # a module that several models share
+        for other in _chain(there):  # several models share this module
             if other.instead is self:
                 other.instead = self.instead
 
@@ -121,7 +121,10 @@ class CallWrapper:
 
 
 def _chain(there: object) -> list[CallWrapper]:
-    """Return the wrappers of a module, from `there` on. Each model has one wrapper, which calls the next wrapper."""
+    """Return the wrappers of a module, from `there` on.
+
+    Each model has one wrapper for the module, which calls the next.
+    """
     found = []
     while isinstance(there, CallWrapper):
         found.append(there)
@@ -130,7 +133,7 @@ def _chain(there: object) -> list[CallWrapper]:
 
 
 def follow_host(module: nn.Module) -> None:
-    """Make the last wrapper of `module` call the value that the host has now set."""
+    """Make the last wrapper of `module` call the value that the host has set now."""
     chain = _chain(standing(module))
     if chain:
         chain[-1].instead = of_host(module)
@@ -146,8 +149,8 @@ class TimedSteps(Protocol):
 class BrickCall(CallWrapper):
     """Times each call of a module as one brick or layer, with the elements of the first tensor argument.
 
-    If `asks` is set, it is called before the module. `key_in` returns the brick for a mode, because the multiplied
-    type is a part of the brick's work. Without `key_in` the brick is always the same.
+    If `asks` is set, it is called before the module. `key_in` returns the brick for a mode: the mode decides the
+    multiplied type, which is a part of the brick's work. Without `key_in`, the brick is always the same.
 
     Only calls in steps of this wrapper's model are timed. If another model shares the module, that model's wrapper
     times the calls in its steps. Calls outside of steps (a layer by itself, the recomputation in a backward pass) are
@@ -169,13 +172,14 @@ class BrickCall(CallWrapper):
     def __init__(
         self, module: nn.Module, key: Hashable, steps: TimedSteps, key_in: KeyIn | None = None, mode: Hashable = None
     ) -> None:
-        self.module = weakref.ref(module)  # inlined from CallWrapper, because attaching makes thousands
+        # As in CallWrapper.__init__, without the call, because attaching makes thousands.
+        self.module = weakref.ref(module)
         self.instead = of_host(module)
         self._key = key
         self._key_in = key_in
         self._mode = mode
-        # Keys by (mode, size). None until there is a second key. C code may borrow references to these keys, because
-        # the function `key_in` keeps alive every key that it has returned.
+        # The keys by (mode, size). None while there is only one key. C code may borrow references to these keys,
+        # because `key_in` keeps all keys alive that it has returned.
         self._keys: dict[Hashable, Hashable] | None = None
         self.asks: Callable[[], None] | None = None
         self.may_be_first = False  # whether this may be the first product in a step
@@ -191,7 +195,7 @@ class BrickCall(CallWrapper):
         return self._key
 
     def follow(self, mode: Hashable) -> None:
-        """Record the module as its brick for `mode` from now on."""
+        """Use the module's brick for `mode` from now on."""
         if self._key_in is not None:
             if self._keys is not None and len(self._keys) >= MAX_KEYS:
                 self._keys.clear()
@@ -211,7 +215,7 @@ class BrickCall(CallWrapper):
         return self._key
 
     def noted_by(self, capture: Capture) -> NotedCall | None:
-        """Return the wrapper for the module during `capture`, or None if the module no longer exists."""
+        """Return a wrapper that records the module's calls in `capture`, or None if the module no longer exists."""
         module = self.module()
         return None if module is None else NotedCall(module, self._key, capture)
 
@@ -242,7 +246,7 @@ class BrickCall(CallWrapper):
 
 
 class SizedCall(BrickCall):
-    """Times each call of a convolution. Its work depends on the size of its image."""
+    """Times each call of a convolution with work that depends on the size of the image."""
 
     __slots__ = ("_axes", "_image_mode")
 
@@ -252,9 +256,9 @@ class SizedCall(BrickCall):
         self._image_mode: Hashable = None
 
     def follow(self, mode: Hashable) -> None:
-        self._image_mode = mode  # the brick is looked up at each call, when the size is known
+        self._image_mode = mode  # used at each call, when the size of the image is known
 
-    __call__ = BrickCall.__call__  # the Python method, even if the hot path is compiled
+    __call__ = BrickCall.__call__  # the Python method even if the hot path is compiled, because C code ignores sizes
 
     def _key_of(self, args: Any, kwargs: Any) -> Hashable:
         image = args[0] if args else kwargs.get("input")
@@ -286,7 +290,7 @@ class NotedCall(CallWrapper):
             capture.failed(error)
         try:
             result = self.plain(*args, **kwargs)
-        except BaseException:  # checkpointing, for example, ends a repeated forward early
+        except BaseException:  # for example, checkpointing ends a recomputed forward early
             self._end(span, 0)
             raise
         self._end(span, elements_of(args, kwargs))
@@ -303,7 +307,8 @@ class NotedCall(CallWrapper):
 def elements_of(args: tuple[Any, ...], kwargs: dict[str, Any], failed: Exception | None = None) -> Any:
     """Return the number of elements of the first tensor among the arguments, or 0 without a tensor.
 
-    Returns the exception if the elements cannot be read. `failed` is the exception of an earlier attempt (in C).
+    Returns the exception if they cannot be read. `failed` is the exception of an earlier attempt in C, if there was
+    one.
     """
     try:
         if failed is not None:
@@ -318,13 +323,13 @@ def elements_of(args: tuple[Any, ...], kwargs: dict[str, Any], failed: Exception
 
 
 def _count(tensor: Tensor) -> int | None:
-    """Return the number of elements, or None if it is a symbol. Runs no `__torch_function__` of the host."""
+    """Return the number of elements, or None if the number is symbolic. Runs no `__torch_function__` of the host."""
     if has_torch_function(tensor):
         with without_torch_function():
             count = tensor.numel()
     else:
         count = tensor.numel()
-    return count if isinstance(count, int) else None  # int(symbol) would fix the symbol's value
+    return count if isinstance(count, int) else None  # converting a symbolic number to int would fix its value
 
 
 if chosen() is not HotPath:

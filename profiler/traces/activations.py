@@ -1,4 +1,4 @@
-"""MLT-01: the input, the contribution and the output of each layer, and whether they explode or vanish."""
+"""MLT-01: the input, the contributions and the output of each layer, and whether their values explode or vanish."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ ABOUT = "weights of the last query, over all its heads; sink, uniform and recent
 # The error of a float32 softmax over 100,000 positions is below 1e-5. A larger error is a bug, not rounding.
 SUM_TOLERANCE = 1e-4
 SINK_WEIGHT = 0.5  # more weight on the first position than on all other positions together
-UNIFORM_ENTROPY_SHARE = 0.95  # as a share of the entropy that equal weights would have
+UNIFORM_ENTROPY_SHARE = 0.95  # limit for the entropy, as a share of the entropy of equal weights
 RECENCY_WINDOW = 4
 RECENCY_MASS = 0.5
 NO_POSITION = -1
@@ -76,8 +76,8 @@ def attention_weights(layer: int, weights: NDArray[Any], config: AttentionConfig
 
 
 def anomalies(trace: AttentionWeightTrace) -> Iterator[str]:
-    """Yield the heads with weights that are not a distribution."""
-    # Every comparison with NaN is false, so test for the valid case.
+    """Yield a sentence for each head with weights that do not sum to 1."""
+    # Written with `~`, because every comparison with NaN is false: a NaN must count as an anomaly.
     for place in np.flatnonzero(~(np.abs(trace.total - 1.0) <= SUM_TOLERANCE)):
         yield (
             f"layer {trace.layer} head {trace.heads[place]}: weights of position {trace.query_pos} sum to "

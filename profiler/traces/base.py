@@ -13,7 +13,7 @@ from cbtop.protocol.messages import TraceNumber
 
 HISTORY_FORWARDS = 32  # number of traced passes that are kept; the rows of a summary cover these passes
 MAX_ANOMALIES = 16  # number of anomalies that are kept for each trace, the latest ones
-MAX_ROWS = 48  # rows per summary; of a model with more layers, evenly spread layers are shown
+MAX_ROWS = 48  # maximum number of rows per summary; for a deeper model, evenly spread layers
 
 Item = TypeVar("Item")
 

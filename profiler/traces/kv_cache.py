@@ -9,8 +9,8 @@ from cbtop.profiler.traces.base import mean, number
 from cbtop.protocol.messages import TraceNumber
 
 ABOUT = "the cache as the latest traced pass left it"
-HIGH_EVICTION_SHARE = 0.1  # limit for the share of all steps with an eviction
-THRASHING_EVICTION_SHARE = 0.5  # the same between the first and the last kept pass
+HIGH_EVICTION_SHARE = 0.1  # limit for the share of all steps that evict
+THRASHING_EVICTION_SHARE = 0.5  # limit for the share of evicting steps between the first and the last kept pass
 THRASHING_HIT_RATE = 0.5
 
 

@@ -1,4 +1,4 @@
-"""MLT-04: how far a brick's output is from the result of exact arithmetic, or of unrounded input."""
+"""MLT-04: the error of a brick's output, compared with exact arithmetic."""
 
 # The available data decides what can be measured. A quantised model file contains no float weights, so the error of
 # quantising them is unknown. Each trace names its `source`.
@@ -26,13 +26,14 @@ WARNING_COSINE = 0.99
 
 
 class ErrorSource(Enum):
-    """The values that are compared with the exact product of the stored weights and the float activations."""
+    """The values that are compared with the exact product of stored weights and float activations."""
 
     KERNEL = "kernel as it ran"  # the output of the kernel itself, as the model used it
     ACTIVATIONS = (
         "if activations were Q8_0"  # the exact product with activations in Q8_0, which the model itself does not use
     )
-    # Here, the product with quantised weights is compared with the product with the float weights.
+    # Exception: here the exact product with the float weights is compared with the exact product with quantised
+    # weights.
     WEIGHTS = "weights"
 
 
@@ -78,7 +79,7 @@ def quantization_error(
 ) -> QuantizationErrorTrace:
     """Compare `actual` with `expected`. Both have the same shape and at least one element."""
     wanted, found = expected.astype(np.float64).reshape(-1), actual.astype(np.float64).reshape(-1)
-    # The error of an infinite value is undefined. The cosine becomes NaN, and the verdict critical.
+    # If a value is infinite, its error is undefined: the cosine becomes NaN, and the verdict critical.
     with np.errstate(invalid="ignore", over="ignore"):
         error = found - wanted
         signal, noise = float(wanted @ wanted), float(error @ error)

@@ -47,10 +47,10 @@ class CriticalPath:
 
 
 def exclusive_ns(graph: ExecutionGraph) -> list[float]:
-    """Return the exclusive time of every node. Nodes inside that run in parallel (`is_beside`) are not subtracted.
+    """Return the exclusive time of every node. Subtracts the nodes inside, except parallel nodes (`is_beside`).
 
-    Children may add up to more than their parent, if they overlap on a device or use a different clock. The exclusive
-    time is then 0.
+    The exclusive time is 0 if the children add up to more than their parent. This happens if they overlap on a device
+    or use a different clock.
     """
     inside = [0.0] * len(graph.nodes)
     own = [0.0] * len(graph.nodes)
@@ -93,7 +93,10 @@ def critical_path(graph: ExecutionGraph) -> CriticalPath:
 
 
 def critical_path_summary(graph: ExecutionGraph) -> str:
-    """Return the path and the nodes with the most slack as text, in the predecessor's layout. Raises CycleError."""
+    """Return the path and the nodes with the most slack as text, in the layout of cbtop's predecessor.
+
+    Raises CycleError.
+    """
     found = critical_path(graph)
     lines = [f"Critical Path: {found.total_ns / 1e6:.2f}ms ({len(found.nodes)} nodes)", "─" * RULE_WIDTH]
     last = len(found.nodes) - 1
@@ -117,7 +120,7 @@ def _weight(own: Sequence[float], event: int) -> float:
 def _events(graph: ExecutionGraph) -> list[list[int]]:
     """Return the events after each event. Event 2n is the begin of node n, and event 2n + 1 is the end.
 
-    A node's own time lies directly after its begin.
+    A node's own time comes directly after its begin.
     """
     after: list[list[int]] = [[] for _ in range(2 * len(graph.nodes))]
     for node in range(len(graph.nodes)):

@@ -1,4 +1,4 @@
-"""Renders the graph as a Graphviz document, in the predecessor's colours."""
+"""Renders the graph as a Graphviz document, in the colours of cbtop's predecessor."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cbtop.profiler.analysis.graph.nodes import (
 from cbtop.profiler.analysis.graph.tree import dropped_text, label
 
 FILL_COLORS: dict[type[GraphNode], str] = {
-    Step: "white",  # the predecessor had no steps
+    Step: "white",  # cbtop's predecessor had no steps
     Layer: "lightblue",
     Brick: "lightgreen",
     KernelLaunch: "lightyellow",

@@ -21,8 +21,8 @@ from cbtop.profiler.analysis.graph.nodes import (
 from cbtop.protocol.attributes import Grid
 from cbtop.protocol.vocabulary import BrickId, TransferDirection
 
-DROPPED = -1  # the id of a node without room; its inner nodes and its edges are dropped too
-MAX_EDGES = MAX_NODES  # limit for added edges; other edges take no room, because they follow from the nodes
+DROPPED = -1  # returned instead of an id if there is no room for the node; its inner nodes and edges are dropped too
+MAX_EDGES = MAX_NODES  # limit for edges that callers add; all other edges are computed from the nodes
 _OPPOSITE = {
     TransferDirection.H2D: TransferDirection.D2H,
     TransferDirection.D2H: TransferDirection.H2D,
@@ -207,9 +207,9 @@ class ExecutionGraph:
     def edges(self) -> Iterator[Edge]:
         """Yield every edge: first the edges that follow from the scopes, node by node, then the added edges.
 
-        A parent launches its kernels and contains its other nodes. Siblings (and roots) ran in the order of
-        recording, so each follows the one before it. A parallel node (`is_beside`) starts where it was recorded, and
-        no sibling follows it. Nodes that need its result declare a dependency.
+        A parent launches its kernels and contains its other nodes. Each sibling (or root) follows the sibling
+        recorded before it. A parallel node (`is_beside`) starts where it was recorded, and no sibling follows it.
+        Nodes that need its result declare a dependency.
         """
         before: dict[int | None, int] = {}
         for node, parent in enumerate(self.parents):
@@ -223,11 +223,14 @@ class ExecutionGraph:
         yield from self.added_edges
 
     def outgoing_edges(self, node: int) -> list[Edge]:
-        """Return the edges that leave `node`. Goes through all edges, so use `to_csr` for many nodes."""
+        """Return the edges that leave `node`.
+
+        Takes time linear in all edges of the graph: for many nodes, use `to_csr`.
+        """
         return [edge for edge in self.edges() if edge.source == node]
 
     def incoming_edges(self, node: int) -> list[Edge]:
-        """Return the edges that arrive at `node`. Goes through all edges."""
+        """Return the edges that arrive at `node`. Takes time linear in all edges."""
         return [edge for edge in self.edges() if edge.destination == node]
 
     @property

@@ -32,8 +32,8 @@ def graph_of_nodes(
     """Return the graph of `nodes`, and a dict from ids of the table to ids of the graph. Parents must come first.
 
     `count`, `total_ns` and `elements` (where known) are totals by node id over any number of runs. Times, elements
-    and work in the graph are means per call. A node is a root if its parent is not among `nodes`. The step of a phase
-    may be such a parent. Its count is then the number of runs.
+    and work in the graph are means per call. A node is a root if its parent is not among `nodes`. If that parent is
+    the step of a phase, the count of the step is the number of runs.
     """
     graph = ExecutionGraph()
     ids: dict[int, int] = {}
@@ -52,7 +52,7 @@ def runs_of(node: Node, runs_of_parent: int, count: Mapping[int, int]) -> int:
     """Return how often the outermost node around `node` ran."""
     outer = runs_of_parent or count.get(node.parent or 0, 0)
     if node.kind is NodeKind.ASYNC_TASK and not outer:
-        return 1  # a poll is not a run
+        return 1  # the count of an async task is its number of polls, not of runs
     return outer or count.get(node.id, 0)
 
 

@@ -21,8 +21,9 @@ T = TypeVar("T")
 MAX_NODES = 100_000
 MAX_DEPTH = 32  # enough for step, layer, brick and kernel, and for bricks inside bricks
 
-# Kinds of nodes whose time is part of the time of the node around them. Kernels, copies and tasks may run in
-# parallel. In a brick, all time but that of bricks and steps is the brick's own work.
+# Kinds of nodes that count as parts of the time of the node around them. Kernels, copies and tasks do not, because
+# they may run in parallel. In a brick, only bricks and steps count, because all other time in a brick is its own
+# work.
 _PARTS = frozenset({NodeKind.STEP, NodeKind.LAYER, NodeKind.BRICK, NodeKind.FUNCTION})
 _PARTS_OF = dict.fromkeys(_PARTS, _PARTS) | {NodeKind.BRICK: frozenset({NodeKind.STEP, NodeKind.BRICK})}
 
@@ -45,9 +46,9 @@ class NodeTable:
     def __init__(self) -> None:
         self.nodes: list[Node] = []
         self.children: dict[int | None, list[Node]] = {None: []}
-        self.step_of = array("q", [-1])  # by id: the step around the node, itself for a step, or -1
-        self.part_of = array("q", [-1])  # by id, inside a step: the parent if its time includes the node's; else -1
-        self.first_of = array("q", [0])  # by id: the first node of the same kind, name and category in the phase
+        self.step_of = array("q", [-1])  # by id: the step that contains the node (a step contains itself), or -1
+        self.part_of = array("q", [-1])  # by id, in a step: the parent, if its time includes the node's; else -1
+        self.first_of = array("q", [0])  # by id: the first node in its phase with the same kind, name and category
         self.like_of = array("q", [0])  # by id: the first node that also has the same work and budget
         self.parent_of = array("q", [0])  # 0 for a root
         self.kind_of = array("q", [-1])
@@ -100,7 +101,7 @@ class NodeTable:
         self._made.clear()
 
     def _outer_of(self, node: Node) -> int:
-        """Return the parent of `node` if its time includes the time of `node`, else -1."""
+        """Return the parent of `node` if the parent's time includes the time of `node`, else -1."""
         assert node.parent is not None
         return node.parent if node.kind in _PARTS_OF.get(self[node.parent].kind, ()) else -1
 
@@ -132,7 +133,7 @@ class NodeTable:
         return found
 
     def made_of(self, what: str, step: int | None, nodes: NDArray[np.int64], make: Callable[[], T]) -> T:
-        """Return the result of `make`, which may depend only on `nodes` inside `step` and on this table.
+        """Return the result of `make`. The result may depend only on `nodes` inside `step` and on this table.
 
         The result is kept for each `what` and step, until `nodes` differ or a node is added.
         """

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def to_rich_tree(graph: ExecutionGraph) -> Tree:
-    """Return a tree with the labels of the ASCII tree. The root's last branch tells of dropped nodes."""
+    """Return a tree with the labels of the ASCII tree. If nodes were dropped, the last branch says so."""
     from rich.text import Text  # Rich takes 50 ms to import, which would delay a profiled process
     from rich.tree import Tree
 

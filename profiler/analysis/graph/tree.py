@@ -1,4 +1,4 @@
-"""Renders the graph as a tree of labels and as text. The text has exactly the predecessor's format.
+"""Renders the graph as a tree of labels and as text. The text has exactly the format of cbtop's predecessor.
 
 Connectors are `├── ` and `└── `, and continuations are `│   ` or four spaces. Two spaces are between a name and its
 values. µ is U+00B5. Values have one decimal. A single root has no header. Several roots are below `Execution Graph`.
@@ -51,7 +51,7 @@ def dropped_text(graph: ExecutionGraph) -> str:
 def to_tree_node(graph: ExecutionGraph) -> TreeNode:
     """Return the graph under one root. A root is added if there are several. An empty graph is a single label."""
     below: dict[int | None, list[TreeNode]] = {}
-    # Nodes inside a node have higher ids, so going backwards completes them before the node itself.
+    # The loop goes backwards, because the nodes inside a node have higher ids and must be complete before the node.
     for node in range(len(graph.nodes) - 1, -1, -1):
         children = tuple(reversed(below.pop(node, [])))
         below.setdefault(graph.parents[node], []).append(TreeNode(label(graph.nodes[node]), children, node))
@@ -115,6 +115,7 @@ def _elements(elements: int | None) -> str:
 def _launch(kernel: KernelLaunch) -> str:
     if kernel.grid is None or kernel.block is None:
         return kernel.backend
-    # The third number is block.y, as in the predecessor's output. CUDA's own launch syntax is different.
+    # The third number is block.y, as in the output of cbtop's predecessor. In CUDA's launch syntax, it is a size in
+    # bytes.
     shape = f"<<<{kernel.grid[0]},{kernel.block[0]},{kernel.block[1]}>>>"
     return f"{shape} smem={kernel.shared_memory_bytes or 0}B"

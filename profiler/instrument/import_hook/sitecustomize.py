@@ -3,20 +3,21 @@
 Python imports a module `sitecustomize` at its start, and `cbtop run` puts this directory first on PYTHONPATH.
 
 Rules
-- This file runs in any Python that a program starts, from 3.6 on, even if cbtop is not installed there. So it imports
-  only modules that Python has already loaded, and nothing else of cbtop before torch.
+- This file runs in each Python (3.6 or later) that a program starts, even if cbtop is not installed there. So it
+  imports only modules that Python has already loaded. It imports no other module of cbtop before the program imports
+  torch.
 - The program finds sys.path, sys.modules and its own sitecustomize as it would without cbtop. Only PYTHONPATH still
   has this directory first, so that child processes run this file, too (see `stay_first`).
 - If cbtop fails, it prints one line on stderr, and the program runs on.
-- A Python without cbtop loads the cbtop that this file belongs to, by its path. From that environment it loads only
-  msgpack, under a different name (`cbtop.protocol.packing`). So the program's imports find the same modules as
-  without cbtop.
+- In a Python without cbtop, the cbtop that this file belongs to is loaded by its path. Of the other packages in that
+  environment, only msgpack is loaded, under a different name (`cbtop.protocol.packing`). So the program's imports
+  find the same modules as without cbtop.
 
-CBTOP_RUN is the allowed overhead in percent. 0 switches everything off. CBTOP_RUN_ID is `PID:FILE`, and later
-`PID,PID:FILE`. The first PID is the process that the command became. The second PID is the first Python process in
-this branch of its children. FILE exists until a process of the run has recorded a step of a model. A process that has
-imported torch and recorded nothing writes the reason into FILE, one per line. If there is a FIFO FILE.end, a process
-waits there to print a summary.
+The environment variable CBTOP_RUN is the allowed overhead in percent. 0 switches everything off. CBTOP_RUN_ID is
+`PID:FILE`, and later `PID,PID:FILE`. The first PID is the process of the command. The second PID is the first Python
+process among its descendants in this branch. FILE exists until a process of the run has recorded a step of a model. A
+process that has imported torch and recorded nothing writes the reason into FILE, one per line. If there is a FIFO
+FILE.end, a process waits there to print a summary.
 """
 
 import atexit
@@ -36,7 +37,7 @@ NO_TORCH, NO_CALL = "torch was never imported", "no call of a model was seen"
 
 
 class TorchFinder:
-    """The first finder until torch has been imported. It finds torch through the other finders."""
+    """Is the first finder until torch has been imported. Finds torch through the other finders."""
 
     def __init__(self, overhead_percent: float, run_id: str) -> None:
         self._overhead_percent = overhead_percent
@@ -51,7 +52,10 @@ class TorchFinder:
         self._is_lent = False
 
     def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> "ModuleSpec | None":
-        """Return the result of the finders after this one. Makes the loader of torch report the end of the import."""
+        """Return the result of the finders after this one.
+
+        The loader of torch will also report the end of the import.
+        """
         if name != "torch" or self not in sys.meta_path:
             return None
         for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:
@@ -77,12 +81,16 @@ class TorchFinder:
             self._failed(error)
 
     def at_exit(self) -> None:
-        """Print one line if nothing was instrumented. Only the launched process, or the first with torch, does so."""
+        """Print one line if nothing was instrumented.
+
+        Only the launched process, or the first process with torch, does so.
+        """
         if self._saw_torch and os.path.exists(self._nothing_yet):
             self._note_why()
         if os.getpid() == self._pid and (self._is_launched or (self._is_first and self._saw_torch)):
             why = self._reason()
-            has_a_profiler = "cbtop.profiler.profiler" in sys.modules and not self._saw_torch  # the program uses one
+            # True if the program uses cbtop's API.
+            has_a_profiler = "cbtop.profiler.profiler" in sys.modules and not self._saw_torch
             if why and not has_a_profiler:
                 print_line("nothing was instrumented: " + why)
             elif self._is_launched and self._nothing_yet:
@@ -109,7 +117,7 @@ class TorchFinder:
 
     def _failed(self, error: Exception) -> None:
         reraise_host_error(error)
-        self._nothing_yet = ""  # the reason is logged here
+        self._nothing_yet = ""  # from now on, the reason is logged instead of written into the file
         print_line(f"{sys.executable} (process {os.getpid()}) runs uninstrumented: {error}")
 
     def _note_why(self) -> None:
@@ -121,7 +129,7 @@ class TorchFinder:
             reraise_host_error(error)
 
     def _await_summary(self) -> None:
-        """Wait until the summary of the run is printed. After this process ends, a shell would show its prompt."""
+        """Wait until the summary of the run is printed. A shell shows its prompt as soon as this process ends."""
         try:
             fifo = os.open(self._nothing_yet + ".end", os.O_WRONLY | os.O_NONBLOCK)
         except OSError as error:  # there is no FIFO with --quiet
@@ -132,7 +140,8 @@ class TorchFinder:
             import select  # loaded already, because the program has loaded torch
 
             waiting = select.poll()
-            waiting.register(fifo, 0)  # wait for an error only: the reader has closed the FIFO
+            # The poll asks for no events, so it returns only on an error: when the reader has closed the FIFO.
+            waiting.register(fifo, 0)
             waiting.poll(SUMMARY_WITHIN_MS)
         except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the program
             reraise_host_error(error)
@@ -152,7 +161,7 @@ class TorchFinder:
         loader.exec_module = exec_module
 
     def _note(self, why: str) -> None:
-        """Add a reason to the run's file. The file exists as long as nothing was recorded."""
+        """Add the reason `why` to the run's file. The file exists until something was recorded."""
         try:
             file = os.open(self._nothing_yet, os.O_WRONLY | os.O_APPEND)
             try:
@@ -175,7 +184,7 @@ class TorchFinder:
         except OSError as error:
             reraise_host_error(error)
             return ""
-        if said or self._saw_torch:  # no reason is in the file if the disk is full
+        if said or self._saw_torch:  # if the disk is full, the reason is missing in the file
             return [NO_CALL, *(why for why in said if why != NO_CALL)][-1]
         times = os.times()
         if times.children_user + times.children_system > 0:
@@ -221,7 +230,7 @@ def load_package(directory: str) -> None:
 def reraise_host_error(error: Exception) -> None:
     """Raise `error` again if a signal handler of the program raised it while cbtop's code ran."""
     if error.__traceback__ is None or error.__traceback__.tb_next is None:
-        return  # the error was raised in the caller's own frame, not in a handler
+        return  # the caller's own code raised the error, not a signal handler
     try:
         from cbtop.protocol import signals
     except (ImportError, SyntaxError):  # cbtop is not installed for this Python
@@ -254,9 +263,9 @@ def begin() -> None:
 def stay_first(directory: str) -> None:
     """Keep `directory` first on the PYTHONPATH that child processes get.
 
-    Python imports only the first sitecustomize. A wrapper such as opentelemetry-instrument puts its own directory
-    first, and then replaces itself by Python. Only the environment of the C library, which children inherit, gets the
-    new order. In os.environ the program still reads the value that it has stored.
+    Python imports only the first sitecustomize, and wrappers such as opentelemetry-instrument put their own directory
+    first. Only the environment of the C library, which children inherit, is changed. In os.environ, the program still
+    reads its own value.
     """
     own, real = os.fsencode(directory), os.putenv
 
@@ -277,7 +286,7 @@ def leave(directory: str) -> None:
     sys.path_importer_cache.pop(directory, None)
     if (
         getattr(sys.modules.get("sitecustomize"), "__file__", None) == __file__
-    ):  # otherwise another sitecustomize has called this one
+    ):  # otherwise another sitecustomize has imported this one
         del sys.modules["sitecustomize"]
 
 
