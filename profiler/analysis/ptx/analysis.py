@@ -27,6 +27,11 @@ class SharedAccess:
     size_bytes: int
     threads: tuple[int, ...]
 
+    @property
+    def footprint(self) -> tuple[object, ...]:
+        """Which bytes each thread uses. Accesses with the same footprint have the same conflicts."""
+        return self.offsets, self.size_bytes, self.threads
+
 
 class FunctionAnalysis:
     """A function of a module with the results of the analyses. `launch` is the size of its blocks, if it is known."""
@@ -77,7 +82,7 @@ class FunctionAnalysis:
     @cached_property
     def divergent_branches(self) -> dict[int, Divergence]:
         """The blocks that end with a branch that threads of a block can take differently."""
-        found = {}
+        found: dict[int, Divergence] = {}
         for number in sorted(self.flow.reachable):
             block = self.flow.blocks[number]
             if len(block.successors) > 1 and block.end > block.start:

@@ -28,8 +28,8 @@ def _find(analysis: FunctionAnalysis) -> Iterator[Problem]:
             last = flow.blocks[branch].end - 1
             yield Problem(
                 _end_of(analysis, last, leaving[0]),
-                f"threads leave here, by the branch at line {analysis.instructions[last].line}, before the barrier at "
-                f"line {analysis.instructions[at].line}",
+                f"threads leave here, by the branch at line {analysis.instructions[last].line}, before the barrier "
+                f"at line {analysis.instructions[at].line}",
             )
             return
 

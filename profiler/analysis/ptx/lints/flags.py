@@ -41,7 +41,7 @@ def _spins(analysis: FunctionAnalysis) -> Iterator[tuple[frozenset[int], list[in
             for at in loads
         ):
             continue
-        if not _is_carried(analysis, loop, written) and not loop & flow.reaching_exit == frozenset():
+        if not _is_carried(analysis, loop, written) and loop & flow.reaching_exit:
             yield loop, loads
 
 
@@ -123,8 +123,8 @@ def _unfenced_wait(analysis: FunctionAnalysis) -> Iterator[Problem]:
         if (at := _first_weak_load(analysis, after)) is not None:
             yield Problem(
                 at,
-                f"this load can be done before the wait at line {analysis.instructions[loads[0]].line} ends: there is "
-                "no fence between",
+                f"this load can be done before the wait at line {analysis.instructions[loads[0]].line} ends: there "
+                "is no fence between",
             )
 
 

@@ -10,8 +10,9 @@ from cbtop.profiler.analysis.ptx.model import Instruction
 from cbtop.profiler.analysis.ptx.opcodes import is_block_barrier, opcode
 
 _TOUCHES_MEMORY = frozenset({
-    "ld", "st", "atom", "red", "cp", "ldmatrix", "stmatrix", "tex", "call", "mbarrier", "wgmma", "tcgen05", "multimem",
-    "suld", "sust", "sured", "fence", "membar", "ldu", "tld4", "wmma", "prefetch", "bar", "barrier", "griddepcontrol",
+    "ld", "st", "atom", "red", "cp", "ldmatrix", "stmatrix", "tex", "call", "mbarrier", "wgmma", "tcgen05",
+    "multimem", "suld", "sust", "sured", "fence", "membar", "ldu", "tld4", "wmma", "prefetch", "bar", "barrier",
+    "griddepcontrol",
     "setmaxnreg", "nanosleep", "clusterlaunchcontrol", "tensormap",
 })  # fmt: skip
 

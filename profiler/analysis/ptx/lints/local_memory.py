@@ -16,7 +16,7 @@ def _find(analysis: FunctionAnalysis) -> Iterator[Problem]:
     if size or accesses:
         yield Problem(
             accesses[0] if accesses else None,
-            f"{size} bytes of local memory a thread, {len(accesses)} accesses that name it; spills are not among them",
+            f"{size} bytes of local memory a thread, {len(accesses)} accesses that name it; spills are extra",
         )
 
 

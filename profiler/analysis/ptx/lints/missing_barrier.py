@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import product
 
 from cbtop.profiler.analysis.ptx.analysis import FunctionAnalysis, SharedAccess, are_in_one_warp
 from cbtop.profiler.analysis.ptx.lints.base import Lint, Problem, Severity
 from cbtop.profiler.analysis.ptx.opcodes import is_warp_sync, may_order
 
-MAX_ACCESSES = 400  # with known addresses; their pairs are compared
+MAX_ACCESSES = 400  # with known addresses
+MAX_PAIRS = 500  # of different accesses that are compared, each in milliseconds
 
 
 def _between_warps(analysis: FunctionAnalysis) -> Iterator[Problem]:
@@ -27,41 +27,43 @@ def _races(analysis: FunctionAnalysis, *, in_warps: bool) -> Iterator[Problem]:
     """
     accesses = analysis.shared_accesses[:MAX_ACCESSES]
     reported: set[int] = set()
-    paths: dict[int, frozenset[int]] = {}
-    for first, second in product(accesses, accesses):
-        if first.is_store == second.is_store or first.root != second.root or second.at in reported:
-            continue
-        pair = _pair(first, second, in_warps=in_warps)
-        if pair is None or not _belong_together(analysis, first.at, second.at):
-            continue
-        if first.at not in paths:
-            paths[first.at] = _reached_unordered(analysis, first.at, in_warps=in_warps)
-        if second.at not in paths[first.at]:
-            continue
-        reported.add(second.at)
-        does, did = ("reads", "writes") if first.is_store else ("writes", "reads")
-        a, b = pair
-        yield Problem(
-            second.at,
-            f"thread {b} {does} shared bytes that thread {a} {did} at line {analysis.instructions[first.at].line}, "
-            f"with no {'synchronisation of the warp' if in_warps else 'barrier'} between",
-        )
+    pairs: dict[tuple[object, ...], tuple[int, int] | None] = {}
+    for first in accesses:
+        reached = _reached_unordered(analysis, first.at, in_warps=in_warps)
+        for second in accesses:
+            if first.is_store == second.is_store or first.root != second.root or second.at in reported:
+                continue
+            if second.at not in reached or not _belong_together(analysis, first.at, second.at):
+                continue
+            key = (*first.footprint, *second.footprint)
+            if key not in pairs:
+                pairs[key] = _pair(first, second, in_warps=in_warps) if len(pairs) < MAX_PAIRS else None
+            if (pair := pairs[key]) is None:
+                continue
+            reported.add(second.at)
+            does, did = ("reads", "writes") if first.is_store else ("writes", "reads")
+            a, b = pair
+            line = analysis.instructions[first.at].line
+            missing = "synchronisation of the warp" if in_warps else "barrier"
+            yield Problem(
+                second.at,
+                f"thread {b} {does} shared bytes that thread {a} {did} at line {line}, with no {missing} between",
+            )
 
 
 def _pair(first: SharedAccess, second: SharedAccess, *, in_warps: bool) -> tuple[int, int] | None:
     """Return two threads of which the second uses bytes of the first, but does not write them itself."""
-    by_byte: dict[int, list[int]] = {}
+    users: dict[int, set[int]] = {}
     for thread in first.threads:
         for byte in range(first.offsets[thread], first.offsets[thread] + first.size_bytes):
-            by_byte.setdefault(byte, []).append(thread)
+            users.setdefault(byte, set()).add(thread)
     for other in second.threads:
         for byte in range(second.offsets[other], second.offsets[other] + second.size_bytes):
-            users = by_byte.get(byte, ())
-            if other in users:
-                continue
-            for thread in users[:1]:
-                if are_in_one_warp(thread, other) is in_warps:
-                    return thread, other
+            threads = users.get(byte, ())
+            if other not in threads:
+                for thread in threads:
+                    if are_in_one_warp(thread, other) is in_warps:
+                        return thread, other
     return None
 
 

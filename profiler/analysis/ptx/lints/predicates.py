@@ -36,7 +36,7 @@ def _find(analysis: FunctionAnalysis) -> Iterator[Problem]:
 
 PREDICATE_PRESSURE = Lint(
     "predicate-pressure", Severity.ADVICE,
-    f"More than {MAX_LIVE} predicates are live at once. The assembler keeps the others in general registers, with two "
-    "more instructions each.",
+    f"More than {MAX_LIVE} predicates are live at once. Unless it can reorder them, the assembler keeps "
+    "the others in general registers, with two more instructions each.",
     "test conditions where they are used, or keep them as bits of one register", _find,
 )  # fmt: skip
