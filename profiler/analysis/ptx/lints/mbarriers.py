@@ -30,7 +30,7 @@ def _find(analysis: FunctionAnalysis) -> Iterator[Problem]:
         if not kind:
             continue
         place = _place(analysis, at)
-        threads = analysis.threads_at(at)
+        threads = () if kind == "wait" else analysis.threads_at(at)
         count = _count(analysis, one, kind)
         if place is None or threads is None or count is None or kind == "unknown":
             return
@@ -47,7 +47,7 @@ def _find(analysis: FunctionAnalysis) -> Iterator[Problem]:
     for place, (at, count) in sorted(needed.items()):
         if place in waits and arrived[place] < count:
             yield Problem(
-                at, f"this mbarrier waits for {count} arrivals, but only {arrived[place]} threads' arrivals exist"
+                at, f"this mbarrier expects {count} arrivals, but all its threads together make {arrived[place]}"
             )
 
 
