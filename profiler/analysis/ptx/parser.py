@@ -195,8 +195,8 @@ class _Parser:
         for part in head.split(","):
             match = _VARIABLE_NAME.search(part) if len(part) < 1 << 16 else None
             if match is None:
-                if initial or not words:
-                    return  # an alias, a list of prototypes, or another directive without a variable
+                if initial:
+                    return
                 raise PtxError(line, f"not a declaration: {_short(part)}")
             words = re.findall(r"\.(\w+)", part[: match.start()]) or words
             space = next((one for one in words if one in SPACES), "")
