@@ -77,8 +77,6 @@ def run(options: argparse.Namespace) -> int:
             raise UsageError("cbtop ptx show needs a HASH, as `cbtop ptx list` prints them")
         sys.stdout.write(_text_of(options.hash) + "\n")
         return 0
-    if options.launch and not 0 < math.prod(options.launch) <= MAX_THREADS:
-        raise UsageError(f"--launch: a block has 1 to {MAX_THREADS} threads")
     severities = list(Severity)[: 3 if options.strict else 2 if options.bugs else 1]
     files = [_analysed(name, text, severities, options.launch) for name, text in _texts(options.what)]
     sys.stdout.write(_written(files, options) + "\n")
@@ -107,9 +105,10 @@ def _written(files: list[PtxFile], options: argparse.Namespace) -> str:
 
 def _block(text: str) -> tuple[int, ...]:
     """Return the numbers of threads of `X`, `X,Y` or `X,Y,Z`."""
-    numbers = tuple(int(one) for one in text.split(","))
-    if not 1 <= len(numbers) <= 3 or min(numbers) < 1:
-        raise ValueError
+    parts = text.split(",")
+    numbers = tuple(int(one) for one in parts if one.isascii() and one.isdigit())
+    if len(numbers) < len(parts) or len(parts) > 3 or not 1 <= math.prod(numbers) <= MAX_THREADS:
+        raise argparse.ArgumentTypeError(f"{text!r} is no block of 1 to {MAX_THREADS} threads, such as 256 or 32,8")
     return numbers
 
 

@@ -308,6 +308,8 @@ class _Body:
             operands = tuple([part.strip() for part in _OPERAND.findall(text)])
             if _OPERAND.sub("", text).strip(" \t\n\r,|@!"):
                 raise PtxError(line, f"not an operand list: {_short(text)}")
+        if "" in operands:
+            raise PtxError(line, f"an operand of {_short(opcode)} is missing")
         if opcode.startswith(("bra", "brx")):
             if not operands:
                 raise PtxError(line, f"{opcode} without a target")

@@ -75,7 +75,8 @@ def _place(analysis: FunctionAnalysis, at: int) -> _Place | None:
 
 def _count(analysis: FunctionAnalysis, one: Instruction, kind: str) -> int | None:
     """Return the number of arrivals that an instruction expects or makes in one thread."""
-    after = one.operands[1 + next(i for i, text in enumerate(one.operands) if text[0] == "[") :]
+    address = next((place for place, text in enumerate(one.operands) if text[0] == "["), len(one.operands))
+    after = one.operands[address + 1 :]
     if kind == "wait" or (kind == "arrive" and (not after or "expect_tx" in one.opcode)):
         return 1
     values = analysis.data.lane_values

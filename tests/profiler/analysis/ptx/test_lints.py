@@ -61,7 +61,9 @@ def test_a_removed_barrier_is_found_in_a_compiled_kernel() -> None:
     assert len(barriers) == 3
     for one in barriers:
         without = text[: one.start()] + text[one.end() :]
-        assert {finding.lint.id for finding in findings(parse(without), [Severity.CORRECTNESS])} == {"missing-barrier"}
+        assert {finding.lint.id for finding in findings(parse(without), [Severity.CORRECTNESS])} == {
+            "missing-barrier"
+        }
 
 
 def test_severities_limit_the_findings() -> None:
