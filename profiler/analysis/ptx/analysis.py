@@ -29,7 +29,7 @@ class SharedAccess:
 
     @property
     def footprint(self) -> tuple[object, ...]:
-        """Which bytes each thread uses. Accesses with the same footprint have the same conflicts."""
+        """The bytes that each thread uses. Accesses with the same footprint have the same conflicts."""
         return self.offsets, self.size_bytes, self.threads
 
 

@@ -73,7 +73,7 @@ class ControlFlow:
 
     @cached_property
     def reaching_exit(self) -> frozenset[int]:
-        """The blocks from which an end of the function is reached."""
+        """The blocks that reach an end of the function."""
         return _closure([self.exit], [block.predecessors for block in self.blocks])
 
     def reached_from(self, blocks: Iterable[int], without: frozenset[int] = frozenset()) -> frozenset[int]:
@@ -112,7 +112,7 @@ class ControlFlow:
         return _is_ancestor(self.post_dominators, one, other)
 
     def influence(self, number: int) -> frozenset[int]:
-        """Return the blocks whose execution depends on the branch at the end of a block."""
+        """Return the blocks that run or not, depending on the branch at the end of a block."""
         join = self.post_dominators[number]
         stop = frozenset() if join is None else frozenset({join})
         return self.reached_from(

@@ -1,4 +1,4 @@
-"""Values of registers in each thread of a block, as far as they follow from thread ids and constants.
+"""Values of registers in each thread of a block, if they follow from thread ids and constants.
 
 A value is a sum: a known number of each thread, plus multiples of terms that are the same in all threads and all the
 time, such as a parameter or the address of a shared variable. Affine values (a·tid.x + b) are the usual case.
@@ -51,7 +51,7 @@ def number(value: int) -> LaneValue:
 
 @dataclass(frozen=True, slots=True)
 class Threads:
-    """The threads for which values are computed: a whole block if its size is known, or else its first warps."""
+    """The threads with computed values: a whole block if its size is known, or else its first warps."""
 
     shape: tuple[int, int, int]
     is_whole_block: bool

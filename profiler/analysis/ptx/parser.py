@@ -91,7 +91,7 @@ def _without_comments(text: str) -> str:
 
 
 class _Scope:
-    """A pair of braces inside a function. `names` are the names that it declares, with those of outer scopes."""
+    """A pair of braces inside a function. `names` are the names that it and its outer scopes declare."""
 
     def __init__(self, number: int, parent: _Scope | None) -> None:
         self.mark = f"{SCOPE_MARK}{number}" if parent else ""
@@ -232,7 +232,7 @@ class _Parser:
         self._variables(text, line, into, declared)
 
     def _start(self) -> int:
-        """Return the position of the first character that is no space."""
+        """Skip white space. Returns the new position."""
         at = self._at
         text = self._text
         while at < len(text) and text[at].isspace():

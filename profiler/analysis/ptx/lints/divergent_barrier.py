@@ -15,7 +15,7 @@ FIX = "move the barrier out of the branch, so that all threads of the block exec
 
 def _proved(analysis: FunctionAnalysis) -> Iterator[Problem]:
     """Yield barriers on one side of a branch by thread id, outside loops of that branch, without one on the other
-    side. Threads that wait there are never joined by those of the other side."""
+    side. The threads that wait there wait forever."""
     for at, branch, is_proved in _divergent(analysis):
         if is_proved:
             yield Problem(at, f"only the threads that {_condition(analysis, branch)} reach this barrier")
@@ -35,7 +35,7 @@ def _condition(analysis: FunctionAnalysis, branch: int | None) -> str:
 
 
 def _divergent(analysis: FunctionAnalysis) -> Iterator[tuple[int, int | None, bool]]:
-    """Yield barriers whose execution depends on a divergent branch or guard: instruction, branch, whether proved."""
+    """Yield barriers that depend on a divergent branch or guard: instruction, branch, whether proved."""
     barriers = {at for at, one in analysis.reachable() if is_block_barrier(one)}
     seen: set[int] = set()
     for at in sorted(barriers):

@@ -44,7 +44,7 @@ def _traps(analysis: FunctionAnalysis, side: frozenset[int]) -> bool:
 
 
 def _end_of(analysis: FunctionAnalysis, last: int, side: frozenset[int]) -> int:
-    """Return the instruction with which a side ends, or its branch if it is the instruction itself."""
+    """Return the first instruction of a side that ends the function, or the branch if it ends the function itself."""
     if is_end(analysis.instructions[last]):
         return last
     blocks = analysis.flow.blocks

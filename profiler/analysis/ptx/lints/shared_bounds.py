@@ -13,7 +13,7 @@ _ACCESSES = frozenset({"ld", "st", "atom", "red"})
 
 
 def _find(analysis: FunctionAnalysis) -> Iterator[Problem]:
-    """Yield accesses whose address is a shared variable of known size plus a number outside of it.
+    """Yield accesses at a known distance from a shared variable of known size that are outside of it.
 
     If the number depends on the thread, the size of the block must be known. An access that a parameter or a loaded
     value decides is left out: compilers unroll loops to constant indexes that no launch reaches.

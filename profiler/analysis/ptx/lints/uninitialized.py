@@ -15,7 +15,7 @@ FIX = "write the register on every path before it is read"
 def _always(analysis: FunctionAnalysis) -> Iterator[Problem]:
     """Yield reads of registers that no path writes, if the value decides an address, a branch or arithmetic.
 
-    Compilers move and pack undefined lanes of vectors, which is no error.
+    Compilers move and pack undefined lanes of vectors. That is correct.
     """
     for at, name, is_never in analysis.data.possibly_unwritten:
         if is_never and _matters(analysis, at, name):

@@ -66,6 +66,12 @@ def test_a_removed_barrier_is_found_in_a_compiled_kernel() -> None:
         }
 
 
+def test_the_page_lists_every_lint() -> None:
+    page = (Path(__file__).parents[4] / "docs" / "kernels.md").read_text()
+    rows = [f"| `{one.id}` | {one.severity} | {one.what} | {one.fix} |" for one in LINTS]
+    assert [line for line in page.split("\n") if line.startswith("| `")] == rows
+
+
 def test_severities_limit_the_findings() -> None:
     module = parse((CORPUS / "shared_64_bit_bad.ptx").read_text())
     assert findings(module, [Severity.CORRECTNESS, Severity.ADVICE]) == []
