@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import sys
 from pathlib import Path
 
@@ -92,7 +93,7 @@ def _written(files: list[PtxFile], options: argparse.Namespace) -> str:
         rules = [SarifRule(lint.id, lint.what, "", 1) for lint in LINTS]
         failures = [
             Failure(
-                SarifRule(one.lint.id, one.lint.what, file.name, one.line),
+                SarifRule(one.lint.id, one.lint.what, os.path.relpath(file.name), one.line),
                 f"{one.function}: {one.message}. To repair: {one.lint.fix}.",
                 LEVELS[one.lint.severity],
             )
