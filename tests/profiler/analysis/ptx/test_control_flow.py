@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cbtop.profiler.analysis.ptx.control_flow import ControlFlow
+from cbtop.profiler.analysis.ptx.control_flow import MAX_BLOCKS, ControlFlow
+from cbtop.profiler.analysis.ptx.model import PtxError
 from cbtop.profiler.analysis.ptx.parser import parse
 
 
@@ -34,6 +36,11 @@ def test_code_after_a_jump_is_not_reached_and_an_endless_loop_reaches_no_exit() 
     assert flow.reachable == {0, 2}
     assert not flow.reachable & flow.reaching_exit
     assert flow.post_dominators[0] is None
+
+
+def test_a_function_with_too_many_blocks_is_rejected() -> None:
+    with pytest.raises(PtxError, match=f"k has more than {MAX_BLOCKS} basic blocks"):
+        flow_of("".join(f"L{at}: @%p1 bra L0;\n" for at in range(MAX_BLOCKS + 1)))
 
 
 @given(st.lists(st.tuples(st.integers(0, 6), st.booleans()), min_size=1, max_size=7))
