@@ -16,6 +16,9 @@ from cbtop.compute.quantization import FORMATS
 from cbtop.compute.quantization.q5_k import Q5_K
 from cbtop.compute.quantization.q6_k import Q6_K
 from cbtop.compute.verification import variants
+from cbtop.profiler.analysis.ptx.lints import findings
+from cbtop.profiler.analysis.ptx.lints.base import Severity
+from cbtop.profiler.analysis.ptx.parser import parse
 
 OF_MODELS = (  # compiled only for models that have these formats; those of Q4_K_M files are among the variants
     qkv.kernel_for((Q5_K.code, Q5_K.code, Q6_K.code), is_int8=True),
@@ -43,12 +46,14 @@ def builds() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("module", "which", "stamped"), [*builds()])
-def test_a_module_compiles_without_spilling_registers(module: CudaModule, which: str, stamped: bool) -> None:
+def test_a_module_compiles_without_spills_or_errors_in_its_ptx(module: CudaModule, which: str, stamped: bool) -> None:
     made = compiled(module.source, architectures()[-1] if which == "newest" else which, stamped=stamped)
     assert made.ptx
     assert made.cubin
     spills = re.findall(r"(\d+) bytes spill stores", made.log)
     assert set(spills) == {"0"}, made.log
+    errors = findings(parse(made.ptx.decode()), [Severity.CORRECTNESS, Severity.LIKELY])
+    assert [(one.lint.id, one.function, one.line, one.message) for one in errors] == []
 
 
 @pytest.mark.parametrize("module", MODULES.values(), ids=MODULES)
