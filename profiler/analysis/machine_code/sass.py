@@ -124,7 +124,7 @@ def code_of(instructions: Sequence[Instruction]) -> Code:
             widths.setdefault(SPACES[one.name], Counter())[one.width] += 1
     tensor = Counter(one.name for one in instructions if TENSOR.fullmatch(one.name))
     return Code(
-        widths={space: dict(sorted(numbers.items())) for space, numbers in widths.items()},
+        widths={space: dict(sorted(widths[space].items())) for space in SPACES.values() if space in widths},
         tensor=dict(tensor),
         bulk_copies=sum(one.name in BULK_COPIES for one in instructions),
         narrow=tuple(_narrow(instructions)),
