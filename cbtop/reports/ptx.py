@@ -12,7 +12,7 @@ from cbtop.profiler.analysis.machine_code.examination import Examination
 from cbtop.profiler.analysis.ptx.lints.base import Finding
 from cbtop.profiler.analysis.ptx.model import Module
 from cbtop.profiler.analysis.ptx.summary import EntrySummary
-from cbtop.reports.machine_code import entry_json, entry_lines, problem_lines
+from cbtop.reports.machine_code import entry_json, entry_lines
 from cbtop.units import counted
 
 SCHEMA = "cbtop.ptx/1"
@@ -40,7 +40,7 @@ def ptx_text(files: Sequence[PtxFile], *, verbose: bool) -> str:
         for entry in file.entries:
             lines.append(f"  {_entry(entry)}")
             lines += [f"    {line}" for line in entry_lines(file.machine_code, entry.name, verbose=verbose)]
-        lines += [f"  {line}" for line in problem_lines(file.machine_code)]
+        lines += [f"  machine code: {problem}" for problem in file.machine_code.problems]
         for one in file.findings:
             lines.append(f"{file.name}:{one.line}: {one.lint.severity} {one.lint.id}: {_message(one)}")
             if verbose:

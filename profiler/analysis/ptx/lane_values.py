@@ -190,12 +190,21 @@ def product(a: LaneValue, b: LaneValue) -> LaneValue | None:
     if a.terms or len(a.lanes) > 1:
         a, b = b, a
     if a.terms:
-        return None
+        return LaneValue({_product_name(a, b): 1}, (0,)) if len(a.lanes) == len(b.lanes) == 1 else None
     if len(a.lanes) == 1:
         factor = a.lanes[0]
         terms = {name: count * factor for name, count in b.terms.items() if factor}
         return LaneValue(terms, tuple([one * factor for one in b.lanes]))
     return None if b.terms else LaneValue({}, _each(operator.mul, a.lanes, b.lanes))
+
+
+def _product_name(a: LaneValue, b: LaneValue) -> str:
+    """Return the name of a term: the product of two values that are the same in all threads."""
+    sums = [
+        "+".join(f"{count}*{name}" for name, count in sorted(one.terms.items())) + f"+{one.lanes[0]}"
+        for one in (a, b)
+    ]
+    return "({})*({})".format(*sorted(sums))
 
 
 def numbers(function: Callable[[int, int], int], a: LaneValue, b: LaneValue) -> LaneValue | None:
@@ -324,6 +333,18 @@ def _bitwise(function: Callable[[int, int], int]) -> Rule:
     return rule
 
 
+def _or(one: Instruction, given: Sequence[LaneValue]) -> LaneValue | None:
+    """Return the bits of two values together: their sum, if one has multiples of a power of two above the other."""
+    if result := numbers(operator.or_, given[0], given[1]):
+        return result
+    high, low = given if given[0].terms else (given[1], given[0])
+    if low.terms or min(low.lanes) < 0:
+        return None
+    unit = 1 << max(low.lanes).bit_length()
+    parts = (*high.terms.values(), *high.lanes)
+    return added(high, low) if all(part % unit == 0 for part in parts) else None
+
+
 def _not(one: Instruction, given: Sequence[LaneValue]) -> LaneValue | None:
     is_predicate = opcode(one.opcode).type == "pred"
     return numbers(lambda a, b: 1 - a if is_predicate else ~a, given[0], number(0))
@@ -388,6 +409,6 @@ _COMPARISONS: dict[str, Callable[[int, int], bool]] = {
 _RULES: dict[str, Rule] = {
     "mov": _move, "cvt": _convert, "cvta": _convert_address, "add": _add, "sub": _subtract, "mul": _multiply,
     "mad": _multiply_add, "shl": _shift_left, "shr": _shift_right, "and": _bitwise(operator.and_),
-    "or": _bitwise(operator.or_), "xor": _bitwise(operator.xor), "not": _not, "neg": _negate, "min": _extreme(min),
+    "or": _or, "xor": _bitwise(operator.xor), "not": _not, "neg": _negate, "min": _extreme(min),
     "max": _extreme(max), "div": _divide, "rem": _divide, "setp": _compare, "selp": _select, "bfe": _extract,
 }  # fmt: skip
