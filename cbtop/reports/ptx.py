@@ -1,11 +1,10 @@
-"""Print the analysis of PTX files: as text, as JSON, and as SARIF."""
+"""Print the analysis of PTX files as text and as JSON."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Protocol
 
 from cbtop.profiler.analysis.graph.nodes import printable
 from cbtop.profiler.analysis.machine_code.examination import Examination
@@ -29,10 +28,6 @@ class PtxFile:
     machine_code: Examination
 
 
-class Format(Protocol):
-    def __call__(self, files: Sequence[PtxFile], *, verbose: bool) -> str: ...
-
-
 def ptx_text(files: Sequence[PtxFile], *, verbose: bool) -> str:
     lines: list[str] = []
     for file in files:
@@ -50,8 +45,7 @@ def ptx_text(files: Sequence[PtxFile], *, verbose: bool) -> str:
     return "\n".join(map(printable, lines))
 
 
-def ptx_json(files: Sequence[PtxFile], *, verbose: bool) -> str:
-    """Return the files as JSON. It always contains how to repair a finding."""
+def ptx_json(files: Sequence[PtxFile]) -> str:
     document = {
         "schema": SCHEMA,
         "files": [
@@ -99,6 +93,3 @@ def _finding(one: Finding) -> dict[str, object]:
         "message": one.message,
         "fix": one.lint.fix,
     }
-
-
-FORMATS: dict[str, Format] = {"text": ptx_text, "json": ptx_json}

@@ -17,6 +17,9 @@ from cbtop.compute.quantization.q5_k import Q5_K
 from cbtop.compute.quantization.q6_k import Q6_K
 from cbtop.compute.verification import variants
 from cbtop.profiler.analysis.machine_code.resources import Spills, spills_of
+from cbtop.profiler.analysis.ptx.lints import findings
+from cbtop.profiler.analysis.ptx.lints.base import Severity
+from cbtop.profiler.analysis.ptx.parser import parse
 
 OF_MODELS = (  # made when a model has them: those of Q4_K_M files are among the variants
     qkv.kernel_for((Q5_K.code, Q5_K.code, Q6_K.code), is_int8=True),
@@ -51,7 +54,7 @@ def builds() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("module", "which", "stamped"), [*builds()])
-def test_a_module_compiles_and_spills_no_registers_but_those_listed(
+def test_a_module_compiles_without_errors_in_its_ptx_and_with_the_listed_spills(
     module: CudaModule, which: str, stamped: bool
 ) -> None:
     architecture = architectures()[-1] if which == "newest" else which
@@ -62,6 +65,8 @@ def test_a_module_compiles_and_spills_no_registers_but_those_listed(
     assert len(spills) >= module.source.count("KERNEL ")
     listed = SPILLS.get((module.name, architecture, stamped))
     assert [one for one in spills.values() if one] == ([] if listed is None else [listed]), made.log
+    errors = findings(parse(made.ptx.decode()), [Severity.CORRECTNESS, Severity.LIKELY])
+    assert [(one.lint.id, one.function, one.line, one.message) for one in errors] == []
 
 
 def test_every_listed_spill_is_of_a_module_that_is_compiled() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -14,7 +15,7 @@ from cbtop.profiler.analysis.machine_code.sass import INSTRUCTION_BYTES, Code, I
 from cbtop.profiler.analysis.machine_code.tools import Tool, ToolError, missing, tools
 from cbtop.profiler.analysis.machine_code.waste import Waste, waste_of
 from cbtop.profiler.analysis.ptx.analysis import FunctionAnalysis
-from cbtop.profiler.analysis.ptx.model import Function, Module
+from cbtop.profiler.analysis.ptx.model import Module
 from cbtop.profiler.analysis.ptx.summary import summary_of
 
 THREADS = (128, 256, 512, 1024)  # of a block, if the kernel does not declare them
@@ -56,15 +57,20 @@ class Examination:
     problems: tuple[str, ...]  # the tools that are missing or failed, one line each
 
 
-def examined(ptx: bytes, module: Module, architecture: str, toolbox: Toolbox) -> Examination:
+def examined(
+    ptx: bytes, module: Module, architecture: str, toolbox: Toolbox, launch: Sequence[int] | None = None
+) -> Examination:
     """Assemble and examine `ptx`, of which `module` is the contents, for an architecture (sm_90a).
 
+    `launch` is the threads of a block along x, y and z, if they are known.
     If a tool is missing or fails, the rest is examined, and `problems` names the tool.
     """
     result, instructions, problem = _machine_code(ptx, architecture, toolbox)
     kernels = {one.name: one for one in result.kernels} if result is not None else {}
     entries = {
-        one.name: _entry(module, one, result, kernels.get(one.name), instructions.get(one.name))
+        one.name: _entry(
+            FunctionAnalysis(module, one, launch), result, kernels.get(one.name), instructions.get(one.name)
+        )
         for one in module.entries
     }
     assembler = "" if result is None else result.assembler
@@ -90,8 +96,7 @@ def _machine_code(
 
 
 def _entry(
-    module: Module,
-    function: Function,
+    analysis: FunctionAnalysis,
     result: Assembled | None,
     kernel: Kernel | None,
     instructions: list[Instruction] | None,
@@ -105,22 +110,23 @@ def _entry(
     spills: Spills | None = None
     advisories: list[Advisory] = []
     if result is not None and kernel is not None:
-        occupancy = _occupancy(result.architecture, kernel)
+        occupancy = _occupancy(result.architecture, kernel, analysis.launch)
         spills, advisories = result.spills.get(kernel.name), of_function(result.advisories, kernel.name)
-    has_dynamic_shared = summary_of(module, function).has_dynamic_shared
+    has_dynamic_shared = summary_of(analysis.module, analysis.function).has_dynamic_shared
     if has_dynamic_shared:  # which may limit the blocks: no saving of another resource is sure to give more
         occupancy = tuple(replace(one, gain=None) for one in occupancy)
-    lanes = lanes_of(FunctionAnalysis(module, function))
+    lanes = lanes_of(analysis)
     declared = occupancy[0] if len(occupancy) == 1 else None
     waste = waste_of(kernel, spills, advisories, declared, code, lanes)
     return Entry(kernel, spills, occupancy, has_dynamic_shared, code, lanes, intensity, tuple(waste))
 
 
-def _occupancy(architecture: str, kernel: Kernel) -> tuple[Occupancy, ...]:
+def _occupancy(architecture: str, kernel: Kernel, launch: Sequence[int] | None) -> tuple[Occupancy, ...]:
     if not kernel.registers:
         return ()
     found = []
-    for threads in (kernel.max_threads,) if kernel.max_threads else THREADS:
+    declared = math.prod(launch) if launch else kernel.max_threads
+    for threads in (declared,) if declared else THREADS:
         one = occupancy_of(architecture, Block(threads, kernel.registers, kernel.shared_bytes, kernel.barriers or 0))
         if one is not None:
             found.append(one)
