@@ -12,6 +12,8 @@ from cbtop.commands.shared.sarif import Failure, SarifRule, sarif
 from cbtop.compute.ptx_registry import PtxRegistry
 from cbtop.errors import FailedCheckError, NoDataError, UsageError
 from cbtop.profiler.analysis.graph.nodes import printable
+from cbtop.profiler.analysis.machine_code.examination import Toolbox, examined
+from cbtop.profiler.analysis.machine_code.resources import ARCHITECTURE
 from cbtop.profiler.analysis.ptx.lane_values import MAX_THREADS
 from cbtop.profiler.analysis.ptx.lints import LINTS, findings
 from cbtop.profiler.analysis.ptx.lints.base import Severity
@@ -31,6 +33,7 @@ examples:
   cbtop ptx kernel.ptx                  entries and errors of correctness
   cbtop ptx kernel.ptx --bugs           also likely errors
   cbtop ptx kernel.ptx --launch 256     also whether blocks of 256 threads fit the kernel
+  cbtop ptx kernel.ptx --arch sm_80     registers, spills and occupancy on another GPU
   cbtop ptx ~/.triton/cache --strict    every PTX of a folder, with advice
   cbtop ptx dc4ab6be0f3e6bd5            the same for a module that was compiled here
   cbtop ptx kernel.ptx --format sarif > ptx.sarif
@@ -54,6 +57,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "what", metavar="FILE|DIR|HASH|list|show", help="PTX to analyse: a file, a folder, or a hash (see below)"
     )
     parser.add_argument("hash", nargs="?", metavar="HASH", help="with show: in hexadecimal, or its first digits")
+    parser.add_argument(
+        "--arch",
+        type=_architecture,
+        metavar="ARCH",
+        help="assemble for this GPU, as sm_90a (default: the PTX's target)",
+    )
     parser.add_argument("--bugs", action="store_true", help="also report likely errors")
     parser.add_argument("--strict", action="store_true", help="report everything: likely errors and advice")
     parser.add_argument(
@@ -79,13 +88,20 @@ def run(options: argparse.Namespace) -> int:
         sys.stdout.write(_text_of(options.hash) + "\n")
         return 0
     severities = list(Severity)[: 3 if options.strict else 2 if options.bugs else 1]
-    files = [_analysed(name, text, severities, options.launch) for name, text in _texts(options.what)]
+    toolbox = Toolbox.of_this_machine()
+    files = [_analysed(name, text, severities, options, toolbox) for name, text in _texts(options.what)]
     sys.stdout.write(_written(files, options) + "\n")
     errors = [one for file in files for one in file.findings if one.lint.severity is Severity.CORRECTNESS]
     if errors:
         sys.stdout.flush()
         raise FailedCheckError(f"{counted(len(errors), 'error')} of correctness in the PTX")
     return 0
+
+
+def _architecture(text: str) -> str:
+    if not ARCHITECTURE.fullmatch(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not an architecture such as sm_90 or sm_90a")
+    return text
 
 
 def _written(files: list[PtxFile], options: argparse.Namespace) -> str:
@@ -113,14 +129,17 @@ def _block(text: str) -> tuple[int, ...]:
     return numbers
 
 
-def _analysed(name: str, text: str, severities: list[Severity], launch: tuple[int, ...] | None) -> PtxFile:
+def _analysed(
+    name: str, text: str, severities: list[Severity], options: argparse.Namespace, toolbox: Toolbox
+) -> PtxFile:
     try:
         module = parse(text)
         return PtxFile(
             name,
             module,
             [summary_of(module, entry) for entry in module.entries],
-            findings(module, severities, launch),
+            findings(module, severities, options.launch),
+            examined(text.encode(), module, options.arch or module.target, toolbox, options.launch),
         )
     except PtxError as error:
         raise UsageError(f"{printable(name)}: {printable(str(error))}") from error

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from cbtop.profiler.analysis.graph.nodes import printable
+from cbtop.profiler.analysis.machine_code.examination import Examination
 from cbtop.profiler.analysis.ptx.lints.base import Finding
 from cbtop.profiler.analysis.ptx.model import Module
 from cbtop.profiler.analysis.ptx.summary import EntrySummary
+from cbtop.reports.machine_code import entry_json, entry_lines
 from cbtop.units import counted
 
 SCHEMA = "cbtop.ptx/1"
@@ -17,19 +19,23 @@ SCHEMA = "cbtop.ptx/1"
 
 @dataclass(frozen=True, slots=True)
 class PtxFile:
-    """The analysis of a file: its module, a summary of each entry, and the findings."""
+    """The analysis of a file: its module, a summary of each entry, the findings, and its machine code."""
 
     name: str
     module: Module
     entries: Sequence[EntrySummary]
     findings: Sequence[Finding]
+    machine_code: Examination
 
 
 def ptx_text(files: Sequence[PtxFile], *, verbose: bool) -> str:
     lines: list[str] = []
     for file in files:
         lines.append(f"{file.name}: PTX {file.module.version}, {file.module.target} (static)")
-        lines += [f"  {_entry(one)}" for one in file.entries]
+        for entry in file.entries:
+            lines.append(f"  {_entry(entry)}")
+            lines += [f"    {line}" for line in entry_lines(file.machine_code, entry.name, verbose=verbose)]
+        lines += [f"  machine code: {problem}" for problem in file.machine_code.problems]
         for one in file.findings:
             lines.append(f"{file.name}:{one.line}: {one.lint.severity} {one.lint.id}: {_message(one)}")
             if verbose:
@@ -47,7 +53,11 @@ def ptx_json(files: Sequence[PtxFile]) -> str:
                 "file": file.name,
                 "version": file.module.version,
                 "target": file.module.target,
-                "entries": [asdict(one) | {"source": "static"} for one in file.entries],
+                "entries": [
+                    asdict(one) | {"source": "static", "machine_code": entry_json(file.machine_code, one.name)}
+                    for one in file.entries
+                ],
+                "machine_code_problems": file.machine_code.problems,
                 "findings": [_finding(one) for one in file.findings],
             }
             for file in files

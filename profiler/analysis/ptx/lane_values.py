@@ -197,12 +197,21 @@ def product(a: LaneValue, b: LaneValue) -> LaneValue | None:
     if a.terms or len(a.lanes) > 1:
         a, b = b, a
     if a.terms:
-        return None
+        return LaneValue({_product_name(a, b): 1}, (0,)) if len(a.lanes) == len(b.lanes) == 1 else None
     if len(a.lanes) == 1:
         factor = a.lanes[0]
         terms = {name: count * factor for name, count in b.terms.items() if factor}
         return LaneValue(terms, tuple([one * factor for one in b.lanes]))
     return None if b.terms else LaneValue({}, _each(operator.mul, a.lanes, b.lanes))
+
+
+def _product_name(a: LaneValue, b: LaneValue) -> str:
+    """Return the name of a term: the product of two values that are the same in all threads."""
+    sums = [
+        "+".join(f"{count}*{name}" for name, count in sorted(one.terms.items())) + f"+{one.lanes[0]}"
+        for one in (a, b)
+    ]
+    return "({})*({})".format(*sorted(sums))
 
 
 def numbers(function: Callable[[int, int], int], a: LaneValue, b: LaneValue) -> LaneValue | None:
@@ -331,6 +340,18 @@ def _bitwise(function: Callable[[int, int], int]) -> Rule:
     return rule
 
 
+def _or(one: Instruction, given: Sequence[LaneValue]) -> LaneValue | None:
+    """Return the bits of two values together: their sum, if one has multiples of a power of two above the other."""
+    if result := numbers(operator.or_, given[0], given[1]):
+        return result
+    high, low = given if given[0].terms else (given[1], given[0])
+    if low.terms or min(low.lanes) < 0:
+        return None
+    unit = 1 << max(low.lanes).bit_length()
+    parts = (*high.terms.values(), *high.lanes)
+    return added(high, low) if all(part % unit == 0 for part in parts) else None
+
+
 def _not(one: Instruction, given: Sequence[LaneValue]) -> LaneValue | None:
     is_predicate = opcode(one.opcode).type == "pred"
     return numbers(lambda a, b: 1 - a if is_predicate else ~a, given[0], number(0))
@@ -398,6 +419,6 @@ _RULES: dict[str, tuple[Rule, int]] = {
     "add": (_add, 2), "sub": (_subtract, 2), "mul": (_multiply, 2), "mad": (_multiply_add, 3),
     "div": (_divide, 2), "rem": (_divide, 2), "min": (_extreme(min), 2), "max": (_extreme(max), 2),
     "shl": (_shift_left, 2), "shr": (_shift_right, 2), "and": (_bitwise(operator.and_), 2),
-    "or": (_bitwise(operator.or_), 2), "xor": (_bitwise(operator.xor), 2),
+    "or": (_or, 2), "xor": (_bitwise(operator.xor), 2),
     "setp": (_compare, 2), "selp": (_select, 3), "bfe": (_extract, 3),
 }  # fmt: skip

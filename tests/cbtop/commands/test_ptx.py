@@ -10,9 +10,34 @@ import pytest
 from cbtop import cli
 from cbtop.compute.cuda.compiler import hash_of
 from cbtop.compute.ptx_registry import PtxRegistry
+from cbtop.profiler.analysis.machine_code.examination import Toolbox
+from cbtop.profiler.analysis.machine_code.tools import Tool
 
 CORPUS = Path(__file__).parents[2] / "profiler" / "analysis" / "ptx" / "corpus"
 CLEAN = CORPUS.parent / "clean"
+KEPT = CORPUS.parent.parent / "machine_code" / "data"  # a module, its machine code, and the output of NVIDIA's tools
+
+
+@pytest.fixture(autouse=True)
+def no_tools(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no test depend on the tools of the machine."""
+    monkeypatch.setattr(Toolbox, "of_this_machine", lambda: Toolbox([], []))
+
+
+@pytest.fixture
+def kept_tools(no_tools: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give the command an assembler and a disassembler that know one module."""
+    scripts = {
+        "ptxas": f'echo "$@" > {tmp_path}/arguments; cp {KEPT}/kernels.cubin output; cat {KEPT}/kernels.log >&2',
+        "nvdisasm": f"cat {KEPT}/kernels.json",
+    }
+    made = []
+    for name, script in scripts.items():
+        path = tmp_path / name
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o700)
+        made.append(Tool(name, str(path), (13, 5, 37)))
+    monkeypatch.setattr(Toolbox, "of_this_machine", lambda: Toolbox(made[:1], made[1:]))
 
 
 def called(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[int, str, str]:
@@ -28,7 +53,7 @@ def test_a_valid_file_is_summarised(capsys: pytest.CaptureFixture[str]) -> None:
     """F-PTX-EXPLAIN-001: a valid file is analysed."""
     code, out, err = called(capsys, CLEAN / "triton_softmax.ptx")
     assert (code, err) == (0, "")
-    head, entry, last = out.splitlines()
+    head, entry, *_, last = out.splitlines()
     assert head.endswith("triton_softmax.ptx: PTX 9.4, sm_90a (static)")
     assert entry.startswith("  softmax (line ")
     assert "3 barriers, 0 bytes of shared memory and what the launch adds, requires 128 threads" in entry
@@ -129,3 +154,58 @@ def test_a_hash_of_a_compiled_module_is_analysed(
     assert called(capsys, "ff" * 8)[0] == 3
     assert called(capsys, "show")[0] == 2
     assert called(capsys, CLEAN / "triton_sum.ptx", "more")[0] == 2
+
+
+# --- machine code ---------------------------------------------------------------------------------------------------
+
+
+def test_without_tools_resources_are_not_made_up(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = called(capsys, KEPT / "kernels.ptx")
+    assert code == 0
+    assert out.count("resources, occupancy, accesses, intensity: n/a") == 5
+    assert out.count("pip install nvidia-cuda-nvcc") == 1
+    document = json.loads(called(capsys, KEPT / "kernels.ptx", "--json")[1])
+    machine_code = document["files"][0]["entries"][0]["machine_code"]
+    assert (machine_code["registers"], machine_code["spill_store_bytes"], machine_code["occupancy"]) == (
+        None,
+        None,
+        [],
+    )
+
+
+@pytest.mark.usefixtures("kept_tools")
+def test_resources_and_waste_of_each_entry_are_printed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    code, out, _ = called(capsys, KEPT / "kernels.ptx", "--verbose")
+    assert code == 0
+    for expected in (
+        "resources (sm_80, ptxas 13.5.37): 24 registers, spills 124 bytes stored and 136 loaded, stack 128 bytes",
+        "occupancy (derived): 7 blocks of 64 threads, 14 of 64 warps an SM, limited by shared memory; 32 bytes of",
+        "occupancy (derived): warps an SM of 64, by threads of a block: 64 at 128, 64 at 256, 64 at 512, 64 at 1024",
+        "accesses (static): global loads: 1 of 128 bits; global stores: 1 of 32 bits; tensor cores: not used",
+        "intensity (estimate): 0.15 FLOP a requested byte: memory-bound, unless caches serve the loads",
+        "transactions of a warp (derived): global 20 sectors, 20 needed, in 2 of 2 loads and stores",
+        "    waste spills: 124 bytes of registers",
+        "    possible waste not-vectorized: 4 loads of 32 bits",
+        "      fix: load a vector type",
+    ):
+        assert expected in out
+    assert (tmp_path / "arguments").read_text().split() == ["-v", "-arch", "sm_80", "-o", "output", "input"]
+
+
+@pytest.mark.usefixtures("kept_tools")
+def test_the_architecture_and_the_block_can_be_chosen(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    _, out, _ = called(capsys, KEPT / "kernels.ptx", "--arch", "sm_90a", "--launch", "32,8", "--json")
+    assert "sm_90a" in (tmp_path / "arguments").read_text().split()
+    entries = {one["name"]: one["machine_code"] for one in json.loads(out)["files"][0]["entries"]}
+    wide = entries["wide"]
+    assert (wide["architecture"], wide["assembler"], wide["registers"]) == ("sm_90a", "ptxas 13.5.37", 14)
+    assert [one["threads"] for one in wide["occupancy"]] == [256]
+    assert [one["id"] for one in entries["indexed"]["waste"]] == ["local-memory", "not-vectorized"]
+
+
+@pytest.mark.parametrize("architecture", ["90", "sm_9", "--help", "sm_90 -o /tmp/x"])
+def test_what_is_no_architecture_is_a_usage_error(architecture: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["ptx", str(KEPT / "kernels.ptx"), f"--arch={architecture}"])
+    assert stopped.value.code == 2
+    assert "is not an architecture such as sm_90" in capsys.readouterr().err
