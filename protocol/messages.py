@@ -21,6 +21,7 @@ from cbtop.protocol.attributes import (
     quantity,
 )
 from cbtop.protocol.device_messages import Device, DeviceProcess, DeviceSample, Unknown
+from cbtop.protocol.guard_messages import GuardedSteps
 from cbtop.protocol.structure_messages import StructureMessage, StructurePart
 from cbtop.protocol.training_messages import GradientFault, GradientNorm, LossScale, PartTime, TrainingTimes
 from cbtop.protocol.vocabulary import BrickCategory, BrickId, NodeKind, Provenance, SourceStatus
@@ -382,6 +383,7 @@ CatalogMessage = (
     | GradientNorm
     | GradientFault
     | LossScale
+    | GuardedSteps
     | StructureMessage
     | Goodbye
 )

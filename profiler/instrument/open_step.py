@@ -180,6 +180,12 @@ class OpenStep:
         self._noting: Noting | None = None
 
     def begin(self) -> None:
+        self._begin()
+        guard = self.steps.guard
+        if guard is not None:
+            guard.begin(self, self.call.phase, is_watched=self.is_recorded or self._noting is not None)
+
+    def _begin(self) -> None:
         self._unit.open.append(self)
         by_kernels = self.steps.kernel_steps
         if by_kernels is not None:
@@ -213,9 +219,14 @@ class OpenStep:
         if self.active.key[1].endswith(WARM_UP) and self._in_burst is None and len(self._unit.open) == 1:
             self._in_burst = steps.contents.begin(self.active.key[1], is_recorded=self.is_recorded)
 
-    @_unless_it_fails
     def ended(self) -> None:
         """Handle the return of the model's call: end the step, or let the step wait for its token."""
+        self._ended()
+        if self.steps.guard is not None:
+            self.steps.guard.end(self)
+
+    @_unless_it_fails
+    def _ended(self) -> None:
         returned_ns = clock.perf_counter_ns()
         if self._in_burst is not None and isinstance(self._in_burst, CountedStep):
             self._end_in_burst()
@@ -265,6 +276,8 @@ class OpenStep:
         """End the step, and the steps that are still open inside it."""
         try:
             self.is_running = False
+            if self.steps.guard is not None and kind is not None:
+                self.steps.guard.drop(self)
             if self._in_burst is not None:
                 self._end_in_burst()
             opened = self._unit.open
@@ -362,6 +375,8 @@ class Noting:
             self._noted += [one for one in [call.noted_by(capture) for call in self._model.calls] if one is not None]
             for one in self._noted:
                 one.swap_in()
+            if self._model.guard is not None:
+                self._model.guard.swap_in()
             self._model.ask()
             self._span = capture.begin_model(self._model, call)
         except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
@@ -371,6 +386,8 @@ class Noting:
         """Stop recording the calls, because the model's call has returned."""
         try:
             self.capture.end(self._span)
+            if self._model.guard is not None:
+                self._model.guard.swap_out()
             for one in self._noted:
                 one.swap_out()
             if self._before is None:

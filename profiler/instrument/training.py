@@ -219,6 +219,12 @@ class Forward:
             here.clock.end(clock.perf_counter_ns())
         except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
             self._steps.failed(error)
+        if self._steps.guard is not None:
+            try:
+                self._steps.guard.end(self)
+            finally:
+                if self._here.calls is not None:
+                    self._here.calls.guard_ns += self._steps.guard.take_own_ns()
 
     def close(
         self,
@@ -228,6 +234,8 @@ class Forward:
     ) -> None:
         """Drop the step, because its model has raised an exception."""
         try:
+            if self._steps.guard is not None:
+                self._steps.guard.drop(self)
             self._here.give_up()
         except Exception as trouble:  # noqa: BLE001 - an error of cbtop must not reach the host
             self._steps.failed(trouble)
@@ -274,7 +282,10 @@ class TrainingSteps:
         here.forwards += 1
         if here.forwards > (MOST_FORWARDS if here.clock.has_backward else MOST_WITHOUT_BACKWARD):
             here.give_up()
-            model.training, model.in_python = False, False  # its steps end in another thread, or in an unknown way
+            model.training, model.in_python = (
+                False,
+                model.guard is not None,
+            )  # its steps end in another thread, or in an unknown way
             return None
         here.clock.begin(TrainingPart.FORWARD, now_ns)
         if here.steps is None:
@@ -290,7 +301,10 @@ class TrainingSteps:
         here.tokens += call.tokens
         here.sequences += call.sequences
         here.own_ns += clock.perf_counter_ns() - now_ns
-        return Forward(here, model)
+        forward = Forward(here, model)
+        if model.guard is not None:
+            model.guard.begin(forward, TRAIN, is_counted=here.forwards == 1, is_watched=here.calls is not None)
+        return forward
 
     def _calls(self, model: TimedModel, here: ThreadTraining, now_ns: int) -> StepCalls | None:
         """Return what records the step whose first forward begins now, or None if it is not recorded."""
@@ -394,7 +408,7 @@ class TrainingSteps:
     def _pay(self, model: TimedModel, calls: StepCalls, now_ns: int) -> None:
         """Measure what recording the step has cost."""
         cost = noting_cost()
-        paid_ns = clock.perf_counter_ns() - now_ns + calls.own_ns
+        paid_ns = clock.perf_counter_ns() - now_ns + calls.own_ns + calls.guard_ns
         paid_ns += round(calls.count * (cost.inside_ns + cost.outside_ns))
         self._count_paid(model, paid_ns, now_ns)
 

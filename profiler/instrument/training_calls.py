@@ -120,7 +120,8 @@ class StepCalls(Capture):
         self._runs: list[tuple[int, int]] = []  # when, in ns, the backward of a call began; OUTSIDE: of none
         self._products: dict[int, Products] = {}  # matrix products in the backward of each call
         self._backwards = 0  # running ones, which may be nested
-        self.own_ns = 0  # time spent by cbtop in this step
+        self.own_ns = 0  # time spent by cbtop in this step, without the guard's
+        self.guard_ns = 0  # time spent by the guard, in forwards
         self.has_failed = False
         self.is_full = False  # whether some calls are missing, because there were more than MAX_CALLS
 
