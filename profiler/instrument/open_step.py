@@ -179,13 +179,12 @@ class OpenStep:
         self._in_burst: Recording | HostCalls | CountedStep | None = None
         self._noting: Noting | None = None
 
-    def begin(self) -> None:
-        self._begin()
-        guard = self.steps.guard
-        if guard is not None:
-            guard.begin(self, self.call.phase, is_watched=self.is_recorded or self._noting is not None)
+    @property
+    def has_calls(self) -> bool:
+        """Whether the calls of modules are timed or noted in this step."""
+        return self.is_recorded or self._noting is not None
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
         self._unit.open.append(self)
         by_kernels = self.steps.kernel_steps
         if by_kernels is not None:
@@ -219,25 +218,25 @@ class OpenStep:
         if self.active.key[1].endswith(WARM_UP) and self._in_burst is None and len(self._unit.open) == 1:
             self._in_burst = steps.contents.begin(self.active.key[1], is_recorded=self.is_recorded)
 
-    def ended(self) -> None:
-        """Handle the return of the model's call: end the step, or let the step wait for its token."""
-        self._ended()
-        if self.steps.guard is not None:
-            self.steps.guard.end(self)
-
     @_unless_it_fails
-    def _ended(self) -> None:
+    def ended(self) -> None:
+        """Handle the return of the model's call: end the step, or let the step wait for its token.
+
+        Raises NotFiniteError if the guard stops the host.
+        """
         returned_ns = clock.perf_counter_ns()
         if self._in_burst is not None and isinstance(self._in_burst, CountedStep):
             self._end_in_burst()
         if not self.waits:
             self.active.returned_ns = returned_ns
             self.close()
-            return
-        self.is_running = False
-        if self._in_burst is not None:
-            self._end_in_burst()
-        self.active.own_ns += clock.perf_counter_ns() - returned_ns
+        else:
+            self.is_running = False
+            if self._in_burst is not None:
+                self._end_in_burst()
+            self.active.own_ns += clock.perf_counter_ns() - returned_ns
+        if self.steps.guard is not None:
+            self.steps.guard.end(self)
 
     def begin_sampling(self, called_ns: int) -> None:
         """Begin the choice of a token from the scores, called at `called_ns`. The choice may call the model, too."""

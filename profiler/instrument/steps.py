@@ -119,6 +119,8 @@ class ModelSteps(TimedModel):
                     return None
             step = OpenStep(self, here, call, args, kwargs)
             step.begin()
+            if self.guard is not None:
+                self.guard.begin(step, step.call.phase, is_watched=step.has_calls)
             own_ns = clock.perf_counter_ns() - called_ns
             if step.generation is not None:
                 own_ns += step.generation.own_ns
