@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from weakref import WeakKeyDictionary, ref
 
 import torch
-from torch import Tensor
 
 from cbtop.profiler.definitions import BrickDefinition
 from cbtop.profiler.guard_setting import GuardSetting
@@ -30,13 +29,15 @@ from cbtop.profiler.instrument.guard_dump import dump
 from cbtop.profiler.instrument.guard_flags import (
     INF,
     FlagArray,
+    Mask,
     Run,
     StepFigures,
     StepFlags,
     fault_of,
     is_looked_at,
-    padding_in,
+    mask_in,
     range_in,
+    tokens_of,
 )
 from cbtop.profiler.instrument.guarded_calls import GuardedCall
 from cbtop.profiler.instrument.parameter_names import name_of_module
@@ -107,12 +108,12 @@ class OpenGuard:
 class ThreadGuard:
     """The guarded steps that are open in one thread, task or greenlet, outermost first."""
 
-    __slots__ = ("__weakref__", "open", "padding", "spare")
+    __slots__ = ("__weakref__", "mask", "open", "spare")
 
     def __init__(self) -> None:
         self.open: list[OpenGuard] = []
         self.spare: list[StepFlags] = []  # flags to use again
-        self.padding: Tensor | None = None  # the padding mask of the model's call that begins
+        self.mask: Mask | None = None  # of the model's call that begins
 
 
 class _Waiting(NamedTuple):
@@ -207,25 +208,26 @@ class Guard:
     # --- steps
 
     def note_arguments(self, names: Sequence[str], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Look for a padding mask among the arguments of the model's call that begins now."""
-        try:
-            with without_torch_function():
-                guarded_here().padding = None if _is_observed() else padding_in(names, args, kwargs)
-        except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
-            self._failed(error)
+        """Note the padding mask of the model's call that begins now, until `begin`."""
+        guarded_here().mask = mask_in(names, args, kwargs)
 
     def begin(self, owner: object, phase: str, *, is_counted: bool = True, is_watched: bool) -> None:
         """Begin a step of `phase`. Without `is_watched` it is only counted, because it is not recorded."""
         self._counts[phase] += is_counted
-        if is_watched and not self._has_failed:
+        here = guarded_here()
+        mask, here.mask = here.mask, None
+        if not is_watched or self._has_failed:
+            return
+        try:
             if self._look_again():
                 with swaps.lock:
                     self._put_in()
-            here = guarded_here()
             flags = here.spare.pop() if here.spare else StepFlags()
-            flags.restart(here.padding)
+            with without_torch_function(), without_dispatch():
+                flags.restart(None if _is_observed() else tokens_of(mask))
             here.open.append(OpenGuard(self, owner, phase, self._counts[phase], flags))
-            here.padding = None
+        except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
+            self._failed(error)
 
     def end(self, owner: object) -> None:
         """End the step of `owner`, and read the figures that have arrived.
@@ -256,7 +258,8 @@ class Guard:
 
     def _taken(self, owner: object) -> OpenGuard | None:
         """Close the step of `owner` and those inside it. Returns the step, or None if it is not open."""
-        opened = guarded_here().open
+        here = guarded_here()
+        here.mask, opened = None, here.open  # a call inside the step may have noted a mask
         for at, one in enumerate(opened):
             if one.owner is owner:
                 del opened[at:]

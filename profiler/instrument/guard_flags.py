@@ -37,6 +37,13 @@ class Flag(NamedTuple):
     row: int
 
 
+class Mask(NamedTuple):
+    """A padding mask: 1 or True for a token, or for padding if it is inverse."""
+
+    values: Tensor
+    is_inverse: bool
+
+
 class FlagArray:
     """The flags of all tensors of one type on one device, in a step."""
 
@@ -203,20 +210,27 @@ def fault_of(values: Range, bound: float) -> str:
     return OVER if highest > bound or -math.inf < lowest < -bound else ""
 
 
-def padding_in(names: Iterable[str], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
-    """Return the padding mask among the arguments of a model: True at the positions that are tokens, else None.
+def mask_in(names: Iterable[str], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Mask | None:
+    """Return the padding mask among the arguments of a model, or None.
 
     In transformers, a mask is `attention_mask` with 1 for a token. In torch, it is a `..._padding_mask` with True for
     padding.
     """
     for name, value in (*zip(names, args, strict=False), *kwargs.items()):
         is_inverse = name.endswith("padding_mask")
-        if (is_inverse or name == "attention_mask") and type(value) is Tensor and value.dim() == 2:
-            if value.is_floating_point() or value.device.type not in DEVICES:
-                return None  # a mask of numbers that are added to scores
-            kept = value == 0 if is_inverse else value != 0
-            return None if kept.device.type == "cpu" and bool(kept.all()) else kept
+        if (is_inverse or name == "attention_mask") and type(value) is Tensor:
+            return Mask(value, is_inverse)
     return None
+
+
+def tokens_of(mask: Mask | None) -> Tensor | None:
+    """Return a tensor (batch, token) that is True at the tokens. Returns None if all positions are tokens."""
+    if mask is None or mask.values.dim() != 2 or mask.values.device.type not in DEVICES:
+        return None
+    if mask.values.is_floating_point():
+        return None  # numbers that are added to scores
+    kept = mask.values == 0 if mask.is_inverse else mask.values != 0
+    return None if kept.device.type == "cpu" and bool(kept.all()) else kept
 
 
 def _without_padding(values: Tensor, kept: Tensor) -> Tensor:

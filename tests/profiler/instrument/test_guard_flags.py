@@ -19,8 +19,9 @@ from cbtop.profiler.instrument.guard_flags import (  # noqa: E402
     ROWS,
     StepFlags,
     fault_of,
-    padding_in,
+    mask_in,
     range_in,
+    tokens_of,
 )
 
 VALUES = st.sampled_from([0.0, 1.0, -3.0, 300.0, math.nan, math.inf, -math.inf])
@@ -143,9 +144,9 @@ def test_positions_that_the_padding_mask_hides_are_not_looked_at(
 def test_a_padding_mask_is_found_in_the_ways_of_transformers_and_torch() -> None:
     tokens = KEPT.long()
     for found in (
-        padding_in((), (), {"attention_mask": tokens}),
-        padding_in(("ids", "attention_mask"), (None, tokens), {}),
-        padding_in((), (), {"src_key_padding_mask": ~KEPT}),
+        tokens_of(mask_in((), (), {"attention_mask": tokens})),
+        tokens_of(mask_in(("ids", "attention_mask"), (None, tokens), {})),
+        tokens_of(mask_in((), (), {"src_key_padding_mask": ~KEPT})),
     ):
         assert found is not None
         assert torch.equal(found, KEPT)
@@ -156,4 +157,4 @@ def test_a_padding_mask_is_found_in_the_ways_of_transformers_and_torch() -> None
         {"mask": tokens},
         {},
     ):
-        assert padding_in((), (), none) is None
+        assert tokens_of(mask_in((), (), none)) is None
