@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from cbtop.profiler.analysis.graph.nodes import Function, Layer
     from cbtop.profiler.definitions import BrickDefinition, KernelDefinition
     from cbtop.profiler.instrument import attach
+    from cbtop.profiler.instrument.guard import NotFiniteError
     from cbtop.profiler.profiler import BrickProfiler
     from cbtop.profiler.traces.base import TracerConfig
     from cbtop.profiler.traces.tracer import ModelTracer
@@ -49,6 +50,7 @@ _HOMES = {
     "Fingerprints": "cbtop.profiler.analysis.divergence",
     "Function": "cbtop.profiler.analysis.graph.nodes",
     "Layer": "cbtop.profiler.analysis.graph.nodes",
+    "NotFiniteError": "cbtop.profiler.instrument.guard",
     "ModelTracer": "cbtop.profiler.traces.tracer",
     "BrickCategory": "cbtop.protocol.vocabulary",
     "BrickId": "cbtop.protocol.vocabulary",
@@ -76,6 +78,7 @@ __all__ = [
     "Manifest",
     "ModelTracer",
     "NodeKind",
+    "NotFiniteError",
     "Provenance",
     "SyncMode",
     "TokenBudget",

@@ -138,6 +138,7 @@ typedef struct {
 
 static PyTypeObject *ScopeType, *PositionType, *TimerType, *HotPathType, *SpanType, *SpanMethodType;
 static PyObject *finder, *perf_counter_ns, *layer_kind, *one, *numel, *call_impl, *getattribute, *model_of_step, *name_of_key;
+static PyObject *before_name, *after_name; /* methods of GuardedCall */
 static uint64_t serials;     /* the number of rings so far; a serial is never reused */
 static uint64_t generation;  /* incremented whenever a position or a hot path is freed */
 /* The path on which a model was last called, borrowed. It is used to find the unit of a thread, because every path
@@ -924,6 +925,7 @@ stop_brick(HotPath *self, PyObject *const *args, Py_ssize_t count, PyObject *kwn
 */
 
 enum { MODULE_PATH, MODULE_KEY, MODULE_MODEL, MODULE_MODULE, MODULE_INSTEAD, MODULE_ASKS };
+enum { GUARDED_MODULE, GUARDED_INSTEAD };
 enum { FUNCTION_ORIGINAL, FUNCTION_NAME, FUNCTION_BRICK, FUNCTION_FIRST, FUNCTION_BRICK_OF };
 enum { FUNCTION_QUERIES = FUNCTION_BRICK_OF + 1, FUNCTION_LAST };
 enum { MOST_SLOTS = 7 };
@@ -938,8 +940,10 @@ typedef struct {
 } Calls;
 
 static PyObject *module_call(PyObject *self, PyObject *args, PyObject *kwargs);
+static PyObject *guarded_call(PyObject *self, PyObject *args, PyObject *kwargs);
 static PyObject *function_call(PyObject *self, PyObject *args, PyObject *kwargs);
 static Calls module_calls = {{"_path", "_key", "_model", "module", "instead", "asks"}, module_call};
+static Calls guarded_calls = {{"module", "instead"}, guarded_call};
 static Calls function_calls = {{"original", "name", "brick", "first", "brick_of", "queries", "last"}, function_call};
 static PyObject *count_elements, *tensor_type, *is_overridden, *definition_type, *swapped_in; /* see `functions` */
 static PyObject *hiding, *shape_of_tensor, *dtype_of_tensor, *is_cpu_of_tensor;
@@ -1234,6 +1238,19 @@ living(PyObject *reference)
 #endif
 }
 
+/* Return the callable behind a call of the module that `reference` refers to, as a new reference. If the callable
+   takes the module first, that is stored in `*first`. Returns NULL, perhaps with an exception set. */
+static inline PyObject *
+called_in_module(PyObject *reference, PyObject **first)
+{
+    int is_bound = 1;
+    *first = reference == NULL ? NULL : living(reference);
+    PyObject *called = *first == NULL ? NULL : implementation_of(*first, &is_bound);
+    if (is_bound)
+        Py_CLEAR(*first);
+    return called;
+}
+
 /* Do the same as BrickCall.__call__. References are borrowed, because counting a reference would touch the cache
    line of its object. The caller keeps `self` alive, and `self` keeps alive its members and all keys that it has
    ever had. */
@@ -1265,13 +1282,8 @@ module_call(PyObject *self, PyObject *args, PyObject *kwargs)
         position->left->call_after = self;
         position->left->module_after = module;
     }
-    if (called == NULL || called == Py_None) {
-        int is_bound = 1;
-        living_module = module == NULL ? NULL : living(module);
-        Py_XSETREF(called, living_module == NULL ? NULL : implementation_of(living_module, &is_bound));
-        if (is_bound)
-            Py_CLEAR(living_module);
-    }
+    if (called == NULL || called == Py_None)
+        Py_XSETREF(called, called_in_module(module, &living_module));
     if (called == NULL || key == NULL) {
         if (!PyErr_Occurred())
             PyErr_SetString(PyExc_TypeError, "this call was not initialised");
@@ -1283,6 +1295,35 @@ module_call(PyObject *self, PyObject *args, PyObject *kwargs)
 done:
     DEEPER(-1);
     Py_XDECREF(living_module);
+    Py_XDECREF(called);
+    return result;
+}
+
+/* Do the same as GuardedCall.__call__. */
+static PyObject *
+guarded_call(PyObject *self, PyObject *args, PyObject *kwargs)
+{
+    PyObject *called = slot_of(&guarded_calls, self, GUARDED_INSTEAD), *first = NULL, *result = NULL;
+    DEEPER(1);
+    PyObject *begun = PyObject_CallMethodObjArgs(self, before_name, args, kwargs == NULL ? Py_None : kwargs, NULL);
+    if (begun == NULL)
+        goto done;
+    if (called == NULL || called == Py_None)
+        Py_XSETREF(called, called_in_module(lent_by(&guarded_calls, self, GUARDED_MODULE), &first));
+    if (called != NULL)
+        result = call_it(called, first, args, kwargs);
+    else if (!PyErr_Occurred())
+        PyErr_SetString(PyExc_TypeError, "this call was not initialised");
+    if (result != NULL && begun != Py_None) {
+        PyObject *ended = PyObject_CallMethodObjArgs(self, after_name, begun, result, NULL);
+        if (ended == NULL)
+            Py_CLEAR(result);
+        Py_XDECREF(ended);
+    }
+    Py_DECREF(begun);
+done:
+    DEEPER(-1);
+    Py_XDECREF(first);
     Py_XDECREF(called);
     return result;
 }
@@ -1906,6 +1947,18 @@ compile_module_calls(PyObject *Py_UNUSED(module), PyObject *args)
 }
 
 static PyObject *
+compile_guarded_calls(PyObject *Py_UNUSED(module), PyObject *type)
+{
+    if (!PyType_Check(type)) {
+        PyErr_SetString(PyExc_TypeError, "expected a class");
+        return NULL;
+    }
+    if (compile_type((PyTypeObject *)type, &guarded_calls) < 0)
+        return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyObject *
 compile_function_calls(PyObject *Py_UNUSED(module), PyObject *args)
 {
     PyTypeObject *type;
@@ -2443,6 +2496,9 @@ static PyMethodDef functions[] = {
      "compile_module_calls(type, elements_of, kind, is_overridden, /)\n--\n\n"
      "Let calling an instance of `type` time its module in C. Its elements are the `numel()` of a first argument whose\n"
      "type is `kind` and that is not overridden, and what `elements_of(args, kwargs)` gives of others."},
+    {"compile_guarded_calls", compile_guarded_calls, METH_O,
+     "compile_guarded_calls(type, /)\n--\n\n"
+     "Let calling an instance of `type` call its `before`, its module and its `after` from no Python frame."},
     {"compile_function_calls", compile_function_calls, METH_VARARGS,
      "compile_function_calls(type, definition, swapped_in, hiding, modes, /)\n--\n\n"
      "Let calling an instance of `type` time its function in C, but in a `definition` of the same name. The values of\n"
@@ -2505,6 +2561,8 @@ PyInit__hot_path(void)
         (perf_counter_ns = attribute_of("cbtop.protocol.clock", "perf_counter_ns")) == NULL ||
         (one = PyLong_FromLong(1)) == NULL || (numel = PyUnicode_InternFromString("numel")) == NULL ||
         (call_impl = PyUnicode_InternFromString("_call_impl")) == NULL ||
+        (before_name = PyUnicode_InternFromString("before")) == NULL ||
+        (after_name = PyUnicode_InternFromString("after")) == NULL ||
         (getattribute = PyUnicode_InternFromString("__getattribute__")) == NULL ||
         (model_of_step = PyUnicode_InternFromString("_model")) == NULL ||
         (name_of_key = PyUnicode_InternFromString("name")) == NULL ||

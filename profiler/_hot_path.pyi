@@ -16,6 +16,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 def compile_module_calls(
     type: type, elements_of: Callable[..., object], kind: type, is_overridden: Callable[[Any], bool], /
 ) -> None: ...
+def compile_guarded_calls(type: type, /) -> None: ...
 def compile_function_calls(
     type: type,
     definition: type,

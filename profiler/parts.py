@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from cbtop.profiler.clocks import DeviceClock
+    from cbtop.profiler.guard_setting import GuardSetting
     from cbtop.profiler.paths import Paths
     from cbtop.profiler.recorder import Recorder
     from cbtop.profiler.scopes import Scopes
@@ -19,6 +20,7 @@ class Parts:
     """The parts of one profiler.
 
     If `by_kernels` is True, steps of eager models on a CUDA device are recorded by their kernels, see `instrument`.
+    `guard` is the guard of every model that is attached at its first call.
     """
 
     recorder: Recorder
@@ -28,3 +30,4 @@ class Parts:
     paths: Paths
     steps: Steps
     by_kernels: bool = False
+    guard: GuardSetting | None = None

@@ -10,6 +10,7 @@ from collections.abc import Hashable, Iterator
 from typing import Generic, TypeVar, assert_never
 
 from cbtop.protocol.errors import LimitError
+from cbtop.protocol.guard_messages import GuardedSteps
 from cbtop.protocol.messages import (
     Activity,
     CatalogMessage,
@@ -55,6 +56,7 @@ Announcement = (
     | GradientNorm
     | GradientFault
     | LossScale
+    | GuardedSteps
     | Conditions
     | StepOperations
     | StepAllocations
@@ -81,6 +83,8 @@ def key_of(message: CatalogMessage) -> Key:
             about = message.number % MAX_COMPILATIONS
         case TrainingTimes() | GradientNorm() | GradientFault() | LossScale() | StepOperations() | StepAllocations():
             about = message.phase, message.model
+        case GuardedSteps():
+            about = message.model
         case Activity() | Sampling() | Training() | KernelBurst() | HostTimes() | Conditions() | CompiledCode():
             about = None
         case Manifest() | HostHello() | Goodbye():

@@ -21,8 +21,9 @@ from cbtop.protocol.attributes import (
     quantity,
 )
 from cbtop.protocol.device_messages import Device, DeviceProcess, DeviceSample, Unknown
+from cbtop.protocol.guard_messages import GuardedSteps
 from cbtop.protocol.structure_messages import StructureMessage, StructurePart
-from cbtop.protocol.training_messages import GradientFault, GradientNorm, LossScale, PartTime, TrainingTimes
+from cbtop.protocol.training_messages import GradientMessage, PartTime, TrainingTimes
 from cbtop.protocol.vocabulary import BrickCategory, BrickId, NodeKind, Provenance, SourceStatus
 
 BUSY_PERCENT = 5  # percent of a machine's processors; an idle machine uses less
@@ -381,9 +382,8 @@ CatalogMessage = (
     | KernelBurst
     | HostTimes
     | TrainingTimes
-    | GradientNorm
-    | GradientFault
-    | LossScale
+    | GradientMessage
+    | GuardedSteps
     | StructureMessage
     | Goodbye
 )

@@ -16,6 +16,7 @@ from cbtop.reports import REPORTS
 from cbtop.reports.sources import sources_json
 from cbtop.viewmodels.gradients import GradientFaultView, GradientNormView, GradientsView, LossScaleView
 from cbtop.viewmodels.graph import CriticalPathView
+from cbtop.viewmodels.guard import GuardFaultView, GuardView
 from cbtop.viewmodels.kernels import BrickKernels, KernelRow
 from cbtop.viewmodels.merge_mode import MergeMode
 from cbtop.viewmodels.merged import MergedView, TroubledMember
@@ -82,6 +83,9 @@ def rich_views() -> list[SourceView]:
                 GradientFaultView("up.weight", "NaN", 9, 8, 9, 9, 1, 3),
                 LossScaleView(2.0, 9, 1, 4.0, 3, 1, 0),
             ),
+        ),
+        guard=GuardView(
+            None, 9, 1, GuardFaultView("NaN", "Down", "down", 2, "train", 5, 5, "finite", None, "weight", None)
         ),
         timeline=seen_timelines.timeline_at(20.0),
         baseline=samples.COMPARED.baseline,

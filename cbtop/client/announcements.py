@@ -10,6 +10,7 @@ from cbtop.client.busy import BusySlices
 from cbtop.client.source_record import SourceRecord
 from cbtop.protocol.announcements import MAX_ANNOUNCED, MAX_COMPILATIONS, comes_to_fail
 from cbtop.protocol.errors import DecodeError
+from cbtop.protocol.guard_messages import GuardedSteps
 from cbtop.protocol.messages import (
     Activity,
     CatalogMessage,
@@ -80,6 +81,8 @@ def apply_announcement(record: SourceRecord, message: CatalogMessage) -> None:
             record.training_times[message.phase, message.model] = message
         case GradientNorm() | GradientFault() | LossScale():
             record.gradients[type(message), message.phase, message.model] = message
+        case GuardedSteps():
+            record.guarded[message.model] = message
         case Conditions() | StepOperations() | StepAllocations() | CompiledCode():
             record.contents.take(message)
         case Goodbye():
@@ -88,7 +91,8 @@ def apply_announcement(record: SourceRecord, message: CatalogMessage) -> None:
             assert_never(message)
     kept = len(record.dependencies), len(record.ceilings), len(record.checks), len(record.traces)
     contents = len(record.contents.operations), len(record.contents.allocations)
-    if max(*kept, *contents, len(record.training_times), len(record.gradients)) > MAX_ANNOUNCED:
+    training = len(record.training_times), len(record.gradients), len(record.guarded)
+    if max(*kept, *contents, *training) > MAX_ANNOUNCED:
         raise DecodeError(f"{record.key}: more than {MAX_ANNOUNCED} announcements of a kind")
 
 

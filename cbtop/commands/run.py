@@ -38,6 +38,7 @@ examples:
   cbtop run --record run.cbtop -- python eval.py
   cbtop run --overhead 0.2% -- uvicorn app:app   with less overhead
   cbtop run --quiet -- python batch.py           without a summary at the end
+  cbtop run --guard=stop -- python train.py      stop at the first NaN or Inf in the output of a brick
   CBTOP_RUN=0 python helper.py                   in a script under `cbtop run`: do not show this child
 
 One step in four is recorded until the cost of recording is known, then as many steps as --overhead allows, up to
@@ -59,6 +60,9 @@ OPTIONS: dict[str, tuple[str, str | None, str]] = {
     "--record": ("FILE", None, "record COMMAND and processes that begin while it runs into FILE, such as run.cbtop"),
 }  # fmt: skip
 QUIET = "--quiet"
+GUARD = "--guard"
+DEFAULT_GUARD = "log"
+GUARD_VARIABLE = "CBTOP_GUARD"
 DEFAULT_OVERHEAD, EVERY_STEP = "3%", "100%"
 NVIDIA_DRIVERS = ("/proc/driver/nvidia", "/dev/dxg")  # if one of these files exists, the machine may have a GPU
 HOOK = os.path.join(os.path.dirname(cbtop.profiler.__file__), "instrument", "import_hook")
@@ -70,24 +74,31 @@ PYTHONS_LOCALES = ("C.UTF-8", "C.utf8", "UTF-8")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "cbtop run [--watch] [--quiet] [--overhead PERCENT] [--record FILE] -- COMMAND …"
+    parser.usage = "cbtop run [--watch] [--quiet] [--guard[=WHAT]] [--overhead PERCENT] [--record FILE] -- COMMAND …"
     parser.add_argument(
         "--watch", action="store_true",
         help="open the screen in this terminal: one view shows the output of COMMAND, whose input is empty; Ctrl-C "
         "goes to COMMAND; `q` leaves the screen, and COMMAND continues",
     )  # fmt: skip
     parser.add_argument(QUIET, action="store_true", help="print no summary when COMMAND ends, and measure no roofs")
+    parser.add_argument(
+        GUARD, nargs="?", const=DEFAULT_GUARD, metavar="WHAT",
+        help="in recorded steps, name the first brick and layer whose output is NaN or Inf. WHAT: log (default), "
+        "stop (COMMAND ends with exit code 4), dump or dump:DIRECTORY (save the brick's inputs), abs<=NUMBER (limit "
+        "values, too); several separated by commas",
+    )  # fmt: skip
     for name, (value, default, says) in OPTIONS.items():
         parser.add_argument(name, default=default, metavar=value, help=says)
     parser.add_argument("command", nargs="...", metavar="-- COMMAND …", help="the program")
 
 
-def plain(arguments: Sequence[str]) -> tuple[list[str], float, str | None, bool] | None:
-    """Parse a command line that has only options with a value, `--quiet`, `--` and COMMAND.
+def plain(arguments: Sequence[str]) -> tuple[list[str], float, str | None, bool, str | None] | None:
+    """Parse a command line that has only options with a value, `--quiet`, `--guard=WHAT`, `--` and COMMAND.
 
     Returns the arguments of `become`. Returns None for any other command line, because that needs argparse.
     """
     given = {name: default for name, (_, default, _) in OPTIONS.items()}
+    given[GUARD] = None
     quiet = False
     words = iter(arguments)
     for word in words:
@@ -97,14 +108,16 @@ def plain(arguments: Sequence[str]) -> tuple[list[str], float, str | None, bool]
             quiet = True
             continue
         name, has_value, value = word.partition("=")
+        if name == GUARD and not has_value:
+            return None  # its value is optional
         value = value if has_value else next(words, "-")
-        if name not in OPTIONS or value.startswith("-"):
+        if name not in given or value.startswith("-"):
             return None
         given[name] = value
     command = list(words)
     try:
-        record = given["--record"]
-        return (command, _allowed(given["--overhead"], record), record, quiet) if command else None
+        record, guard = given["--record"], _checked(given[GUARD])
+        return (command, _allowed(given["--overhead"], record), record, quiet, guard) if command else None
     except UsageError:
         return None
 
@@ -113,7 +126,7 @@ def run(options: argparse.Namespace) -> int:
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     if not command:
         raise UsageError("run what? cbtop run -- python serve.py")
-    overhead_percent = _allowed(options.overhead, options.record)
+    overhead_percent, guard = _allowed(options.overhead, options.record), _checked(options.guard)
     if options.watch:
         if not all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)):
             raise UsageError("--watch: the screen wants a terminal; watch it with `cbtop` in another one")
@@ -130,13 +143,14 @@ def run(options: argparse.Namespace) -> int:
 
     for number, found in options.signals.items():
         signal.signal(number, found)
-    return become(command, overhead_percent, options.record, options.quiet)
+    return become(command, overhead_percent, options.record, options.quiet, guard)
 
 
-def become(command: list[str], overhead_percent: float, record: str | None, quiet: bool) -> int:
+def become(command: list[str], overhead_percent: float, record: str | None, quiet: bool, guard: str | None) -> int:
     """Replace this process by `command`. If `record` is not None, the run is recorded into that file.
 
     Returns an exit code only if the command cannot be run. With `quiet`, no summary is printed when the command ends.
+    `guard` is the setting of the guard, or None for the one in the environment.
     """
     said = []
     if isolating := isolating_option(command):
@@ -144,6 +158,8 @@ def become(command: list[str], overhead_percent: float, record: str | None, quie
     additions: dict[str, str] = {}
     try:
         additions = _additions(overhead_percent)
+        if guard is not None:
+            additions[GUARD_VARIABLE] = guard
     except (OSError, ProtocolError) as error:
         said.append(f"this runs uninstrumented: {error}")
     try:
@@ -355,6 +371,18 @@ def _allowed(overhead: str | None, record: str | None) -> float:
     if overhead is None:
         overhead = DEFAULT_OVERHEAD if record is None else recorded_overhead()
     return _percent(overhead)
+
+
+def _checked(guard: str | None) -> str | None:
+    """Return the setting of the guard. Raises UsageError if it is not valid."""
+    if guard is not None:
+        from cbtop.profiler.guard_setting import guard_setting  # it loads dataclasses, which takes 10 ms
+
+        try:
+            guard_setting(guard)
+        except ValueError as error:
+            raise UsageError(f"--{error}") from None
+    return guard
 
 
 def recorded_overhead() -> str:

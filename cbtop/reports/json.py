@@ -167,6 +167,7 @@ def _source(view: SourceView) -> dict[str, Any]:
         "outside_steps": _beside(view.outside),
         "loss": _loss(view.loss),
         "checks": [_check(check) for check in view.checks],
+        "guard": None if view.guard is None else asdict(view.guard),
         "traces": [_trace(trace) for trace in view.traces],
     }
 

@@ -260,6 +260,7 @@ def _sum(records: Sequence[SourceRecord]) -> tuple[SourceRecord, list[SourceReco
     first = taken[0]
     said = [check for record in taken for check in record.checks.items()]
     failed = {key: check for key, check in said if not check.passed}
+    guarded = [report for record in taken for report in record.guarded.items()]
     summed = SourceRecord(
         key=KEYS_JOINED_BY.join(record.key for record in taken),
         window=_WindowOfAll(first.window.length_s, bool(watched), windows),
@@ -268,6 +269,7 @@ def _sum(records: Sequence[SourceRecord]) -> tuple[SourceRecord, list[SourceReco
         dependencies=dependencies,
         manifest=first.manifest,
         checks={key: check for key, check in said if key not in failed} | failed,
+        guarded=dict(sorted(guarded, key=lambda report: report[1].fault is not None)),
         state=_sum_of_states(taken),
         stats=_sum_of_stats([record.stats for record in taken], places, len(table)),
     )

@@ -20,6 +20,7 @@ from cbtop.viewmodels.categories import CategoryRow, category_rows
 from cbtop.viewmodels.checks import CheckRow, check_rows
 from cbtop.viewmodels.devices import DeviceRow, MachineView
 from cbtop.viewmodels.graph import CriticalPathView, GraphRow, GraphRows, graph_rows
+from cbtop.viewmodels.guard import GuardView, guard_view
 from cbtop.viewmodels.kernels import BrickKernels, kernels_of
 from cbtop.viewmodels.launches import LaunchesByNode
 from cbtop.viewmodels.layers import MIN_STEPS, LayersView, layers_view
@@ -127,6 +128,7 @@ class SourceView:
     is_inside_of_all: bool = False
     # Compilations in the shown time. None in a merge, and without compilations.
     compiling: CompilingView | None = None
+    guard: GuardView | None = None  # None without `--guard`
     rank: int | None = None  # number of the rank that the launcher reported
     local_rank: int | None = None
     world_size: int | None = None
@@ -323,6 +325,7 @@ def _with_details(view: SourceView, record: SourceRecord, found: PhaseSelection,
         pace=LazyValue(lambda: pace(record, phase)),
         brick_growth=LazyValue(lambda: brick_growth(record, phase)),
         step_us_history=LazyValue(lambda: step_us_history(record, phase)),
+        guard=guard_view(record.guarded.values()),
         rank=hello.rank if hello else None,
         local_rank=hello.local_rank if hello else None,
         world_size=hello.world_size if hello else None,

@@ -14,15 +14,21 @@ if TYPE_CHECKING:
     from cbtop.profiler.profiler import BrickProfiler
 
 
-def attach(model: nn.Module, profiler: BrickProfiler | None = None) -> Attachment:
+def attach(model: nn.Module, profiler: BrickProfiler | None = None, *, guard: str = "") -> Attachment:
     """Time the layers and bricks of `model` from its next call on. Call `detach()` of the result to undo it.
 
-    Makes a new profiler if `profiler` is None. Raises ValueError if `model` has neither a list of layers nor two
-    modules with weights, or if this torch lacks a necessary feature.
+    Makes a new profiler if `profiler` is None. `guard` is a value of `cbtop run --guard`, such as "log" or
+    "stop,abs<=1e4"; "": no guard. If the guard stops the host, it raises `cbtop.NotFiniteError`. Raises ValueError if
+    `model` has neither a list of layers nor two modules with weights, if this torch lacks a necessary feature, or if
+    `guard` is not valid.
     """
+    from cbtop.profiler.guard_setting import guard_setting
     from cbtop.profiler.instrument import attachment
 
-    return attachment.attach(model, profiler)
+    setting = guard_setting(guard) if guard else None
+    attached = attachment.attach(model, profiler)
+    attached.steps.guard_by(setting)
+    return attached
 
 
 def install(profiler: BrickProfiler) -> None:

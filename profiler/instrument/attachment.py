@@ -580,6 +580,7 @@ def _look_at(module: nn.Module) -> None:
                 if any([issubclass(type(one), LazyModuleMixin) for one in kinds_of(module)]):
                     return  # the weights get their shapes in this call, so attach at the next call
                 attachment = attach(module, _profiler)
+                attachment.steps.guard_by(attachment.profiler.parts.guard)
                 if not is_known(module):
                     attachment.begin()
         elif shall is not None:

@@ -47,6 +47,7 @@ from cbtop.profiler.instrument import compiled_code
 from cbtop.profiler.instrument.captured_graph import CapturedGraph
 from cbtop.profiler.instrument.capturing import Capture, captures
 from cbtop.profiler.instrument.device_graphs import device_here, devices, settle
+from cbtop.profiler.instrument.guard import graph_flags
 from cbtop.profiler.instrument.kernel_bursts import recording_here
 from cbtop.profiler.instrument.steps import ModelSteps
 from cbtop.profiler.instrument.trouble import log_once, log_own_error
@@ -117,6 +118,7 @@ def _put_back() -> None:
             log_own_error(error, "what timed captured graphs is left on their device")
     devices.clear()
     _graphs.clear()
+    graph_flags.clear()
 
 
 def end() -> None:
@@ -180,6 +182,9 @@ def _capture_end(original: Callable[..., None]) -> Callable[..., None]:
                 device.device.driver.destroy_graph(clone)
             raise
         try:
+            flags = [] if capture is None else [one for one in capture.guarded if one is not None]
+            if flags:
+                graph_flags[self] = flags
             if capture is not None and device is not None and clone:
                 if self in _random:
                     capture.why_not = "it has generators of random numbers of its own"
@@ -203,12 +208,17 @@ def _ended(capture: Capture) -> bool:
 
 def _replay(original: Callable[..., None]) -> Callable[..., None]:
     def replay(self: Any) -> None:
+        timed(self)
+        for flags in graph_flags.get(self, ()):
+            flags.replayed()
+
+    def timed(self: Any) -> None:
         captured = _graphs.get(self)
         if getattr(self, "_tracker", None) is not None:
             captured = None
         if captured is not None and captured.on.index != _C._cuda_getDevice():
             with torch.cuda.device(captured.on.index):  # torch's own replay does the same
-                replay(self)
+                timed(self)
             return
         recording = recording_here()
         if captured is not None and recording is not None:
@@ -251,6 +261,7 @@ def _register(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _forget(graph: Any) -> None:
+    graph_flags.pop(graph, None)
     captured = _graphs.pop(graph, None)
     if captured is not None:
         captured.on.drop(captured)

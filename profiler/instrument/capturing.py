@@ -48,6 +48,7 @@ class Capture:
         self.steps: Any = None  # the ModelSteps of the model that is called in this capture
         self.calls: list[Call] = []  # descriptions of the model's calls
         self.spans: list[CapturedCall] = []
+        self.guarded: list[Any] = []  # the GraphFlags of the model's calls, or None
         self.why_not = ""  # reason why times of this graph would be wrong; "" if they would be right
         self.open: list[CapturedCall] = []  # running calls, outermost first
         self._count = 0

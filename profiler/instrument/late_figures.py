@@ -7,15 +7,27 @@ from torch import Tensor
 
 
 class LateFigures:
-    """A vector of figures. They may arrive some time after the call that made them."""
+    """A vector of figures. They may arrive some time after the call that made them.
 
-    __slots__ = ("_figures",)
+    Figures of a GPU are copied to the host in the caller's stream. They are read when the copy is complete.
+    """
+
+    __slots__ = ("_arrived", "_figures")
 
     def __init__(self, figures: Tensor) -> None:
+        self._arrived: torch.cuda.Event | None = None
+        if figures.is_cuda:
+            copy = torch.empty(figures.shape, dtype=figures.dtype, pin_memory=True)
+            copy.copy_(figures, non_blocking=True)
+            self._arrived = torch.cuda.Event()
+            self._arrived.record(torch.cuda.current_stream(figures.device))
+            figures = copy
         self._figures = figures
 
     def read(self) -> list[float] | None:
         """Return the figures, or None if they have not arrived. Figures on a CPU have always arrived."""
+        if self._arrived is not None and not self._arrived.query():
+            return None
         figures: list[float] = self._figures.tolist()
         return figures
 

@@ -7,6 +7,7 @@ import os
 from collections.abc import Sequence
 
 from cbtop.profiler import instrument as instrumentation
+from cbtop.profiler.guard_setting import guard_setting
 from cbtop.profiler.instrument import vllm_plugin
 from cbtop.profiler.instrument.awaited import once_imported
 from cbtop.profiler.instrument.governor import GovernedProfiler
@@ -85,6 +86,8 @@ def instrument(overhead_percent: float, nothing_yet: str, is_lent: bool) -> None
     )
     profiler.parts.steps.warm_ups = WarmUps()
     profiler.parts.by_kernels = is_governed
+    if guard := os.environ.get("CBTOP_GUARD"):
+        profiler.parts.guard = guard_setting(guard)
     instrumentation.install(profiler)
     once_imported("sglang", _await_sglang)
     if is_lent:

@@ -75,6 +75,8 @@ class ModelCall(CallWrapper):
             return called, None
         if not steps.profiler.enabled and steps.calls_are_in is False:
             return called, None
+        if steps.guard is not None:
+            steps.guard.note_arguments(self._names, args, kwargs)
         if steps.training and is_in_training(steps):
             return called, steps.training.forward(steps, self.describe(args, kwargs, None))
         if captures:
@@ -136,7 +138,10 @@ class ModelCall(CallWrapper):
         noting = None
         try:
             noting = Noting(steps, capture)
-            without_dynamo(noting.begin, self.describe_captured(args, kwargs))
+            call = self.describe_captured(args, kwargs)
+            without_dynamo(noting.begin, call)
+            if steps.guard is not None and type(capture) is Capture:
+                steps.guard.begin(noting, call.phase, is_counted=False, is_watched=True)
         except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
             capture.failed(error)
         try:
@@ -144,6 +149,8 @@ class ModelCall(CallWrapper):
         finally:
             if noting is not None:
                 without_dynamo(noting.end)
+                if steps.guard is not None:
+                    capture.guarded.append(steps.guard.end_capture(noting))
 
     def may_wait(self, generation: Generation | None) -> bool:
         return generation is not None and generation.model is self.module()

@@ -183,6 +183,11 @@ class OpenStep:
         self._in_burst: Recording | HostCalls | CountedStep | None = None
         self._noting: Noting | None = None
 
+    @property
+    def has_calls(self) -> bool:
+        """Whether the calls of modules are timed or noted in this step."""
+        return self.is_recorded or self._noting is not None
+
     def begin(self) -> None:
         self._unit.open.append(self)
         by_kernels = self.steps.kernel_steps
@@ -219,18 +224,23 @@ class OpenStep:
 
     @_unless_it_fails
     def ended(self) -> None:
-        """Handle the return of the model's call: end the step, or leave it open until its token is chosen."""
+        """Handle the return of the model's call: end the step, or leave it open until its token is chosen.
+
+        Raises NotFiniteError if the guard stops the host.
+        """
         returned_ns = clock.perf_counter_ns()
         if self._in_burst is not None and isinstance(self._in_burst, CountedStep):
             self._end_in_burst()
         if not self.waits:
             self.active.returned_ns = returned_ns
             self.close()
-            return
-        self.is_running = False
-        if self._in_burst is not None:
-            self._end_in_burst()
-        self.active.own_ns += clock.perf_counter_ns() - returned_ns
+        else:
+            self.is_running = False
+            if self._in_burst is not None:
+                self._end_in_burst()
+            self.active.own_ns += clock.perf_counter_ns() - returned_ns
+        if self.steps.guard is not None:
+            self.steps.guard.end(self)
 
     def begin_sampling(self, called_ns: int) -> None:
         """Begin the choice of a token, at `called_ns`. Code that chooses a token may also call the model."""
@@ -269,6 +279,8 @@ class OpenStep:
         """End the step. If other steps are still open inside it, end them first."""
         try:
             self.is_running = False
+            if self.steps.guard is not None and kind is not None:
+                self.steps.guard.drop(self)
             if self._in_burst is not None:
                 self._end_in_burst()
             opened = self._unit.open
@@ -366,6 +378,8 @@ class Noting:
             self._noted += [one for one in [call.noted_by(capture) for call in self._model.calls] if one is not None]
             for one in self._noted:
                 one.swap_in()
+            if self._model.guard is not None:
+                self._model.guard.swap_in()
             self._model.ask()
             self._span = capture.begin_model(self._model, call)
         except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
@@ -375,6 +389,8 @@ class Noting:
         """Stop recording the calls, because the model's call has returned."""
         try:
             self.capture.end(self._span)
+            if self._model.guard is not None:
+                self._model.guard.swap_out()
             for one in self._noted:
                 one.swap_out()
             if self._before is None:

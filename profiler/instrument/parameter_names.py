@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from cbtop.profiler.instrument.torch_internals import own_parameters, submodules
@@ -21,14 +21,26 @@ def name_of_last(root: nn.Module, parameters: Iterable[Any]) -> str:
     The order is that of `named_parameters`. Returns "" if none of them is in the model.
     """
     wanted = set(map(id, parameters))
-    seen = {id(root)}
     last = ""
-    waiting: list[tuple[str, nn.Module]] = [("", root)]
-    while waiting:
-        prefix, module = waiting.pop()
+    for prefix, module in _named_modules(root):
         for name, own in own_parameters(module).items():
             if id(own) in wanted:
                 last = prefix + name
+    return last
+
+
+def name_of_module(root: nn.Module, module: nn.Module) -> str:
+    """Return the first name of `module` in `root`, such as `layers.3.mlp.up`. Returns "" for `root`, or if none."""
+    return next((prefix.removesuffix(".") for prefix, one in _named_modules(root) if one is module), "")
+
+
+def _named_modules(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the modules of a model in the order of `named_modules`, each with the begin of its parameters' names."""
+    seen = {id(root)}
+    waiting: list[tuple[str, nn.Module]] = [("", root)]
+    while waiting:
+        prefix, module = waiting.pop()
+        yield prefix, module
         is_replica = type(module).__name__ in _REPLICAS
         inside = []
         for name, child in submodules(module).items():
@@ -37,4 +49,3 @@ def name_of_last(root: nn.Module, parameters: Iterable[Any]) -> str:
                 is_wrapper = name in _WRAPPERS or (is_replica and name == "module")
                 inside.append((prefix if is_wrapper else f"{prefix}{name}.", child))
         waiting += reversed(inside)
-    return last

@@ -28,6 +28,7 @@ from cbtop.profiler.instrument.torch_internals import (
     dispatch_modes,
     is_compile_used,
     modes_of_host,
+    without_torch_function,
 )
 from cbtop.profiler.instrument.trouble import log_own_error
 from cbtop.profiler.instrument.wrapping import is_compiled
@@ -104,7 +105,8 @@ class StepContents:
 
     @staticmethod
     def _devices(root: nn.Module) -> set[torch.device]:
-        return {weight.device for weight in parameters_of(root)}
+        with without_torch_function():  # hides the reads from the host's function modes
+            return {weight.device for weight in parameters_of(root)}
 
     def _ran(self, kind: Kind, counts: Counter[Operation]) -> None:
         steps = self._operations.setdefault(kind, [])

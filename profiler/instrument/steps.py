@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
+from cbtop.profiler.instrument.guard import Guard
 from cbtop.profiler.instrument.open_step import Called, OpenStep, Unit, unit
 from cbtop.profiler.instrument.swapping import swaps
 from cbtop.profiler.instrument.timed_model import TimedModel
@@ -22,6 +23,7 @@ from cbtop.protocol import clock
 from cbtop.protocol.signals import reraise_host_error
 
 if TYPE_CHECKING:
+    from cbtop.profiler.guard_setting import GuardSetting
     from cbtop.profiler.profiler import BrickProfiler
 
 
@@ -117,6 +119,8 @@ class ModelSteps(TimedModel):
                     return None
             step = OpenStep(self, here, call, args, kwargs)
             step.begin()
+            if self.guard is not None:
+                self.guard.begin(step, step.call.phase, is_watched=step.has_calls)
             own_ns = clock.perf_counter_ns() - called_ns
             if step.generation is not None:
                 own_ns += step.generation.own_ns
@@ -130,6 +134,13 @@ class ModelSteps(TimedModel):
             self.failed(error)
             return None
         return step
+
+    def guard_by(self, setting: GuardSetting | None) -> None:
+        """Look for values that are not finite from the next step on. Does nothing without a setting."""
+        if setting is not None:
+            self.follow(None)
+            self.guard = Guard(self, setting)
+            self.in_python = True  # C code does not look at the end of a step
 
     def share(self, other: ModelSteps) -> None:
         """Store that `other` shares a part with this model.

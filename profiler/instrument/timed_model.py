@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from cbtop.profiler.hot_path import HotPath
+    from cbtop.profiler.instrument.guard import Guard
     from cbtop.profiler.instrument.kernel_steps import KernelSteps
     from cbtop.profiler.path import Path
     from cbtop.profiler.profiler import BrickProfiler
@@ -54,6 +55,7 @@ class TimedModel(ABC):
         "contents",
         "follow_mode",
         "give_up",
+        "guard",
         "in_python",
         "is_of_runner",
         "kernel_steps",
@@ -94,6 +96,7 @@ class TimedModel(ABC):
         # When `kernel_steps` is due next, in ns of the host's clock; 0: never; read by C code.
         self.kernels_due_ns = 0
         self.calls: Sequence[BrickCall] = ()
+        self.guard: Guard | None = None  # looks for values that are not finite in recorded steps
         self.training: Any = None  # the model's TrainingSteps, if an optimizer changes its weights
         self.in_python = False  # whether Python handles the model's calls even if the hot path is compiled
         self.is_of_runner = False  # True: each call of its runner is a step. False: each call of the model is
@@ -147,7 +150,11 @@ class TimedModel(ABC):
                 swaps.swap_in(ref(self, swapped_in.pop), self.times)
                 for call in self.calls:
                     call.swap_in()
+                if self.guard is not None:
+                    self.guard.swap_in()
             else:
+                if self.guard is not None:
+                    self.guard.swap_out()
                 for call in self.calls:
                     call.swap_out()
                 swaps.swap_out(ref(self))
@@ -213,6 +220,8 @@ class TimedModel(ABC):
         """Stop timing all calls of the model."""
         with swaps.lock:
             swaps.swap_out(ref(self))
+            if self.guard is not None:
+                self.guard.remove()
             for call in self.calls:
                 call.remove()
             self.calls = ()

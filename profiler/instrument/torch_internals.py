@@ -30,6 +30,10 @@ from torch._C._autograd import _profiler_enabled
 without_torch_function = DisableTorchFunction
 #: Returns whether a tensor is of a class that overrides `__torch_function__`.
 has_torch_function = _has_torch_function_unary
+#: A context in which no `__torch_dispatch__` mode sees operations: `with without_dispatch():`.
+without_dispatch = _C._DisableTorchDispatch
+#: Returns the transform of functorch that is running in this thread, such as `vmap`, or None.
+_transform: Callable[[], object] = _C._functorch.peek_interpreter_stack
 #: Returns whether `torch.jit.trace` is running.
 is_tracing = _is_tracing
 #: Returns the number of active `__torch_dispatch__` modes.
@@ -64,6 +68,11 @@ def modes_of_host() -> int:
     """Return the number of active `__torch_dispatch__` modes that are not cbtop's own."""
     modes = int(dispatch_modes())
     return modes - 1 if counting and get_ident() in counting else modes
+
+
+def is_transforming() -> bool:
+    """Return whether a transform of functorch runs in this thread, such as `vmap` or `grad`."""
+    return _transform() is not None
 
 
 def compiled_versions(code: CodeType) -> list[Any]:

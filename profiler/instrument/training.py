@@ -224,6 +224,12 @@ class Forward:
             here.clock.end(clock.perf_counter_ns())
         except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
             self._steps.failed(error)
+        if self._steps.guard is not None:
+            try:
+                self._steps.guard.end(self)
+            finally:
+                if self._here.calls is not None:
+                    self._here.calls.guard_ns += self._steps.guard.take_own_ns()
 
     def close(
         self,
@@ -233,6 +239,8 @@ class Forward:
     ) -> None:
         """Drop the step, because its model has raised an exception."""
         try:
+            if self._steps.guard is not None:
+                self._steps.guard.drop(self)
             self._here.give_up()
         except Exception as trouble:  # noqa: BLE001 - an error of cbtop must not reach the host
             self._steps.failed(trouble)
@@ -284,7 +292,7 @@ class TrainingSteps:
             here.give_up()
             # Its steps end in another thread, or in a way that cbtop does not see. So show its forwards as steps of
             # inference.
-            model.training, model.in_python = False, False
+            model.training, model.in_python = False, model.guard is not None
             return None
         here.clock.begin(TrainingPart.FORWARD, now_ns)
         if here.steps is None:
@@ -300,7 +308,10 @@ class TrainingSteps:
         here.tokens += call.tokens
         here.sequences += call.sequences
         here.own_ns += clock.perf_counter_ns() - now_ns
-        return Forward(here, model)
+        forward = Forward(here, model)
+        if model.guard is not None:
+            model.guard.begin(forward, TRAIN, is_counted=here.forwards == 1, is_watched=here.calls is not None)
+        return forward
 
     def _calls(self, model: TimedModel, here: ThreadTraining, now_ns: int) -> StepCalls | None:
         """Return an object that records the calls of the step with the first forward now.
@@ -416,7 +427,7 @@ class TrainingSteps:
     def _pay(self, model: TimedModel, calls: StepCalls, now_ns: int) -> None:
         """Measure the cost of recording the step that ended at `now_ns`."""
         cost = noting_cost()
-        paid_ns = clock.perf_counter_ns() - now_ns + calls.own_ns
+        paid_ns = clock.perf_counter_ns() - now_ns + calls.own_ns + calls.guard_ns
         paid_ns += round(calls.count * (cost.inside_ns + cost.outside_ns))
         self._count_paid(model, paid_ns, now_ns)
 

@@ -126,7 +126,8 @@ class StepCalls(Capture):
         self._runs: list[tuple[int, int]] = []  # time in ns when a backward began, and its call (or OUTSIDE, LOSS, …)
         self._products: dict[int, Products] = {}  # matrix products in the backward of each call
         self._backwards = 0  # number of running backwards, which may be nested
-        self.own_ns = 0  # time that cbtop took in this step
+        self.own_ns = 0  # time that cbtop took in this step, without the guard's
+        self.guard_ns = 0  # time that the guard took, in forwards
         self.has_failed = False
         self.is_full = False  # True if calls are missing, because there were more than MAX_CALLS
 

@@ -32,6 +32,7 @@ COMMANDS = {
     "bare": (),
     "default": (*UNDER_RUN, "--"),
     "every step": (*UNDER_RUN, "--overhead", "100%", "--record", RECORDING, "--"),
+    "guarded": (*UNDER_RUN, "--overhead", "100%", "--record", RECORDING, "--guard", "--"),
 }
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.identity.runs import COMMANDS, PROGRAMS, differences, missing_packages, repeated_notices, run_all
+from tests.identity.runs import PROGRAMS, differences, missing_packages, repeated_notices, run_all
 
 pytest.importorskip("torch", reason="torch is not installed: make torch")
 
@@ -42,11 +42,22 @@ def test_a_watched_program_computes_and_saves_the_same(name: str) -> None:
     missing = missing_packages(PROGRAMS[name])
     if missing:
         pytest.skip(f"{name} needs {', '.join(missing)}: make torch")
-    bare, default, every_step = run_all(PROGRAMS[name], list(COMMANDS))
+    bare, default, every_step = run_all(PROGRAMS[name], ["bare", "default", "every step"])
     assert differences(bare, default) == []
     assert differences(bare, every_step) == []
     assert repeated_notices(default) + repeated_notices(every_step) == []
     assert every_step.is_recorded
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_guarded_program_computes_and_saves_the_same(name: str) -> None:
+    if missing_packages(PROGRAMS[name]):
+        pytest.skip(f"{name} needs {', '.join(missing_packages(PROGRAMS[name]))}: make torch")
+    bare, guarded = run_all(PROGRAMS[name], ["bare", "guarded"])
+    assert differences(bare, guarded) == []
+    assert repeated_notices(guarded) == []
+    assert [line for line in guarded.notices if "guard" in line or "output of" in line] == []
 
 
 def test_each_program_of_the_default_subset_exists() -> None:

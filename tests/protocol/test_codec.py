@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from cbtop.protocol import codec, messages
 from cbtop.protocol.attributes import FunctionAttributes, KernelAttributes, TransferAttributes, Work
 from cbtop.protocol.errors import DecodeError
+from cbtop.protocol.guard_messages import GuardedSteps, GuardFault
 from cbtop.protocol.structure_messages import (
     CompiledCode,
     Conditions,
@@ -92,6 +93,18 @@ def gradient_fault(phase: str, name: str, steps: list[int], counts: list[int]) -
     return GradientFault(phase, "", name, "NaN", finite + 1, finite, last + 1, checked + 1, faulty, parameters)
 
 
+def guard_fault(
+    steps: tuple[int, int], names: tuple[str, ...], layer: int | None, given: str, more: tuple[str, ...]
+) -> GuardFault:
+    step, later = steps
+    return GuardFault(names[0], step, names[1], names[2], names[3], layer, given, step + later, *more)
+
+
+def guarded_steps(model: str, counts: tuple[int, int], fault: GuardFault | None) -> GuardedSteps:
+    faulty, others = counts
+    return GuardedSteps(model, faulty + others, 0 if fault is None else faulty, fault)
+
+
 def loss_scale(phase: str, scales: list[float], counts: list[int], more: int) -> LossScale:
     rises, falls, *_ = counts
     return LossScale(phase, "", scales[0], sum(counts) + more, falls + more, scales[1], sum(counts), falls, rises)
@@ -160,6 +173,13 @@ def instances(kind: Any) -> st.SearchStrategy[Any]:
         return st.builds(loss_scale, values(str), st.lists(st.floats(0, 1e30), min_size=2), counts, STEPS)
     if kind in STRUCTURE:
         return STRUCTURE[kind]
+    if kind is GuardedSteps:
+        steps = st.tuples(st.integers(1, 1 << 40), st.integers(0, 1 << 40))
+        names, more = st.tuples(*[values(str)] * 4), st.tuples(*[values(str)] * 3)
+        layer, given = st.none() | st.integers(0, 1 << 40), st.sampled_from(["finite", "faulty", "unknown"])
+        fault = st.builds(guard_fault, steps, names, layer, given, more)
+        counts = st.tuples(st.integers(1, 1 << 40), st.integers(0, 1 << 40))
+        return st.builds(guarded_steps, values(str), counts, st.none() | fault)
     if kind is messages.KernelTimes:  # these times have at least one call, too
         count, time_ns = st.integers(1, 1 << 60), st.integers(0, 1 << 50)
         return st.tuples(values(int), count, count, values(float), time_ns, time_ns, time_ns).map(
@@ -535,11 +555,14 @@ NORM = {"k": "GradientNorm", "phase": "train", "model": "", "step": 9, "measured
 NORM |= {"norm": 1.0, "p50": 0.5, "highest": 2.0}
 FAULT = {"k": "GradientFault", "phase": "train", "model": "", "parameter": "up.weight", "kind": "NaN"}
 FAULT |= {"step": 5, "finite_step": 4, "last_step": 6, "checked_step": 8, "faulty": 2, "parameters": 3}
+GUARD_FAULT = {"phase": "decode", "step": 5, "kind": "NaN", "brick": "Down", "module": "down"}
+GUARD_FAULT |= {"layer": 2, "given": "finite", "last_step": 6}
+GUARDED = {"k": "GuardedSteps", "model": "", "checked": 9, "faulty": 2} | GUARD_FAULT
 SCALE = {"k": "LossScale", "phase": "train", "model": "", "scale": 2.0, "before": 8.0}
 SCALE |= {"updates": 90, "falls": 3, "latest": 20, "latest_falls": 2, "latest_rises": 1}
 
 
-@pytest.mark.parametrize("usual", [NORM, FAULT, SCALE])
+@pytest.mark.parametrize("usual", [NORM, FAULT, SCALE, GUARDED])
 def test_gradients_as_usual_are_taken(usual: dict[str, Any]) -> None:
     assert codec.decode(msgpack.packb(usual)) is not None
 
@@ -547,6 +570,13 @@ def test_gradients_as_usual_are_taken(usual: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("usual", "wrong", "complaint"),
     [
+        (GUARDED, {"faulty": 10}, "10 of 9 checked"),
+        (GUARDED, {"faulty": 0}, "0 of 9 checked"),
+        (GUARDED, {"faulty": -1}, "-1 of 9 checked"),
+        (GUARDED, {"step": 0}, "steps 0 to 6"),
+        (GUARDED, {"last_step": 4}, "steps 5 to 4"),
+        (GUARDED, {"given": "odd"}, "odd"),
+        (GUARDED, {"layer": -1}, "layer -1"),
         (NORM, {"measured": 0}, "0 norms"),
         (NORM, {"measured": 65, "step": 99}, "65 norms"),
         (NORM, {"measured": 10}, "10 norms of 9 steps"),

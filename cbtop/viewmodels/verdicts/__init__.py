@@ -26,6 +26,7 @@ from cbtop.viewmodels.verdicts.idle_between_steps import IDLE_BETWEEN_STEPS
 from cbtop.viewmodels.verdicts.input_bound import INPUT_BOUND
 from cbtop.viewmodels.verdicts.launch_bound import LAUNCH_BOUND
 from cbtop.viewmodels.verdicts.loss_scale_falling import LOSS_SCALE_FALLING
+from cbtop.viewmodels.verdicts.not_finite import NOT_FINITE
 from cbtop.viewmodels.verdicts.odd_layer import ODD_LAYER
 from cbtop.viewmodels.verdicts.optimizer_bound import OPTIMIZER_BOUND
 from cbtop.viewmodels.verdicts.outlier_mean import OUTLIER_MEAN
@@ -46,6 +47,7 @@ VERDICTS: tuple[Rule, ...] = (
     STUCK,
     DATA_INCOMPLETE,
     FAILED_CHECKS,
+    NOT_FINITE,
     GRADIENT_NOT_FINITE,
     STARVED,
     STRAGGLER,
@@ -74,7 +76,7 @@ VERDICTS: tuple[Rule, ...] = (
     COMPUTE_BOUND,
 )
 
-OF_WARM_UP = (STUCK, DATA_INCOMPLETE, FAILED_CHECKS, GRADIENT_NOT_FINITE)
+OF_WARM_UP = (STUCK, DATA_INCOMPLETE, FAILED_CHECKS, NOT_FINITE, GRADIENT_NOT_FINITE)
 # Verdicts about the program's own speed. While the process waits for a processor, these verdicts would be wrong.
 OF_LATENCY = (
     SLOWER_THAN_BASELINE,

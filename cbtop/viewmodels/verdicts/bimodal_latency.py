@@ -107,7 +107,7 @@ BIMODAL_LATENCY = Rule(
     severity=Severity.WARNING,
     means="Steps of the same size have two typical times or more, and no mean or median describes them. Causes: two "
     "code paths, garbage collection, another program on the machine, processors of two speeds.",
-    fires=f"There are {MIN_COUNT} or more steps with the same number of tokens, and their histogram has two modes or "
+    fires=f"{MIN_COUNT} steps or more have the same number of tokens, and their histogram has two modes or "
     f"more. Each mode has {MIN_PERCENT:g} % or more of the steps, and a slow mode is {100 * APART - 100:.0f} % or "
     "more above the fast one. The valley between two modes is below half of the smaller one, even if both are off by "
     f"{BEYOND_CHANCE:g} standard deviations. Not if steps grow with the cache, or if waits for a processor explain "

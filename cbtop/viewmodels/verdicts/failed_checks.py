@@ -46,9 +46,9 @@ def _find(view: SourceView) -> Finding | None:
 FAILED_CHECKS = Rule(
     id="failed-checks",
     severity=Severity.ERROR,
-    means="A brick's assertion was evaluated and does not hold. Its speed is irrelevant while its result is wrong.",
-    fires="Any check of the process failed, at any time. The likely origin is named: the value that the guard found, "
-    "otherwise the first failed check, and a precondition (on a kernel's input) only if nothing else failed.",
+    means="A brick's assertion does not hold. Its speed is irrelevant while its result is wrong.",
+    fires="A check failed, at any time. The likely origin is named: the value that the guard found, else the first "
+    "failed check. A precondition (on a kernel's input) is named only if nothing else failed.",
     advice="Fix the kernel first; compare it with its reference.",
     find=_find,
 )

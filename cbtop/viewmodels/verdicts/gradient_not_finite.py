@@ -68,7 +68,7 @@ def _when(fault: GradientFaultView) -> str:
 GRADIENT_NOT_FINITE = Rule(
     id="gradient-not-finite",
     severity=Severity.ERROR,
-    means="An optimizer used a gradient that was NaN or Inf. Its weights cannot be used any longer.",
+    means="An optimizer used a gradient that was NaN or Inf. Its weights are now useless.",
     fires="A gradient was NaN or Inf when the optimizer began its step. The parameter named is the first that the "
     "backward pass reached. Not for steps that a gradient scaler skips.",
     advice="Look at the operation after this parameter: a division by 0, a square root or logarithm of 0, an "

@@ -70,7 +70,7 @@ INPUT_BOUND = Rule(
     "kernels change little.",
     fires=f"In {MIN_TRAINING_STEPS} training steps or more, at most the latest 64, waiting for data takes "
     f"{WAIT_PERCENT:g} % of the time or more. Not if waits for a processor may explain half of it. A gain is given "
-    "if the median step waits as much, and these steps took as long as the steps of the time shown.",
+    "if the median step waits as much, and these steps took as long as those shown.",
     advice="Use more workers (DataLoader num_workers), keep them alive between epochs (persistent_workers), prefetch "
     "batches, pin memory and copy with non_blocking=True. Or prepare the data once and store it.",
     find=_find,

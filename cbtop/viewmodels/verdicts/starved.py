@@ -82,8 +82,8 @@ STARVED = Rule(
     fires=f"The kernel reports that its busiest thread waited for a processor {MISSING_PERCENT:g} % or more of the "
     f"last seconds. If the kernel does not report it: the machine's processors are {BUSY_PERCENT:g} % busy or more, "
     f"the process has a processor for {MISSING_PERCENT:g} % less of the time than its steps take, and it uses no "
-    "GPU. Verdicts about latency are then withheld. Those about bimodal times, outliers and warm-up are withheld "
-    f"also if waits may explain {100 * EXPLAINED:g} % of the extra time of the longer steps.",
+    "GPU. Verdicts about latency are then withheld, and those about bimodal times, outliers and warm-up also if "
+    f"waits may explain {100 * EXPLAINED:g} % of what the longer steps take more.",
     advice="See in Devices which program has the processors. Stop it, or give the process its own processors "
     "(taskset, a larger container limit). Or it has too many threads (torch.set_num_threads). "
     "Verdicts on speed wait.",

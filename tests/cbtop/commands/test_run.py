@@ -23,6 +23,7 @@ import cbtop as package
 from cbtop import cli
 from cbtop.commands import run as run_command
 from cbtop.commands.run import isolating_option, plain
+from cbtop.errors import UsageError
 from cbtop.feeds.replay import ReplayFeed
 from tests.integration.hosts import CBTOP, DEADLINE_S, HOST, cbtop, daemon, eventually, host
 from tests.integration.test_terminal import Terminal
@@ -286,11 +287,11 @@ def test_a_recording_has_every_step_unless_there_is_a_gpu_or_a_given_share(
 
 
 OPTIONS = st.sampled_from(
-    ["--quiet", "--overhead 2%", "--overhead=0.5", "--record r.cbtop", "--record=", "--record a.b"]
+    ["--quiet", "--overhead 2%", "--overhead=0.5", "--record r.cbtop", "--record=", "--record a.b", "--guard=stop"]
 )
 WORDS = st.sampled_from(
     ["--", "--overhead", "--overhead=", "--over", "--record", "--record=r", "--quiet", "--qui", "--watch", "-V",
-     "--debug", "0", "1%", "-1", "", "python", "-c", "a b"]
+     "--debug", "--guard", "--guard=log", "--guard=", "--guard=odd", "0", "1%", "-1", "", "python", "-c", "a b"]
 )  # fmt: skip
 
 
@@ -311,6 +312,13 @@ def test_the_plain_form_is_understood_without_argparse_as_with_it(options: list[
     assert understood is not None
     assert understood[0] == ["python", *more]
     assert understood == understood_by_argparse(arguments)
+
+
+def test_a_guard_without_a_value_logs_and_an_odd_one_is_refused() -> None:
+    *_, guard = understood_by_argparse(["--guard", "--", "python"])  # type: ignore[misc]
+    assert guard == "log"
+    with pytest.raises(UsageError, match="--guard: 'odd' is not known; expected log, stop"):
+        understood_by_argparse(["--guard=odd", "--", "python"])
 
 
 @given(st.lists(WORDS, max_size=8))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from cbtop.feeds.replay import ReplayFeed
 from cbtop.protocol.device_messages import DeviceProcess
+from cbtop.protocol.guard_messages import GuardedSteps, GuardFault
 from cbtop.protocol.messages import CheckResult, Quiet
 from cbtop.viewmodels.merge_mode import MergeMode
 from cbtop.viewmodels.source import SourceView
@@ -19,6 +20,9 @@ IMPERFECT = Path(__file__).parents[2] / "imperfect.cbtop"
 H100 = Path(__file__).parents[2] / "h100.cbtop"
 FAR = (ceiling("bandwidth", 1_000.0, 970.0), ceiling("compute", 1_000.0, 970.0))
 FINITE = CheckResult("LmHead", "finite", True, None, None)
+WEIGHT = GuardFault(
+    "decode", 61, "NaN", "DownProjection", "layers.2.down", 2, "finite", 90, inside="", weight="weight"
+)
 EQUAL = CheckResult("QkvProjection", "equals the NumPy reference", False, 1.2e-3, 1e-5)
 
 
@@ -162,6 +166,7 @@ CAUSES: dict[str, Callable[[Path], SourceView]] = {
     "stuck": _quiet_for(32.0, "decode", "5", "DownProjection"),
     "data-incomplete": _of(Decoding(ring_bytes=1 << 14)),
     "failed-checks": _of(Decoding(checks=(FINITE, EQUAL))),
+    "not-finite": _of(Decoding(guarded=(GuardedSteps("", 90, 30, WEIGHT),))),
     "gradient-not-finite": training(Training(gradients=(NORM, NAN))),
     "starved": _beside_others(Decoding(), had_percent=55),
     "straggler": _of(Decoding(reduce_us=605), Decoding(down_factor=1.5, reduce_us=5), Decoding(reduce_us=605)),
@@ -201,6 +206,7 @@ CAUSES: dict[str, Callable[[Path], SourceView]] = {
 # The same causes, but too small for a verdict.
 ALMOST: dict[str, Callable[[Path], SourceView]] = {
     "stuck": _quiet_for(1.9, "decode", "5", "DownProjection"),
+    "not-finite": _of(Decoding(guarded=(GuardedSteps("", 90),))),
     "starved": _beside_others(Decoding(), had_percent=90),
     "straggler": _of(Decoding(reduce_us=245), Decoding(down_factor=1.2, reduce_us=5), Decoding(reduce_us=245)),
     "waits-for-rank": ranks(Training(exposed_us=3_200), Training(other_us=3_200, exposed_us=200)),

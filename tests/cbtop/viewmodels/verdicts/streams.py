@@ -16,6 +16,7 @@ from cbtop.profiler.held_steps import launch_bound
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
 from cbtop.protocol.attributes import Work
+from cbtop.protocol.guard_messages import GuardedSteps
 from cbtop.protocol.messages import (
     Activity,
     Ceiling,
@@ -75,6 +76,7 @@ class Decoding:
     work: Work | None = None
     ceilings: Sequence[Ceiling] = ()
     checks: Sequence[CheckResult] = ()
+    guarded: Sequence[GuardedSteps] = ()
     compiles_at: Sequence[int] = ()  # steps that wait 0.5 s for the compiler
     compiles_again: bool = True
     budget_us: float | None = None  # budget of DownProjection per token
@@ -119,7 +121,7 @@ def _updates(directory: Path, rank: int, plan: Decoding) -> Iterator[list[Messag
     clock, noise = Clock(1_000_000_000), random.Random(1_000 * rank + plan.seed)
     recorder = RingRecorder(directory, plan.ring_bytes)
     profiler = BrickProfiler(clock_ns=clock, recorder=recorder, sample_every=plan.sample_every)
-    for announced in (Activity(""), *plan.ceilings, *plan.checks):
+    for announced in (Activity(""), *plan.ceilings, *plan.checks, *plan.guarded):
         profiler.announce(announced)
     if plan.measured:
         profiler.announce(Manifest("made", "made", plan.measured, "F32", 1, LAYERS, 64, 256, 1_000, 4_000))

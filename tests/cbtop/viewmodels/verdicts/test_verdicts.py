@@ -348,24 +348,21 @@ _HEADINGS = {
 _HEAD = """\
 # Verdicts
 
-A verdict says what is wrong with a process, or what limits it. It is one sentence with its numbers, with advice and,
-if it can be derived, with the tokens/s that a fix would gain. The text report and the JSON have the verdicts of the
-time range shown: the last seconds, or everything seen. `--silence ID` leaves one out.
+A verdict is one sentence, with numbers and advice, about what is wrong with a process or limits it. It covers the
+time shown: the last seconds, or everything seen. `--silence ID` leaves one out.
 
-The gain is derived from the tokens/s of wall-clock time by Amdahl's law: nothing else changes. It is unknown if steps
-ran at the same time or in several processes, if the books do not close, or if much of a long step was before the
-seconds shown. A gain inside steps is also unknown if the recorded steps took a clearly different time (10 %) than all
-steps: they may be of another kind.
+If it can be derived, a verdict has the tokens/s that a fix would gain (Amdahl's law). That needs steps in turn, in
+one process, books that close, and no long step that began before the seconds shown. A gain inside steps also needs
+recorded steps whose time is within 10 % of that of all steps.
 
-The tests write this page (`CBTOP_UPDATE_GOLDENS=1`) from the list in `cbtop/viewmodels/verdicts`.
+Tests write this page from `cbtop/viewmodels/verdicts`.
 """
 _MATRIX_IS = """\
-Each verdict has a stream of made records with its cause and nothing else wrong. Each of these streams has its own
-verdict and no other. The recordings of real runs have these verdicts:"""
+Each verdict has a stream of made records with only its cause, and no other verdict. Recordings of real runs have:"""
 _LEFT_OUT = """\
 ## What is not judged
 
-- Compilers other than Dynamo (TensorRT) do not report when they compile. It shows as outlier-mean.""".splitlines()
+- Compilers other than Dynamo (TensorRT) do not report when they compile: that is outlier-mean.""".splitlines()
 
 
 def test_the_speed_of_a_warm_up_is_not_judged(views: dict[str, SourceView]) -> None:

@@ -1,0 +1,64 @@
+"""Verdict not-finite: the output of a brick was NaN, Inf, or over the bound of the guard."""
+
+from __future__ import annotations
+
+from cbtop.protocol.guard_messages import FAULTY, FINITE
+from cbtop.units import count
+from cbtop.viewmodels.guard import GuardFaultView
+from cbtop.viewmodels.source import SourceView
+from cbtop.viewmodels.verdict import About, Evidence, Severity, Subject
+from cbtop.viewmodels.verdicts.base import Finding, Rule
+
+
+def _find(view: SourceView) -> Finding | None:
+    guard = view.guard
+    if guard is None or guard.fault is None:
+        return None
+    fault = guard.fault
+    steps = "was faulty" if guard.faulty == 1 else "were faulty"
+    sentence = f"{_sentence(fault)}; {count(guard.faulty)} of {count(guard.checked)} checked steps {steps}"
+    return Finding(
+        sentence,
+        (
+            Evidence("first step", fault.step, ""),
+            Evidence("latest such step", fault.last_step, ""),
+            Evidence("faulty steps", guard.faulty, "steps"),
+            Evidence("steps checked", guard.checked, "steps"),
+        ),
+        Subject(About.BRICK, fault.brick) if fault.brick else Subject(About.STEPS, fault.phase),
+        advice=_advice(fault),
+    )
+
+
+def _sentence(fault: GuardFaultView) -> str:
+    """Return what is wrong: `Output of layers.2.down (DownProjection, layer 2) was NaN in step 61 of …`."""
+    places = [fault.brick] if fault.brick else []
+    places += [] if fault.layer is None else [f"layer {fault.layer}"]
+    where = fault.module or ", ".join(places) or "the model"
+    about = f" ({', '.join(places)})" if fault.module and places else ""
+    sentence = f"Output of {where}{about} was {fault.kind} in step {count(fault.step)} of {fault.phase}"
+    if fault.input is not None:
+        sentence += "; its input was finite" if fault.input == FINITE else "; its input was faulty already"
+    if fault.inside is not None:
+        sentence += f", and that of {fault.inside} around it was finite"
+    return sentence + (f"; its {fault.weight} is not finite" if fault.weight is not None else "")
+
+
+def _advice(fault: GuardFaultView) -> str:
+    if fault.weight is not None:
+        return "Look at the checkpoint, or at the training step that made the weight."
+    if fault.input != FAULTY:
+        return ""
+    if fault.inside is not None:
+        return f"Code of {fault.inside} outside of its bricks made it: look at its attention, sums and divisions."
+    return "It came with the input of the model, or from code before this brick that is in no brick."
+
+
+NOT_FINITE = Rule(
+    id="not-finite",
+    severity=Severity.ERROR,
+    means="A brick returned NaN, Inf or a value over the bound.",
+    fires="With `--guard`, in recorded steps. The first such call is named. Not for -Inf alone, nor in padding.",
+    advice="The brick made it: look at its kernel and the range of its type.",
+    find=_find,
+)

@@ -1,0 +1,46 @@
+"""The setting of the guard, which looks for values that are not finite: what it looks for, and its reaction."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+BOUND: Final = "abs<="  # begins the part that limits values
+LOG, STOP, DUMP = "log", "stop", "dump"
+GRAMMAR: Final = f"{LOG}, {STOP}, {DUMP}, {DUMP}:DIRECTORY and {BOUND}NUMBER, separated by commas"
+
+
+@dataclass(frozen=True, slots=True)
+class GuardSetting:
+    """The reaction to a value that is not finite, or larger than `bound`. The fault is always logged."""
+
+    stops: bool = False  # whether the host is stopped by an exception
+    dumps: bool = False  # whether the inputs of the brick are saved in a file
+    directory: str = ""  # the directory of that file; "": in cbtop's cache
+    bound: float = math.inf  # the largest magnitude that is allowed
+
+
+def guard_setting(text: str) -> GuardSetting:
+    """Parse a setting, such as `log`, `stop`, `dump:/tmp/faults` or `stop,abs<=1e4`. Raises ValueError."""
+    stops, dumps, directory, bound = False, False, "", math.inf
+    for part in text.split(","):
+        if part.startswith(BOUND):
+            bound = _bound(part.removeprefix(BOUND))
+        elif part == STOP:
+            stops = True
+        elif part == DUMP or part.startswith(f"{DUMP}:"):
+            dumps, directory = True, part.removeprefix(DUMP).removeprefix(":")
+        elif part != LOG:
+            raise ValueError(f"guard: {part!r} is not known; expected {GRAMMAR}")
+    return GuardSetting(stops, dumps, directory, bound)
+
+
+def _bound(text: str) -> float:
+    try:
+        bound = float(text)
+    except ValueError:
+        bound = 0.0
+    if not 0 < bound < math.inf:
+        raise ValueError(f"guard: {BOUND}{text} is no limit; expected a number above 0, such as {BOUND}1e4")
+    return bound

@@ -1,0 +1,518 @@
+"""Finds the first brick of a model whose output is NaN, Inf or over a bound, in the steps that are recorded.
+
+Rules
+- The inputs and the first output of each brick and layer are looked at where they are computed (guard_flags.py). The
+  figures are read once, when the model's call returns: at once from a processor, later from a device.
+- The call that ends first with a faulty output is named. If its input was finite, it made the fault. Otherwise code
+  outside of bricks made it, or it came with the input of the model.
+- With the reaction `dump`, each figure is read right after its call. A device is waited for there.
+- Nothing is looked at while the host observes the operations of its thread: with a dispatch mode, in a trace, in a
+  transform of functorch, or with torch's profiler.
+- If code of cbtop fails, the guard ends, and the host goes on.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import Counter, deque
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from weakref import WeakKeyDictionary, ref
+
+import torch
+
+from cbtop.profiler.definitions import BrickDefinition
+from cbtop.profiler.guard_setting import GuardSetting
+from cbtop.profiler.instrument.guard_dump import dump
+from cbtop.profiler.instrument.guard_flags import (
+    INF,
+    FlagArray,
+    Mask,
+    Run,
+    StepFigures,
+    StepFlags,
+    fault_of,
+    is_looked_at,
+    mask_in,
+    range_in,
+    tokens_of,
+)
+from cbtop.profiler.instrument.guarded_calls import GuardedCall
+from cbtop.profiler.instrument.parameter_names import name_of_module
+from cbtop.profiler.instrument.swapping import swaps
+from cbtop.profiler.instrument.torch_internals import (
+    is_profiled,
+    is_stream_captured,
+    is_tracing,
+    is_transforming,
+    modes_of_host,
+    own_buffers,
+    own_parameters,
+    without_dispatch,
+    without_torch_function,
+)
+from cbtop.profiler.instrument.trouble import in_words, log_once, log_own_error
+from cbtop.profiler.positions import finder
+from cbtop.protocol import clock
+from cbtop.protocol.guard_messages import FAULTY, FINITE, UNKNOWN, GuardedSteps, GuardFault
+from cbtop.protocol.vocabulary import BrickId
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from cbtop.profiler.instrument.wrapping import BrickCall
+
+ANNOUNCE_NS = 1_000_000_000  # between two announcements
+EARLY = 1, 4, 16  # after these numbers of checked steps there is an announcement, too
+MAX_WAITING = 8  # steps whose figures have not arrived from a device
+READ_EVERY_NS = 100_000_000  # between two readings of the flags of a captured graph
+EXIT_CODE = 4  # of a program that the guard has stopped
+
+
+class NotFiniteError(SystemExit):
+    """Stops the host, because the guard was asked to stop it at a fault. The host's exit code is EXIT_CODE.
+
+    It is a SystemExit so that a handler of `Exception` does not continue.
+    """
+
+    def __init__(self, line: str) -> None:
+        super().__init__(EXIT_CODE)
+        self.line = line
+
+    def __str__(self) -> str:
+        return self.line
+
+
+class GuardedModel(Protocol):
+    """A model with guarded steps."""
+
+    calls: Sequence[BrickCall]
+    model: str
+    profiler: Any
+    root: Callable[[], nn.Module | None]
+
+
+class OpenGuard:
+    """A guarded step that is open in a thread. `owner` is what begins and ends it."""
+
+    __slots__ = ("file", "flags", "guard", "has_dumped", "owner", "phase", "step")
+
+    def __init__(self, guard: Guard, owner: object, phase: str, step: int, flags: StepFlags) -> None:
+        self.guard, self.owner, self.phase, self.step, self.flags = guard, owner, phase, step, flags
+        self.file = ""  # path of the saved inputs of a faulty call
+        self.has_dumped = False  # whether that was tried
+
+
+class ThreadGuard:
+    """The guarded steps that are open in one thread, task or greenlet, outermost first."""
+
+    __slots__ = ("__weakref__", "mask", "open", "spare")
+
+    def __init__(self) -> None:
+        self.open: list[OpenGuard] = []
+        self.spare: list[StepFlags] = []  # flags to use again
+        self.mask: Mask | None = None  # of the model's call that begins
+
+
+class _Waiting(NamedTuple):
+    """A step with its figures, which may not have arrived."""
+
+    phase: str
+    step: int
+    runs: list[Run]
+    figures: StepFigures
+    file: str
+
+
+class _Found(NamedTuple):
+    """A faulty call. `inside` is the innermost call around it with a finite input, if its own is faulty."""
+
+    run: Run
+    kind: str
+    given: str
+    inside: Run | None
+
+
+guarded_here: Callable[[], ThreadGuard] = finder(ThreadGuard)
+
+
+class Guard:
+    """Guards the steps of one model."""
+
+    def __init__(self, steps: GuardedModel, setting: GuardSetting) -> None:
+        self._steps = ref(steps)
+        self._setting = setting
+        self._calls: dict[int, GuardedCall] = {}  # by the id of the module
+        self._followed: Sequence[BrickCall] = ()
+        self._users = 0  # number of steps and captures that the calls are swapped in for
+        self._counts: Counter[str] = Counter()  # steps of each phase
+        self._waiting: deque[_Waiting] = deque(maxlen=MAX_WAITING)
+        self._report = GuardedSteps(steps.model, 0)
+        self._told_ns = 0
+        self._has_failed = False
+        self._own_ns = 0  # time that the guard has taken since the last `take_own_ns`
+
+    @property
+    def is_gone(self) -> bool:
+        return self._steps() is None
+
+    # --- the calls that are looked at
+
+    def _follow(self, calls: Sequence[BrickCall]) -> None:
+        """Look at the modules of these timed calls from now on, and no longer at others."""
+        self._followed = calls
+        before, self._calls = self._calls, {}
+        for call in calls:
+            module = call.module()
+            if module is not None:
+                known = before.pop(id(module), None)
+                is_same = known is not None and known.module() is module
+                self._calls[id(module)] = known if is_same else GuardedCall(module, call.key, self)  # type: ignore[assignment]
+        for call_before in before.values():
+            call_before.swap_out()
+
+    def swap_in(self) -> None:
+        """Begin to look at the timed calls. The wrappers that time them must be swapped in before."""
+        self._users += 1
+        self._look_again()
+        self._put_in()
+
+    def swap_out(self) -> None:
+        """Stop looking at calls, when no other step or capture needs it."""
+        self._users = max(0, self._users - 1)
+        if not self._users:
+            for call in self._calls.values():
+                call.swap_out()
+
+    def remove(self) -> None:
+        """Stop looking at calls for ever."""
+        self._users = 0
+        for call in self._calls.values():
+            call.remove()
+        self._calls, self._followed = {}, ()
+
+    def _look_again(self) -> bool:
+        """Follow the timed calls of the model, if they are new. Returns whether they are."""
+        steps = self._steps()
+        is_new = steps is not None and steps.calls is not self._followed
+        if steps is not None and is_new:
+            self._follow(steps.calls)
+        return is_new
+
+    def _put_in(self) -> None:
+        for call in self._calls.values() if not self._has_failed else ():
+            call.swap_in()
+
+    # --- steps
+
+    def note_arguments(self, names: Sequence[str], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Note the padding mask of the model's call that begins now, until `begin`."""
+        guarded_here().mask = mask_in(names, args, kwargs)
+
+    def begin(self, owner: object, phase: str, *, is_counted: bool = True, is_watched: bool) -> None:
+        """Begin a step of `phase`. Without `is_watched` it is only counted, because it is not recorded."""
+        self._counts[phase] += is_counted
+        here = guarded_here()
+        mask, here.mask = here.mask, None
+        if not is_watched or self._has_failed:
+            return
+        try:
+            if self._look_again():
+                with swaps.lock:
+                    self._put_in()
+            flags = here.spare.pop() if here.spare else StepFlags()
+            with without_torch_function(), without_dispatch():
+                flags.restart(None if _is_observed() else tokens_of(mask))
+            here.open.append(OpenGuard(self, owner, phase, self._counts[phase], flags))
+        except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
+            self._failed(error)
+
+    def end(self, owner: object) -> None:
+        """End the step of `owner`, and read the figures that have arrived.
+
+        Raises NotFiniteError if the step is faulty, and the guard is asked to stop the host.
+        """
+        opened = self._taken(owner)
+        if opened is None or self._has_failed:
+            return
+        begun_ns = clock.perf_counter_ns()
+        stop: NotFiniteError | None = None
+        try:
+            with without_torch_function(), torch.no_grad():
+                flags = opened.flags
+                self._waiting.append(_Waiting(opened.phase, opened.step, flags.ended, flags.figures(), opened.file))
+                stop = self._read()
+                flags.restart(None)
+                guarded_here().spare.append(flags)
+        except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
+            self._failed(error)
+        self._own_ns += clock.perf_counter_ns() - begun_ns
+        if stop is not None:
+            raise stop
+
+    def drop(self, owner: object) -> None:
+        """Drop the step of `owner`, if it is open, because it has failed."""
+        self._taken(owner)
+
+    def _taken(self, owner: object) -> OpenGuard | None:
+        """Close the step of `owner` and those inside it. Returns the step, or None if it is not open."""
+        here = guarded_here()
+        here.mask, opened = None, here.open  # a call inside the step may have noted a mask
+        for at, one in enumerate(opened):
+            if one.owner is owner:
+                del opened[at:]
+                return one
+        return None
+
+    def take_own_ns(self) -> int:
+        """Return the time that the guard has taken since the last call of this function."""
+        own_ns, self._own_ns = self._own_ns, 0
+        return own_ns
+
+    # --- captured graphs
+
+    def end_capture(self, owner: object) -> GraphFlags | None:
+        """End the capture of a call of the model. Returns the flags that each replay computes again."""
+        opened = self._taken(owner)
+        return None if opened is None or self._has_failed else GraphFlags(self, opened)
+
+    def replayed(self, flags: StepFlags, phase: str, *, is_read: bool) -> None:
+        """Count a replay of a captured step. With `is_read`, read its flags. Raises NotFiniteError like `end`."""
+        self._counts[phase] += 1
+        if self._has_failed or not is_read:
+            return
+        stop: NotFiniteError | None = None
+        try:
+            with without_torch_function(), torch.no_grad():
+                self._waiting.append(_Waiting(phase, self._counts[phase], flags.ended, flags.figures(), ""))
+                stop = self._read()
+        except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
+            self._failed(error)
+        if stop is not None:
+            raise stop
+
+    # --- looking at a call
+
+    def before(self, call: GuardedCall, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Run | None:
+        """Look at the arguments of a call. Returns None outside of guarded steps of this model."""
+        try:
+            here = guarded_here().open
+            if not here or here[-1].guard is not self or _is_observed():
+                return None
+            begun_ns = clock.perf_counter_ns()
+            with without_torch_function(), without_dispatch():
+                run = here[-1].flags.begin(call, args, kwargs)
+            if run is not None and self._setting.dumps:
+                run.values = args, kwargs or {}
+            self._own_ns += clock.perf_counter_ns() - begun_ns
+        except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
+            self._failed(error)
+            return None
+        return run
+
+    def after(self, run: Run, result: Any) -> None:
+        """Look at the result of a call."""
+        try:
+            here = guarded_here().open
+            if not here or here[-1].guard is not self or _is_observed():
+                return
+            begun_ns = clock.perf_counter_ns()
+            with without_torch_function(), without_dispatch():
+                here[-1].flags.end(run, result)
+                if run.values is not None:
+                    self._dump(here[-1], run)
+            self._own_ns += clock.perf_counter_ns() - begun_ns
+        except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
+            self._failed(error)
+
+    def _dump(self, opened: OpenGuard, run: Run) -> None:
+        """Save the arguments of a call, if it is the first faulty one."""
+        (args, kwargs), run.values = run.values or ((), {}), None
+        if (
+            self._report.fault is not None
+            or opened.has_dumped
+            or run.output is None
+            or _is_captured(run.output.flags)
+        ):
+            return
+        kind = fault_of(run.output.flags.values_of(run.output.row), self._setting.bound)
+        steps, key = self._steps(), run.call.key
+        if not kind or steps is None:
+            return
+        brick, layer = _brick_of(key), _layer_of(run)
+        module = self._name_of(run)
+        facts = {"module": module, "brick": brick, "layer": layer, "phase": opened.phase, "step": opened.step}
+        name = f"{os.getpid()}-{opened.phase}-{opened.step}-{module or brick}".replace("/", "_").replace(" ", "_")
+        opened.has_dumped = True
+        try:
+            opened.file = str(dump(self._setting.directory, name, {**facts, "kind": kind}, args, kwargs))
+        except (OSError, ValueError) as error:
+            log_once(f"the inputs of a faulty brick were not saved: {in_words(error)}")
+
+    # --- what the figures show
+
+    def _read(self) -> NotFiniteError | None:
+        """Read the figures that have arrived. Returns the error to raise, or None."""
+        stop = None
+        while self._waiting and (figures := self._waiting[0].figures.read()) is not None:
+            waiting = self._waiting.popleft()
+            found = first_fault(waiting.runs, figures, self._setting.bound)
+            line = self._take(waiting, found)
+            if line and self._setting.stops and stop is None:
+                stop = NotFiniteError(line)
+        return stop
+
+    def _take(self, waiting: _Waiting, found: _Found | None) -> str:
+        """Count a checked step, and announce it. Returns a line about its fault if it is the first faulty step."""
+        report, line = self._report, ""
+        fault = report.fault
+        if found is not None and fault is None:
+            fault = self._fault(waiting, found)
+            line = sentence(fault)
+            log_once(line)
+        elif found is not None and fault is not None and fault.phase == waiting.phase:
+            fault = replace(fault, last_step=max(fault.last_step, waiting.step))
+        report = self._report = GuardedSteps(
+            report.model, report.checked + 1, report.faulty + (found is not None), fault
+        )
+        now_ns = clock.perf_counter_ns()
+        steps = self._steps()
+        if steps is not None and (line or report.checked in EARLY or now_ns - self._told_ns >= ANNOUNCE_NS):
+            self._told_ns = now_ns
+            steps.profiler.announce(report)
+        return line
+
+    def _fault(self, waiting: _Waiting, found: _Found) -> GuardFault:
+        run = found.run
+        return GuardFault(
+            waiting.phase,
+            waiting.step,
+            found.kind,
+            _brick_of(run.call.key),
+            self._name_of(run),
+            _layer_of(run),
+            found.given,
+            waiting.step,
+            "" if found.inside is None else self._name_of(found.inside),
+            _faulty_weight(run.call.module()),
+            waiting.file,
+        )
+
+    def _name_of(self, run: Run) -> str:
+        steps = self._steps()
+        root, module = None if steps is None else steps.root(), run.call.module()
+        return "" if root is None or module is None else name_of_module(root, module)
+
+    def _failed(self, error: Exception) -> None:
+        self._has_failed = True
+        log_own_error(error, "the guard has ended")
+
+
+class GraphFlags:
+    """The flags in a captured graph. Each replay computes them again, and only some replays are read."""
+
+    def __init__(self, guard: Guard, opened: OpenGuard) -> None:
+        self._guard = ref(guard)
+        self._flags, self._phase = opened.flags, opened.phase
+        self._read_ns = 0
+
+    def replayed(self) -> None:
+        """Handle a replay that was launched. Raises NotFiniteError like `Guard.end`."""
+        guard, now_ns = self._guard(), clock.perf_counter_ns()
+        if guard is not None:
+            is_read = now_ns - self._read_ns >= READ_EVERY_NS and not is_stream_captured()
+            self._read_ns = now_ns if is_read else self._read_ns
+            guard.replayed(self._flags, self._phase, is_read=is_read)
+
+
+#: The flags in captured graphs, by graph.
+graph_flags: WeakKeyDictionary[Any, list[GraphFlags]] = WeakKeyDictionary()
+
+
+def first_fault(runs: Sequence[Run], figures: dict[FlagArray, list[float]], bound: float) -> _Found | None:
+    """Return the first faulty call of a step, or None. `runs` are in the order of their ends."""
+
+    def of_output(run: Run) -> str:
+        return "" if run.output is None else fault_of(range_in(figures, run.output), bound)
+
+    def has_infinity(run: Run) -> bool:
+        return run.output is not None and range_in(figures, run.output)[0] == -math.inf
+
+    def given_to(run: Run) -> str:
+        ranges = [range_in(figures, flag) for flag in run.others]
+        if any([fault_of(one, math.inf) for one in ranges]):
+            return FAULTY
+        first = (0.0, 0.0) if run.inputs is None else range_in(figures, run.inputs)
+        if fault_of(first, bound) or first[0] == -math.inf:
+            return FAULTY
+        return UNKNOWN if run.is_unsure else FINITE
+
+    faulty = next((run for run in runs if of_output(run)), None)
+    if faulty is None:
+        return None
+    kind, given = of_output(faulty), given_to(faulty)
+    if given == FAULTY:  # a brick before may have made -Inf, which is a fault only if it becomes one
+        before = next((run for run in runs if run is faulty or has_infinity(run)), faulty)
+        if before is not faulty:
+            faulty, kind, given = before, INF, given_to(before)
+    around = faulty.around if given == FAULTY else None
+    while around is not None and not (around.has_ended and of_output(around) and given_to(around) == FINITE):
+        around = around.around
+    return _Found(faulty, kind, given, around)
+
+
+def sentence(fault: GuardFault) -> str:
+    """Return one line about a fault, for the log and the exception."""
+    where = fault.module or fault.brick
+    layer = "" if fault.layer is None else f" in layer {fault.layer}"
+    about = f" ({fault.brick}{layer})" if fault.brick else f" (layer {fault.layer})" if layer else ""
+    line = f"the output of {where}{about} is {fault.kind} in step {fault.step} of {fault.phase}"
+    line += {FINITE: "; its input was finite", FAULTY: "; its input was faulty already"}.get(fault.given, "")
+    line += f"; its {fault.weight} is not finite" if fault.weight else ""
+    line += f"; the input of {fault.inside} around it was finite" if fault.inside else ""
+    return line + (f"; its input is in {fault.file}" if fault.file else "")
+
+
+def _is_observed() -> bool:
+    """Whether the host would notice operations in this thread."""
+    return modes_of_host() > 0 or is_tracing() or is_profiled() or is_transforming()
+
+
+def _is_captured(array: FlagArray) -> bool:
+    return array.is_cuda and is_stream_captured()
+
+
+def _brick_of(key: Hashable) -> str:
+    """Return the name of a brick, or "" for a layer."""
+    if isinstance(key, BrickDefinition):
+        return f"{key.name} {key.label}" if key.label else key.name
+    return key.display_name if isinstance(key, BrickId) else ""
+
+
+def _layer_of(run: Run) -> int | None:
+    """Return the number of the layer of a call, or None outside of layers."""
+    inner: Run | None = run
+    while inner is not None:
+        key = inner.call.key
+        if isinstance(key, tuple):
+            return int(key[1])
+        inner = inner.around
+    return None
+
+
+def _faulty_weight(module: nn.Module | None) -> str:
+    """Return the name of the first weight or buffer of `module` itself that is not finite now, or "".
+
+    Waits for the device, once for each model.
+    """
+    if module is None:
+        return ""
+    weights = own_parameters(module)
+    for name, weight in (*weights.items(), *own_buffers(module).items()):
+        if weight is not None and is_looked_at(weight):
+            lowest, highest = map(float, torch.aminmax(weight))
+            if fault_of((lowest, highest), math.inf) or (lowest == -math.inf and name in weights):
+                return name
+    return ""

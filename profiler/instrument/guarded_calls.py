@@ -1,0 +1,72 @@
+"""Looks at the arguments and the result of a module's calls, in guarded steps."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any, Protocol
+
+from torch import nn
+from torch.compiler import is_dynamo_compiling
+
+from cbtop.profiler.hot_path import HotPath, chosen
+from cbtop.profiler.instrument.guard_flags import Run
+from cbtop.profiler.instrument.wrapping import CallWrapper
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+
+class CallGuard(Protocol):
+    """Looks at calls. It must not raise an exception, except one of a signal handler of the host."""
+
+    @property
+    def is_gone(self) -> bool: ...
+
+    def before(self, call: GuardedCall, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Run | None: ...
+
+    def after(self, run: Run, result: Any) -> None: ...
+
+
+class GuardedCall(CallWrapper):
+    """Calls a module between `before` and `after`. If the hot path is compiled, C code does the same.
+
+    It calls the wrapper that times the module, so that the time of the guard is not the module's.
+    """
+
+    __slots__ = ("_guard", "key")
+
+    def __init__(self, module: nn.Module, key: Hashable, guard: CallGuard) -> None:
+        super().__init__(module)
+        self._guard = weakref.ref(guard)
+        self.key = key  # of the brick or layer
+
+    @property
+    def is_gone(self) -> bool:
+        guard = self._guard()
+        return guard is None or guard.is_gone
+
+    def before(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Run | None:
+        """Look at the arguments. Returns None outside of guarded steps."""
+        guard = self._guard()
+        return None if guard is None else guard.before(self, args, kwargs)
+
+    def after(self, run: Run, result: Any) -> None:
+        """Look at the result of the call for which `before` returned `run`."""
+        guard = self._guard()
+        if guard is not None:
+            guard.after(run, result)
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        if is_dynamo_compiling():
+            return self.plain(*args, **kwargs)
+        run = self.before(args, kwargs)
+        result = self.plain(*args, **kwargs)
+        if run is not None:
+            self.after(run, result)
+        return result
+
+
+if chosen() is not HotPath:
+    from cbtop.profiler import _hot_path
+
+    _hot_path.compile_guarded_calls(GuardedCall)

@@ -1,0 +1,54 @@
+"""The messages about the guard, which looks for values that are not finite in the outputs of bricks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MAX_STEPS = 1 << 53  # limit of any number of steps, exact also in JSON
+FINITE, FAULTY, UNKNOWN = "finite", "faulty", "unknown"  # the input of a brick
+
+
+@dataclass(frozen=True, slots=True)
+class GuardFault:
+    """The first brick whose output was faulty, in the first such step.
+
+    `kind` is "NaN", "Inf" or "over the bound". `module` is its name in the model, such as `layers.2.mlp.down_proj`.
+    If the output of a layer is faulty and those of its bricks are not, `brick` is "". `given` says whether its input
+    was faulty. UNKNOWN: it got no tensor that was checked. If it was, `inside` is the innermost layer or brick around
+    it with a finite input, or "". `weight` is its first weight that is not finite, or "". Each phase counts its steps
+    from 1.
+    """
+
+    phase: str
+    step: int
+    kind: str
+    brick: str
+    module: str
+    layer: int | None
+    given: str
+    last_step: int  # the latest faulty step of this phase
+    inside: str = ""
+    weight: str = ""
+    file: str = ""  # path of its saved inputs
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.step <= self.last_step < MAX_STEPS:
+            raise ValueError(f"a fault in the steps {self.step} to {self.last_step}")
+        if self.given not in (FINITE, FAULTY, UNKNOWN):
+            raise ValueError(f"an input that is {self.given!r}; expected {FINITE}, {FAULTY} or {UNKNOWN}")
+        if self.layer is not None and not 0 <= self.layer < MAX_STEPS:
+            raise ValueError(f"layer {self.layer}")
+
+
+@dataclass(frozen=True, slots=True)
+class GuardedSteps:
+    """The number of checked steps of a model, and the first fault. A message replaces the previous one."""
+
+    model: str
+    checked: int
+    faulty: int = 0
+    fault: GuardFault | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.faulty <= self.checked < MAX_STEPS or (self.fault is None) != (self.faulty == 0):
+            raise ValueError(f"{self.model!r}: {self.faulty} of {self.checked} checked steps are faulty")

@@ -1,0 +1,160 @@
+"""The flags of a guarded step: what they show of a tensor, and which positions and tensors they leave out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+torch = pytest.importorskip("torch", reason="torch is not installed: make torch")
+
+from cbtop.profiler.instrument.guard_flags import (  # noqa: E402
+    INF,
+    NAN,
+    OVER,
+    ROWS,
+    StepFlags,
+    fault_of,
+    mask_in,
+    range_in,
+    tokens_of,
+)
+
+VALUES = st.sampled_from([0.0, 1.0, -3.0, 300.0, math.nan, math.inf, -math.inf])
+TYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+
+
+def fault_in(tensor: Any, bound: float = math.inf, padding: Any = None) -> str | None:
+    """The fault that the flag of `tensor` shows; None: it is not looked at."""
+    flags = StepFlags()
+    flags.restart(padding)
+    run = flags.begin("call", (tensor,), None)
+    assert run is not None
+    figures = flags.figures().read()
+    assert figures is not None
+    return None if run.inputs is None else fault_of(range_in(figures, run.inputs), bound)
+
+
+@given(
+    values=st.lists(VALUES, min_size=1, max_size=40),
+    pad=st.integers(0, 70),
+    dtype=st.sampled_from(TYPES),
+    is_strided=st.booleans(),
+)
+def test_a_flag_shows_what_torch_finds_in_the_tensor(
+    values: list[float], pad: int, dtype: Any, is_strided: bool
+) -> None:
+    tensor = torch.tensor([*values, *[0.5] * pad], dtype=dtype)
+    tensor = torch.stack([tensor, torch.zeros_like(tensor)], 1)[:, 0] if is_strided else tensor
+    finite = tensor[torch.isfinite(tensor)]
+    over = OVER if finite.numel() and float(finite.abs().max()) > 100 else ""
+    expected = NAN if bool(tensor.isnan().any()) else INF if bool((tensor == math.inf).any()) else over
+    lowest = float(tensor.min())
+    # -Inf is the smallest value, and hides finite values below the bound
+    if expected == OVER and lowest == -math.inf and float(tensor.max()) <= 100:
+        expected = ""
+    assert fault_in(tensor, 100.0) == expected
+
+
+def test_a_nan_is_found_wherever_it_is_in_a_large_tensor() -> None:
+    for place in (0, 1, 31, 4_095, 65_536, 99_999):
+        tensor = torch.zeros(100_000)
+        tensor[place] = math.nan
+        assert fault_in(tensor) == NAN
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.ones(3, dtype=torch.int64),
+        lambda: torch.full((3,), math.nan, dtype=torch.complex64),
+        lambda: torch.empty(0),
+        lambda: torch.eye(3).to_sparse(),
+        lambda: torch.full((2,), math.nan, device="meta"),
+        pytest.param(
+            lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+            marks=pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors"),
+        ),
+    ],
+    ids=["integers", "complex", "empty", "sparse", "meta", "nested"],
+)
+def test_tensors_without_an_order_or_contents_are_not_looked_at(make: Callable[[], Any]) -> None:
+    assert fault_in(make()) is None
+
+
+def test_a_tensor_is_looked_at_again_only_after_a_change() -> None:
+    flags, tensor = StepFlags(), torch.ones(3)
+    runs: list[Any] = [flags.begin("call", (tensor,), None) for _ in range(2)]
+    tensor[1] = math.nan
+    runs.append(flags.begin("call", (tensor,), {"other": torch.ones(1)}))
+    figures: Any = flags.figures().read()
+    first, again, changed = [run.inputs for run in runs]
+    assert first == again != changed
+    assert [fault_of(range_in(figures, flag), 9.0) for flag in (first, changed)] == ["", NAN]
+    assert len(runs[-1].others) == 1
+
+
+def test_a_tensor_of_inference_mode_is_looked_at_each_time() -> None:
+    flags = StepFlags()
+    with torch.inference_mode():
+        tensor = torch.ones(3)
+        runs: list[Any] = [flags.begin("call", (tensor,), None) for _ in range(2)]
+    assert runs[0].inputs != runs[1].inputs
+
+
+def test_more_flags_than_one_array_has_are_read_in_order() -> None:
+    flags = StepFlags()
+    for number in range(2 * ROWS + 5):
+        flags.begin(number, (torch.tensor([float(number)]),), None)
+    (found,) = (flags.figures().read() or {}).values()
+    assert found == [float(number) for number in range(2 * ROWS + 5) for _ in range(2)]
+
+
+KEPT = torch.tensor([[False, True, True], [True, True, True]])
+
+
+@pytest.mark.parametrize(
+    ("shape", "place", "is_hidden"),
+    [
+        ((2, 3, 4), (0, 0, 1), True),
+        ((2, 3, 4), (0, 1, 1), False),
+        ((2, 2, 4), (0, 0, 1), False),  # the last tokens
+        ((3, 2, 4), (0, 0, 1), True),  # tokens first
+        ((3, 2, 4), (0, 1, 1), False),
+        ((6, 4), (0, 1), True),
+        ((6, 4), (1, 1), False),
+        ((2, 3, 2, 4), (0, 0, 1, 1), True),
+        ((2, 5, 3, 4), (0, 0, 0, 0), False),  # neither axis is one of tokens
+        ((7, 4), (0, 1), False),
+        ((6,), (0,), False),
+    ],
+)
+def test_positions_that_the_padding_mask_hides_are_not_looked_at(
+    shape: tuple[int, ...], place: tuple[int, ...], is_hidden: bool
+) -> None:
+    tensor = torch.zeros(shape)
+    tensor[place] = math.nan
+    assert fault_in(tensor, padding=KEPT) == ("" if is_hidden else NAN)
+
+
+def test_a_padding_mask_is_found_in_the_ways_of_transformers_and_torch() -> None:
+    tokens = KEPT.long()
+    for found in (
+        tokens_of(mask_in((), (), {"attention_mask": tokens})),
+        tokens_of(mask_in(("ids", "attention_mask"), (None, tokens), {})),
+        tokens_of(mask_in((), (), {"src_key_padding_mask": ~KEPT})),
+    ):
+        assert found is not None
+        assert torch.equal(found, KEPT)
+    for none in (
+        {"attention_mask": torch.ones(2, 3)},  # numbers that are added to scores
+        {"attention_mask": KEPT[0].long()},
+        {"attention_mask": torch.ones(2, 3, dtype=torch.int64)},
+        {"mask": tokens},
+        {},
+    ):
+        assert tokens_of(mask_in((), (), none)) is None
