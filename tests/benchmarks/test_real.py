@@ -118,6 +118,7 @@ def test_the_overhead_is_that_of_turns_between_bare_ones(monkeypatch: pytest.Mon
     assert turns.WATCHED_SECONDS > turns.BARE_SECONDS
 
 
+@pytest.mark.slow
 def test_the_oracle_times_the_modules_of_an_unedited_program(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="torch is not installed: make torch")
     result = tmp_path / "oracle.json"

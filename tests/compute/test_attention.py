@@ -48,6 +48,7 @@ def _halves(values: Any) -> Any:
     cap=st.sampled_from([0.0, 0.5, 50.0]),
     seed=st.integers(0, 999),
 )
+@pytest.mark.slow
 def test_any_size_agrees_with_the_reference_if_unseen_positions_are_nan(
     kernel: Kernel,
     tokens: int,

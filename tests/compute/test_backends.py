@@ -127,6 +127,7 @@ print(cpu_backend(2).threading_layer, len(wrong), sum(wrong))
 """
 
 
+@pytest.mark.slow
 def test_decoders_on_threads_take_turns_if_numba_has_threads_for_only_one(model_files: dict[str, Path]) -> None:
     environment = os.environ | {"NUMBA_NUM_THREADS": "2", "NUMBA_THREADING_LAYER": "workqueue"}
     command = [sys.executable, "-c", _ON_THREADS, str(model_files["qwen2"])]

@@ -45,7 +45,13 @@ def model_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Block
     return made
 
 
-@pytest.mark.parametrize("block_format", FORMATS.values(), ids=lambda one: one.name)
+@pytest.mark.parametrize(  # by default the demo's format, one of floats and one with uneven levels
+    "block_format",
+    [
+        pytest.param(one, marks=() if one.name in ("F16", "Q4_K", "IQ4_NL") else pytest.mark.slow, id=one.name)
+        for one in FORMATS.values()
+    ],
+)
 def test_a_model_of_any_format_decodes_and_its_checks_hold(
     block_format: BlockFormat, model_of: Callable[[BlockFormat], Model], decoder_for: Callable[[Model, int], Decoder]
 ) -> None:

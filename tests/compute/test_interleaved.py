@@ -244,6 +244,7 @@ def of_format(name: str) -> tuple[str, ...]:
     ],
     ids=["generic", "AVX2", "generic, all kernels and formats", "AVX2, all kernels and formats"],
 )
+@pytest.mark.slow
 def test_kernels_fused_and_apart_are_right_on_a_processor_that_can_do_less(
     tier: tuple[str, str, str], formats: list[str], is_whole: bool
 ) -> None:
@@ -287,6 +288,7 @@ def machine_code_of(code: int, tier: tuple[str, str, str]) -> str:
 
 
 @pytest.mark.parametrize("told", [{"NUMBA_CPU_FEATURES": "-avx2,-f16c"}, {"NUMBA_ENABLE_AVX": "0"}])
+@pytest.mark.slow
 def test_a_product_is_compiled_without_the_features_that_numba_disables(told: dict[str, str]) -> None:
     """LLVM used to end the process."""
     environment = os.environ | told | {"NUMBA_CACHE_DIR": os.devnull}

@@ -78,6 +78,7 @@ def sources(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_file_and_a_line_make_a_format_that_every_kernel_multiplies(sources: Path) -> None:
     done = subprocess.run([sys.executable, "-c", VERIFIED], cwd=sources, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

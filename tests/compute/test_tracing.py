@@ -132,6 +132,7 @@ def test_the_error_of_a_kernel_is_rounding_and_int8_activations_have_more(
         assert (error.snr_db > 100) == (error.source.value == "kernel as it ran")
 
 
+@pytest.mark.slow
 def test_the_error_of_an_int8_kernel_is_its_activations_and_reported_once(
     model: Model, run: Callable[..., Traced]
 ) -> None:

@@ -21,15 +21,10 @@ pytest.importorskip("torch", reason="torch is not installed: make torch")
 
 # These programs take about 45 s on a quiet machine with 2 cores.
 BY_DEFAULT = {
-    "names_static_attn",
-    "save_cloudpickle_main",
-    "save_kept_sdpa",
     "save_own_getstate",
     "jit_script_rope",
     "inspect_vars",
     "odd_dataclass",
-    "odd_metaclass_and_slots",
-    "odd_asked",
     "odd_weakref",
     "process_traceback",
 }

@@ -37,6 +37,7 @@ def differs_by(outcome: Outcome) -> float:
     return max(abs(exposed_percent(view) - measured[view.rank or 0]) for view in outcome.ranks)
 
 
+@pytest.mark.slow
 def test_exposed_gradients_are_named_with_the_share_that_ddp_itself_measures(run: Run) -> None:
     for _ in range(3):  # the latest steps of both sides may differ
         faulty = run.faulty("ddp_exposed", "communication-exposed")
@@ -60,6 +61,7 @@ def test_gradients_that_are_small_next_to_the_computation_have_no_warning(run: R
     assert healthy.warnings <= OF_BOTH
 
 
+@pytest.mark.slow
 def test_a_rank_that_waits_names_the_slow_one_instead_of_the_communication(run: Run) -> None:
     waits, slow = run.faulty("ddp_slow_rank", "waits-for-rank").ranks
     (verdict,) = (one for one in waits.verdicts if one.id in ("waits-for-rank", "starved"))

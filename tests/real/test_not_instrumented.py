@@ -54,8 +54,9 @@ with torch.no_grad():
     for _ in range(100):
         model(torch.ones(2, 64, 256))
 """
+FUSED = "an encoder's fused path"
 PROGRAMS = {
-    "an encoder's fused path": (ENCODER.format(mode="eval"), ENCODER.format(mode="train")),
+    FUSED: (ENCODER.format(mode="eval"), ENCODER.format(mode="train")),
     "experts that are parameters": (
         EXPERTS.format(weights="self.w = nn.Parameter(torch.randn(4, 256, 1024))", product="(x @ self.w[at]).mean()"),
         EXPERTS.format(
@@ -65,7 +66,9 @@ PROGRAMS = {
 }
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize(
+    "name", [FUSED, *(pytest.param(name, marks=pytest.mark.slow) for name in PROGRAMS if name != FUSED)]
+)
 def test_time_that_cbtop_does_not_see_inside_is_not_called_host_bound(
     name: str, tmp_path: Path, runtime: Path
 ) -> None:

@@ -21,6 +21,7 @@ pytest.importorskip("torch", reason="torch is not installed: make torch")
         pytest.param("recompiled", "recompilation", marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.slow
 def test_what_makes_steps_slow_is_named_and_a_twin_gets_no_warning(run: Run, script: str, verdict: str) -> None:
     if script == "slow_detokenizer":
         pytest.importorskip("transformers", reason="transformers is not installed")

@@ -63,7 +63,7 @@ def test_a_training_loop_has_training_steps_and_nothing_between_them(
 @pytest.mark.parametrize(
     ("script", "verdict"),
     [
-        ("slow_data", "input-bound"),
+        pytest.param("slow_data", "input-bound", marks=pytest.mark.slow),
         pytest.param("heavy_optimizer", "optimizer-bound", marks=pytest.mark.slow),
         pytest.param("repeated_forward", "recompute", marks=pytest.mark.slow),
     ],

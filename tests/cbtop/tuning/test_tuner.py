@@ -233,6 +233,7 @@ def test_a_try_changes_its_own_part_of_the_best_so_far() -> None:
     assert changed(best, IN_USE, Setting(4)) == Setting(4, True)
 
 
+@pytest.mark.slow
 def test_the_bricks_of_a_real_model_are_recorded_and_a_setting_is_tried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,7 @@ from cbtop.profiler.profiler import BrickProfiler
 from tests.profiler.instrument.tiny import model_of, words
 
 
+@pytest.mark.slow
 def test_a_model_that_generates_in_frozen_time_is_timed_and_says_nothing(
     caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str], runtime: object
 ) -> None:

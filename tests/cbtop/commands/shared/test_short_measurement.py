@@ -54,6 +54,7 @@ def test_on_a_quiet_machine_roofs_are_measured_without_the_engine(machine: Quiet
     assert in_words(roofs.ceilings).startswith("memory ")
 
 
+@pytest.mark.slow
 def test_a_busy_machine_gives_no_roofs(machine: QuietMachine) -> None:
     with machine.busy():
         done = calibrate(machine.environment())
@@ -66,10 +67,12 @@ def test_a_busy_machine_gives_no_roofs(machine: QuietMachine) -> None:
     ("more", "why"),
     [
         ("short_roofs.MAX_SPREAD_PERCENT = -1", "its rounds differ by"),
-        ("short_roofs.MAX_WAIT_PERCENT = -1", "its threads waited"),
-        ("short_roofs.MAX_FILL_S = 0", "it took too long to get memory: others use it"),
-        ("short_roofs.KIND_S = 0", "only 0 rounds fitted"),
-        ("short_roofs.LARGEST_BUFFER_BYTES = 0", "a buffer of"),
+        pytest.param("short_roofs.MAX_WAIT_PERCENT = -1", "its threads waited", marks=pytest.mark.slow),
+        pytest.param(
+            "short_roofs.MAX_FILL_S = 0", "it took too long to get memory: others use it", marks=pytest.mark.slow
+        ),
+        pytest.param("short_roofs.KIND_S = 0", "only 0 rounds fitted", marks=pytest.mark.slow),
+        pytest.param("short_roofs.LARGEST_BUFFER_BYTES = 0", "a buffer of", marks=pytest.mark.slow),
         ("machine_load.PROC_STAT = '/nothing'", "this system does not report"),
         ("short_roofs.main = lambda: sys.exit(3)", "it ended with 3"),
         ("short_measurement.MAX_S = 0", "it took longer than 0 s"),
