@@ -32,9 +32,9 @@ examples:
   cbtop map qwen2.5-1.5b-q4_k_m.gguf --backend cuda       on a GPU, with grids and blocks
   cbtop map qwen2.5-1.5b-q4_k_m.gguf --prefill            a prompt's
   cbtop map qwen2.5-1.5b-q4_k_m.gguf --kernel rms_norm    where that kernel runs
-  cbtop map qwen2.5-1.5b-q4_k_m.gguf --reverse attention  kernel -> bricks, of kernels with that in their name
+  cbtop map qwen2.5-1.5b-q4_k_m.gguf --reverse attention  kernel -> bricks, of attention's kernels
 
-Layers that launch the same are one line.
+Layers that launch the same are one line. A NAME may be part of a kernel's name, or of the name of its file.
 
 exit codes: 0 printed, 2 usage, 3 no such kernel
 """
@@ -46,8 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", type=Path, metavar="MODEL.gguf", help="the model")
     parser.add_argument("--backend", choices=BACKENDS, default="cpu", help="what computes (default: %(default)s)")
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--kernel", metavar="NAME", help="only kernels with NAME in theirs")
-    which.add_argument("--reverse", metavar="NAME", help="kernels with NAME in theirs first, then who launches them")
+    which.add_argument("--kernel", metavar="NAME", help="only kernels with this in their name or their file's")
+    which.add_argument("--reverse", metavar="NAME", help="the same kernels first, then the bricks that launch them")
     parser.add_argument("--prefill", action="store_true", help=f"a pass of {PREFILL_TOKENS} tokens, not of one")
     parser.add_argument("--json", action="store_true", help="print JSON, each layer by itself")
 
@@ -63,10 +63,11 @@ def run(options: argparse.Namespace) -> int:
     except ComputeError as error:
         raise UsageError(str(error)) from error
     name = options.kernel or options.reverse
-    chosen = [one for one in launched if name is None or name in one.kernel]
+    # A GPU's kernel may be called `few_64`: its file says that it is attention.
+    chosen = [one for one in launched if name is None or name in one.kernel or name in Path(one.file).stem]
     if not chosen:
         kernels = ", ".join(sorted({one.kernel for one in launched}))
-        raise NoDataError(f"no kernel has {name!r} in its name; there are {kernels}")
+        raise NoDataError(f"no kernel has {name!r} in its name or in that of its file; there are {kernels}")
     if options.json:
         document: dict[str, object] = {"schema": SCHEMA, "backend": options.backend, "tokens": tokens}
         if options.backend == "cuda":

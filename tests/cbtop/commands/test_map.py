@@ -11,6 +11,7 @@ from cbtop.cli import main
 from cbtop.compute.cuda.compiler import hash_of
 from cbtop.compute.demo_model import TINY, write_model
 from cbtop.compute.ptx_registry import PtxRegistry
+from tests.cbtop.help_examples import examples_of
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +52,23 @@ def test_map_of_a_kernel_that_there_is_not_names_those_that_there_are(
 ) -> None:
     code, out, err = called(capsys, "map", model, "--kernel", "flash")
     assert (code, out) == (3, "")
-    assert "no kernel has 'flash' in its name; there are add_rms_norm" in err
+    assert "no kernel has 'flash' in its name or in that of its file; there are add_rms_norm" in err
     assert ", attention" in err
+
+
+@pytest.mark.parametrize("example", examples_of("map"), ids=" ".join)
+def test_map_runs_each_example_of_its_help(
+    example: list[str], model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = called(capsys, *(model if word.endswith(".gguf") else word for word in example))
+    assert (code, err) == (0, "")
+    assert " launches a pass of " in out
+
+
+def test_map_finds_a_kernel_of_a_gpu_by_the_name_of_its_file(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = called(capsys, "map", model, "--backend", "cuda", "--reverse", "attention")
+    assert code == 0
+    assert [line.split()[:2] for line in out.splitlines()[1:2]] == [["few_64", "Attention"]]
 
 
 def test_map_of_no_model_is_an_error_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
