@@ -171,7 +171,7 @@ class Gpu:
             made = compiled(module.source, self.architecture, stamped=stamped)
             loaded = self.cupy.cuda.function.Module()
             loaded.load(made.cubin)
-            PtxRegistry().add(made.ptx)
+            PtxRegistry().register(module.name, made.ptx)
             self._modules[key] = loaded, made
         return self._modules[key]
 

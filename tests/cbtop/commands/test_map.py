@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from cbtop.cli import main
-from cbtop.compute.cuda.compiler import hash_of
 from cbtop.compute.demo_model import TINY, write_model
 from cbtop.compute.ptx_registry import PtxRegistry
 from tests.cbtop.help_examples import examples_of
@@ -83,9 +82,9 @@ def test_ptx_is_listed_and_shown_by_as_many_digits_as_tell_it_apart(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert called(capsys, "ptx", "list")[0] == 3
     texts = [b".visible .entry rms_norm(\n.param .u64 x)\n", b".visible .entry rope(\n"]
-    norm, rope = (f"{hash_of(one):016x}" for one in texts)
+    norm, rope = (f"{PtxRegistry.hash_ptx(one):016x}" for one in texts)
     for one in texts:
-        PtxRegistry().add(one)
+        PtxRegistry().register("f", one)
     code, out, _ = called(capsys, "ptx", "list")
     assert code == 0
     assert sorted(out.splitlines()) == sorted([f"{norm}  rms_norm", f"{rope}  rope"])
@@ -104,7 +103,7 @@ def test_names_in_ptx_that_a_terminal_would_obey_are_shown_escaped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    PtxRegistry().add(b".entry \x1b[2Jf(")
+    PtxRegistry().register("f", b".entry \x1b[2Jf(")
     assert "\x1b" not in called(capsys, "ptx", "list")[1]
 
 
