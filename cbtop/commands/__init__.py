@@ -16,7 +16,7 @@ COMMANDS = {
     "export": "write what was recorded for other tools",
     "kernels": "which kernels run for each brick on a GPU, recorded for a few steps",
     "map": "which kernels a model runs, by layer and brick, and where each is written",
-    "ptx": "show the PTX of a kernel by the hash that a tree names",
+    "ptx": "analyse PTX, and show the PTX of a kernel by the hash that a tree names",
     "post-mortem": "what a process was doing when it ended",
     "daemon": "serve what runs to many viewers",
     "keys": "who may listen from another machine",

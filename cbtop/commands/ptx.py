@@ -1,62 +1,174 @@
-"""`cbtop ptx`: print the PTX of a kernel, by the hash that the graph's tree shows."""
+"""`cbtop ptx`: analyse PTX, list the PTX that was compiled on this machine, and print it by its hash."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 
 from cbtop.compute.ptx_registry import PtxRegistry
-from cbtop.errors import NoDataError, UsageError
+from cbtop.errors import FailedCheckError, NoDataError, UsageError
 from cbtop.profiler.analysis.graph.nodes import printable
+from cbtop.profiler.analysis.machine_code.examination import Toolbox, examined
+from cbtop.profiler.analysis.machine_code.resources import ARCHITECTURE
+from cbtop.profiler.analysis.ptx.lints import findings
+from cbtop.profiler.analysis.ptx.lints.base import Severity
+from cbtop.profiler.analysis.ptx.model import PtxError
+from cbtop.profiler.analysis.ptx.parser import MAX_BYTES, parse
+from cbtop.profiler.analysis.ptx.summary import summary_of
+from cbtop.reports.ptx import FORMATS, PtxFile
+from cbtop.units import counted
 
 DESCRIPTION = (
-    "Show the PTX of a CUDA module that cbtop compiled on this machine. Its hash is in the detail of a kernel in "
-    "the tree, in JSON (ptx_hash) and in the output of `cbtop ptx list`."
+    "Analyse PTX without a GPU: the entries of a module and its errors, with their lines. Or show the PTX of a CUDA "
+    "module that cbtop compiled on this machine. Its hash is in the detail of a kernel in the tree, in JSON "
+    "(ptx_hash) and in the output of `cbtop ptx list`."
 )
 EPILOG = """\
 examples:
+  cbtop ptx kernel.ptx                  entries and errors of correctness
+  cbtop ptx kernel.ptx --bugs           also likely errors
+  cbtop ptx kernel.ptx --arch sm_80     registers, spills and occupancy on another GPU
+  cbtop ptx ~/.triton/cache --strict    every PTX of a folder, with advice
+  cbtop ptx dc4ab6be0f3e6bd5            the same for a module that was compiled here
+  cbtop ptx kernel.ptx --format sarif > ptx.sarif
   cbtop ptx list                        what was compiled here: hash and entries, newest first
   cbtop ptx show dc4ab6be0f3e6bd5       print it
   cbtop ptx show dc4a | less            as many digits as tell it from the others
 
-exit codes: 0 printed, 2 usage, 3 not compiled on this machine
+exit codes: 0 printed and no error found, 2 usage, no such file, or no PTX, 3 not compiled on this machine, 4 an
+error of correctness was found
 """
 ENTRY = ".entry "
+SUFFIX = ".ptx"
+LIST, SHOW = "list", "show"
+MAX_FILES = 10_000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    what = parser.add_subparsers(dest="what", metavar="WHAT", required=True)
-    what.add_parser("list", help="what was compiled on this machine")
-    show = what.add_parser("show", help="print one")
-    show.add_argument("hash", metavar="HASH", help="in hexadecimal, or its first digits")
+    parser.add_argument(
+        "what", metavar="FILE|DIR|HASH|list|show", help="PTX to analyse: a file, a folder, or a hash (see below)"
+    )
+    parser.add_argument("hash", nargs="?", metavar="HASH", help="with show: in hexadecimal, or its first digits")
+    parser.add_argument(
+        "--arch",
+        type=_architecture,
+        metavar="ARCH",
+        help="assemble for this GPU, as sm_90a (default: the PTX's target)",
+    )
+    parser.add_argument("--bugs", action="store_true", help="also report likely errors")
+    parser.add_argument("--strict", action="store_true", help="report everything: likely errors and advice")
+    parser.add_argument("--verbose", action="store_true", help="also print how to repair each finding")
+    parser.add_argument(
+        "--format", choices=tuple(FORMATS), default="text", help="what to print (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--json", action="store_const", const="json", dest="format", default=argparse.SUPPRESS,
+        help="the same as --format json",
+    )  # fmt: skip
 
 
 def run(options: argparse.Namespace) -> int:
+    if options.hash is not None and options.what != SHOW:
+        raise UsageError(f"cbtop ptx takes one FILE, DIR or HASH; {options.hash!r} is one too many")
+    if options.what == LIST:
+        return _list()
+    if options.what == SHOW:
+        if options.hash is None:
+            raise UsageError("cbtop ptx show needs a HASH, as `cbtop ptx list` prints them")
+        sys.stdout.write(_text_of(options.hash) + "\n")
+        return 0
+    severities = list(Severity)[: 3 if options.strict else 2 if options.bugs else 1]
+    toolbox = Toolbox.of_this_machine()
+    files = [_analysed(name, text, severities, options.arch, toolbox) for name, text in _texts(options.what)]
+    sys.stdout.write(FORMATS[options.format](files, verbose=options.verbose) + "\n")
+    errors = [one for file in files for one in file.findings if one.lint.severity is Severity.CORRECTNESS]
+    if errors:
+        sys.stdout.flush()
+        raise FailedCheckError(f"{counted(len(errors), 'error')} of correctness in the PTX")
+    return 0
+
+
+def _architecture(text: str) -> str:
+    if not ARCHITECTURE.fullmatch(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not an architecture such as sm_90 or sm_90a")
+    return text
+
+
+def _analysed(
+    name: str, text: str, severities: list[Severity], architecture: str | None, toolbox: Toolbox
+) -> PtxFile:
+    try:
+        module = parse(text)
+        return PtxFile(
+            name,
+            module,
+            [summary_of(module, entry) for entry in module.entries],
+            findings(module, severities),
+            examined(text.encode(), module, architecture or module.target, toolbox),
+        )
+    except PtxError as error:
+        raise UsageError(f"{printable(name)}: {printable(str(error))}") from error
+
+
+def _texts(what: str) -> list[tuple[str, str]]:
+    """Return the name and the text of each PTX that the argument names."""
+    path = Path(what)
+    if path.is_dir():
+        paths = sorted(one for one in path.rglob(f"*{SUFFIX}") if one.is_file())
+        if not paths:
+            raise UsageError(f"{what} contains no *{SUFFIX} file")
+        if len(paths) > MAX_FILES:
+            raise UsageError(f"{what} contains {len(paths)} *{SUFFIX} files; pass a folder with at most {MAX_FILES}")
+        return [(str(one), _read(one)) for one in paths]
+    if path.exists() or not _is_hash(what):
+        return [(what, _read(path))]
+    return [(what, _text_of(what))]
+
+
+def _read(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from error
+    if len(content) > MAX_BYTES:
+        raise UsageError(f"{path}: more than {MAX_BYTES >> 20} MiB")
+    return content.rstrip(b"\0").decode("utf-8", "replace")
+
+
+def _is_hash(text: str) -> bool:
+    digits = text.lower().removeprefix("0x")
+    return bool(digits) and all(digit in "0123456789abcdef" for digit in digits)
+
+
+def _list() -> int:
     registry = PtxRegistry()
     hashes = registry.hashes()
-    if options.what == "list":
-        for one in hashes:
-            ptx = registry.lookup(one)
-            entries = "damaged" if ptx is None else printable(", ".join(_entries(ptx)))
-            sys.stdout.write(f"{one:016x}  {entries}\n")
-        if not hashes:
-            raise NoDataError(
-                "no CUDA kernel was compiled on this machine yet; cbtop demo --backend cuda compiles some"
-            )
-        return 0
-    wanted = options.hash.lower().removeprefix("0x")
-    if not wanted or any(digit not in "0123456789abcdef" for digit in wanted):
-        raise UsageError(f"{options.hash!r} is not a hash; pass hexadecimal digits, as `cbtop ptx list` prints them")
-    found = [one for one in hashes if f"{one:016x}".startswith(wanted)]
-    if len(found) > 1:
-        raise UsageError(f"{len(found)} hashes begin with {wanted}; pass more digits")
-    text = registry.lookup(found[0]) if found else None
+    for one in hashes:
+        ptx = registry.lookup(one)
+        entries = "damaged" if ptx is None else printable(", ".join(_entries(ptx)))
+        sys.stdout.write(f"{one:016x}  {entries}\n")
+    if not hashes:
+        raise NoDataError("no CUDA kernel was compiled on this machine yet; cbtop demo --backend cuda compiles some")
+    return 0
+
+
+def _text_of(digits: str) -> str:
+    """Return the PTX of the only stored hash that begins with these digits."""
+    if not _is_hash(digits):
+        raise UsageError(f"{digits!r} is not a hash; pass hexadecimal digits, as `cbtop ptx list` prints them")
+    registry = PtxRegistry()
+    wanted = digits.lower().removeprefix("0x")
+    matches = [one for one in registry.hashes() if f"{one:016x}".startswith(wanted)]
+    if len(matches) > 1:
+        raise UsageError(f"{len(matches)} hashes begin with {wanted}; pass more digits")
+    text = registry.lookup(matches[0]) if matches else None
     if text is None:
         raise NoDataError(
             f"{wanted} was not compiled on this machine, or was deleted; `cbtop ptx list` prints the others"
         )
-    sys.stdout.write(text + "\n")
-    return 0
+    return text
 
 
 def _entries(ptx: str) -> list[str]:

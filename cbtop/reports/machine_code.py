@@ -1,0 +1,111 @@
+"""Print what the machine code of a PTX module's entries says: as lines of text, and as values for JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+
+from cbtop.profiler.analysis.machine_code.examination import Entry, Examination
+from cbtop.profiler.analysis.machine_code.intensity import Intensity
+from cbtop.profiler.analysis.machine_code.occupancy import Occupancy
+from cbtop.profiler.analysis.machine_code.sass import Code
+from cbtop.profiler.analysis.machine_code.waste import change_text, limiter_text
+from cbtop.profiler.analysis.roofline import MEMORY
+from cbtop.units import NOT_MEASURED, counted, number
+
+
+def entry_lines(examination: Examination, name: str, *, verbose: bool) -> Iterator[str]:
+    """Return lines about an entry. Nothing if there is no machine code of it."""
+    one = examination.entries.get(name)
+    if one is None:
+        return
+    yield f"resources ({examination.architecture}, {examination.assembler}): {_resources(one)}"
+    yield f"occupancy (derived): {_occupancy(one)}"
+    yield f"accesses (static): {NOT_MEASURED if one.code is None else _accesses(one.code)}"
+    yield f"intensity (estimate): {_intensity(one.intensity)}"
+    for waste in one.waste:
+        possible = "possible " if waste.is_possible else ""
+        yield f"{possible}waste {waste.id}: {waste.what}; {waste.impact}"
+        if verbose:
+            yield f"  fix: {waste.fix}"
+
+
+def problem_lines(examination: Examination) -> Iterator[str]:
+    for problem in examination.problems:
+        what = "accesses and intensity" if examination.entries else "resources, occupancy and accesses"
+        yield f"{what}: {NOT_MEASURED}: {problem}"
+
+
+def entry_json(examination: Examination, name: str) -> dict[str, object] | None:
+    """Return an entry for JSON, or None if there is no machine code of it."""
+    one = examination.entries.get(name)
+    if one is None:
+        return None
+    intensity = one.intensity if isinstance(one.intensity, Intensity) else None
+    return {
+        "architecture": examination.architecture,
+        "assembler": examination.assembler,
+        "registers": one.kernel.registers,
+        "spill_store_bytes": None if one.spills is None else one.spills.store_bytes,
+        "spill_load_bytes": None if one.spills is None else one.spills.load_bytes,
+        "frame_bytes": one.kernel.frame_bytes,
+        "shared_bytes": one.kernel.shared_bytes,
+        "constant_bytes": one.kernel.constant_bytes,
+        "barriers": one.kernel.barriers,
+        "occupancy": [asdict(each) | {"source": "derived"} for each in one.occupancy],
+        "accesses": None if one.code is None else one.code.widths,
+        "tensor_core_instructions": None if one.code is None else one.code.tensor,
+        "flop_per_requested_byte": None if intensity is None else intensity.flop_per_byte,
+        "bound": None if intensity is None else intensity.bound,
+        "waste": [asdict(each) for each in one.waste],
+    }
+
+
+def _resources(one: Entry) -> str:
+    kernel = one.kernel
+    registers = NOT_MEASURED if kernel.registers is None else counted(kernel.registers, "register")
+    frame = NOT_MEASURED if kernel.frame_bytes is None else counted(kernel.frame_bytes, "byte")
+    if one.spills is None:
+        spills = f"spills {NOT_MEASURED}"
+    elif one.spills:
+        spills = f"spills {one.spills.store_bytes:,} bytes stored and {one.spills.load_bytes:,} loaded"
+    else:
+        spills = "no spills"
+    parts = [registers, spills, f"stack {frame}", f"shared {counted(kernel.shared_bytes, 'byte')}"]
+    return ", ".join([*parts, f"constants {counted(kernel.constant_bytes, 'byte')}"])
+
+
+def _occupancy(one: Entry) -> str:
+    if not one.occupancy:
+        return f"{NOT_MEASURED}: the limits of this architecture are not known"
+    most = "at most, because the launch adds shared memory: " if one.has_dynamic_shared else ""
+    if len(one.occupancy) > 1:
+        sizes = ", ".join(f"{each.warps} at {each.threads}" for each in one.occupancy)
+        return f"{most}warps an SM of {one.occupancy[0].max_warps}, by threads of a block: {sizes}"
+    return most + _of_block(one.occupancy[0])
+
+
+def _of_block(one: Occupancy) -> str:
+    if not one.blocks:
+        return f"a block of {one.threads} threads can't be launched: {limiter_text(one)}"
+    blocks = f"{counted(one.blocks, 'block')} of {one.threads} threads, {one.warps} of {one.max_warps} warps an SM"
+    changes = [change_text(change) for change in (one.gain, one.loss) if change is not None]
+    return "; ".join([f"{blocks}, limited by {limiter_text(one)}", *changes])
+
+
+def _accesses(code: Code) -> str:
+    parts = []
+    for space, widths in code.widths.items():
+        bits = ", ".join(f"{instructions} of {width} bits" for width, instructions in widths.items())
+        parts.append(f"{space}s: {bits}")
+    if code.bulk_copies:
+        parts.append(f"bulk copies: {code.bulk_copies}")
+    parts.append(f"tensor cores: {', '.join(f'{count} {name}' for name, count in code.tensor.items()) or 'not used'}")
+    return "; ".join(parts)
+
+
+def _intensity(one: Intensity | str) -> str:
+    if isinstance(one, str):
+        return f"{NOT_MEASURED}: {one}"
+    bound = {None: "the bound depends on the GPU", MEMORY: "memory-bound, unless caches serve the loads"}
+    return f"{number(one.flop_per_byte)} FLOP a requested byte: {bound.get(one.bound, 'compute-bound')}"

@@ -1,0 +1,104 @@
+"""Print the analysis of PTX files: as text, as JSON, and as SARIF."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Protocol
+
+from cbtop.profiler.analysis.graph.nodes import printable
+from cbtop.profiler.analysis.machine_code.examination import Examination
+from cbtop.profiler.analysis.ptx.lints.base import Finding
+from cbtop.profiler.analysis.ptx.model import Module
+from cbtop.profiler.analysis.ptx.summary import EntrySummary
+from cbtop.reports.machine_code import entry_json, entry_lines, problem_lines
+from cbtop.units import counted
+
+SCHEMA = "cbtop.ptx/1"
+
+
+@dataclass(frozen=True, slots=True)
+class PtxFile:
+    """The analysis of a file: its module, a summary of each entry, the findings, and its machine code."""
+
+    name: str
+    module: Module
+    entries: Sequence[EntrySummary]
+    findings: Sequence[Finding]
+    machine_code: Examination
+
+
+class Format(Protocol):
+    def __call__(self, files: Sequence[PtxFile], *, verbose: bool) -> str: ...
+
+
+def ptx_text(files: Sequence[PtxFile], *, verbose: bool) -> str:
+    lines: list[str] = []
+    for file in files:
+        lines.append(f"{file.name}: PTX {file.module.version}, {file.module.target} (static)")
+        for entry in file.entries:
+            lines.append(f"  {_entry(entry)}")
+            lines += [f"    {line}" for line in entry_lines(file.machine_code, entry.name, verbose=verbose)]
+        lines += [f"  {line}" for line in problem_lines(file.machine_code)]
+        for one in file.findings:
+            lines.append(f"{file.name}:{one.line}: {one.lint.severity} {one.lint.id}: {_message(one)}")
+            if verbose:
+                lines.append(f"    fix: {one.lint.fix}")
+    count = sum(len(file.findings) for file in files)
+    lines.append(counted(count, "finding") if count else "no problem found")
+    return "\n".join(map(printable, lines))
+
+
+def ptx_json(files: Sequence[PtxFile], *, verbose: bool) -> str:
+    """Return the files as JSON. It always contains how to repair a finding."""
+    document = {
+        "schema": SCHEMA,
+        "files": [
+            {
+                "file": file.name,
+                "version": file.module.version,
+                "target": file.module.target,
+                "entries": [
+                    asdict(one) | {"source": "static", "machine_code": entry_json(file.machine_code, one.name)}
+                    for one in file.entries
+                ],
+                "machine_code_problems": file.machine_code.problems,
+                "findings": [_finding(one) for one in file.findings],
+            }
+            for file in files
+        ],
+    }
+    return json.dumps(document, indent=2)
+
+
+def _entry(one: EntrySummary) -> str:
+    parts = [
+        counted(one.instructions, "instruction"),
+        counted(one.barriers, "barrier"),
+        f"{one.shared_bytes} bytes of shared memory" + (" and what the launch adds" * one.has_dynamic_shared),
+    ]
+    for what, threads in (("requires", one.required_threads), ("at most", one.max_threads)):
+        if threads:
+            parts.append(f"{what} {'x'.join(map(str, threads))} threads")
+    return f"{one.name} (line {one.line}): {', '.join(parts)}"
+
+
+def _message(one: Finding) -> str:
+    return f"{one.function}: {one.message}" + (f" ({one.source[0]}:{one.source[1]})" if one.source else "")
+
+
+def _finding(one: Finding) -> dict[str, object]:
+    return {
+        "id": one.lint.id,
+        "severity": one.lint.severity.value,
+        "function": one.function,
+        "line": one.line,
+        "source_file": one.source[0] if one.source else None,
+        "source_line": one.source[1] if one.source else None,
+        "message": one.message,
+        "fix": one.lint.fix,
+    }
+
+
+FORMATS: dict[str, Format] = {"text": ptx_text, "json": ptx_json}

@@ -1,0 +1,203 @@
+"""Compute how many blocks of a kernel fit on one SM, what limits them, and the next change of that number.
+
+The rules are those of NVIDIA's `cuda_occupancy.h` (CUDA 13.5). The limits are from the CUDA programming guide, table
+"Technical specifications per compute capability". The shared memory of an SM is its largest carve-out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+WARP = 32  # threads
+KIB = 1024
+REGISTERS_PER_SM = 65536  # also the limit of one block
+REGISTER_UNIT = 256  # registers of a warp are rounded up to a multiple
+PARTITIONS = 4  # of an SM: each has a quarter of the registers
+MAX_THREADS_PER_BLOCK = 1024
+MAX_REGISTERS = 255  # of a thread
+
+WARPS, BLOCKS, REGISTERS, SHARED, BARRIERS = "warps", "blocks", "registers", "shared memory", "barriers"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits of one SM of a compute capability."""
+
+    warps: int
+    blocks: int
+    shared_bytes: int
+    barriers: int | None = None  # None: they limit nothing
+    shared_unit_bytes: int = 128
+    reserved_shared_bytes: int = KIB  # the driver's, in each block
+
+    @property
+    def shared_bytes_per_block(self) -> int:
+        """The most that a block can use. More than 48 KiB need an opt-in of the program."""
+        return self.shared_bytes - self.reserved_shared_bytes
+
+
+LIMITS = {  # compute capability: limits
+    (7, 0): Limits(64, 32, 96 * KIB, shared_unit_bytes=256, reserved_shared_bytes=0),
+    (7, 5): Limits(32, 16, 64 * KIB, shared_unit_bytes=256, reserved_shared_bytes=0),
+    (8, 0): Limits(64, 32, 164 * KIB),
+    (8, 6): Limits(48, 16, 100 * KIB),
+    (8, 7): Limits(48, 16, 164 * KIB),
+    (8, 9): Limits(48, 24, 100 * KIB),
+    (9, 0): Limits(64, 32, 228 * KIB, 64),
+    (10, 0): Limits(64, 32, 228 * KIB, 64),
+    (10, 3): Limits(64, 32, 228 * KIB, 32),
+    (11, 0): Limits(48, 24, 228 * KIB, 24),
+    (12, 0): Limits(48, 24, 100 * KIB, 24),
+    (12, 1): Limits(48, 24, 100 * KIB, 24),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """The resources that one block asks for."""
+
+    threads: int
+    registers: int  # of a thread
+    shared_bytes: int  # static and dynamic, without the driver's part
+    barriers: int = 1
+
+    @property
+    def warps(self) -> int:
+        return _divided_up(self.threads, WARP)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A change of one resource that changes the number of blocks on an SM."""
+
+    resource: str  # REGISTERS of a thread, or SHARED bytes of a block
+    amount: int  # negative: that much less
+    blocks: int  # on an SM, after the change
+
+
+@dataclass(frozen=True, slots=True)
+class Occupancy:
+    """Blocks and warps of a kernel on one SM. 0 blocks: it can't be launched."""
+
+    threads: int  # of a block
+    blocks: int
+    warps: int
+    max_warps: int
+    limiters: tuple[str, ...]  # what allows no more blocks
+    gain: Change | None  # the smallest saving of one resource that gives more blocks
+    loss: Change | None  # the smallest addition of registers that gives fewer blocks
+
+    @property
+    def percent(self) -> float:
+        return 100 * self.warps / self.max_warps
+
+
+def capability_of(architecture: str) -> tuple[int, int] | None:
+    """Return the compute capability of an architecture such as "sm_90a", or None if it has another form."""
+    digits = architecture.removeprefix("sm_").rstrip("af")
+    if (
+        not architecture.startswith("sm_")
+        or not digits.isascii()
+        or not digits.isdecimal()
+        or not 2 <= len(digits) <= 3
+    ):
+        return None
+    return int(digits[:-1]), int(digits[-1])
+
+
+def occupancy_of(architecture: str, block: Block) -> Occupancy | None:
+    """Return the occupancy of a kernel, or None if the limits of the architecture are not known.
+
+    Raises ValueError if a block has no thread or no register.
+    """
+    limits = LIMITS.get(capability_of(architecture) or (0, 0))
+    if limits is None:
+        return None
+    if block.threads < 1 or block.registers < 1:
+        raise ValueError(f"a block of {block.threads} threads with {block.registers} registers; expected 1 or more")
+    allowed = _allowed(limits, block)
+    blocks = min(allowed.values())
+    return Occupancy(
+        threads=block.threads,
+        blocks=blocks,
+        warps=blocks * block.warps,
+        max_warps=limits.warps,
+        limiters=tuple(name for name, number in allowed.items() if number == blocks),
+        gain=_gain(limits, block, blocks),
+        loss=_loss(limits, block, blocks),
+    )
+
+
+def _allowed(limits: Limits, block: Block) -> dict[str, int]:
+    """Return how many blocks each resource of an SM allows."""
+    allowed = {
+        WARPS: limits.warps // block.warps if block.threads <= MAX_THREADS_PER_BLOCK else 0,
+        BLOCKS: limits.blocks,
+        REGISTERS: _by_registers(block),
+        SHARED: _by_shared(limits, block),
+    }
+    if block.barriers and limits.barriers is not None:
+        allowed[BARRIERS] = limits.barriers // block.barriers
+    return allowed
+
+
+def _by_registers(block: Block) -> int:
+    of_warp = _rounded_up(block.registers * WARP, REGISTER_UNIT)
+    # The launch check assumes that each partition gets the same number of warps.
+    of_block = of_warp * _rounded_up(block.warps, PARTITIONS)
+    if of_block > REGISTERS_PER_SM or block.registers > MAX_REGISTERS:
+        return 0
+    return REGISTERS_PER_SM // PARTITIONS // of_warp * PARTITIONS // block.warps
+
+
+def _by_shared(limits: Limits, block: Block) -> int:
+    of_block = _rounded_up(block.shared_bytes + limits.reserved_shared_bytes, limits.shared_unit_bytes)
+    if of_block > limits.shared_bytes:
+        return 0
+    return limits.shared_bytes // of_block if of_block else limits.blocks
+
+
+def _gain(limits: Limits, block: Block, blocks: int) -> Change | None:
+    def with_fewer_registers(amount: int) -> Block:
+        return replace(block, registers=block.registers - amount)
+
+    def with_less_shared(amount: int) -> Block:
+        return replace(block, shared_bytes=block.shared_bytes - amount)
+
+    registers = _smallest(limits, with_fewer_registers, block.registers - 1, blocks)
+    if registers is not None:
+        return Change(REGISTERS, -registers[0], registers[1])
+    shared = _smallest(limits, with_less_shared, block.shared_bytes, blocks)
+    return None if shared is None else Change(SHARED, -shared[0], shared[1])
+
+
+def _smallest(limits: Limits, less: Callable[[int], Block], most: int, blocks: int) -> tuple[int, int] | None:
+    """Return the smallest saving that gives more than `blocks` blocks, and their number. None if there is none."""
+
+    def blocks_with(amount: int) -> int:
+        return min(_allowed(limits, less(amount)).values())
+
+    if most < 1 or blocks_with(most) <= blocks:
+        return None
+    too_few, enough = 0, most  # fewer resources never give fewer blocks: bisect
+    while enough - too_few > 1:
+        middle = (too_few + enough) // 2
+        too_few, enough = (too_few, middle) if blocks_with(middle) > blocks else (middle, enough)
+    return enough, blocks_with(enough)
+
+
+def _loss(limits: Limits, block: Block, blocks: int) -> Change | None:
+    for registers in range(block.registers + 1, MAX_REGISTERS + 1):
+        fewer = min(_allowed(limits, replace(block, registers=registers)).values())
+        if fewer < blocks:
+            return Change(REGISTERS, registers - block.registers, fewer)
+    return None
+
+
+def _divided_up(number: int, unit: int) -> int:
+    return -(-number // unit)
+
+
+def _rounded_up(number: int, unit: int) -> int:
+    return _divided_up(number, unit) * unit

@@ -1,0 +1,128 @@
+"""Find waste in a kernel's machine code: what is wasted, how much, and how to avoid it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from cbtop.profiler.analysis.machine_code.cubin import Kernel
+from cbtop.profiler.analysis.machine_code.occupancy import (
+    BARRIERS,
+    BLOCKS,
+    REGISTERS,
+    SHARED,
+    WARPS,
+    Change,
+    Occupancy,
+)
+from cbtop.profiler.analysis.machine_code.resources import Advisory, Spills
+from cbtop.profiler.analysis.machine_code.sass import Code
+
+LOW_PERCENT = 25  # of an SM's warps: fewer seldom hide the latency of memory
+RESOURCES = {
+    WARPS: "the number of warps",
+    BLOCKS: "the number of blocks",
+    REGISTERS: "registers",
+    SHARED: "shared memory",
+    BARRIERS: "barriers",
+}
+SPILL_FIX = (
+    "give ptxas more registers (fewer threads in __launch_bounds__, a higher maxnreg), or keep fewer values live"
+)
+LOCAL_FIX = "index arrays of a thread by constants only, or unroll the loops that index them"
+NARROW_FIX = "load a vector type (float4, or a tile whose pointers are known to be multiples of 16 bytes)"
+OCCUPANCY_FIX = {
+    REGISTERS: "use fewer registers of a thread, or smaller blocks",
+    SHARED: "use less shared memory, or fewer stages of a pipeline",
+    BARRIERS: "use fewer barriers of a block",
+    BLOCKS: "use larger blocks",
+    WARPS: "use blocks whose warps divide those of an SM",
+}
+ADVISORY_FIX = (
+    "let no instruction but wgmma use its registers between wgmma.fence and wgmma.wait_group, in one function"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Waste:
+    """A waste with its impact and a way to avoid it. `is_possible` means that it need not cost time."""
+
+    id: str
+    what: str
+    impact: str
+    fix: str
+    is_possible: bool = False
+
+
+def waste_of(
+    kernel: Kernel, spills: Spills | None, advisories: list[Advisory], occupancy: Occupancy | None, code: Code | None
+) -> Iterator[Waste]:
+    """Return the waste in a kernel. Pass None for what is not known: then nothing is reported about it."""
+    if spills:
+        yield Waste(
+            "spills",
+            f"{spills.store_bytes:,} bytes of registers are stored to local memory and {spills.load_bytes:,} loaded",
+            f"{spills.store_bytes + spills.load_bytes:,} bytes of traffic a thread, each time that code runs",
+            SPILL_FIX,
+        )
+    elif kernel.frame_bytes and code is not None and code.count("local load") + code.count("local store"):
+        loads, stores = code.count("local load"), code.count("local store")
+        yield Waste(
+            "local-memory",
+            f"{kernel.frame_bytes} bytes of local memory hold what registers could",
+            f"{loads} loads and {stores} stores of local memory, which is as slow as global memory",
+            LOCAL_FIX,
+        )
+    for one in advisories:
+        if one.is_loss:
+            place = "" if one.line is None else f" (PTX line {one.line})"
+            yield Waste(
+                "serialized-wgmma" if "wgmma" in one.text else "assembler-advisory",
+                f"{one.text}{place}",
+                "tensor cores wait for each instruction" if "wgmma" in one.text else f"{one.code} of ptxas",
+                ADVISORY_FIX if "wgmma" in one.text else "see the assembler's message",
+            )
+    if code is not None:
+        yield from _narrow(code)
+    if occupancy is not None and occupancy.percent < LOW_PERCENT:
+        yield _low(occupancy)
+
+
+def change_text(change: Change) -> str:
+    """Return a change in words: "8 registers fewer give 3 blocks"."""
+    amount, more = abs(change.amount), "fewer" if change.amount < 0 else "more"
+    if change.resource == SHARED:
+        what = f"{amount} bytes of shared memory {'less' if change.amount < 0 else 'more'}"
+    else:
+        what = f"{amount} register{'s' * (amount != 1)} {more}"
+    verb = "gives" if amount == 1 else "give"
+    return f"{what} {verb} {change.blocks} block{'s' * (change.blocks != 1)}"
+
+
+def limiter_text(occupancy: Occupancy) -> str:
+    return " and ".join(RESOURCES[one] for one in occupancy.limiters)
+
+
+def _narrow(code: Code) -> Iterator[Waste]:
+    for space in sorted({one.space for one in code.narrow}):
+        groups = [one for one in code.narrow if one.space == space]
+        accesses, possible = sum(one.accesses for one in groups), sum(one.possible_accesses for one in groups)
+        kind = space.removeprefix("global ")
+        yield Waste(
+            "not-vectorized",
+            f"{accesses} {kind}s of {min(one.width for one in groups)} bits access adjacent addresses of a thread",
+            f"{accesses} instructions do what {possible} could, if the addresses are aligned",
+            NARROW_FIX,
+            is_possible=True,
+        )
+
+
+def _low(occupancy: Occupancy) -> Waste:
+    gain = "" if occupancy.gain is None else f"; {change_text(occupancy.gain)}"
+    return Waste(
+        "low-occupancy",
+        f"{occupancy.warps} of {occupancy.max_warps} warps an SM, limited by {limiter_text(occupancy)}{gain}",
+        f"{occupancy.percent:.0f} % of the warps that could hide the latency of memory",
+        OCCUPANCY_FIX[occupancy.limiters[0]],
+        is_possible=True,
+    )

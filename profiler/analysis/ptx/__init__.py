@@ -1,0 +1,1 @@
+"""Static analysis of PTX: a parser, control flow, dataflow and lints. It needs no GPU and no compiler."""

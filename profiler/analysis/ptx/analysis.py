@@ -1,0 +1,164 @@
+"""Everything that the lints ask about one function. Each part is computed when it is first asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from cbtop.profiler.analysis.ptx.control_flow import ControlFlow
+from cbtop.profiler.analysis.ptx.dataflow import Dataflow, Divergence
+from cbtop.profiler.analysis.ptx.lane_values import WARP_THREADS, LaneValue
+from cbtop.profiler.analysis.ptx.model import Function, Instruction, Module, Variable
+from cbtop.profiler.analysis.ptx.opcodes import address_in, is_plain_access, opcode
+
+
+@dataclass(frozen=True, slots=True)
+class SharedAccess:
+    """A load or store of shared memory with a known address. `root` is the terms of the address, without numbers.
+
+    `offsets` has the first byte of each thread, `threads` the numbers of the threads that execute the instruction.
+    """
+
+    at: int
+    is_store: bool
+    root: tuple[tuple[str, int], ...]
+    offsets: tuple[int, ...]
+    size_bytes: int
+    threads: tuple[int, ...]
+
+    @property
+    def footprint(self) -> tuple[object, ...]:
+        """Which bytes each thread uses. Accesses with the same footprint have the same conflicts."""
+        return self.offsets, self.size_bytes, self.threads
+
+
+class FunctionAnalysis:
+    """A function of a module with the results of the analyses. `launch` is the size of its blocks, if it is known."""
+
+    def __init__(self, module: Module, function: Function, launch: Sequence[int] | None = None) -> None:
+        self.module = module
+        self.function = function
+        self.launch = launch
+        self.instructions: Sequence[Instruction] = function.instructions
+
+    @cached_property
+    def flow(self) -> ControlFlow:
+        return ControlFlow(self.function)
+
+    @cached_property
+    def data(self) -> Dataflow:
+        return Dataflow(self.function, self.flow, self.variables, self.launch)
+
+    @cached_property
+    def variables(self) -> dict[str, Variable]:
+        """The variables that the function can name."""
+        own = self.function
+        return {one.name: one for one in (*self.module.variables, *own.parameters, *own.variables)}
+
+    def reachable(self) -> Iterator[tuple[int, Instruction]]:
+        """Yield the instructions that a thread can reach, with their numbers."""
+        for number in sorted(self.flow.reachable):
+            block = self.flow.blocks[number]
+            for at in range(block.start, block.end):
+                yield at, self.instructions[at]
+
+    def place_of(self, index: int | None) -> tuple[int, tuple[str, int] | None]:
+        """Return the line of an instruction in the PTX, and its file and line in the source if there are debug
+        lines."""
+        if index is None:
+            return self.function.line, None
+        one = self.function.instructions[index]
+        path = self.module.files.get(one.source[0]) if one.source else None
+        return one.line, (path, one.source[1]) if path and one.source else None
+
+    def address(self, at: int) -> LaneValue | None:
+        """Return the address of a memory access in each thread."""
+        values = self.data.lane_values
+        return None if values is None else values.of_address(address_in(self.instructions[at]))
+
+    # --- which threads execute what ---------------------------------------------------------------------------------
+
+    @cached_property
+    def divergent_branches(self) -> dict[int, Divergence]:
+        """The blocks that end with a branch that threads of a block can take differently."""
+        found: dict[int, Divergence] = {}
+        for number in sorted(self.flow.reachable):
+            block = self.flow.blocks[number]
+            if len(block.successors) > 1 and block.end > block.start:
+                level = max(map(self.data.divergence_of, self.data.reads[block.end - 1]), default=Divergence.UNIFORM)
+                if level is not Divergence.UNIFORM:
+                    found[number] = level
+        return found
+
+    @cached_property
+    def _controllers(self) -> dict[int, list[int]]:
+        """The blocks with divergent branches that decide whether a block runs, by that block."""
+        found: dict[int, list[int]] = {}
+        for branch in self.divergent_branches:
+            for number in self.flow.influence(branch):
+                found.setdefault(number, []).append(branch)
+        return found
+
+    def threads_at(self, at: int) -> tuple[int, ...] | None:
+        """Return the numbers of the threads that execute an instruction, or None if they are not known."""
+        values = self.data.lane_values
+        if values is None:
+            return None
+        number = self.flow.block_of[at]
+        conditions = []
+        for branch in self._controllers.get(number, ()):
+            last = self.instructions[self.flow.blocks[branch].end - 1]
+            taken, not_taken = self._sides(branch)
+            if last.guard and self._only_through(branch, taken, number):
+                conditions.append((last.guard, not last.is_negated))
+            elif last.guard and self._only_through(branch, not_taken, number):
+                conditions.append((last.guard, last.is_negated))
+            else:
+                return None
+        one = self.instructions[at]
+        if one.guard:
+            conditions.append((one.guard, not one.is_negated))
+        threads = set(range(values.threads.count))
+        for name, is_true in conditions:
+            value = values.of_register(name)
+            if value is None or value.terms:
+                return None
+            lanes = value.lanes * values.threads.count if len(value.lanes) == 1 else value.lanes
+            threads &= {thread for thread, lane in enumerate(lanes) if bool(lane) is is_true}
+        return tuple(sorted(threads))
+
+    def _sides(self, branch: int) -> tuple[int, int]:
+        """Return the block that follows a conditional branch if it is taken, and the one if it is not."""
+        successors = self.flow.blocks[branch].successors
+        return successors[0], successors[-1]
+
+    def _only_through(self, branch: int, side: int, number: int) -> bool:
+        """Whether a block runs only after a branch went to this side."""
+        return self.flow.blocks[side].predecessors == [branch] and self.flow.dominates(side, number)
+
+    @cached_property
+    def shared_accesses(self) -> list[SharedAccess]:
+        """The weak loads and stores of shared memory with known addresses and known threads."""
+        values = self.data.lane_values
+        if values is None:
+            return []
+        found = []
+        for at, one in self.reachable():
+            if not is_plain_access(one, "shared"):
+                continue
+            address = self.address(at)
+            if address is None or not any(name.startswith("shared:") for name in address.terms):
+                continue
+            threads = self.threads_at(at)
+            if threads:
+                parsed = opcode(one.opcode)
+                count = values.threads.count
+                offsets = address.lanes * count if len(address.lanes) == 1 else address.lanes
+                root = tuple(sorted(address.terms.items()))
+                found.append(SharedAccess(at, parsed.base == "st", root, offsets, parsed.bytes, threads))
+        return found
+
+
+def are_in_one_warp(one: int, other: int) -> bool:
+    return one // WARP_THREADS == other // WARP_THREADS

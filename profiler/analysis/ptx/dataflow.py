@@ -1,0 +1,234 @@
+"""Where registers are written and read, which differ between threads, and which are live."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from enum import IntEnum
+from functools import cached_property
+
+from cbtop.profiler.analysis.ptx.control_flow import ControlFlow
+from cbtop.profiler.analysis.ptx.lane_values import LaneValues, threads_of
+from cbtop.profiler.analysis.ptx.model import Function, Instruction, Variable
+from cbtop.profiler.analysis.ptx.opcodes import inputs, opcode, results
+
+_THREAD_IDS = ("%tid.x", "%laneid", "%warpid", "%lanemask")
+_OTHER_IDS = ("%tid.y", "%tid.z", "%clock", "%globaltimer", "%pm")
+_MIXING = frozenset({"sub", "xor", "rem", "min", "max", "selp", "slct", "and", "mul24"})
+_EXCHANGES = frozenset({"shfl", "vote", "match", "redux", "activemask", "call", "atom", "mbarrier", "elect", "tex"})
+
+
+class Divergence(IntEnum):
+    """Whether a register differs between the threads of a block."""
+
+    UNIFORM = 0
+    POSSIBLE = 1  # it comes from memory, or from another thread, or depends on the path of a thread
+    BY_THREAD = 2  # arithmetic of the thread's id
+
+
+class Dataflow:
+    """The registers of a function. Instructions that no thread reaches do not count."""
+
+    def __init__(
+        self, function: Function, flow: ControlFlow, variables: dict[str, Variable], launch: Sequence[int] | None
+    ) -> None:
+        self._function = function
+        self._flow = flow
+        self._variables = variables
+        self._launch = launch
+        registers = function.registers
+        self.writes = [results(one, registers) for one in function.instructions]
+        self.reads = [inputs(one, registers) for one in function.instructions]
+        self.writers: dict[str, list[int]] = defaultdict(list)
+        self.readers: dict[str, list[int]] = defaultdict(list)
+        for at in self._reachable_indexes():
+            for name in self.writes[at]:
+                self.writers[name].append(at)
+            for name in self.reads[at]:
+                self.readers[name].append(at)
+
+    def _reachable_indexes(self) -> Iterator[int]:
+        for number in sorted(self._flow.reachable):
+            block = self._flow.blocks[number]
+            yield from range(block.start, block.end)
+
+    def only_writer(self, name: str) -> Instruction | None:
+        """Return the only instruction that writes a register, or None if there are more, or it has a guard."""
+        writers = self.writers.get(name, ())
+        if len(writers) != 1 or name in self._function.registers.given:
+            return None
+        one = self._function.instructions[writers[0]]
+        return None if one.guard else one
+
+    # --- divergence -------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def divergence(self) -> dict[str, Divergence]:
+        """The divergence of each register that is not uniform."""
+        divergent = self._divergent()
+        proved = set(divergent)
+        work = list(divergent)
+        while work:
+            name = work.pop()
+            if name in proved and not all(self._is_by_thread(at, proved) for at in self.writers[name]):
+                proved.discard(name)
+                for at in self.readers.get(name, ()):
+                    work += [written for written in self.writes[at] if written in proved]
+        return {name: Divergence.BY_THREAD if name in proved else Divergence.POSSIBLE for name in sorted(divergent)}
+
+    def _is_by_thread(self, at: int, proved: set[str]) -> bool:
+        """Whether the results of an instruction differ by thread if the registers of `proved` do."""
+        one = self._function.instructions[at]
+        parsed = opcode(one.opcode)
+        if parsed.base in ("ld", "tex", "ldu", "suld", "tld4", "ldmatrix") or parsed.base in _EXCHANGES or one.guard:
+            return False
+        own = sum(_names(one, ids) for ids in _THREAD_IDS)
+        divergent = [name for name in self.reads[at] if name in self._divergent_names]
+        if any(name not in proved for name in divergent):
+            return False
+        count = own + len(set(divergent))
+        return count == 1 if parsed.base in _MIXING else count > 0
+
+    @cached_property
+    def _divergent_names(self) -> set[str]:
+        return self._divergent()
+
+    def _divergent(self) -> set[str]:
+        """Return the registers that are not the same in all threads for certain."""
+        found: set[str] = set() if self._function.is_entry else set(self._function.registers.given)
+        branches = self._branches()
+        done: set[int] = set()
+        work: list[str] = list(found)
+        for at in self._reachable_indexes():
+            one = self._function.instructions[at]
+            if self._starts_divergence(one):
+                work += self.writes[at]
+        while work:
+            name = work.pop()
+            if name in found and name not in self._function.registers.given:
+                continue
+            found.add(name)
+            for at in self.readers.get(name, ()):
+                one = self._function.instructions[at]
+                work += [written for written in self.writes[at] if written not in found]
+                number = branches.get(at)
+                if number is not None and number not in done:
+                    done.add(number)
+                    for block_number in self._flow.influence(number):
+                        block = self._flow.blocks[block_number]
+                        for inner in range(block.start, block.end):
+                            work += [
+                                written for written in self.writes[inner]
+                                if written not in found and self._leaves_region(written, inner)
+                            ]  # fmt: skip
+        return found
+
+    def _leaves_region(self, name: str, at: int) -> bool:
+        """Whether a register written in a divergent region can differ after it. A register that is written once
+        can, if threads leave a loop at different times."""
+        return len(self.writers[name]) > 1 or self._flow.block_of[at] in self._flow.in_loop
+
+    def _branches(self) -> dict[int, int]:
+        """Return the blocks that end with a branch that depends on a register, by the branch."""
+        return {
+            block.end - 1: number
+            for number, block in enumerate(self._flow.blocks)
+            if block.end > block.start and len(block.successors) > 1
+        }
+
+    def _starts_divergence(self, one: Instruction) -> bool:
+        parsed = opcode(one.opcode)
+        if parsed.base in ("elect", "activemask", "call", "atom", "mbarrier") or "match" in parsed.parts:
+            return True
+        if parsed.base == "ld" and parsed.space == "param" and not self._function.is_entry:
+            return True
+        return any(_names(one, ids) for ids in (*_THREAD_IDS, *_OTHER_IDS))
+
+    def divergence_of(self, name: str) -> Divergence:
+        """Return the divergence of a register. A known value that is the same in all threads makes it uniform."""
+        found = self.divergence.get(name, Divergence.UNIFORM)
+        if found is not Divergence.UNIFORM and self.lane_values is not None:
+            value = self.lane_values.of_register(name)
+            if value is not None and self.lane_values.threads.is_whole_block:
+                return Divergence.UNIFORM if value.is_uniform else Divergence.BY_THREAD
+        return found
+
+    # --- values -----------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def lane_values(self) -> LaneValues | None:
+        """The values of registers in the threads of a block, or None if the shape of a block is not known."""
+        threads = threads_of(self._function, self._launch)
+        if threads is None:
+            return None
+        writer_of = {name: one for name in self.writers if (one := self.only_writer(name)) is not None}
+        steady = frozenset(
+            name
+            for name in writer_of
+            if name not in self.divergence and self._flow.block_of[self.writers[name][0]] not in self._flow.in_loop
+        )
+        return LaneValues(threads, writer_of, steady, self._variables)
+
+    # --- liveness ---------------------------------------------------------------------------------------------------
+
+    def live_at_ends(self, names: Sequence[str]) -> list[int]:
+        """Return for each block a bit a register of `names`: whether its value is still read after the block."""
+        bit = {name: 1 << place for place, name in enumerate(names)}
+        blocks = self._flow.blocks
+        needed, written = [0] * len(blocks), [0] * len(blocks)
+        for number in self._flow.reachable:
+            for at in range(blocks[number].start, blocks[number].end):
+                for name in self.reads[at]:
+                    needed[number] |= bit.get(name, 0) & ~written[number]
+                if not self._function.instructions[at].guard:
+                    for name in self.writes[at]:
+                        written[number] |= bit.get(name, 0)
+        live = [0] * len(blocks)
+        work = sorted(self._flow.reachable)
+        while work:
+            number = work.pop()
+            before = needed[number] | live[number] & ~written[number]
+            for previous in blocks[number].predecessors:
+                if before & ~live[previous]:
+                    live[previous] |= before
+                    work.append(previous)
+        return live
+
+    @cached_property
+    def possibly_unwritten(self) -> list[tuple[int, str, bool]]:
+        """The reads of registers that some path leaves unwritten: instruction, register, and whether all paths do."""
+        names = sorted({name for reads in self.readers for name in (reads,)} - self._function.registers.given)
+        bit = {name: 1 << place for place, name in enumerate(names)}
+        everything = (1 << len(names)) - 1
+        blocks = self._flow.blocks
+        written = [0] * len(blocks)
+        for number in self._flow.reachable:
+            for at in range(blocks[number].start, blocks[number].end):
+                for name in self.writes[at]:
+                    written[number] |= bit.get(name, 0)
+        some = [everything if number else 0 for number in range(len(blocks))]  # written on all paths
+        any_path = [0] * len(blocks)  # written on any path
+        work = sorted(self._flow.reachable, reverse=True)
+        while work:
+            number = work.pop()
+            for successor in blocks[number].successors:
+                all_new = some[successor] & (some[number] | written[number])
+                any_new = any_path[successor] | any_path[number] | written[number]
+                if all_new != some[successor] or any_new != any_path[successor]:
+                    some[successor], any_path[successor] = all_new, any_new
+                    work.append(successor)
+        found = []
+        for number in sorted(self._flow.reachable):
+            always, ever = some[number], any_path[number]
+            for at in range(blocks[number].start, blocks[number].end):
+                for name in self.reads[at]:
+                    if name in bit and not always & bit[name]:
+                        found.append((at, name, not ever & bit[name]))
+                for name in self.writes[at]:
+                    always |= bit.get(name, 0)
+                    ever |= bit.get(name, 0)
+        return found
+
+
+def _names(one: Instruction, identifier: str) -> bool:
+    return any(identifier in operand for operand in one.operands)

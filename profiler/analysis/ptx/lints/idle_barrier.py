@@ -1,0 +1,64 @@
+"""Barriers that order no memory accesses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from cbtop.profiler.analysis.ptx.analysis import FunctionAnalysis
+from cbtop.profiler.analysis.ptx.lints.base import Lint, Problem, Severity
+from cbtop.profiler.analysis.ptx.model import Instruction
+from cbtop.profiler.analysis.ptx.opcodes import is_block_barrier, opcode
+
+_TOUCHES_MEMORY = frozenset({
+    "ld", "st", "atom", "red", "cp", "ldmatrix", "stmatrix", "tex", "call", "mbarrier", "wgmma", "tcgen05",
+    "multimem", "suld", "sust", "sured", "fence", "membar", "ldu", "tld4", "wmma", "prefetch", "bar", "barrier",
+    "griddepcontrol",
+    "setmaxnreg", "nanosleep", "clusterlaunchcontrol", "tensormap",
+})  # fmt: skip
+
+
+def _find(analysis: FunctionAnalysis) -> Iterator[Problem]:
+    """Yield barriers with no memory access since the last barrier, on any path."""
+    flow = analysis.flow
+    touched = dict.fromkeys(flow.reachable, False)  # an access may have happened since the last barrier
+    work = sorted(flow.reachable)
+    while work:
+        number = work.pop()
+        if _after(analysis, number, touched[number]):
+            for successor in flow.blocks[number].successors:
+                if not touched.get(successor, True):
+                    touched[successor] = True
+                    work.append(successor)
+    for number in sorted(flow.reachable):
+        state = touched[number]
+        for at in range(flow.blocks[number].start, flow.blocks[number].end):
+            one = analysis.instructions[at]
+            if is_block_barrier(one):
+                if not state and not one.guard and "red" not in opcode(one.opcode).parts:
+                    yield Problem(
+                        at, "no path accesses memory between the barrier before, or the entry, and this one"
+                    )
+                state = False
+            elif _touches(one):
+                state = True
+
+
+def _after(analysis: FunctionAnalysis, number: int, state: bool) -> bool:
+    """Whether memory may have been accessed since the last barrier at the end of a block."""
+    block = analysis.flow.blocks[number]
+    for at in range(block.start, block.end):
+        one = analysis.instructions[at]
+        state = (state or _touches(one)) and not is_block_barrier(one)
+    return state
+
+
+def _touches(one: Instruction) -> bool:
+    parsed = opcode(one.opcode)
+    return parsed.base in _TOUCHES_MEMORY and parsed.space != "param"
+
+
+IDLE_BARRIER = Lint(
+    "idle-barrier", Severity.ADVICE,
+    "A barrier follows another one, or the entry, with no memory access between. It orders nothing.",
+    "remove the barrier", _find,
+)  # fmt: skip

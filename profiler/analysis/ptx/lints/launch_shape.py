@@ -1,0 +1,34 @@
+"""A launch with another block size than the entry allows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from cbtop.profiler.analysis.ptx.analysis import FunctionAnalysis
+from cbtop.profiler.analysis.ptx.lints.base import Lint, Problem, Severity
+
+
+def _find(analysis: FunctionAnalysis) -> Iterator[Problem]:
+    """Yield the entry if its directives exclude the block size of the launch. Nothing is found without a launch."""
+    if analysis.launch is None or not analysis.function.is_entry:
+        return
+    block = (*analysis.launch, 1, 1)[:3]
+    given = "x".join(map(str, block))
+    limits = analysis.function.limits
+    required, most = limits.get("reqntid"), limits.get("maxntid")
+    if required and (*required, 1, 1)[:3] != block:
+        yield Problem(None, f"the launch has blocks of {given} threads, but .reqntid requires {_text(required)}")
+    if most and math.prod(block) > math.prod(most):
+        yield Problem(None, f"the launch has blocks of {given} threads, but .maxntid allows {_text(most)}")
+
+
+def _text(shape: tuple[int, ...]) -> str:
+    return "x".join(map(str, shape))
+
+
+LAUNCH_SHAPE = Lint(
+    "launch-shape", Severity.CORRECTNESS,
+    "The block size of a launch is not one that .reqntid or .maxntid allows, so the launch fails.",
+    "launch with the required block size, or compile the kernel for the one that is launched", _find,
+)  # fmt: skip

@@ -1,0 +1,110 @@
+"""Threads that use the same shared memory, one of them to write, without a barrier between."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from cbtop.profiler.analysis.ptx.analysis import FunctionAnalysis, SharedAccess, are_in_one_warp
+from cbtop.profiler.analysis.ptx.lints.base import Lint, Problem, Severity
+from cbtop.profiler.analysis.ptx.opcodes import is_warp_sync, may_order
+
+MAX_ACCESSES = 400  # with known addresses
+MAX_PAIRS = 500  # of different accesses that are compared, each in milliseconds
+
+
+def _between_warps(analysis: FunctionAnalysis) -> Iterator[Problem]:
+    yield from _races(analysis, in_warps=False)
+
+
+def _in_warps(analysis: FunctionAnalysis) -> Iterator[Problem]:
+    yield from _races(analysis, in_warps=True)
+
+
+def _races(analysis: FunctionAnalysis, *, in_warps: bool) -> Iterator[Problem]:
+    """Yield the second of two accesses of different threads to the same bytes, if one is a store.
+
+    A path without a barrier leads from the first to the second, and each run that contains one contains the other.
+    """
+    accesses = analysis.shared_accesses[:MAX_ACCESSES]
+    reported: set[int] = set()
+    pairs: dict[tuple[object, ...], tuple[int, int] | None] = {}
+    for first in accesses:
+        reached = _reached_unordered(analysis, first.at, in_warps=in_warps)
+        for second in accesses:
+            if first.is_store == second.is_store or first.root != second.root or second.at in reported:
+                continue
+            if second.at not in reached or not _belong_together(analysis, first.at, second.at):
+                continue
+            key = (*first.footprint, *second.footprint)
+            if key not in pairs:
+                pairs[key] = _pair(first, second, in_warps=in_warps) if len(pairs) < MAX_PAIRS else None
+            if (pair := pairs[key]) is None:
+                continue
+            reported.add(second.at)
+            does, did = ("reads", "writes") if first.is_store else ("writes", "reads")
+            a, b = pair
+            line = analysis.instructions[first.at].line
+            missing = "synchronisation of the warp" if in_warps else "barrier"
+            yield Problem(
+                second.at,
+                f"thread {b} {does} shared bytes that thread {a} {did} at line {line}, with no {missing} between",
+            )
+
+
+def _pair(first: SharedAccess, second: SharedAccess, *, in_warps: bool) -> tuple[int, int] | None:
+    """Return two threads of which the second uses bytes of the first, but does not write them itself."""
+    users: dict[int, set[int]] = {}
+    for thread in first.threads:
+        for byte in range(first.offsets[thread], first.offsets[thread] + first.size_bytes):
+            users.setdefault(byte, set()).add(thread)
+    for other in second.threads:
+        for byte in range(second.offsets[other], second.offsets[other] + second.size_bytes):
+            threads = users.get(byte, ())
+            if other not in threads:
+                for thread in threads:
+                    if are_in_one_warp(thread, other) is in_warps:
+                        return thread, other
+    return None
+
+
+def _belong_together(analysis: FunctionAnalysis, first: int, second: int) -> bool:
+    """Whether each run of one of the blocks contains a run of the other."""
+    flow = analysis.flow
+    a, b = flow.block_of[first], flow.block_of[second]
+    return flow.dominates(a, b) or flow.post_dominates(b, a) or flow.dominates(b, a) or flow.post_dominates(a, b)
+
+
+def _reached_unordered(analysis: FunctionAnalysis, start: int, *, in_warps: bool) -> frozenset[int]:
+    """Return the instructions that a thread can reach from one without an instruction that orders accesses."""
+    flow = analysis.flow
+    found: set[int] = set()
+    done: set[int] = set()
+    work = [(flow.block_of[start], start + 1)]
+    while work:
+        number, at = work.pop()
+        while at < flow.blocks[number].end:
+            one = analysis.instructions[at]
+            if may_order(one) or (in_warps and is_warp_sync(one)):
+                break
+            found.add(at)
+            at += 1
+        else:
+            for successor in flow.blocks[number].successors:
+                if successor not in done:
+                    done.add(successor)
+                    work.append((successor, flow.blocks[successor].start))
+    return frozenset(found)
+
+
+MISSING_BARRIER = Lint(
+    "missing-barrier", Severity.CORRECTNESS,
+    "A thread uses bytes of shared memory that a thread of another warp writes, or writes bytes that it reads, and a "
+    "path has no barrier between.",
+    "put bar.sync (__syncthreads) between the two accesses", _between_warps,
+)  # fmt: skip
+MISSING_WARP_SYNC = Lint(
+    "missing-warp-sync", Severity.LIKELY,
+    "A thread uses bytes of shared memory that another thread of its warp writes, without a synchronisation of the "
+    "warp between. Threads of a warp do not always run in step.",
+    "put bar.warp.sync (__syncwarp) between the two accesses", _in_warps,
+)  # fmt: skip

@@ -1,0 +1,50 @@
+"""Accesses outside of a shared variable."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from cbtop.profiler.analysis.ptx.analysis import FunctionAnalysis
+from cbtop.profiler.analysis.ptx.lints.base import Lint, Problem, Severity
+from cbtop.profiler.analysis.ptx.model import shown
+from cbtop.profiler.analysis.ptx.opcodes import opcode
+
+_ACCESSES = frozenset({"ld", "st", "atom", "red"})
+
+
+def _find(analysis: FunctionAnalysis) -> Iterator[Problem]:
+    """Yield accesses whose address is a shared variable of known size plus a number outside of it.
+
+    If the number depends on the thread, the size of the block must be known.
+    """
+    values = analysis.data.lane_values
+    for at, one in analysis.reachable() if values else ():
+        parsed = opcode(one.opcode)
+        if parsed.base not in _ACCESSES or parsed.space not in ("shared", "") or not parsed.bytes:
+            continue
+        address = analysis.address(at)
+        if address is None or len(address.terms) != 1:
+            continue
+        ((term, factor),) = address.terms.items()
+        kind, _, name = term.partition(":")
+        variable = analysis.variables.get(name)
+        if kind not in ("shared", "generic") or factor != 1 or variable is None or variable.size_bytes is None:
+            continue
+        offsets = address.lanes
+        if len(offsets) > 1:
+            threads = analysis.threads_at(at) if values and values.threads.is_whole_block else None
+            offsets = tuple(offsets[thread] for thread in threads or ())
+        outside = [one for one in offsets if one < 0 or one + parsed.bytes > variable.size_bytes]
+        if outside:
+            yield Problem(
+                at,
+                f"{parsed.bytes} bytes at byte {max(outside, key=abs)} of {shown(variable.name)}, which has "
+                f"{variable.size_bytes} bytes",
+            )
+
+
+SHARED_BOUNDS = Lint(
+    "shared-bounds", Severity.CORRECTNESS,
+    "An access is outside of the shared variable that it names.",
+    "make the variable as large as its largest index, or mend the index", _find,
+)  # fmt: skip

@@ -1,0 +1,45 @@
+"""Registers that are read before they are written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from cbtop.profiler.analysis.ptx.analysis import FunctionAnalysis
+from cbtop.profiler.analysis.ptx.lints.base import Lint, Problem, Severity
+from cbtop.profiler.analysis.ptx.model import shown
+from cbtop.profiler.analysis.ptx.opcodes import address_in, opcode, registers_in
+
+FIX = "write the register on every path before it is read"
+
+
+def _always(analysis: FunctionAnalysis) -> Iterator[Problem]:
+    """Yield reads of registers that no path writes, if the value decides an address, a branch or arithmetic.
+
+    Compilers move and pack undefined lanes of vectors, which is no error.
+    """
+    for at, name, is_never in analysis.data.possibly_unwritten:
+        if is_never and _matters(analysis, at, name):
+            yield Problem(at, f"{shown(name)} is read, but no path writes it before")
+
+
+def _sometimes(analysis: FunctionAnalysis) -> Iterator[Problem]:
+    for at, name, is_never in analysis.data.possibly_unwritten:
+        if not is_never and _matters(analysis, at, name):
+            yield Problem(at, f"{shown(name)} is read, but a path does not write it before")
+
+
+def _matters(analysis: FunctionAnalysis, at: int, name: str) -> bool:
+    one = analysis.instructions[at]
+    if one.guard == name or name in registers_in(address_in(one), analysis.function.registers):
+        return True
+    return opcode(one.opcode).base not in ("mov", "selp", "st", "prmt", "call", "shfl", "mma", "wgmma", "cvt")
+
+
+UNINITIALIZED = Lint(
+    "uninitialized", Severity.CORRECTNESS,
+    "A register is read that no path has written. It contains any number.", FIX, _always,
+)  # fmt: skip
+MAYBE_UNINITIALIZED = Lint(
+    "maybe-uninitialized", Severity.LIKELY,
+    "A register is read that one of the paths to the instruction does not write.", FIX, _sometimes,
+)  # fmt: skip

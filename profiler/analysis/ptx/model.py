@@ -1,0 +1,134 @@
+"""The contents of a PTX module as plain data."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+SCOPE_MARK = "#"  # between a name of an inner scope and the number of that scope; no PTX identifier contains it
+
+# Bits of each fundamental type (PTX ISA, "Fundamental Types"). A predicate has no size.
+TYPE_BITS: dict[str, int] = {
+    **{f"{kind}{bits}": bits for kind in "bsu" for bits in (8, 16, 32, 64)},
+    "b128": 128,
+    "f16": 16,
+    "f16x2": 32,
+    "bf16": 16,
+    "bf16x2": 32,
+    "f32": 32,
+    "f64": 64,
+    "tf32": 32,
+    "e4m3": 8,
+    "e5m2": 8,
+    "u16x2": 32,
+    "s16x2": 32,
+    "f32x2": 64,
+    "pred": 0,
+}
+_NUMBERED = re.compile(r"(.*?)(0|[1-9][0-9]{0,9})")
+
+
+class PtxError(Exception):
+    """A text is not PTX, or is beyond a limit of the analysis. The message names its line, from 1."""
+
+    def __init__(self, line: int, problem: str) -> None:
+        super().__init__(f"line {line}: {problem}")
+        self.line = line
+
+
+class Instruction(NamedTuple):
+    """An instruction. Names of inner scopes end with SCOPE_MARK and the number of their scope.
+
+    `guard` is the predicate register, or empty. `operands` are texts as written: a register, an immediate, an address
+    in brackets, a vector in braces. `source` is the number of a file in `Module.files` and a line of it.
+    """
+
+    line: int
+    guard: str
+    is_negated: bool
+    opcode: str
+    operands: tuple[str, ...]
+    source: tuple[int, int] | None
+
+
+class Variable(NamedTuple):
+    """A declared variable or parameter. The size is None for an array without a length, such as dynamic shared
+    memory."""
+
+    name: str
+    space: str
+    type: str
+    size_bytes: int | None
+    line: int
+
+
+class Registers:
+    """The declared registers of a function, with their types. `given` are those that a caller sets or reads."""
+
+    def __init__(self) -> None:
+        self.given: set[str] = set()
+        self._names: dict[str, str] = {}
+        self._ranges: dict[str, tuple[int, str]] = {}
+
+    def declare(self, name: str, type_name: str) -> None:
+        self._names[name] = type_name
+
+    def declare_range(self, prefix: str, count: int, type_name: str) -> None:
+        self._ranges[prefix] = count, type_name
+
+    def type_of(self, name: str) -> str | None:
+        """Return the type of a register, such as `b32` or `pred`, or None if there is no register of this name."""
+        known = self._names.get(name)
+        if known is None and (parts := _NUMBERED.fullmatch(name.partition(SCOPE_MARK)[0])):
+            mark = name[parts.end() :]
+            count, type_name = self._ranges.get(parts[1] + mark, (0, ""))
+            if int(parts[2]) < count:
+                known = self._names[name] = type_name
+        return known
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A function or an entry. `labels` gives the index of the instruction that follows a label.
+
+    `branch_targets` gives the labels of a `.branchtargets` list. `limits` has the performance directives, such as
+    `reqntid` with three numbers of threads. A declaration without a body has no instructions.
+    """
+
+    name: str
+    is_entry: bool
+    line: int
+    parameters: tuple[Variable, ...] = ()
+    results: tuple[Variable, ...] = ()
+    limits: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    registers: Registers = field(default_factory=Registers)
+    variables: tuple[Variable, ...] = ()
+    instructions: Sequence[Instruction] = ()
+    labels: Mapping[str, int] = field(default_factory=dict)
+    branch_targets: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    is_declaration: bool = False
+    end_line: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """A PTX module. `variables` are those declared outside functions. `files` are the files of debug lines."""
+
+    version: str
+    target: str
+    address_bits: int
+    functions: tuple[Function, ...]
+    variables: tuple[Variable, ...]
+    files: Mapping[int, str]
+
+    @property
+    def entries(self) -> list[Function]:
+        """The entries with a body, in the order of the text."""
+        return [one for one in self.functions if one.is_entry and not one.is_declaration]
+
+
+def shown(name: str) -> str:
+    """Return a name or an operand as written in the text."""
+    return re.sub(f"{SCOPE_MARK}[0-9]+", "", name)

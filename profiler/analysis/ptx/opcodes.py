@@ -1,0 +1,124 @@
+"""Facts about single instructions, from their opcodes (PTX ISA 8.8, chapter 9)."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+
+from cbtop.profiler.analysis.ptx.model import TYPE_BITS, Instruction, Registers
+
+# Instructions without a destination. Those whose first operand is an address have none either.
+NO_RESULT = frozenset({
+    "st", "stmatrix", "red", "membar", "fence", "bra", "brx", "ret", "exit", "trap", "brkpt", "prefetch", "prefetchu",
+    "applypriority", "discard", "cp", "pmevent", "nanosleep", "setmaxnreg", "griddepcontrol", "sust", "sured",
+    "stackrestore", "tensormap", "multimem", "wgmma", "tcgen05", "bar", "barrier",
+})  # fmt: skip
+STATE_SPACES = frozenset({"global", "shared", "local", "param", "const"})
+STRONG_ORDERS = ("volatile", "relaxed", "acquire", "release", "acq_rel", "mmio", "sc")
+_WITH_RESULT = re.compile(r"wgmma\.mma_async|tcgen05\.ld\b|multimem\.ld_reduce|(?:bar|barrier)(?:\.cta)?\.red")
+_WARP_SYNC = re.compile(
+    r"(?:shfl|vote|match|redux|elect)\.sync|bar\.warp\.sync|(?:mma|wmma|ldmatrix|stmatrix|wgmma)\."
+)
+_ORDERING = re.compile(r"(?:bar|barrier|mbarrier|atom|red|call|cp|multimem|clusterlaunchcontrol|tcgen05|wgmma)\b")
+_IDENTIFIER = re.compile(r"[a-zA-Z_$%][\w$#]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Opcode:
+    """The parts of an opcode. `space` is a state space, or empty for generic addresses and other instructions.
+
+    `type` is the last type, such as `f32`; `bytes` the size of a memory access with all its vector elements.
+    """
+
+    base: str
+    parts: tuple[str, ...]
+    space: str
+    type: str
+    lanes: int
+    has_result: bool
+
+    @property
+    def bytes(self) -> int:
+        return self.lanes * TYPE_BITS.get(self.type, 0) // 8
+
+
+@lru_cache(maxsize=4096)
+def opcode(text: str) -> Opcode:
+    """Return the parts of an opcode such as `ld.global.nc.v4.f32`."""
+    parts = tuple(text.split("."))
+    space = next((part.partition("::")[0] for part in parts[1:] if part.partition("::")[0] in STATE_SPACES), "")
+    type_name = next((part for part in reversed(parts) if part in TYPE_BITS), "")
+    lanes = next((int(part[1:]) for part in parts if part in ("v2", "v4", "v8")), 1)
+    has_result = parts[0] not in NO_RESULT or _WITH_RESULT.match(text) is not None
+    return Opcode(parts[0], parts, space, type_name, lanes, has_result)
+
+
+def registers_in(text: str, registers: Registers) -> tuple[str, ...]:
+    """Return the registers that an operand names."""
+    return tuple([name for name in _IDENTIFIER.findall(text) if registers.type_of(name) is not None])
+
+
+def results(one: Instruction, registers: Registers) -> tuple[str, ...]:
+    """Return the registers that an instruction writes."""
+    if not one.operands or one.operands[0][0] == "[":
+        return ()
+    if one.opcode.startswith("call"):
+        first = one.operands[0]
+        return registers_in(first, registers) if first[0] == "(" and len(one.operands) > 1 else ()
+    return registers_in(one.operands[0], registers) if opcode(one.opcode).has_result else ()
+
+
+def inputs(one: Instruction, registers: Registers) -> tuple[str, ...]:
+    """Return the registers that an instruction reads, with its guard."""
+    skips_first = bool(results(one, registers))
+    found = [one.guard] if one.guard else []
+    for operand in one.operands[skips_first:]:
+        found += registers_in(operand, registers)
+    return tuple(found)
+
+
+def is_end(one: Instruction) -> bool:
+    """Whether a thread that executes the instruction leaves the function."""
+    return opcode(one.opcode).base in ("ret", "exit", "trap")
+
+
+def is_branch(one: Instruction) -> bool:
+    return opcode(one.opcode).base in ("bra", "brx")
+
+
+def is_block_barrier(one: Instruction) -> bool:
+    """Whether all threads of a block must execute the instruction: a barrier without a number of threads."""
+    parts = opcode(one.opcode).parts
+    if parts[0] not in ("bar", "barrier") or "warp" in parts or "cluster" in parts or "arrive" in parts:
+        return False
+    return len(one.operands) == (1 if "sync" in parts else 3)
+
+
+def is_warp_sync(one: Instruction) -> bool:
+    """Whether the instruction synchronises the threads of a warp."""
+    return _WARP_SYNC.match(one.opcode) is not None
+
+
+def may_order(one: Instruction) -> bool:
+    """Whether the instruction can order memory accesses of threads of different warps, such as a barrier."""
+    if is_warp_sync(one) and not one.opcode.startswith(("wgmma", "tcgen05")):
+        return False
+    return _ORDERING.match(one.opcode) is not None or is_strong(one)
+
+
+def is_strong(one: Instruction) -> bool:
+    """Whether the instruction is a load or store that takes part in synchronisation, or a fence."""
+    parts = opcode(one.opcode).parts
+    return parts[0] in ("fence", "membar") or any(part in STRONG_ORDERS for part in parts[1:])
+
+
+def is_plain_access(one: Instruction, space: str) -> bool:
+    """Whether the instruction is a weak load or store of a state space."""
+    parsed = opcode(one.opcode)
+    return parsed.base in ("ld", "st") and parsed.space == space and not is_strong(one)
+
+
+def address_in(one: Instruction) -> str:
+    """Return the first address operand without its brackets, or an empty text."""
+    return next((operand[1:-1].strip() for operand in one.operands if operand[0] == "["), "")

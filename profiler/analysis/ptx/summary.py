@@ -1,0 +1,46 @@
+"""Count what an entry contains. These are counts of the text, not of what runs."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from cbtop.profiler.analysis.ptx.model import Function, Module
+
+_BARRIER = re.compile(r"(?:bar|barrier)\.(?:(?:cta|cluster)\.)?(?:sync|arrive|wait|red)\b")
+_IDENTIFIER = re.compile(r"[a-zA-Z_$%][\w$]*")
+
+
+@dataclass(frozen=True, slots=True)
+class EntrySummary:
+    """The contents of an entry. `has_dynamic_shared` means that the launch adds to `shared_bytes`."""
+
+    name: str
+    line: int
+    instructions: int
+    barriers: int
+    shared_bytes: int
+    has_dynamic_shared: bool
+    required_threads: tuple[int, ...] | None  # of .reqntid
+    max_threads: tuple[int, ...] | None  # of .maxntid
+
+
+def summary_of(module: Module, entry: Function) -> EntrySummary:
+    """Return the summary of an entry. Shared variables of the module count if the entry names them."""
+    outside = {one.name: one for one in module.variables if one.space == "shared"}
+    named: set[str] = set()
+    if outside:
+        for one in entry.instructions:
+            for operand in one.operands:
+                named.update(outside.keys() & set(_IDENTIFIER.findall(operand)))
+    shared = [one for one in entry.variables if one.space == "shared"] + [outside[name] for name in sorted(named)]
+    return EntrySummary(
+        name=entry.name,
+        line=entry.line,
+        instructions=len(entry.instructions),
+        barriers=sum(bool(_BARRIER.match(one.opcode)) for one in entry.instructions),
+        shared_bytes=sum(one.size_bytes or 0 for one in shared),
+        has_dynamic_shared=any(one.size_bytes is None for one in shared),
+        required_threads=entry.limits.get("reqntid"),
+        max_threads=entry.limits.get("maxntid"),
+    )
