@@ -28,6 +28,7 @@ from benchmarks import (
     llama_cpp,
     load,
     planted,
+    ptx,
     recording,
     screen,
     start_up,
@@ -58,6 +59,7 @@ BENCHMARKS = {
     "start_up": start_up.run,
     "first_token": first_token.run,
     "gguf_reader": gguf_reader.run,
+    "ptx": ptx.run,
 }
 WITH_OPTIONS: dict[str, Callable[[Sequence[str]], int]] = {"real": real.main, "planted": planted.main}
 

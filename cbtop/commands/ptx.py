@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import math
+import os
 import sys
 from pathlib import Path
 
+from cbtop.commands.shared.sarif import Failure, SarifRule, sarif
 from cbtop.compute.ptx_registry import PtxRegistry
 from cbtop.errors import FailedCheckError, NoDataError, UsageError
 from cbtop.profiler.analysis.graph.nodes import printable
 from cbtop.profiler.analysis.machine_code.examination import Toolbox, examined
 from cbtop.profiler.analysis.machine_code.resources import ARCHITECTURE
-from cbtop.profiler.analysis.ptx.lints import findings
+from cbtop.profiler.analysis.ptx.lane_values import MAX_THREADS
+from cbtop.profiler.analysis.ptx.lints import LINTS, findings
 from cbtop.profiler.analysis.ptx.lints.base import Severity
 from cbtop.profiler.analysis.ptx.model import PtxError
 from cbtop.profiler.analysis.ptx.parser import MAX_BYTES, parse
 from cbtop.profiler.analysis.ptx.summary import summary_of
-from cbtop.reports.ptx import FORMATS, PtxFile
+from cbtop.reports.ptx import PtxFile, ptx_json, ptx_text
 from cbtop.units import counted
 
 DESCRIPTION = (
@@ -28,6 +32,7 @@ EPILOG = """\
 examples:
   cbtop ptx kernel.ptx                  entries and errors of correctness
   cbtop ptx kernel.ptx --bugs           also likely errors
+  cbtop ptx kernel.ptx --launch 256     also whether blocks of 256 threads fit the kernel
   cbtop ptx kernel.ptx --arch sm_80     registers, spills and occupancy on another GPU
   cbtop ptx ~/.triton/cache --strict    every PTX of a folder, with advice
   cbtop ptx dc4ab6be0f3e6bd5            the same for a module that was compiled here
@@ -43,6 +48,8 @@ ENTRY = ".entry "
 SUFFIX = ".ptx"
 LIST, SHOW = "list", "show"
 MAX_FILES = 10_000
+LEVELS = {Severity.CORRECTNESS: "error", Severity.LIKELY: "warning", Severity.ADVICE: "note"}
+FORMATS = ("text", "json", "sarif")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,10 +65,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--bugs", action="store_true", help="also report likely errors")
     parser.add_argument("--strict", action="store_true", help="report everything: likely errors and advice")
-    parser.add_argument("--verbose", action="store_true", help="also print how to repair each finding")
     parser.add_argument(
-        "--format", choices=tuple(FORMATS), default="text", help="what to print (default: %(default)s)"
-    )
+        "--launch", type=_block, metavar="X[,Y[,Z]]",
+        help="threads of a block: also check whether the entries allow it, and which threads do what",
+    )  # fmt: skip
+    parser.add_argument("--verbose", action="store_true", help="also print how to repair each finding")
+    parser.add_argument("--format", choices=FORMATS, default="text", help="what to print (default: %(default)s)")
     parser.add_argument(
         "--json", action="store_const", const="json", dest="format", default=argparse.SUPPRESS,
         help="the same as --format json",
@@ -80,8 +89,8 @@ def run(options: argparse.Namespace) -> int:
         return 0
     severities = list(Severity)[: 3 if options.strict else 2 if options.bugs else 1]
     toolbox = Toolbox.of_this_machine()
-    files = [_analysed(name, text, severities, options.arch, toolbox) for name, text in _texts(options.what)]
-    sys.stdout.write(FORMATS[options.format](files, verbose=options.verbose) + "\n")
+    files = [_analysed(name, text, severities, options, toolbox) for name, text in _texts(options.what)]
+    sys.stdout.write(_written(files, options) + "\n")
     errors = [one for file in files for one in file.findings if one.lint.severity is Severity.CORRECTNESS]
     if errors:
         sys.stdout.flush()
@@ -95,8 +104,33 @@ def _architecture(text: str) -> str:
     return text
 
 
+def _written(files: list[PtxFile], options: argparse.Namespace) -> str:
+    if options.format == "sarif":
+        rules = [SarifRule(lint.id, lint.what, "", 1) for lint in LINTS]
+        failures = [
+            Failure(
+                SarifRule(one.lint.id, one.lint.what, os.path.relpath(file.name), one.line),
+                f"{one.function}: {one.message}. To repair: {one.lint.fix}.",
+                LEVELS[one.lint.severity],
+            )
+            for file in files
+            for one in file.findings
+        ]
+        return sarif(rules, failures).rstrip("\n")
+    return ptx_json(files) if options.format == "json" else ptx_text(files, verbose=options.verbose)
+
+
+def _block(text: str) -> tuple[int, ...]:
+    """Return the numbers of threads of `X`, `X,Y` or `X,Y,Z`."""
+    parts = text.split(",")
+    numbers = tuple(int(one) for one in parts if one.isascii() and one.isdigit())
+    if len(numbers) < len(parts) or len(parts) > 3 or not 1 <= math.prod(numbers) <= MAX_THREADS:
+        raise argparse.ArgumentTypeError(f"{text!r} is no block of 1 to {MAX_THREADS} threads, such as 256 or 32,8")
+    return numbers
+
+
 def _analysed(
-    name: str, text: str, severities: list[Severity], architecture: str | None, toolbox: Toolbox
+    name: str, text: str, severities: list[Severity], options: argparse.Namespace, toolbox: Toolbox
 ) -> PtxFile:
     try:
         module = parse(text)
@@ -104,8 +138,8 @@ def _analysed(
             name,
             module,
             [summary_of(module, entry) for entry in module.entries],
-            findings(module, severities),
-            examined(text.encode(), module, architecture or module.target, toolbox),
+            findings(module, severities, options.launch),
+            examined(text.encode(), module, options.arch or module.target, toolbox, options.launch),
         )
     except PtxError as error:
         raise UsageError(f"{printable(name)}: {printable(str(error))}") from error

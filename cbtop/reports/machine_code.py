@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import asdict
 
+from cbtop.profiler.analysis.machine_code.cubin import Kernel
 from cbtop.profiler.analysis.machine_code.examination import Entry, Examination
 from cbtop.profiler.analysis.machine_code.intensity import Intensity
+from cbtop.profiler.analysis.machine_code.lanes import Lanes
 from cbtop.profiler.analysis.machine_code.occupancy import Occupancy
+from cbtop.profiler.analysis.machine_code.resources import Spills
 from cbtop.profiler.analysis.machine_code.sass import Code
 from cbtop.profiler.analysis.machine_code.waste import change_text, limiter_text
 from cbtop.profiler.analysis.roofline import MEMORY
@@ -15,14 +18,17 @@ from cbtop.units import NOT_MEASURED, counted, number
 
 
 def entry_lines(examination: Examination, name: str, *, verbose: bool) -> Iterator[str]:
-    """Return lines about an entry. Nothing if there is no machine code of it."""
-    one = examination.entries.get(name)
-    if one is None:
-        return
-    yield f"resources ({examination.architecture}, {examination.assembler}): {_resources(one)}"
-    yield f"occupancy (derived): {_occupancy(one)}"
-    yield f"accesses (static): {NOT_MEASURED if one.code is None else _accesses(one.code)}"
-    yield f"intensity (estimate): {_intensity(one.intensity)}"
+    """Return lines about an entry."""
+    one = examination.entries[name]
+    made_by = f"{examination.architecture}, {examination.assembler}"
+    if one.kernel is None:
+        yield f"resources, occupancy, accesses, intensity: {NOT_MEASURED}"
+    else:
+        yield f"resources ({made_by}): {_resources(one.kernel, one.spills)}"
+        yield f"occupancy (derived): {_occupancy(one)}"
+        yield f"accesses (static): {NOT_MEASURED if one.code is None else _accesses(one.code)}"
+        yield f"intensity (estimate): {_intensity(one.intensity)}"
+    yield f"transactions of a warp (derived): {_transactions(one.lanes)}"
     for waste in one.waste:
         possible = "possible " if waste.is_possible else ""
         yield f"{possible}waste {waste.id}: {waste.what}; {waste.impact}"
@@ -30,45 +36,38 @@ def entry_lines(examination: Examination, name: str, *, verbose: bool) -> Iterat
             yield f"  fix: {waste.fix}"
 
 
-def problem_lines(examination: Examination) -> Iterator[str]:
-    for problem in examination.problems:
-        what = "accesses and intensity" if examination.entries else "resources, occupancy and accesses"
-        yield f"{what}: {NOT_MEASURED}: {problem}"
-
-
-def entry_json(examination: Examination, name: str) -> dict[str, object] | None:
-    """Return an entry for JSON, or None if there is no machine code of it."""
-    one = examination.entries.get(name)
-    if one is None:
-        return None
+def entry_json(examination: Examination, name: str) -> dict[str, object]:
+    """Return an entry for JSON."""
+    one = examination.entries[name]
+    kernel, code = one.kernel, one.code
     intensity = one.intensity if isinstance(one.intensity, Intensity) else None
     return {
         "architecture": examination.architecture,
-        "assembler": examination.assembler,
-        "registers": one.kernel.registers,
+        "assembler": examination.assembler or None,
+        "registers": None if kernel is None else kernel.registers,
         "spill_store_bytes": None if one.spills is None else one.spills.store_bytes,
         "spill_load_bytes": None if one.spills is None else one.spills.load_bytes,
-        "frame_bytes": one.kernel.frame_bytes,
-        "shared_bytes": one.kernel.shared_bytes,
-        "constant_bytes": one.kernel.constant_bytes,
-        "barriers": one.kernel.barriers,
+        "stack_bytes": None if kernel is None else kernel.frame_bytes,
+        "shared_bytes": None if kernel is None else kernel.shared_bytes,
+        "constant_bytes": None if kernel is None else kernel.constant_bytes,
+        "barriers": None if kernel is None else kernel.barriers,
         "occupancy": [asdict(each) | {"source": "derived"} for each in one.occupancy],
-        "accesses": None if one.code is None else one.code.widths,
-        "tensor_core_instructions": None if one.code is None else one.code.tensor,
+        "accesses": None if code is None else code.widths,
+        "tensor_core_instructions": None if code is None else code.tensor,
+        "transactions": [asdict(each) | {"source": "derived"} for each in one.lanes.accesses],
         "flop_per_requested_byte": None if intensity is None else intensity.flop_per_byte,
         "bound": None if intensity is None else intensity.bound,
         "waste": [asdict(each) for each in one.waste],
     }
 
 
-def _resources(one: Entry) -> str:
-    kernel = one.kernel
+def _resources(kernel: Kernel, spilled: Spills | None) -> str:
     registers = NOT_MEASURED if kernel.registers is None else counted(kernel.registers, "register")
     frame = NOT_MEASURED if kernel.frame_bytes is None else counted(kernel.frame_bytes, "byte")
-    if one.spills is None:
+    if spilled is None:
         spills = f"spills {NOT_MEASURED}"
-    elif one.spills:
-        spills = f"spills {one.spills.store_bytes:,} bytes stored and {one.spills.load_bytes:,} loaded"
+    elif spilled:
+        spills = f"spills {spilled.store_bytes:,} bytes stored and {spilled.load_bytes:,} loaded"
     else:
         spills = "no spills"
     parts = [registers, spills, f"stack {frame}", f"shared {counted(kernel.shared_bytes, 'byte')}"]
@@ -102,6 +101,18 @@ def _accesses(code: Code) -> str:
         parts.append(f"bulk copies: {code.bulk_copies}")
     parts.append(f"tensor cores: {', '.join(f'{count} {name}' for name, count in code.tensor.items()) or 'not used'}")
     return "; ".join(parts)
+
+
+def _transactions(lanes: Lanes) -> str:
+    parts = []
+    for space, unit, count in (("global", "sectors", lanes.global_count), ("shared", "passes", lanes.shared_count)):
+        known = lanes.of_space(space)
+        if count and not known:
+            parts.append(f"{space} {NOT_MEASURED}: no address follows from the thread's id alone")
+        elif count:
+            total, needed = sum(one.transactions for one in known), sum(one.needed for one in known)
+            parts.append(f"{space} {total} {unit}, {needed} needed, in {len(known)} of {count} loads and stores")
+    return "; ".join(parts) or "no loads or stores"
 
 
 def _intensity(one: Intensity | str) -> str:

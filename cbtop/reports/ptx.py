@@ -1,18 +1,17 @@
-"""Print the analysis of PTX files: as text, as JSON, and as SARIF."""
+"""Print the analysis of PTX files as text and as JSON."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Protocol
 
 from cbtop.profiler.analysis.graph.nodes import printable
 from cbtop.profiler.analysis.machine_code.examination import Examination
 from cbtop.profiler.analysis.ptx.lints.base import Finding
 from cbtop.profiler.analysis.ptx.model import Module
 from cbtop.profiler.analysis.ptx.summary import EntrySummary
-from cbtop.reports.machine_code import entry_json, entry_lines, problem_lines
+from cbtop.reports.machine_code import entry_json, entry_lines
 from cbtop.units import counted
 
 SCHEMA = "cbtop.ptx/1"
@@ -29,10 +28,6 @@ class PtxFile:
     machine_code: Examination
 
 
-class Format(Protocol):
-    def __call__(self, files: Sequence[PtxFile], *, verbose: bool) -> str: ...
-
-
 def ptx_text(files: Sequence[PtxFile], *, verbose: bool) -> str:
     lines: list[str] = []
     for file in files:
@@ -40,7 +35,7 @@ def ptx_text(files: Sequence[PtxFile], *, verbose: bool) -> str:
         for entry in file.entries:
             lines.append(f"  {_entry(entry)}")
             lines += [f"    {line}" for line in entry_lines(file.machine_code, entry.name, verbose=verbose)]
-        lines += [f"  {line}" for line in problem_lines(file.machine_code)]
+        lines += [f"  machine code: {problem}" for problem in file.machine_code.problems]
         for one in file.findings:
             lines.append(f"{file.name}:{one.line}: {one.lint.severity} {one.lint.id}: {_message(one)}")
             if verbose:
@@ -50,8 +45,7 @@ def ptx_text(files: Sequence[PtxFile], *, verbose: bool) -> str:
     return "\n".join(map(printable, lines))
 
 
-def ptx_json(files: Sequence[PtxFile], *, verbose: bool) -> str:
-    """Return the files as JSON. It always contains how to repair a finding."""
+def ptx_json(files: Sequence[PtxFile]) -> str:
     document = {
         "schema": SCHEMA,
         "files": [
@@ -99,6 +93,3 @@ def _finding(one: Finding) -> dict[str, object]:
         "message": one.message,
         "fix": one.lint.fix,
     }
-
-
-FORMATS: dict[str, Format] = {"text": ptx_text, "json": ptx_json}

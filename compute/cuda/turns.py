@@ -75,7 +75,9 @@ struct Read {
     {
 #pragma unroll
         for (int u = 0; u < UNITS; u++) {
-            int64_t at = (int64_t)row * own.units + min((int)threadIdx.x + u * 32 * WARPS, own.units - 1);
+            // 32 bits suffice for 137e9 weights of a matrix. Numbers of 64 bits took registers that were spilled.
+            const uint32_t unit = (uint32_t)row * own.units + threadIdx.x + u * 32 * WARPS;
+            const uint32_t at = min(unit, (uint32_t)(row + 1) * own.units - 1);
             weights.codes(at, codes[u]);
             scales[u] = weights.scales(at);
         }

@@ -16,6 +16,10 @@ from cbtop.compute.quantization import FORMATS
 from cbtop.compute.quantization.q5_k import Q5_K
 from cbtop.compute.quantization.q6_k import Q6_K
 from cbtop.compute.verification import variants
+from cbtop.profiler.analysis.machine_code.resources import Spills, spills_of
+from cbtop.profiler.analysis.ptx.lints import findings
+from cbtop.profiler.analysis.ptx.lints.base import Severity
+from cbtop.profiler.analysis.ptx.parser import parse
 
 OF_MODELS = (  # made when a model has them: those of Q4_K_M files are among the variants
     qkv.kernel_for((Q5_K.code, Q5_K.code, Q6_K.code), is_int8=True),
@@ -28,13 +32,20 @@ MODULES: dict[str, CudaModule] = {
 }
 EVERY_WAY = "q4_k"  # of the formats: a default run compiles no other, and each module for one GPU
 OTHERS = tuple(one.name.lower() for one in FORMATS.values() if one.name.lower() != EVERY_WAY)
+TIGHTEST = "expert_linear_in_turn_4x1_iq4_xs"  # the module that spilled most while its numbers of units had 64 bits
+# Spills that remain with NVRTC 13.5: the four units of a thread, of two rows, fill its 128
+# registers. With 168, an SM would run 12 warps instead of 16. Each is one or two registers.
+SPILLS = {  # by module, architecture, and whether it is stamped; of its only entry
+    ("linear_in_turn_4x1_iq4_xs", "sm_80", True): Spills(8, 8),
+    ("qkv_in_turn_4x1_iq4_xs_iq4_xs_iq4_xs", "sm_121", False): Spills(8, 48),
+}
 
 
 def builds() -> Iterator[Any]:
     """Each module, stamped or not, for each of three GPUs; but for some with `slow`."""
     turn = 0
     for name, module in MODULES.items():
-        is_slow = name.endswith(OTHERS)
+        is_slow = name.endswith(OTHERS) and name != TIGHTEST
         for place, (stamped, which) in enumerate(product((False, True), ("sm_80", "sm_90", "newest"))):
             marks = () if place == turn % 6 and not is_slow else (pytest.mark.slow,)
             how = "stamped" if stamped else "plain"
@@ -43,12 +54,23 @@ def builds() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("module", "which", "stamped"), [*builds()])
-def test_a_module_compiles_without_spilling_registers(module: CudaModule, which: str, stamped: bool) -> None:
-    made = compiled(module.source, architectures()[-1] if which == "newest" else which, stamped=stamped)
+def test_a_module_compiles_without_errors_in_its_ptx_and_with_the_listed_spills(
+    module: CudaModule, which: str, stamped: bool
+) -> None:
+    architecture = architectures()[-1] if which == "newest" else which
+    made = compiled(module.source, architecture, stamped=stamped)
     assert made.ptx
     assert made.cubin
-    spills = re.findall(r"(\d+) bytes spill stores", made.log)
-    assert set(spills) == {"0"}, made.log
+    spills = spills_of(made.log)
+    assert len(spills) >= module.source.count("KERNEL ")
+    listed = SPILLS.get((module.name, architecture, stamped))
+    assert [one for one in spills.values() if one] == ([] if listed is None else [listed]), made.log
+    errors = findings(parse(made.ptx.decode()), [Severity.CORRECTNESS, Severity.LIKELY])
+    assert [(one.lint.id, one.function, one.line, one.message) for one in errors] == []
+
+
+def test_every_listed_spill_is_of_a_module_that_is_compiled() -> None:
+    assert {name for name, _, _ in SPILLS} <= MODULES.keys()
 
 
 @pytest.mark.parametrize("module", MODULES.values(), ids=MODULES)

@@ -26,10 +26,11 @@ class SarifRule:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A failure of a rule, with a message."""
+    """A failure of a rule, with a message. `level` is `error`, `warning` or `note`."""
 
     rule: SarifRule
     message: str
+    level: str = "error"
 
 
 def sarif(rules: Sequence[SarifRule], failures: Sequence[Failure]) -> str:
@@ -44,7 +45,7 @@ def sarif(rules: Sequence[SarifRule], failures: Sequence[Failure]) -> str:
         {
             "ruleId": failure.rule.id,
             "ruleIndex": places[failure.rule.id],
-            "level": "error",
+            "level": failure.level,
             "message": {"text": failure.message},
             "locations": [
                 {

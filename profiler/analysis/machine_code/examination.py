@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from cbtop.profiler.analysis.machine_code.cubin import CubinError, Kernel
 from cbtop.profiler.analysis.machine_code.intensity import Intensity, intensity_of
+from cbtop.profiler.analysis.machine_code.lanes import Lanes, lanes_of
 from cbtop.profiler.analysis.machine_code.occupancy import Block, Occupancy, occupancy_of
-from cbtop.profiler.analysis.machine_code.resources import Assembled, Spills, assembled, of_function
+from cbtop.profiler.analysis.machine_code.resources import Advisory, Assembled, Spills, assembled, of_function
 from cbtop.profiler.analysis.machine_code.sass import INSTRUCTION_BYTES, Code, Instruction, code_of, disassembled
 from cbtop.profiler.analysis.machine_code.tools import Tool, ToolError, missing, tools
 from cbtop.profiler.analysis.machine_code.waste import Waste, waste_of
+from cbtop.profiler.analysis.ptx.analysis import FunctionAnalysis
 from cbtop.profiler.analysis.ptx.model import Module
 from cbtop.profiler.analysis.ptx.summary import summary_of
 
@@ -32,13 +35,14 @@ class Toolbox:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What the machine code of an entry says. None, or a reason, where that is not known."""
+    """The resources and accesses of an entry. A value is None, or a reason, if it is not known."""
 
-    kernel: Kernel
+    kernel: Kernel | None  # None: there is no machine code
     spills: Spills | None
     occupancy: tuple[Occupancy, ...]  # of the declared block, or of blocks of THREADS; empty if limits are not known
     has_dynamic_shared: bool  # then the launch adds shared memory, and the occupancy is the most possible
     code: Code | None
+    lanes: Lanes  # of the PTX
     intensity: Intensity | str
     waste: tuple[Waste, ...]
 
@@ -50,57 +54,79 @@ class Examination:
     architecture: str
     assembler: str  # name and version; empty if none made machine code
     entries: Mapping[str, Entry]
-    problems: tuple[str, ...]  # why something is not known, one line each
+    problems: tuple[str, ...]  # the tools that are missing or failed, one line each
 
 
-def examined(ptx: bytes, module: Module, architecture: str, toolbox: Toolbox) -> Examination:
+def examined(
+    ptx: bytes, module: Module, architecture: str, toolbox: Toolbox, launch: Sequence[int] | None = None
+) -> Examination:
     """Assemble and examine `ptx`, of which `module` is the contents, for an architecture (sm_90a).
 
+    `launch` is the threads of a block along x, y and z, if they are known.
     If a tool is missing or fails, the rest is examined, and `problems` names the tool.
     """
+    result, instructions, problem = _machine_code(ptx, architecture, toolbox)
+    kernels = {one.name: one for one in result.kernels} if result is not None else {}
+    entries = {
+        one.name: _entry(
+            FunctionAnalysis(module, one, launch), result, kernels.get(one.name), instructions.get(one.name)
+        )
+        for one in module.entries
+    }
+    assembler = "" if result is None else result.assembler
+    return Examination(architecture, assembler, entries, (problem,) if problem else ())
+
+
+def _machine_code(
+    ptx: bytes, architecture: str, toolbox: Toolbox
+) -> tuple[Assembled | None, dict[str, list[Instruction]], str]:
+    """Return the machine code and its instructions by entry, and a line about a tool that is missing or failed."""
     if not toolbox.assemblers:
-        return Examination(architecture, "", {}, (missing("ptxas"),))
+        return None, {}, missing("ptxas")
     try:
         result = assembled(ptx, architecture, toolbox.assemblers)
     except (ToolError, CubinError) as error:
-        return Examination(architecture, "", {}, (str(error),))
-    instructions: dict[str, list[Instruction]] = {}
-    problems: tuple[str, ...] = ()
+        return None, {}, str(error)
+    if not toolbox.disassemblers:
+        return result, {}, missing("nvdisasm")
     try:
-        if toolbox.disassemblers:
-            instructions = disassembled(result.cubin, toolbox.disassemblers)
-        else:
-            problems = (missing("nvdisasm"),)
+        return result, disassembled(result.cubin, toolbox.disassemblers), ""
     except ToolError as error:
-        problems = (str(error),)
-    dynamic = {one.name for one in module.entries if summary_of(module, one).has_dynamic_shared}
-    entries = {
-        one.name: _entry(result, one, instructions.get(one.name), one.name in dynamic) for one in result.kernels
-    }
-    return Examination(architecture, result.assembler, entries, problems)
+        return result, {}, str(error)
 
 
 def _entry(
-    result: Assembled, kernel: Kernel, instructions: list[Instruction] | None, has_dynamic_shared: bool
+    analysis: FunctionAnalysis,
+    result: Assembled | None,
+    kernel: Kernel | None,
+    instructions: list[Instruction] | None,
 ) -> Entry:
-    occupancy = _occupancy(result.architecture, kernel)
-    code = None if instructions is None else code_of(instructions)
+    code: Code | None = None
     intensity: Intensity | str = "not disassembled"
-    if instructions is not None:
+    if instructions is not None and kernel is not None:
+        code = code_of(instructions)
         intensity = intensity_of(instructions[: kernel.code_bytes // INSTRUCTION_BYTES])
-    spills = result.spills.get(kernel.name)
+    occupancy: tuple[Occupancy, ...] = ()
+    spills: Spills | None = None
+    advisories: list[Advisory] = []
+    if result is not None and kernel is not None:
+        occupancy = _occupancy(result.architecture, kernel, analysis.launch)
+        spills, advisories = result.spills.get(kernel.name), of_function(result.advisories, kernel.name)
+    has_dynamic_shared = summary_of(analysis.module, analysis.function).has_dynamic_shared
     if has_dynamic_shared:  # which may limit the blocks: no saving of another resource is sure to give more
         occupancy = tuple(replace(one, gain=None) for one in occupancy)
+    lanes = lanes_of(analysis)
     declared = occupancy[0] if len(occupancy) == 1 else None
-    waste = waste_of(kernel, spills, of_function(result.advisories, kernel.name), declared, code)
-    return Entry(kernel, spills, occupancy, has_dynamic_shared, code, intensity, tuple(waste))
+    waste = waste_of(kernel, spills, advisories, declared, code, lanes)
+    return Entry(kernel, spills, occupancy, has_dynamic_shared, code, lanes, intensity, tuple(waste))
 
 
-def _occupancy(architecture: str, kernel: Kernel) -> tuple[Occupancy, ...]:
+def _occupancy(architecture: str, kernel: Kernel, launch: Sequence[int] | None) -> tuple[Occupancy, ...]:
     if not kernel.registers:
         return ()
     found = []
-    for threads in (kernel.max_threads,) if kernel.max_threads else THREADS:
+    declared = math.prod(launch) if launch else kernel.max_threads
+    for threads in (declared,) if declared else THREADS:
         one = occupancy_of(architecture, Block(threads, kernel.registers, kernel.shared_bytes, kernel.barriers or 0))
         if one is not None:
             found.append(one)

@@ -29,6 +29,9 @@ SAME = 1.05  # the most by which the intensities of two loops may differ for one
 # depends on the GPU.
 SURELY_MEMORY, SURELY_COMPUTE = 10, 100
 SURELY_MEMORY_TENSOR, SURELY_COMPUTE_TENSOR = 100, 600
+# Requested bytes of a warp for each of its instructions. With fewer, issuing them can take longer than the memory: an
+# SM issues 4 a clock, and the memory delivers at most 28 bytes a clock to each SM (B200).
+MEMORY_BYTES_PER_INSTRUCTION = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,7 @@ class Intensity:
     flop: float
     requested_bytes: int
     has_tensor: bool
+    instructions: int
 
     @property
     def flop_per_byte(self) -> float:
@@ -49,7 +53,7 @@ class Intensity:
         low, high = (
             (SURELY_MEMORY_TENSOR, SURELY_COMPUTE_TENSOR) if self.has_tensor else (SURELY_MEMORY, SURELY_COMPUTE)
         )
-        if self.flop_per_byte < low:
+        if self.flop_per_byte < low and self.requested_bytes >= MEMORY_BYTES_PER_INSTRUCTION * self.instructions:
             return MEMORY
         return COMPUTE if self.flop_per_byte > high else None
 
@@ -106,8 +110,17 @@ def _intensity(instructions: Sequence[Instruction]) -> Intensity | None:
     if not moved:
         return None
     tensor = [one for one in instructions if TENSOR.fullmatch(one.name) and one.name not in INTEGER_TENSOR]
-    flop = sum(FLOP.get(one.name, 0) * WARP for one in instructions) + sum(map(_tensor_flop, tensor))
-    return Intensity(flop, moved, bool(tensor))
+    flop = sum(_flop(one) * WARP for one in instructions) + sum(map(_tensor_flop, tensor))
+    return Intensity(flop, moved, bool(tensor), len(instructions))
+
+
+def _flop(one: Instruction) -> int:
+    """Return the FLOP of a thread. An addition to zero, or a product of zeros, only moves a number."""
+    count = FLOP.get(one.name, 0)
+    operands = [part.strip(" -|") for part in one.operands.split(",")[1:3]]
+    zeros = operands.count("RZ")
+    is_move = zeros == 2 or (zeros == 1 and one.name in ("FADD", "HADD2"))
+    return 0 if is_move else count
 
 
 def _bytes(instructions: Sequence[Instruction]) -> int:

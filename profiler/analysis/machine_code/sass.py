@@ -35,7 +35,9 @@ REGISTER = re.compile(r"U?R\d+")
 ADDRESS = re.compile(r"(?:desc\[UR\d+\])?\[([^\]]*)\]")
 OFFSET = re.compile(r"\+?(-?0x[0-9a-f]+)$")
 PREDICATE = re.compile(r"!?U?P[T0-9]")
-WRITTEN_REGISTERS = 8  # that one instruction writes at most; more are treated as all
+WRITERS_OF_ONE = ("FADD", "FMUL", "FFMA", "MOV", "IADD3", "S2R", "LOP3", "SHF", "MUFU")
+LOADS = ("LDG", "LDS", "LDL", "LD", "LDC", "LDCU", "ULDC")
+WRITTEN_REGISTERS = 8  # that an instruction writes at most, other than loads and those of WIDE_WRITERS
 WIDE_WRITERS = ("HGMMA", "IGMMA", "QGMMA", "BGMMA", "LDTM", "CALL")
 
 
@@ -221,9 +223,14 @@ def _may_write(one: Instruction, base: str) -> bool:
     if match is None:
         return False
     kind, first = match[0].rstrip("0123456789"), int(match[0].lstrip("UR"))
+    count = WRITTEN_REGISTERS
+    if one.name in LOADS:
+        count = max(one.width // DEFAULT_WIDTH, 1)
+    elif one.name in WRITERS_OF_ONE:
+        count = 1
     for register in REGISTER.findall(base):
         number = int(register.lstrip("UR"))
         # A 64-bit address is in two registers, of which the first is named.
-        if register.rstrip("0123456789") == kind and first - 1 <= number < first + WRITTEN_REGISTERS:
+        if register.rstrip("0123456789") == kind and first - 1 <= number < first + count:
             return True
     return False

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from cbtop.profiler.analysis.machine_code.cubin import Kernel
+from cbtop.profiler.analysis.machine_code.lanes import Access, Lanes
 from cbtop.profiler.analysis.machine_code.occupancy import (
     BARRIERS,
     BLOCKS,
@@ -18,6 +19,7 @@ from cbtop.profiler.analysis.machine_code.occupancy import (
 from cbtop.profiler.analysis.machine_code.resources import Advisory, Spills
 from cbtop.profiler.analysis.machine_code.sass import Code
 
+WASTEFUL = 2  # times the transactions that are needed
 LOW_PERCENT = 25  # of an SM's warps: fewer seldom hide the latency of memory
 RESOURCES = {
     WARPS: "the number of warps",
@@ -31,6 +33,8 @@ SPILL_FIX = (
 )
 LOCAL_FIX = "index arrays of a thread by constants only, or unroll the loops that index them"
 NARROW_FIX = "load a vector type (float4, or a tile whose pointers are known to be multiples of 16 bytes)"
+UNCOALESCED_FIX = "let consecutive threads access consecutive addresses, or pass the data through shared memory"
+CONFLICT_FIX = "pad the rows of the array by one element, or swizzle its columns"
 OCCUPANCY_FIX = {
     REGISTERS: "use fewer registers of a thread, or smaller blocks",
     SHARED: "use less shared memory, or fewer stages of a pipeline",
@@ -55,7 +59,12 @@ class Waste:
 
 
 def waste_of(
-    kernel: Kernel, spills: Spills | None, advisories: list[Advisory], occupancy: Occupancy | None, code: Code | None
+    kernel: Kernel | None,
+    spills: Spills | None,
+    advisories: list[Advisory],
+    occupancy: Occupancy | None,
+    code: Code | None,
+    lanes: Lanes,
 ) -> Iterator[Waste]:
     """Return the waste in a kernel. Pass None for what is not known: then nothing is reported about it."""
     if spills:
@@ -65,7 +74,7 @@ def waste_of(
             f"{spills.store_bytes + spills.load_bytes:,} bytes of traffic a thread, each time that code runs",
             SPILL_FIX,
         )
-    elif kernel.frame_bytes and code is not None and code.count("local load") + code.count("local store"):
+    elif kernel is not None and kernel.frame_bytes and code is not None and _local_accesses(code):
         loads, stores = code.count("local load"), code.count("local store")
         yield Waste(
             "local-memory",
@@ -82,6 +91,8 @@ def waste_of(
                 "tensor cores wait for each instruction" if "wgmma" in one.text else f"{one.code} of ptxas",
                 ADVISORY_FIX if "wgmma" in one.text else "see the assembler's message",
             )
+    yield from _uncoalesced(lanes)
+    yield from _conflicts(lanes)
     if code is not None:
         yield from _narrow(code)
     if occupancy is not None and occupancy.percent < LOW_PERCENT:
@@ -101,6 +112,44 @@ def change_text(change: Change) -> str:
 
 def limiter_text(occupancy: Occupancy) -> str:
     return " and ".join(RESOURCES[one] for one in occupancy.limiters)
+
+
+def _local_accesses(code: Code) -> int:
+    return code.count("local load") + code.count("local store")
+
+
+def _uncoalesced(lanes: Lanes) -> Iterator[Waste]:
+    wasteful = [one for one in lanes.of_space("global") if one.transactions >= WASTEFUL * one.needed]
+    if wasteful:
+        worst = max(wasteful, key=_factor)
+        yield Waste(
+            "uncoalesced",
+            f"{len(wasteful)} loads and stores of global memory spread a warp's bytes over too many sectors",
+            f"up to {_factor(worst):.1f}x the traffic: {_worst(worst, 'sectors')}",
+            UNCOALESCED_FIX,
+            # An access whose address is not known may use the rest of the sectors.
+            is_possible=len(lanes.of_space("global")) < lanes.global_count,
+        )
+
+
+def _conflicts(lanes: Lanes) -> Iterator[Waste]:
+    wasteful = [one for one in lanes.of_space("shared") if one.transactions >= WASTEFUL * one.needed]
+    if wasteful:
+        worst = max(wasteful, key=_factor)
+        yield Waste(
+            "bank-conflicts",
+            f"threads of a warp use the same banks in {len(wasteful)} loads and stores of shared memory",
+            f"up to {_factor(worst):.1f}x the time: {_worst(worst, 'passes')}",
+            CONFLICT_FIX,
+        )
+
+
+def _worst(one: Access, unit: str) -> str:
+    return f"{one.transactions} {unit} instead of {one.needed} (PTX line {one.line})"
+
+
+def _factor(one: Access) -> float:
+    return one.transactions / one.needed
 
 
 def _narrow(code: Code) -> Iterator[Waste]:

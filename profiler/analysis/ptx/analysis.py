@@ -29,7 +29,7 @@ class SharedAccess:
 
     @property
     def footprint(self) -> tuple[object, ...]:
-        """Which bytes each thread uses. Accesses with the same footprint have the same conflicts."""
+        """The bytes that each thread uses. Accesses with the same footprint have the same conflicts."""
         return self.offsets, self.size_bytes, self.threads
 
 
@@ -106,21 +106,15 @@ class FunctionAnalysis:
         if values is None:
             return None
         number = self.flow.block_of[at]
-        conditions = []
-        for branch in self._controllers.get(number, ()):
-            last = self.instructions[self.flow.blocks[branch].end - 1]
-            taken, not_taken = self._sides(branch)
-            if last.guard and self._only_through(branch, taken, number):
-                conditions.append((last.guard, not last.is_negated))
-            elif last.guard and self._only_through(branch, not_taken, number):
-                conditions.append((last.guard, last.is_negated))
-            else:
-                return None
+        conditions = self._conditions(number)
+        if any(branch not in conditions for branch in self._controllers.get(number, ())):
+            return None
+        given = [conditions[branch] for branch in self._controllers.get(number, ())]
         one = self.instructions[at]
         if one.guard:
-            conditions.append((one.guard, not one.is_negated))
+            given.append((one.guard, not one.is_negated))
         threads = set(range(values.threads.count))
-        for name, is_true in conditions:
+        for name, is_true in given:
             value = values.of_register(name)
             if value is None or value.terms:
                 return None
@@ -128,14 +122,43 @@ class FunctionAnalysis:
             threads &= {thread for thread, lane in enumerate(lanes) if bool(lane) is is_true}
         return tuple(sorted(threads))
 
-    def _sides(self, branch: int) -> tuple[int, int]:
-        """Return the block that follows a conditional branch if it is taken, and the one if it is not."""
-        successors = self.flow.blocks[branch].successors
-        return successors[0], successors[-1]
+    def _conditions(self, number: int) -> dict[int, tuple[str, bool]]:
+        """Return the conditions that hold when a block runs, by the block that branches on each: register, value."""
+        found = {}
+        blocks, dominators = self.flow.blocks, self.flow.dominators
+        at: int | None = number
+        while at is not None and dominators[at] not in (None, at):
+            above = dominators[at]
+            last = self.instructions[blocks[above].end - 1] if above is not None else None
+            if above is not None and last is not None and last.guard and blocks[at].predecessors == [above]:
+                taken, not_taken = blocks[above].successors[0], blocks[above].successors[-1]
+                if taken != not_taken:
+                    found[above] = last.guard, (at == taken) is not last.is_negated
+            at = above
+        return found
 
-    def _only_through(self, branch: int, side: int, number: int) -> bool:
-        """Whether a block runs only after a branch went to this side."""
-        return self.flow.blocks[side].predecessors == [branch] and self.flow.dominates(side, number)
+    def facts(self, at: int) -> frozenset[tuple[object, ...]]:
+        """Return what is known to be true when an instruction runs. Equal comparisons give equal facts."""
+        found = set()
+        for name, is_true in self._conditions(self.flow.block_of[at]).values():
+            writer = self.data.only_writer(name)
+            found.add(((writer.opcode, writer.operands[1:]) if writer else name, is_true))
+        return frozenset(found)
+
+    def depends_on_threads_alone(self, at: int) -> bool:
+        """Whether the thread ids alone decide if an instruction runs, and no parameter or loaded value does."""
+        number = self.flow.block_of[at]
+        values = self.data.lane_values
+        if values is None or self.flow.post_dominates(number, 0):
+            return values is not None
+        conditions = self._conditions(number)
+        for branch in sorted(self.flow.reachable):
+            if len(self.flow.blocks[branch].successors) < 2 or number not in self.flow.influence(branch):
+                continue
+            value = values.of_register(conditions[branch][0]) if branch in conditions else None
+            if value is None or value.terms:
+                return False
+        return True
 
     @cached_property
     def shared_accesses(self) -> list[SharedAccess]:

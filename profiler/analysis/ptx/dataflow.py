@@ -197,7 +197,7 @@ class Dataflow:
     @cached_property
     def possibly_unwritten(self) -> list[tuple[int, str, bool]]:
         """The reads of registers that some path leaves unwritten: instruction, register, and whether all paths do."""
-        names = sorted({name for reads in self.readers for name in (reads,)} - self._function.registers.given)
+        names = sorted(self.readers.keys() - self._function.registers.given)
         bit = {name: 1 << place for place, name in enumerate(names)}
         everything = (1 << len(names)) - 1
         blocks = self._flow.blocks
@@ -221,7 +221,7 @@ class Dataflow:
         for number in sorted(self._flow.reachable):
             always, ever = some[number], any_path[number]
             for at in range(blocks[number].start, blocks[number].end):
-                for name in self.reads[at]:
+                for name in dict.fromkeys(self.reads[at]):
                     if name in bit and not always & bit[name]:
                         found.append((at, name, not ever & bit[name]))
                 for name in self.writes[at]:

@@ -1,4 +1,4 @@
-"""Values of registers in each thread of a block, as far as they follow from thread ids and constants.
+"""Values of registers in each thread of a block, if they follow from thread ids and constants.
 
 A value is a sum: a known number of each thread, plus multiples of terms that are the same in all threads and all the
 time, such as a parameter or the address of a shared variable. Affine values (a·tid.x + b) are the usual case.
@@ -51,7 +51,7 @@ def number(value: int) -> LaneValue:
 
 @dataclass(frozen=True, slots=True)
 class Threads:
-    """The threads for which values are computed: a whole block if its size is known, or else its first warps."""
+    """The threads with computed values: a whole block if its size is known, or else its first warps."""
 
     shape: tuple[int, int, int]
     is_whole_block: bool
@@ -160,9 +160,16 @@ class LaneValues:
         if one.guard or "sat" in parsed.parts or "cc" in parsed.parts:
             return None
         if parsed.base == "ld" and parsed.space == "param":
-            return LaneValue({f"param:{one.operands[1][1:-1]}": 1}, (0,)) if parsed.lanes == 1 else None
-        rule = _RULES.get(parsed.base)
-        if rule is None or not one.operands or one.operands[0][0] == "{" or "|" in one.operands[0]:
+            is_number = parsed.lanes == 1 and len(one.operands) == 2
+            return LaneValue({f"param:{one.operands[1][1:-1]}": 1}, (0,)) if is_number else None
+        rule, count = _RULES.get(parsed.base, (None, 0))
+        if (
+            rule is None
+            or len(one.operands) != count + 1
+            or not parsed.type
+            or one.operands[0][0] == "{"
+            or "|" in one.operands[0]
+        ):
             return None
         if parsed.type.startswith(("f", "bf")) or parsed.type in ("tf32", "e4m3", "e5m2"):
             return None
@@ -190,12 +197,21 @@ def product(a: LaneValue, b: LaneValue) -> LaneValue | None:
     if a.terms or len(a.lanes) > 1:
         a, b = b, a
     if a.terms:
-        return None
+        return LaneValue({_product_name(a, b): 1}, (0,)) if len(a.lanes) == len(b.lanes) == 1 else None
     if len(a.lanes) == 1:
         factor = a.lanes[0]
         terms = {name: count * factor for name, count in b.terms.items() if factor}
         return LaneValue(terms, tuple([one * factor for one in b.lanes]))
     return None if b.terms else LaneValue({}, _each(operator.mul, a.lanes, b.lanes))
+
+
+def _product_name(a: LaneValue, b: LaneValue) -> str:
+    """Return the name of a term: the product of two values that are the same in all threads."""
+    sums = [
+        "+".join(f"{count}*{name}" for name, count in sorted(one.terms.items())) + f"+{one.lanes[0]}"
+        for one in (a, b)
+    ]
+    return "({})*({})".format(*sorted(sums))
 
 
 def numbers(function: Callable[[int, int], int], a: LaneValue, b: LaneValue) -> LaneValue | None:
@@ -253,7 +269,7 @@ def _wrapped(one: Instruction, value: LaneValue | None) -> LaneValue | None:
 
 
 def _move(one: Instruction, given: Sequence[LaneValue]) -> LaneValue | None:
-    return given[0] if len(given) == 1 else None
+    return given[0]
 
 
 def _convert(one: Instruction, given: Sequence[LaneValue]) -> LaneValue | None:
@@ -324,6 +340,18 @@ def _bitwise(function: Callable[[int, int], int]) -> Rule:
     return rule
 
 
+def _or(one: Instruction, given: Sequence[LaneValue]) -> LaneValue | None:
+    """Return the bits of two values together: their sum, if one has multiples of a power of two above the other."""
+    if result := numbers(operator.or_, given[0], given[1]):
+        return result
+    high, low = given if given[0].terms else (given[1], given[0])
+    if low.terms or min(low.lanes) < 0:
+        return None
+    unit = 1 << max(low.lanes).bit_length()
+    parts = (*high.terms.values(), *high.lanes)
+    return added(high, low) if all(part % unit == 0 for part in parts) else None
+
+
 def _not(one: Instruction, given: Sequence[LaneValue]) -> LaneValue | None:
     is_predicate = opcode(one.opcode).type == "pred"
     return numbers(lambda a, b: 1 - a if is_predicate else ~a, given[0], number(0))
@@ -356,7 +384,7 @@ def _compare(one: Instruction, given: Sequence[LaneValue]) -> LaneValue | None:
     """Compare two values. Terms that both contain are left out, which takes their sums not to overflow."""
     parts = opcode(one.opcode).parts
     function = _COMPARISONS.get(parts[1])
-    if function is None or len(parts) != 3 or len(given) != 2 or dict(given[0].terms) != dict(given[1].terms):
+    if function is None or len(parts) != 3 or dict(given[0].terms) != dict(given[1].terms):
         return None
     read = _typed(one) if not given[0].terms else lambda value: value
     a, b = (LaneValue({}, value.lanes) for value in given)
@@ -364,7 +392,7 @@ def _compare(one: Instruction, given: Sequence[LaneValue]) -> LaneValue | None:
 
 
 def _select(one: Instruction, given: Sequence[LaneValue]) -> LaneValue | None:
-    if len(given) != 3 or given[2].terms or dict(given[0].terms) != dict(given[1].terms):
+    if given[2].terms or dict(given[0].terms) != dict(given[1].terms):
         return None
     count = max(len(value.lanes) for value in given)
     a, b, chosen = (value.lanes * count if len(value.lanes) == 1 else value.lanes for value in given)
@@ -373,7 +401,7 @@ def _select(one: Instruction, given: Sequence[LaneValue]) -> LaneValue | None:
 
 def _extract(one: Instruction, given: Sequence[LaneValue]) -> LaneValue | None:
     """`bfe`: extract a field of bits."""
-    if len(given) != 3 or given[1].terms or given[2].terms or len(given[1].lanes) + len(given[2].lanes) > 2:
+    if given[1].terms or given[2].terms or len(given[1].lanes) + len(given[2].lanes) > 2:
         return None
     start, length = given[1].lanes[0], given[2].lanes[0]
     if opcode(one.opcode).type[0] != "u" or start + length > bits_of(one):
@@ -385,9 +413,12 @@ _COMPARISONS: dict[str, Callable[[int, int], bool]] = {
     "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge,
     "lo": operator.lt, "ls": operator.le, "hi": operator.gt, "hs": operator.ge,
 }  # fmt: skip
-_RULES: dict[str, Rule] = {
-    "mov": _move, "cvt": _convert, "cvta": _convert_address, "add": _add, "sub": _subtract, "mul": _multiply,
-    "mad": _multiply_add, "shl": _shift_left, "shr": _shift_right, "and": _bitwise(operator.and_),
-    "or": _bitwise(operator.or_), "xor": _bitwise(operator.xor), "not": _not, "neg": _negate, "min": _extreme(min),
-    "max": _extreme(max), "div": _divide, "rem": _divide, "setp": _compare, "selp": _select, "bfe": _extract,
+# Each rule with the number of its inputs.
+_RULES: dict[str, tuple[Rule, int]] = {
+    "mov": (_move, 1), "cvt": (_convert, 1), "cvta": (_convert_address, 1), "not": (_not, 1), "neg": (_negate, 1),
+    "add": (_add, 2), "sub": (_subtract, 2), "mul": (_multiply, 2), "mad": (_multiply_add, 3),
+    "div": (_divide, 2), "rem": (_divide, 2), "min": (_extreme(min), 2), "max": (_extreme(max), 2),
+    "shl": (_shift_left, 2), "shr": (_shift_right, 2), "and": (_bitwise(operator.and_), 2),
+    "or": (_or, 2), "xor": (_bitwise(operator.xor), 2),
+    "setp": (_compare, 2), "selp": (_select, 3), "bfe": (_extract, 3),
 }  # fmt: skip

@@ -79,7 +79,7 @@ class Registers:
         self._ranges[prefix] = count, type_name
 
     def type_of(self, name: str) -> str | None:
-        """Return the type of a register, such as `b32` or `pred`, or None if there is no register of this name."""
+        """Return the type of a register, such as `b32` or `pred`, or None if no register has this name."""
         known = self._names.get(name)
         if known is None and (parts := _NUMBERED.fullmatch(name.partition(SCOPE_MARK)[0])):
             mark = name[parts.end() :]

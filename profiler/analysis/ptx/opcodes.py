@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from cbtop.profiler.analysis.ptx.model import TYPE_BITS, Instruction, Registers
 
-# Instructions without a destination. Those whose first operand is an address have none either.
+# Instructions without a destination. An instruction with an address as first operand has none either.
 NO_RESULT = frozenset({
     "st", "stmatrix", "red", "membar", "fence", "bra", "brx", "ret", "exit", "trap", "brkpt", "prefetch", "prefetchu",
     "applypriority", "discard", "cp", "pmevent", "nanosleep", "setmaxnreg", "griddepcontrol", "sust", "sured",

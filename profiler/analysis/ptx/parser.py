@@ -91,7 +91,7 @@ def _without_comments(text: str) -> str:
 
 
 class _Scope:
-    """A pair of braces inside a function. `names` are the names that it declares, with those of outer scopes."""
+    """A pair of braces inside a function. `names` are the names that it and its outer scopes declare."""
 
     def __init__(self, number: int, parent: _Scope | None) -> None:
         self.mark = f"{SCOPE_MARK}{number}" if parent else ""
@@ -195,8 +195,8 @@ class _Parser:
         for part in head.split(","):
             match = _VARIABLE_NAME.search(part) if len(part) < 1 << 16 else None
             if match is None:
-                if initial or not words:
-                    return  # an alias, a list of prototypes, or another directive without a variable
+                if initial:
+                    return
                 raise PtxError(line, f"not a declaration: {_short(part)}")
             words = re.findall(r"\.(\w+)", part[: match.start()]) or words
             space = next((one for one in words if one in SPACES), "")
@@ -232,7 +232,7 @@ class _Parser:
         self._variables(text, line, into, declared)
 
     def _start(self) -> int:
-        """Return the position of the first character that is no space."""
+        """Skip white space. Returns the new position."""
         at = self._at
         text = self._text
         while at < len(text) and text[at].isspace():
@@ -308,6 +308,8 @@ class _Body:
             operands = tuple([part.strip() for part in _OPERAND.findall(text)])
             if _OPERAND.sub("", text).strip(" \t\n\r,|@!"):
                 raise PtxError(line, f"not an operand list: {_short(text)}")
+        if "" in operands:
+            raise PtxError(line, f"an operand of {_short(opcode)} is missing")
         if opcode.startswith(("bra", "brx")):
             if not operands:
                 raise PtxError(line, f"{opcode} without a target")

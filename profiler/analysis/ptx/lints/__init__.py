@@ -1,4 +1,4 @@
-"""The lints, in the order in which their findings are shown."""
+"""The list of the lints: correctness first, then likely errors, then advice."""
 
 from __future__ import annotations
 

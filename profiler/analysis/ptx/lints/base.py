@@ -11,7 +11,7 @@ from cbtop.profiler.analysis.ptx.analysis import FunctionAnalysis
 
 
 class Severity(StrEnum):
-    """How sure a lint is that a result can be wrong, most sure first."""
+    """The certainty of an error, highest first."""
 
     CORRECTNESS = "correctness"  # proved on a path: a result can be wrong, or a thread can wait forever
     LIKELY = "likely"  # wrong unless something holds that the PTX does not say
@@ -19,8 +19,8 @@ class Severity(StrEnum):
 
 
 class Problem(NamedTuple):
-    """A place that a lint reports, and what happens there. The place is that of an instruction, by its number in the
-    function, or None for the function."""
+    """A place that a lint reports, and what happens there. The place is the number of an
+    instruction in the function, or None for the function itself."""
 
     instruction: int | None
     message: str

@@ -15,7 +15,7 @@ FIX = "move the barrier out of the branch, so that all threads of the block exec
 
 def _proved(analysis: FunctionAnalysis) -> Iterator[Problem]:
     """Yield barriers on one side of a branch by thread id, outside loops of that branch, without one on the other
-    side. Threads that wait there are never joined by those of the other side."""
+    side. The threads that wait there wait forever."""
     for at, branch, is_proved in _divergent(analysis):
         if is_proved:
             yield Problem(at, f"only the threads that {_condition(analysis, branch)} reach this barrier")
@@ -35,7 +35,7 @@ def _condition(analysis: FunctionAnalysis, branch: int | None) -> str:
 
 
 def _divergent(analysis: FunctionAnalysis) -> Iterator[tuple[int, int | None, bool]]:
-    """Yield barriers whose execution depends on a divergent branch or guard: instruction, branch, whether proved."""
+    """Yield barriers that depend on a divergent branch or guard: instruction, branch, whether proved."""
     barriers = {at for at, one in analysis.reachable() if is_block_barrier(one)}
     seen: set[int] = set()
     for at in sorted(barriers):
@@ -50,16 +50,16 @@ def _divergent(analysis: FunctionAnalysis) -> Iterator[tuple[int, int | None, bo
         region = flow.influence(branch)
         inside = [at for at in sorted(barriers - seen) if flow.block_of[at] in region]
         if not inside or flow.post_dominators[branch] in (None, flow.exit):
-            continue  # if a side leaves the function, it is the other lint's
+            continue  # if a side leaves the function, it is `exit-before-barrier`
         is_loop = branch in region
-        sides = [flow.reached_from([one], flow_stop(analysis, branch)) for one in flow.blocks[branch].successors]
+        sides = [flow.reached_from([one], _join(analysis, branch)) for one in flow.blocks[branch].successors]
         both = all(side & barrier_blocks & region for side in sides)
         for at in inside:
             seen.add(at)
             yield at, flow.blocks[branch].end - 1, level is Divergence.BY_THREAD and not is_loop and not both
 
 
-def flow_stop(analysis: FunctionAnalysis, branch: int) -> frozenset[int]:
+def _join(analysis: FunctionAnalysis, branch: int) -> frozenset[int]:
     join = analysis.flow.post_dominators[branch]
     return frozenset() if join is None else frozenset({join})
 

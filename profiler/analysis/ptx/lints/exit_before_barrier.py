@@ -18,8 +18,8 @@ def _find(analysis: FunctionAnalysis) -> Iterator[Problem]:
     flow = analysis.flow
     blocks = {flow.block_of[at] for at in barriers}
     for branch, level in analysis.divergent_branches.items():
-        if level is not Divergence.BY_THREAD or branch in flow.in_loop:
-            continue
+        if level is not Divergence.BY_THREAD or branch in flow.in_loop or flow.post_dominators[branch] != flow.exit:
+            continue  # if the sides meet again, it is `divergent-barrier`
         sides = [flow.reached_from([one]) for one in flow.blocks[branch].successors]
         leaving = [side for side in sides if not side & blocks and not _traps(analysis, side)]
         waiting = [side for side in sides if side & blocks]
@@ -44,7 +44,7 @@ def _traps(analysis: FunctionAnalysis, side: frozenset[int]) -> bool:
 
 
 def _end_of(analysis: FunctionAnalysis, last: int, side: frozenset[int]) -> int:
-    """Return the instruction with which a side ends, or its branch if it is the instruction itself."""
+    """Return the first instruction of a side that ends the function, or the branch if it ends the function itself."""
     if is_end(analysis.instructions[last]):
         return last
     blocks = analysis.flow.blocks

@@ -1,4 +1,4 @@
-"""Flags in memory by which threads of different blocks wait for each other."""
+"""Flags in memory that threads wait for."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _WIDE = ("gpu", "gl", "sys", "cluster")
 
 
 def _weak_spin(analysis: FunctionAnalysis) -> Iterator[Problem]:
-    """Yield weak loads in loops whose only changing input is that load, from an address that stays the same."""
+    """Yield weak loads from a fixed address in loops that nothing else can end."""
     for loop, loads in _spins(analysis):
         weak = [at for at in loads if not is_strong(analysis.instructions[at])]
         if weak and len(weak) == len(loads):

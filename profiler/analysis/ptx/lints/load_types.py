@@ -1,4 +1,4 @@
-"""Loads into registers of another type."""
+"""Loads into registers of a wrong type."""
 
 from __future__ import annotations
 
@@ -43,6 +43,6 @@ def _problem(loaded: str, register: str) -> str:
 
 LOAD_TYPE = Lint(
     "load-type", Severity.CORRECTNESS,
-    "A load writes a register whose type cannot hold the loaded value.",
+    "A load writes a register that cannot hold the loaded type.",
     "load into a register of the loaded type, and convert it with cvt", _find,
 )  # fmt: skip

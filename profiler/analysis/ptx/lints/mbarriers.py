@@ -30,7 +30,7 @@ def _find(analysis: FunctionAnalysis) -> Iterator[Problem]:
         if not kind:
             continue
         place = _place(analysis, at)
-        threads = analysis.threads_at(at)
+        threads = () if kind == "wait" else analysis.threads_at(at)
         count = _count(analysis, one, kind)
         if place is None or threads is None or count is None or kind == "unknown":
             return
@@ -47,7 +47,7 @@ def _find(analysis: FunctionAnalysis) -> Iterator[Problem]:
     for place, (at, count) in sorted(needed.items()):
         if place in waits and arrived[place] < count:
             yield Problem(
-                at, f"this mbarrier waits for {count} arrivals, but only {arrived[place]} threads' arrivals exist"
+                at, f"this mbarrier expects {count} arrivals, but all its threads together make {arrived[place]}"
             )
 
 
@@ -75,7 +75,8 @@ def _place(analysis: FunctionAnalysis, at: int) -> _Place | None:
 
 def _count(analysis: FunctionAnalysis, one: Instruction, kind: str) -> int | None:
     """Return the number of arrivals that an instruction expects or makes in one thread."""
-    after = one.operands[1 + next(i for i, text in enumerate(one.operands) if text[0] == "[") :]
+    address = next((place for place, text in enumerate(one.operands) if text[0] == "["), len(one.operands))
+    after = one.operands[address + 1 :]
     if kind == "wait" or (kind == "arrive" and (not after or "expect_tx" in one.opcode)):
         return 1
     values = analysis.data.lane_values

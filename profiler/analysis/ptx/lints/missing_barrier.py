@@ -52,7 +52,7 @@ def _races(analysis: FunctionAnalysis, *, in_warps: bool) -> Iterator[Problem]:
 
 
 def _pair(first: SharedAccess, second: SharedAccess, *, in_warps: bool) -> tuple[int, int] | None:
-    """Return two threads of which the second uses bytes of the first, but does not write them itself."""
+    """Return two threads. The second uses bytes of the first, and does not write them itself."""
     users: dict[int, set[int]] = {}
     for thread in first.threads:
         for byte in range(first.offsets[thread], first.offsets[thread] + first.size_bytes):
@@ -98,8 +98,8 @@ def _reached_unordered(analysis: FunctionAnalysis, start: int, *, in_warps: bool
 
 MISSING_BARRIER = Lint(
     "missing-barrier", Severity.CORRECTNESS,
-    "A thread uses bytes of shared memory that a thread of another warp writes, or writes bytes that it reads, and a "
-    "path has no barrier between.",
+    "A thread uses bytes of shared memory that a thread of a different warp writes, or the reverse, and a path has "
+    "no barrier between.",
     "put bar.sync (__syncthreads) between the two accesses", _between_warps,
 )  # fmt: skip
 MISSING_WARP_SYNC = Lint(

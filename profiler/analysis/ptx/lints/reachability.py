@@ -1,4 +1,4 @@
-"""Code that no thread reaches, and code from which no thread returns."""
+"""Code that no thread reaches, and code that no thread leaves."""
 
 from __future__ import annotations
 

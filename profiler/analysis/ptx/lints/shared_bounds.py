@@ -13,9 +13,10 @@ _ACCESSES = frozenset({"ld", "st", "atom", "red"})
 
 
 def _find(analysis: FunctionAnalysis) -> Iterator[Problem]:
-    """Yield accesses whose address is a shared variable of known size plus a number outside of it.
+    """Yield accesses at a known distance from a shared variable of known size that are outside of it.
 
-    If the number depends on the thread, the size of the block must be known.
+    If the number depends on the thread, the size of the block must be known. An access that a parameter or a loaded
+    value decides is left out: compilers unroll loops to constant indexes that no launch reaches.
     """
     values = analysis.data.lane_values
     for at, one in analysis.reachable() if values else ():
@@ -35,7 +36,7 @@ def _find(analysis: FunctionAnalysis) -> Iterator[Problem]:
             threads = analysis.threads_at(at) if values and values.threads.is_whole_block else None
             offsets = tuple(offsets[thread] for thread in threads or ())
         outside = [one for one in offsets if one < 0 or one + parsed.bytes > variable.size_bytes]
-        if outside:
+        if outside and not one.guard and analysis.depends_on_threads_alone(at):
             yield Problem(
                 at,
                 f"{parsed.bytes} bytes at byte {max(outside, key=abs)} of {shown(variable.name)}, which has "

@@ -15,7 +15,7 @@ FIX = "write the register on every path before it is read"
 def _always(analysis: FunctionAnalysis) -> Iterator[Problem]:
     """Yield reads of registers that no path writes, if the value decides an address, a branch or arithmetic.
 
-    Compilers move and pack undefined lanes of vectors, which is no error.
+    Compilers move and pack undefined lanes of vectors. That is correct.
     """
     for at, name, is_never in analysis.data.possibly_unwritten:
         if is_never and _matters(analysis, at, name):
@@ -24,8 +24,17 @@ def _always(analysis: FunctionAnalysis) -> Iterator[Problem]:
 
 def _sometimes(analysis: FunctionAnalysis) -> Iterator[Problem]:
     for at, name, is_never in analysis.data.possibly_unwritten:
-        if not is_never and _matters(analysis, at, name):
+        if not is_never and _matters(analysis, at, name) and not _is_written_on_same_facts(analysis, at, name):
             yield Problem(at, f"{shown(name)} is read, but a path does not write it before")
+
+
+def _is_written_on_same_facts(analysis: FunctionAnalysis, at: int, name: str) -> bool:
+    """Whether the register is written under conditions that hold at the read, too.
+
+    Then the path without a write does not exist: `if (i < n) x = 1; ...; if (i < n) use(x);`.
+    """
+    facts = analysis.facts(at)
+    return any(analysis.facts(writer) <= facts for writer in analysis.data.writers.get(name, ()))
 
 
 def _matters(analysis: FunctionAnalysis, at: int, name: str) -> bool:

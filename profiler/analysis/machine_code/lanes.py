@@ -1,0 +1,123 @@
+"""Compute how the threads of a warp share memory transactions, from the addresses in each thread.
+
+The addresses are those of the PTX, if they follow from thread ids and constants. The first warp of a block counts,
+with all of its threads unless the PTX says which execute the instruction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from cbtop.profiler.analysis.ptx.analysis import FunctionAnalysis
+from cbtop.profiler.analysis.ptx.lane_values import WARP_THREADS
+from cbtop.profiler.analysis.ptx.opcodes import is_plain_access, opcode
+
+SECTOR_BYTES = 32  # the smallest transaction of global memory
+BANKS, BANK_BYTES = 32, 4  # of shared memory
+PASS_BYTES = BANKS * BANK_BYTES  # of shared memory, at a time
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """A load or store of a warp. A transaction is a sector of global memory, or a pass over the banks of shared.
+
+    `needed` is the number of transactions that would hold the same bytes.
+    """
+
+    space: str  # global or shared
+    is_store: bool
+    line: int  # of the PTX
+    transactions: int
+    needed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lanes:
+    """The accesses of an entry with known addresses, and how many there are in all."""
+
+    accesses: tuple[Access, ...]
+    global_count: int
+    shared_count: int
+
+    def of_space(self, space: str) -> list[Access]:
+        return [one for one in self.accesses if one.space == space]
+
+
+def lanes_of(analysis: FunctionAnalysis) -> Lanes:
+    """Return the accesses of a function. Bytes of a sector that another access of the array uses are not wasted."""
+    found: list[Access] = []
+    counts = {"global": 0, "shared": 0}
+    groups: dict[object, list[tuple[int, bool, list[int], int]]] = {}
+    for at, one in analysis.reachable():
+        space = opcode(one.opcode).space
+        if space not in counts or not is_plain_access(one, space):
+            continue
+        counts[space] += 1
+        addresses = _addresses(analysis, at)
+        if not addresses:
+            continue
+        is_store, size = opcode(one.opcode).base == "st", opcode(one.opcode).bytes
+        if space == "shared":
+            found.append(Access(space, is_store, one.line, passes(addresses, size), needed_passes(addresses, size)))
+        else:
+            root = analysis.address(at)
+            key = (is_store, tuple(sorted(root.terms.items())) if root is not None else ())
+            groups.setdefault(key, []).append((one.line, is_store, addresses, size))
+    for group in groups.values():
+        found += _coalesced(group)
+    return Lanes(tuple(sorted(found, key=lambda one: one.line)), counts["global"], counts["shared"])
+
+
+def sectors(addresses: Sequence[int], size: int) -> set[int]:
+    """Return the sectors that hold `size` bytes at each address."""
+    return {place for one in addresses for place in range(one // SECTOR_BYTES, (one + size - 1) // SECTOR_BYTES + 1)}
+
+
+def passes(addresses: Sequence[int], size: int) -> int:
+    """Return how many passes over the banks of shared memory an access takes.
+
+    Threads that use the same word share it. Accesses of 8 and 16 bytes are of half and quarter warps at a time.
+    """
+    threads = max(WARP_THREADS * BANK_BYTES // max(size, BANK_BYTES), 1)
+    return sum(_passes(addresses[start : start + threads], size) for start in range(0, len(addresses), threads))
+
+
+def needed_passes(addresses: Sequence[int], size: int) -> int:
+    """Return how many passes the bytes of an access would take without conflicts."""
+    return -(-len(_words(addresses, size)) * BANK_BYTES // PASS_BYTES)
+
+
+def _passes(addresses: Sequence[int], size: int) -> int:
+    banks: dict[int, int] = {}
+    for word in _words(addresses, size):
+        banks[word % BANKS] = banks.get(word % BANKS, 0) + 1
+    return max(banks.values())
+
+
+def _words(addresses: Sequence[int], size: int) -> set[int]:
+    return {place for one in addresses for place in range(one // BANK_BYTES, (one + size - 1) // BANK_BYTES + 1)}
+
+
+def _coalesced(group: Sequence[tuple[int, bool, list[int], int]]) -> Iterator[Access]:
+    """Return the accesses of one array."""
+    used = {place for _, _, addresses, size in group for one in addresses for place in range(one, one + size)}
+    filled: dict[int, int] = {}
+    for place in used:
+        filled[place // SECTOR_BYTES] = filled.get(place // SECTOR_BYTES, 0) + 1
+    for line, is_store, addresses, size in group:
+        touched = sectors(addresses, size)
+        needed = -(-sum(filled[one] for one in touched) // SECTOR_BYTES)
+        yield Access("global", is_store, line, len(touched), needed)
+
+
+def _addresses(analysis: FunctionAnalysis, at: int) -> list[int]:
+    """Return the addresses of the first warp's threads, apart from what is the same in all. Empty if not known."""
+    value, size = analysis.address(at), opcode(analysis.instructions[at].opcode).bytes
+    values = analysis.data.lane_values
+    if value is None or values is None or not size:
+        return []
+    count = min(values.threads.count, WARP_THREADS)
+    lanes = value.lanes * count if len(value.lanes) == 1 else value.lanes[:count]
+    active = analysis.threads_at(at)
+    return [lane for thread, lane in enumerate(lanes) if active is None or thread in active]

@@ -1,0 +1,211 @@
+"""`cbtop ptx FILE`, as a shell calls it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cbtop import cli
+from cbtop.compute.cuda.compiler import hash_of
+from cbtop.compute.ptx_registry import PtxRegistry
+from cbtop.profiler.analysis.machine_code.examination import Toolbox
+from cbtop.profiler.analysis.machine_code.tools import Tool
+
+CORPUS = Path(__file__).parents[2] / "profiler" / "analysis" / "ptx" / "corpus"
+CLEAN = CORPUS.parent / "clean"
+KEPT = CORPUS.parent.parent / "machine_code" / "data"  # a module, its machine code, and the output of NVIDIA's tools
+
+
+@pytest.fixture(autouse=True)
+def no_tools(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no test depend on the tools of the machine."""
+    monkeypatch.setattr(Toolbox, "of_this_machine", lambda: Toolbox([], []))
+
+
+@pytest.fixture
+def kept_tools(no_tools: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give the command an assembler and a disassembler that know one module."""
+    scripts = {
+        "ptxas": f'echo "$@" > {tmp_path}/arguments; cp {KEPT}/kernels.cubin output; cat {KEPT}/kernels.log >&2',
+        "nvdisasm": f"cat {KEPT}/kernels.json",
+    }
+    made = []
+    for name, script in scripts.items():
+        path = tmp_path / name
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o700)
+        made.append(Tool(name, str(path), (13, 5, 37)))
+    monkeypatch.setattr(Toolbox, "of_this_machine", lambda: Toolbox(made[:1], made[1:]))
+
+
+def called(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[int, str, str]:
+    code = cli.main(["ptx", *map(str, arguments)])
+    return code, *capsys.readouterr()
+
+
+def ids(text: str) -> list[str]:
+    return [finding["id"] for file in json.loads(text)["files"] for finding in file["findings"]]
+
+
+def test_a_valid_file_is_summarised(capsys: pytest.CaptureFixture[str]) -> None:
+    """F-PTX-EXPLAIN-001: a valid file is analysed."""
+    code, out, err = called(capsys, CLEAN / "triton_softmax.ptx")
+    assert (code, err) == (0, "")
+    head, entry, *_, last = out.splitlines()
+    assert head.endswith("triton_softmax.ptx: PTX 9.4, sm_90a (static)")
+    assert entry.startswith("  softmax (line ")
+    assert "3 barriers, 0 bytes of shared memory and what the launch adds, requires 128 threads" in entry
+    assert last == "no problem found"
+
+
+def test_64_bit_addresses_of_shared_memory_are_found_with_bugs(capsys: pytest.CaptureFixture[str]) -> None:
+    """F-PTX-EXPLAIN-002: 64-bit addresses of shared memory are found with --bugs, and not without."""
+    bad = CORPUS / "shared_64_bit_bad.ptx"
+    code, out, _ = called(capsys, bad, "--bugs")
+    assert code == 0
+    assert "shared_64_bit_bad.ptx:24: likely shared-64-bit: kernel: shared memory is addressed by %rd5" in out
+    assert called(capsys, bad)[1].splitlines()[-1] == "no problem found"
+
+
+def test_json_has_entries_and_findings(capsys: pytest.CaptureFixture[str]) -> None:
+    """F-PTX-EXPLAIN-003: --json is JSON."""
+    code, out, _ = called(capsys, CORPUS / "missing_barrier_bad.ptx", "--json")
+    assert code == 4
+    (file,) = json.loads(out)["files"]
+    assert (file["target"], file["entries"][0]["shared_bytes"], file["entries"][0]["source"]) == (
+        "sm_90",
+        512,
+        "static",
+    )
+    (finding,) = file["findings"]
+    assert (finding["id"], finding["severity"], finding["line"]) == ("missing-barrier", "correctness", 33)
+
+
+@pytest.mark.parametrize("path", sorted(CORPUS.glob("*_bad.ptx")), ids=lambda path: path.stem)
+def test_strict_finds_everything_that_bugs_finds(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """F-PTX-EXPLAIN-004: --strict finds at least as much as --bugs, and --bugs as much as neither."""
+    default, bugs, strict = (
+        ids(called(capsys, path, "--json", *more)[1]) for more in ((), ("--bugs",), ("--strict",))
+    )
+    assert set(default) <= set(bugs) <= set(strict)
+    assert strict or path.stem == "launch_shape_bad"
+
+
+@pytest.mark.parametrize("name", ["missing.ptx", "text.ptx", "empty.ptx", "binary.ptx", "folder"])
+def test_what_cannot_be_read_is_an_error_in_one_line(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """F-PTX-EXPLAIN-005: a missing file, or one that is no PTX, is an error in one line with exit code 2."""
+    (tmp_path / "text.ptx").write_text("int main() {}\n")
+    (tmp_path / "empty.ptx").write_text("")
+    (tmp_path / "binary.ptx").write_bytes(bytes(range(256)) * 9)
+    (tmp_path / "folder").mkdir()
+    code, out, err = called(capsys, tmp_path / name)
+    assert (code, out, len(err.splitlines())) == (2, "", 1)
+    assert "\x1b" not in err
+
+
+def test_an_error_of_correctness_ends_with_exit_code_4(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = called(capsys, CORPUS / "divergent_barrier_bad.ptx", "--verbose")
+    assert (code, err) == (4, "cbtop: 1 error of correctness in the PTX\n")
+    assert "correctness divergent-barrier: kernel: only the threads that go one way at line" in out
+    assert "fix: move the barrier out of the branch" in out
+
+
+def test_a_launch_is_compared_with_the_entry(capsys: pytest.CaptureFixture[str]) -> None:
+    bad = CORPUS / "launch_shape_bad.ptx"
+    assert called(capsys, bad, "--launch", "128")[0] == 0
+    code, out, _ = called(capsys, bad, "--launch", "32,8")
+    assert code == 4
+    assert "the launch has blocks of 32x8x1 threads, but .reqntid requires 128x1x1" in out
+
+
+@pytest.mark.parametrize("block", ["0", "a", "1,2,3,4", "2048", "-1", "32,"])
+def test_what_is_no_block_is_a_usage_error(block: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as error:
+        called(capsys, CORPUS / "launch_shape_bad.ptx", f"--launch={block}")
+    assert error.value.code == 2
+    assert "is no block of 1 to 1024 threads" in capsys.readouterr().err
+
+
+def test_sarif_has_the_file_the_line_and_a_level(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = called(capsys, CORPUS, "--strict", "--format", "sarif")
+    assert code == 4
+    (run,) = json.loads(out)["runs"]
+    rules = [rule["id"] for rule in run["tool"]["driver"]["rules"]]
+    assert all(rules[one["ruleIndex"]] == one["ruleId"] for one in run["results"])
+    assert {one["level"] for one in run["results"]} == {"error", "warning", "note"}
+    place = run["results"][0]["locations"][0]["physicalLocation"]
+    assert place["artifactLocation"]["uri"].endswith("divergent_barrier_bad.ptx")
+    assert place["region"]["startLine"] == 33
+
+
+def test_a_hash_of_a_compiled_module_is_analysed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    text = (CLEAN / "triton_sum.ptx").read_bytes()
+    PtxRegistry().add(text)
+    code, out, _ = called(capsys, f"{hash_of(text):016x}"[:6])
+    assert code == 0
+    assert "sum2d (line " in out
+    assert called(capsys, "ff" * 8)[0] == 3
+    assert called(capsys, "show")[0] == 2
+    assert called(capsys, CLEAN / "triton_sum.ptx", "more")[0] == 2
+
+
+# --- machine code ---------------------------------------------------------------------------------------------------
+
+
+def test_without_tools_resources_are_not_made_up(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = called(capsys, KEPT / "kernels.ptx")
+    assert code == 0
+    assert out.count("resources, occupancy, accesses, intensity: n/a") == 5
+    assert out.count("pip install nvidia-cuda-nvcc") == 1
+    document = json.loads(called(capsys, KEPT / "kernels.ptx", "--json")[1])
+    machine_code = document["files"][0]["entries"][0]["machine_code"]
+    assert (machine_code["registers"], machine_code["spill_store_bytes"], machine_code["occupancy"]) == (
+        None,
+        None,
+        [],
+    )
+
+
+@pytest.mark.usefixtures("kept_tools")
+def test_resources_and_waste_of_each_entry_are_printed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    code, out, _ = called(capsys, KEPT / "kernels.ptx", "--verbose")
+    assert code == 0
+    for expected in (
+        "resources (sm_80, ptxas 13.5.37): 24 registers, spills 124 bytes stored and 136 loaded, stack 128 bytes",
+        "occupancy (derived): 7 blocks of 64 threads, 14 of 64 warps an SM, limited by shared memory; 32 bytes of",
+        "occupancy (derived): warps an SM of 64, by threads of a block: 64 at 128, 64 at 256, 64 at 512, 64 at 1024",
+        "accesses (static): global loads: 1 of 128 bits; global stores: 1 of 32 bits; tensor cores: not used",
+        "intensity (estimate): 0.15 FLOP a requested byte: memory-bound, unless caches serve the loads",
+        "transactions of a warp (derived): global 20 sectors, 20 needed, in 2 of 2 loads and stores",
+        "    waste spills: 124 bytes of registers",
+        "    possible waste not-vectorized: 4 loads of 32 bits",
+        "      fix: load a vector type",
+    ):
+        assert expected in out
+    assert (tmp_path / "arguments").read_text().split() == ["-v", "-arch", "sm_80", "-o", "output", "input"]
+
+
+@pytest.mark.usefixtures("kept_tools")
+def test_the_architecture_and_the_block_can_be_chosen(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    _, out, _ = called(capsys, KEPT / "kernels.ptx", "--arch", "sm_90a", "--launch", "32,8", "--json")
+    assert "sm_90a" in (tmp_path / "arguments").read_text().split()
+    entries = {one["name"]: one["machine_code"] for one in json.loads(out)["files"][0]["entries"]}
+    wide = entries["wide"]
+    assert (wide["architecture"], wide["assembler"], wide["registers"]) == ("sm_90a", "ptxas 13.5.37", 14)
+    assert [one["threads"] for one in wide["occupancy"]] == [256]
+    assert [one["id"] for one in entries["indexed"]["waste"]] == ["local-memory", "not-vectorized"]
+
+
+@pytest.mark.parametrize("architecture", ["90", "sm_9", "--help", "sm_90 -o /tmp/x"])
+def test_what_is_no_architecture_is_a_usage_error(architecture: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["ptx", str(KEPT / "kernels.ptx"), f"--arch={architecture}"])
+    assert stopped.value.code == 2
+    assert "is not an architecture such as sm_90" in capsys.readouterr().err

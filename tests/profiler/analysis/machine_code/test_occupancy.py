@@ -1,0 +1,165 @@
+"""Occupancy equals NVIDIA's own computation, and each change of it is the smallest one."""
+
+from __future__ import annotations
+
+import csv
+import shutil
+import subprocess
+from pathlib import Path
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cbtop.profiler.analysis.machine_code.occupancy import (
+    BARRIERS,
+    BLOCKS,
+    LIMITS,
+    REGISTERS,
+    SHARED,
+    WARPS,
+    Block,
+    capability_of,
+    occupancy_of,
+)
+from cbtop.profiler.analysis.machine_code.tools import Tool, tools
+
+HERE = Path(__file__).parent
+ARCHITECTURES = [f"sm_{major}{minor}" for major, minor in LIMITS]
+NUMBER_OF_CASES = 20_000
+
+
+def blocks_on_sm(architecture: str, block: Block) -> int:
+    occupancy = occupancy_of(architecture, block)
+    assert occupancy is not None
+    return occupancy.blocks
+
+
+def test_blocks_of_480_kernels_are_those_of_the_nvidia_header() -> None:
+    with (HERE / "data" / "occupancy.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert {row["architecture"] for row in rows} == set(ARCHITECTURES)
+    for row in rows:
+        block = Block(*(int(row[name]) for name in ("threads", "registers", "shared_bytes", "barriers")))
+        assert blocks_on_sm(row["architecture"], block) == int(row["blocks"]), row
+
+
+@pytest.mark.slow
+def test_blocks_are_those_that_the_installed_header_computes(tmp_path: Path) -> None:
+    header = next((one for one in map(_header, tools("ptxas")) if one.is_file()), None)
+    compiler = shutil.which("g++")
+    if header is None or compiler is None:
+        pytest.skip("no cuda_occupancy.h next to a ptxas, or no g++")
+    program = tmp_path / "nvidia"
+    subprocess.run([compiler, "-I", header.parent, HERE / "nvidia_occupancy.cpp", "-o", program], check=True)
+    random = Random(45)
+    cases = [
+        (capability, _block(random, LIMITS[capability].shared_bytes_per_block))
+        for capability in random.choices([one for one in LIMITS if one != (10, 3)], k=NUMBER_OF_CASES)
+    ]  # CUDA 13.0 and 13.5 have different barriers of 10.3
+    lines = "\n".join(_line(*one) for one in cases)
+    printed = subprocess.run([program], input=lines, capture_output=True, text=True, check=True).stdout.split()
+    ours = [blocks_on_sm(f"sm_{major}{minor}", block) for (major, minor), block in cases]
+    assert ours == list(map(int, printed))
+
+
+def _header(tool: Tool) -> Path:
+    return Path(tool.path).parent.parent / "include" / "cuda_occupancy.h"
+
+
+def _block(random: Random, most_shared: int) -> Block:
+    shared = random.choice([0, random.randint(0, 20_000), random.randint(0, most_shared)])
+    return Block(random.randint(1, 1024), random.randint(1, 255), shared, random.choice([1, random.randint(0, 16)]))
+
+
+def _line(capability: tuple[int, int], block: Block) -> str:
+    limits = LIMITS[capability]
+    numbers = (*capability, limits.warps, limits.shared_bytes, limits.reserved_shared_bytes)
+    return " ".join(map(str, (*numbers, block.threads, block.registers, block.shared_bytes, block.barriers)))
+
+
+BLOCK = st.builds(
+    Block,
+    threads=st.integers(1, 1024),
+    registers=st.integers(1, 255),
+    shared_bytes=st.integers(0, 100_000),
+    barriers=st.integers(0, 16),
+)
+
+
+@given(st.sampled_from(ARCHITECTURES), BLOCK)
+def test_a_gain_is_the_smallest_saving_that_gives_more_blocks(architecture: str, block: Block) -> None:
+    now = occupancy_of(architecture, block)
+    assert now is not None
+    for resource in (REGISTERS, SHARED):
+        most = block.registers - 1 if resource == REGISTERS else block.shared_bytes
+        step = 1 if resource == REGISTERS else max(most // 50, 1)
+        savings = [
+            number
+            for number in range(1, most + 1, step)
+            if blocks_on_sm(architecture, _less(block, resource, number)) > now.blocks
+        ]
+        if now.gain is not None and now.gain.resource == resource:
+            amount = -now.gain.amount
+            assert blocks_on_sm(architecture, _less(block, resource, amount)) == now.gain.blocks > now.blocks
+            assert blocks_on_sm(architecture, _less(block, resource, amount - 1)) == now.blocks
+        elif now.gain is None:
+            assert not savings
+
+
+def _less(block: Block, resource: str, amount: int) -> Block:
+    registers, shared = (amount, 0) if resource == REGISTERS else (0, amount)
+    return Block(block.threads, block.registers - registers, block.shared_bytes - shared, block.barriers)
+
+
+@given(st.sampled_from(ARCHITECTURES), BLOCK)
+def test_a_loss_is_the_smallest_addition_that_costs_a_block(architecture: str, block: Block) -> None:
+    now = occupancy_of(architecture, block)
+    assert now is not None
+    by_registers = [
+        (more, blocks_on_sm(architecture, _less(block, REGISTERS, -more))) for more in range(1, 256 - block.registers)
+    ]
+    expected = next(((more, blocks) for more, blocks in by_registers if blocks < now.blocks), None)
+    assert (None if now.loss is None else (now.loss.amount, now.loss.blocks)) == expected
+
+
+@pytest.mark.parametrize(
+    ("architecture", "block", "blocks", "limiters"),
+    [
+        ("sm_90", Block(256, 24, 0), 8, (WARPS,)),
+        ("sm_90", Block(32, 16, 0), 32, (BLOCKS,)),
+        ("sm_90", Block(256, 64, 0), 4, (REGISTERS,)),
+        ("sm_90", Block(256, 72, 0), 3, (REGISTERS,)),  # 8 registers more: a quarter of the warps is lost
+        ("sm_90", Block(128, 32, 100_000), 2, (SHARED,)),
+        ("sm_90", Block(128, 32, 0, barriers=16), 4, (BARRIERS,)),
+        ("sm_80", Block(128, 32, 0, barriers=16), 16, (WARPS, REGISTERS)),  # barriers limit from 9.0 on
+        ("sm_90", Block(1024, 65, 0), 0, (REGISTERS,)),
+        ("sm_90", Block(1025, 32, 0), 0, (WARPS,)),
+        ("sm_90", Block(128, 32, 232_449), 0, (SHARED,)),
+        ("sm_90a", Block(128, 32, 232_448), 1, (SHARED,)),
+    ],
+)
+def test_limiters_are_the_resources_that_run_out(
+    architecture: str, block: Block, blocks: int, limiters: tuple[str, ...]
+) -> None:
+    occupancy = occupancy_of(architecture, block)
+    assert occupancy is not None
+    assert (occupancy.blocks, occupancy.limiters) == (blocks, limiters)
+    assert occupancy.warps == blocks * -(-block.threads // 32)
+
+
+def test_limits_that_are_not_known_give_no_occupancy() -> None:
+    assert occupancy_of("sm_107", Block(128, 32, 0)) is None
+    assert occupancy_of("gfx942", Block(128, 32, 0)) is None
+
+
+@pytest.mark.parametrize("block", [Block(0, 32, 0), Block(32, 0, 0)])
+def test_a_block_without_threads_or_registers_is_an_error(block: Block) -> None:
+    with pytest.raises(ValueError, match="expected 1 or more"):
+        occupancy_of("sm_90", block)
+
+
+def test_a_compute_capability_is_read_from_an_architecture() -> None:
+    texts = ("sm_90", "sm_90a", "sm_120f", "sm_103", "sm_9", "sm_90x", "compute_90", "", "sm_٩٠")
+    assert [capability_of(one) for one in texts] == [(9, 0), (9, 0), (12, 0), (10, 3), *[None] * 5]
