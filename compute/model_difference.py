@@ -33,8 +33,8 @@ OF_FILE = frozenset({"name", "quantization", "weights_bytes"})
 class TensorError:
     """The difference between one tensor and the same tensor of the other file, over all weights.
 
-    `snr_db` is the sum of squares of the other file's weights divided by that of the differences. It is None if one
-    of the two sums is zero.
+    `snr_db` is the sum of squares of the other file's weights divided by the sum of squares of the differences. It is
+    None if one of the two is zero.
     """
 
     name: str
@@ -53,7 +53,7 @@ class TensorError:
 
 @dataclass(frozen=True, slots=True)
 class LayerDivergence:
-    """The Kullback-Leibler divergence of a layer's prediction from that of the other file's layer, in nats.
+    """The Kullback-Leibler divergence of a layer's prediction from the other file's prediction, in nats.
 
     The prediction at a position is softmax(output matrix * final norm(output of the layer)). The divergence is
     sum(p * (ln p - ln q)) over the vocabulary, with p of the other file. `mean` and `largest` are over positions.

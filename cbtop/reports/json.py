@@ -301,7 +301,7 @@ def _timeline(found: TimelineView | None, baseline: Comparison | None) -> dict[s
 
 
 def _step_beside(found: TimelineView, baseline: Comparison | None) -> dict[str, float] | None:
-    """Return the median step of the newest step's kind in the baseline, or null if there is none."""
+    """Return the median step of the newest step's kind in the baseline, or null without one."""
     if baseline is None or found.newest is None:
         return None
     median_us = baseline.median_us(found.newest.name, WHOLE_STEP)

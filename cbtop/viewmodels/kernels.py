@@ -16,7 +16,7 @@ from cbtop.viewmodels.kernel_makers import NO_MAKER, KernelMaker, maker_of
 
 @dataclass(frozen=True, slots=True)
 class Waves:
-    """The waves in which the blocks of a launch fill the device, derived by NVIDIA's rules of occupancy.
+    """The waves that the blocks of a launch make on the device, derived by NVIDIA's rules of occupancy.
 
     A wave is as many blocks as fit on all multiprocessors. `tail` is the filled share of the last wave, above 0 and
     at most 1.

@@ -121,7 +121,7 @@ def _name_of(target: Any) -> str:
 
 
 def _elements(node: Any) -> int:
-    """Return the number of elements of a node's first tensor. Returns 0 if there is no tensor or no fixed number."""
+    """Return the number of elements of a node's first tensor. Returns 0 without a tensor or a fixed number."""
     for argument in node.args:
         value = getattr(argument, "meta", {}).get("example_value")
         if isinstance(value, torch.Tensor):

@@ -315,7 +315,7 @@ class Bursts:
 
 
 def _node_of(profiler: BrickProfiler, keys: Keys) -> int:
-    """Return the number of the node with these `keys`, from the step inwards. NO_NODE: there is no room for it."""
+    """Return the number of the node with these `keys`, from the step inwards. NO_NODE: the graph is full."""
     scope: Any = profiler.parts.paths.own.position.scope
     while scope.parent is not None:
         scope = scope.parent

@@ -46,7 +46,7 @@ class LogitEvolutionTrace:
 
     position: int
     not_finite: int  # number of final logits that are NaN or infinite
-    largest: float  # largest magnitude of the other final logits; 0 if there are none
+    largest: float  # largest magnitude of the other final logits; 0 without any
     tokens: tuple[TokenLogitEvolution, ...]
 
 
