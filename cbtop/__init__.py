@@ -13,6 +13,7 @@ from cbtop.version import __version__
 TYPE_CHECKING = False  # false at run time, because importing `typing` takes longer than starting Python
 if TYPE_CHECKING:
     from cbtop.compute.ceilings import measure_ceilings
+    from cbtop.compute.ptx_registry import PtxRegistry
     from cbtop.profiler.analysis.budget import ByteBudget, TokenBudget
     from cbtop.profiler.analysis.divergence import Fingerprints
     from cbtop.profiler.analysis.graph.execution_graph import ExecutionGraph
@@ -56,6 +57,7 @@ _HOMES = {
     "BrickId": "cbtop.protocol.vocabulary",
     "NodeKind": "cbtop.protocol.vocabulary",
     "Provenance": "cbtop.protocol.vocabulary",
+    "PtxRegistry": "cbtop.compute.ptx_registry",
     "SyncMode": "cbtop.protocol.vocabulary",
     "TokenBudget": "cbtop.profiler.analysis.budget",
     "TracerConfig": "cbtop.profiler.traces.base",
@@ -80,6 +82,7 @@ __all__ = [
     "NodeKind",
     "NotFiniteError",
     "Provenance",
+    "PtxRegistry",
     "SyncMode",
     "TokenBudget",
     "TracerConfig",

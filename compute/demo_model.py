@@ -108,19 +108,27 @@ def demo_model(progress: Progress) -> Path:
     return path
 
 
-def write_model(path: Path, shape: ModelShape, progress: Progress, seed: int = SEED) -> None:
-    """Write a random model of `shape` at `path`. If writing fails, `path` is left as it was."""
+def write_model(
+    path: Path, shape: ModelShape, progress: Progress, seed: int = SEED, matrices: BlockFormat | None = None
+) -> None:
+    """Write a random model of `shape` at `path`. If writing fails, `path` is left as it was.
+
+    `matrices` is the format of all matrices. None means the mix of `_tensors`. The weights before quantisation depend
+    on `seed` only.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        _write(temporary, shape, progress, seed)
+        _write(temporary, shape, progress, seed, matrices)
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)  # also runs after Ctrl-C
 
 
-def _write(path: Path, shape: ModelShape, progress: Progress, seed: int) -> None:
+def _write(path: Path, shape: ModelShape, progress: Progress, seed: int, matrices: BlockFormat | None) -> None:
     tensors = list(_tensors(shape))
+    if matrices:
+        tensors = [one if one.format is F32 else replace(one, format=matrices) for one in tensors]
     rng = np.random.default_rng(seed)
     done, total = 0, sum(tensor.elements for tensor in tensors)
     with path.open("wb") as stream:

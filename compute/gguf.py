@@ -11,6 +11,7 @@ Tensors are read into our own memory. The file is not mapped.
 from __future__ import annotations
 
 import mmap
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -25,7 +26,7 @@ from cbtop.compute.gguf_metadata import GgufMetadata
 from cbtop.compute.gguf_stream import GgufStream
 from cbtop.compute.memory import available_bytes, on_huge_pages
 from cbtop.compute.quantization import FORMATS
-from cbtop.compute.quantization.base import Bytes, QuantizedMatrix
+from cbtop.compute.quantization.base import BlockFormat, Bytes, Floats, QuantizedMatrix
 from cbtop.protocol.limits import reason
 
 CACHE_LINE_BYTES = 64
@@ -110,6 +111,29 @@ class GgufFile:
         self._check_finite(name, data)
         return FORMATS[tensor.code].dequantize(data).reshape(-1)
 
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of each tensor by name, with the columns first, as in the file."""
+        return {name: tensor.shape for name, tensor in self._tensors.items()}
+
+    def format_of(self, name: str) -> BlockFormat:
+        """Return the format of a tensor in this file."""
+        return FORMATS[self._tensors[name].code]
+
+    def rows(self, name: str, together: int) -> Iterator[Floats]:
+        """Yield the tensor as float32 (rows, columns), in pieces of at most `together` rows. Nothing is kept.
+
+        Raises ModelError if a weight is not finite, or if the file was written to since it was opened.
+        """
+        tensor, block_format = self._tensors[name], self.format_of(name)
+        row_bytes = block_format.row_bytes(tensor.shape[0])
+        for at in range(0, tensor.size_bytes, together * row_bytes):
+            data = np.empty((min(together, (tensor.size_bytes - at) // row_bytes), row_bytes), np.uint8)
+            self._stream.read(data.data.cast("B"), tensor.offset + at)
+            self._check_finite(name, data, at // row_bytes)
+            yield block_format.dequantize(data)
+        self._stream.check_unchanged()
+
     def untaken_tensors(self) -> list[str]:
         """Return the names of the tensors that were not requested."""
         return [name for name in self._tensors if name not in self._taken]
@@ -135,14 +159,14 @@ class GgufFile:
             raise ModelError(f"{self.path} has no tensor {name!r}: it is not a whole model; download it again")
         return list(self._tensors[name].shape)
 
-    def _check_finite(self, name: str, data: Bytes) -> None:
+    def _check_finite(self, name: str, data: Bytes, first_row: int = 0) -> None:
         block_format = FORMATS[self._tensors[name].code]
         if found := first_not_finite(block_format, data):
             row, block, what = found
             place = f"value {block:,}" if block_format.block_elements == 1 else f"the scale of block {block:,}"
             raise ModelError(
-                f"{self.path}: tensor {name!r} has {what} as {place} of row {row:,}: it is damaged; download or "
-                "convert it again"
+                f"{self.path}: tensor {name!r} has {what} as {place} of row {first_row + row:,}: it is damaged; "
+                "download or convert it again"
             )
 
     def _place(self, name: str) -> memoryview:

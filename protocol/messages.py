@@ -291,7 +291,8 @@ class KernelTimes:
     """The launches of the kernel `node` that a burst measured, in `steps` steps of the kernel's phase.
 
     Times are in ns. `deviation_ns` is the standard deviation of the durations. A step has between `fewest` and `most`
-    launches (None: not sent).
+    launches (None: not sent). `maker` and `source` are known from hooks of the kernel's maker, such as Triton
+    ("": not known).
     """
 
     node: int
@@ -303,6 +304,8 @@ class KernelTimes:
     max_ns: int
     fewest: int | None = None
     most: int | None = None
+    maker: str = ""
+    source: str = ""
 
     def __post_init__(self) -> None:
         if not 0 <= (self.fewest or 0) <= (self.launches if self.most is None else self.most) <= self.launches:
@@ -322,7 +325,7 @@ class KernelBurst:
 
     `number` is the number of the request. These steps are not part of any statistics. `unplaced` launches were
     outside every known call of a module. `lost` launches were recorded by CUPTI but could not be read. `left_out`
-    launches had no place in the graph.
+    launches had no place in the graph. `multiprocessors` and `architecture` (sm_90) are of the device.
     """
 
     number: int
@@ -331,6 +334,12 @@ class KernelBurst:
     unplaced: int = 0
     lost: int = 0
     left_out: int = 0
+    multiprocessors: int | None = None
+    architecture: str = ""
+
+    def __post_init__(self) -> None:
+        if self.multiprocessors is not None and self.multiprocessors < 1:
+            raise ValueError(f"{self.multiprocessors} multiprocessors; 1 or more are expected")
 
 
 @dataclass(frozen=True, slots=True)

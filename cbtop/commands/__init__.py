@@ -29,4 +29,4 @@ COMMANDS = {
 }
 DEFAULT_COMMAND = "top"
 # Commands that need the extra `compute`. Some options of other commands need it, too.
-NEED_ENGINE = frozenset({"demo", "map", "bench", "tune", "verify", "overhead"})
+NEED_ENGINE = frozenset({"demo", "bench", "tune", "verify", "overhead"})

@@ -4,35 +4,29 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import sys
 import time
-from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict
 from itertools import zip_longest
 
 from cbtop import units
 from cbtop.commands.shared.choose import add_source_argument
+from cbtop.commands.shared.chosen_process import chosen_process
 from cbtop.commands.shared.progress import ProgressLine
 from cbtop.commands.shared.show import positive_seconds
-from cbtop.daemon.source import Source
-from cbtop.errors import NoDataError, UsageError
 from cbtop.feeds.kernel_request import (
     DEFAULT_STEPS,
     DEFAULT_WAIT_S,
     POLL_S,
     KernelRequest,
-    live_source,
-    pid_of,
 )
 from cbtop.protocol.attributes import Grid
-from cbtop.protocol.ended import rings_of
-from cbtop.protocol.endpoint import runtime_dir
 from cbtop.protocol.requests import MAX_STEPS
 from cbtop.reports.tables import Table, table
 from cbtop.text import kernel_text
+from cbtop.viewmodels.kernel_findings import findings_of
 from cbtop.viewmodels.kernels import BrickKernels, BurstView, KernelRow, PhaseKernels
 
 DESCRIPTION = (
@@ -47,7 +41,8 @@ examples:
   cbtop kernels --source 4711 --steps 10
   cbtop kernels --json | jq '.phases[0].bricks[] | {brick, us_per_step}'
 
-Launches and times are per step, over all layers. "Other kernels" are launched between bricks, or by compiled code.
+Launches and times are per step, over all layers. A maker is known from hooks of Triton, from inductor's code, or from
+the forms of libraries' names ("by name"). "Other kernels" are launched between bricks, or by compiled code.
 In a captured graph an executable of our own runs in the host's place, and computes the same. One tool holds CUPTI in
 a process: where torch.profiler, Nsight or Proton has it, or had it, the process refuses. The graph of `cbtop` shows
 the kernels of the last burst, too, and its key K asks for three steps as this command does.
@@ -74,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     line = ProgressLine(sys.stderr)
-    with closing(_chosen(options.source)) as source:
+    with closing(chosen_process(options.source)) as source:
         try:
             with KernelRequest(source, options.steps, options.timeout) as request:
                 while (found := request.poll()) is None:
@@ -86,33 +81,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _chosen(wanted: Sequence[str]) -> Source:
-    """Return the chosen running process. Raises NoDataError if there is none, and UsageError if several match."""
-    directory = runtime_dir()
-    found: list[Source] = []
-    try:
-        for name in sorted(rings_of(os.listdir(directory))):
-            source = live_source(directory / name)
-            if source is not None and _is_meant(source, wanted):
-                found.append(source)
-            elif source is not None:
-                source.close()
-        if not found:
-            which = f" as --source {' or '.join(wanted)}" if wanted else ""
-            raise NoDataError(f"nothing runs here{which}; `cbtop run -- python …` starts what can be asked")
-        if len(found) > 1:
-            pids = ", ".join(str(pid_of(source)) for source in found)
-            raise UsageError(f"several processes run here: choose one by --source (pid {pids})")
-    except BaseException:
-        for source in found:
-            source.close()
-        raise
-    return found[0]
-
-
-def _is_meant(source: Source, wanted: Sequence[str]) -> bool:
-    names = [source.key, str(pid_of(source)), f"rank={source.hello.rank if source.hello else None}"]
-    return not wanted or any(name in wanted for name in names)
+# --- output --------------------------------------------------------------------------------------------------------
 
 
 def _json(found: BurstView) -> str:
@@ -131,6 +100,7 @@ def _json(found: BurstView) -> str:
                 "launches_per_step": phase.launches_per_step,
                 "us_per_step": phase.us_per_step,
                 "bricks": [_brick_json(brick) for brick in phase.bricks],
+                "findings": [asdict(one) for one in findings_of(phase)],
             }
             for phase in found.phases
         ],
@@ -151,15 +121,24 @@ def _brick_json(brick: BrickKernels) -> dict[str, object]:
 
 def _kernel_json(row: KernelRow) -> dict[str, object]:
     times = {key: getattr(row, key) for key in ("mean_us", "deviation_us", "min_us", "max_us", "us_per_step")}
-    return {"name": row.name, "launches_per_step": row.launches_per_step, **asdict(row.kernel), **times}
+    waves = None if row.waves is None else asdict(row.waves)
+    return {
+        "name": row.name,
+        "launches_per_step": row.launches_per_step,
+        **asdict(row.kernel),
+        **times,
+        "maker": asdict(row.maker),
+        "waves": waves,
+    }
 
 
 def _text(found: BurstView) -> str:
     lines = []
     for head, phase in zip_longest(kernel_text.burst(found), found.phases):
-        lines += [head, "", *([table([_HEAD, *_rows(phase)], left=1), ""] if phase else [])]
+        lines += [head, "", *(_phase(phase) if phase else [])]
     lines.append(
-        "measured by CUPTI in these steps, which are in no other times; mean ± standard deviation of launches"
+        "measured by CUPTI in these steps, which are in no other times; mean ± standard deviation of launches; waves "
+        "are derived\nfrom grid, registers and shared memory; n/a: not known"
     )
     return "\n".join([*lines, *kernel_text.burst_notes(found)]) + "\n"
 
@@ -171,13 +150,38 @@ _HEAD = (
     "block",
     "registers",
     "shared B",
+    "waves",
     "mean µs",
     "±",
     "min",
     "max",
     "µs/step",
 )
-_NUMBERS_CHARS = 96  # characters per line, without the kernel's name
+_NUMBERS_CHARS = 103  # characters per line, without the kernel's name
+
+
+def _phase(phase: PhaseKernels) -> list[str]:
+    lines = [table([_HEAD, *_rows(phase)], left=1), "", table(_makers(phase), left=3), ""]
+    findings = findings_of(phase)
+    if findings:
+        lines.append("losses of launches (derived), longest kernels first:")
+        lines += [
+            f"  {units.number(one.us_per_step)} µs/step  {one.kernel} of {one.brick}: {one.what}" for one in findings
+        ]
+        lines.append("")
+    return lines
+
+
+def _makers(phase: PhaseKernels) -> Table:
+    """Return a row for each maker and source, with the names of its kernels."""
+    names: dict[tuple[str, str], list[str]] = {}
+    for row in (row for brick in phase.bricks for row in brick.kernels):
+        names.setdefault((str(row.maker) or units.NOT_MEASURED, row.maker.source), []).append(row.name)
+    rows: Table = [("maker", "source", "kernels")]
+    for (maker, source), kernels in names.items():
+        listed = ", ".join(dict.fromkeys(kernels))
+        rows.append((maker, source, listed if len(listed) <= NAME_CHARS else listed[: NAME_CHARS - 1] + "…"))
+    return rows
 
 
 def _rows(phase: PhaseKernels) -> Table:
@@ -186,7 +190,7 @@ def _rows(phase: PhaseKernels) -> Table:
     for brick in phase.bricks:
         where = f" ({units.counted(brick.layers, 'layer')})" if brick.layers else ""
         name = f"{brick.brick} {brick.label}".strip() + where
-        rows.append((name, kernel_text.per_step(brick.launches_per_step), *[""] * 8, units.number(brick.us_per_step)))
+        rows.append((name, kernel_text.per_step(brick.launches_per_step), *[""] * 9, units.number(brick.us_per_step)))
         rows += [_row(row, room) for row in brick.kernels]
     return rows
 
@@ -201,6 +205,7 @@ def _row(row: KernelRow, room: int) -> tuple[str, ...]:
         _grid(kernel.block),
         units.count(kernel.registers),
         f"{units.count(kernel.static_shared_memory_bytes)}+{units.count(kernel.shared_memory_bytes)}",
+        units.number(None if row.waves is None else row.waves.waves),
         units.number(row.mean_us),
         units.number(row.deviation_us),
         units.number(row.min_us),

@@ -23,6 +23,7 @@ from cbtop.commands.shared.sarif import Failure, SarifRule, sarif
 from cbtop.compute.settings import BACKENDS
 from cbtop.errors import FailedCheckError, UsageError
 from cbtop.reports.tables import Table, table
+from cbtop.units import NOT_MEASURED
 from cbtop.units import count as counted
 
 if TYPE_CHECKING:  # imported for types only, because Numba loads slowly
@@ -36,13 +37,15 @@ DESCRIPTION = (
     "where it is fused, with the kernels that it is made of, and check what its contract says "
     "must hold before and after a call. Then plant the faults that the contract names; one that no check finds is a "
     "failure, too. With --model also every brick of a model, in both kinds of pass, and its logits beside those of a "
-    "pass in float64 over 140 random tokens."
+    "pass in float64 over 140 random tokens. With --against no kernel is checked: the weights of two files of a "
+    "model are compared, and what each layer predicts."
 )
 EPILOG = """\
 examples:
   cbtop verify                                  all kernels: about a minute
   cbtop verify DownProjection                   those that one brick runs
   cbtop verify --model qwen2.5-1.5b-q4_k_m.gguf
+  cbtop verify --model q4.gguf --against f16.gguf    the error of each tensor, and of each layer's prediction
   cbtop verify --backend cuda                   the kernels of a GPU
   cbtop verify --format junit > verify.xml      for CI
   cbtop verify --format sarif > verify.sarif    for code hosts: failures beside the contracts' lines
@@ -50,6 +53,7 @@ examples:
 exit codes: 0 all pass, 1 runtime error, 2 usage or a model that cannot be run, 4 a check failed
 """
 SCHEMA = "cbtop.verify/1"
+AGAINST_SCHEMA = "cbtop.verify-against/1"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,6 +61,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "brick", nargs="?", metavar="BRICK", help="only what this brick runs, and whole passes (default: everything)"
     )
     parser.add_argument("--model", type=Path, metavar="FILE.gguf", help="check the bricks of this model, too")
+    parser.add_argument(
+        "--against", type=Path, metavar="FILE.gguf", help="compare the weights of --model with this file of it"
+    )
     parser.add_argument(
         "--backend", choices=BACKENDS, default="cpu",
         help="the kernels of this processor, or those of the first NVIDIA GPU (default: %(default)s)",
@@ -66,6 +73,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     line = ProgressLine(sys.stderr)
+    if options.against:
+        return _compare_files(options, line)
     line.show("loading kernels")
     # Imported here, because Numba loads slowly.
     from cbtop.compute.errors import ComputeError
@@ -104,6 +113,50 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
+def _compare_files(options: argparse.Namespace, line: ProgressLine) -> int:
+    """Print the differences between the weights of --model and --against. No kernel runs."""
+    if not options.model:
+        raise UsageError("--against compares two files; pass the other one as --model")
+    if options.brick or options.backend != "cpu" or options.format not in ("text", "json"):
+        raise UsageError("--against takes no brick and no --backend cuda; its formats are text and json")
+    from cbtop.compute.errors import ComputeError
+    from cbtop.compute.model_difference import model_difference
+
+    try:
+        found = model_difference(options.model, options.against, line.show)
+    except ComputeError as error:
+        raise UsageError(str(error)) from error
+    finally:
+        line.clear()
+    if options.format == "json":
+        files = {"schema": AGAINST_SCHEMA, "model": str(options.model), "against": str(options.against)}
+        tensors = [asdict(one) | {"verdict": one.verdict} for one in found.tensors]
+        sys.stdout.write(json.dumps(files | asdict(found) | {"tensors": tensors}, allow_nan=False) + "\n")
+        return 0
+    rows: Table = [("tensor", "format", "against", "verdict", "max error", "SNR dB", "cosine")]
+    rows += [
+        (
+            one.name,
+            one.format,
+            one.against_format,
+            one.verdict,
+            f"{one.max_abs_error:.1e}",
+            "equal" if not one.max_abs_error else NOT_MEASURED if one.snr_db is None else f"{one.snr_db:.1f}",
+            f"{one.cosine:.6f}",
+        )
+        for one in found.tensors
+    ]
+    layers: Table = [("layer", "mean KL", "largest")]
+    layers += [(str(one.layer), f"{one.mean:.2e}", f"{one.largest:.2e}") for one in found.layers]
+    sys.stdout.write(
+        f"{table(rows, left=4)}\n\n{table(layers, left=0)}\n\n"
+        "KL: divergence of a layer's prediction (softmax of final norm and output matrix) from that of --against, in "
+        f"nats,\nof float64 passes over {found.tokens} random tokens. Verdicts: ok above a cosine of 0.995, critical "
+        "below 0.99\n"
+    )
+    return 0
+
+
 def _chosen(all_of_them: Sequence[Variant], brick: str | None) -> Sequence[Variant]:
     if brick is None:
         return all_of_them
@@ -114,7 +167,7 @@ def _chosen(all_of_them: Sequence[Variant], brick: str | None) -> Sequence[Varia
 
 
 def _by_gpu() -> Run:
-    """Return a function that runs kernels on the GPU. Raises ComputeError if there is none."""
+    """Return a function that runs kernels on the GPU. Raises ComputeError without a GPU."""
     from cbtop.compute.gpu.arguments import run_on
     from cbtop.compute.gpu.device import Gpu
 

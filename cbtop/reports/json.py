@@ -500,6 +500,8 @@ def _burst(times: KernelTimes) -> dict[str, Any]:
         "deviation_us": times.deviation_ns / 1e3,
         "min_us": times.min_ns / 1e3,
         "max_us": times.max_ns / 1e3,
+        "maker": times.maker or None,
+        "source": times.source or None,
     }
 
 

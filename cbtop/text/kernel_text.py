@@ -5,7 +5,7 @@ from __future__ import annotations
 from cbtop.protocol.messages import KernelTimes
 from cbtop.units import NOT_MEASURED, count, counted, duration, number
 from cbtop.viewmodels.graph import CriticalPathView
-from cbtop.viewmodels.kernels import BurstView
+from cbtop.viewmodels.kernels import BurstView, Waves
 
 
 def critical_path(found: CriticalPathView) -> str:
@@ -21,6 +21,12 @@ def in_burst(times: KernelTimes) -> str:
     deviation, launches = number(times.deviation_ns / 1e3), number(times.launches / times.steps).removesuffix(".00")
     burst = f"in a burst of {counted(times.steps, 'step')}"
     return f"{number(times.mean_ns / 1e3)} µs ± {deviation}, {launches} a step, {burst}"
+
+
+def waves(found: Waves) -> str:
+    """Format waves: `2.10, the last 10 % full (132 × 8 blocks a wave)`."""
+    size = f"{found.multiprocessors} × {found.blocks_per_multiprocessor} blocks a wave"
+    return f"{number(found.waves)}, the last {100 * found.tail:.0f} % full ({size})"
 
 
 def burst(found: BurstView) -> list[str]:

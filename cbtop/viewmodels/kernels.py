@@ -7,9 +7,31 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cbtop.profiler.analysis.graph.nodes import display_name
+from cbtop.profiler.analysis.machine_code.occupancy import Block, occupancy_of
 from cbtop.protocol.attributes import KernelAttributes
 from cbtop.protocol.messages import KernelBurst, KernelTimes, Node
 from cbtop.protocol.vocabulary import NodeKind
+from cbtop.viewmodels.kernel_makers import NO_MAKER, KernelMaker, maker_of
+
+
+@dataclass(frozen=True, slots=True)
+class Waves:
+    """The waves that the blocks of a launch make on the device, derived by NVIDIA's rules of occupancy.
+
+    A wave is as many blocks as fit on all multiprocessors. `tail` is the filled share of the last wave, above 0 and
+    at most 1.
+    """
+
+    multiprocessors: int
+    blocks_per_multiprocessor: int
+    blocks: int
+    waves: float
+    tail: float
+
+    @property
+    def empty(self) -> float:
+        """The share of the places in all waves that no block takes, below 1."""
+        return 1 - self.waves / math.ceil(self.waves)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +45,8 @@ class KernelRow:
     deviation_us: float
     min_us: float
     max_us: float
+    maker: KernelMaker = NO_MAKER
+    waves: Waves | None = None  # None if the device, the launch or its limits are not known
 
     @property
     def us_per_step(self) -> float:
@@ -92,7 +116,7 @@ def kernels_of(nodes: Sequence[Node], burst: KernelBurst) -> tuple[PhaseKernels,
     phases: dict[int, dict[tuple[str, str], dict[tuple[str, KernelAttributes], list[KernelTimes]]]] = {}
     layers: dict[tuple[int, str, str], set[int]] = {}
     for times in burst.kernels:
-        path = _path(nodes, times.node)
+        path = path_of(nodes, times.node)
         if len(path) < 3 or path[-1].kind is not NodeKind.KERNEL or path[0].kind is not NodeKind.STEP:
             continue
         step, kernel, brick = path[0], path[-1], path[-2]
@@ -109,7 +133,7 @@ def kernels_of(nodes: Sequence[Node], burst: KernelBurst) -> tuple[PhaseKernels,
                     brick,
                     label,
                     len(layers[step, brick, label]),
-                    tuple(_row(name, attributes, found) for (name, attributes), found in kernels.items()),
+                    tuple(_row(name, attributes, found, burst) for (name, attributes), found in kernels.items()),
                 )
                 for (brick, label), kernels in bricks.items()
             ),
@@ -118,7 +142,7 @@ def kernels_of(nodes: Sequence[Node], burst: KernelBurst) -> tuple[PhaseKernels,
     )
 
 
-def _path(nodes: Sequence[Node], node: int) -> list[Node]:
+def path_of(nodes: Sequence[Node], node: int) -> list[Node]:
     """Return the path of nodes from the outermost node to `node`."""
     found: list[Node] = []
     at: int | None = node
@@ -128,7 +152,22 @@ def _path(nodes: Sequence[Node], node: int) -> list[Node]:
     return found[::-1]
 
 
-def _row(name: str, attributes: KernelAttributes, found: Sequence[KernelTimes]) -> KernelRow:
+def waves_of(kernel: KernelAttributes, burst: KernelBurst) -> Waves | None:
+    """Return the waves of a launch on the device of `burst`, or None if something is not known."""
+    if kernel.grid is None or kernel.block is None or burst.multiprocessors is None:
+        return None
+    threads, blocks = math.prod(kernel.block), math.prod(kernel.grid)
+    shared_bytes = (kernel.static_shared_memory_bytes or 0) + (kernel.shared_memory_bytes or 0)
+    if not threads or not blocks or not kernel.registers:
+        return None
+    occupancy = occupancy_of(burst.architecture, Block(threads, kernel.registers, shared_bytes))
+    if occupancy is None or not occupancy.blocks:
+        return None
+    waves = blocks / (occupancy.blocks * burst.multiprocessors)
+    return Waves(burst.multiprocessors, occupancy.blocks, blocks, waves, waves - math.ceil(waves) + 1)
+
+
+def _row(name: str, attributes: KernelAttributes, found: Sequence[KernelTimes], burst: KernelBurst) -> KernelRow:
     launches = sum(one.launches for one in found)
     mean_ns = sum(one.launches * one.mean_ns for one in found) / launches
     squares = sum(one.launches * (one.deviation_ns**2 + one.mean_ns**2) for one in found) / launches
@@ -140,4 +179,6 @@ def _row(name: str, attributes: KernelAttributes, found: Sequence[KernelTimes]) 
         deviation_us=math.sqrt(max(0.0, squares - mean_ns**2)) / 1e3,
         min_us=min(one.min_ns for one in found) / 1e3,
         max_us=max(one.max_ns for one in found) / 1e3,
+        maker=maker_of(name, attributes, found[0]),
+        waves=waves_of(attributes, burst),
     )

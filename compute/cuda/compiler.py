@@ -12,11 +12,11 @@ from typing import Any
 from cbtop.compute.cuda.prelude import PRELUDE
 from cbtop.compute.errors import ComputeError
 from cbtop.compute.jit.kernel_cache import is_believed
+from cbtop.compute.ptx_registry import PtxRegistry
 from cbtop.protocol.cache import bytes_of, cache_dir, replace_whole
 
 OPTIONS = ("--std=c++17", "--extra-device-vectorization", "--ptxas-options=-v")
 MAX_KEPT_BYTES = 1 << 26
-HASH_BYTES = 8  # number of bytes of a PTX's digest that a catalog contains as `ptx_hash`
 DIGEST_BYTES = 32
 
 
@@ -30,12 +30,7 @@ class CompiledModule:
 
     @property
     def ptx_hash(self) -> int:
-        return hash_of(self.ptx)
-
-
-def hash_of(ptx: bytes) -> int:
-    """Return the hash that identifies a PTX in a catalog and for `cbtop ptx show`."""
-    return int.from_bytes(hashlib.sha256(ptx).digest()[:HASH_BYTES], "big")
+        return PtxRegistry.hash_ptx(self.ptx)
 
 
 def compiled(source: str, architecture: str, *, stamped: bool = False) -> CompiledModule:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,14 +19,26 @@ def forward_reference(model: Model, tokens: Sequence[int], context: int | None =
 
     `context` is the context size that RoPE assumes. None means the model's context size.
     """
-    x = model.embedding.dequantized(np.asarray(tokens)).astype(np.float64)  # (tokens, hidden)
+    *_, last = layer_outputs(model, tokens, context)
+    return logits_of(model, last)
+
+
+def layer_outputs(model: Model, tokens: Sequence[int], context: int | None = None) -> Iterator[Wide]:
+    """Yield the residual stream before the first layer and after each layer, float64 (tokens, hidden)."""
+    x = model.embedding.dequantized(np.asarray(tokens)).astype(np.float64)
     x *= model.embedding_scale
     context = context or model.context_length
+    yield x
     for layer in model.layers:
         attended = _attention(model, layer, context, _norm(x, layer.attention_norm, model.epsilon))
         x = x + _post(model, attended, layer.attention_post_norm)
         inner = _feed_forward(model, layer, _norm(x, layer.ffn_norm, model.epsilon))
         x = x + _post(model, inner, layer.ffn_post_norm)
+        yield x
+
+
+def logits_of(model: Model, x: Wide) -> Wide:
+    """Return the final norm and output matrix of x, float64 (tokens, vocabulary)."""
     normed = _norm(x, model.final_norm, model.epsilon)
     return _held(_times(normed, Projection(model.lm_head, np.zeros(0, np.float32))), model.logit_cap)
 

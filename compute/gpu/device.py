@@ -35,7 +35,7 @@ STATIC_SHARED_BYTES, LOCAL_BYTES, REGISTERS = 1, 3, 4  # numbers of CUfunction_a
 
 
 class Gpu:
-    """The GPU with number `index`. Raises ComputeError if CuPy is not installed, or if there is no such GPU."""
+    """The GPU with number `index`. Raises ComputeError if CuPy is not installed, or without such a GPU."""
 
     def __init__(self, index: int = 0) -> None:
         try:
@@ -176,7 +176,7 @@ class Gpu:
             made = compiled(module.source, self.architecture, stamped=stamped)
             loaded = self.cupy.cuda.function.Module()
             loaded.load(made.cubin)
-            PtxRegistry().add(made.ptx)
+            PtxRegistry().register(module.name, made.ptx)
             self._modules[key] = loaded, made
         return self._modules[key]
 

@@ -43,7 +43,7 @@ from typing import Any
 import torch
 from torch import _C
 
-from cbtop.profiler.instrument import compiled_code
+from cbtop.profiler.instrument import compiled_code, kernel_makers
 from cbtop.profiler.instrument.captured_graph import CapturedGraph
 from cbtop.profiler.instrument.capturing import Capture, captures
 from cbtop.profiler.instrument.device_graphs import device_here, devices, settle
@@ -81,6 +81,7 @@ def look_into(steps: ModelSteps, *modules: Any) -> None:
             _replaced[name] = vars(kind).get(name)
             setattr(kind, name, ours_(getattr(kind, name)))
         compiled_code.follow()
+        kernel_makers.follow()
         atexit.register(_at_exit)
 
 
@@ -111,6 +112,7 @@ def _put_back() -> None:
     _replaced.clear()
     atexit.unregister(_at_exit)
     compiled_code.follow_no_more()
+    kernel_makers.follow_no_more()
     for device in devices.values():
         try:
             device.close()

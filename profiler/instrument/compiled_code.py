@@ -33,6 +33,7 @@ from cbtop.profiler.instrument.awaited import once_imported, stop_awaiting
 from cbtop.profiler.instrument.capturing import Capture, CapturedCall, Last, captures
 from cbtop.profiler.instrument.classification import RESIDUAL_ADD
 from cbtop.profiler.instrument.functions import brick_of_function, brick_of_name
+from cbtop.profiler.instrument.kernel_makers import SOURCE_NODES, generated_code
 from cbtop.profiler.instrument.module_tree import modules_by_path
 from cbtop.profiler.instrument.open_step import unit
 from cbtop.profiler.instrument.torch_internals import without_torch_function
@@ -48,7 +49,6 @@ COMPILER = "torch._inductor.compile_fx"
 MAX_FILES = 256  # number of files of generated code that are remembered
 MAX_NAME_CHARS = 200
 
-_NODES = re.compile(r"\s*# (?:Topologically Sorted|Unsorted) Source Nodes: \[([^\]]*)\]")
 # Launches of loops that inductor has written itself. Matrix products run in templates (`triton_tem_…`) or in
 # functions of other libraries (`extern_kernels.mm`).
 _LOOPS = re.compile(r"\s*triton_(?!tem_)\w+\.run\(")
@@ -102,6 +102,11 @@ class GraphOrigins:
             )
         return found
 
+    def modules_of(self, nodes: Sequence[str]) -> list[str]:
+        """Return the path of the innermost module around each of the `nodes`, without nodes outside of modules."""
+        origins = [origin for origin in map(self.origins.get, nodes) if origin is not None]
+        return [origin.modules[-1] for origin in origins if origin.modules and origin.modules[-1]]
+
 
 def _relative(path: str) -> str | None:
     """Convert Dynamo's `path` of a module to a path that starts at the compiled module. None if unknown."""
@@ -117,7 +122,7 @@ def _name_of(target: Any) -> str:
 
 
 def _elements(node: Any) -> int:
-    """Return the number of elements of a node's first tensor. Returns 0 if there is no tensor or no fixed number."""
+    """Return the number of elements of a node's first tensor. Returns 0 without a tensor or a fixed number."""
     for argument in node.args:
         value = getattr(argument, "meta", {}).get("example_value")
         if isinstance(value, torch.Tensor):
@@ -149,6 +154,7 @@ def follow_no_more() -> None:
             module.compile_fx = original
     _original.clear()
     _compiled.clear()
+    generated_code.clear()
 
 
 def _replace() -> None:
@@ -203,8 +209,11 @@ def _note(found: GraphOrigins, files: Iterable[str]) -> None:
     for file in files:
         _compiled.pop(file, None)
         _compiled[file] = found
+        generated_code[file] = found.modules_of
     while len(_compiled) > MAX_FILES:
-        _compiled.pop(next(iter(_compiled)))
+        oldest = next(iter(_compiled))
+        del _compiled[oldest]
+        generated_code.pop(oldest, None)
 
 
 # --- generated code during a capture -------------------------------------------------------------------------------
@@ -468,7 +477,7 @@ def _nodes(ran: list[Ran], lines: list[str]) -> list[list[str]]:
         at = one.line - 1  # line numbers begin at 1
         said = None
         while said is None and at > 0 and at not in launches and not lines[at - 1].lstrip().startswith("def "):
-            said = _NODES.match(lines[at - 1])
+            said = SOURCE_NODES.match(lines[at - 1])
             at -= 1
         found.append([name for name in (said[1].split(", ") if said else ()) if name])
     return found

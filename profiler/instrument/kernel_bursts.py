@@ -31,6 +31,7 @@ from cbtop.profiler.device.graph_surgery import Order
 from cbtop.profiler.device.kernel_burst import KernelBurstResults, KernelWindow, Keys, left_on
 from cbtop.profiler.instrument.capturing import OTHER, Capture, CapturedCall
 from cbtop.profiler.instrument.host_steps import Times
+from cbtop.profiler.instrument.kernel_makers import Maker, makers_of
 from cbtop.profiler.instrument.torch_internals import is_in_bad_fork, raw_stream_of
 from cbtop.profiler.instrument.trouble import log_own_error
 from cbtop.profiler.instrument.wrapping import TimedSteps
@@ -52,6 +53,17 @@ _FAILED = "kernels are not recorded"
 new_cupti: Callable[[], Cupti] = TorchsCupti
 new_driver: Callable[[], Driver] = CudaDriver
 is_on_cuda: Callable[[], bool] = torch.cuda.is_initialized
+
+
+def _device_here() -> tuple[int | None, str]:
+    """Return the number of multiprocessors and the architecture of torch's current device, (None, "") without one."""
+    if not torch.cuda.is_initialized():
+        return None, ""
+    known = torch.cuda.get_device_properties(torch.cuda.current_device())  # pragma: no cover - gpu
+    return known.multi_processor_count, f"sm_{known.major}{known.minor}"  # pragma: no cover - gpu
+
+
+device_here: Callable[[], tuple[int | None, str]] = _device_here
 
 one_at_a_time = threading.Lock()  # locked while CUPTI is in use, because a process can use it only once at a time
 _here: dict[int, Recording] = {}  # the recording of the current step, by thread
@@ -238,6 +250,7 @@ class Bursts:
         if profiler is None:
             return
         found = []
+        makers = makers_of({kernel for _, kernel in burst.kernels})
         for (keys, kernel), durations in burst.kernels.items():
             definition = KernelDefinition(
                 kernel.name,
@@ -253,6 +266,7 @@ class Bursts:
                 burst.left_out += durations.count
                 continue
             fewest, most = burst.launches_in_step(keys, durations)
+            maker, source = makers.get(kernel, Maker("", ""))
             found.append(
                 KernelTimes(
                     node=node,
@@ -264,10 +278,24 @@ class Bursts:
                     max_ns=durations.max_ns,
                     fewest=fewest,
                     most=most,
+                    maker=maker,
+                    source=source,
                 )
             )
         steps = sum(burst.steps.values())
-        profiler.announce(Found(number, steps, tuple(found), burst.unplaced, burst.lost, burst.left_out))
+        multiprocessors, architecture = device_here()
+        profiler.announce(
+            Found(
+                number,
+                steps,
+                tuple(found),
+                burst.unplaced,
+                burst.lost,
+                burst.left_out,
+                multiprocessors=multiprocessors,
+                architecture=architecture,
+            )
+        )
 
     def announce_host_times(self, times: Times, steps: int) -> None:
         """Announce the host's times of the bricks, measured in `steps` steps."""

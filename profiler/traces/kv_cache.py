@@ -63,6 +63,13 @@ def has_thrashing(states: Sequence[KvCacheStateTrace]) -> bool:
 def anomalies(states: Sequence[KvCacheStateTrace]) -> Iterator[str]:
     """Yield the problems that the latest of `states` shows."""
     latest = states[-1]
+    valid, span = latest.valid_positions, latest.newest_position - latest.oldest_position + 1
+    if valid > latest.max_positions:
+        yield f"{valid} valid positions exceed the {latest.max_positions} that the cache has"
+    if valid > span:
+        yield f"{valid} valid positions exceed the {span} from the oldest to the newest"
+    if latest.accessed_positions > valid:
+        yield f"{latest.accessed_positions} accessed positions exceed the {valid} valid ones"
     if has_high_eviction(latest):
         yield f"{latest.evictions} evictions in {latest.step} steps: more than {HIGH_EVICTION_SHARE:.0%}"
     if has_thrashing(states):

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cbtop.profiler.traces.activations import EXPLOSION_MAGNITUDE
 from cbtop.profiler.traces.base import mean, number, spread
 from cbtop.protocol.messages import TraceNumber
 
@@ -45,6 +46,7 @@ class LogitEvolutionTrace:
 
     position: int
     not_finite: int  # number of final logits that are NaN or infinite
+    largest: float  # largest magnitude of the other final logits; 0 without any
     tokens: tuple[TokenLogitEvolution, ...]
 
 
@@ -70,13 +72,20 @@ def logit_evolution(
         TokenLogitEvolution(token, tuple(row[place] for row in logits), tuple(row[place] for row in ranks))
         for place, token in enumerate(tokens)
     )
-    return LogitEvolutionTrace(position, int(final.size - np.isfinite(final).sum()), tuple(evolutions))
+    finite = np.isfinite(final)
+    largest = float(np.abs(final).max(initial=0.0, where=finite))
+    return LogitEvolutionTrace(position, int(final.size - finite.sum()), largest, tuple(evolutions))
 
 
 def anomalies(trace: LogitEvolutionTrace) -> Iterator[str]:
-    """Yield a sentence if some final logits cannot be ranked."""
+    """Yield a sentence if some final logits cannot be ranked, and one if some are too large."""
     if trace.not_finite:
         yield f"position {trace.position}: {trace.not_finite} logits are NaN or infinite"
+    if trace.largest > EXPLOSION_MAGNITUDE:
+        yield (
+            f"position {trace.position}: a logit of magnitude {trace.largest:.3g} exceeds {EXPLOSION_MAGNITUDE:g} "
+            "(explosion)"
+        )
 
 
 def numbers(passes: Sequence[LogitEvolutionTrace]) -> Iterator[TraceNumber]:

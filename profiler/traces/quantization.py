@@ -61,11 +61,14 @@ class QuantizationErrorTrace:
 
     @property
     def verdict(self) -> QuantizationVerdict:
-        if self.cosine > OK_COSINE:
-            return QuantizationVerdict.OK
-        return (
-            QuantizationVerdict.WARNING if self.cosine >= WARNING_COSINE else QuantizationVerdict.CRITICAL
-        )  # CRITICAL also if the cosine is NaN
+        return verdict_of(self.cosine)
+
+
+def verdict_of(cosine: float) -> QuantizationVerdict:
+    """Return the verdict on a cosine. NaN is critical."""
+    if cosine > OK_COSINE:
+        return QuantizationVerdict.OK
+    return QuantizationVerdict.WARNING if cosine >= WARNING_COSINE else QuantizationVerdict.CRITICAL
 
 
 def quantization_error(
@@ -93,7 +96,7 @@ def quantization_error(
         mse=noise / error.size,
         max_abs_error=float(np.abs(error).max()),
         cosine=cosine,
-        snr_db=_decibels(signal, noise),
+        snr_db=decibels(signal, noise),
     )
 
 
@@ -131,7 +134,8 @@ def numbers(passes: Sequence[Sequence[QuantizationErrorTrace]]) -> Iterator[Trac
         yield number(row, "worst layer", worst.layer)
 
 
-def _decibels(signal: float, noise: float) -> float | None:
+def decibels(signal: float, noise: float) -> float | None:
+    """Return the ratio of two sums of squares in dB, or None without noise."""
     if noise == 0:
         return None
     ratio = signal / noise  # NaN if signal and noise are infinite

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import pty
+import re
 import subprocess
 import sys
 import tomllib
@@ -19,10 +20,12 @@ from cbtop.reports import DEVICES, SOURCES, VIEWS
 from cbtop.reports.text import SECTIONS
 from cbtop.text import ascii_signs
 from cbtop.tui.views.looks import CATEGORY_LOOKS
+from tests.cbtop.help_examples import examples_of
 from tests.integration.hosts import DEADLINE_S
 from tests.integration.hosts import cbtop as run
 
 ROOT = Path(__file__).parents[2]
+ENDPOINT = "tcp://localhost:5555"  # for E1 and E2 in examples
 GOLDEN_TEXT = "".join(
     file.read_text(encoding="utf-8") for file in (ROOT / "tests/cbtop/tui/views/goldens").glob("[bcghrs]*.txt")
 )
@@ -47,6 +50,16 @@ def test_every_command_has_help_of_its_own(name: str, capsys: pytest.CaptureFixt
     with pytest.raises(SystemExit, match="0"):
         main([name, "--help"])
     assert f"usage: cbtop {name}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", [name for name in [*COMMANDS, DEFAULT_COMMAND] if examples_of(name)])
+def test_each_example_in_a_commands_help_is_a_valid_command_line(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[object] = []
+    monkeypatch.setattr(f"cbtop.commands.{name.replace('-', '_')}.run", lambda options: seen.append(options) or 0)
+    examples = examples_of(name)
+    for words in examples:
+        assert main([ENDPOINT if re.fullmatch("E[12]", word) else word for word in words]) == 0
+    assert len(seen) == len(examples)
 
 
 @pytest.mark.parametrize(("name", "others"), [("keys", set()), ("doctor", set()), ("ls", {"top", "replay"})])

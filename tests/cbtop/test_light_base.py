@@ -102,7 +102,7 @@ def test_a_command_that_needs_the_engine_names_its_extra(
     name: str, missing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, missing, None)
-    done = cbtop(name, *(["model.gguf"] if name == "map" else []))
+    done = cbtop(name)
     expected = f"cbtop: cbtop {name} needs the engine; pip install 'cbtop[compute]'\n"
     assert (done.returncode, done.stdout, done.stderr) == (2, "", expected)
 
@@ -111,9 +111,10 @@ def test_a_command_that_needs_the_engine_names_its_extra(
     ("arguments", "what"),
     [
         (["calibrate"], "calibrate"),
+        (["map", "model.gguf"], "map"),
         (["check", "--budget", "contracts", "--baseline", "old", "--new", "new"], "check --budget contracts"),
     ],
-    ids=["calibrate", "check"],
+    ids=["calibrate", "map", "check"],
 )
 def test_options_that_need_the_engine_name_its_extra(
     arguments: list[str], what: str, monkeypatch: pytest.MonkeyPatch

@@ -182,16 +182,21 @@ def instances(kind: Any) -> st.SearchStrategy[Any]:
         return st.builds(guarded_steps, values(str), counts, st.none() | fault)
     if kind is messages.KernelTimes:  # these times have at least one call, too
         count, time_ns = st.integers(1, 1 << 60), st.integers(0, 1 << 50)
-        return st.tuples(values(int), count, count, values(float), time_ns, time_ns, time_ns).map(
+        times = values(int), count, count, values(float), time_ns, time_ns, time_ns
+        return st.tuples(*times, values(str), values(str)).map(
             lambda drawn: kind(
                 *drawn[:3],
                 mean_ns=float(sum(drawn[4:6])),
                 deviation_ns=drawn[3],
                 min_ns=drawn[4],
-                max_ns=sum(drawn[4:]),
+                max_ns=sum(drawn[4:7]),
+                maker=drawn[7],
+                source=drawn[8],
             )
         )
     fields = {name: values(hint) for name, hint in get_type_hints(kind, include_extras=True).items()}
+    if kind is messages.KernelBurst:
+        fields["multiprocessors"] = st.none() | st.integers(1, 1 << 60)
     if kind is messages.Ceiling:
         fields["rounds"] = st.none() | st.integers(1, 1 << 30)
     if kind is KernelAttributes:  # sizes, registers and a hash are not negative

@@ -136,7 +136,8 @@ def group_lines(heading: str, provenance: str, facts: Sequence[Fact], width: int
     room = each - _LABEL_WIDTH - 1
     rows: list[list[Fact]] = []
     for fact in facts:
-        if not rows or len(rows[-1]) == across or cell_len(fact[1]) > room:  # a long value may need a line of its own
+        is_full = not rows or len(rows[-1]) == across or cell_len(rows[-1][-1][1]) > room
+        if is_full or cell_len(fact[1]) > room:  # a long value needs a line of its own
             rows.append([])
         rows[-1].append(fact)
     lines: list[Line] = [heading_line(heading, provenance, width)]

@@ -20,6 +20,7 @@ from cbtop.tui.widgets.lines import BLANK, Line, clean, fit_line, rule, width_of
 from cbtop.tui.widgets.parts import GAP, ScreenPart, beside, even_widths, parts_lines
 from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.graph import GraphRow
+from cbtop.viewmodels.kernel_makers import maker_of
 from cbtop.viewmodels.layers import LayerRow
 from cbtop.viewmodels.source import SourceView
 
@@ -70,18 +71,18 @@ def node_lines(
     layer = next((row for row in layers if row.id == node.id), None)
     if layer is not None and source.layer_times is not None:
         need = pane_height(source.layer_times, layer, width)
-        figures = _figures(node, width)
+        figures = _figures(node, source, width)
         free = height - 1 - len(figures)
         below = layer_lines(source.layer_times, layer, width, min(need, free)) if free >= LEAST_LINES else []
         return [head, *figures, *below][:height]
     brick = next((row for row in source.bricks if row.key == (node.name, node.category)), None)
     if brick is None:
-        return [head, *_figures(node, width)][:height]
+        return [head, *_figures(node, source, width)][:height]
     if width < TWO_COLUMNS:
-        figures = _figures(node, width)
+        figures = _figures(node, source, width)
         return [head, *figures, *_everywhere(brick, source, pictures, width, height - 1 - len(figures))][:height]
     widths = even_widths(width, 2)
-    panes = [_figures(node, widths[0]), _everywhere(brick, source, pictures, widths[1], height - 1)]
+    panes = [_figures(node, source, widths[0]), _everywhere(brick, source, pictures, widths[1], height - 1)]
     return [head, *beside(panes, widths)][:height]
 
 
@@ -89,7 +90,7 @@ def _layers(source: SourceView) -> tuple[LayerRow, ...]:
     return source.layer_times.rows if source.layer_times else ()
 
 
-def _figures(node: GraphRow, width: int) -> list[Line]:
+def _figures(node: GraphRow, source: SourceView, width: int) -> list[Line]:
     """Return the measured figures of this node, and its launch configuration."""
     rows = [row for row in statistics_of(Of.NODE) if row.value(node) is not None]
     known = [(row.word or row.title, clean(row.in_full(node)), "") for row in rows]
@@ -104,9 +105,24 @@ def _figures(node: GraphRow, width: int) -> list[Line]:
     ]
     if launch:
         lines += group_lines("launch", Provenance.STATIC.value, launch, width)
+    if node.kind is NodeKind.KERNEL:
+        lines += _maker(node, source, width)
     if node.burst is not None:
         lines.append(fit_line(((f"  {kernel_text.in_burst(node.burst)}", "dim"),), width))
     return [*lines, BLANK]
+
+
+def _maker(node: GraphRow, source: SourceView, width: int) -> list[Line]:
+    """Return who made the kernel, and the waves of its launch if a burst recorded the kernel."""
+    maker = maker_of(node.name, node.kernel, node.burst)
+    facts: list[Fact] = [("maker", clean(str(maker)), "")] if maker.maker else []
+    facts += [("source", clean(maker.source), "")] if maker.source else []
+    lines = group_lines("maker", maker.evidence, facts, width) if facts else []
+    rows = [row for brick in source.kernels for row in brick.kernels]
+    waves = next((row.waves for row in rows if (row.name, row.kernel) == (node.name, node.kernel)), None)
+    if waves is not None:
+        lines += group_lines("waves", Provenance.DERIVED.value, [("waves", kernel_text.waves(waves), "")], width)
+    return lines
 
 
 def _attribute(name: str, value: object) -> str:

@@ -43,6 +43,7 @@ def test_kernels_are_printed_per_brick_with_launches_shape_and_times(
         "384×1×1",
         "168",
         "0+164,308",
+        "0.18",
         "1.50",
         "0.51",
         "0.90",
@@ -54,6 +55,15 @@ def test_kernels_are_printed_per_brick_with_launches_shape_and_times(
     assert len(norm) <= 160
     assert any("4 launches in no call" in line for line in lines)
     assert any("in no other times" in line for line in lines)
+    head = next(at for at, line in enumerate(lines) if line.startswith("maker "))
+    assert lines[head + 1].split(maxsplit=5) == ["cuBLAS,", "tile", "64x8", "(by", "name)", "nvjet_tst_64x8"]
+    assert lines[head + 2].startswith(
+        "Triton 3.9.0, 4 warps, 3 stages  /a/norms.py:41  vectorized_layer_norm_kernel<"
+    )
+    assert [line.partition("  vec")[0] for line in lines if "have nothing to do" in line] == [
+        "  6.00 µs/step  nvjet_tst_64x8 of DownProjection: 24 blocks for 132 multiprocessors: 108 have nothing to do",
+        "  6.00 µs/step",
+    ]
 
 
 def test_the_same_is_printed_as_json(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -73,6 +83,12 @@ def test_the_same_is_printed_as_json(directory: Path, capsys: pytest.CaptureFixt
     assert kernel["mean_us"] == pytest.approx(1.5)
     assert kernel["us_per_step"] == pytest.approx(6)
     assert brick["us_per_step"] == pytest.approx(6)
+    assert kernel["maker"] == {
+        "maker": "Triton 3.9.0, 4 warps, 3 stages", "source": "/a/norms.py:41", "loader": "Triton", "tile": "",
+        "evidence": "hook",
+    }  # fmt: skip
+    assert (kernel["waves"]["blocks"], kernel["waves"]["blocks_per_multiprocessor"]) == (1, 16)
+    assert [one["kernel"] for one in phase["findings"]] == ["nvjet_tst_64x8", NORM.name]
 
 
 @pytest.mark.parametrize("state", [state for state in State if state.is_refused])
@@ -148,6 +164,8 @@ def test_the_graph_shows_the_kernels_of_the_last_burst_and_names_their_times(
         "deviation_us": 0.1,
         "min_us": 0.9,
         "max_us": 2.5,
+        "maker": None,
+        "source": None,
     }
     assert kernel["count"] is None  # the number of launches is unknown
     assert kernel["registers"] == 168

@@ -18,6 +18,7 @@ from cbtop.compute.decoder.decoder import Decoder
 from cbtop.compute.demo_model import TINY, write_model
 from cbtop.compute.kernels.activation import SWIGLU
 from cbtop.compute.kernels.sampling import GREEDY
+from cbtop.compute.quantization.floats import F16
 from cbtop.compute.verification import Variant, verified
 from cbtop.protocol.messages import CheckResult
 
@@ -236,3 +237,48 @@ def test_what_was_skipped_has_neither_passed_nor_failed() -> None:
     suite = ET.fromstring(FORMATS["junit"]([], [skipped]))[1]
     assert (suite.get("failures"), suite.get("skipped")) == ("0", "1")
     assert run_of(json.loads(FORMATS["sarif"]([], [skipped])))["results"] == []
+
+
+@pytest.fixture(scope="module")
+def two_files(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    folder = tmp_path_factory.mktemp("against")
+    for name, matrices in (("q4.gguf", None), ("f16.gguf", F16)):
+        write_model(folder / name, TINY, lambda text, fraction: None, matrices=matrices)
+    return str(folder / "q4.gguf"), str(folder / "f16.gguf")
+
+
+def test_two_files_of_a_model_are_compared_by_tensor_and_by_layer(
+    two_files: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, against = two_files
+    assert main(["verify", "--model", model, "--against", against]) == 0
+    text = capsys.readouterr().out
+    assert main(["verify", "--model", model, "--against", against, "--format", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    (tensor,) = (one for one in found["tensors"] if one["name"] == "blk.0.ffn_up.weight")
+    assert (tensor["format"], tensor["against_format"], tensor["shape"]) == ("Q4_K", "F16", [256, 512])
+    (line,) = (line for line in text.splitlines() if line.startswith("blk.0.ffn_up.weight"))
+    assert line.split()[3:] == [
+        tensor["verdict"], f"{tensor['max_abs_error']:.1e}", f"{tensor['snr_db']:.1f}", f"{tensor['cosine']:.6f}",
+    ]  # fmt: skip
+    assert "attn_q.bias         F32     F32      ok         0.0e+00   equal  1.000000" in text
+    for layer in found["layers"]:
+        assert f"    {layer['layer']}  {layer['mean']:.2e}  {layer['largest']:.2e}\n" in text
+    assert (found["tokens"], len(found["layers"])) == (16, 2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ([], "--against compares two files"),
+        (["--model", "x.gguf", "--format", "sarif"], "its formats are text and json"),
+        (["--model", "x.gguf", "LmHead"], "--against takes no brick"),
+        (["--model", "x.gguf", "--backend", "cuda"], "no --backend cuda"),
+        (["--model", "x.gguf"], "x.gguf does not exist"),
+    ],
+)
+def test_against_refuses_what_it_cannot_compare_in_one_line(
+    arguments: list[str], complaint: str, two_files: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["verify", *arguments, "--against", two_files[1]]) == 2
+    assert complaint in capsys.readouterr().err.splitlines()[-1]

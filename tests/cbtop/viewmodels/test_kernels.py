@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from cbtop.client.store import Store
@@ -10,7 +13,8 @@ from cbtop.protocol.attributes import KernelAttributes
 from cbtop.protocol.errors import DecodeError
 from cbtop.protocol.messages import KernelBurst, KernelTimes, Node, SourceCatalog
 from cbtop.protocol.vocabulary import NodeKind
-from cbtop.viewmodels.kernels import kernels_of
+from cbtop.viewmodels.kernel_findings import findings_of
+from cbtop.viewmodels.kernels import kernels_of, waves_of
 
 SHAPE = KernelAttributes(grid=(8, 1, 1), block=(128, 1, 1))
 NODES = [
@@ -60,3 +64,61 @@ def test_a_burst_of_more_kernels_than_are_kept_is_refused() -> None:
     burst = KernelBurst(1, 1, (times(4, 1.0),) * (MAX_ANNOUNCED + 1))
     with pytest.raises(DecodeError, match="kernels in a burst"):
         store.apply(SourceCatalog("a", complete=True, messages=(burst,)))
+
+
+GEMM = KernelAttributes(grid=(300, 1, 1), block=(256, 1, 1), registers=128, shared_memory_bytes=0)
+
+
+def burst_on(multiprocessors: int | None, architecture: str, *found: KernelTimes) -> KernelBurst:
+    return KernelBurst(1, 2, found, multiprocessors=multiprocessors, architecture=architecture)
+
+
+def test_waves_follow_from_blocks_that_fit_and_the_grid() -> None:
+    # 128 registers of 256 threads are half of an SM's 65,536 registers, so 2 blocks fit, and 264 on 132 SMs.
+    waves = waves_of(GEMM, burst_on(132, "sm_90"))
+    assert waves is not None
+    assert (waves.blocks_per_multiprocessor, waves.blocks, waves.multiprocessors) == (2, 300, 132)
+    assert (waves.waves, waves.tail, waves.empty) == pytest.approx((300 / 264, 36 / 264, 1 - 300 / 528))
+    full = waves_of(replace(GEMM, grid=(264, 2, 1)), burst_on(132, "sm_90"))
+    assert full is not None
+    assert (full.waves, full.tail, full.empty) == (2, 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("change", "multiprocessors", "architecture"),
+    [
+        ({}, None, "sm_90"),
+        ({}, 132, ""),
+        ({}, 132, "sm_52"),
+        ({"grid": None}, 132, "sm_90"),
+        ({"grid": (0, 1, 1)}, 132, "sm_90"),
+        ({"block": None}, 132, "sm_90"),
+        ({"block": (0, 1, 1)}, 132, "sm_90"),
+        ({"block": (2048, 1, 1)}, 132, "sm_90"),
+        ({"registers": None}, 132, "sm_90"),
+        ({"registers": 0}, 132, "sm_90"),
+        ({"shared_memory_bytes": 1 << 40}, 132, "sm_90"),
+    ],
+)
+def test_waves_are_not_known_if_something_else_is_not(
+    change: dict[str, Any], multiprocessors: int | None, architecture: str
+) -> None:
+    assert waves_of(replace(GEMM, **change), burst_on(multiprocessors, architecture)) is None
+
+
+def test_losses_of_launches_are_listed_by_measured_time() -> None:
+    shapes = {"few": (20, 1, 1), "tail": (300, 1, 1), "full": (264, 1, 1), "long tail": (2700, 1, 1)}
+    nodes = [*NODES[:3]]
+    for number, (name, grid) in enumerate(shapes.items(), 4):
+        nodes.append(Node(number, 3, NodeKind.KERNEL, name, kernel=replace(GEMM, grid=grid)))
+    found = [times(number, 1000.0 * number) for number in range(4, 8)]
+    (phase,) = kernels_of(nodes, burst_on(132, "sm_90", *found))
+    assert [(one.kernel, one.what, one.us_per_step) for one in findings_of(phase)] == [
+        ("tail", "1.14 waves of 132 x 2 blocks: the last is 14 % full", 10),
+        ("few", "20 blocks for 132 multiprocessors: 112 have nothing to do", 8),
+    ]
+
+
+def test_a_device_without_multiprocessors_is_refused() -> None:
+    with pytest.raises(ValueError, match="0 multiprocessors"):
+        burst_on(0, "sm_90")

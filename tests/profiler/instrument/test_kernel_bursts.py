@@ -15,6 +15,7 @@ from cbtop.profiler.instrument import (  # noqa: E402
     attach,
     capturing,
     kernel_bursts,
+    kernel_makers,
     swapping,
     trouble,
     uninstall,
@@ -157,6 +158,25 @@ def test_the_kernels_of_calls_lie_under_their_bricks(world: World, host: Host) -
     step = next(iter(host.found()))[0]
     assert host.found() == in_layers(step)
     assert host.bursts[-1].unplaced == 0
+
+
+def test_a_burst_has_the_makers_of_kernels_and_the_size_of_the_device(
+    world: World, host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for kind, text in (("ttir", '#loc = loc("/a/norms.py":41:1)'), ("json", '{"num_warps": 4, "shared": 1024}')):
+        (tmp_path / f"norm.{kind}").write_text(text)
+    files = {path.name: str(path) for path in tmp_path.glob("norm.*")}
+    kernel_makers._loaded(None, None, "norm_kernel", files, "hash")
+    monkeypatch.setattr(kernel_bursts, "device_here", lambda: (132, "sm_90"))
+    host.asker.ask(1)
+    host.call()
+    host.found()
+    burst = host.bursts[-1]
+    assert (burst.multiprocessors, burst.architecture) == (132, "sm_90")
+    assert {(host.nodes[one.node].name, one.maker, one.source) for one in burst.kernels} == {
+        ("gemm_kernel", "", ""),
+        ("norm_kernel", "Triton, 4 warps", "/a/norms.py:41"),
+    }
 
 
 def test_the_steps_of_a_burst_are_in_no_statistics(world: World, host: Host) -> None:

@@ -111,6 +111,16 @@ def test_logits_that_are_not_finite_are_an_anomaly() -> None:
     assert list(logits.anomalies(logit_evolution(4, final, [final]))) == ["position 4: 2 logits are NaN or infinite"]
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_logit_beyond_the_bound_is_an_anomaly(sign: int) -> None:
+    final = np.array([1.0, sign * 1e30, math.nan], np.float32)
+    assert list(logits.anomalies(logit_evolution(4, final, [final]))) == [
+        "position 4: 1 logits are NaN or infinite",
+        "position 4: a logit of magnitude 1e+30 exceeds 1e+06 (explosion)",
+    ]
+    assert list(logits.anomalies(logit_evolution(4, sign * np.array([1e6, 2.0]), []))) == []
+
+
 def error_between(expected: list[float], actual: list[float]) -> quantization.QuantizationErrorTrace:
     return quantization_error("LmHead", 1, ErrorSource.KERNEL, "Q4_K", 4.5, np.array(expected), np.array(actual))
 
@@ -164,6 +174,20 @@ STATE = KvCacheStateTrace(100, 4096, 30, 40, 0, 0, 0, 29, 30)
 def test_a_contiguous_cache_has_no_holes() -> None:
     assert (STATE.utilisation, STATE.fragmentation, STATE.hit_rate) == (0.75, 0.0, None)
     assert replace(STATE, newest_position=59).fragmentation == 0.5
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"valid_positions": 700, "max_positions": 512, "newest_position": 699},
+         "700 valid positions exceed the 512 that the cache has"),
+        ({"newest_position": 28}, "30 valid positions exceed the 29 from the oldest to the newest"),
+        ({"accessed_positions": 31}, "31 accessed positions exceed the 30 valid ones"),
+    ],
+)  # fmt: skip
+def test_a_cache_with_more_positions_than_it_can_have_is_an_anomaly(change: dict[str, int], complaint: str) -> None:
+    assert list(kv_cache.anomalies([replace(STATE, **change)])) == [complaint]  # type: ignore[arg-type]
+    assert list(kv_cache.anomalies([replace(STATE, valid_positions=40, newest_position=39)])) == []
 
 
 def test_evictions_in_more_than_a_tenth_of_the_steps_are_high() -> None:

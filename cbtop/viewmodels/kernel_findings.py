@@ -1,0 +1,45 @@
+"""Losses in the launches of kernels, derived from their waves. The kernel with the most time comes first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cbtop.viewmodels.kernels import KernelRow, PhaseKernels, Waves
+
+LEAST_EMPTY = 0.2  # share of empty places in all waves that is worth a line
+
+
+@dataclass(frozen=True, slots=True)
+class KernelFinding:
+    """A loss in the launches of a kernel. `us_per_step` is the measured time of these launches, not of the loss."""
+
+    brick: str
+    kernel: str
+    what: str
+    us_per_step: float
+
+
+def findings_of(phase: PhaseKernels) -> tuple[KernelFinding, ...]:
+    """Return the findings of a phase, by the measured time of the kernel in a step."""
+    found = [
+        KernelFinding(f"{brick.brick} {brick.label}".strip(), row.name, what, row.us_per_step)
+        for brick in phase.bricks
+        for row in brick.kernels
+        if (what := _loss(row))
+    ]
+    return tuple(sorted(found, key=lambda one: -one.us_per_step))
+
+
+def _loss(row: KernelRow) -> str:
+    waves = row.waves
+    if waves is None:
+        return ""
+    if waves.blocks < waves.multiprocessors:
+        idle = waves.multiprocessors - waves.blocks
+        return f"{waves.blocks} blocks for {waves.multiprocessors} multiprocessors: {idle} have nothing to do"
+    return _tail(waves) if waves.waves > 1 and waves.empty >= LEAST_EMPTY else ""
+
+
+def _tail(waves: Waves) -> str:
+    size = f"{waves.multiprocessors} x {waves.blocks_per_multiprocessor} blocks"
+    return f"{waves.waves:.2f} waves of {size}: the last is {100 * waves.tail:.0f} % full"

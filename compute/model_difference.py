@@ -1,0 +1,179 @@
+"""Compare two GGUF files of one model: the error of each tensor, and the divergence of each layer's prediction."""
+
+# Both passes are in float64 with the stored weights, so only the difference of the weights shows. A kernel's own
+# rounding does not.
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cbtop.compute.decoder import FAMILIES
+from cbtop.compute.decoder.base import Model, read_model
+from cbtop.compute.decoder.reference import Wide, layer_outputs, logits_of
+from cbtop.compute.errors import ComputeError
+from cbtop.compute.gguf import GgufFile
+from cbtop.profiler.traces.quantization import decibels, verdict_of
+
+Progress = Callable[[str, float], None]
+
+PIECE_ELEMENTS = 1 << 20  # weights that are compared at a time
+TOKENS = 16  # positions of a pass; a pass of a large model in float64 takes minutes
+SEED = 7
+# Fields of a model that may differ between two files of it.
+OF_FILE = frozenset({"name", "quantization", "weights_bytes"})
+
+
+@dataclass(frozen=True, slots=True)
+class TensorError:
+    """The difference between one tensor and the same tensor of the other file, over all weights.
+
+    `snr_db` is the sum of squares of the other file's weights divided by the sum of squares of the differences. It is
+    None if one of the two is zero.
+    """
+
+    name: str
+    shape: tuple[int, ...]  # columns first, as in the file
+    format: str
+    against_format: str
+    max_abs_error: float
+    snr_db: float | None
+    cosine: float
+
+    @property
+    def verdict(self) -> str:
+        """The verdict on the cosine: ok, warning or critical."""
+        return verdict_of(self.cosine).value
+
+
+@dataclass(frozen=True, slots=True)
+class LayerDivergence:
+    """The Kullback-Leibler divergence of a layer's prediction from the other file's prediction, in nats.
+
+    The prediction at a position is softmax(output matrix * final norm(output of the layer)). The divergence is
+    sum(p * (ln p - ln q)) over the vocabulary, with p of the other file. `mean` and `largest` are over positions.
+    """
+
+    layer: int
+    mean: float
+    largest: float
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDifference:
+    """The result of a comparison. The divergences are of a pass of `tokens` random tokens."""
+
+    tokens: int
+    tensors: tuple[TensorError, ...]
+    layers: tuple[LayerDivergence, ...]
+
+
+def model_difference(path: Path, against: Path, progress: Progress) -> ModelDifference:
+    """Compare the model at `path` with the one at `against`, which is taken as the original.
+
+    One whole model at a time is in memory. Raises ComputeError if the files are not of one model, or if a model
+    cannot be run.
+    """
+    with GgufFile.open(path) as file, GgufFile.open(against) as other:
+        _require_same_tensors(file, other)
+        tensors = tuple(_tensor_errors(file, other, progress))
+    model = read_model(path, FAMILIES)
+    sizes = _sizes(model)
+    tokens = _tokens(model)
+    found = _predictions(model, tokens, path.name, progress)
+    del model  # frees its memory for the other one
+    original = read_model(against, FAMILIES)
+    for name, size in _sizes(original).items():
+        if size != sizes[name]:
+            raise ComputeError(f"{path} and {against} are not of one model: {name} is {sizes[name]} and {size}")
+    expected = _predictions(original, tokens, against.name, progress)
+    layers = [
+        _divergence(layer, of_original, of_model)
+        for layer, (of_original, of_model) in enumerate(zip(expected, found, strict=True))
+    ]
+    return ModelDifference(len(tokens), tensors, tuple(layers))
+
+
+def _require_same_tensors(file: GgufFile, other: GgufFile) -> None:
+    names = f"{file.path} and {other.path} are not of one model"
+    for one, two in ((file, other), (other, file)):
+        missing = [name for name in one.shapes if name not in two.shapes]
+        if missing:
+            more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+            raise ComputeError(f"{names}: {two.path} has no tensor {missing[0]!r}{more}")
+    for name, shape in file.shapes.items():
+        if shape != other.shapes[name]:
+            raise ComputeError(f"{names}: tensor {name!r} has shape {list(shape)} and {list(other.shapes[name])}")
+
+
+def _tensor_errors(file: GgufFile, other: GgufFile, progress: Progress) -> Iterator[TensorError]:
+    done, total = 0, file.elements()
+    for name, shape in file.shapes.items():
+        largest = signal = noise = power = product = 0.0
+        together = max(PIECE_ELEMENTS // shape[0], 1)
+        for narrow, narrow_original in zip(file.rows(name, together), other.rows(name, together), strict=True):
+            weights = narrow.astype(np.float64).reshape(-1)
+            original = narrow_original.astype(np.float64).reshape(-1)
+            error = weights - original
+            largest = max(largest, float(np.abs(error).max()))
+            noise += float(error @ error)
+            signal += float(original @ original)
+            power += float(weights @ weights)
+            product += float(weights @ original)
+            done += weights.size
+            progress("comparing tensors", done / total)
+        yield TensorError(
+            name=name,
+            shape=shape,
+            format=file.format_of(name).name,
+            against_format=other.format_of(name).name,
+            max_abs_error=largest,
+            snr_db=decibels(signal, noise) if signal else None,
+            cosine=_cosine(product, power, signal),
+        )
+
+
+def _cosine(product: float, power: float, other_power: float) -> float:
+    """Return a cosine from sums of squares. Two zero tensors are alike, and a zero tensor is like no other."""
+    if not power or not other_power:
+        return 1.0 if power == other_power else 0.0
+    return min(max(product / (math.sqrt(power) * math.sqrt(other_power)), -1.0), 1.0)
+
+
+def _sizes(model: Model) -> dict[str, object]:
+    """Return the numbers of a model that two files of it have in common."""
+    values = {one.name: getattr(model, one.name) for one in fields(model) if one.name not in OF_FILE}
+    values |= {f"rope {one.name}": getattr(model.rope, one.name) for one in fields(model.rope)}
+    return {name: value for name, value in values.items() if isinstance(value, int | float | str)}
+
+
+def _tokens(model: Model) -> NDArray[np.int64]:
+    count = min(TOKENS, model.context_length)
+    return np.random.default_rng(SEED).integers(0, model.vocabulary, count)
+
+
+def _predictions(model: Model, tokens: NDArray[np.int64], name: str, progress: Progress) -> Wide:
+    """Return the logarithms of each layer's predictions, float64 (layers, tokens, vocabulary)."""
+    outputs = []
+    steps = len(model.layers) + 1
+    for layer, output in enumerate(layer_outputs(model, tokens.tolist())):
+        progress(f"a pass in float64: {name}", layer / steps)
+        outputs.append(output)
+    # One product for all layers, because the output matrix is large and would be dequantised for each.
+    logits = logits_of(model, np.concatenate(outputs[1:])).reshape(len(model.layers), len(tokens), -1)
+    if not np.isfinite(logits).all():
+        raise ComputeError(f"{name}: a pass in float64 gives logits that are not finite, so nothing can be compared")
+    logits -= logits.max(axis=-1, keepdims=True)
+    logits -= np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+    progress(f"a pass in float64: {name}", 1.0)
+    return logits
+
+
+def _divergence(layer: int, expected: Wide, found: Wide) -> LayerDivergence:
+    of_positions = (np.exp(expected) * (expected - found)).sum(axis=-1)
+    return LayerDivergence(layer, float(of_positions.mean()), float(of_positions.max()))
