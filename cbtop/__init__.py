@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from cbtop.profiler.analysis.graph.execution_graph import ExecutionGraph
     from cbtop.profiler.analysis.graph.nodes import Function, Layer
     from cbtop.profiler.definitions import BrickDefinition, KernelDefinition
+    from cbtop.profiler.guard_setting import NotFiniteError
     from cbtop.profiler.instrument import attach
-    from cbtop.profiler.instrument.guard import NotFiniteError
     from cbtop.profiler.profiler import BrickProfiler
     from cbtop.profiler.traces.base import TracerConfig
     from cbtop.profiler.traces.tracer import ModelTracer
@@ -51,7 +51,7 @@ _HOMES = {
     "Fingerprints": "cbtop.profiler.analysis.divergence",
     "Function": "cbtop.profiler.analysis.graph.nodes",
     "Layer": "cbtop.profiler.analysis.graph.nodes",
-    "NotFiniteError": "cbtop.profiler.instrument.guard",
+    "NotFiniteError": "cbtop.profiler.guard_setting",
     "ModelTracer": "cbtop.profiler.traces.tracer",
     "BrickCategory": "cbtop.protocol.vocabulary",
     "BrickId": "cbtop.protocol.vocabulary",

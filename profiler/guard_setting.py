@@ -10,6 +10,22 @@ BOUND: Final = "abs<="  # begins the part that limits values
 LOG, STOP, DUMP = "log", "stop", "dump"
 GRAMMAR: Final = f"{LOG}, {STOP}, {DUMP}, {DUMP}:DIRECTORY and {BOUND}NUMBER, separated by commas"
 
+EXIT_CODE = 4  # of a program that the guard has stopped
+
+
+class NotFiniteError(SystemExit):
+    """Stops the host, because the guard was asked to stop it at a fault. The host's exit code is EXIT_CODE.
+
+    It is a SystemExit so that a handler of `Exception` does not continue.
+    """
+
+    def __init__(self, line: str) -> None:
+        super().__init__(EXIT_CODE)
+        self.line = line
+
+    def __str__(self) -> str:
+        return self.line
+
 
 @dataclass(frozen=True, slots=True)
 class GuardSetting:

@@ -11,6 +11,7 @@ from typing import Generic, TypeVar, assert_never
 
 from cbtop.protocol.errors import LimitError
 from cbtop.protocol.guard_messages import GuardedSteps
+from cbtop.protocol.kernel_messages import HostTimes, KernelBurst
 from cbtop.protocol.messages import (
     Activity,
     CatalogMessage,
@@ -20,8 +21,6 @@ from cbtop.protocol.messages import (
     Dependency,
     Goodbye,
     HostHello,
-    HostTimes,
-    KernelBurst,
     Manifest,
     Node,
     Sampling,

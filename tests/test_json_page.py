@@ -10,7 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 from cbtop.protocol.attributes import NO_KERNEL, TransferAttributes
-from cbtop.protocol.messages import KernelTimes, Sampling
+from cbtop.protocol.kernel_messages import KernelTimes
+from cbtop.protocol.messages import Sampling
 from cbtop.protocol.vocabulary import TransferDirection
 from cbtop.reports import REPORTS
 from cbtop.reports.sources import sources_json

@@ -11,6 +11,7 @@ from cbtop.client.source_record import SourceRecord
 from cbtop.protocol.announcements import MAX_ANNOUNCED, MAX_COMPILATIONS, comes_to_fail
 from cbtop.protocol.errors import DecodeError
 from cbtop.protocol.guard_messages import GuardedSteps
+from cbtop.protocol.kernel_messages import HostTimes, KernelBurst
 from cbtop.protocol.messages import (
     Activity,
     CatalogMessage,
@@ -20,8 +21,6 @@ from cbtop.protocol.messages import (
     Dependency,
     Goodbye,
     HostHello,
-    HostTimes,
-    KernelBurst,
     Manifest,
     Node,
     Sampling,
@@ -89,6 +88,11 @@ def apply_announcement(record: SourceRecord, message: CatalogMessage) -> None:
             record.goodbye = message
         case _:
             assert_never(message)
+    _check_numbers(record)
+
+
+def _check_numbers(record: SourceRecord) -> None:
+    """Raise DecodeError if a process has announced more of a kind than a viewer stores."""
     kept = len(record.dependencies), len(record.ceilings), len(record.checks), len(record.traces)
     contents = len(record.contents.operations), len(record.contents.allocations)
     training = len(record.training_times), len(record.gradients), len(record.guarded)

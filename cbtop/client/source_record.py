@@ -16,6 +16,7 @@ from cbtop.profiler.analysis.graph.nodes import display_name
 from cbtop.profiler.analysis.growth import Growth
 from cbtop.profiler.analysis.stats import NodeStats
 from cbtop.protocol.guard_messages import GuardedSteps
+from cbtop.protocol.kernel_messages import HostTimes, KernelBurst
 from cbtop.protocol.messages import (
     Activity,
     Ceiling,
@@ -24,8 +25,6 @@ from cbtop.protocol.messages import (
     Dependency,
     Goodbye,
     HostHello,
-    HostTimes,
-    KernelBurst,
     Manifest,
     Node,
     Sampling,

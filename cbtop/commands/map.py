@@ -25,7 +25,8 @@ from cbtop.errors import NoDataError, UsageError
 from cbtop.feeds.replay import ReplayFeed
 from cbtop.profiler.analysis.graph.nodes import printable
 from cbtop.protocol.errors import DecodeError, RecordingError, VersionError
-from cbtop.protocol.messages import KernelBurst, Node
+from cbtop.protocol.kernel_messages import KernelBurst
+from cbtop.protocol.messages import Node
 from cbtop.reports.tables import Table, table
 from cbtop.text.kernel_text import per_step
 from cbtop.units import NOT_MEASURED

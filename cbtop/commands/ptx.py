@@ -16,7 +16,7 @@ from cbtop.profiler.analysis.machine_code.examination import Toolbox, examined
 from cbtop.profiler.analysis.machine_code.resources import ARCHITECTURE
 from cbtop.profiler.analysis.ptx.lane_values import MAX_THREADS
 from cbtop.profiler.analysis.ptx.lints import LINTS, findings
-from cbtop.profiler.analysis.ptx.lints.base import Severity
+from cbtop.profiler.analysis.ptx.lints.base import LintSeverity
 from cbtop.profiler.analysis.ptx.model import PtxError
 from cbtop.profiler.analysis.ptx.parser import MAX_BYTES, parse
 from cbtop.profiler.analysis.ptx.summary import summary_of
@@ -48,7 +48,7 @@ ENTRY = ".entry "
 SUFFIX = ".ptx"
 LIST, SHOW = "list", "show"
 MAX_FILES = 10_000
-LEVELS = {Severity.CORRECTNESS: "error", Severity.LIKELY: "warning", Severity.ADVICE: "note"}
+LEVELS = {LintSeverity.CORRECTNESS: "error", LintSeverity.LIKELY: "warning", LintSeverity.ADVICE: "note"}
 FORMATS = ("text", "json", "sarif")
 
 
@@ -87,11 +87,11 @@ def run(options: argparse.Namespace) -> int:
             raise UsageError("cbtop ptx show needs a HASH, as `cbtop ptx list` prints them")
         sys.stdout.write(_text_of(options.hash) + "\n")
         return 0
-    severities = list(Severity)[: 3 if options.strict else 2 if options.bugs else 1]
+    severities = list(LintSeverity)[: 3 if options.strict else 2 if options.bugs else 1]
     toolbox = Toolbox.of_this_machine()
     files = [_analysed(name, text, severities, options, toolbox) for name, text in _texts(options.what)]
     sys.stdout.write(_written(files, options) + "\n")
-    errors = [one for file in files for one in file.findings if one.lint.severity is Severity.CORRECTNESS]
+    errors = [one for file in files for one in file.findings if one.lint.severity is LintSeverity.CORRECTNESS]
     if errors:
         sys.stdout.flush()
         raise FailedCheckError(f"{counted(len(errors), 'error')} of correctness in the PTX")
@@ -130,7 +130,7 @@ def _block(text: str) -> tuple[int, ...]:
 
 
 def _analysed(
-    name: str, text: str, severities: list[Severity], options: argparse.Namespace, toolbox: Toolbox
+    name: str, text: str, severities: list[LintSeverity], options: argparse.Namespace, toolbox: Toolbox
 ) -> PtxFile:
     try:
         module = parse(text)

@@ -11,7 +11,8 @@ from cbtop.errors import CbtopError, NoDataError
 from cbtop.protocol.ended import ring_of, rings_of, runs
 from cbtop.protocol.endpoint import runtime_dir
 from cbtop.protocol.errors import ProtocolError
-from cbtop.protocol.messages import KernelBurst, Node
+from cbtop.protocol.kernel_messages import KernelBurst
+from cbtop.protocol.messages import Node
 from cbtop.protocol.requests import WHY, Answer, RequestSlot, State
 from cbtop.protocol.vocabulary import SourceStatus
 from cbtop.viewmodels.kernels import BurstView, burst_view

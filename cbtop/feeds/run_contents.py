@@ -19,7 +19,8 @@ from cbtop.comparison.contents import (
     Total,
 )
 from cbtop.comparison.step_counts import PlaceNames
-from cbtop.protocol.messages import KernelBurst, Node
+from cbtop.protocol.kernel_messages import KernelBurst
+from cbtop.protocol.messages import Node
 from cbtop.protocol.structure_messages import StepOperations
 from cbtop.protocol.vocabulary import NodeKind
 

@@ -11,7 +11,7 @@ from cbtop.comparison.comparison import Comparison, WorkChange
 from cbtop.comparison.items import WHOLE_STEP, Brick
 from cbtop.comparison.noise import Change
 from cbtop.protocol.attributes import KernelAttributes
-from cbtop.protocol.messages import KernelTimes
+from cbtop.protocol.kernel_messages import KernelTimes
 from cbtop.reports.calls import calls_fields
 from cbtop.reports.machines import machine_json, machines_of
 from cbtop.reports.sources import (

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import asdict
 
-from cbtop.profiler.analysis.machine_code.cubin import Kernel
+from cbtop.profiler.analysis.machine_code.cubin import KernelCode
 from cbtop.profiler.analysis.machine_code.examination import Entry, Examination
 from cbtop.profiler.analysis.machine_code.intensity import Intensity
-from cbtop.profiler.analysis.machine_code.lanes import Lanes
+from cbtop.profiler.analysis.machine_code.lanes import LaneAddresses
 from cbtop.profiler.analysis.machine_code.occupancy import Occupancy
 from cbtop.profiler.analysis.machine_code.resources import Spills
 from cbtop.profiler.analysis.machine_code.sass import Code
@@ -61,7 +61,7 @@ def entry_json(examination: Examination, name: str) -> dict[str, object]:
     }
 
 
-def _resources(kernel: Kernel, spilled: Spills | None) -> str:
+def _resources(kernel: KernelCode, spilled: Spills | None) -> str:
     registers = NOT_MEASURED if kernel.registers is None else counted(kernel.registers, "register")
     frame = NOT_MEASURED if kernel.frame_bytes is None else counted(kernel.frame_bytes, "byte")
     if spilled is None:
@@ -103,7 +103,7 @@ def _accesses(code: Code) -> str:
     return "; ".join(parts)
 
 
-def _transactions(lanes: Lanes) -> str:
+def _transactions(lanes: LaneAddresses) -> str:
     parts = []
     for space, unit, count in (("global", "sectors", lanes.global_count), ("shared", "passes", lanes.shared_count)):
         known = lanes.of_space(space)

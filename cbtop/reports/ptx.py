@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 
 from cbtop.profiler.analysis.graph.nodes import printable
 from cbtop.profiler.analysis.machine_code.examination import Examination
-from cbtop.profiler.analysis.ptx.lints.base import Finding
+from cbtop.profiler.analysis.ptx.lints.base import LintFinding
 from cbtop.profiler.analysis.ptx.model import Module
 from cbtop.profiler.analysis.ptx.summary import EntrySummary
 from cbtop.reports.machine_code import entry_json, entry_lines
@@ -24,7 +24,7 @@ class PtxFile:
     name: str
     module: Module
     entries: Sequence[EntrySummary]
-    findings: Sequence[Finding]
+    findings: Sequence[LintFinding]
     machine_code: Examination
 
 
@@ -78,11 +78,11 @@ def _entry(one: EntrySummary) -> str:
     return f"{one.name} (line {one.line}): {', '.join(parts)}"
 
 
-def _message(one: Finding) -> str:
+def _message(one: LintFinding) -> str:
     return f"{one.function}: {one.message}" + (f" ({one.source[0]}:{one.source[1]})" if one.source else "")
 
 
-def _finding(one: Finding) -> dict[str, object]:
+def _finding(one: LintFinding) -> dict[str, object]:
     return {
         "id": one.lint.id,
         "severity": one.lint.severity.value,

@@ -69,11 +69,9 @@ BUDGET_LINE = "budgets are static, in µs/token, as the process declared them: n
 
 
 def text_report(
-    sources: Sequence[SourceView],
-    sections: Sequence[str],
-    replay: ReplayView | None = None,
+    sources: Sequence[SourceView], sections: Sequence[str], replay: ReplayView | None = None,
     rows: RowChoice | None = None,
-) -> str:
+) -> str:  # fmt: skip
     """Return the chosen sections of each source, then the list of all sources and their machines.
 
     `rows` is the filter and the order of bricks. By default, all bricks are included, in their own order.

@@ -60,10 +60,7 @@ def address(text: str) -> str:
 
 @contextmanager
 def serving(address: str, subscription: Subscription) -> Iterator[str]:
-    """Send metrics and traces to `address` at every interval, in two threads.
-
-    Metrics are sent once more at the end.
-    """
+    """Send metrics and traces to `address` at every interval, in two threads, and metrics once more at the end."""
     try:
         from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter

@@ -41,8 +41,7 @@ def spans(
     before: SpanContext | None = None,
     run_before: Places | None = None,
 ) -> list[ReadableSpan]:
-    """Return the trace of a step: a span for each record of `step`. The parent of a span is the nearest enclosing
-    node.
+    """Return the trace of a step: a span for each record. The parent of a span is the nearest enclosing node.
 
     The span of the step comes first. It links to `before`, the previously sent step of this process. `run_before` has
     the spans of a step of an earlier run. Each span links to the span at the same position there. Times are Unix
@@ -66,8 +65,7 @@ def spans(
     # maps a node to the end of its last call, and to the span of that call
     latest: dict[int, tuple[int, SpanContext]] = {}
     places = _Placer()
-    # Sort parents before children. A parent begins earlier or ends later. If both are equal, the parent has the lower
-    # id.
+    # Sort parents before children. A parent begins earlier, or ends later, or has the lower id.
     order = np.lexsort((step.node, -step.end_ns, step.start_ns))
     columns = (step.node, step.start_ns, step.end_ns, step.elements, step.flags & FLAG_FAILED)
     for id_, start_ns, end_ns, elements, failed in zip(*(column[order].tolist() for column in columns), strict=True):

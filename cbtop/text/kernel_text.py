@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cbtop.protocol.messages import KernelTimes
+from cbtop.protocol.kernel_messages import KernelTimes
 from cbtop.units import NOT_MEASURED, count, counted, duration, number
 from cbtop.viewmodels.graph import CriticalPathView
 from cbtop.viewmodels.kernels import BurstView, Waves

@@ -19,7 +19,8 @@ from cbtop.profiler.analysis.graph.nodes import display_name
 from cbtop.profiler.analysis.graph.tree import EMPTY_TEXT, MANY_ROOTS, TreeNode, label, tree_lines
 from cbtop.profiler.analysis.phase_totals import PhaseTotals
 from cbtop.protocol.attributes import NO_KERNEL, KernelAttributes, TransferAttributes
-from cbtop.protocol.messages import Dependency, KernelTimes, Node
+from cbtop.protocol.kernel_messages import KernelTimes
+from cbtop.protocol.messages import Dependency, Node
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind
 
 # Maximum number of nodes with a critical path. For this many nodes, the path and its graph take 0.3 s, and the rest

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from cbtop.protocol.attributes import KernelAttributes
-from cbtop.protocol.messages import KernelTimes
+from cbtop.protocol.kernel_messages import KernelTimes
 
 
-class Evidence(StrEnum):
+class MakerEvidence(StrEnum):
     """The kind of evidence for a maker."""
 
     HOOK = "hook"  # the maker's own hook or code, in the process
@@ -27,14 +27,14 @@ class KernelMaker:
     source: str = ""
     loader: str = ""  # known only if the loader itself called a hook
     tile: str = ""  # rows x columns of a block of a product, from the name
-    evidence: Evidence = Evidence.NOTHING
+    evidence: MakerEvidence = MakerEvidence.NOTHING
 
     def __str__(self) -> str:
         """Format as `cuBLAS, tile 128x64 (by name)`, or "" if the maker is not known."""
         if not self.maker:
             return ""
         text = ", ".join(filter(None, (self.maker, self.tile and f"tile {self.tile}")))
-        return f"{text} (by name)" if self.evidence is Evidence.NAME else text
+        return f"{text} (by name)" if self.evidence is MakerEvidence.NAME else text
 
 
 NO_MAKER = KernelMaker()
@@ -72,9 +72,9 @@ def maker_of(name: str, kernel: KernelAttributes, times: KernelTimes | None) -> 
     """Return the maker of the kernel `name`, by the best evidence. `times` are of a burst."""
     if times is not None and times.maker:
         loader = "Triton" if times.maker.startswith("Triton") else ""
-        return KernelMaker(times.maker, times.source, loader, evidence=Evidence.HOOK)
+        return KernelMaker(times.maker, times.source, loader, evidence=MakerEvidence.HOOK)
     if kernel.ptx_hash is not None:
-        return KernelMaker(f"PTX {kernel.ptx_hash:016x}", evidence=Evidence.PTX)
+        return KernelMaker(f"PTX {kernel.ptx_hash:016x}", evidence=MakerEvidence.PTX)
     maker = next((maker for pattern, maker in _NAMES if pattern.match(name)), "")
     tile = next((found[1] for pattern in _TILES if (found := pattern.search(name))), "")
-    return KernelMaker(maker, tile=tile, evidence=Evidence.NAME) if maker else NO_MAKER
+    return KernelMaker(maker, tile=tile, evidence=MakerEvidence.NAME) if maker else NO_MAKER

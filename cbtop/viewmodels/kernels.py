@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cbtop.profiler.analysis.graph.nodes import display_name
-from cbtop.profiler.analysis.machine_code.occupancy import Block, occupancy_of
+from cbtop.profiler.analysis.machine_code.occupancy import BlockShape, occupancy_of
 from cbtop.protocol.attributes import KernelAttributes
-from cbtop.protocol.messages import KernelBurst, KernelTimes, Node
+from cbtop.protocol.kernel_messages import KernelBurst, KernelTimes
+from cbtop.protocol.messages import Node
 from cbtop.protocol.vocabulary import NodeKind
 from cbtop.viewmodels.kernel_makers import NO_MAKER, KernelMaker, maker_of
 
@@ -160,7 +161,7 @@ def waves_of(kernel: KernelAttributes, burst: KernelBurst) -> Waves | None:
     shared_bytes = (kernel.static_shared_memory_bytes or 0) + (kernel.shared_memory_bytes or 0)
     if not threads or not blocks or not kernel.registers:
         return None
-    occupancy = occupancy_of(burst.architecture, Block(threads, kernel.registers, shared_bytes))
+    occupancy = occupancy_of(burst.architecture, BlockShape(threads, kernel.registers, shared_bytes))
     if occupancy is None or not occupancy.blocks:
         return None
     waves = blocks / (occupancy.blocks * burst.multiprocessors)

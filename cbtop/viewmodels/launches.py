@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from cbtop.profiler.analysis.graph.node_table import NodeTable
-from cbtop.protocol.messages import HostTimes, KernelBurst
+from cbtop.protocol.kernel_messages import HostTimes, KernelBurst
 
 
 class Launches(NamedTuple):

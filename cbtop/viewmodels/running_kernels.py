@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from cbtop.profiler.analysis.graph.nodes import display_name
 from cbtop.protocol.attributes import Grid
-from cbtop.protocol.messages import KernelBurst, Node
+from cbtop.protocol.kernel_messages import KernelBurst
+from cbtop.protocol.messages import Node
 from cbtop.protocol.vocabulary import NodeKind
 from cbtop.viewmodels.kernel_makers import KernelMaker, maker_of
 from cbtop.viewmodels.kernels import path_of

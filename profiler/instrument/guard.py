@@ -24,13 +24,13 @@ from weakref import WeakKeyDictionary, ref
 import torch
 
 from cbtop.profiler.definitions import BrickDefinition
-from cbtop.profiler.guard_setting import GuardSetting
+from cbtop.profiler.guard_setting import GuardSetting, NotFiniteError
 from cbtop.profiler.instrument.guard_dump import dump
 from cbtop.profiler.instrument.guard_flags import (
     INF,
     FlagArray,
+    GuardedRun,
     Mask,
-    Run,
     StepFigures,
     StepFlags,
     fault_of,
@@ -68,21 +68,6 @@ ANNOUNCE_NS = 1_000_000_000  # between two announcements
 EARLY = 1, 4, 16  # after these numbers of checked steps there is an announcement, too
 MAX_WAITING = 8  # steps whose figures have not arrived from a device
 READ_EVERY_NS = 100_000_000  # between two readings of the flags of a captured graph
-EXIT_CODE = 4  # of a program that the guard has stopped
-
-
-class NotFiniteError(SystemExit):
-    """Stops the host, because the guard was asked to stop it at a fault. The host's exit code is EXIT_CODE.
-
-    It is a SystemExit so that a handler of `Exception` does not continue.
-    """
-
-    def __init__(self, line: str) -> None:
-        super().__init__(EXIT_CODE)
-        self.line = line
-
-    def __str__(self) -> str:
-        return self.line
 
 
 class GuardedModel(Protocol):
@@ -121,7 +106,7 @@ class _Waiting(NamedTuple):
 
     phase: str
     step: int
-    runs: list[Run]
+    runs: list[GuardedRun]
     figures: StepFigures
     file: str
 
@@ -129,10 +114,10 @@ class _Waiting(NamedTuple):
 class _Found(NamedTuple):
     """A faulty call. `inside` is the innermost call around it with a finite input, if its own is faulty."""
 
-    run: Run
+    run: GuardedRun
     kind: str
     given: str
-    inside: Run | None
+    inside: GuardedRun | None
 
 
 guarded_here: Callable[[], ThreadGuard] = finder(ThreadGuard)
@@ -295,7 +280,7 @@ class Guard:
 
     # --- looking at a call
 
-    def before(self, call: GuardedCall, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Run | None:
+    def before(self, call: GuardedCall, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> GuardedRun | None:
         """Look at the arguments of a call. Returns None outside of guarded steps of this model."""
         try:
             here = guarded_here().open
@@ -312,7 +297,7 @@ class Guard:
             return None
         return run
 
-    def after(self, run: Run, result: Any) -> None:
+    def after(self, run: GuardedRun, result: Any) -> None:
         """Look at the result of a call."""
         try:
             here = guarded_here().open
@@ -327,7 +312,7 @@ class Guard:
         except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
             self._failed(error)
 
-    def _dump(self, opened: OpenGuard, run: Run) -> None:
+    def _dump(self, opened: OpenGuard, run: GuardedRun) -> None:
         """Save the arguments of a call, if it is the first faulty one."""
         (args, kwargs), run.values = run.values or ((), {}), None
         if (
@@ -400,7 +385,7 @@ class Guard:
             waiting.file,
         )
 
-    def _name_of(self, run: Run) -> str:
+    def _name_of(self, run: GuardedRun) -> str:
         steps = self._steps()
         root, module = None if steps is None else steps.root(), run.call.module()
         return "" if root is None or module is None else name_of_module(root, module)
@@ -431,16 +416,16 @@ class GraphFlags:
 graph_flags: WeakKeyDictionary[Any, list[GraphFlags]] = WeakKeyDictionary()
 
 
-def first_fault(runs: Sequence[Run], figures: dict[FlagArray, list[float]], bound: float) -> _Found | None:
+def first_fault(runs: Sequence[GuardedRun], figures: dict[FlagArray, list[float]], bound: float) -> _Found | None:
     """Return the first faulty call of a step, or None. `runs` are in the order of their ends."""
 
-    def of_output(run: Run) -> str:
+    def of_output(run: GuardedRun) -> str:
         return "" if run.output is None else fault_of(range_in(figures, run.output), bound)
 
-    def has_infinity(run: Run) -> bool:
+    def has_infinity(run: GuardedRun) -> bool:
         return run.output is not None and range_in(figures, run.output)[0] == -math.inf
 
-    def given_to(run: Run) -> str:
+    def given_to(run: GuardedRun) -> str:
         ranges = [range_in(figures, flag) for flag in run.others]
         if any([fault_of(one, math.inf) for one in ranges]):
             return FAULTY
@@ -491,9 +476,9 @@ def _brick_of(key: Hashable) -> str:
     return key.display_name if isinstance(key, BrickId) else ""
 
 
-def _layer_of(run: Run) -> int | None:
+def _layer_of(run: GuardedRun) -> int | None:
     """Return the number of the layer of a call, or None outside of layers."""
-    inner: Run | None = run
+    inner: GuardedRun | None = run
     while inner is not None:
         key = inner.call.key
         if isinstance(key, tuple):

@@ -80,12 +80,12 @@ class FlagArray:
         return LateFigures(array[: self.used].flatten())
 
 
-class Run:
+class GuardedRun:
     """One call of a brick or layer in a guarded step, made by `call` inside the call `around`."""
 
     __slots__ = ("around", "call", "has_ended", "inputs", "is_unsure", "others", "output", "values")
 
-    def __init__(self, call: Any, around: Run | None) -> None:
+    def __init__(self, call: Any, around: GuardedRun | None) -> None:
         self.call, self.around = call, around
         self.inputs: Flag | None = None  # of the first tensor among the arguments
         self.others: list[Flag] = []  # of the other tensors
@@ -108,16 +108,16 @@ class StepFlags:
             array.used = 0
         self._padding = padding
         self._known: dict[int, tuple[ref[Tensor], int, Flag]] = {}
-        self._running: list[Run] = []
+        self._running: list[GuardedRun] = []
         self._count = 0
-        self.ended: list[Run] = []  # in the order of their ends
+        self.ended: list[GuardedRun] = []  # in the order of their ends
 
-    def begin(self, call: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Run | None:
+    def begin(self, call: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> GuardedRun | None:
         """Begin a call of `call` with these arguments. Returns None after MAX_RUNS calls."""
         if self._count >= MAX_RUNS:
             return None
         self._count += 1
-        run = Run(call, self._running[-1] if self._running else None)
+        run = GuardedRun(call, self._running[-1] if self._running else None)
         self._running.append(run)
         tensors = list(_tensors_in(args if kwargs is None else (*args, *kwargs.values())))
         flags = [self._flag(tensor) for tensor in tensors[:MAX_TENSORS]]
@@ -128,7 +128,7 @@ class StepFlags:
         )
         return run
 
-    def end(self, run: Run, result: Any) -> None:
+    def end(self, run: GuardedRun, result: Any) -> None:
         """End a call, which returned `result`. Only the first tensor of the result is looked at."""
         run.has_ended = True
         if run in self._running:

@@ -9,7 +9,7 @@ from torch import nn
 from torch.compiler import is_dynamo_compiling
 
 from cbtop.profiler.hot_path import HotPath, chosen
-from cbtop.profiler.instrument.guard_flags import Run
+from cbtop.profiler.instrument.guard_flags import GuardedRun
 from cbtop.profiler.instrument.wrapping import CallWrapper
 
 if TYPE_CHECKING:
@@ -22,9 +22,11 @@ class CallGuard(Protocol):
     @property
     def is_gone(self) -> bool: ...
 
-    def before(self, call: GuardedCall, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Run | None: ...
+    def before(
+        self, call: GuardedCall, args: tuple[Any, ...], kwargs: dict[str, Any] | None
+    ) -> GuardedRun | None: ...
 
-    def after(self, run: Run, result: Any) -> None: ...
+    def after(self, run: GuardedRun, result: Any) -> None: ...
 
 
 class GuardedCall(CallWrapper):
@@ -45,12 +47,12 @@ class GuardedCall(CallWrapper):
         guard = self._guard()
         return guard is None or guard.is_gone
 
-    def before(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Run | None:
+    def before(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> GuardedRun | None:
         """Look at the arguments. Returns None outside of guarded steps."""
         guard = self._guard()
         return None if guard is None else guard.before(self, args, kwargs)
 
-    def after(self, run: Run, result: Any) -> None:
+    def after(self, run: GuardedRun, result: Any) -> None:
         """Look at the result of the call for which `before` returned `run`."""
         guard = self._guard()
         if guard is not None:

@@ -36,8 +36,8 @@ from cbtop.profiler.instrument.torch_internals import is_in_bad_fork, raw_stream
 from cbtop.profiler.instrument.trouble import log_own_error
 from cbtop.profiler.instrument.wrapping import TimedSteps
 from cbtop.profiler.recorder import NOT_ASKED, RingRecorder
-from cbtop.protocol.messages import BrickHostTime, HostTimes, KernelTimes
-from cbtop.protocol.messages import KernelBurst as Found
+from cbtop.protocol.kernel_messages import BrickHostTime, HostTimes, KernelTimes
+from cbtop.protocol.kernel_messages import KernelBurst as Found
 from cbtop.protocol.requests import Answer, Request, State, number_of, request_of
 from cbtop.protocol.ring import NO_NODE
 

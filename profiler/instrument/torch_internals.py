@@ -18,6 +18,7 @@ from typing import Any
 from torch import _C, Tensor, _foreach_norm, cuda, nn
 from torch._C import (
     DisableTorchFunction,
+    _DisableTorchDispatch,
     _get_dispatch_mode,
     _has_torch_function_unary,
     _is_tracing,
@@ -25,15 +26,16 @@ from torch._C import (
     _TorchDispatchModeKey,
 )
 from torch._C._autograd import _profiler_enabled
+from torch._C._functorch import peek_interpreter_stack
 
 #: A context that hides cbtop's calls from the host's `__torch_function__`: `with without_torch_function():`.
 without_torch_function = DisableTorchFunction
 #: Returns whether a tensor is of a class that overrides `__torch_function__`.
 has_torch_function = _has_torch_function_unary
 #: A context in which no `__torch_dispatch__` mode sees operations: `with without_dispatch():`.
-without_dispatch = _C._DisableTorchDispatch
+without_dispatch = _DisableTorchDispatch
 #: Returns the transform of functorch that is running in this thread, such as `vmap`, or None.
-_transform: Callable[[], object] = _C._functorch.peek_interpreter_stack
+_transform: Callable[[], object] = peek_interpreter_stack
 #: Returns whether `torch.jit.trace` is running.
 is_tracing = _is_tracing
 #: Returns the number of active `__torch_dispatch__` modes.

@@ -10,7 +10,7 @@ from types import TracebackType
 from cbtop.profiler.definitions import BrickDefinition, KernelDefinition
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
-from cbtop.protocol.messages import KernelBurst, KernelTimes
+from cbtop.protocol.kernel_messages import KernelBurst, KernelTimes
 from cbtop.protocol.requests import Answer, Request, State, request_of
 from cbtop.protocol.vocabulary import BrickId, NodeKind
 

@@ -18,7 +18,7 @@ from cbtop.compute.quantization.q6_k import Q6_K
 from cbtop.compute.verification import variants
 from cbtop.profiler.analysis.machine_code.resources import Spills, spills_of
 from cbtop.profiler.analysis.ptx.lints import findings
-from cbtop.profiler.analysis.ptx.lints.base import Severity
+from cbtop.profiler.analysis.ptx.lints.base import LintSeverity
 from cbtop.profiler.analysis.ptx.parser import parse
 
 OF_MODELS = (  # compiled only for models that have these formats; those of Q4_K_M files are among the variants
@@ -65,7 +65,7 @@ def test_a_module_compiles_without_errors_in_its_ptx_and_with_the_listed_spills(
     assert len(spills) >= module.source.count("KERNEL ")
     listed = SPILLS.get((module.name, architecture, stamped))
     assert [one for one in spills.values() if one] == ([] if listed is None else [listed]), made.log
-    errors = findings(parse(made.ptx.decode()), [Severity.CORRECTNESS, Severity.LIKELY])
+    errors = findings(parse(made.ptx.decode()), [LintSeverity.CORRECTNESS, LintSeverity.LIKELY])
     assert [(one.lint.id, one.function, one.line, one.message) for one in errors] == []
 
 

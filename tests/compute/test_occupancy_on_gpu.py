@@ -6,7 +6,7 @@ import pytest
 
 from cbtop.compute.gpu.device import Gpu
 from cbtop.profiler.analysis.machine_code.cubin import kernels_of
-from cbtop.profiler.analysis.machine_code.occupancy import LIMITS, Block, capability_of, occupancy_of
+from cbtop.profiler.analysis.machine_code.occupancy import LIMITS, BlockShape, capability_of, occupancy_of
 from tests.compute.test_cuda_compiles import MODULES
 
 pytestmark = pytest.mark.gpu
@@ -31,7 +31,9 @@ def test_registers_memory_and_blocks_are_those_of_the_driver(name: str, gpu: Gpu
             for dynamic in DYNAMIC_SHARED_BYTES:
                 if threads > (kernel.max_threads or 1024) or kernel.shared_bytes + dynamic > MAX_SHARED_BYTES:
                     continue
-                block = Block(threads, kernel.registers or 0, kernel.shared_bytes + dynamic, kernel.barriers or 0)
+                block = BlockShape(
+                    threads, kernel.registers or 0, kernel.shared_bytes + dynamic, kernel.barriers or 0
+                )
                 occupancy = occupancy_of(gpu.architecture, block)
                 assert occupancy is not None
                 blocks = driver.occupancyMaxActiveBlocksPerMultiprocessor(function, threads, dynamic)

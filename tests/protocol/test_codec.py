@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cbtop.protocol import codec, messages
+from cbtop.protocol import codec, kernel_messages, messages
 from cbtop.protocol.attributes import FunctionAttributes, KernelAttributes, TransferAttributes, Work
 from cbtop.protocol.errors import DecodeError
 from cbtop.protocol.guard_messages import GuardedSteps, GuardFault
@@ -141,7 +141,7 @@ def instances(kind: Any) -> st.SearchStrategy[Any]:
         return st.tuples(values(str), number, number, number, values(messages.Packed)).map(
             lambda drawn: kind(drawn[0], drawn[1], sum(drawn[1:4]), *drawn[3:])
         )
-    if kind is messages.BrickHostTime:  # these times have at least one call
+    if kind is kernel_messages.BrickHostTime:  # these times have at least one call
         return st.builds(kind, values(int), st.integers(1, 1 << 60), values(float))
     if kind is PartTime:
         time_ns = st.integers(0, 1 << 50)
@@ -180,7 +180,7 @@ def instances(kind: Any) -> st.SearchStrategy[Any]:
         fault = st.builds(guard_fault, steps, names, layer, given, more)
         counts = st.tuples(st.integers(1, 1 << 40), st.integers(0, 1 << 40))
         return st.builds(guarded_steps, values(str), counts, st.none() | fault)
-    if kind is messages.KernelTimes:  # these times have at least one call, too
+    if kind is kernel_messages.KernelTimes:  # these times have at least one call, too
         count, time_ns = st.integers(1, 1 << 60), st.integers(0, 1 << 50)
         times = values(int), count, count, values(float), time_ns, time_ns, time_ns
         return st.tuples(*times, values(str), values(str)).map(
@@ -195,7 +195,7 @@ def instances(kind: Any) -> st.SearchStrategy[Any]:
             )
         )
     fields = {name: values(hint) for name, hint in get_type_hints(kind, include_extras=True).items()}
-    if kind is messages.KernelBurst:
+    if kind is kernel_messages.KernelBurst:
         fields["multiprocessors"] = st.none() | st.integers(1, 1 << 60)
     if kind is messages.Ceiling:
         fields["rounds"] = st.none() | st.integers(1, 1 << 30)

@@ -199,10 +199,7 @@ def _drawn(
     trail: Sequence[tuple[float, float] | None],
     before: tuple[float, float] | None,
 ) -> list[Line]:
-    """Draw decades, the trail, roofs, marks, and then names.
-
-    Names that do not fit are left out, and their number is shown.
-    """
+    """Draw decades, the trail, roofs, marks, and then names. Show the number of names that do not fit."""
     bandwidths, peaks = _of_kind(roofline, "bandwidth"), _of_kind(roofline, "compute")
     x, y = plot.x, plot.y
     plot.grid()

@@ -52,8 +52,7 @@ def source_columns(
 ) -> tuple[Column[str], ...]:
     """Return the columns of a table of sources. Its rows are keys of sources.
 
-    `mark` returns the sign before a name. The row FOLD has the text that `fold` returns. With `is_compared`, there is
-    a column for the change since the baseline.
+    `mark` returns the sign before a name, and `fold` the text of the row FOLD. `is_compared` adds the change column.
     """
 
     def column(

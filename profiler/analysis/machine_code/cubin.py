@@ -31,7 +31,7 @@ class CubinError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Kernel:
+class KernelCode:
     """An entry of a cubin. None means that the file does not contain the number."""
 
     name: str
@@ -62,7 +62,7 @@ class _Section:
     link: int
 
 
-def kernels_of(cubin: bytes) -> tuple[Kernel, ...]:
+def kernels_of(cubin: bytes) -> tuple[KernelCode, ...]:
     """Return the entries of a cubin in the order of its symbols. Raises CubinError."""
     try:
         return _kernels(cubin)
@@ -75,7 +75,7 @@ def is_cubin(content: bytes) -> bool:
     return content[:6] == MAGIC and content[18:20] == MACHINE_CUDA.to_bytes(2, "little")
 
 
-def _kernels(cubin: bytes) -> tuple[Kernel, ...]:
+def _kernels(cubin: bytes) -> tuple[KernelCode, ...]:
     if not is_cubin(cubin):
         raise CubinError("no cubin: expected a 64-bit ELF file for the machine 190 (NVIDIA CUDA)")
     sections = _sections(cubin)
@@ -101,7 +101,7 @@ def _kernels(cubin: bytes) -> tuple[Kernel, ...]:
 
 def _kernel(
     cubin: bytes, sections: dict[str, _Section], name: str, of_module: dict[int, int | None], callee: int | None
-) -> Kernel:
+) -> KernelCode:
     barriers = None
     threads: dict[int, int] = {}
     info = sections.get(f".nv.info.{name}")
@@ -115,7 +115,7 @@ def _kernel(
     code_bytes = text.size if text is not None else 0
     constant = sections.get(f".nv.constant0.{name}")
     reserved = RESERVED_SHARED_BYTES if ".nv.shared.reserved.0" in sections else 0
-    return Kernel(
+    return KernelCode(
         name=name,
         registers=of_module[REGCOUNT],
         frame_bytes=of_module[FRAME_SIZE],

@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from cbtop.profiler.analysis.machine_code.cubin import CubinError, Kernel
+from cbtop.profiler.analysis.machine_code.cubin import CubinError, KernelCode
 from cbtop.profiler.analysis.machine_code.intensity import Intensity, intensity_of
-from cbtop.profiler.analysis.machine_code.lanes import Lanes, lanes_of
-from cbtop.profiler.analysis.machine_code.occupancy import Block, Occupancy, occupancy_of
+from cbtop.profiler.analysis.machine_code.lanes import LaneAddresses, lanes_of
+from cbtop.profiler.analysis.machine_code.occupancy import BlockShape, Occupancy, occupancy_of
 from cbtop.profiler.analysis.machine_code.resources import Advisory, Assembled, Spills, assembled, of_function
 from cbtop.profiler.analysis.machine_code.sass import INSTRUCTION_BYTES, Code, Instruction, code_of, disassembled
 from cbtop.profiler.analysis.machine_code.tools import Tool, ToolError, missing, tools
@@ -37,12 +37,12 @@ class Toolbox:
 class Entry:
     """The resources and accesses of an entry. A value is None, or a reason, if it is not known."""
 
-    kernel: Kernel | None  # None: there is no machine code
+    kernel: KernelCode | None  # None: there is no machine code
     spills: Spills | None
     occupancy: tuple[Occupancy, ...]  # of the declared block, or of blocks of THREADS; empty if limits are not known
     has_dynamic_shared: bool  # then the launch adds shared memory, and the occupancy is the most possible
     code: Code | None
-    lanes: Lanes  # of the PTX
+    lanes: LaneAddresses  # of the PTX
     intensity: Intensity | str
     waste: tuple[Waste, ...]
 
@@ -98,7 +98,7 @@ def _machine_code(
 def _entry(
     analysis: FunctionAnalysis,
     result: Assembled | None,
-    kernel: Kernel | None,
+    kernel: KernelCode | None,
     instructions: list[Instruction] | None,
 ) -> Entry:
     code: Code | None = None
@@ -121,13 +121,15 @@ def _entry(
     return Entry(kernel, spills, occupancy, has_dynamic_shared, code, lanes, intensity, tuple(waste))
 
 
-def _occupancy(architecture: str, kernel: Kernel, launch: Sequence[int] | None) -> tuple[Occupancy, ...]:
+def _occupancy(architecture: str, kernel: KernelCode, launch: Sequence[int] | None) -> tuple[Occupancy, ...]:
     if not kernel.registers:
         return ()
     found = []
     declared = math.prod(launch) if launch else kernel.max_threads
     for threads in (declared,) if declared else THREADS:
-        one = occupancy_of(architecture, Block(threads, kernel.registers, kernel.shared_bytes, kernel.barriers or 0))
+        one = occupancy_of(
+            architecture, BlockShape(threads, kernel.registers, kernel.shared_bytes, kernel.barriers or 0)
+        )
         if one is not None:
             found.append(one)
     return tuple(found)

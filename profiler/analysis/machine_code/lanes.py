@@ -33,7 +33,7 @@ class Access:
 
 
 @dataclass(frozen=True, slots=True)
-class Lanes:
+class LaneAddresses:
     """The accesses of an entry with known addresses, and how many there are in all."""
 
     accesses: tuple[Access, ...]
@@ -44,7 +44,7 @@ class Lanes:
         return [one for one in self.accesses if one.space == space]
 
 
-def lanes_of(analysis: FunctionAnalysis) -> Lanes:
+def lanes_of(analysis: FunctionAnalysis) -> LaneAddresses:
     """Return the accesses of a function. Bytes of a sector that another access of the array uses are not wasted."""
     found: list[Access] = []
     counts = {"global": 0, "shared": 0}
@@ -66,7 +66,7 @@ def lanes_of(analysis: FunctionAnalysis) -> Lanes:
             groups.setdefault(key, []).append((one.line, is_store, addresses, size))
     for group in groups.values():
         found += _coalesced(group)
-    return Lanes(tuple(sorted(found, key=lambda one: one.line)), counts["global"], counts["shared"])
+    return LaneAddresses(tuple(sorted(found, key=lambda one: one.line)), counts["global"], counts["shared"])
 
 
 def sectors(addresses: Sequence[int], size: int) -> set[int]:

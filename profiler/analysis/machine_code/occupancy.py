@@ -54,7 +54,7 @@ LIMITS = {  # compute capability: limits
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class BlockShape:
     """The resources that one block asks for."""
 
     threads: int
@@ -68,7 +68,7 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class OccupancyChange:
     """A change of one resource that changes the number of blocks on an SM."""
 
     resource: str  # REGISTERS of a thread, or SHARED bytes of a block
@@ -85,8 +85,8 @@ class Occupancy:
     warps: int
     max_warps: int
     limiters: tuple[str, ...]  # what allows no more blocks
-    gain: Change | None  # the smallest saving of one resource that gives more blocks
-    loss: Change | None  # the smallest addition of registers that gives fewer blocks
+    gain: OccupancyChange | None  # the smallest saving of one resource that gives more blocks
+    loss: OccupancyChange | None  # the smallest addition of registers that gives fewer blocks
 
     @property
     def percent(self) -> float:
@@ -106,7 +106,7 @@ def capability_of(architecture: str) -> tuple[int, int] | None:
     return int(digits[:-1]), int(digits[-1])
 
 
-def occupancy_of(architecture: str, block: Block) -> Occupancy | None:
+def occupancy_of(architecture: str, block: BlockShape) -> Occupancy | None:
     """Return the occupancy of a kernel, or None if the limits of the architecture are not known.
 
     Raises ValueError if a block has no thread or no register.
@@ -129,7 +129,7 @@ def occupancy_of(architecture: str, block: Block) -> Occupancy | None:
     )
 
 
-def _allowed(limits: Limits, block: Block) -> dict[str, int]:
+def _allowed(limits: Limits, block: BlockShape) -> dict[str, int]:
     """Return how many blocks each resource of an SM allows."""
     allowed = {
         WARPS: limits.warps // block.warps if block.threads <= MAX_THREADS_PER_BLOCK else 0,
@@ -142,7 +142,7 @@ def _allowed(limits: Limits, block: Block) -> dict[str, int]:
     return allowed
 
 
-def _by_registers(block: Block) -> int:
+def _by_registers(block: BlockShape) -> int:
     of_warp = _rounded_up(block.registers * WARP, REGISTER_UNIT)
     # The launch check assumes that each partition gets the same number of warps.
     of_block = of_warp * _rounded_up(block.warps, PARTITIONS)
@@ -151,28 +151,28 @@ def _by_registers(block: Block) -> int:
     return REGISTERS_PER_SM // PARTITIONS // of_warp * PARTITIONS // block.warps
 
 
-def _by_shared(limits: Limits, block: Block) -> int:
+def _by_shared(limits: Limits, block: BlockShape) -> int:
     of_block = _rounded_up(block.shared_bytes + limits.reserved_shared_bytes, limits.shared_unit_bytes)
     if of_block > limits.shared_bytes:
         return 0
     return limits.shared_bytes // of_block if of_block else limits.blocks
 
 
-def _gain(limits: Limits, block: Block, blocks: int) -> Change | None:
-    def with_fewer_registers(amount: int) -> Block:
+def _gain(limits: Limits, block: BlockShape, blocks: int) -> OccupancyChange | None:
+    def with_fewer_registers(amount: int) -> BlockShape:
         return replace(block, registers=block.registers - amount)
 
-    def with_less_shared(amount: int) -> Block:
+    def with_less_shared(amount: int) -> BlockShape:
         return replace(block, shared_bytes=block.shared_bytes - amount)
 
     registers = _smallest(limits, with_fewer_registers, block.registers - 1, blocks)
     if registers is not None:
-        return Change(REGISTERS, -registers[0], registers[1])
+        return OccupancyChange(REGISTERS, -registers[0], registers[1])
     shared = _smallest(limits, with_less_shared, block.shared_bytes, blocks)
-    return None if shared is None else Change(SHARED, -shared[0], shared[1])
+    return None if shared is None else OccupancyChange(SHARED, -shared[0], shared[1])
 
 
-def _smallest(limits: Limits, less: Callable[[int], Block], most: int, blocks: int) -> tuple[int, int] | None:
+def _smallest(limits: Limits, less: Callable[[int], BlockShape], most: int, blocks: int) -> tuple[int, int] | None:
     """Return the smallest saving that gives more than `blocks` blocks, and their number. None if there is none."""
 
     def blocks_with(amount: int) -> int:
@@ -187,11 +187,11 @@ def _smallest(limits: Limits, less: Callable[[int], Block], most: int, blocks: i
     return enough, blocks_with(enough)
 
 
-def _loss(limits: Limits, block: Block, blocks: int) -> Change | None:
+def _loss(limits: Limits, block: BlockShape, blocks: int) -> OccupancyChange | None:
     for registers in range(block.registers + 1, MAX_REGISTERS + 1):
         fewer = min(_allowed(limits, replace(block, registers=registers)).values())
         if fewer < blocks:
-            return Change(REGISTERS, registers - block.registers, fewer)
+            return OccupancyChange(REGISTERS, registers - block.registers, fewer)
     return None
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from cbtop.profiler.analysis.machine_code.cubin import Kernel, kernels_of
+from cbtop.profiler.analysis.machine_code.cubin import KernelCode, kernels_of
 from cbtop.profiler.analysis.machine_code.tools import Tool, ToolError, run
 
 PROPERTIES = re.compile(
@@ -61,7 +61,7 @@ class Assembled:
     architecture: str
     assembler: str  # name and version
     cubin: bytes
-    kernels: tuple[Kernel, ...]
+    kernels: tuple[KernelCode, ...]
     spills: Mapping[str, Spills]  # by function
     advisories: tuple[Advisory, ...]
 

@@ -49,7 +49,7 @@ class Tool:
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
+class ToolRun:
     """The output of a run, and the file that it wrote, if it was asked for one."""
 
     output: bytes
@@ -86,7 +86,7 @@ def run(
     *,
     writes: str | None = None,
     max_seconds: float = MAX_SECONDS,
-) -> Ran:
+) -> ToolRun:
     """Run a tool on a file "input" with this content, and return its output and the file that it `writes`.
 
     Raises ToolError if the tool fails, exceeds `max_seconds` or writes more than MAX_OUTPUT_BYTES.
@@ -97,11 +97,11 @@ def run(
         if code != 0:
             raise ToolError(_first_problem(tool, code, output + notes))
         if writes is None:
-            return Ran(output, notes, None)
+            return ToolRun(output, notes, None)
         written = Path(folder) / writes
         if not written.is_file() or written.stat().st_size > MAX_OUTPUT_BYTES:
             raise ToolError(f"{tool.label} wrote no result, or more than {MAX_OUTPUT_BYTES >> 20} MiB")
-        return Ran(output, notes, written.read_bytes())
+        return ToolRun(output, notes, written.read_bytes())
 
 
 def _toolkits(environment: Mapping[str, str]) -> Iterator[str]:

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from cbtop.profiler.analysis.machine_code.cubin import Kernel
-from cbtop.profiler.analysis.machine_code.lanes import Access, Lanes
+from cbtop.profiler.analysis.machine_code.cubin import KernelCode
+from cbtop.profiler.analysis.machine_code.lanes import Access, LaneAddresses
 from cbtop.profiler.analysis.machine_code.occupancy import (
     BARRIERS,
     BLOCKS,
     REGISTERS,
     SHARED,
     WARPS,
-    Change,
     Occupancy,
+    OccupancyChange,
 )
 from cbtop.profiler.analysis.machine_code.resources import Advisory, Spills
 from cbtop.profiler.analysis.machine_code.sass import Code
@@ -59,12 +59,12 @@ class Waste:
 
 
 def waste_of(
-    kernel: Kernel | None,
+    kernel: KernelCode | None,
     spills: Spills | None,
     advisories: list[Advisory],
     occupancy: Occupancy | None,
     code: Code | None,
-    lanes: Lanes,
+    lanes: LaneAddresses,
 ) -> Iterator[Waste]:
     """Return the waste in a kernel. Pass None for what is not known: then nothing is reported about it."""
     if spills:
@@ -99,7 +99,7 @@ def waste_of(
         yield _low(occupancy)
 
 
-def change_text(change: Change) -> str:
+def change_text(change: OccupancyChange) -> str:
     """Return a change in words: "8 registers fewer give 3 blocks"."""
     amount, more = abs(change.amount), "fewer" if change.amount < 0 else "more"
     if change.resource == SHARED:
@@ -118,7 +118,7 @@ def _local_accesses(code: Code) -> int:
     return code.count("local load") + code.count("local store")
 
 
-def _uncoalesced(lanes: Lanes) -> Iterator[Waste]:
+def _uncoalesced(lanes: LaneAddresses) -> Iterator[Waste]:
     wasteful = [one for one in lanes.of_space("global") if one.transactions >= WASTEFUL * one.needed]
     if wasteful:
         worst = max(wasteful, key=_factor)
@@ -132,7 +132,7 @@ def _uncoalesced(lanes: Lanes) -> Iterator[Waste]:
         )
 
 
-def _conflicts(lanes: Lanes) -> Iterator[Waste]:
+def _conflicts(lanes: LaneAddresses) -> Iterator[Waste]:
     wasteful = [one for one in lanes.of_space("shared") if one.transactions >= WASTEFUL * one.needed]
     if wasteful:
         worst = max(wasteful, key=_factor)

@@ -9,7 +9,7 @@ from functools import cached_property
 from cbtop.profiler.analysis.ptx.control_flow import ControlFlow
 from cbtop.profiler.analysis.ptx.dataflow import Dataflow, Divergence
 from cbtop.profiler.analysis.ptx.lane_values import WARP_THREADS, LaneValue
-from cbtop.profiler.analysis.ptx.model import Function, Instruction, Module, Variable
+from cbtop.profiler.analysis.ptx.model import Module, PtxFunction, PtxInstruction, Variable
 from cbtop.profiler.analysis.ptx.opcodes import address_in, is_plain_access, opcode
 
 
@@ -36,11 +36,11 @@ class SharedAccess:
 class FunctionAnalysis:
     """A function of a module with the results of the analyses. `launch` is the size of its blocks, if it is known."""
 
-    def __init__(self, module: Module, function: Function, launch: Sequence[int] | None = None) -> None:
+    def __init__(self, module: Module, function: PtxFunction, launch: Sequence[int] | None = None) -> None:
         self.module = module
         self.function = function
         self.launch = launch
-        self.instructions: Sequence[Instruction] = function.instructions
+        self.instructions: Sequence[PtxInstruction] = function.instructions
 
     @cached_property
     def flow(self) -> ControlFlow:
@@ -56,7 +56,7 @@ class FunctionAnalysis:
         own = self.function
         return {one.name: one for one in (*self.module.variables, *own.parameters, *own.variables)}
 
-    def reachable(self) -> Iterator[tuple[int, Instruction]]:
+    def reachable(self) -> Iterator[tuple[int, PtxInstruction]]:
         """Yield the instructions that a thread can reach, with their numbers."""
         for number in sorted(self.flow.reachable):
             block = self.flow.blocks[number]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 
-from cbtop.profiler.analysis.ptx.model import Function, PtxError
+from cbtop.profiler.analysis.ptx.model import PtxError, PtxFunction
 from cbtop.profiler.analysis.ptx.opcodes import is_branch, is_end, opcode
 
 # Some analyses take time that grows with the square of the blocks. 2,000 blocks took 10 s at worst (AMD EPYC).
@@ -17,7 +17,7 @@ MAX_STEPS = 4_000_000
 
 
 @dataclass(slots=True)
-class Block:
+class BasicBlock:
     """Instructions that run one after the other: those from `start` up to `end`, exclusive."""
 
     start: int
@@ -29,7 +29,7 @@ class Block:
 class ControlFlow:
     """The graph of a function. Block 0 is the entry. A last block without instructions, `exit`, follows all ends."""
 
-    def __init__(self, function: Function) -> None:
+    def __init__(self, function: PtxFunction) -> None:
         self._function = function
         instructions = function.instructions
         starts = {0, len(instructions), *function.labels.values()}
@@ -37,9 +37,9 @@ class ControlFlow:
         if len(starts) > MAX_BLOCKS:
             raise PtxError(function.line, f"{function.name} has more than {MAX_BLOCKS} basic blocks")
         ordered = sorted(starts)
-        self.blocks = [Block(a, b) for a, b in pairwise(ordered)]
+        self.blocks = [BasicBlock(a, b) for a, b in pairwise(ordered)]
         self.exit = len(self.blocks)
-        self.blocks.append(Block(len(instructions), len(instructions)))
+        self.blocks.append(BasicBlock(len(instructions), len(instructions)))
         self._number = {block.start: number for number, block in enumerate(self.blocks)}
         self.block_of = [n for n, block in enumerate(self.blocks) for _ in range(block.start, block.end)]
         for number in range(self.exit):

@@ -9,7 +9,7 @@ from functools import cached_property
 
 from cbtop.profiler.analysis.ptx.control_flow import ControlFlow
 from cbtop.profiler.analysis.ptx.lane_values import LaneValues, threads_of
-from cbtop.profiler.analysis.ptx.model import Function, Instruction, Variable
+from cbtop.profiler.analysis.ptx.model import PtxFunction, PtxInstruction, Variable
 from cbtop.profiler.analysis.ptx.opcodes import inputs, opcode, results
 
 _THREAD_IDS = ("%tid.x", "%laneid", "%warpid", "%lanemask")
@@ -30,7 +30,7 @@ class Dataflow:
     """The registers of a function. Instructions that no thread reaches do not count."""
 
     def __init__(
-        self, function: Function, flow: ControlFlow, variables: dict[str, Variable], launch: Sequence[int] | None
+        self, function: PtxFunction, flow: ControlFlow, variables: dict[str, Variable], launch: Sequence[int] | None
     ) -> None:
         self._function = function
         self._flow = flow
@@ -52,7 +52,7 @@ class Dataflow:
             block = self._flow.blocks[number]
             yield from range(block.start, block.end)
 
-    def only_writer(self, name: str) -> Instruction | None:
+    def only_writer(self, name: str) -> PtxInstruction | None:
         """Return the only instruction that writes a register, or None if there are more, or it has a guard."""
         writers = self.writers.get(name, ())
         if len(writers) != 1 or name in self._function.registers.given:
@@ -136,7 +136,7 @@ class Dataflow:
             if block.end > block.start and len(block.successors) > 1
         }
 
-    def _starts_divergence(self, one: Instruction) -> bool:
+    def _starts_divergence(self, one: PtxInstruction) -> bool:
         parsed = opcode(one.opcode)
         if parsed.base in ("elect", "activemask", "call", "atom", "mbarrier") or "match" in parsed.parts:
             return True
@@ -230,5 +230,5 @@ class Dataflow:
         return found
 
 
-def _names(one: Instruction, identifier: str) -> bool:
+def _names(one: PtxInstruction, identifier: str) -> bool:
     return any(identifier in operand for operand in one.operands)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from cbtop.profiler.analysis.ptx.model import TYPE_BITS, Function, Instruction, Variable
+from cbtop.profiler.analysis.ptx.model import TYPE_BITS, PtxFunction, PtxInstruction, Variable
 from cbtop.profiler.analysis.ptx.opcodes import opcode
 
 WARP_THREADS = 32
@@ -66,7 +66,7 @@ class Threads:
         return [(a, b, c) for c in range(z) for b in range(y) for a in range(x)]
 
 
-def threads_of(function: Function, launch: Sequence[int] | None) -> Threads | None:
+def threads_of(function: PtxFunction, launch: Sequence[int] | None) -> Threads | None:
     """Return the threads of a block. Returns None if its size is not known and it can have rows of any length."""
     shape = tuple(launch or function.limits.get("reqntid", ()))
     if shape:
@@ -85,7 +85,7 @@ class LaneValues:
     """The values of a function's registers that are written once."""
 
     def __init__(
-        self, threads: Threads, writer_of: Mapping[str, Instruction], steady: frozenset[str],
+        self, threads: Threads, writer_of: Mapping[str, PtxInstruction], steady: frozenset[str],
         variables: Mapping[str, Variable],
     ) -> None:  # fmt: skip
         """`writer_of` has the only instruction that writes a register. `steady` are the registers among them that
@@ -155,7 +155,7 @@ class LaneValues:
             found["%ntid.x"] = LaneValue({"%ntid.x": 1}, (0,))
         return found
 
-    def _computed(self, one: Instruction, depth: int) -> LaneValue | None:
+    def _computed(self, one: PtxInstruction, depth: int) -> LaneValue | None:
         parsed = opcode(one.opcode)
         if one.guard or "sat" in parsed.parts or "cc" in parsed.parts:
             return None
@@ -228,7 +228,7 @@ def _each(function: Callable[[int, int], int], a: Lanes, b: Lanes) -> Lanes:
 
 
 # Each rule gets the instruction and the values of its inputs.
-Rule = Callable[[Instruction, Sequence[LaneValue]], LaneValue | None]
+Rule = Callable[[PtxInstruction, Sequence[LaneValue]], LaneValue | None]
 
 
 def _integer(text: str) -> int | None:
@@ -241,7 +241,7 @@ def _integer(text: str) -> int | None:
         return None
 
 
-def bits_of(one: Instruction) -> int:
+def bits_of(one: PtxInstruction) -> int:
     return TYPE_BITS.get(opcode(one.opcode).type, 0) or 1
 
 
@@ -254,25 +254,25 @@ def _signed(value: int, bits: int) -> int:
     return value - (1 << bits) if value >> (bits - 1) else value
 
 
-def _typed(one: Instruction) -> Callable[[int], int]:
+def _typed(one: PtxInstruction) -> Callable[[int], int]:
     """Return the function that gives a number its value in the type of an instruction."""
     bits = bits_of(one)
     read = _signed if opcode(one.opcode).type[0] == "s" else _unsigned
     return lambda value: read(value, bits)
 
 
-def _wrapped(one: Instruction, value: LaneValue | None) -> LaneValue | None:
+def _wrapped(one: PtxInstruction, value: LaneValue | None) -> LaneValue | None:
     """Return the value in the type of an instruction. Values with terms are taken not to overflow."""
     if value is None or value.terms:
         return value
     return LaneValue({}, tuple([_signed(lane, bits_of(one)) for lane in value.lanes]))
 
 
-def _move(one: Instruction, given: Sequence[LaneValue]) -> LaneValue | None:
+def _move(one: PtxInstruction, given: Sequence[LaneValue]) -> LaneValue | None:
     return given[0]
 
 
-def _convert(one: Instruction, given: Sequence[LaneValue]) -> LaneValue | None:
+def _convert(one: PtxInstruction, given: Sequence[LaneValue]) -> LaneValue | None:
     """Convert an integer: `cvt.u64.u32` reads the bits of its second type."""
     parts = opcode(one.opcode).parts
     types = [part for part in parts if part in TYPE_BITS]
@@ -287,7 +287,7 @@ def _convert(one: Instruction, given: Sequence[LaneValue]) -> LaneValue | None:
     return LaneValue({}, lanes)
 
 
-def _convert_address(one: Instruction, given: Sequence[LaneValue]) -> LaneValue | None:
+def _convert_address(one: PtxInstruction, given: Sequence[LaneValue]) -> LaneValue | None:
     """`cvta.shared` makes a generic address of a shared one, and `cvta.to.shared` the reverse."""
     parts = opcode(one.opcode).parts
     if not any(part.startswith("shared") for part in parts):
@@ -297,15 +297,15 @@ def _convert_address(one: Instruction, given: Sequence[LaneValue]) -> LaneValue 
     return LaneValue(terms, given[0].lanes)
 
 
-def _add(one: Instruction, given: Sequence[LaneValue]) -> LaneValue | None:
+def _add(one: PtxInstruction, given: Sequence[LaneValue]) -> LaneValue | None:
     return _wrapped(one, added(given[0], given[1]))
 
 
-def _subtract(one: Instruction, given: Sequence[LaneValue]) -> LaneValue | None:
+def _subtract(one: PtxInstruction, given: Sequence[LaneValue]) -> LaneValue | None:
     return _wrapped(one, added(given[0], given[1], -1))
 
 
-def _multiply(one: Instruction, given: Sequence[LaneValue]) -> LaneValue | None:
+def _multiply(one: PtxInstruction, given: Sequence[LaneValue]) -> LaneValue | None:
     parts = opcode(one.opcode).parts
     if "wide" in parts:
         read = _typed(one)
@@ -314,12 +314,12 @@ def _multiply(one: Instruction, given: Sequence[LaneValue]) -> LaneValue | None:
     return _wrapped(one, product(given[0], given[1])) if "lo" in parts else None
 
 
-def _multiply_add(one: Instruction, given: Sequence[LaneValue]) -> LaneValue | None:
+def _multiply_add(one: PtxInstruction, given: Sequence[LaneValue]) -> LaneValue | None:
     result = _multiply(one, given[:2])
     return None if result is None else added(result, given[2])
 
 
-def _shift_left(one: Instruction, given: Sequence[LaneValue]) -> LaneValue | None:
+def _shift_left(one: PtxInstruction, given: Sequence[LaneValue]) -> LaneValue | None:
     count = given[1]
     if count.terms or len(count.lanes) > 1:
         return None
@@ -328,19 +328,19 @@ def _shift_left(one: Instruction, given: Sequence[LaneValue]) -> LaneValue | Non
     return _wrapped(one, product(given[0], number(1 << count.lanes[0])))
 
 
-def _shift_right(one: Instruction, given: Sequence[LaneValue]) -> LaneValue | None:
+def _shift_right(one: PtxInstruction, given: Sequence[LaneValue]) -> LaneValue | None:
     read, bits = _typed(one), bits_of(one)
     return numbers(lambda a, b: read(a) >> min(_unsigned(b, 32), bits), given[0], given[1])
 
 
 def _bitwise(function: Callable[[int, int], int]) -> Rule:
-    def rule(one: Instruction, given: Sequence[LaneValue]) -> LaneValue | None:
+    def rule(one: PtxInstruction, given: Sequence[LaneValue]) -> LaneValue | None:
         return numbers(function, given[0], given[1])
 
     return rule
 
 
-def _or(one: Instruction, given: Sequence[LaneValue]) -> LaneValue | None:
+def _or(one: PtxInstruction, given: Sequence[LaneValue]) -> LaneValue | None:
     """Return the bits of two values together: their sum, if one has multiples of a power of two above the other."""
     if result := numbers(operator.or_, given[0], given[1]):
         return result
@@ -352,24 +352,24 @@ def _or(one: Instruction, given: Sequence[LaneValue]) -> LaneValue | None:
     return added(high, low) if all(part % unit == 0 for part in parts) else None
 
 
-def _not(one: Instruction, given: Sequence[LaneValue]) -> LaneValue | None:
+def _not(one: PtxInstruction, given: Sequence[LaneValue]) -> LaneValue | None:
     is_predicate = opcode(one.opcode).type == "pred"
     return numbers(lambda a, b: 1 - a if is_predicate else ~a, given[0], number(0))
 
 
-def _negate(one: Instruction, given: Sequence[LaneValue]) -> LaneValue | None:
+def _negate(one: PtxInstruction, given: Sequence[LaneValue]) -> LaneValue | None:
     return _wrapped(one, added(number(0), given[0], -1))
 
 
 def _extreme(function: Callable[[int, int], int]) -> Rule:
-    def rule(one: Instruction, given: Sequence[LaneValue]) -> LaneValue | None:
+    def rule(one: PtxInstruction, given: Sequence[LaneValue]) -> LaneValue | None:
         read = _typed(one)
         return numbers(lambda a, b: function(read(a), read(b)), given[0], given[1])
 
     return rule
 
 
-def _divide(one: Instruction, given: Sequence[LaneValue]) -> LaneValue | None:
+def _divide(one: PtxInstruction, given: Sequence[LaneValue]) -> LaneValue | None:
     read = _typed(one)
     is_rest = opcode(one.opcode).base == "rem"
     if given[1].terms or any(read(lane) <= 0 for lane in given[1].lanes):
@@ -380,7 +380,7 @@ def _divide(one: Instruction, given: Sequence[LaneValue]) -> LaneValue | None:
     return numbers(lambda a, b: function(read(a), read(b)), given[0], given[1])
 
 
-def _compare(one: Instruction, given: Sequence[LaneValue]) -> LaneValue | None:
+def _compare(one: PtxInstruction, given: Sequence[LaneValue]) -> LaneValue | None:
     """Compare two values. Terms that both contain are left out, which takes their sums not to overflow."""
     parts = opcode(one.opcode).parts
     function = _COMPARISONS.get(parts[1])
@@ -391,7 +391,7 @@ def _compare(one: Instruction, given: Sequence[LaneValue]) -> LaneValue | None:
     return numbers(lambda x, y: int(function(read(x), read(y))), a, b)
 
 
-def _select(one: Instruction, given: Sequence[LaneValue]) -> LaneValue | None:
+def _select(one: PtxInstruction, given: Sequence[LaneValue]) -> LaneValue | None:
     if given[2].terms or dict(given[0].terms) != dict(given[1].terms):
         return None
     count = max(len(value.lanes) for value in given)
@@ -399,7 +399,7 @@ def _select(one: Instruction, given: Sequence[LaneValue]) -> LaneValue | None:
     return LaneValue(given[0].terms, tuple(x if p else y for x, y, p in zip(a, b, chosen, strict=True)))
 
 
-def _extract(one: Instruction, given: Sequence[LaneValue]) -> LaneValue | None:
+def _extract(one: PtxInstruction, given: Sequence[LaneValue]) -> LaneValue | None:
     """`bfe`: extract a field of bits."""
     if given[1].terms or given[2].terms or len(given[1].lanes) + len(given[2].lanes) > 2:
         return None

@@ -38,7 +38,7 @@ class PtxError(Exception):
         self.line = line
 
 
-class Instruction(NamedTuple):
+class PtxInstruction(NamedTuple):
     """An instruction. Names of inner scopes end with SCOPE_MARK and the number of their scope.
 
     `guard` is the predicate register, or empty. `operands` are texts as written: a register, an immediate, an address
@@ -90,7 +90,7 @@ class Registers:
 
 
 @dataclass(frozen=True, slots=True)
-class Function:
+class PtxFunction:
     """A function or an entry. `labels` gives the index of the instruction that follows a label.
 
     `branch_targets` gives the labels of a `.branchtargets` list. `limits` has the performance directives, such as
@@ -105,7 +105,7 @@ class Function:
     limits: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     registers: Registers = field(default_factory=Registers)
     variables: tuple[Variable, ...] = ()
-    instructions: Sequence[Instruction] = ()
+    instructions: Sequence[PtxInstruction] = ()
     labels: Mapping[str, int] = field(default_factory=dict)
     branch_targets: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     is_declaration: bool = False
@@ -119,12 +119,12 @@ class Module:
     version: str
     target: str
     address_bits: int
-    functions: tuple[Function, ...]
+    functions: tuple[PtxFunction, ...]
     variables: tuple[Variable, ...]
     files: Mapping[int, str]
 
     @property
-    def entries(self) -> list[Function]:
+    def entries(self) -> list[PtxFunction]:
         """The entries with a body, in the order of the text."""
         return [one for one in self.functions if one.is_entry and not one.is_declaration]
 

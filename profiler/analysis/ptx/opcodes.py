@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
-from cbtop.profiler.analysis.ptx.model import TYPE_BITS, Instruction, Registers
+from cbtop.profiler.analysis.ptx.model import TYPE_BITS, PtxInstruction, Registers
 
 # Instructions without a destination. An instruction with an address as first operand has none either.
 NO_RESULT = frozenset({
@@ -59,7 +59,7 @@ def registers_in(text: str, registers: Registers) -> tuple[str, ...]:
     return tuple([name for name in _IDENTIFIER.findall(text) if registers.type_of(name) is not None])
 
 
-def results(one: Instruction, registers: Registers) -> tuple[str, ...]:
+def results(one: PtxInstruction, registers: Registers) -> tuple[str, ...]:
     """Return the registers that an instruction writes."""
     if not one.operands or one.operands[0][0] == "[":
         return ()
@@ -69,7 +69,7 @@ def results(one: Instruction, registers: Registers) -> tuple[str, ...]:
     return registers_in(one.operands[0], registers) if opcode(one.opcode).has_result else ()
 
 
-def inputs(one: Instruction, registers: Registers) -> tuple[str, ...]:
+def inputs(one: PtxInstruction, registers: Registers) -> tuple[str, ...]:
     """Return the registers that an instruction reads, with its guard."""
     skips_first = bool(results(one, registers))
     found = [one.guard] if one.guard else []
@@ -78,16 +78,16 @@ def inputs(one: Instruction, registers: Registers) -> tuple[str, ...]:
     return tuple(found)
 
 
-def is_end(one: Instruction) -> bool:
+def is_end(one: PtxInstruction) -> bool:
     """Whether a thread that executes the instruction leaves the function."""
     return opcode(one.opcode).base in ("ret", "exit", "trap")
 
 
-def is_branch(one: Instruction) -> bool:
+def is_branch(one: PtxInstruction) -> bool:
     return opcode(one.opcode).base in ("bra", "brx")
 
 
-def is_block_barrier(one: Instruction) -> bool:
+def is_block_barrier(one: PtxInstruction) -> bool:
     """Whether all threads of a block must execute the instruction: a barrier without a number of threads."""
     parts = opcode(one.opcode).parts
     if parts[0] not in ("bar", "barrier") or "warp" in parts or "cluster" in parts or "arrive" in parts:
@@ -95,30 +95,30 @@ def is_block_barrier(one: Instruction) -> bool:
     return len(one.operands) == (1 if "sync" in parts else 3)
 
 
-def is_warp_sync(one: Instruction) -> bool:
+def is_warp_sync(one: PtxInstruction) -> bool:
     """Whether the instruction synchronises the threads of a warp."""
     return _WARP_SYNC.match(one.opcode) is not None
 
 
-def may_order(one: Instruction) -> bool:
+def may_order(one: PtxInstruction) -> bool:
     """Whether the instruction can order memory accesses of threads of different warps, such as a barrier."""
     if is_warp_sync(one) and not one.opcode.startswith(("wgmma", "tcgen05")):
         return False
     return _ORDERING.match(one.opcode) is not None or is_strong(one)
 
 
-def is_strong(one: Instruction) -> bool:
+def is_strong(one: PtxInstruction) -> bool:
     """Whether the instruction is a load or store that takes part in synchronisation, or a fence."""
     parts = opcode(one.opcode).parts
     return parts[0] in ("fence", "membar") or any(part in STRONG_ORDERS for part in parts[1:])
 
 
-def is_plain_access(one: Instruction, space: str) -> bool:
+def is_plain_access(one: PtxInstruction, space: str) -> bool:
     """Whether the instruction is a weak load or store of a state space."""
     parsed = opcode(one.opcode)
     return parsed.base in ("ld", "st") and parsed.space == space and not is_strong(one)
 
 
-def address_in(one: Instruction) -> str:
+def address_in(one: PtxInstruction) -> str:
     """Return the first address operand without its brackets, or an empty text."""
     return next((operand[1:-1].strip() for operand in one.operands if operand[0] == "["), "")

@@ -10,10 +10,10 @@ from typing import NoReturn
 from cbtop.profiler.analysis.ptx.model import (
     SCOPE_MARK,
     TYPE_BITS,
-    Function,
-    Instruction,
     Module,
     PtxError,
+    PtxFunction,
+    PtxInstruction,
     Registers,
     Variable,
 )
@@ -130,7 +130,7 @@ class _Parser:
 
     def module(self) -> Module:
         version, target, bits = "", "", 64
-        functions: list[Function] = []
+        functions: list[PtxFunction] = []
         variables: list[Variable] = []
         files: dict[int, str] = {}
         end = len(self._text.rstrip())
@@ -153,7 +153,7 @@ class _Parser:
             raise PtxError(1, "this is not PTX: there is no .version with a .target")
         return Module(version, target, bits, tuple(functions), tuple(variables), files)
 
-    def _function(self, line: int, *, is_entry: bool) -> Function:
+    def _function(self, line: int, *, is_entry: bool) -> PtxFunction:
         match = _HEADER.match(self._text, self._at)
         if match is None:
             raise PtxError(line, "a function without a name, parameters and a body")
@@ -169,7 +169,7 @@ class _Parser:
             for name, numbers in _LIMIT.findall(match["limits"])
         }
         is_declaration = match["end"] == ";"
-        head = Function(
+        head = PtxFunction(
             match["name"], is_entry, line, tuple(parameters), tuple(results), limits, registers,
             is_declaration=is_declaration, end_line=line,
         )  # fmt: skip
@@ -261,14 +261,14 @@ class _Body:
         self._scopes = 0
         self._depth = 1
         self._inner_registers = 0
-        self._instructions: list[Instruction] = []
+        self._instructions: list[PtxInstruction] = []
         self._jumps: list[tuple[int, _Scope]] = []
         self._labels: dict[str, int] = {}
         self._targets: dict[str, tuple[tuple[str, ...], _Scope]] = {}
         self._variables: list[Variable] = []
         self._source: tuple[int, int] | None = None
 
-    def read(self, head: Function) -> Function:
+    def read(self, head: PtxFunction) -> PtxFunction:
         """Read to the closing brace. Returns `head` with its body."""
         label = ""
         line = head.line
@@ -314,7 +314,7 @@ class _Body:
             if not operands:
                 raise PtxError(line, f"{opcode} without a target")
             self._jumps.append((len(self._instructions), self._scope))
-        self._instructions.append(Instruction(line, guard, bool(match["negated"]), opcode, operands, self._source))
+        self._instructions.append(PtxInstruction(line, guard, bool(match["negated"]), opcode, operands, self._source))
 
     def _label(self, name: str, line: int) -> str:
         label = name + self._scope.mark

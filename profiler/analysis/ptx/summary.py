@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from cbtop.profiler.analysis.ptx.model import Function, Module
+from cbtop.profiler.analysis.ptx.model import Module, PtxFunction
 
 _BARRIER = re.compile(r"(?:bar|barrier)\.(?:(?:cta|cluster)\.)?(?:sync|arrive|wait|red)\b")
 _IDENTIFIER = re.compile(r"[a-zA-Z_$%][\w$]*")
@@ -25,7 +25,7 @@ class EntrySummary:
     max_threads: tuple[int, ...] | None  # of .maxntid
 
 
-def summary_of(module: Module, entry: Function) -> EntrySummary:
+def summary_of(module: Module, entry: PtxFunction) -> EntrySummary:
     """Return the summary of an entry. Shared variables of the module count if the entry names them."""
     outside = {one.name: one for one in module.variables if one.space == "shared"}
     named: set[str] = set()

@@ -18,7 +18,8 @@ from cbtop.comparison.structure import Structural, judge_structure, parse_any
 from cbtop.feeds.run_contents import contents_of
 from cbtop.feeds.run_reader import runs_in
 from cbtop.protocol.attributes import KernelAttributes
-from cbtop.protocol.messages import CatalogMessage, KernelBurst, KernelTimes, Node
+from cbtop.protocol.kernel_messages import KernelBurst, KernelTimes
+from cbtop.protocol.messages import CatalogMessage, Node
 from cbtop.protocol.structure_messages import (
     CompiledCode,
     Conditions,

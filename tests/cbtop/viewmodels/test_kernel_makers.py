@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from cbtop.protocol.attributes import NO_KERNEL, KernelAttributes
-from cbtop.protocol.messages import KernelTimes
-from cbtop.viewmodels.kernel_makers import Evidence, KernelMaker, maker_of
+from cbtop.protocol.kernel_messages import KernelTimes
+from cbtop.viewmodels.kernel_makers import KernelMaker, MakerEvidence, maker_of
 
 
 def times(maker: str = "", source: str = "") -> KernelTimes:
@@ -39,8 +39,8 @@ def test_libraries_are_known_by_the_form_of_their_names_and_others_are_not(name:
 def test_a_hook_is_better_evidence_than_a_hash_and_a_hash_than_a_name() -> None:
     compiled = KernelAttributes(ptx_hash=0xDC4A)
     by_hook = maker_of("nvjet_tst_64x8_", compiled, times("Triton 3.9.0, 4 warps", "a.py:9"))
-    assert by_hook == KernelMaker("Triton 3.9.0, 4 warps", "a.py:9", "Triton", evidence=Evidence.HOOK)
+    assert by_hook == KernelMaker("Triton 3.9.0, 4 warps", "a.py:9", "Triton", evidence=MakerEvidence.HOOK)
     by_hash = maker_of("nvjet_tst_64x8_", compiled, None)
-    assert (str(by_hash), by_hash.evidence) == ("PTX 000000000000dc4a", Evidence.PTX)
-    assert maker_of("nvjet_tst_64x8_", NO_KERNEL, None).evidence is Evidence.NAME
+    assert (str(by_hash), by_hash.evidence) == ("PTX 000000000000dc4a", MakerEvidence.PTX)
+    assert maker_of("nvjet_tst_64x8_", NO_KERNEL, None).evidence is MakerEvidence.NAME
     assert maker_of("f", NO_KERNEL, times("inductor of torch 2.13", "c.py:5")).loader == ""

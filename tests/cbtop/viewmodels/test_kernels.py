@@ -11,7 +11,8 @@ from cbtop.client.store import Store
 from cbtop.protocol.announcements import MAX_ANNOUNCED
 from cbtop.protocol.attributes import KernelAttributes
 from cbtop.protocol.errors import DecodeError
-from cbtop.protocol.messages import KernelBurst, KernelTimes, Node, SourceCatalog
+from cbtop.protocol.kernel_messages import KernelBurst, KernelTimes
+from cbtop.protocol.messages import Node, SourceCatalog
 from cbtop.protocol.vocabulary import NodeKind
 from cbtop.viewmodels.kernel_findings import findings_of
 from cbtop.viewmodels.kernels import kernels_of, waves_of

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from cbtop.profiler.analysis.graph.node_table import NodeTable
-from cbtop.protocol.messages import BrickHostTime, HostTimes, KernelBurst, KernelTimes, Node
+from cbtop.protocol.kernel_messages import BrickHostTime, HostTimes, KernelBurst, KernelTimes
+from cbtop.protocol.messages import Node
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind
 from cbtop.viewmodels.launches import Launches, LaunchesByNode
 

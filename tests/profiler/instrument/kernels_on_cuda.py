@@ -22,7 +22,8 @@ from cbtop.profiler.instrument import attach
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
 from cbtop.protocol.catalog import CatalogReader
-from cbtop.protocol.messages import KernelBurst, Node
+from cbtop.protocol.kernel_messages import KernelBurst
+from cbtop.protocol.messages import Node
 from cbtop.protocol.requests import RequestSlot
 
 STEPS = 5

@@ -16,8 +16,9 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make torch")
 
+from cbtop.profiler.guard_setting import NotFiniteError  # noqa: E402
 from cbtop.profiler.instrument import attach, guard, uninstall  # noqa: E402
-from cbtop.profiler.instrument.guard import Guard, NotFiniteError, guarded_here  # noqa: E402
+from cbtop.profiler.instrument.guard import Guard, guarded_here  # noqa: E402
 from cbtop.profiler.profiler import BrickProfiler  # noqa: E402
 from cbtop.protocol.guard_messages import FAULTY, FINITE, GuardedSteps, GuardFault  # noqa: E402
 from tests.integration.hosts import CBTOP, DEADLINE_S  # noqa: E402

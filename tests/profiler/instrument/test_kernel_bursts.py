@@ -25,7 +25,8 @@ from cbtop.profiler.instrument.governor import GovernedProfiler  # noqa: E402
 from cbtop.profiler.profiler import BrickProfiler  # noqa: E402
 from cbtop.profiler.recorder import RingRecorder  # noqa: E402
 from cbtop.protocol.catalog import CatalogReader  # noqa: E402
-from cbtop.protocol.messages import KernelBurst, Node  # noqa: E402
+from cbtop.protocol.kernel_messages import KernelBurst  # noqa: E402
+from cbtop.protocol.messages import Node  # noqa: E402
 from cbtop.protocol.requests import RequestSlot, State  # noqa: E402
 from cbtop.protocol.ring import FLAG_CANCELLED  # noqa: E402
 from cbtop.protocol.ring_reader import RingReader  # noqa: E402

@@ -23,8 +23,9 @@ from cbtop.profiler.instrument import (  # noqa: E402
 )
 from cbtop.profiler.instrument.governor import GovernedProfiler  # noqa: E402
 from cbtop.profiler.instrument.kernel_steps import parts_from, together  # noqa: E402
-from cbtop.protocol.messages import HostTimes, Manifest, Node, Sampling  # noqa: E402
-from cbtop.protocol.messages import KernelBurst as Found  # noqa: E402
+from cbtop.protocol.kernel_messages import HostTimes  # noqa: E402
+from cbtop.protocol.kernel_messages import KernelBurst as Found  # noqa: E402
+from cbtop.protocol.messages import Manifest, Node, Sampling  # noqa: E402
 from cbtop.protocol.ring import FLAG_AMOUNTS, FLAG_PLAIN  # noqa: E402
 from cbtop.protocol.vocabulary import BY_KERNELS, IDLE_BEFORE, NodeKind  # noqa: E402
 from tests.profiler.instrument import test_captured_graphs as played  # noqa: E402

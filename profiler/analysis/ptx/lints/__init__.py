@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cbtop.profiler.analysis.ptx.analysis import FunctionAnalysis
-from cbtop.profiler.analysis.ptx.lints.base import Finding, Lint, Severity
+from cbtop.profiler.analysis.ptx.lints.base import Lint, LintFinding, LintSeverity
 from cbtop.profiler.analysis.ptx.lints.divergent_barrier import DIVERGENT_BARRIER, MAYBE_DIVERGENT_BARRIER
 from cbtop.profiler.analysis.ptx.lints.exit_before_barrier import EXIT_BEFORE_BARRIER
 from cbtop.profiler.analysis.ptx.lints.flags import UNFENCED_FLAG, UNFENCED_WAIT, WEAK_SPIN
@@ -34,9 +34,9 @@ LINTS: tuple[Lint, ...] = (
 
 def findings(
     module: Module,
-    severities: Sequence[Severity] = tuple(Severity),
+    severities: Sequence[LintSeverity] = tuple(LintSeverity),
     launch: Sequence[int] | None = None,
-) -> list[Finding]:
+) -> list[LintFinding]:
     """Return the findings of these severities in all functions of a module, by line.
 
     `launch` is the size of the blocks of a launch (threads in x, y, z), if it is known.
@@ -50,5 +50,5 @@ def findings(
             if lint.severity in severities:
                 for index, message in lint.find(analysis):
                     line, source = analysis.place_of(index)
-                    found.append(Finding(lint, function.name, line, source, message))
+                    found.append(LintFinding(lint, function.name, line, source, message))
     return sorted(found, key=lambda one: one.line)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from cbtop.profiler.analysis.ptx.analysis import FunctionAnalysis
 
 
-class Severity(StrEnum):
+class LintSeverity(StrEnum):
     """The certainty of an error, highest first."""
 
     CORRECTNESS = "correctness"  # proved on a path: a result can be wrong, or a thread can wait forever
@@ -31,14 +31,14 @@ class Lint:
     """A check of one function. `what` says what is wrong, `fix` how to repair it."""
 
     id: str
-    severity: Severity
+    severity: LintSeverity
     what: str
     fix: str
     find: Callable[[FunctionAnalysis], Iterator[Problem]]
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class LintFinding:
     """A problem in a function. `line` is a line of the PTX, from 1; `source` a file and a line of its debug lines."""
 
     lint: Lint

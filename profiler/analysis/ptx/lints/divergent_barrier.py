@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from cbtop.profiler.analysis.ptx.analysis import FunctionAnalysis
 from cbtop.profiler.analysis.ptx.dataflow import Divergence
-from cbtop.profiler.analysis.ptx.lints.base import Lint, Problem, Severity
+from cbtop.profiler.analysis.ptx.lints.base import Lint, LintSeverity, Problem
 from cbtop.profiler.analysis.ptx.model import shown
 from cbtop.profiler.analysis.ptx.opcodes import is_block_barrier
 
@@ -65,12 +65,12 @@ def _join(analysis: FunctionAnalysis, branch: int) -> frozenset[int]:
 
 
 DIVERGENT_BARRIER = Lint(
-    "divergent-barrier", Severity.CORRECTNESS,
+    "divergent-barrier", LintSeverity.CORRECTNESS,
     "A barrier of the whole block is executed by some of its threads only, chosen by their ids. The others never "
     "arrive.", FIX, _proved,
 )  # fmt: skip
 MAYBE_DIVERGENT_BARRIER = Lint(
-    "maybe-divergent-barrier", Severity.LIKELY,
+    "maybe-divergent-barrier", LintSeverity.LIKELY,
     "A barrier of the whole block is in a branch or loop that depends on loaded values or on the thread, so that "
     "threads may execute it different numbers of times.", FIX, _possible,
 )  # fmt: skip

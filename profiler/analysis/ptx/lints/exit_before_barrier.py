@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from cbtop.profiler.analysis.ptx.analysis import FunctionAnalysis
 from cbtop.profiler.analysis.ptx.dataflow import Divergence
-from cbtop.profiler.analysis.ptx.lints.base import Lint, Problem, Severity
+from cbtop.profiler.analysis.ptx.lints.base import Lint, LintSeverity, Problem
 from cbtop.profiler.analysis.ptx.opcodes import is_block_barrier, is_end, opcode
 
 
@@ -56,7 +56,7 @@ def _end_of(analysis: FunctionAnalysis, last: int, side: frozenset[int]) -> int:
 
 
 EXIT_BEFORE_BARRIER = Lint(
-    "exit-before-barrier", Severity.CORRECTNESS,
+    "exit-before-barrier", LintSeverity.CORRECTNESS,
     "Some threads of a block, chosen by their ids, return before a barrier that waits for the whole block.",
     "let these threads skip their work instead of returning, so that they reach the barrier", _find,
 )  # fmt: skip

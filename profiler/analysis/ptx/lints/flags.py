@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from cbtop.profiler.analysis.ptx.analysis import FunctionAnalysis
-from cbtop.profiler.analysis.ptx.lints.base import Lint, Problem, Severity
-from cbtop.profiler.analysis.ptx.model import Instruction
+from cbtop.profiler.analysis.ptx.lints.base import Lint, LintSeverity, Problem
+from cbtop.profiler.analysis.ptx.model import PtxInstruction
 from cbtop.profiler.analysis.ptx.opcodes import address_in, is_strong, opcode, registers_in
 
 _SHARED_MEMORY = ("global", "shared", "")  # state spaces that other threads can write
@@ -45,12 +45,12 @@ def _spins(analysis: FunctionAnalysis) -> Iterator[tuple[frozenset[int], list[in
             yield loop, loads
 
 
-def _reads_memory(one: Instruction) -> bool:
+def _reads_memory(one: PtxInstruction) -> bool:
     parsed = opcode(one.opcode)
     return parsed.base == "ld" and parsed.space in _SHARED_MEMORY and "nc" not in parsed.parts
 
 
-def _acts(one: Instruction) -> bool:
+def _acts(one: PtxInstruction) -> bool:
     """Whether an instruction does more than compute: store, synchronise, call."""
     parsed = opcode(one.opcode)
     if parsed.base in ("fence", "membar", "nanosleep"):
@@ -151,7 +151,7 @@ def _first_weak_load(analysis: FunctionAnalysis, blocks: list[int]) -> int | Non
     return min(found, default=None)
 
 
-def _is_wide_fence(one: Instruction) -> bool:
+def _is_wide_fence(one: PtxInstruction) -> bool:
     """Whether an instruction orders memory accesses for threads of other blocks."""
     parts = opcode(one.opcode).parts
     if parts[0] in ("fence", "membar"):
@@ -159,24 +159,24 @@ def _is_wide_fence(one: Instruction) -> bool:
     return any(_has(one, order) for order in ("acquire", "release", "acq_rel"))
 
 
-def _has(one: Instruction, part: str) -> bool:
+def _has(one: PtxInstruction, part: str) -> bool:
     return part in opcode(one.opcode).parts
 
 
 WEAK_SPIN = Lint(
-    "weak-spin", Severity.CORRECTNESS,
+    "weak-spin", LintSeverity.CORRECTNESS,
     "A loop waits for a value in memory with a load that is neither volatile nor an acquire. The load can be done "
     "once, and the loop then never ends.",
     "load the flag with ld.acquire.gpu, or volatile with a fence after the loop", _weak_spin,
 )  # fmt: skip
 UNFENCED_FLAG = Lint(
-    "unfenced-flag", Severity.LIKELY,
+    "unfenced-flag", LintSeverity.LIKELY,
     "A volatile or relaxed store that looks like a flag follows a weak store without a fence. Another block can see "
     "the flag before the data.",
     "store the flag with st.release.gpu, or put fence.acq_rel.gpu (__threadfence) before it", _unfenced_flag,
 )  # fmt: skip
 UNFENCED_WAIT = Lint(
-    "unfenced-wait", Severity.LIKELY,
+    "unfenced-wait", LintSeverity.LIKELY,
     "A loop waits for a flag with volatile or relaxed loads, and weak loads follow without a fence. They can return "
     "data from before the flag was set.",
     "load the flag with ld.acquire.gpu, or put fence.acq_rel.gpu (__threadfence) after the loop", _unfenced_wait,

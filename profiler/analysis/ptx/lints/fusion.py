@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from cbtop.profiler.analysis.ptx.analysis import FunctionAnalysis
-from cbtop.profiler.analysis.ptx.lints.base import Lint, Problem, Severity
+from cbtop.profiler.analysis.ptx.lints.base import Lint, LintSeverity, Problem
 from cbtop.profiler.analysis.ptx.model import shown
 from cbtop.profiler.analysis.ptx.opcodes import opcode
 
@@ -30,7 +30,7 @@ def _find(analysis: FunctionAnalysis) -> Iterator[Problem]:
 
 
 NOT_FUSED = Lint(
-    "not-fused", Severity.ADVICE,
+    "not-fused", LintSeverity.ADVICE,
     "A product is rounded and then added: two instructions for one, and less exact. The rounding mode .rn forbids "
     "the assembler to fuse them.",
     "use fma.rn, or compile with --fmad=true", _find,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from cbtop.profiler.analysis.ptx.analysis import FunctionAnalysis
-from cbtop.profiler.analysis.ptx.lints.base import Lint, Problem, Severity
-from cbtop.profiler.analysis.ptx.model import Instruction
+from cbtop.profiler.analysis.ptx.lints.base import Lint, LintSeverity, Problem
+from cbtop.profiler.analysis.ptx.model import PtxInstruction
 from cbtop.profiler.analysis.ptx.opcodes import is_block_barrier, opcode
 
 _TOUCHES_MEMORY = frozenset({
@@ -52,13 +52,13 @@ def _after(analysis: FunctionAnalysis, number: int, state: bool) -> bool:
     return state
 
 
-def _touches(one: Instruction) -> bool:
+def _touches(one: PtxInstruction) -> bool:
     parsed = opcode(one.opcode)
     return parsed.base in _TOUCHES_MEMORY and parsed.space != "param"
 
 
 IDLE_BARRIER = Lint(
-    "idle-barrier", Severity.ADVICE,
+    "idle-barrier", LintSeverity.ADVICE,
     "A barrier follows another one, or the entry, with no memory access between. It orders nothing.",
     "remove the barrier", _find,
 )  # fmt: skip

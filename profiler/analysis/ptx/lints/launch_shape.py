@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from cbtop.profiler.analysis.ptx.analysis import FunctionAnalysis
-from cbtop.profiler.analysis.ptx.lints.base import Lint, Problem, Severity
+from cbtop.profiler.analysis.ptx.lints.base import Lint, LintSeverity, Problem
 
 
 def _find(analysis: FunctionAnalysis) -> Iterator[Problem]:
@@ -28,7 +28,7 @@ def _text(shape: tuple[int, ...]) -> str:
 
 
 LAUNCH_SHAPE = Lint(
-    "launch-shape", Severity.CORRECTNESS,
+    "launch-shape", LintSeverity.CORRECTNESS,
     "The block size of a launch is not one that .reqntid or .maxntid allows, so the launch fails.",
     "launch with the required block size, or compile the kernel for the one that is launched", _find,
 )  # fmt: skip

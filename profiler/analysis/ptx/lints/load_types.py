@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from cbtop.profiler.analysis.ptx.analysis import FunctionAnalysis
-from cbtop.profiler.analysis.ptx.lints.base import Lint, Problem, Severity
+from cbtop.profiler.analysis.ptx.lints.base import Lint, LintSeverity, Problem
 from cbtop.profiler.analysis.ptx.model import TYPE_BITS, shown
 from cbtop.profiler.analysis.ptx.opcodes import opcode
 
@@ -42,7 +42,7 @@ def _problem(loaded: str, register: str) -> str:
 
 
 LOAD_TYPE = Lint(
-    "load-type", Severity.CORRECTNESS,
+    "load-type", LintSeverity.CORRECTNESS,
     "A load writes a register that cannot hold the loaded type.",
     "load into a register of the loaded type, and convert it with cvt", _find,
 )  # fmt: skip

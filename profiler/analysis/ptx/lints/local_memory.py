@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from cbtop.profiler.analysis.ptx.analysis import FunctionAnalysis
-from cbtop.profiler.analysis.ptx.lints.base import Lint, Problem, Severity
+from cbtop.profiler.analysis.ptx.lints.base import Lint, LintSeverity, Problem
 from cbtop.profiler.analysis.ptx.opcodes import opcode
 
 
@@ -21,7 +21,7 @@ def _find(analysis: FunctionAnalysis) -> Iterator[Problem]:
 
 
 LOCAL_MEMORY = Lint(
-    "local-memory", Severity.ADVICE,
+    "local-memory", LintSeverity.ADVICE,
     "A thread keeps an array in local memory, which is in the GPU's memory. An index that is not constant, or an "
     "address that is taken, keeps it out of registers.",
     "unroll the loops that index the array, or keep it in shared memory", _find,

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from cbtop.profiler.analysis.ptx.analysis import FunctionAnalysis
 from cbtop.profiler.analysis.ptx.lane_values import LaneValue
-from cbtop.profiler.analysis.ptx.lints.base import Lint, Problem, Severity
-from cbtop.profiler.analysis.ptx.model import Instruction
+from cbtop.profiler.analysis.ptx.lints.base import Lint, LintSeverity, Problem
+from cbtop.profiler.analysis.ptx.model import PtxInstruction
 from cbtop.profiler.analysis.ptx.opcodes import opcode
 
 _Place = tuple[str, int]
@@ -51,7 +51,7 @@ def _find(analysis: FunctionAnalysis) -> Iterator[Problem]:
             )
 
 
-def _kind(one: Instruction) -> str:
+def _kind(one: PtxInstruction) -> str:
     """Return what an instruction does with an mbarrier: init, wait, arrive, unknown, or nothing."""
     parts = opcode(one.opcode).parts
     if parts[0] == "mbarrier":
@@ -73,7 +73,7 @@ def _place(analysis: FunctionAnalysis, at: int) -> _Place | None:
     return (name, address.lanes[0]) if name.startswith("shared:") and factor == 1 else None
 
 
-def _count(analysis: FunctionAnalysis, one: Instruction, kind: str) -> int | None:
+def _count(analysis: FunctionAnalysis, one: PtxInstruction, kind: str) -> int | None:
     """Return the number of arrivals that an instruction expects or makes in one thread."""
     address = next((place for place, text in enumerate(one.operands) if text[0] == "["), len(one.operands))
     after = one.operands[address + 1 :]
@@ -85,7 +85,7 @@ def _count(analysis: FunctionAnalysis, one: Instruction, kind: str) -> int | Non
 
 
 MBARRIER_COUNT = Lint(
-    "mbarrier-count", Severity.CORRECTNESS,
+    "mbarrier-count", LintSeverity.CORRECTNESS,
     "An mbarrier is initialised for more arrivals than its threads ever make, and a thread waits for it forever.",
     "initialise the mbarrier with the number of arrivals in one phase", _find,
 )  # fmt: skip

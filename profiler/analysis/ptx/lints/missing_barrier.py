@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from cbtop.profiler.analysis.ptx.analysis import FunctionAnalysis, SharedAccess, are_in_one_warp
-from cbtop.profiler.analysis.ptx.lints.base import Lint, Problem, Severity
+from cbtop.profiler.analysis.ptx.lints.base import Lint, LintSeverity, Problem
 from cbtop.profiler.analysis.ptx.opcodes import is_warp_sync, may_order
 
 MAX_ACCESSES = 400  # with known addresses
@@ -97,13 +97,13 @@ def _reached_unordered(analysis: FunctionAnalysis, start: int, *, in_warps: bool
 
 
 MISSING_BARRIER = Lint(
-    "missing-barrier", Severity.CORRECTNESS,
+    "missing-barrier", LintSeverity.CORRECTNESS,
     "A thread uses bytes of shared memory that a thread of a different warp writes, or the reverse, and a path has "
     "no barrier between.",
     "put bar.sync (__syncthreads) between the two accesses", _between_warps,
 )  # fmt: skip
 MISSING_WARP_SYNC = Lint(
-    "missing-warp-sync", Severity.LIKELY,
+    "missing-warp-sync", LintSeverity.LIKELY,
     "A thread uses bytes of shared memory that another thread of its warp writes, without a synchronisation of the "
     "warp between. Threads of a warp do not always run in step.",
     "put bar.warp.sync (__syncwarp) between the two accesses", _in_warps,

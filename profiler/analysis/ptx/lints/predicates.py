@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from cbtop.profiler.analysis.ptx.analysis import FunctionAnalysis
-from cbtop.profiler.analysis.ptx.lints.base import Lint, Problem, Severity
+from cbtop.profiler.analysis.ptx.lints.base import Lint, LintSeverity, Problem
 
 MAX_LIVE = 7  # P0 to P6; PT is always true (CUDA Binary Utilities, "Instruction Set Reference")
 
@@ -35,7 +35,7 @@ def _find(analysis: FunctionAnalysis) -> Iterator[Problem]:
 
 
 PREDICATE_PRESSURE = Lint(
-    "predicate-pressure", Severity.ADVICE,
+    "predicate-pressure", LintSeverity.ADVICE,
     f"More than {MAX_LIVE} predicates are live at once. Unless it can reorder them, the assembler keeps "
     "the others in general registers, with two more instructions each.",
     "test conditions where they are used, or keep them as bits of one register", _find,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from cbtop.profiler.analysis.ptx.analysis import FunctionAnalysis
-from cbtop.profiler.analysis.ptx.lints.base import Lint, Problem, Severity
+from cbtop.profiler.analysis.ptx.lints.base import Lint, LintSeverity, Problem
 
 
 def _endless(analysis: FunctionAnalysis) -> Iterator[Problem]:
@@ -26,12 +26,12 @@ def _unreachable(analysis: FunctionAnalysis) -> Iterator[Problem]:
 
 
 NO_EXIT = Lint(
-    "no-exit", Severity.CORRECTNESS,
+    "no-exit", LintSeverity.CORRECTNESS,
     "A path enters a loop that has no way out, so the kernel never ends.",
     "give the loop a condition that leaves it", _endless,
 )  # fmt: skip
 UNREACHABLE = Lint(
-    "unreachable", Severity.LIKELY,
+    "unreachable", LintSeverity.LIKELY,
     "No thread can reach these instructions. A branch or label is probably wrong.",
     "remove the code, or let a branch lead to it", _unreachable,
 )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from cbtop.profiler.analysis.ptx.analysis import FunctionAnalysis
-from cbtop.profiler.analysis.ptx.lints.base import Lint, Problem, Severity
+from cbtop.profiler.analysis.ptx.lints.base import Lint, LintSeverity, Problem
 from cbtop.profiler.analysis.ptx.model import TYPE_BITS, shown
 from cbtop.profiler.analysis.ptx.opcodes import address_in, opcode, registers_in
 
@@ -86,18 +86,18 @@ def _tag(analysis: FunctionAnalysis, at: int, tags: dict[str, set[str]], shared:
 
 
 SHARED_64_BIT = Lint(
-    "shared-64-bit", Severity.LIKELY,
+    "shared-64-bit", LintSeverity.LIKELY,
     "A load or store of shared memory has a 64-bit address register. Shared addresses have 32 bits, and a generic "
     "64-bit address in it reads the wrong bytes.",
     "convert the pointer with cvta.to.shared and cvt.u32.u64, and address by the 32-bit register", _wide,
 )  # fmt: skip
 SHARED_NOT_CONVERTED = Lint(
-    "shared-not-converted", Severity.CORRECTNESS,
+    "shared-not-converted", LintSeverity.CORRECTNESS,
     "The address of a shared variable is used as a generic address, or the reverse, without cvta.",
     "convert it with cvta.shared, or cvta.to.shared, or name the state space in the access", _unconverted,
 )  # fmt: skip
 GENERIC_SHARED = Lint(
-    "generic-shared", Severity.ADVICE,
+    "generic-shared", LintSeverity.ADVICE,
     "A generic load or store always goes to shared memory. It is correct, but slower than ld.shared or st.shared.",
     "name the state space: ld.shared, st.shared", _generic,
 )  # fmt: skip

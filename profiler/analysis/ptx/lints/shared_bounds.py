@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from cbtop.profiler.analysis.ptx.analysis import FunctionAnalysis
-from cbtop.profiler.analysis.ptx.lints.base import Lint, Problem, Severity
+from cbtop.profiler.analysis.ptx.lints.base import Lint, LintSeverity, Problem
 from cbtop.profiler.analysis.ptx.model import shown
 from cbtop.profiler.analysis.ptx.opcodes import opcode
 
@@ -45,7 +45,7 @@ def _find(analysis: FunctionAnalysis) -> Iterator[Problem]:
 
 
 SHARED_BOUNDS = Lint(
-    "shared-bounds", Severity.CORRECTNESS,
+    "shared-bounds", LintSeverity.CORRECTNESS,
     "An access is outside of the shared variable that it names.",
     "make the variable as large as its largest index, or mend the index", _find,
 )  # fmt: skip

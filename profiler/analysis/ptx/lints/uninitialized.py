@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from cbtop.profiler.analysis.ptx.analysis import FunctionAnalysis
-from cbtop.profiler.analysis.ptx.lints.base import Lint, Problem, Severity
+from cbtop.profiler.analysis.ptx.lints.base import Lint, LintSeverity, Problem
 from cbtop.profiler.analysis.ptx.model import shown
 from cbtop.profiler.analysis.ptx.opcodes import address_in, opcode, registers_in
 
@@ -45,10 +45,10 @@ def _matters(analysis: FunctionAnalysis, at: int, name: str) -> bool:
 
 
 UNINITIALIZED = Lint(
-    "uninitialized", Severity.CORRECTNESS,
+    "uninitialized", LintSeverity.CORRECTNESS,
     "A register is read that no path has written. It contains any number.", FIX, _always,
 )  # fmt: skip
 MAYBE_UNINITIALIZED = Lint(
-    "maybe-uninitialized", Severity.LIKELY,
+    "maybe-uninitialized", LintSeverity.LIKELY,
     "A register is read that one of the paths to the instruction does not write.", FIX, _sometimes,
 )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from cbtop.protocol.attributes import KernelAttributes
-from cbtop.protocol.messages import KernelTimes
+from cbtop.protocol.kernel_messages import KernelTimes
 from cbtop.protocol.vocabulary import NodeKind
 from cbtop.tui.views.node_detail import node_lines
 from cbtop.viewmodels.graph import GraphRow

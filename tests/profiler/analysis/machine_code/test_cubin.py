@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cbtop.profiler.analysis.machine_code.cubin import CubinError, Kernel, is_cubin, kernels_of
+from cbtop.profiler.analysis.machine_code.cubin import CubinError, KernelCode, is_cubin, kernels_of
 
 DATA = Path(__file__).parent / "data"
 CUBIN = (DATA / "kernels.cubin").read_bytes()
@@ -22,7 +22,7 @@ REPORT = re.compile(
 )
 
 
-def kernel(name: str, file: str = "kernels.cubin") -> Kernel:
+def kernel(name: str, file: str = "kernels.cubin") -> KernelCode:
     return next(one for one in kernels_of((DATA / file).read_bytes()) if one.name == name)
 
 

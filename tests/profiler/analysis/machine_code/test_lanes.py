@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cbtop.profiler.analysis.machine_code.lanes import Access, Lanes, lanes_of, needed_passes, passes, sectors
+from cbtop.profiler.analysis.machine_code.lanes import Access, LaneAddresses, lanes_of, needed_passes, passes, sectors
 from cbtop.profiler.analysis.ptx.analysis import FunctionAnalysis
 from cbtop.profiler.analysis.ptx.parser import parse
 
@@ -31,12 +31,12 @@ mov.u32 %r2, tile;
 """
 
 
-def lanes_in(*lines: str) -> Lanes:
+def lanes_in(*lines: str) -> LaneAddresses:
     module = parse(HEAD + "\n".join(f"{line};" for line in (*lines, "ret")) + "\n}\n")
     return lanes_of(FunctionAnalysis(module, module.entries[0]))
 
 
-def transactions(lanes: Lanes) -> list[tuple[int, int]]:
+def transactions(lanes: LaneAddresses) -> list[tuple[int, int]]:
     return [(one.transactions, one.needed) for one in lanes.accesses]
 
 

@@ -19,7 +19,7 @@ from cbtop.profiler.analysis.machine_code.occupancy import (
     REGISTERS,
     SHARED,
     WARPS,
-    Block,
+    BlockShape,
     capability_of,
     occupancy_of,
 )
@@ -30,7 +30,7 @@ ARCHITECTURES = [f"sm_{major}{minor}" for major, minor in LIMITS]
 NUMBER_OF_CASES = 20_000
 
 
-def blocks_on_sm(architecture: str, block: Block) -> int:
+def blocks_on_sm(architecture: str, block: BlockShape) -> int:
     occupancy = occupancy_of(architecture, block)
     assert occupancy is not None
     return occupancy.blocks
@@ -41,7 +41,7 @@ def test_blocks_of_480_kernels_are_those_of_the_nvidia_header() -> None:
         rows = list(csv.DictReader(file))
     assert {row["architecture"] for row in rows} == set(ARCHITECTURES)
     for row in rows:
-        block = Block(*(int(row[name]) for name in ("threads", "registers", "shared_bytes", "barriers")))
+        block = BlockShape(*(int(row[name]) for name in ("threads", "registers", "shared_bytes", "barriers")))
         assert blocks_on_sm(row["architecture"], block) == int(row["blocks"]), row
 
 
@@ -68,19 +68,21 @@ def _header(tool: Tool) -> Path:
     return Path(tool.path).parent.parent / "include" / "cuda_occupancy.h"
 
 
-def _block(random: Random, most_shared: int) -> Block:
+def _block(random: Random, most_shared: int) -> BlockShape:
     shared = random.choice([0, random.randint(0, 20_000), random.randint(0, most_shared)])
-    return Block(random.randint(1, 1024), random.randint(1, 255), shared, random.choice([1, random.randint(0, 16)]))
+    return BlockShape(
+        random.randint(1, 1024), random.randint(1, 255), shared, random.choice([1, random.randint(0, 16)])
+    )
 
 
-def _line(capability: tuple[int, int], block: Block) -> str:
+def _line(capability: tuple[int, int], block: BlockShape) -> str:
     limits = LIMITS[capability]
     numbers = (*capability, limits.warps, limits.shared_bytes, limits.reserved_shared_bytes)
     return " ".join(map(str, (*numbers, block.threads, block.registers, block.shared_bytes, block.barriers)))
 
 
 BLOCK = st.builds(
-    Block,
+    BlockShape,
     threads=st.integers(1, 1024),
     registers=st.integers(1, 255),
     shared_bytes=st.integers(0, 100_000),
@@ -89,7 +91,7 @@ BLOCK = st.builds(
 
 
 @given(st.sampled_from(ARCHITECTURES), BLOCK)
-def test_a_gain_is_the_smallest_saving_that_gives_more_blocks(architecture: str, block: Block) -> None:
+def test_a_gain_is_the_smallest_saving_that_gives_more_blocks(architecture: str, block: BlockShape) -> None:
     now = occupancy_of(architecture, block)
     assert now is not None
     for resource in (REGISTERS, SHARED):
@@ -108,13 +110,13 @@ def test_a_gain_is_the_smallest_saving_that_gives_more_blocks(architecture: str,
             assert not savings
 
 
-def _less(block: Block, resource: str, amount: int) -> Block:
+def _less(block: BlockShape, resource: str, amount: int) -> BlockShape:
     registers, shared = (amount, 0) if resource == REGISTERS else (0, amount)
-    return Block(block.threads, block.registers - registers, block.shared_bytes - shared, block.barriers)
+    return BlockShape(block.threads, block.registers - registers, block.shared_bytes - shared, block.barriers)
 
 
 @given(st.sampled_from(ARCHITECTURES), BLOCK)
-def test_a_loss_is_the_smallest_addition_that_costs_a_block(architecture: str, block: Block) -> None:
+def test_a_loss_is_the_smallest_addition_that_costs_a_block(architecture: str, block: BlockShape) -> None:
     now = occupancy_of(architecture, block)
     assert now is not None
     by_registers = [
@@ -127,21 +129,21 @@ def test_a_loss_is_the_smallest_addition_that_costs_a_block(architecture: str, b
 @pytest.mark.parametrize(
     ("architecture", "block", "blocks", "limiters"),
     [
-        ("sm_90", Block(256, 24, 0), 8, (WARPS,)),
-        ("sm_90", Block(32, 16, 0), 32, (BLOCKS,)),
-        ("sm_90", Block(256, 64, 0), 4, (REGISTERS,)),
-        ("sm_90", Block(256, 72, 0), 3, (REGISTERS,)),  # 8 registers more: a quarter of the warps is lost
-        ("sm_90", Block(128, 32, 100_000), 2, (SHARED,)),
-        ("sm_90", Block(128, 32, 0, barriers=16), 4, (BARRIERS,)),
-        ("sm_80", Block(128, 32, 0, barriers=16), 16, (WARPS, REGISTERS)),  # barriers limit from 9.0 on
-        ("sm_90", Block(1024, 65, 0), 0, (REGISTERS,)),
-        ("sm_90", Block(1025, 32, 0), 0, (WARPS,)),
-        ("sm_90", Block(128, 32, 232_449), 0, (SHARED,)),
-        ("sm_90a", Block(128, 32, 232_448), 1, (SHARED,)),
+        ("sm_90", BlockShape(256, 24, 0), 8, (WARPS,)),
+        ("sm_90", BlockShape(32, 16, 0), 32, (BLOCKS,)),
+        ("sm_90", BlockShape(256, 64, 0), 4, (REGISTERS,)),
+        ("sm_90", BlockShape(256, 72, 0), 3, (REGISTERS,)),  # 8 registers more: a quarter of the warps is lost
+        ("sm_90", BlockShape(128, 32, 100_000), 2, (SHARED,)),
+        ("sm_90", BlockShape(128, 32, 0, barriers=16), 4, (BARRIERS,)),
+        ("sm_80", BlockShape(128, 32, 0, barriers=16), 16, (WARPS, REGISTERS)),  # barriers limit from 9.0 on
+        ("sm_90", BlockShape(1024, 65, 0), 0, (REGISTERS,)),
+        ("sm_90", BlockShape(1025, 32, 0), 0, (WARPS,)),
+        ("sm_90", BlockShape(128, 32, 232_449), 0, (SHARED,)),
+        ("sm_90a", BlockShape(128, 32, 232_448), 1, (SHARED,)),
     ],
 )
 def test_limiters_are_the_resources_that_run_out(
-    architecture: str, block: Block, blocks: int, limiters: tuple[str, ...]
+    architecture: str, block: BlockShape, blocks: int, limiters: tuple[str, ...]
 ) -> None:
     occupancy = occupancy_of(architecture, block)
     assert occupancy is not None
@@ -150,12 +152,12 @@ def test_limiters_are_the_resources_that_run_out(
 
 
 def test_limits_that_are_not_known_give_no_occupancy() -> None:
-    assert occupancy_of("sm_107", Block(128, 32, 0)) is None
-    assert occupancy_of("gfx942", Block(128, 32, 0)) is None
+    assert occupancy_of("sm_107", BlockShape(128, 32, 0)) is None
+    assert occupancy_of("gfx942", BlockShape(128, 32, 0)) is None
 
 
-@pytest.mark.parametrize("block", [Block(0, 32, 0), Block(32, 0, 0)])
-def test_a_block_without_threads_or_registers_is_an_error(block: Block) -> None:
+@pytest.mark.parametrize("block", [BlockShape(0, 32, 0), BlockShape(32, 0, 0)])
+def test_a_block_without_threads_or_registers_is_an_error(block: BlockShape) -> None:
     with pytest.raises(ValueError, match="expected 1 or more"):
         occupancy_of("sm_90", block)
 

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cbtop.profiler.analysis.machine_code.lanes import Access, Lanes
-from cbtop.profiler.analysis.machine_code.occupancy import REGISTERS, SHARED, Block, Change, occupancy_of
+from cbtop.profiler.analysis.machine_code.lanes import Access, LaneAddresses
+from cbtop.profiler.analysis.machine_code.occupancy import (
+    REGISTERS,
+    SHARED,
+    BlockShape,
+    OccupancyChange,
+    occupancy_of,
+)
 from cbtop.profiler.analysis.machine_code.resources import advisories_of
 from cbtop.profiler.analysis.machine_code.waste import change_text, limiter_text, waste_of
 
 DATA = Path(__file__).parent / "data"
-NO_LANES = Lanes((), 0, 0)
+NO_LANES = LaneAddresses((), 0, 0)
 
 
 def test_nothing_known_gives_no_waste() -> None:
@@ -25,7 +31,7 @@ def test_serialized_wgmma_is_waste_and_an_added_wait_is_not() -> None:
 
 
 def test_uncoalesced_accesses_name_the_worst_with_its_line() -> None:
-    lanes = Lanes(
+    lanes = LaneAddresses(
         (Access("global", False, 7, 4, 4), Access("global", False, 8, 8, 4), Access("global", True, 9, 32, 4)), 3, 0
     )
     (one,) = waste_of(None, None, [], None, None, lanes)
@@ -35,19 +41,19 @@ def test_uncoalesced_accesses_name_the_worst_with_its_line() -> None:
 
 
 def test_accesses_of_unknown_addresses_make_it_only_possible() -> None:
-    (one,) = waste_of(None, None, [], None, None, Lanes((Access("global", False, 8, 32, 4),), 2, 0))
+    (one,) = waste_of(None, None, [], None, None, LaneAddresses((Access("global", False, 8, 32, 4),), 2, 0))
     assert one.is_possible
 
 
 def test_bank_conflicts_are_waste_from_twice_the_passes_on() -> None:
-    few = Lanes((Access("shared", False, 8, 5, 4),), 0, 1)
+    few = LaneAddresses((Access("shared", False, 8, 5, 4),), 0, 1)
     assert [*waste_of(None, None, [], None, None, few)] == []
-    (one,) = waste_of(None, None, [], None, None, Lanes((Access("shared", False, 8, 32, 1),), 0, 1))
+    (one,) = waste_of(None, None, [], None, None, LaneAddresses((Access("shared", False, 8, 32, 1),), 0, 1))
     assert (one.id, one.impact) == ("bank-conflicts", "up to 32.0x the time: 32 passes instead of 1 (PTX line 8)")
 
 
 def test_low_occupancy_names_its_limiter_and_the_next_step() -> None:
-    occupancy = occupancy_of("sm_90", Block(128, 217, 0))
+    occupancy = occupancy_of("sm_90", BlockShape(128, 217, 0))
     assert occupancy is not None
     assert limiter_text(occupancy) == "registers"
     (one,) = waste_of(None, None, [], occupancy, None, NO_LANES)
@@ -56,6 +62,6 @@ def test_low_occupancy_names_its_limiter_and_the_next_step() -> None:
 
 
 def test_changes_are_written_in_words() -> None:
-    assert change_text(Change(REGISTERS, -8, 3)) == "8 registers fewer give 3 blocks"
-    assert change_text(Change(REGISTERS, 1, 1)) == "1 register more gives 1 block"
-    assert change_text(Change(SHARED, -32, 8)) == "32 bytes of shared memory less give 8 blocks"
+    assert change_text(OccupancyChange(REGISTERS, -8, 3)) == "8 registers fewer give 3 blocks"
+    assert change_text(OccupancyChange(REGISTERS, 1, 1)) == "1 register more gives 1 block"
+    assert change_text(OccupancyChange(SHARED, -32, 8)) == "32 bytes of shared memory less give 8 blocks"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from cbtop.profiler.analysis.ptx.control_flow import ControlFlow
 from cbtop.profiler.analysis.ptx.lints import findings
-from cbtop.profiler.analysis.ptx.model import Function, Module, PtxError, Variable, shown
+from cbtop.profiler.analysis.ptx.model import Module, PtxError, PtxFunction, Variable, shown
 from cbtop.profiler.analysis.ptx.parser import MAX_DEPTH, parse
 
 HEAD = ".version 8.7\n.target sm_90a, debug\n.address_size 64\n"
@@ -85,7 +85,7 @@ info_string0:
 )
 
 
-def function_of(body: str) -> Function:
+def function_of(body: str) -> PtxFunction:
     return parse(f"{HEAD}.entry k()\n{{\n{body}\n}}").functions[0]
 
 

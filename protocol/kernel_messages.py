@@ -1,0 +1,90 @@
+"""The messages about the kernels of a burst, and about the host's times beside them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cbtop.protocol.attributes import MAX_QUANTITY
+
+
+@dataclass(frozen=True, slots=True)
+class KernelTimes:
+    """The launches of the kernel `node` that a burst measured, in `steps` steps of the kernel's phase.
+
+    Times are in ns. `deviation_ns` is the standard deviation of the durations. A step has between `fewest` and `most`
+    launches (None: not sent). `maker` and `source` are known from hooks of the kernel's maker, such as Triton
+    ("": not known).
+    """
+
+    node: int
+    steps: int
+    launches: int
+    mean_ns: float
+    deviation_ns: float
+    min_ns: int
+    max_ns: int
+    fewest: int | None = None
+    most: int | None = None
+    maker: str = ""
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        if not 0 <= (self.fewest or 0) <= (self.launches if self.most is None else self.most) <= self.launches:
+            raise ValueError(f"kernel {self.node}: {self.fewest} to {self.most} of {self.launches} launches")
+        times = (0, self.min_ns, self.mean_ns, self.max_ns, MAX_QUANTITY)
+        if (
+            min(self.steps, self.launches) < 1
+            or not 0 <= self.deviation_ns < MAX_QUANTITY
+            or list(times) != sorted(times)
+        ):
+            raise ValueError(f"kernel {self.node}: {self.launches} launches in {self.steps} steps of {times} ns")
+
+
+@dataclass(frozen=True, slots=True)
+class KernelBurst:
+    """The kernels of the latest `steps` steps that CUPTI recorded. A burst replaces the previous burst.
+
+    `number` is the number of the request. These steps are not part of any statistics. `unplaced` launches were
+    outside every known call of a module. `lost` launches were recorded by CUPTI but could not be read. `left_out`
+    launches had no place in the graph. `multiprocessors` and `architecture` (sm_90) are of the device.
+    """
+
+    number: int
+    steps: int
+    kernels: tuple[KernelTimes, ...]
+    unplaced: int = 0
+    lost: int = 0
+    left_out: int = 0
+    multiprocessors: int | None = None
+    architecture: str = ""
+
+    def __post_init__(self) -> None:
+        if self.multiprocessors is not None and self.multiprocessors < 1:
+            raise ValueError(f"{self.multiprocessors} multiprocessors; 1 or more are expected")
+
+
+@dataclass(frozen=True, slots=True)
+class BrickHostTime:
+    """The host's time for a call of the brick `node`, without the bricks inside it. This is the median of `calls`
+    calls, in ns.
+    """
+
+    node: int
+    calls: int
+    median_ns: float
+
+    def __post_init__(self) -> None:
+        if self.calls < 1 or not 0 <= self.median_ns < MAX_QUANTITY:
+            raise ValueError(f"brick {self.node}: {self.calls} calls of {self.median_ns} ns")
+
+
+@dataclass(frozen=True, slots=True)
+class HostTimes:
+    """The host's times in the latest `steps` steps with timed calls. They replace the previous host times.
+
+    For a brick on a device, the host's time is reported besides the time of the kernels. It is the time that the host
+    needs to launch these kernels.
+    """
+
+    steps: int
+    bricks: tuple[BrickHostTime, ...]
