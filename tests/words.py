@@ -18,8 +18,8 @@ from pathlib import Path
 
 # Phrases per 1,000 words. Lower a limit when its count falls.
 LIMITS = {
-    ("cbtop", "compute", "profiler", "protocol"): 2.3,
-    ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs"): 2.3,
+    ("cbtop", "compute", "profiler", "protocol"): 1.5,
+    ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs"): 2.2,
 }
 PHRASES = tuple(
     re.compile(pattern, re.MULTILINE)
