@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from cbtop import cli
-from cbtop.compute.cuda.compiler import hash_of
 from cbtop.compute.ptx_registry import PtxRegistry
 from cbtop.profiler.analysis.machine_code.examination import Toolbox
 from cbtop.profiler.analysis.machine_code.tools import Tool
@@ -147,8 +146,8 @@ def test_a_hash_of_a_compiled_module_is_analysed(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     text = (CLEAN / "triton_sum.ptx").read_bytes()
-    PtxRegistry().add(text)
-    code, out, _ = called(capsys, f"{hash_of(text):016x}"[:6])
+    ptx_hash = PtxRegistry().register("copy", text)
+    code, out, _ = called(capsys, f"{ptx_hash:016x}"[:6])
     assert code == 0
     assert "sum2d (line " in out
     assert called(capsys, "ff" * 8)[0] == 3
