@@ -31,11 +31,6 @@ class Limits:
     shared_unit_bytes: int = 128
     reserved_shared_bytes: int = KIB  # the driver's, in each block
 
-    @property
-    def shared_bytes_per_block(self) -> int:
-        """The most that a block can use. More than 48 KiB need an opt-in of the program."""
-        return self.shared_bytes - self.reserved_shared_bytes
-
 
 LIMITS = {  # compute capability: limits
     (7, 0): Limits(64, 32, 96 * KIB, shared_unit_bytes=256, reserved_shared_bytes=0),

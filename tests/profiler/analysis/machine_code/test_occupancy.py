@@ -55,7 +55,7 @@ def test_blocks_are_those_that_the_installed_header_computes(tmp_path: Path) -> 
     subprocess.run([compiler, "-I", header.parent, HERE / "nvidia_occupancy.cpp", "-o", program], check=True)
     random = Random(45)
     cases = [
-        (capability, _block(random, LIMITS[capability].shared_bytes_per_block))
+        (capability, _block(random, LIMITS[capability].shared_bytes - LIMITS[capability].reserved_shared_bytes))
         for capability in random.choices([one for one in LIMITS if one != (10, 3)], k=NUMBER_OF_CASES)
     ]  # CUDA 13.0 and 13.5 have different barriers of 10.3
     lines = "\n".join(_line(*one) for one in cases)
