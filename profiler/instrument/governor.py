@@ -57,6 +57,9 @@ MAX_KINDS = 64
 REPLAYED = "replayed"  # added to the key of replays, so that they are counted apart from other steps
 Z_95 = 1.96
 USED = 0.8  # part of the allowed share that cbtop aims at
+# Share of the time that windows of kernels, and recorded training steps, may cost until FLOOR steps are recorded.
+FLOOR_SHARE = 5 / 105
+SHARING_NS = 20_000_000_000  # models that recorded a step within this time share what recording may cost
 LEAST_USED = 0.2  # part of the allowed share that recording may use, even if plain steps use up the rest
 ONE = 1 << 64
 GOLDEN = 0x9E3779B97F4A7C15  # fraction of the golden ratio, in units of 1 / ONE
@@ -202,6 +205,7 @@ class Governor:
         "_own",
         "_recent_ns",
         "_recorded",
+        "_recorded_alone_ns",
         "_seen",
         "allowed_percent",
         "allowed_share",
@@ -237,6 +241,8 @@ class Governor:
         self.look_ns = 0  # duration of the last decision, which counts as overhead of all steps until the next
         self._looks: deque[int] = deque(maxlen=LOOKS)  # durations of the last decisions
         self.has_looked = False  # whether the last call of `ended` made a decision; then `look_ns` is its duration
+        # When each model that decides itself about its recorded steps has last recorded one, in ns.
+        self._recorded_alone_ns: dict[str, int] = {}
         self._seen = self._recorded = self._lived_ns = 0
         self._look_at_step, self._look_at_ns, self._looked_at_step = 0, 0, 0
         self._recent_ns = 0.0
@@ -351,6 +357,17 @@ class Governor:
                     del kind.waiting[0]
         if self._seen >= self._look_at_step and self._lived_ns >= self._look_at_ns:
             self._look()
+
+    def share_of(self, model: str, recorded: int, now_ns: int) -> float:
+        """Return the share of the time that `model` may use to record its steps, if it decides that itself.
+
+        It has `recorded` steps, the last of which ended at `now_ns`. All models that recorded steps lately share what
+        the process may use. Until FLOOR steps are recorded, that is at least FLOOR_SHARE.
+        """
+        last_ns = self._recorded_alone_ns | {model: now_ns}
+        self._recorded_alone_ns = {name: at for name, at in last_ns.items() if now_ns - at < SHARING_NS}
+        share = self.allowed_share if recorded >= FLOOR else max(self.allowed_share, FLOOR_SHARE)
+        return share / len(self._recorded_alone_ns)
 
     def last_plain_ns(self, name: str, model: str) -> int | None:
         """Return the time of the last plain step of a kind, or None if there was none."""

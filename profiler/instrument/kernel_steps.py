@@ -9,7 +9,7 @@ Rules
 - All other steps are plain. Each step is counted once.
 - A window (one step with CUPTI open) costs the host 20 to 35 ms: for opening, waiting for the device, and closing.
   The next window is due when the costs of windows are within the allowed share, or within 5 % until FLOOR steps are
-  recorded.
+  recorded. After that, windows use half of the allowed share. Models that run at the same time share it.
 - The host's times are measured in a plain step half-way between two windows (host_steps.py). The next window comes at
   least two steps later, because the time of the step before a window counts as that of a plain step.
 - Steps of a warm-up are not recorded.
@@ -37,7 +37,9 @@ from cbtop.protocol.messages import Sampling
 from cbtop.protocol.vocabulary import BY_KERNELS, IDLE_BEFORE
 
 LEAST_PAUSE_NS, MOST_PAUSE_NS = 250_000_000, 10_000_000_000
-FLOOR_SHARE = 5 / 105  # share of the time that windows may cost until FLOOR steps are recorded
+# Part of its share that a model uses once FLOOR steps are recorded. The rest is for costs that nothing measures, such
+# as the slower steps after a window, and the noise of the program itself.
+STEADY = 0.5
 LEAST_WINDOWS = 5  # the cost of windows is announced from this number of windows on
 LEAST_TOLD = 3  # an idle device is announced only after this number of windows
 MOSTLY = 0.8  # an idle device is announced if at least this share of the windows began with one
@@ -63,6 +65,7 @@ class KernelSteps:
         self._costs_ns: deque[float] = deque(maxlen=SAMPLES)  # costs of the last windows
         self._began_ns = self._first_ns = self._paid_ns = 0
         self._plain_ns = 0
+        self._host_paid_ns = 0  # cost of the host's times that were measured since the last window
         self._call: Any = None
         self.times_host = False  # True: the next due step measures the host's times. False: it is a window
         self._host = HostSteps()
@@ -115,6 +118,7 @@ class KernelSteps:
                 log_own_error(error, "the host's times of a step are not known")
             paid_ns = clock.perf_counter_ns() - ended_ns + max(0, ended_ns - begun_ns - self._plain_ns)
             self._paid_ns += paid_ns
+            self._host_paid_ns = paid_ns
             self._pause(max(self._half_pause_ns, 2 * (ended_ns - begun_ns)))
 
         return HostCalls(self._steps.labelled, ended)
@@ -152,8 +156,9 @@ class KernelSteps:
         self._costs_ns.append(paid_ns)
         self._windows += 1
         self._say_measured()
-        share = governor.allowed_share if self._windows >= FLOOR else max(governor.allowed_share, FLOOR_SHARE)
-        pause_ns = round(paid_ns / (USED * share))
+        share = USED * governor.share_of(self._steps.model, self._windows, ended_ns)
+        pause_ns = round((paid_ns + self._host_paid_ns) / (share if self._windows < FLOOR else STEADY * share))
+        self._host_paid_ns = 0
         pause_ns = min(MOST_PAUSE_NS, max(LEAST_PAUSE_NS, pause_ns))
         self.times_host, self._half_pause_ns = True, pause_ns // 2
         self._pause(self._half_pause_ns)

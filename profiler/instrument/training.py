@@ -62,7 +62,6 @@ NEVER_NS = 1 << 62
 # Maximum number of forwards in one step, before its first backward and in all. If there are more, the model's
 # forwards are shown as separate steps, as in inference.
 MOST_WITHOUT_BACKWARD, MOST_FORWARDS = 32, 4096
-FLOOR_SHARE = 5 / 105  # share of the time that recording may cost until FLOOR steps are recorded
 
 Parts = dict[TrainingPart, int]  # time in ns by part
 
@@ -265,6 +264,8 @@ class EndedStep(NamedTuple):
 class TrainingSteps:
     """The training steps of one model: decides which are recorded, and records them."""
 
+    steady = 1.0  # part of its share that recording uses once FLOOR steps are recorded
+
     def __init__(self, steps: TimedModel) -> None:
         self._steps = ref(steps)
         self._due_ns = 0
@@ -441,10 +442,10 @@ class TrainingSteps:
             return
         lived_ns = max(1, now_ns - self._first_ns)
         plain = statistics.median(self._plain_ns) * self._seen / lived_ns if self._plain_ns else 0.0
-        share = governor.allowed_share
+        share = governor.share_of(model.model, self._recorded, now_ns)
         used = max(LEAST_USED * share, USED * share - plain)
-        if self._recorded < FLOOR:
-            used = max(used, FLOOR_SHARE)
+        if self._recorded >= FLOOR:
+            used *= self.steady
         self._due_ns = now_ns + round(paid_ns / used) if used else NEVER_NS
         percent = 100 * self._paid_ns / lived_ns
         low, middle, high = median_of(sorted(self._costs_ns))

@@ -38,7 +38,7 @@ from cbtop.profiler.instrument.capturing import OTHER, captures
 from cbtop.profiler.instrument.communication_times import StepCommunication
 from cbtop.profiler.instrument.governor import FLOOR
 from cbtop.profiler.instrument.kernel_bursts import Recording, bursts_of, place
-from cbtop.profiler.instrument.kernel_steps import KEPT, TOLD_EVERY, parts_from, together
+from cbtop.profiler.instrument.kernel_steps import KEPT, STEADY, TOLD_EVERY, parts_from, together
 from cbtop.profiler.instrument.torch_internals import is_in_bad_fork
 from cbtop.profiler.instrument.training import (
     BRICKS,
@@ -284,6 +284,8 @@ class StepEvents:
 
 class GpuTrainingSteps(TrainingSteps):
     """The training steps of a model on a CUDA device."""
+
+    steady = STEADY
 
     def __init__(self, steps: TimedModel) -> None:
         super().__init__(steps)

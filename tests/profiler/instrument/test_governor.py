@@ -14,11 +14,13 @@ import pytest
 
 from cbtop.profiler.instrument.governor import (
     FIRST_EVERY,
+    FLOOR,
     LOOK_NS,
     LOOK_STEPS,
     LOOK_TIMES,
     MAX_KINDS,
     MOST_EVERY,
+    SHARING_NS,
     GovernedProfiler,
     Governor,
     Sort,
@@ -262,6 +264,17 @@ def test_two_steps_in_a_row_are_sometimes_plain_if_every_step_is_recorded() -> N
     plain = [number for number, is_recorded in enumerate(recorded) if not is_recorded]
     assert len(plain) == pytest.approx(2 * 100, abs=4)
     assert all(second == first + 1 for first, second in zip(plain[::2], plain[1::2], strict=True))
+
+
+def test_models_that_record_at_the_same_time_share_the_allowance() -> None:
+    governor = Governor(3, lambda said: None)
+    floor, allowed = 5 / 105, 3 / 103
+    assert governor.share_of("a", FLOOR - 1, now_ns=1) == pytest.approx(floor)
+    assert governor.share_of("a", FLOOR, now_ns=2) == pytest.approx(allowed)
+    assert governor.share_of("b", 1, now_ns=3) == pytest.approx(floor / 2)
+    assert governor.share_of("a", FLOOR, now_ns=4) == pytest.approx(allowed / 2)
+    later_ns = 4 + SHARING_NS  # b has recorded nothing meanwhile
+    assert governor.share_of("a", FLOOR, now_ns=later_ns) == pytest.approx(allowed)
 
 
 def test_the_overhead_is_never_below_zero() -> None:
