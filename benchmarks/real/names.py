@@ -25,6 +25,7 @@ PROJECTIONS = (
 CLASSES = (
     (r"RMSNorm", "RmsNorm", NORM),
     (r"LayerNorm", "LayerNorm", NORM),
+    (r"GroupNorm", "GroupNorm", NORM),
     (r"Rotary", "RotaryTables", ATTENTION),
     (r"GELU|SiLU|Activation|SiluAndMul", "Activation", FFN),
     (r"Embedding$", "Embedding", OTHER),
