@@ -118,6 +118,7 @@ class Attachment:
 
     def _follow(self, root: nn.Module, plan: Plan, timing: Timing | None = None) -> None:
         self.stacks = plan.stacks
+        self._is_timed = plan.is_timed
         if plan.parts:
             self.timing = timing_of(self.profiler, root) if timing is None else timing
         else:
@@ -137,6 +138,9 @@ class Attachment:
     def _ask_first(self) -> None:
         """Make the first layers and the first matrix products check the mode of each step."""
         calls = [call for section in self._sections.values() for call in section.calls]
+        self.steps.named = calls
+        if not self._is_timed:
+            return
         layers = [call for call in calls if type(call.key) is tuple and call.key[1] == 0]
         for call in (*[call for call in calls if call.may_be_first][:MAX_ASKING], *layers[:MAX_ASKING]):
             call.asks = self.steps.ask
@@ -247,7 +251,7 @@ class Attachment:
         for call in self._trunk:
             call.swap_in()
         root = self.root()
-        if root is not None and self.steps.calls:
+        if root is not None and self.steps.named:
             captured_graphs.look_into(self.steps, root)
 
     def detach(self) -> None:
@@ -386,15 +390,18 @@ def _attach(model: nn.Module, profiler: BrickProfiler | None) -> Attachment:
 def attach_to_runner(model: nn.Module, profiler: BrickProfiler, engine: str, *, shows_bricks: bool) -> Attachment:
     """Attach to a model that a runner of `engine` runs. Each run is a step.
 
-    If `shows_bricks` is False, no module is timed.
+    If `shows_bricks` is False, no module is timed. On a CUDA device, the modules then still give names to the kernels
+    of captured graphs.
     """
     with _lock:
         attachment: Attachment | None = _attached.get(model)
         if attachment is None or attachment.root() is not model:
             is_there = timing_of(profiler, model).is_there
             plan = plan_of(model, is_timed_there=is_there, mode=mode_of(model)) or Plan()
-            if not shows_bricks or _why_not(model):
+            if _why_not(model) or (not shows_bricks and device_of(model) != "cuda"):
                 plan = Plan(plan.stacks)
+            elif not shows_bricks:
+                plan = replace(plan, trunk=[], is_timed=False)
             attachment = _begin(model, plan, profiler, engine)
         attachment.steps.is_of_runner = attachment.steps.in_python = True
         return attachment
@@ -424,7 +431,7 @@ def _begin(
             other = _attached.setdefault(module, attachment)
             if other is not attachment:
                 other.steps.share(attachment.steps)
-        if plan.parts:
+        if plan.parts and plan.is_timed:
             keep_dynamo_out()
             meeting.was_set = _was_set
             _functions.replace(nn.Module, "_replicate_for_data_parallel", _replicated)

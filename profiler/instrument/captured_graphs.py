@@ -45,7 +45,7 @@ from torch import _C
 
 from cbtop.profiler.instrument import compiled_code, kernel_makers
 from cbtop.profiler.instrument.captured_graph import CapturedGraph
-from cbtop.profiler.instrument.capturing import Capture, captures
+from cbtop.profiler.instrument.capturing import Capture, captures, engine_runs
 from cbtop.profiler.instrument.device_graphs import device_here, devices, settle
 from cbtop.profiler.instrument.guard import graph_flags
 from cbtop.profiler.instrument.kernel_bursts import recording_here
@@ -153,8 +153,12 @@ def _capture_begin(original: Callable[..., None]) -> Callable[..., None]:
         except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
             log_own_error(error, "a captured graph is not looked into")
         original(self, *args, **kwargs)
-        if device is not None:
-            capture = captures[get_ident()] = Capture(device.captured_last)
+        thread = get_ident()
+        run = engine_runs.get(thread)
+        if device is not None and (run is not None or thread not in engine_runs):
+            capture = captures[thread] = Capture(device.captured_last)
+            if run is not None:
+                capture.begin_model(*run)
             compiled_code.watch(capture)
 
     return capture_begin
@@ -205,6 +209,8 @@ def _ended(capture: Capture) -> bool:
     Returns whether the graph is empty, as is the first graph that inductor captures.
     """
     capture.ended()
+    if capture.open and get_ident() in engine_runs:
+        capture.end(capture.open[0])  # the call that an engine captures ends with the graph
     return capture.last() == []
 
 

@@ -20,6 +20,7 @@ import io
 import re
 import sys
 from _thread import get_ident
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -133,7 +134,9 @@ def _elements(node: Any) -> int:
 
 # --- graphs of inductor -----------------------------------------------------------------------------------------
 
-_compiled: dict[str, GraphOrigins] = {}  # origins by file of generated code
+# By file of generated code: the origins of each graph that the code was generated for, in the order of their runs in
+# a call of the model.
+_compiled: dict[str, list[GraphOrigins]] = {}
 _original: list[tuple[Any, Callable[..., Any], Callable[..., Any]]] = []  # (module, its compile_fx, the replacement)
 _compiling: set[int] = set()  # ids of threads that are compiling
 
@@ -198,6 +201,36 @@ def _followed(original: Callable[..., Any]) -> Callable[..., Any]:
     return compile_fx
 
 
+class Pieces:
+    """Stores the origins of a model's pieces that an engine compiles one by one.
+
+    If two pieces have equal code, the engine compiles only the first, and also uses its code for the second.
+    """
+
+    def __init__(self) -> None:
+        self._files: dict[int, list[str]] = {}  # files of generated code, by the id of the compiled piece
+        self._kept: list[Any] = []  # the compiled pieces, so that no later piece gets the id of one of them
+
+    def compiled(self, compile_piece: Callable[[], Any], piece: Any) -> Any:
+        """Call `compile_piece`, which compiles the graph module `piece`, and return its result."""
+        loaded = len(_loaded()) if _original else 0
+        result = compile_piece()
+        if _original:
+            try:
+                files = [module.__file__ for module in _loaded()[loaded:]]
+                if files:
+                    self._files[id(result)] = files
+                    self._kept.append(result)
+                else:
+                    found = GraphOrigins.of(piece.graph)
+                    for file in self._files.get(id(result), ()):
+                        _compiled[file].append(found)
+                        generated_code.pop(file, None)  # the modules of a kernel depend on the run of the code
+            except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
+                log_own_error(error, "kernels of compiled code are not named")
+        return result
+
+
 def _loaded() -> list[Any]:
     """Return the Python modules of generated code, in order of loading."""
     cache: Any = sys.modules["torch._inductor.codecache"]
@@ -208,7 +241,7 @@ def _loaded() -> list[Any]:
 def _note(found: GraphOrigins, files: Iterable[str]) -> None:
     for file in files:
         _compiled.pop(file, None)
-        _compiled[file] = found
+        _compiled[file] = [found]
         generated_code[file] = found.modules_of
     while len(_compiled) > MAX_FILES:
         oldest = next(iter(_compiled))
@@ -251,6 +284,7 @@ class Watch:
         self._at = ("", 0)  # file and number of the current line
         self._last: Last = None
         self._depth = 0  # number of nested calls of generated code
+        self._runs: Counter[str] = Counter()  # number of runs of each file of generated code
         self._model: CapturedCall | None = None  # a model's call that was running when the capture began
 
     def begin(self) -> None:
@@ -316,7 +350,10 @@ class Watch:
             for file, ran in groupby(self._ran, key=lambda one: one.file):
                 with io.open(file, encoding="utf-8") as text:
                     lines = text.read().splitlines()
-                naming = Naming(_compiled[file], capture.steps.calls, root, [span.module for span in capture.open])
+                origins = _compiled[file]
+                found = origins[self._runs[file] % len(origins)]
+                self._runs[file] += 1
+                naming = Naming(found, capture.steps.named, root, [span.module for span in capture.open])
                 capture.add(spans_of(list(ran), lines, naming, {span.key for span in capture.open}))
         capture.end(self._model)
         self._model = None

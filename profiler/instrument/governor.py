@@ -358,15 +358,16 @@ class Governor:
         if self._seen >= self._look_at_step and self._lived_ns >= self._look_at_ns:
             self._look()
 
-    def share_of(self, model: str, recorded: int, now_ns: int) -> float:
+    def share_of(self, model: str, recorded: int, now_ns: int, steady: float = 1.0) -> float:
         """Return the share of the time that `model` may use to record its steps, if it decides that itself.
 
         It has `recorded` steps, the last of which ended at `now_ns`. All models that recorded steps lately share what
-        the process may use. Until FLOOR steps are recorded, that is at least FLOOR_SHARE.
+        the process may use. Until FLOOR steps are recorded, that is at least FLOOR_SHARE, and then only the part
+        `steady` of the allowed share.
         """
         last_ns = self._recorded_alone_ns | {model: now_ns}
         self._recorded_alone_ns = {name: at for name, at in last_ns.items() if now_ns - at < SHARING_NS}
-        share = self.allowed_share if recorded >= FLOOR else max(self.allowed_share, FLOOR_SHARE)
+        share = steady * self.allowed_share if recorded >= FLOOR else max(self.allowed_share, FLOOR_SHARE)
         return share / len(self._recorded_alone_ns)
 
     def last_plain_ns(self, name: str, model: str) -> int | None:

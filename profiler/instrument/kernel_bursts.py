@@ -85,6 +85,9 @@ class Owner(Protocol):
     def refuse(self, error: Exception) -> None:
         """Stop recording, because of `error`."""
 
+    def records_around_unseen(self) -> bool:
+        """Return whether to record the rest of a step that replays a graph which cbtop does not clone."""
+
 
 class Recording:
     """The recording of the kernels of one step, in the thread that runs the step."""
@@ -119,6 +122,7 @@ class Recording:
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """Close CUPTI inside this context, and open it again after it: `with recording.paused():`."""
+        goes_on = self.bursts.records_around_unseen()
         try:
             self.window.end(self.stream, self.bursts.burst)
         except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
@@ -126,7 +130,7 @@ class Recording:
         try:
             yield
         finally:
-            if self.bursts.is_running and not self.window.is_left_on:
+            if goes_on and self.bursts.is_running and not self.window.is_left_on:
                 try:
                     self.window.begin()
                 except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
@@ -240,6 +244,10 @@ class Bursts:
             state = error.state if isinstance(error, CuptiError) else State.FAILED
             self._answer(Answer(request.number, state))
         log_own_error(error, _FAILED)
+
+    def records_around_unseen(self) -> bool:
+        """Return True, because a burst shows the kernels around such a replay."""
+        return True
 
     def announce(self, burst: KernelBurstResults, number: int = 0) -> None:
         """Announce the measurements of all kernels. Each kernel becomes a node under its brick.

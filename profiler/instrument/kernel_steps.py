@@ -13,6 +13,8 @@ Rules
 - The host's times are measured in a plain step half-way between two windows (host_steps.py). The next window comes at
   least two steps later, because the time of the step before a window counts as that of a plain step.
 - Steps of a warm-up are not recorded.
+- If a step replays a captured graph that cbtop does not clone, its kernels are not known, and neither are the shares
+  of the others. Such a step is dropped, and steps of its phase are no longer recorded.
 - If CUPTI is not available, or another tool holds it, one line is logged, and stamps time the model
   (eager_stamps.py).
 """
@@ -27,7 +29,7 @@ import torch
 
 from cbtop.profiler.device.kernel_burst import KernelBurstResults, KernelWindow, Keys
 from cbtop.profiler.instrument import kernel_bursts
-from cbtop.profiler.instrument.governor import FLOOR, SAMPLES, USED, median_of
+from cbtop.profiler.instrument.governor import SAMPLES, USED, median_of
 from cbtop.profiler.instrument.host_steps import HostCalls, HostSteps
 from cbtop.profiler.instrument.kernel_bursts import PlacedCalls, Recording, bursts_of
 from cbtop.profiler.instrument.torch_internals import is_in_bad_fork
@@ -55,6 +57,7 @@ class KernelSteps:
         self._bursts = bursts_of(steps.profiler)
         self.has_failed = False
         self.is_running = False
+        self._unseen: set[str] = set()  # phases whose steps replay graphs that cbtop does not clone
         self.burst = KernelBurstResults()
         self._kept: deque[KernelBurstResults] = deque(maxlen=KEPT)
         self._elements: Counter[Keys] = Counter()
@@ -82,6 +85,8 @@ class KernelSteps:
         """Begin to record the step `key`, which begins now, by its kernels. Returns None if that is not possible."""
         self._began_ns = clock.perf_counter_ns()
         self._pause(LEAST_PAUSE_NS)
+        if call.phase in self._unseen:
+            return None
         plain_ns = self._governor.last_plain_ns(call.phase, self._steps.model)
         if plain_ns is None or is_in_bad_fork() or not kernel_bursts.is_on_cuda():
             return None
@@ -128,12 +133,20 @@ class KernelSteps:
         burst, self.burst = self.burst, KernelBurstResults()
         self.is_running = False
         burst.end_step(step)
+        is_known = self._call.phase not in self._unseen
         try:
-            if burst.kernels:
+            if burst.kernels and is_known:
                 self._record(step, burst)
         except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
             log_own_error(error, "a step is not recorded by its kernels")
-        self._count(clock.perf_counter_ns())
+        if is_known:
+            self._count(clock.perf_counter_ns())
+
+    def records_around_unseen(self) -> bool:
+        """Drop the step, and record no further steps of its phase. Returns False."""
+        self._unseen.add(self._call.phase)
+        log_once(f"{self._call.phase} steps replay captured graphs that cbtop does not clone: they have no bricks")
+        return False
 
     def refuse(self, error: Exception) -> None:
         """Stop recording kernels, because of `error`. From the next step on, stamps time the model."""
@@ -156,8 +169,8 @@ class KernelSteps:
         self._costs_ns.append(paid_ns)
         self._windows += 1
         self._say_measured()
-        share = USED * governor.share_of(self._steps.model, self._windows, ended_ns)
-        pause_ns = round((paid_ns + self._host_paid_ns) / (share if self._windows < FLOOR else STEADY * share))
+        share = USED * governor.share_of(self._steps.model, self._windows, ended_ns, STEADY)
+        pause_ns = round((paid_ns + self._host_paid_ns) / share)
         self._host_paid_ns = 0
         pause_ns = min(MOST_PAUSE_NS, max(LEAST_PAUSE_NS, pause_ns))
         self.times_host, self._half_pause_ns = True, pause_ns // 2

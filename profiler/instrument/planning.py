@@ -110,6 +110,7 @@ class Plan:
     # Modules that are not timed. Their first calls are not reported, either.
     others: list[nn.Module] = field(default_factory=list)
     sections: list[Section] = field(default_factory=list)  # all `parts` and `others`, divided into sections
+    is_timed: bool = True  # False: calls of modules are never timed, and only give kernels of captured graphs names
 
     @property
     def layers(self) -> list[TimedModule]:

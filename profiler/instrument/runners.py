@@ -6,7 +6,9 @@ Rules
   does not import the engine.
 - An unexpected runner is reported in one line, and runs on uninstrumented.
 - The model's own calls are not steps, because the engine also calls the model to warm up and to capture graphs.
-- If an engine runs a compiled model or captured graphs, it calls no modules, and only steps are shown.
+- If an engine compiles its model, it calls no modules. Then only the kernels of graphs that contain a whole call of
+  the model have bricks: the model is attached when it is loaded, and its modules give names to the kernels that the
+  engine captures.
 """
 
 from __future__ import annotations
@@ -14,15 +16,19 @@ from __future__ import annotations
 import functools
 import sys
 import weakref
-from collections.abc import Callable, Mapping
+from _thread import get_ident
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cbtop.profiler.hot_path import HotPath, chosen
 from cbtop.profiler.instrument.attachment import Attachment, attach_to_runner, installed, leave_alone
 from cbtop.profiler.instrument.awaited import once_imported
+from cbtop.profiler.instrument.capturing import capture_here, engine_runs
+from cbtop.profiler.instrument.compiled_code import Pieces
 from cbtop.profiler.instrument.functions import TimedFunctions, timed
 from cbtop.profiler.instrument.generation import Function
+from cbtop.profiler.instrument.module_tree import modules_by_path
 from cbtop.profiler.instrument.open_step import Generation, OpenStep, unit
 from cbtop.profiler.instrument.phases import VERIFY, Call
 from cbtop.profiler.instrument.steps import ModelSteps
@@ -34,6 +40,8 @@ from cbtop.protocol.vocabulary import BrickId
 if TYPE_CHECKING:
     from torch import nn
 
+    from cbtop.profiler.definitions import BrickDefinition
+
 
 @dataclass(frozen=True, slots=True)
 class Engine:
@@ -44,6 +52,12 @@ class Engine:
     bricks: Callable[[Any], tuple[bool, str]]  # returns whether runs call modules, and a line to log ("" for none)
     describe: Callable[..., Call | None]  # describes a run with these arguments; returns None if the run is no step
     samples_later: Callable[[Any], bool]  # returns whether tokens are chosen after a run, in the same step
+    # Describes the call of a run without requests whose captured graph contains a whole call of the model. Returns
+    # None for another run.
+    describe_capture: Callable[..., Call | None] = lambda runner, *args, **kwargs: None
+    # Returns the methods that run a module's kernels outside of compiled code: the method's owner, its name, and the
+    # brick (None: that of the module).
+    opaque_methods: Callable[[Any], Iterable[tuple[Any, str, BrickDefinition | None]]] = lambda module: ()
 
 
 # By runner; None: not shown.
@@ -129,7 +143,8 @@ def runs(original: Function, engine: Engine) -> Function:
 def loads(original: Function, engine: Engine) -> Function:
     """Wrap a function that loads the model. The model is then attached at the runner's first run.
 
-    It is not attached at its own first call, because that may be a part of a warm-up.
+    It is not attached at its own first call, because that may be a part of a warm-up. If the engine compiles the
+    model, it is attached at once, because only compilation tells the origins of kernels.
     """
 
     @functools.wraps(original)
@@ -137,12 +152,50 @@ def loads(original: Function, engine: Engine) -> Function:
         result = original(runner, *args, **kwargs)
         try:
             leave_alone(engine.model_of(runner))
+            if installed() is not None and not engine.bricks(runner)[0]:
+                attachment = _attachment_of(runner, engine)
+                if attachment is not None:
+                    _name_opaque_methods(attachment, engine)
         except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
             reraise_host_error(error)
             _leave(runner, engine, error)
         return result
 
     return load_model
+
+
+def runs_without_requests(original: Function, engine: Engine) -> Function:
+    """Wrap a function that runs the model to warm up or to capture graphs."""
+
+    @functools.wraps(original)
+    def run(runner: Any, /, *args: Any, **kwargs: Any) -> Any:
+        found = None
+        try:
+            attachment = _attachments.get(runner)
+            call = engine.describe_capture(runner, *args, **kwargs)
+            if attachment is not None and attachment.is_attached and call is not None:
+                found = attachment.steps, call
+        except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
+            log_own_error(error, f"bricks in captured graphs of {engine.name} are not shown")
+        thread = get_ident()
+        engine_runs[thread] = found
+        try:
+            return original(runner, *args, **kwargs)
+        finally:
+            engine_runs.pop(thread, None)
+
+    return run
+
+
+def compiles_pieces(original: Function) -> Function:
+    """Wrap a method that compiles one piece of the model. Its first argument is a graph module of `torch.fx`."""
+    pieces = Pieces()
+
+    @functools.wraps(original)
+    def compile_piece(self: Any, graph: Any, *args: Any, **kwargs: Any) -> Any:
+        return pieces.compiled(lambda: original(self, graph, *args, **kwargs), graph)
+
+    return compile_piece
 
 
 def samples(original: Function) -> Function:
@@ -247,6 +300,44 @@ def _attachment_of(runner: Any, engine: Engine) -> Attachment | None:
         _leave(runner, engine, error)
         return None
     return attachment if attachment is not None and attachment.is_attached else None
+
+
+def _name_opaque_methods(attachment: Attachment, engine: Engine) -> None:
+    """Note calls of the engine's `opaque_methods` in captures, by the brick and layer of their module."""
+    root = attachment.root()
+    if root is None:
+        return
+    keys = {id(call.module()): call.key for call in attachment.steps.named}
+    modules = modules_by_path(root)
+    for path, module in modules.items():
+        for owner, name, brick in engine.opaque_methods(module):
+            key = brick or keys.get(id(module))
+            parts = path.split(".")
+            around = [keys.get(id(modules.get(".".join(parts[:count])))) for count in range(1, len(parts))]
+            layer = next((one for one in around if isinstance(one, tuple)), None)
+            setattr(owner, name, _noted(getattr(owner, name), [one for one in (layer, key) if one is not None]))
+
+
+def _noted(original: Callable[..., Any], keys: list[Hashable]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        capture, spans = capture_here(), []
+        if capture is not None and capture.open:
+            try:
+                spans = [capture.begin(key, None) for key in keys]
+            except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
+                capture.failed(error)
+        try:
+            return original(*args, **kwargs)
+        finally:
+            if capture is not None:
+                for span in reversed(spans):
+                    try:
+                        capture.end(span)
+                    except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
+                        capture.failed(error)
+
+    return noted
 
 
 def _leave(runner: Any, engine: Engine, error: Exception) -> None:

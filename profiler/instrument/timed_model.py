@@ -65,6 +65,7 @@ class TimedModel(ABC):
         "looks",
         "measured",
         "model",
+        "named",
         "on_device",
         "path",
         "profiler",
@@ -96,6 +97,9 @@ class TimedModel(ABC):
         # When `kernel_steps` is due next, in ns of the host's clock; 0: never; read by C code.
         self.kernels_due_ns = 0
         self.calls: Sequence[BrickCall] = ()
+        # The calls that have names in captured graphs. If modules are not timed (see `Plan.is_timed`), `calls` is
+        # empty, and this is not.
+        self.named: Sequence[BrickCall] = ()
         self.guard: Guard | None = None  # looks for values that are not finite in recorded steps
         self.training: Any = None  # the model's TrainingSteps, if an optimizer changes its weights
         self.in_python = False  # whether Python handles the model's calls even if the hot path is compiled
@@ -224,5 +228,5 @@ class TimedModel(ABC):
                 self.guard.remove()
             for call in self.calls:
                 call.remove()
-            self.calls = ()
+            self.calls = self.named = ()
             self.calls_are_in = False

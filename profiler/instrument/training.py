@@ -442,10 +442,8 @@ class TrainingSteps:
             return
         lived_ns = max(1, now_ns - self._first_ns)
         plain = statistics.median(self._plain_ns) * self._seen / lived_ns if self._plain_ns else 0.0
-        share = governor.share_of(model.model, self._recorded, now_ns)
+        share = governor.share_of(model.model, self._recorded, now_ns, self.steady)
         used = max(LEAST_USED * share, USED * share - plain)
-        if self._recorded >= FLOOR:
-            used *= self.steady
         self._due_ns = now_ns + round(paid_ns / used) if used else NEVER_NS
         percent = 100 * self._paid_ns / lived_ns
         low, middle, high = median_of(sorted(self._costs_ns))

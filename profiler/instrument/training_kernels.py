@@ -352,6 +352,10 @@ class GpuTrainingSteps(TrainingSteps):
         """Handle that the records of a window have been read."""
         self.is_running = False
 
+    def records_around_unseen(self) -> bool:
+        """Return True, because most of a training step is outside of captured graphs."""
+        return True
+
     def refuse(self, error: Exception) -> None:
         """Stop recording kernels, because of `error`."""
         self.is_running, self._has_failed = False, True

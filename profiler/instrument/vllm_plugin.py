@@ -12,6 +12,9 @@ Rules
   verify.
 - The tokens of a step are the scheduled tokens. If all requests of a step verify a draft, the accepted tokens are
   counted instead, if the host has them.
+- If vLLM compiles the model, only replays of graphs that contain a whole call have bricks, as decode steps do by
+  default. The pieces of compiled code between two calls of attention get their names from Dynamo's records, and
+  attention from its layer. Prompts and mixed steps run pieces, in graphs of their own, and have no bricks.
 """
 
 from __future__ import annotations
@@ -30,6 +33,11 @@ if TYPE_CHECKING:
 # The Python modules of vLLM's runners, each with the name of the method that chooses tokens. Runners for other
 # devices are derived from the first one.
 RUNNERS = {"vllm.v1.worker.gpu_model_runner": "_sample", "vllm.v1.worker.gpu.model_runner": "sample"}
+# The class that compiles the pieces of a model, with the first argument `graph`.
+COMPILERS = "vllm.compilation.backends", "CompilerManager"
+WHOLE = 2  # the value of vLLM's CUDAGraphMode for graphs that contain a whole call of the model
+# Methods of an attention backend that run kernels outside of compiled code, with their bricks (None: the module's).
+OPAQUE: tuple[tuple[str, str | None], ...] = (("forward", None), ("do_kv_cache_update", "KvWrite"))
 
 
 def register() -> None:
@@ -37,19 +45,39 @@ def register() -> None:
     if os.environ.get("CBTOP_RUN", "0") == "0" or "torch" not in sys.modules:
         return
     from cbtop.profiler.instrument import phases
-    from cbtop.profiler.instrument.runners import Engine, ends, loads, once_there, runs, samples
+    from cbtop.profiler.instrument.functions import brick_of_name
+    from cbtop.profiler.instrument.runners import (
+        Engine,
+        compiles_pieces,
+        ends,
+        loads,
+        once_there,
+        runs,
+        runs_without_requests,
+        samples,
+    )
 
     # `phases` is bound here, because an import in `_describe` would take a microsecond of each step.
     describe = functools.partial(_describe, phases)
-    engine = Engine("vLLM", _model_of, _bricks, describe, samples_later=lambda result: result is None)
+    engine = Engine(
+        "vLLM",
+        _model_of,
+        _bricks,
+        describe,
+        samples_later=lambda result: result is None,
+        describe_capture=functools.partial(_describe_capture, phases),
+        opaque_methods=functools.partial(_opaque_methods, brick_of_name),
+    )
     for module, sampling in RUNNERS.items():
         wrappers = {
             "execute_model": lambda original: runs(original, engine),
             "load_model": lambda original: loads(original, engine),
             "sample_tokens": lambda original: ends(original, _accepted),
             sampling: samples,
+            "_dummy_run": lambda original: runs_without_requests(original, engine),
         }
         once_there(engine, module, "GPUModelRunner", wrappers)
+    once_there(engine, *COMPILERS, {"compile": compiles_pieces})
 
 
 def _model_of(runner: Any) -> nn.Module:
@@ -59,9 +87,11 @@ def _model_of(runner: Any) -> nn.Module:
 
 def _bricks(runner: Any) -> tuple[bool, str]:
     config = runner.vllm_config.compilation_config
-    if int(config.mode if hasattr(config, "mode") else config.level):  # called `level` before vLLM 0.11
-        return False, "compiles its model: its steps are shown, its bricks with enforce_eager"
     graphs = config.cudagraph_mode.value  # one number, or (for decode steps, for other steps)
+    if int(config.mode if hasattr(config, "mode") else config.level):  # called `level` before vLLM 0.11
+        if (graphs[0] if isinstance(graphs, tuple) else graphs) == WHOLE:
+            return False, "compiles its model: only decode steps have bricks, unless with enforce_eager"
+        return False, "compiles its model: its steps are shown, its bricks with enforce_eager"
     if any(graphs) if isinstance(graphs, tuple) else graphs:
         return True, "replays captured graphs: steps that do have no bricks, unless with enforce_eager"
     return True, ""
@@ -95,6 +125,31 @@ def _describe(
     cached = computed[0] if len(set(computed)) == 1 else None
     call: Call = phases.Call(phase, tokens, len(scheduled), cached)
     return call
+
+
+def _describe_capture(
+    phases: ModuleType,
+    runner: Any,
+    num_tokens: int,
+    cudagraph_runtime_mode: Any = None,
+    *args: Any,
+    uniform_decode: bool = False,
+    **more: Any,
+) -> Call | None:
+    if getattr(cudagraph_runtime_mode, "name", "") != "FULL":
+        return None
+    each = getattr(runner, "uniform_decode_query_len", 1) if uniform_decode else 1
+    call: Call = phases.Call(phases.DECODE if each == 1 else phases.VERIFY, num_tokens, num_tokens // each, None)
+    return call
+
+
+def _opaque_methods(brick_of_name: Any, module: Any) -> list[tuple[Any, str, Any]]:
+    backend = getattr(module, "impl", None)
+    return [
+        (backend, name, None if brick is None else brick_of_name(brick))
+        for name, brick in OPAQUE
+        if callable(getattr(backend, name, None))
+    ]
 
 
 def _accepted(output: Any) -> int | None:

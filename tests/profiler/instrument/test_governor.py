@@ -271,6 +271,8 @@ def test_models_that_record_at_the_same_time_share_the_allowance() -> None:
     floor, allowed = 5 / 105, 3 / 103
     assert governor.share_of("a", FLOOR - 1, now_ns=1) == pytest.approx(floor)
     assert governor.share_of("a", FLOOR, now_ns=2) == pytest.approx(allowed)
+    assert governor.share_of("a", FLOOR, now_ns=2, steady=0.5) == pytest.approx(allowed / 2)
+    assert governor.share_of("a", FLOOR - 1, now_ns=2, steady=0.5) == pytest.approx(floor)
     assert governor.share_of("b", 1, now_ns=3) == pytest.approx(floor / 2)
     assert governor.share_of("a", FLOOR, now_ns=4) == pytest.approx(allowed / 2)
     later_ns = 4 + SHARING_NS  # b has recorded nothing meanwhile

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import statistics
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
@@ -17,7 +16,6 @@ from cbtop.profiler.device.kernel_burst import KernelBurstResults, LaunchedKerne
 from cbtop.profiler.instrument import (  # noqa: E402
     attach,
     eager_stamps,
-    governor,
     kernel_bursts,
     kernel_steps,
     trouble,
@@ -124,18 +122,6 @@ def test_what_the_windows_cost_is_told_and_kernels_are_in_the_graph(world: burst
     assert (found.number, found.steps) == (0, kernel_steps.KEPT)
     nodes = {node.id: node for node in host.memory.said if isinstance(node, Node)}
     assert {nodes[one.node].kind for one in found.kernels} == {NodeKind.KERNEL}
-
-
-def test_windows_are_rarer_once_there_are_enough(world: bursts.World, monkeypatch: pytest.MonkeyPatch) -> None:
-    floor = 4  # fewer than usual, and shorter pauses, because this test waits for a real clock
-    monkeypatch.setattr(kernel_steps, "USED", 16.0)
-    for module in (kernel_steps, governor):
-        monkeypatch.setattr(module, "FLOOR", floor)
-    monkeypatch.setattr(kernel_steps, "MOST_PAUSE_NS", 10_000_000_000)
-    host = Host(world)
-    host.call_until(lambda: len(host.said(Sampling)) > floor + 4)
-    every = [one.every for one in host.said(Sampling)]
-    assert statistics.median(every[floor:]) > 2 * statistics.median(every[: floor - 1])
 
 
 def test_the_host_is_timed_in_steps_between_those_of_kernels(world: bursts.World) -> None:

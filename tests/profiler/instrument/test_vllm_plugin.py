@@ -138,7 +138,7 @@ def test_a_captured_graph_is_a_step_without_bricks_and_that_is_said(
     assert steps_of(memory) == [("decode", 1)] * 3
     assert set(places_of(memory)) == {"decode", "decode / Sampling"}
     assert [record.getMessage() for record in caplog.records] == [
-        "cbtop: vLLM compiles its model: its steps are shown, its bricks with enforce_eager"
+        "cbtop: vLLM compiles its model: only decode steps have bricks, unless with enforce_eager"
     ]
     assert not [module for module in runner.get_model().modules() if module.__dict__.get("_compiled_call_impl")]
 
