@@ -103,6 +103,12 @@ class GraphOrigins:
             )
         return found
 
+    def under_names_of(self, other: GraphOrigins) -> GraphOrigins:
+        """Return these origins under the names of the nodes in `other`, an equal graph with other names."""
+        same = len(self.origins) == len(other.origins)
+        origins = dict(zip(other.origins, self.origins.values(), strict=True)) if same else {}
+        return GraphOrigins(origins, self.classes, self.elements)
+
     def modules_of(self, nodes: Sequence[str]) -> list[str]:
         """Return the path of the innermost module around each of the `nodes`, without nodes outside of modules."""
         origins = [origin for origin in map(self.origins.get, nodes) if origin is not None]
@@ -224,7 +230,7 @@ class Pieces:
                 else:
                     found = GraphOrigins.of(piece.graph)
                     for file in self._files.get(id(result), ()):
-                        _compiled[file].append(found)
+                        _compiled[file].append(found.under_names_of(_compiled[file][0]))
                         generated_code.pop(file, None)  # the modules of a kernel depend on the run of the code
             except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
                 log_own_error(error, "kernels of compiled code are not named")

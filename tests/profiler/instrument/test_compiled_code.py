@@ -6,6 +6,7 @@ import importlib.util
 import itertools
 import json
 import logging
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -16,6 +17,8 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make torch")
+
+from torch.fx.passes.split_module import split_module  # noqa: E402
 
 from cbtop.profiler.instrument import attach, compiled_code, install, uninstall  # noqa: E402
 from cbtop.profiler.instrument.capturing import captures  # noqa: E402
@@ -289,6 +292,48 @@ def test_layers_compiled_one_by_one_are_named_if_their_calls_are_captured(
     assert found["in layers"] == IN_LAYERS | {"RmsNorm input_layernorm", "ResidualAdd"}
     for *_, inside in played.steps_in(memory)[-2:]:
         assert len(inside["layer"]) == len(inside["ResidualAdd"]) == 3
+
+
+def test_equal_pieces_that_share_their_code_have_their_own_layers(
+    inductor: Inductor, world: played.World, profiler: BrickProfiler, memory: Memory
+) -> None:
+    """An engine splits the model's graph into pieces, and compiles equal pieces once."""
+    model = Model()
+    attach(model, profiler)
+    pieces, known = compiled_code.Pieces(), []
+
+    def piece_of(node: Any) -> int:
+        around = [path for path, _ in (node.meta.get("nn_module_stack") or {}).values()]
+        layers = [int(found[1]) for path in around if (found := re.search(r"layers\W+(\d)", path))]
+        return layers[0] if layers else 3
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        split = split_module(graph, None, piece_of)
+        for number, (name, piece) in enumerate(list(split.named_children())):
+
+            def compiled(piece: Any = piece, is_new: bool = number in (0, 3)) -> Any:
+                if is_new:
+                    known.append(inductor.module.compile_fx(piece, inputs))
+                return known[-1]
+
+            delattr(split, name)
+            setattr(split, name, pieces.compiled(compiled, piece))
+        return split.forward
+
+    graph = torch.cuda.CUDAGraph()
+    with torch.no_grad():
+        graph.capture_begin()
+        torch.compile(model, backend=backend)(torch.ones(1, 1, 8))
+        graph.capture_end()
+    for _ in range(8):
+        graph.replay()
+        world.pass_time(10_000_000)
+    profiler.finalize()
+    assert inductor.compiled == 2
+    for *_, inside in played.steps_in(memory)[-2:]:
+        assert len(inside["layer"]) == 3
+        assert inside["GateProjection"] == pytest.approx([PRODUCT_NS] * 3, abs=3)
+        assert inside["DownProjection"] == pytest.approx([PRODUCT_NS] * 3, abs=3)
 
 
 def test_a_graph_of_each_layer_is_left_alone_and_that_is_said(
