@@ -18,10 +18,10 @@ from cbtop.profiler.device.graph_surgery import StampedGraph, StampSites
 from cbtop.profiler.device.pairs import NOT_HERE
 from cbtop.profiler.device.stamp_cost import StampCosts
 from cbtop.profiler.held_steps import Part
-from cbtop.profiler.instrument.capturing import Capture, CapturedCall, captures
+from cbtop.profiler.instrument.capturing import Capture, CapturedCall, capture_here, captures
 from cbtop.profiler.instrument.device_graphs import DeviceGraphs, settle
 from cbtop.profiler.instrument.governor import GovernedProfiler
-from cbtop.profiler.instrument.kernel_bursts import GraphNodePlaces, Recording
+from cbtop.profiler.instrument.kernel_bursts import GraphNodePlaces, PlacedCalls, Recording
 from cbtop.profiler.instrument.stamp_plans import StampPlan, times_without_stamps
 from cbtop.profiler.instrument.steps import ModelSteps
 from cbtop.profiler.instrument.trouble import in_words, log_once, log_own_error
@@ -255,6 +255,9 @@ class CapturedGraph:
                     self._kernel_places = GraphNodePlaces(self.on.device.driver, self.clone, self._spans)
                 recording.launch(self.clone, self._kernel_places, stream)
                 is_launched = True
+                placed = capture_here()
+                if isinstance(placed, PlacedCalls):
+                    placed.replayed(self._spans)
         except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
             recording.bursts.refuse(error)
         if not is_launched:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import functools
 import io
+import math
 import re
 import sys
 from _thread import get_ident
@@ -77,7 +78,7 @@ class GraphOrigins:
 
     origins: dict[str, NodeOrigin] = field(default_factory=dict)  # by the node's name
     classes: dict[str, str] = field(default_factory=dict)  # the class name of each module, by path
-    elements: dict[str, int] = field(default_factory=dict)  # elements of a module's first tensor argument, by path
+    elements: dict[str, int] = field(default_factory=dict)  # `_elements` of a module's first node, by path
 
     @classmethod
     def of(cls, graph: Any) -> GraphOrigins:
@@ -129,12 +130,17 @@ def _name_of(target: Any) -> str:
 
 
 def _elements(node: Any) -> int:
-    """Return the number of elements of a node's first tensor. Returns 0 without a tensor or a fixed number."""
+    """Return the number of elements of a node's first tensor. Returns 0 without a tensor or if the number is unknown.
+
+    If one dimension varies, it is taken for that of the tokens. The result is then the number of elements per token,
+    times -1.
+    """
     for argument in node.args:
         value = getattr(argument, "meta", {}).get("example_value")
         if isinstance(value, torch.Tensor):
-            count = value.numel()
-            return count if isinstance(count, int) else 0
+            fixed = [size for size in value.shape if isinstance(size, int)]
+            varying = value.dim() - len(fixed)
+            return (math.prod(fixed), -math.prod(fixed))[varying] if varying < 2 else 0
     return 0
 
 
@@ -360,7 +366,8 @@ class Watch:
                 found = origins[self._runs[file] % len(origins)]
                 self._runs[file] += 1
                 naming = Naming(found, capture.steps.named, root, [span.module for span in capture.open])
-                capture.add(spans_of(list(ran), lines, naming, {span.key for span in capture.open}))
+                around = {span.key for span in capture.open}
+                capture.add(spans_of(list(ran), lines, naming, around, capture.calls[0].tokens))
         capture.end(self._model)
         self._model = None
 
@@ -483,8 +490,13 @@ class NodeGroup:
         return bool(self.sites or self.classes)
 
 
-def spans_of(ran: list[Ran], lines: list[str], naming: Naming, around: set[Hashable]) -> list[CapturedCall]:
-    """Return the captured nodes as calls of layers and bricks. `around` are the keys of the running calls."""
+def spans_of(
+    ran: list[Ran], lines: list[str], naming: Naming, around: set[Hashable], tokens: int
+) -> list[CapturedCall]:
+    """Return the captured nodes as calls of layers and bricks.
+
+    `around` are the keys of the running calls. `tokens` is the number of tokens of the captured call.
+    """
     kernels: list[NodeGroup] = []
     for one, nodes in zip(ran, _nodes(ran, lines), strict=True):
         known = naming.compiled.origins if naming.is_known else {}
@@ -508,7 +520,7 @@ def spans_of(ran: list[Ran], lines: list[str], naming: Naming, around: set[Hasha
             found[-1].end = kernel.end
             siblings = found[-1].inside
         if kernel.is_named and not {site.brick for site in kernel.sites} & around:
-            siblings.append(_span(kernel, naming.compiled, uses))
+            siblings.append(_span(kernel, naming.compiled, uses, tokens))
     return found
 
 
@@ -557,14 +569,16 @@ def _layers(kernels: list[NodeGroup]) -> list[Hashable]:
     return owners
 
 
-def _span(kernel: NodeGroup, compiled: GraphOrigins, uses: dict[str, int]) -> CapturedCall:
+def _span(kernel: NodeGroup, compiled: GraphOrigins, uses: dict[str, int], tokens: int) -> CapturedCall:
     """Return a kernel as the call of a brick. The brick's work is known only if this kernel runs a whole module."""
     sites = kernel.sites
     if len(sites) == 1 and sites[0].module is None:
         return CapturedCall(sites[0].brick, None, kernel.begin, kernel.end)
     if len(sites) == 1 and uses[sites[0].path] == 1:
         (site,) = sites
-        return CapturedCall(site.brick, site.module, kernel.begin, kernel.end, compiled.elements.get(site.path, 0))
+        elements = compiled.elements.get(site.path, 0)
+        elements = elements if elements >= 0 else -elements * tokens
+        return CapturedCall(site.brick, site.module, kernel.begin, kernel.end, elements)
     names = tuple(dict.fromkeys(site.brick.name for site in sites)) or kernel.classes
     labels = tuple(dict.fromkeys(filter(None, [site.brick.label for site in sites])))
     categories = {site.brick.category for site in sites} - {BrickCategory.OTHER}

@@ -390,6 +390,15 @@ class PlacedCalls(Capture):
             self._around.pop()
             self.recording.window.leave()
 
+    def replayed(self, spans: Sequence[CapturedCall], around: Keys = ()) -> None:
+        """Add the elements of the calls `spans`, which a captured graph of cbtop's has replayed inside `around`."""
+        if self._elements is not None:
+            for span in spans:
+                keys = around if span.key is None else (*around, span.key)
+                if span.elements:
+                    self._elements[place(keys)] += span.elements
+                self.replayed(span.inside, keys)
+
     def start_brick(self, brick: Hashable, /) -> CapturedCall | None:
         return self.begin(self._labelled(brick), None)
 

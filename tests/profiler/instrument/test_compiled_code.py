@@ -294,6 +294,25 @@ def test_layers_compiled_one_by_one_are_named_if_their_calls_are_captured(
         assert len(inside["layer"]) == len(inside["ResidualAdd"]) == 3
 
 
+def test_elements_are_counted_by_the_token_if_one_dimension_varies() -> None:
+    found: list[Any] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        found.append(compiled_code.GraphOrigins.of(graph.graph).elements["layers.0.gate_proj"])
+        return graph.forward
+
+    model = Model()
+    torch._dynamo.reset()
+    with torch.no_grad():
+        torch.compile(model, backend=backend, dynamic=False)(torch.ones(3, 8))
+        torch._dynamo.reset()
+        rows = torch.ones(3, 8)
+        torch._dynamo.mark_dynamic(rows, 0)
+        torch.compile(model, backend=backend)(rows)
+    torch._dynamo.reset()
+    assert found == [24, -8]
+
+
 def test_equal_pieces_that_share_their_code_have_their_own_layers(
     inductor: Inductor, world: played.World, profiler: BrickProfiler, memory: Memory
 ) -> None:
@@ -465,7 +484,7 @@ def test_what_inductor_said_on_an_h100_names_all_kernels_of_a_llamas_layer(profi
     compiled = compiled_code.GraphOrigins.of(SimpleNamespace(nodes=nodes))
     attachment = attach(model, profiler)
     naming = compiled_code.Naming(compiled, attachment.steps.calls, model, [model.model.layers[1]])
-    (layer,) = compiled_code.spans_of(ran, lines, naming, set())
+    (layer,) = compiled_code.spans_of(ran, lines, naming, set(), 1)
     attachment.detach()
     assert layer.key == (NodeKind.LAYER, 1)
     assert [(span.key.name, span.key.label) for span in layer.inside] == [
@@ -530,7 +549,7 @@ def test_generated_or_cached_inductor_code_names_its_nodes(
             if line.lstrip().startswith("extern_kernels.")
         ]
         naming = compiled_code.Naming(compiled, attachment.steps.calls, model)
-        found = compiled_code.spans_of(ran, lines, naming, set())
+        found = compiled_code.spans_of(ran, lines, naming, set(), 1)
         assert [span.key[1] for span in found] == [0, 1, 2]  # the numbers of the layers
         products = ["GateProjection", "DownProjection"]
         assert [[inner.key.name for inner in span.inside] for span in found] == [products] * 3
