@@ -13,7 +13,7 @@
 
 enum { KERNEL = 10, EXTERNAL = 39, CUSTOM = 3 };
 enum { HEAD_BYTES = 4, KERNEL_BYTES = 160, EXTERNAL_BYTES = 20 };
-enum { REGISTERS_AT = 6, TIMES_AT = 16, SIZES_AT = 52, CALL_AT = 92, NAME_AT = 104, GRAPH_NODE_AT = 144, GRAPH_AT = 156 };
+enum { REGISTERS_AT = 6, TIMES_AT = 16, SIZES_AT = 52, LOCAL_AT = 84, CALL_AT = 92, NAME_AT = 104, GRAPH_NODE_AT = 144, GRAPH_AT = 156 };
 
 typedef int (*Next)(uint8_t *buffer, size_t size_bytes, uint8_t **record);
 
@@ -23,7 +23,7 @@ kernel_of(const uint8_t *record)
 {
     uint64_t times_ns[2], name, node;
     int32_t sizes[8]; /* grid x, y, z; block x, y, z; static bytes; dynamic bytes */
-    uint32_t call, graph;
+    uint32_t local_bytes, call, graph;
     uint16_t registers;
     memcpy(times_ns, record + TIMES_AT, sizeof times_ns);
     memcpy(sizes, record + SIZES_AT, sizeof sizes);
@@ -35,13 +35,15 @@ kernel_of(const uint8_t *record)
         Py_RETURN_NONE;
     }
     memcpy(&registers, record + REGISTERS_AT, sizeof registers);
+    memcpy(&local_bytes, record + LOCAL_AT, sizeof local_bytes);
     memcpy(&call, record + CALL_AT, sizeof call);
     memcpy(&name, record + NAME_AT, sizeof name);
     memcpy(&node, record + GRAPH_NODE_AT, sizeof node);
     memcpy(&graph, record + GRAPH_AT, sizeof graph);
-    return Py_BuildValue("(KKK(iii)(iii)HiiIIK)", (unsigned long long)name, (unsigned long long)times_ns[0],
+    return Py_BuildValue("(KKK(iii)(iii)HiiIIIK)", (unsigned long long)name, (unsigned long long)times_ns[0],
                          (unsigned long long)times_ns[1], sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], sizes[5],
-                         registers, sizes[6], sizes[7], call, graph, (unsigned long long)(node & UINT32_MAX));
+                         registers, sizes[6], sizes[7], local_bytes, call, graph,
+                         (unsigned long long)(node & UINT32_MAX));
 }
 
 /* Add a record of at most `left` bytes. Returns 1 if the record is invalid and counts as lost, and -1 with an

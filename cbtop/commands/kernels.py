@@ -203,7 +203,8 @@ def _row(row: KernelRow, room: int) -> tuple[str, ...]:
         kernel_text.per_step(row.launches_per_step),
         _grid(kernel.grid),
         _grid(kernel.block),
-        units.count(kernel.registers),
+        units.count(kernel.registers)
+        + (f" + {units.count(kernel.local_memory_bytes)} local B" if kernel.local_memory_bytes else ""),
         f"{units.count(kernel.static_shared_memory_bytes)}+{units.count(kernel.shared_memory_bytes)}",
         units.number(None if row.waves is None else row.waves.waves),
         units.number(row.mean_us),

@@ -6,6 +6,8 @@ import argparse
 import math
 import os
 import sys
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 from cbtop.commands.shared.sarif import Failure, SarifRule, sarif
@@ -14,6 +16,7 @@ from cbtop.errors import FailedCheckError, NoDataError, UsageError
 from cbtop.profiler.analysis.graph.nodes import printable
 from cbtop.profiler.analysis.machine_code.examination import Toolbox, examined
 from cbtop.profiler.analysis.machine_code.resources import ARCHITECTURE
+from cbtop.profiler.analysis.machine_code.waste import WASTES
 from cbtop.profiler.analysis.ptx.lane_values import MAX_THREADS
 from cbtop.profiler.analysis.ptx.lints import LINTS, findings
 from cbtop.profiler.analysis.ptx.lints.base import LintSeverity
@@ -41,8 +44,8 @@ examples:
   cbtop ptx show dc4ab6be0f3e6bd5       print it
   cbtop ptx show dc4a | less            as many digits as tell it from the others
 
-exit codes: 0 printed and no error found, 2 usage, no such file, or no PTX, 3 not compiled on this machine, 4 an
-error of correctness was found
+exit codes: 0 printed and no error found, 2 usage, no such file, or no PTX (in a folder: one of the files; the others
+are analysed), 3 not compiled on this machine, 4 an error of correctness was found
 """
 ENTRY = ".entry "
 SUFFIX = ".ptx"
@@ -89,13 +92,31 @@ def run(options: argparse.Namespace) -> int:
         return 0
     severities = list(LintSeverity)[: 3 if options.strict else 2 if options.bugs else 1]
     toolbox = Toolbox.of_this_machine()
-    files = [_analysed(name, text, severities, options, toolbox) for name, text in _texts(options.what)]
-    sys.stdout.write(_written(files, options) + "\n")
+    files, unusable = _analysed_files(options, severities, toolbox)
+    if not files and len(unusable) == 1:
+        raise unusable[0]
+    if files:
+        sys.stdout.write(_written(files, options) + "\n")
+        sys.stdout.flush()
+    for error in unusable:
+        sys.stderr.write(f"cbtop: {printable(str(error))}\n")
     errors = [one for file in files for one in file.findings if one.lint.severity is LintSeverity.CORRECTNESS]
     if errors:
-        sys.stdout.flush()
         raise FailedCheckError(f"{counted(len(errors), 'error')} of correctness in the PTX")
-    return 0
+    return UsageError.exit_code if unusable else 0
+
+
+def _analysed_files(
+    options: argparse.Namespace, severities: list[LintSeverity], toolbox: Toolbox
+) -> tuple[list[PtxFile], list[UsageError]]:
+    """Return the analysis of each file, and an error for each file that is unreadable or is no PTX."""
+    files, unusable = [], []
+    for name, read in _texts(options.what):
+        try:
+            files.append(_analysed(name, read(), severities, options, toolbox))
+        except UsageError as error:
+            unusable.append(error)
+    return files, unusable
 
 
 def _architecture(text: str) -> str:
@@ -106,18 +127,24 @@ def _architecture(text: str) -> str:
 
 def _written(files: list[PtxFile], options: argparse.Namespace) -> str:
     if options.format == "sarif":
-        rules = [SarifRule(lint.id, lint.what, "", 1) for lint in LINTS]
-        failures = [
-            Failure(
-                SarifRule(one.lint.id, one.lint.what, os.path.relpath(file.name), one.line),
-                f"{one.function}: {one.message}. To repair: {one.lint.fix}.",
-                LEVELS[one.lint.severity],
-            )
-            for file in files
-            for one in file.findings
-        ]
-        return sarif(rules, failures).rstrip("\n")
+        lints = {lint.id: lint.what for lint in LINTS}
+        means = lints | {name: what for name, what in WASTES.items() if name not in lints}
+        rules = [SarifRule(name, what, "", 1) for name, what in means.items()]
+        return sarif(rules, [one for file in files for one in _failures(file)]).rstrip("\n")
     return ptx_json(files) if options.format == "json" else ptx_text(files, verbose=options.verbose)
+
+
+def _failures(file: PtxFile) -> Iterator[Failure]:
+    """Yield the findings in a file and the waste of its entries, for SARIF. Waste without a line has its entry's."""
+    path = os.path.relpath(file.name)
+    for one in file.findings:
+        rule = SarifRule(one.lint.id, one.lint.what, path, one.line)
+        yield Failure(rule, f"{one.function}: {one.message}. To repair: {one.lint.fix}.", LEVELS[one.lint.severity])
+    for entry in file.entries:
+        for waste in file.machine_code.entries[entry.name].waste:
+            rule = SarifRule(waste.id, WASTES[waste.id], path, waste.line or entry.line)
+            what = f"{'possibly ' * waste.is_possible}{waste.what}; {waste.impact}"
+            yield Failure(rule, f"{entry.name}: {what}. To repair: {waste.fix}.", LEVELS[LintSeverity.ADVICE])
 
 
 def _block(text: str) -> tuple[int, ...]:
@@ -145,8 +172,8 @@ def _analysed(
         raise UsageError(f"{printable(name)}: {printable(str(error))}") from error
 
 
-def _texts(what: str) -> list[tuple[str, str]]:
-    """Return the name and the text of each PTX that the argument names."""
+def _texts(what: str) -> list[tuple[str, Callable[[], str]]]:
+    """Return the name of each PTX that the argument names, and a function that reads its text."""
     path = Path(what)
     if path.is_dir():
         paths = sorted(one for one in path.rglob(f"*{SUFFIX}") if one.is_file())
@@ -154,10 +181,10 @@ def _texts(what: str) -> list[tuple[str, str]]:
             raise UsageError(f"{what} contains no *{SUFFIX} file")
         if len(paths) > MAX_FILES:
             raise UsageError(f"{what} contains {len(paths)} *{SUFFIX} files; pass a folder with at most {MAX_FILES}")
-        return [(str(one), _read(one)) for one in paths]
+        return [(str(one), partial(_read, one)) for one in paths]
     if path.exists() or not _is_hash(what):
-        return [(what, _read(path))]
-    return [(what, _text_of(what))]
+        return [(what, partial(_read, path))]
+    return [(what, partial(_text_of, what))]
 
 
 def _read(path: Path) -> str:

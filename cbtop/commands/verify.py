@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
@@ -28,6 +29,7 @@ from cbtop.units import count as counted
 
 if TYPE_CHECKING:  # imported for types only, because Numba loads slowly
     from cbtop.compute.contracts import Contract
+    from cbtop.compute.model_difference import ModelDifference, TensorError
     from cbtop.compute.verification import Run, Variant, Verified
     from cbtop.protocol.messages import CheckResult
 
@@ -38,7 +40,7 @@ DESCRIPTION = (
     "must hold before and after a call. Then plant the faults that the contract names; one that no check finds is a "
     "failure, too. With --model also every brick of a model, in both kinds of pass, and its logits beside those of a "
     "pass in float64 over 140 random tokens. With --against no kernel is checked: the weights of two files of a "
-    "model are compared, and what each layer predicts."
+    "model are compared, and what each layer predicts. A tensor fails if its error is more than that of its format."
 )
 EPILOG = """\
 examples:
@@ -50,7 +52,7 @@ examples:
   cbtop verify --format junit > verify.xml      for CI
   cbtop verify --format sarif > verify.sarif    for code hosts: failures beside the contracts' lines
 
-exit codes: 0 all pass, 1 runtime error, 2 usage or a model that cannot be run, 4 a check failed
+exit codes: 0 all pass, 1 runtime error, 2 usage or a model that cannot be run, 4 a check or a tensor failed
 """
 SCHEMA = "cbtop.verify/1"
 AGAINST_SCHEMA = "cbtop.verify-against/1"
@@ -65,6 +67,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--against", type=Path, metavar="FILE.gguf", help="compare the weights of --model with this file of it"
     )
     parser.add_argument(
+        "--min-cosine", type=_cosine, metavar="C",
+        help="with --against: a tensor below this cosine fails, or below the SNR of such a tensor "
+        "(default: by the formats of the two tensors)",
+    )  # fmt: skip
+    parser.add_argument(
         "--backend", choices=BACKENDS, default="cpu",
         help="the kernels of this processor, or those of the first NVIDIA GPU (default: %(default)s)",
     )  # fmt: skip
@@ -75,6 +82,8 @@ def run(options: argparse.Namespace) -> int:
     line = ProgressLine(sys.stderr)
     if options.against:
         return _compare_files(options, line)
+    if options.min_cosine is not None:
+        raise UsageError("--min-cosine is a limit of --against; pass both")
     line.show("loading kernels")
     # Imported here, because Numba loads slowly.
     from cbtop.compute.errors import ComputeError
@@ -113,6 +122,16 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
+def _cosine(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not -1 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from -1 to 1")
+    return value
+
+
 def _compare_files(options: argparse.Namespace, line: ProgressLine) -> int:
     """Print the differences between the weights of --model and --against. No kernel runs."""
     if not options.model:
@@ -123,38 +142,70 @@ def _compare_files(options: argparse.Namespace, line: ProgressLine) -> int:
     from cbtop.compute.model_difference import model_difference
 
     try:
-        found = model_difference(options.model, options.against, line.show)
+        found = model_difference(options.model, options.against, line.show, options.min_cosine)
     except ComputeError as error:
         raise UsageError(str(error)) from error
     finally:
         line.clear()
     if options.format == "json":
         files = {"schema": AGAINST_SCHEMA, "model": str(options.model), "against": str(options.against)}
-        tensors = [asdict(one) | {"verdict": one.verdict} for one in found.tensors]
-        sys.stdout.write(json.dumps(files | asdict(found) | {"tensors": tensors}, allow_nan=False) + "\n")
-        return 0
-    rows: Table = [("tensor", "format", "against", "verdict", "max error", "SNR dB", "cosine")]
+        tensors = [
+            asdict(one) | {"verdict": one.verdict, "min_snr_db": one.min_snr_db, "passed": one.passed}
+            for one in found.tensors
+        ]
+        text = json.dumps(files | asdict(found) | {"tensors": tensors}, allow_nan=False) + "\n"
+    else:
+        text = _difference_text(found)
+    sys.stdout.write(text)
+    sys.stdout.flush()
+    failed = [one for one in found.tensors if not one.passed]
+    if failed:
+        worst = min(failed, key=lambda one: one.cosine)
+        more = f"; {len(failed) - 1} more failed" if len(failed) > 1 else ""
+        limit = f"at least {worst.min_cosine:.6f}"
+        if worst.min_snr_db is not None:
+            limit += f" and {worst.min_snr_db:.1f} dB"
+        values = f"the cosine is {worst.cosine:.6f} and the SNR {_snr(worst)} dB"
+        raise FailedCheckError(f"tensor {worst.name}: {values}; expected {limit}{more}")
+    return 0
+
+
+def _difference_text(found: ModelDifference) -> str:
+    rows: Table = [
+        ("", "tensor", "format", "against", "verdict", "max error", "SNR dB", "cosine", "at least (cosine, SNR dB)")
+    ]
     rows += [
         (
+            "✓" if one.passed else "✗",
             one.name,
             one.format,
             one.against_format,
             one.verdict,
             f"{one.max_abs_error:.1e}",
-            "equal" if not one.max_abs_error else NOT_MEASURED if one.snr_db is None else f"{one.snr_db:.1f}",
+            _snr(one),
             f"{one.cosine:.6f}",
+            _limits(one),
         )
         for one in found.tensors
     ]
     layers: Table = [("layer", "mean KL", "largest")]
     layers += [(str(one.layer), f"{one.mean:.2e}", f"{one.largest:.2e}") for one in found.layers]
-    sys.stdout.write(
-        f"{table(rows, left=4)}\n\n{table(layers, left=0)}\n\n"
+    failed = [one.name for one in found.tensors if not one.passed]
+    passed = f"{len(found.tensors) - len(failed)} of {len(found.tensors)} tensors pass"
+    return (
+        f"{table(rows, left=5)}\n\n{table(layers, left=0)}\n\n"
         "KL: divergence of a layer's prediction (softmax of final norm and output matrix) from that of --against, in "
         f"nats,\nof float64 passes over {found.tokens} random tokens. Verdicts: ok above a cosine of 0.995, critical "
-        "below 0.99\n"
+        f"below 0.99\n{passed}{': ✗ ' if failed else ''}{', '.join(failed)}\n"
     )
-    return 0
+
+
+def _snr(one: TensorError) -> str:
+    return "equal" if not one.max_abs_error else NOT_MEASURED if one.snr_db is None else f"{one.snr_db:.1f}"
+
+
+def _limits(one: TensorError) -> str:
+    return f"{one.min_cosine:.6f}" + ("" if one.min_snr_db is None else f" {one.min_snr_db:5.1f}")
 
 
 def _chosen(all_of_them: Sequence[Variant], brick: str | None) -> Sequence[Variant]:

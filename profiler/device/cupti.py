@@ -39,14 +39,15 @@ _CUSTOM = 3  # the kind of external id that cbtop sets
 
 _KERNEL_BYTES = 160  # number of bytes that are read of a kernel's record; the record is longer
 _EXTERNAL_RECORD = struct.Struct("<IIQI")  # kind, owner, external id, correlation id
-_TIMES, _SIZES, _CALL = struct.Struct("<QQ"), struct.Struct("<8i"), struct.Struct("<I")
+_TIMES, _SIZES, _LOCAL, _CALL = struct.Struct("<QQ"), struct.Struct("<8i"), struct.Struct("<I"), struct.Struct("<I")
 _REGISTERS, _NAME, _GRAPH_NODE, _GRAPH = (
     struct.Struct("<H"),
     struct.Struct("<Q"),
     struct.Struct("<Q"),
     struct.Struct("<I"),
 )
-_REGISTERS_AT, _TIMES_AT, _SIZES_AT, _CALL_AT, _NAME_AT, _GRAPH_NODE_AT, _GRAPH_AT = 6, 16, 52, 92, 104, 144, 156
+_REGISTERS_AT, _TIMES_AT, _SIZES_AT, _LOCAL_AT, _CALL_AT, _NAME_AT = 6, 16, 52, 84, 92, 104
+_GRAPH_NODE_AT, _GRAPH_AT = 144, 156
 
 _SUCCESS, _MANY_SUBSCRIBERS = 0, 39
 _NO_PRIVILEGES, _NO_PRIVILEGES_IN_A_VM = 35, 40
@@ -66,7 +67,10 @@ class CuptiError(Exception):
 
 
 class KernelRecord(NamedTuple):
-    """One launch of a kernel as CUPTI recorded it. `graph` is 0 for a kernel that was launched without a graph."""
+    """One launch of a kernel as CUPTI recorded it. `graph` is 0 for a kernel that was launched without a graph.
+
+    `local_bytes` is the local memory of a thread: spilled registers, and its stack.
+    """
 
     name_at: int
     start_ns: int
@@ -76,6 +80,7 @@ class KernelRecord(NamedTuple):
     registers: int
     static_bytes: int
     dynamic_bytes: int
+    local_bytes: int
     call: int
     graph: int
     graph_node: int
@@ -161,6 +166,7 @@ def decoded(raw: bytes) -> KernelRecord | ExternalCorrelation | None:
         registers=_REGISTERS.unpack_from(raw, _REGISTERS_AT)[0],
         static_bytes=sizes[6],
         dynamic_bytes=sizes[7],
+        local_bytes=_LOCAL.unpack_from(raw, _LOCAL_AT)[0],
         call=_CALL.unpack_from(raw, _CALL_AT)[0],
         graph=_GRAPH.unpack_from(raw, _GRAPH_AT)[0],
         # the upper half is the number of the executable graph

@@ -54,6 +54,7 @@ class LaunchedKernel:
     registers: int
     static_bytes: int
     dynamic_bytes: int
+    local_bytes: int = 0  # of a thread
 
 
 class Durations:
@@ -280,7 +281,9 @@ class KernelWindow:
             if keys is None:
                 burst.unplaced += 1
                 continue
-            kernel = LaunchedKernel(name, one.grid, one.block, one.registers, one.static_bytes, one.dynamic_bytes)
+            kernel = LaunchedKernel(
+                name, one.grid, one.block, one.registers, one.static_bytes, one.dynamic_bytes, one.local_bytes
+            )
             burst.add(keys, kernel, one.end_ns - one.start_ns)
         burst.cover(spans)
         return kernels

@@ -268,6 +268,7 @@ class Bursts:
                 shared_memory_bytes=kernel.dynamic_bytes,
                 static_shared_memory_bytes=kernel.static_bytes,
                 registers=kernel.registers,
+                local_memory_bytes=kernel.local_bytes,
             )
             node = _node_of(profiler, (*keys, definition))
             if node <= NO_NODE:

@@ -1,4 +1,4 @@
-"""Finds the makers of kernels: Triton functions, with file and line, and the code that inductor generated.
+"""Finds the makers of kernels: Triton functions, with file and line, inductor's generated code, and CuPy's kernels.
 
 Rules
 - Triton calls `_loaded` after it has loaded a kernel. Only the name and the paths of the kernel's files are stored
@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import torch
 
 from cbtop.profiler.device.kernel_burst import LaunchedKernel
+from cbtop.profiler.instrument import cupy_kernels
 from cbtop.profiler.instrument.awaited import once_imported, stop_awaiting
 from cbtop.profiler.instrument.trouble import log_once, log_own_error
 
@@ -132,6 +133,10 @@ def makers_of(kernels: Iterable[LaunchedKernel]) -> dict[LaunchedKernel, Maker]:
                 variants[one.name] = [variant for variant in read if variant is not None]
             if variants[one.name]:
                 found[one] = _by_triton(variants[one.name], one)
+    by_cupy = cupy_kernels.of_cupy({one.name for one in wanted if one not in found})
+    for one in wanted:
+        if one not in found and one.name in by_cupy:
+            found[one] = Maker(f"CuPy {cupy_kernels.version()}".rstrip(), _listed(by_cupy[one.name]))
     return found
 
 

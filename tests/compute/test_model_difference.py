@@ -16,7 +16,8 @@ from cbtop.compute.demo_model import TINY, TINY_LLAMA, TINY_QWEN3MOE, ModelShape
 from cbtop.compute.errors import ComputeError
 from cbtop.compute.gguf import GgufFile
 from cbtop.compute.gguf_header import read_header
-from cbtop.compute.model_difference import TOKENS, model_difference
+from cbtop.compute.model_difference import TOKENS, TensorError, min_cosine_of, model_difference
+from cbtop.compute.quantization import FORMATS
 from cbtop.compute.quantization.base import BlockFormat
 from cbtop.compute.quantization.floats import F16, F32
 from cbtop.compute.quantization.q4_k import Q4_K
@@ -136,6 +137,31 @@ def test_a_tensor_of_another_model_is_critical_and_the_others_are_not(tmp_path: 
     found = model_difference(path, against, silent)
     assert [one.name for one in found.tensors if one.verdict != "ok"] == ["blk.1.ffn_down_exps.weight"]
     assert found.layers[0].mean == 0 < found.layers[1].mean
+
+
+def of_weights(name: str, weights: Wide, original: Wide) -> TensorError:
+    a, b = original.reshape(-1), weights.reshape(-1)
+    cosine = a @ b / np.sqrt((a @ a) * (b @ b))
+    noise = float((a - b) @ (a - b))
+    snr = 10 * np.log10(a @ a / noise) if noise else None
+    largest = float(np.abs(a - b).max())
+    return TensorError("w", weights.shape, name, "F16", largest, snr, cosine, min_cosine_of(name, "F16"))
+
+
+@pytest.mark.parametrize("block_format", FORMATS.values(), ids=lambda one: one.name)
+def test_long_tails_pass_in_each_format_and_broken_tensors_do_not(block_format: BlockFormat) -> None:
+    tails = (np.random.default_rng(3).standard_t(3, (128, 1024)) * 0.02).astype(np.float32)
+    original = F16.dequantize(F16.quantize(tails)).astype(np.float64)
+    weights = block_format.dequantize(block_format.quantize(tails)).astype(np.float64)
+    assert of_weights(block_format.name, weights, original).passed
+    broken = {
+        "shifted rows": np.roll(weights, 1, axis=0),
+        "half a block": np.roll(weights, 16, axis=1),
+        "wrong scale": weights * 2,
+        "no signs": np.abs(weights),
+        "no rows": np.where(np.arange(128)[:, None] < 96, weights, 0),
+    }
+    assert [name for name, one in broken.items() if of_weights(block_format.name, one, original).passed] == []
 
 
 @pytest.mark.parametrize(

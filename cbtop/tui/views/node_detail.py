@@ -26,6 +26,7 @@ from cbtop.viewmodels.source import SourceView
 
 LEAST_LINES = 6  # minimum height of the panel in lines
 MAX_PICTURE = 16  # maximum height of a picture in lines
+LOCAL = "local_memory_bytes"  # of a thread: spilled registers, or a stack
 TWO_COLUMNS = 110  # minimum width in cells to show pictures to the right of the figures
 
 
@@ -101,7 +102,7 @@ def _figures(node: GraphRow, source: SourceView, width: int) -> list[Line]:
     launch: list[Fact] = [
         (name.replace("_bytes", "").replace("_", " "), _attribute(name, value), "")
         for name, value in of_kernel.items()
-        if value is not None
+        if value is not None and (name, value) != (LOCAL, 0)
     ]
     if launch:
         lines += group_lines("launch", Provenance.STATIC.value, launch, width)
@@ -128,6 +129,8 @@ def _maker(node: GraphRow, source: SourceView, width: int) -> list[Line]:
 def _attribute(name: str, value: object) -> str:
     if isinstance(value, tuple):
         return "×".join(map(str, value))
+    if name == LOCAL:
+        return f"{value:,} local bytes a thread"
     return f"{value:016x}" if name == "ptx_hash" else units.number(float(str(value))).removesuffix(".00")
 
 

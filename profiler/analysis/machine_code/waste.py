@@ -45,17 +45,32 @@ OCCUPANCY_FIX = {
 ADVISORY_FIX = (
     "let no instruction but wgmma use its registers between wgmma.fence and wgmma.wait_group, in one function"
 )
+# What each id means, in the order of the page.
+WASTES = {
+    "spills": "registers are spilled",
+    "local-memory": "a thread's array is in local memory",
+    "serialized-wgmma": "`ptxas` says that wgmma instructions run one after the other, such as C7510",
+    "assembler-advisory": "`ptxas` reports another potential loss",
+    "uncoalesced": "a warp touches twice the sectors that hold its bytes, or more",
+    "bank-conflicts": "a warp takes twice the passes, or more",
+    "not-vectorized": "a thread accesses adjacent addresses one by one",
+    "low-occupancy": "fewer than a quarter of an SM's warps",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Waste:
-    """A waste with its impact and a way to avoid it. `is_possible` means that it need not cost time."""
+    """A waste with its impact and a way to avoid it. `is_possible` means that it need not cost time.
+
+    `line` is its place in the PTX, or None if it is of the whole entry.
+    """
 
     id: str
     what: str
     impact: str
     fix: str
     is_possible: bool = False
+    line: int | None = None
 
 
 def waste_of(
@@ -90,6 +105,7 @@ def waste_of(
                 f"{one.text}{place}",
                 "tensor cores wait for each instruction" if "wgmma" in one.text else f"{one.code} of ptxas",
                 ADVISORY_FIX if "wgmma" in one.text else "see the assembler's message",
+                line=one.line,
             )
     yield from _uncoalesced(lanes)
     yield from _conflicts(lanes)
@@ -129,6 +145,7 @@ def _uncoalesced(lanes: LaneAddresses) -> Iterator[Waste]:
             UNCOALESCED_FIX,
             # An access whose address is not known may use the rest of the sectors.
             is_possible=len(lanes.of_space("global")) < lanes.global_count,
+            line=worst.line,
         )
 
 
@@ -141,6 +158,7 @@ def _conflicts(lanes: LaneAddresses) -> Iterator[Waste]:
             f"threads of a warp use the same banks in {len(wasteful)} loads and stores of shared memory",
             f"up to {_factor(worst):.1f}x the time: {_worst(worst, 'passes')}",
             CONFLICT_FIX,
+            line=worst.line,
         )
 
 

@@ -10,7 +10,14 @@ from cbtop.profiler.analysis.ptx.control_flow import ControlFlow
 from cbtop.profiler.analysis.ptx.dataflow import Dataflow, Divergence
 from cbtop.profiler.analysis.ptx.lane_values import WARP_THREADS, LaneValue
 from cbtop.profiler.analysis.ptx.model import Module, PtxFunction, PtxInstruction, Variable
-from cbtop.profiler.analysis.ptx.opcodes import address_in, is_plain_access, opcode
+from cbtop.profiler.analysis.ptx.opcodes import (
+    address_in,
+    is_block_barrier,
+    is_plain_access,
+    may_diverge_at,
+    opcode,
+)
+from cbtop.profiler.analysis.ptx.thread_bits import shared_results
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +55,18 @@ class FunctionAnalysis:
 
     @cached_property
     def data(self) -> Dataflow:
-        return Dataflow(self.function, self.flow, self.variables, self.launch)
+        found = Dataflow(self.function, self.flow, self.variables, self.launch)
+        conditions = self._conditions_of_branches(found)
+        if all(found.divergence_of(name) is not Divergence.POSSIBLE for name in conditions):
+            return found
+        shared = shared_results(found)
+        return Dataflow(self.function, self.flow, self.variables, self.launch, shared) if shared else found
+
+    def _conditions_of_branches(self, data: Dataflow) -> Iterator[str]:
+        for number in self.flow.reachable:
+            block = self.flow.blocks[number]
+            if len(block.successors) > 1 and block.end > block.start:
+                yield from data.reads[block.end - 1]
 
     @cached_property
     def variables(self) -> dict[str, Variable]:
@@ -90,6 +108,28 @@ class FunctionAnalysis:
                 if level is not Divergence.UNIFORM:
                     found[number] = level
         return found
+
+    def sides(self, branch: int) -> list[frozenset[int]]:
+        """Return the blocks on each side of the branch at the end of a block, up to where both sides join."""
+        join = self.flow.post_dominators[branch]
+        stop = frozenset() if join is None else frozenset({join})
+        return [self.flow.reached_from([one], stop) for one in self.flow.blocks[branch].successors]
+
+    @cached_property
+    def meeting_barriers(self) -> frozenset[int]:
+        """The barriers where warps with different work meet, each at its own instruction.
+
+        They are not aligned, and both sides of a divergent branch have the same barrier.
+        """
+        free = {at for at, one in self.reachable() if is_block_barrier(one) and may_diverge_at(one)}
+        met: set[tuple[str, ...]] = set()
+        for branch in self.divergent_branches if free else ():
+            names = [
+                {self.instructions[at].operands for at in free if self.flow.block_of[at] in side}
+                for side in self.sides(branch)
+            ]
+            met |= set.intersection(*names)
+        return frozenset(at for at in free if self.instructions[at].operands in met)
 
     @cached_property
     def _controllers(self) -> dict[int, list[int]]:

@@ -30,22 +30,43 @@ class Dataflow:
     """The registers of a function. Instructions that no thread reaches do not count."""
 
     def __init__(
-        self, function: PtxFunction, flow: ControlFlow, variables: dict[str, Variable], launch: Sequence[int] | None
-    ) -> None:
+        self, function: PtxFunction, flow: ControlFlow, variables: dict[str, Variable], launch: Sequence[int] | None,
+        shared: frozenset[int] = frozenset(),
+    ) -> None:  # fmt: skip
+        """`shared` are instructions with results that all threads share, as `thread_bits` finds them."""
         self._function = function
         self._flow = flow
         self._variables = variables
         self._launch = launch
+        self._shared = shared
         registers = function.registers
         self.writes = [results(one, registers) for one in function.instructions]
         self.reads = [inputs(one, registers) for one in function.instructions]
         self.writers: dict[str, list[int]] = defaultdict(list)
         self.readers: dict[str, list[int]] = defaultdict(list)
+        # A register that is read after a write in the same block, or in blocks that only follow it outside of loops,
+        # has the value of that write: other writers do not count.
+        self._readers_of_write: dict[int, list[int]] = defaultdict(list)
+        self._other_readers: dict[str, list[int]] = defaultdict(list)
+        latest: dict[str, int] = {}
         for at in self._reachable_indexes():
-            for name in self.writes[at]:
-                self.writers[name].append(at)
+            number = flow.block_of[at]
+            if at == flow.blocks[number].start and not self._only_follows(number):
+                latest.clear()
             for name in self.reads[at]:
                 self.readers[name].append(at)
+                write = latest.get(name)
+                (self._other_readers[name] if write is None else self._readers_of_write[write]).append(at)
+            for name in self.writes[at]:
+                self.writers[name].append(at)
+                if function.instructions[at].guard:
+                    latest.pop(name, None)
+                else:
+                    latest[name] = at
+
+    def _only_follows(self, number: int) -> bool:
+        """Whether threads enter a block from the block before it alone, and no loop ends there."""
+        return self._flow.blocks[number].predecessors == [number - 1] and number - 1 not in self._flow.in_loop
 
     def _reachable_indexes(self) -> Iterator[int]:
         for number in sorted(self._flow.reachable):
@@ -59,6 +80,11 @@ class Dataflow:
             return None
         one = self._function.instructions[writers[0]]
         return None if one.guard else one
+
+    def has_same_turn(self, write: int, read: int) -> bool:
+        """Whether an instruction reads a value in the turn of a loop that wrote it, or the value is of no loop."""
+        number = self._flow.block_of[write]
+        return number not in self._flow.in_loop or number == self._flow.block_of[read]
 
     # --- divergence -------------------------------------------------------------------------------------------------
 
@@ -95,33 +121,35 @@ class Dataflow:
 
     def _divergent(self) -> set[str]:
         """Return the registers that are not the same in all threads for certain."""
-        found: set[str] = set() if self._function.is_entry else set(self._function.registers.given)
+        found: set[str] = set()
+        given = [] if self._function.is_entry else list(self._function.registers.given)
         branches = self._branches()
-        done: set[int] = set()
-        work: list[str] = list(found)
-        for at in self._reachable_indexes():
-            one = self._function.instructions[at]
-            if self._starts_divergence(one):
-                work += self.writes[at]
-        while work:
-            name = work.pop()
-            if name in found and name not in self._function.registers.given:
+        done: set[int] = set()  # instructions with results that differ
+        instructions = self._function.instructions
+        work = [at for at in self._reachable_indexes() if self._starts_divergence(instructions[at])]
+        names = given
+        while work or names:
+            if names:
+                if (name := names.pop()) not in found:
+                    found.add(name)
+                    work += self._other_readers.get(name, ())
                 continue
-            found.add(name)
-            for at in self.readers.get(name, ()):
-                one = self._function.instructions[at]
-                work += [written for written in self.writes[at] if written not in found]
-                number = branches.get(at)
-                if number is not None and number not in done:
-                    done.add(number)
-                    for block_number in self._flow.influence(number):
-                        block = self._flow.blocks[block_number]
-                        for inner in range(block.start, block.end):
-                            work += [
-                                written for written in self.writes[inner]
-                                if written not in found and self._leaves_region(written, inner)
-                            ]  # fmt: skip
+            at = work.pop()
+            if at in done or at in self._shared:
+                continue
+            done.add(at)
+            names += self.writes[at]
+            work += self._readers_of_write.get(at, ())
+            if at in branches:
+                names += self._written_by_some(branches[at])
         return found
+
+    def _written_by_some(self, number: int) -> Iterator[str]:
+        """Yield the registers that differ because threads take the branch at the end of a block differently."""
+        for block_number in self._flow.influence(number):
+            block = self._flow.blocks[block_number]
+            for at in range(block.start, block.end):
+                yield from [name for name in self.writes[at] if self._leaves_region(name, at)]
 
     def _leaves_region(self, name: str, at: int) -> bool:
         """Whether a register written in a divergent region can differ after it. A register that is written once

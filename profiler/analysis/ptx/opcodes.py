@@ -95,6 +95,12 @@ def is_block_barrier(one: PtxInstruction) -> bool:
     return len(one.operands) == (1 if "sync" in parts else 3)
 
 
+def may_diverge_at(one: PtxInstruction) -> bool:
+    """Whether threads of one warp may execute a barrier at different places: `barrier.sync` without `.aligned`."""
+    parts = opcode(one.opcode).parts
+    return parts[0] == "barrier" and "aligned" not in parts
+
+
 def is_warp_sync(one: PtxInstruction) -> bool:
     """Whether the instruction synchronises the threads of a warp."""
     return _WARP_SYNC.match(one.opcode) is not None

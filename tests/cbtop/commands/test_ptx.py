@@ -141,6 +141,25 @@ def test_sarif_has_the_file_the_line_and_a_level(capsys: pytest.CaptureFixture[s
     assert place["region"]["startLine"] == 33
 
 
+@pytest.mark.parametrize(("good", "expected"), [("triton_sum", 2), ("../corpus/missing_barrier_bad", 4)])
+def test_a_bad_file_in_a_folder_does_not_hide_the_others(
+    good: str, expected: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.ptx").write_text("int main() {}\n")
+    (tmp_path / "b.ptx").write_bytes((CLEAN / f"{good}.ptx").read_bytes())
+    (tmp_path / "c\x1b.ptx").symlink_to(tmp_path / "loop.ptx")
+    (tmp_path / "d.ptx").write_bytes(bytes(range(256)))
+    code, out, err = called(capsys, tmp_path)
+    assert code == expected
+    assert f"{tmp_path}/b.ptx: PTX " in out
+    named = [line.partition(".ptx: ")[0] for line in err.splitlines()]
+    assert named[:2] == [f"cbtop: {tmp_path}/a", f"cbtop: {tmp_path}/d"]
+    assert len(named) == (2 if expected == 2 else 3)
+    (tmp_path / "b.ptx").unlink()
+    code, out, err = called(capsys, tmp_path)
+    assert (code, out, len(err.splitlines())) == (2, "", 2)
+
+
 def test_a_hash_of_a_compiled_module_is_analysed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -188,6 +207,23 @@ def test_resources_and_waste_of_each_entry_are_printed(capsys: pytest.CaptureFix
         "      fix: load a vector type",
     ):
         assert expected in out
+    sarif = json.loads(called(capsys, KEPT / "kernels.ptx", "--format", "sarif")[1])["runs"][0]
+    rules = [rule["id"] for rule in sarif["tool"]["driver"]["rules"]]
+    assert len(rules) == len(set(rules))
+    assert {one["level"] for one in sarif["results"]} == {"note"}
+    assert {one["ruleId"] for one in sarif["results"]} == {
+        "spills",
+        "local-memory",
+        "low-occupancy",
+        "not-vectorized",
+    }
+    assert all(rules[one["ruleIndex"]] == one["ruleId"] for one in sarif["results"])
+    (spills,) = (one for one in sarif["results"] if one["ruleId"] == "spills")
+    entry = next(
+        line for line in out.splitlines() if line.startswith(f"  {spills['message']['text'].split(':')[0]} ")
+    )
+    line = spills["locations"][0]["physicalLocation"]["region"]["startLine"]
+    assert f"(line {line}): " in entry
     assert (tmp_path / "arguments").read_text().split() == ["-v", "-arch", "sm_80", "-o", "output", "input"]
 
 

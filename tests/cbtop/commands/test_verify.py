@@ -16,6 +16,7 @@ from cbtop.commands.verify import FORMATS
 from cbtop.compute import verification
 from cbtop.compute.decoder.decoder import Decoder
 from cbtop.compute.demo_model import TINY, write_model
+from cbtop.compute.gguf_header import read_header
 from cbtop.compute.kernels.activation import SWIGLU
 from cbtop.compute.kernels.sampling import GREEDY
 from cbtop.compute.quantization.floats import F16
@@ -257,14 +258,51 @@ def test_two_files_of_a_model_are_compared_by_tensor_and_by_layer(
     found = json.loads(capsys.readouterr().out)
     (tensor,) = (one for one in found["tensors"] if one["name"] == "blk.0.ffn_up.weight")
     assert (tensor["format"], tensor["against_format"], tensor["shape"]) == ("Q4_K", "F16", [256, 512])
-    (line,) = (line for line in text.splitlines() if line.startswith("blk.0.ffn_up.weight"))
-    assert line.split()[3:] == [
+    (line,) = (line for line in text.splitlines() if "blk.0.ffn_up.weight" in line)
+    assert line.split() == [
+        "✓", "blk.0.ffn_up.weight", "Q4_K", "F16",
         tensor["verdict"], f"{tensor['max_abs_error']:.1e}", f"{tensor['snr_db']:.1f}", f"{tensor['cosine']:.6f}",
+        f"{tensor['min_cosine']:.6f}", f"{tensor['min_snr_db']:.1f}",
     ]  # fmt: skip
+    assert text.splitlines()[-1] == f"{len(found['tensors'])} of {len(found['tensors'])} tensors pass"
     assert "attn_q.bias         F32     F32      ok         0.0e+00   equal  1.000000" in text
+    assert all(one["passed"] for one in found["tensors"])
     for layer in found["layers"]:
         assert f"    {layer['layer']}  {layer['mean']:.2e}  {layer['largest']:.2e}\n" in text
     assert (found["tokens"], len(found["layers"])) == (16, 2)
+
+
+def test_a_broken_tensor_is_named_and_ends_with_exit_code_4(
+    two_files: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name, broken = "blk.1.ffn_up.weight", tmp_path / "broken.gguf"
+    content = bytearray(Path(two_files[0]).read_bytes())
+    with Path(two_files[0]).open("rb") as stream:
+        header = read_header(stream, broken)
+    at = header.tensors[name].offset
+    content[at : at + 512 * 144] = content[at + 144 : at + 512 * 144] + content[at : at + 144]  # rows are shifted
+    broken.write_bytes(content)
+    arguments = ["verify", "--model", str(broken), "--against", two_files[1]]
+    assert main(arguments) == 4
+    out, err = capsys.readouterr()
+    assert f"✗  {name} " in out
+    assert out.splitlines()[-1].endswith(f" tensors pass: ✗ {name}")
+    assert err.splitlines()[-1].startswith(f"cbtop: tensor {name}: the cosine is ")
+    assert err.endswith("expected at least 0.990038 and 16.9 dB\n")
+    assert main([*arguments, "--format", "json"]) == 4
+    tensors = json.loads(capsys.readouterr().out)["tensors"]
+    assert [one["name"] for one in tensors if not one["passed"]] == [name]
+    assert main([*arguments, "--min-cosine=-1"]) == 0
+    assert main(["verify", "--model", two_files[0], "--against", two_files[1], "--min-cosine", "0.9999"]) == 4
+    assert " more failed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("cosine", ["1.1", "-1.5", "nan", "much"])
+def test_a_limit_that_is_no_cosine_is_refused(cosine: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["verify", f"--min-cosine={cosine}"])
+    assert "is not a number from -1 to 1" in capsys.readouterr().err
+    assert main(["verify", "--min-cosine", "0.5"]) == 2
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ def kernel_record(
     registers: int = 32,
     static_bytes: int = 16,
     dynamic_bytes: int = 1024,
+    local_bytes: int = 0,
     call: int = 0,
     graph: int = 0,
     graph_node: int = 0,
@@ -32,7 +33,7 @@ def kernel_record(
     struct.pack_into("<IBBHII", raw, 0, KERNEL, 0, 0, registers, 1, 1)
     struct.pack_into("<QQQ", raw, 16, start_ns, start_ns + duration_ns, start_ns + duration_ns)
     struct.pack_into("<III8i", raw, 40, 0, 1, 7, *grid, *block, static_bytes, dynamic_bytes)
-    struct.pack_into("<IIIqQ", raw, 84, 0, 0, call, 0, name_at)
+    struct.pack_into("<IIIqQ", raw, 84, local_bytes, local_bytes << 18, call, 0, name_at)
     struct.pack_into("<Q", raw, 144, graph << 32 | graph_node)
     struct.pack_into("<I", raw, 156, graph)
     return bytes(raw)

@@ -41,14 +41,16 @@ def test_a_record_of_a_real_kernel_is_read() -> None:
     assert isinstance(found, KernelRecord)
     assert (found.grid, found.block, found.registers) == ((16, 1, 1), (32, 4, 1), 48)
     assert (found.static_bytes, found.dynamic_bytes, found.call, found.graph) == (0, 0, 22, 0)
-    assert found.end_ns - found.start_ns == 4001
+    assert (found.end_ns - found.start_ns, found.local_bytes) == (4001, 0)
 
 
 def test_a_record_of_a_kernel_in_a_graph_is_read() -> None:
-    found = decoded(kernel_record(graph=4, graph_node=17, static_bytes=8, dynamic_bytes=164308, registers=168))
+    found = decoded(
+        kernel_record(graph=4, graph_node=17, static_bytes=8, dynamic_bytes=164308, registers=168, local_bytes=72)
+    )
     assert isinstance(found, KernelRecord)
     assert (found.graph, found.graph_node) == (4, 17)
-    assert (found.static_bytes, found.dynamic_bytes, found.registers) == (8, 164308, 168)
+    assert (found.static_bytes, found.dynamic_bytes, found.registers, found.local_bytes) == (8, 164308, 168, 72)
 
 
 def test_an_external_id_is_a_link_where_it_is_ours() -> None:

@@ -148,6 +148,7 @@ def test_the_kernels_of_replays_lie_under_their_bricks(world: World, host: Host)
     kernel = next(node for node in host.nodes.values() if node.name == "gemm_kernel").kernel
     assert (kernel.grid, kernel.block, kernel.registers) == ((8, 1, 1), (128, 1, 1), 32)
     assert (kernel.shared_memory_bytes, kernel.static_shared_memory_bytes) == (1024, 16)
+    assert kernel.local_memory_bytes == 0
 
 
 def test_the_kernels_of_calls_lie_under_their_bricks(world: World, host: Host) -> None:

@@ -46,22 +46,19 @@ def _divergent(analysis: FunctionAnalysis) -> Iterator[tuple[int, int | None, bo
             yield at, None, level is Divergence.BY_THREAD
     flow = analysis.flow
     barrier_blocks = {flow.block_of[at] for at in barriers}
+    meeting = analysis.meeting_barriers
     for branch, level in analysis.divergent_branches.items() if barriers else ():
         region = flow.influence(branch)
         inside = [at for at in sorted(barriers - seen) if flow.block_of[at] in region]
         if not inside or flow.post_dominators[branch] in (None, flow.exit):
             continue  # if a side leaves the function, it is `exit-before-barrier`
         is_loop = branch in region
-        sides = [flow.reached_from([one], _join(analysis, branch)) for one in flow.blocks[branch].successors]
-        both = all(side & barrier_blocks & region for side in sides)
+        both = all(side & barrier_blocks & region for side in analysis.sides(branch))
+        is_proved = level is Divergence.BY_THREAD and not is_loop and not both
         for at in inside:
-            seen.add(at)
-            yield at, flow.blocks[branch].end - 1, level is Divergence.BY_THREAD and not is_loop and not both
-
-
-def _join(analysis: FunctionAnalysis, branch: int) -> frozenset[int]:
-    join = analysis.flow.post_dominators[branch]
-    return frozenset() if join is None else frozenset({join})
+            if is_proved or at not in meeting:
+                seen.add(at)
+                yield at, flow.blocks[branch].end - 1, is_proved
 
 
 DIVERGENT_BARRIER = Lint(

@@ -18,7 +18,10 @@ _TOUCHES_MEMORY = frozenset({
 
 
 def _find(analysis: FunctionAnalysis) -> Iterator[Problem]:
-    """Yield barriers with no memory access since the last barrier, on any path."""
+    """Yield barriers with no memory access since the last barrier, on any path.
+
+    Where warps with different work meet, the accesses of other warps count, and nothing is reported.
+    """
     flow = analysis.flow
     touched = dict.fromkeys(flow.reachable, False)  # an access may have happened since the last barrier
     work = sorted(flow.reachable)
@@ -34,7 +37,8 @@ def _find(analysis: FunctionAnalysis) -> Iterator[Problem]:
         for at in range(flow.blocks[number].start, flow.blocks[number].end):
             one = analysis.instructions[at]
             if is_block_barrier(one):
-                if not state and not one.guard and "red" not in opcode(one.opcode).parts:
+                is_only_order = not one.guard and "red" not in opcode(one.opcode).parts
+                if not state and is_only_order and at not in analysis.meeting_barriers:
                     yield Problem(
                         at, "no path accesses memory between the barrier before, or the entry, and this one"
                     )

@@ -33,6 +33,14 @@ def test_a_kernel_of_a_burst_has_its_maker_its_source_and_its_waves() -> None:
     assert "waves" not in text_of(node, replace(row, kernel=replace(LAUNCH, registers=64)))
 
 
+def test_local_memory_is_shown_if_a_thread_has_some() -> None:
+    text = text_of(replace(KERNEL, kernel=replace(LAUNCH, local_memory_bytes=1024)))
+    (line,) = (line for line in text.split("\n") if "local bytes a thread" in line)
+    assert "1,024 local bytes a thread" in line
+    for none in (0, None):
+        assert "local" not in text_of(replace(KERNEL, kernel=replace(LAUNCH, local_memory_bytes=none)))
+
+
 def test_a_kernel_without_evidence_has_no_maker_and_a_brick_has_none() -> None:
     assert "maker" not in text_of(replace(KERNEL, name="my_kernel", kernel=LAUNCH))
     assert "cuBLAS (by name)" in text_of(replace(KERNEL, name="cublas_gemm_bf16"))

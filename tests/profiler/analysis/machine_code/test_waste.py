@@ -13,7 +13,7 @@ from cbtop.profiler.analysis.machine_code.occupancy import (
     occupancy_of,
 )
 from cbtop.profiler.analysis.machine_code.resources import advisories_of
-from cbtop.profiler.analysis.machine_code.waste import change_text, limiter_text, waste_of
+from cbtop.profiler.analysis.machine_code.waste import WASTES, change_text, limiter_text, waste_of
 
 DATA = Path(__file__).parent / "data"
 NO_LANES = LaneAddresses((), 0, 0)
@@ -28,6 +28,7 @@ def test_serialized_wgmma_is_waste_and_an_added_wait_is_not() -> None:
     (one,) = waste_of(None, None, advisories, None, None, NO_LANES)
     assert one.id == "serialized-wgmma"
     assert "(PTX line 953)" in one.what
+    assert one.line == 953
 
 
 def test_uncoalesced_accesses_name_the_worst_with_its_line() -> None:
@@ -38,6 +39,7 @@ def test_uncoalesced_accesses_name_the_worst_with_its_line() -> None:
     assert (one.id, one.is_possible) == ("uncoalesced", False)
     assert one.what.startswith("2 loads and stores")
     assert one.impact == "up to 8.0x the traffic: 32 sectors instead of 4 (PTX line 9)"
+    assert one.line == 9
 
 
 def test_accesses_of_unknown_addresses_make_it_only_possible() -> None:
@@ -50,6 +52,7 @@ def test_bank_conflicts_are_waste_from_twice_the_passes_on() -> None:
     assert [*waste_of(None, None, [], None, None, few)] == []
     (one,) = waste_of(None, None, [], None, None, LaneAddresses((Access("shared", False, 8, 32, 1),), 0, 1))
     assert (one.id, one.impact) == ("bank-conflicts", "up to 32.0x the time: 32 passes instead of 1 (PTX line 8)")
+    assert one.line == 8
 
 
 def test_low_occupancy_names_its_limiter_and_the_next_step() -> None:
@@ -65,3 +68,12 @@ def test_changes_are_written_in_words() -> None:
     assert change_text(OccupancyChange(REGISTERS, -8, 3)) == "8 registers fewer give 3 blocks"
     assert change_text(OccupancyChange(REGISTERS, 1, 1)) == "1 register more gives 1 block"
     assert change_text(OccupancyChange(SHARED, -32, 8)) == "32 bytes of shared memory less give 8 blocks"
+
+
+def test_the_page_lists_every_waste() -> None:
+    page = (Path(__file__).parents[4] / "docs" / "kernels.md").read_text()
+    rows = page.partition("| waste | found if | fix |\n|---|---|---|\n")[2].partition("\n\n")[0].split("\n")
+    assert [tuple(row.split(" | ")[:2]) for row in rows] == [
+        (f"| `{one}`" + " (possible)" * (one in ("not-vectorized", "low-occupancy")), what)
+        for one, what in WASTES.items()
+    ]

@@ -1,0 +1,71 @@
+"""Finds the kernels that CuPy compiled, in its cache: RawKernel, ElementwiseKernel, ReductionKernel and ufuncs.
+
+CuPy has no hook for loaded kernels. Its cache has a file of machine code for each source, which names the kernels. It
+has the source, too, if CUPY_CACHE_SAVE_CUDA_SOURCE is set. Kernels that CuPy keeps in memory alone are not found.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import sys
+from collections.abc import Collection
+
+CACHE = "~/.cupy/kernel_cache"  # unless CUPY_CACHE_DIR is set
+CODE, SOURCE = ".cubin", ".cu"  # CuPy appends the second to the first
+MAX_FILES = 512  # the newest of the cache; other programs share it
+MAX_BYTES = 1 << 20  # of a file
+_SECTION = rb"\.text\.(%s)\0"  # name of the section with a kernel's code
+
+
+def of_cupy(names: Collection[str]) -> dict[str, list[str]]:
+    """Return those of the kernels `names` that CuPy compiled, with their sources. Reads files."""
+    if not names or "cupy" not in sys.modules:
+        return {}
+    found: dict[str, list[str]] = {}
+    for path in _newest(os.path.expanduser(os.environ.get("CUPY_CACHE_DIR") or CACHE)):
+        code = _content(path)
+        for name in names if code else ():
+            symbol = _symbol(name)
+            if re.search(_SECTION % symbol.encode(), code):
+                sources = found.setdefault(name, [])
+                sources += [source for source in _sources(path + SOURCE, name) if source not in sources]
+    return found
+
+
+def version() -> str:
+    """Return the version of CuPy in this process, or "" if it is not known."""
+    found = getattr(sys.modules.get("cupy"), "__version__", "")
+    return found if isinstance(found, str) else ""
+
+
+def _newest(folder: str) -> list[str]:
+    try:
+        with os.scandir(folder) as entries:
+            files = [(one.stat().st_mtime_ns, one.path) for one in entries if one.name.endswith(CODE)]
+    except OSError:  # no kernel was compiled, or another process clears the cache
+        return []
+    return [path for _, path in sorted(files, reverse=True)[:MAX_FILES]]
+
+
+def _content(path: str) -> bytes:
+    try:
+        with io.open(path, "rb") as file:
+            return file.read(MAX_BYTES)
+    except OSError:
+        return b""
+
+
+def _symbol(name: str) -> str:
+    """Return the pattern of a kernel's symbol: its name, or a mangled name with it, of any namespace."""
+    base, is_template, _ = name.partition("<")
+    mangled = rf"_Z\w*?{len(base)}{re.escape(base)}{'I' if is_template else ''}\w*"
+    return mangled if is_template else f"{re.escape(name)}|{mangled}"
+
+
+def _sources(path: str, name: str) -> list[str]:
+    """Return the file and the line of a kernel in a source, or nothing if CuPy did not keep it."""
+    text = _content(path).decode("utf-8", "replace")
+    definition = re.search(rf"__global__[^;{{}}]*?\b{re.escape(name.partition('<')[0])}\s*\(", text)
+    return [f"{path}:{text.count(chr(10), 0, definition.end()) + 1}"] if definition else []
