@@ -18,6 +18,14 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
 ]
+ROOFS = {
+    "memory_read",
+    "memory_copy",
+    "matmul_bfloat16",
+    "matmul_float16",
+    "matmul_tf32",
+    "matmul_float32",
+}
 
 
 def test_its_roofs_are_measured_kept_and_announced_for_a_model_on_it(
@@ -28,9 +36,9 @@ def test_its_roofs_are_measured_kept_and_announced_for_a_model_on_it(
     print(capsys.readouterr().out)  # noqa: T201 - for the person who runs the test
     gpu = next(roofs for roofs in known_roofs() if roofs.uuid)
     names = {ceiling.name for ceiling in gpu.ceilings}
-    assert {"memory_read", "memory_copy", "matmul_bfloat16", "matmul_float16"} <= names
+    assert names == ROOFS
     memory = Memory()
     attach(model_of("llama").to("cuda", torch.bfloat16), BrickProfiler(recorder=memory))
     announced = {said.name for said in memory.said if isinstance(said, Ceiling)}
-    assert announced == {"memory_read", "memory_copy", "matmul_bfloat16"}
+    assert announced == ROOFS
     assert next(said for said in memory.said if isinstance(said, Manifest)).roofs == ""
