@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.profiler.instrument.dynamo_state import forget_compiled, graphs_and_breaks
 from tests.profiler.instrument.tiny import torch
 
 from cbtop.profiler.instrument import attach, captured_graphs, uninstall  # isort: skip - it loads torch
@@ -89,10 +90,8 @@ MODELS = [hand_written, llama, static_llama]
 
 def counted() -> tuple[int, int]:
     """Return the numbers of graphs and graph breaks since the last call."""
-    counters = torch._dynamo.utils.counters
-    found = counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())
-    torch._dynamo.reset()
-    counters.clear()
+    found = graphs_and_breaks()
+    forget_compiled()
     return found
 
 
@@ -184,7 +183,7 @@ APART = pytest.mark.xfail(reason="of three layers one has attention behind a mem
 
 @pytest.mark.parametrize("kind", [hand_written, pytest.param(llama, marks=APART), static_llama])
 def test_brick_times_are_those_of_cupti(kind: Callable[[], Any], profiler: BrickProfiler, memory: Memory) -> None:
-    torch._dynamo.reset()
+    forget_compiled()
     model, call = kind()
     attachment = attach(model, profiler)
     compiled = torch.compile(model, mode="reduce-overhead")
