@@ -384,14 +384,14 @@ def test_a_nan_that_no_cache_keeps_hides_nothing_of_the_next_pass(model: Model, 
     decoder = decoder_for(model, 1)
     down = decoder.bricks.layers[0].down
     assert down is not None
-    right, weight = down._implementations[0], model.final_norm.weight
+    right, weight = down.implementations[0], model.final_norm.weight
 
     def wrong_of_one_token(*arguments: Any) -> None:
         right(*arguments)
         out = arguments[down.kernels[0].outputs[0]]
         out *= 1 + (len(out) == 1)
 
-    down._implementations = (wrong_of_one_token,)
+    down.implementations = (wrong_of_one_token,)
     kept = weight.copy()
     weight[0] = np.nan
     try:
@@ -407,13 +407,13 @@ def test_if_a_kernel_makes_a_nan_its_brick_fails_and_later_ones_are_checked(
 ) -> None:
     decoder = decoder_for(model, 1)
     brick = decoder.bricks.layers[0].output_projection
-    right = brick._implementations[0]
+    right = brick.implementations[0]
 
     def wrong(*arguments: Any) -> None:
         right(*arguments)
         not_a_number(arguments[4])
 
-    brick._implementations = (wrong,)
+    brick.implementations = (wrong,)
     results = decoder.verify(PROMPT)
     assert {result.brick for result in results if not result.passed} == {"OutputProjection"}
     assert not any(result.skipped for result in results)
@@ -470,18 +470,18 @@ def test_no_token_is_chosen_among_logits_of_which_one_is_no_number(
 ) -> None:
     decoder = Decoder(model, "numba", 1, profiler, 64, DecoderSettings(sampling=sampling))
     last = decoder.bricks.soft_cap or decoder.bricks.lm_head
-    right = last._implementations[0]
+    right = last.implementations[0]
 
     def wrong(*arguments: Any) -> None:
         right(*arguments)
         arguments[-1 if last is decoder.bricks.soft_cap else 4][0, 7] = value
 
-    last._implementations = (wrong,)
+    last.implementations = (wrong,)
     for append in (lambda: decoder.prefill(PROMPT), lambda: decoder.decode(1)):
         with pytest.raises(NoTokenError, match="no token can be chosen: a logit is NaN or infinite; "):
             append()
         assert decoder.position == 0
-    last._implementations = (right,)
+    last.implementations = (right,)
     assert decoder.prefill(PROMPT) in range(512)
 
 
@@ -491,13 +491,13 @@ def test_no_token_is_chosen_where_a_soft_cap_hides_an_infinity(
     model: Model, decoder_for: MakeDecoder, value: float
 ) -> None:
     decoder = decoder_for(model, 1)
-    right = decoder.bricks.lm_head._implementations[0]
+    right = decoder.bricks.lm_head.implementations[0]
 
     def wrong(*arguments: Any) -> None:
         right(*arguments)
         arguments[4][0, 7] = value
 
-    decoder.bricks.lm_head._implementations = (wrong,)
+    decoder.bricks.lm_head.implementations = (wrong,)
     with pytest.raises(NoTokenError):
         decoder.prefill(PROMPT)
     assert np.isfinite(decoder.logits).all()

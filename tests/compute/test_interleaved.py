@@ -194,7 +194,7 @@ def test_a_norm_whose_codes_for_products_differ_from_its_output_fails(
             right(*arguments)
             arguments[place][0, 20] += arguments[place].dtype.type(1)  # the scale of one block
 
-        brick._implementations = (wrong,)
+        brick.implementations = (wrong,)
     failed = {result.brick for result in decoder.verify(PROMPT) if not result.passed}
     assert failed == {"AddRmsNorm (fused)", "RmsNorm", "QkvProjection", "LmHead"}
 

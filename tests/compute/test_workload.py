@@ -449,13 +449,13 @@ def test_two_swapped_logits_fail_alone_though_all_together_are_close_enough(
 
     def broken(*arguments: object) -> Decoder:
         decoder = made(*arguments)
-        (right,) = decoder.bricks.lm_head._implementations
+        (right,) = decoder.bricks.lm_head.implementations
 
         def wrong(*call: Any) -> None:
             right(*call)
             call[4][:, [100, 101]] = call[4][:, [101, 100]]
 
-        decoder.bricks.lm_head._implementations = (wrong,)
+        decoder.bricks.lm_head.implementations = (wrong,)
         return decoder
 
     monkeypatch.setattr(workload, "bare_decoder", broken)
