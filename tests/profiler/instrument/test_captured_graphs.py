@@ -769,7 +769,7 @@ def test_a_capture_that_fails_leaves_later_ones_as_they_are(world: World) -> Non
     replay(world, captured(model), 3)
     profiler.finalize()
     assert len(steps_in(memory)) + len(plain_steps_in(memory)) == 2
-    assert not profiler._steps.path.position.step
+    assert not profiler.parts.steps.path.position.step
 
 
 def test_a_forked_child_asks_nothing_of_the_device_and_ends(world: World) -> None:

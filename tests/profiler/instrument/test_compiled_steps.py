@@ -167,7 +167,7 @@ class Host:
         clock_ns = count(0, 10).__next__ if ticks else perf_counter_ns
         if every > 1:
             self.profiler: BrickProfiler = Governed(recorder, every, clock_ns)
-            self.governor = self.profiler._steps.governor
+            self.governor = self.profiler.parts.steps.governor
         else:
             self.profiler = BrickProfiler(clock_ns=clock_ns, recorder=recorder)
         torch.manual_seed(1)
@@ -182,7 +182,7 @@ class Host:
             self._call(self.models[0], tensor, cache, how, functools.partial(self._do, does))
         except (ValueError, KeyboardInterrupt) as error:
             self.said.append(repr(error))
-        position = self.profiler._path.position
+        position = self.profiler.parts.paths.own.position
         scope, open_ = position.scope.node, position.unit and len(position.unit.open)
         self.said.append(f"{position.step} {position.recording} {position.lane} {scope} {open_}")
 
@@ -203,7 +203,7 @@ class Host:
 
     def _do(self, what: str) -> None:
         profiler = self.profiler
-        step: Any = profiler._path.position.step
+        step: Any = profiler.parts.paths.own.position.step
         if what == "raise":
             raise ValueError("of the host")
         if what == "interrupt":
@@ -226,8 +226,8 @@ class Host:
             (profiler.disable if what == "switch off" else profiler.enable)()
         elif what == "record all" and self.governor is not None:
             self.governor._begun.clear()
-        elif what == "ask for a burst" and isinstance(profiler._recorder, RingRecorder):
-            profiler._recorder.asked_word = (7,)
+        elif what == "ask for a burst" and isinstance(profiler.parts.recorder, RingRecorder):
+            profiler.parts.recorder.asked_word = (7,)
         elif what == "look":
             self.said += _slots_here()
 
@@ -242,7 +242,7 @@ class Host:
         governor = self.governor
         if governor is None:
             of_models = [(one.steps.looks, len(one.steps.recorded_steps)) for one in self._attached]
-            return self.profiler._steps.lanes.free, of_models
+            return self.profiler.parts.steps.lanes.free, of_models
         kinds = {
             key: (kind.seen, kind.recent, kind.counts, [sort for sort, _ in kind.waiting], kind.plain_ns is None)
             for key, kind in governor._kinds.items()
@@ -463,7 +463,7 @@ class Generating(Host):
             self._generate(self.models[owner], tokens)
         except (ValueError, KeyboardInterrupt) as error:
             self.said.append(repr(error))
-        position = self.profiler._path.position
+        position = self.profiler.parts.paths.own.position
         here = unit()
         self.said.append(f"{position.step} {position.recording} {len(here.open)} {len(here.generations)}")
 
@@ -605,7 +605,7 @@ class Running(Host):
                 self._sample(self._runner, do.get("sample", _nothing))
         except ValueError as error:
             self.said.append(repr(error))
-        position = self.profiler._path.position
+        position = self.profiler.parts.paths.own.position
         step = type(position.step).__name__
         self.said.append(f"{step} {position.recording} {position.lane} {len(unit().open)}")
 

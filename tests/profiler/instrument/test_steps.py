@@ -135,7 +135,7 @@ def test_a_benchmark_that_tells_which_steps_are_recorded_is_obeyed(runtime: Path
 def test_where_python_is_to_begin_a_plain_step_it_runs_few_functions_of_ours(runtime: Path) -> None:
     profiler = GovernedProfiler(1, recorder=RingRecorder(runtime))
     turns = iter([True])
-    profiler._steps.is_sampled = lambda key: next(turns, False)
+    profiler.parts.steps.is_sampled = lambda key: next(turns, False)
     profiler.governor.floor = 0
     profiler.governor._look_at_step = 1000  # no decision before this step number
     ran = _functions_of_ours(profiler)
@@ -720,7 +720,7 @@ def test_what_a_plain_step_pays_is_told_as_its_cost(
 
     monkeypatch.setattr(owner, name, slow)
     profiler, model = GovernedProfiler(1, recorder=memory), model_of("llama")
-    monkeypatch.setattr(profiler._steps, "is_sampled", lambda key: False)
+    monkeypatch.setattr(profiler.parts.steps, "is_sampled", lambda key: False)
     attachment = attach(model, profiler)
     for _ in range(6):
         model(words(1, 3))
