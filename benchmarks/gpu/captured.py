@@ -144,10 +144,10 @@ def of_batch(batch: int, make: Callable[[int], Any]) -> None:
         print(f"  {name:12} {size / (1 << 20):.0f} MiB on the device, longest of 8 steps {1000 * seconds:.0f} ms")
     cost, last = captured_graphs._graphs[default.graph].costs.known, device_graphs.devices[0].device.time.last
     print(f"  one step in {governed.governor.every}; a stamp costs {cost}; {last}")
-    for (name, _), kind in governed.governor._kinds.items():
+    for (name, _), kind in governed.governor.kinds.items():
         costs = {sort.name.lower(): kind.estimate(sort) for sort in Sort if kind.counts[sort]}
         print(f"  {name}: {kind.seen} steps, paid in ns: {costs}")
-    own = sorted(governed.governor._own)
+    own = sorted(governed.governor.own_ns)
     print(f"  a plain step pays {own[len(own) // 2] / 1000:.1f} us (median of the last {len(own)})")
     peers(default, lambda: plain(default.graph), statistics.median(found["bare"]))
     governed.finalize()

@@ -807,4 +807,4 @@ def test_the_governor_counts_what_a_plain_step_pays_for_its_record(
         with profiler.step("decode", tokens=1) as step:
             clock.sleep_us(100)
             step.sequences = 4
-    assert list(profiler.governor._own) == [14_000] * 3  # the step and its amount of work
+    assert list(profiler.governor.own_ns) == [14_000] * 3  # the step and its amount of work

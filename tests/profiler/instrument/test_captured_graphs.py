@@ -536,7 +536,7 @@ def test_the_governor_chooses_the_recorded_replays_and_learns_their_cost(
     assert 5 < len(found) < 150
     # next to each recorded replay, one replay has stamps at its ends
     assert 200 - 3 * len(found) <= world.replayed <= 200 - len(found)
-    assert profiler.governor._seen
+    assert profiler.governor.seen
 
 
 def test_own_work_counts_as_cost_only_if_the_device_is_idle(world: World) -> None:
@@ -959,12 +959,12 @@ def test_recording_is_a_cost_but_work_while_the_host_is_ahead_is_not(
         world.pass_time(30_000_000)
     profiler.finalize()
     governor = profiler.governor
-    (kind,) = governor._kinds.values()
+    (kind,) = governor.kinds.values()
     recorded = kind.estimate(Sort.RECORDED)
     assert recorded is not None
     stamps = len(captured_graphs._graphs[graph]._variants[0][1].places)
     assert recorded.middle == pytest.approx(stamps * 1_000, rel=0.05)
-    assert sorted(governor._own)[len(governor._own) // 2] == 2_000  # cost in ns of the stamps around it
+    assert sorted(governor.own_ns)[len(governor.own_ns) // 2] == 2_000  # cost in ns of the stamps around it
     assert governor.every >= 100 * recorded.middle / 1_700_000
 
 

@@ -48,7 +48,7 @@ class Governed(GovernedProfiler):
         BrickProfiler.__init__(self, clock_ns=clock_ns, sample_every=4, recorder=recorder)
         self._steps.governor, self._steps.is_sampled = self.governor, self.governor.is_sampled
         self.governor.every = every
-        self.governor._look_at_step = 1 << 40
+        self.governor.look_at_step = 1 << 40
 
 
 class Layer(nn.Module):
@@ -225,7 +225,7 @@ class Host:
         elif what in ("switch off", "switch on"):
             (profiler.disable if what == "switch off" else profiler.enable)()
         elif what == "record all" and self.governor is not None:
-            self.governor._begun.clear()
+            self.governor.begun.clear()
         elif what == "ask for a burst" and isinstance(profiler.parts.recorder, RingRecorder):
             profiler.parts.recorder.asked_word = (7,)
         elif what == "look":
@@ -245,12 +245,12 @@ class Host:
             return self.profiler.parts.steps.lanes.free, of_models
         kinds = {
             key: (kind.seen, kind.recent, kind.counts, [sort for sort, _ in kind.waiting], kind.plain_ns is None)
-            for key, kind in governor._kinds.items()
+            for key, kind in governor.kinds.items()
         }
         models = {
-            name: (model.calls_are_in, model.recorded, len(model.running)) for name, model in governor._models.items()
+            name: (model.calls_are_in, model.recorded, len(model.running)) for name, model in governor.models.items()
         }
-        return kinds, models, governor._begun, governor._seen, governor._recorded, len(governor._own)
+        return kinds, models, governor.begun, governor.seen, governor.recorded, len(governor.own_ns)
 
 
 def _call_in_python(model: Any) -> None:
@@ -554,7 +554,7 @@ def test_what_cbtop_pays_beside_the_model_is_counted_in_the_step(in_python: bool
     assert own_ns == sorted(own_ns)  # the model's call begins the step; its return and the scores add to it
     assert len(set(own_ns)) == 4
     assert host.governor is not None
-    assert own_ns[-1] < host.governor._own[-1] < 10_000_000
+    assert own_ns[-1] < host.governor.own_ns[-1] < 10_000_000
 
 
 RUNS = st.tuples(

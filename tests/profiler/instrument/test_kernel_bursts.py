@@ -460,11 +460,11 @@ def test_a_governed_process_does_not_take_a_burst_for_its_own_cost(world: World,
     graph = played.captured(model)
     played.replay(world, graph, 5)
     profiler.finalize()
-    before = profiler.governor._seen
+    before = profiler.governor.seen
     asker.ask(2)
     played.replay(world, graph, 2)
     profiler.finalize()
-    assert profiler.governor._seen == before
+    assert profiler.governor.seen == before
     answer = asker.answer()
     assert answer is not None
     assert answer.state is State.DONE
