@@ -119,9 +119,9 @@ def test_kernels_are_named_and_results_graphs_and_breaks_are_unchanged(
     sys.stdout.write(f"reserved {before_bytes} bytes, and with us {torch.cuda.memory_reserved()}\n")
     assert all(torch.equal(bare[-1], one) for one in ours[2:])
     assert sys.gettrace() is None
-    (captured,) = [one for one in captured_graphs._graphs.values() if one.is_stamped]
-    ((_, plan),) = captured._variants
-    shape = plan._shape
+    (captured,) = [one for one in captured_graphs.graphs.values() if one.is_stamped]
+    ((_, plan),) = captured.variants
+    shape = plan.shape
     places = [shape.places[place] for place in plan.places]
     named: set[int] = set()
     for interval in plan.intervals:
@@ -197,9 +197,9 @@ def test_brick_times_are_those_of_cupti(kind: Callable[[], Any], profiler: Brick
             torch.cuda.synchronize()
         profiler.finalize()
         records = list(memory.records)
-        (captured,) = [one for one in captured_graphs._graphs.values() if one.is_stamped]
-        ((_, plan),) = captured._variants
-        shape = plan._shape
+        (captured,) = [one for one in captured_graphs.graphs.values() if one.is_stamped]
+        ((_, plan),) = captured.variants
+        shape = plan.shape
         profiler.disable()
         step = partial(call, compiled)
         whole_us = between_us(captured, step, captured._ends)
