@@ -78,7 +78,7 @@ class Host:
         self.model = played.model_of(world, layers)
         attach(self.model, self.profiler)
         self.recorder.open()
-        ring = self.recorder._path
+        ring = self.recorder.path
         assert ring is not None
         self.ring = ring
         self.asker = RequestSlot(ring)
@@ -455,8 +455,8 @@ def test_a_governed_process_does_not_take_a_burst_for_its_own_cost(world: World,
     model = played.model_of(world)
     attach(model, profiler)
     recorder.open()
-    assert recorder._path is not None
-    asker = RequestSlot(recorder._path)
+    assert recorder.path is not None
+    asker = RequestSlot(recorder.path)
     graph = played.captured(model)
     played.replay(world, graph, 5)
     profiler.finalize()
