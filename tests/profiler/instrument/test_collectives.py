@@ -333,7 +333,7 @@ def test_the_weights_of_a_model_sharded_over_ranks_are_those_of_this_rank(
         for linear in (layer.up_proj, layer.down_proj):
             for name, weight in list(linear.named_parameters()):
                 part = weight.detach()[: len(weight) // RANKS]
-                linear._parameters[name] = nn.Parameter(DTensor.from_local(part, mesh, [Shard(0)]))
+                linear.register_parameter(name, nn.Parameter(DTensor.from_local(part, mesh, [Shard(0)])))
     attach(model, profiler)
     (manifest,) = [said for said in memory.said if isinstance(said, Manifest)]
     assert manifest.weights_bytes == whole // RANKS
@@ -357,6 +357,6 @@ def _carried_by_a_link(kind: str, ranks: int, size: int) -> float:
     st.sampled_from([1, 2, 4, 8, 16]),
 )
 def test_bus_bytes_are_what_a_link_carries_in_a_ring(kind: str, ranks: int, elements: int, itemsize: int) -> None:
-    work: Any = collectives._brick(kind, ranks, itemsize, has_bus=True).work
+    work: Any = collectives.collective_brick(kind, ranks, itemsize, has_bus=True).work
     assert work.size_bytes(1, elements) == elements * itemsize
     assert work.bytes(1, elements) == pytest.approx(_carried_by_a_link(kind, ranks, elements * itemsize))

@@ -179,14 +179,14 @@ class Host:
 
     def call(self, tensor: str, cache: str, how: str, does: str) -> None:
         try:
-            self._call(self.models[0], tensor, cache, how, functools.partial(self._do, does))
+            self.call_model(self.models[0], tensor, cache, how, functools.partial(self.do, does))
         except (ValueError, KeyboardInterrupt) as error:
             self.said.append(repr(error))
         position = self.profiler.parts.paths.own.position
         scope, open_ = position.scope.node, position.unit and len(position.unit.open)
         self.said.append(f"{position.step} {position.recording} {position.lane} {scope} {open_}")
 
-    def _call(self, model: Any, tensor: str, cache: str, how: str, do: Callable[[], None]) -> None:
+    def call_model(self, model: Any, tensor: str, cache: str, how: str, do: Callable[[], None]) -> None:
         new, held = TENSORS[tensor](), CACHES[cache]()
         if how == "by position":
             model(new, held, do)
@@ -201,7 +201,7 @@ class Host:
         else:
             model(input_ids=new, past_key_values=held, do=do)
 
-    def _do(self, what: str) -> None:
+    def do(self, what: str) -> None:
         profiler = self.profiler
         step: Any = profiler.parts.paths.own.position.step
         if what == "raise":
@@ -215,7 +215,7 @@ class Host:
             with profiler.step("mine", tokens=3):
                 pass
         elif what in ("again", "another"):
-            self._call(self.models[what == "another"], "one", "used", "by name", _nothing)
+            self.call_model(self.models[what == "another"], "one", "used", "by name", _nothing)
         elif what == "in a thread":
             thread = threading.Thread(target=self._call_thrice)
             thread.start()
@@ -234,7 +234,7 @@ class Host:
     def _call_thrice(self) -> None:
         """Call the second model inside the running step. From its second call on, C handles it."""
         for _ in range(3):
-            self._call(self.models[1], "one", "used", "by name", _nothing)
+            self.call_model(self.models[1], "one", "used", "by name", _nothing)
 
     @property
     def known(self) -> Any:
@@ -453,7 +453,7 @@ class Generating(Host):
         with pytest.MonkeyPatch.context() as patch:
             if in_python:
                 patch.setattr(generation, "_compiled", lambda wrapper: wrapper)
-            self._prepare, self._process, self._is_done = (
+            self.prepare, self.process, self.is_done = (
                 wrap(_does) for wrap in (generation.prepares, generation.scores, generation.chooses)
             )
         self._generate = generation.generates(self._loop)
@@ -469,17 +469,17 @@ class Generating(Host):
 
     def _loop(self, _: Any, tokens: list[Token]) -> None:
         for token in tokens:
-            do = {token.when: functools.partial(self._do, token.does)}
+            do = {token.when: functools.partial(self.do, token.does)}
             # Python 3.11 does not turn starred calls into frames of the wrappers.
             if token.is_prepared:
-                self._prepare(*(do.get("inputs", _nothing),))
-            self._call(self.models[0], token.tensor, token.cache, "by name", do.get("forward", _nothing))
+                self.prepare(*(do.get("inputs", _nothing),))
+            self.call_model(self.models[0], token.tensor, token.cache, "by name", do.get("forward", _nothing))
             do.get("between", _nothing)()
-            self._process(*(do.get("scores", _nothing),))
+            self.process(*(do.get("scores", _nothing),))
             if token.chosen != "never":
-                self._is_done(*(do.get("criteria", _nothing), *CHOSEN[token.chosen]()))
+                self.is_done(*(do.get("criteria", _nothing), *CHOSEN[token.chosen]()))
 
-    def _do(self, what: str) -> None:
+    def do(self, what: str) -> None:
         if what == "generate":
             self._generate(self.models[0], [Token(), Token()])
         elif what == "assist":
@@ -520,7 +520,7 @@ def test_a_plain_step_of_generate_lasts_from_its_inputs_to_its_token(in_python: 
     host = Generating(memory, 10_000, in_python=in_python)
     host.generate(0, [Token()] * 4)
     before, begun_ns, ended = len(memory.records), [], []
-    host._do = lambda what: begun_ns.append(perf_counter_ns())  # type: ignore[method-assign]
+    host.do = lambda what: begun_ns.append(perf_counter_ns())  # type: ignore[method-assign]
     for when in ("inputs", "criteria"):
         host.generate(0, [Token(when=when)])
         (_, start_ns, end_ns, _), _ = memory.records[before:]
@@ -542,12 +542,12 @@ def test_what_cbtop_pays_beside_the_model_is_counted_in_the_step(in_python: bool
         own_ns.append(here.open[-1].active.own_ns if here.open else here.generations[-1].own_ns)
 
     def token(model: Any) -> None:
-        host._prepare(*(_nothing,))
+        host.prepare(*(_nothing,))
         note()
-        host._call(model, "one", "used", "by name", note)
+        host.call_model(model, "one", "used", "by name", note)
         note()
-        host._process(*(note,))
-        host._is_done(*(note, torch.ones(1, 9)))
+        host.process(*(note,))
+        host.is_done(*(note, torch.ones(1, 9)))
 
     generation.generates(token)(host.models[0])
     assert own_ns[0] > 0
@@ -593,10 +593,10 @@ class Running(Host):
         self._sample = runners.ends(lambda runner, do: do(), lambda result: 5)
 
     def _runs(self, do: Callable[[], None]) -> None:
-        self._call(self.models[0], "one", "used", "by name", do)
+        self.call_model(self.models[0], "one", "used", "by name", do)
 
     def run(self, phase: str, tokens: int, cached: int | None, later: bool, when: str, does: str) -> None:
-        do = {when: functools.partial(self._do, does)}
+        do = {when: functools.partial(self.do, does)}
         self._samples_later = later
         try:
             self._run(self._runner, phases.Call(phase, tokens, 1, cached), do.get("run", _nothing))

@@ -194,7 +194,7 @@ def test_after_detach_its_clock_is_gone(profiler: BrickProfiler) -> None:
     model, inputs = _model()
     attachment = attach(model, profiler)
     model(inputs)
-    clock = weakref.ref(attachment.timing.path._clock)  # type: ignore[union-attr]  # a DevicePath's
+    clock = weakref.ref(attachment.timing.path.clock)  # type: ignore[union-attr]  # a DevicePath's
     attachment.detach()
     gc.collect()
     assert clock() is None

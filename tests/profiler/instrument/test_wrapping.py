@@ -386,9 +386,9 @@ def test_a_copy_that_takes_every_attribute_along_runs_its_own_weights(again: Any
 def _replicated(module: Any) -> Any:
     """Replicate a module with separate weights, as nn.DataParallel does on several devices."""
     replica = module._replicate_for_data_parallel()
-    for name, weight in module._parameters.items():
+    for name, weight in module.named_parameters(recurse=False):
         setattr(replica, name, torch.zeros_like(weight))
-    for name, child in module._modules.items():
+    for name, child in module.named_children():
         setattr(replica, name, _replicated(child))
     return replica
 
@@ -978,7 +978,7 @@ def test_what_the_host_lets_a_modules_call_be_is_called_in_recorded_steps(
 
 def test_a_timed_call_keeps_nothing(timed: Callable[..., Any], timer: BrickProfiler) -> None:
     x, error = torch.ones(2), ValueError("of the host")
-    held = (x, error, timed, BRICK, timer, timer._path, elements_of, passes)
+    held = (x, error, timed, BRICK, timer, timer.parts.paths.own, elements_of, passes)
 
     def use() -> None:
         timed(x)
