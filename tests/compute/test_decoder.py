@@ -7,7 +7,7 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import fields, replace
+from dataclasses import replace
 from types import FrameType
 from typing import Any
 
@@ -62,20 +62,48 @@ def test_a_prompt_that_takes_several_passes_ends_as_in_one(
     assert parts.position == len(PROMPT) + 1
 
 
+class CountingHost(Host):
+    """A CPU that stores the size in bytes of the buffers and of the caches that it makes."""
+
+    def __init__(self, threads: int) -> None:
+        super().__init__(threads)
+        self.buffers: list[int] = []
+        self.cache_bytes = 0
+
+    def zeros(self, shape: Any, dtype: Any) -> Any:
+        array = super().zeros(shape, dtype)
+        self.buffers.append(array.nbytes)
+        return array
+
+    def caches(self, *sizes: Any) -> list[tuple[Any, Any]]:
+        made = super().caches(*sizes)
+        self.cache_bytes += sum(keys.nbytes + values.nbytes for keys, values in made)
+        return made
+
+    def attention_scratch(self, model: Model, context: int) -> Any:
+        array = super().attention_scratch(model, context)
+        self.buffers.append(array.nbytes)
+        return array
+
+    def scratch(self, columns: int) -> Any:
+        array = super().scratch(columns)
+        self.buffers.append(array.nbytes)
+        return array
+
+    def int8_scratch(self, model: Model, tokens: int, columns: int) -> Any:
+        made = super().int8_scratch(model, tokens, columns)
+        self.buffers += [made.codes.nbytes, made.factors.nbytes]
+        return made
+
+
 @of_each_kind
 def test_no_buffer_of_a_pass_grows_with_the_context(model: Model, profiler: BrickProfiler) -> None:
     sizes = []
     for context in (Host.most_together, 20 * Host.most_together):
-        decoder = Decoder(model, "numba", 1, profiler, context)
-        buffers = [
-            getattr(decoder._space, field.name) for field in fields(decoder._space) if "codes" not in field.name
-        ]
-        buffers += [
-            one
-            for codes in (decoder._space.normed_codes, decoder._space.last_codes)
-            for one in (codes.codes, codes.factors)
-        ]
-        sizes.append([buffer.nbytes for buffer in (*buffers, decoder._arguments.scratch, decoder._attention_scratch)])
+        host = CountingHost(1)
+        Decoder(model, "numba", 1, profiler, context, machine=host)
+        sizes.append(host.buffers)
+    assert sizes[0]
     assert sizes[0] == sizes[1]
 
 
@@ -85,10 +113,11 @@ def test_a_float16_cache_is_half_a_float32_one_and_is_off_by_its_rounding(
 ) -> None:
     size_bytes, errors = {}, {}
     for cache_type in CACHE_TYPES:
-        decoder = Decoder(model, "numba", 1, profiler, model.context_length, DecoderSettings(cache_type))
+        host, settings = CountingHost(1), DecoderSettings(cache_type)
+        decoder = Decoder(model, "numba", 1, profiler, model.context_length, settings, machine=host)
         decoder.prefill(PROMPT)
         expected = forward_reference(model, PROMPT)[-1]
-        size_bytes[cache_type] = sum(layer.k_cache.nbytes + layer.v_cache.nbytes for layer in decoder._layers)
+        size_bytes[cache_type] = host.cache_bytes
         errors[cache_type] = np.abs(decoder.logits - expected).max() / np.abs(expected).max()
     assert size_bytes["f32"] == 2 * size_bytes["f16"]
     assert errors["f32"] < 1e-5 < errors["f16"] < 2e-3
@@ -98,9 +127,10 @@ def test_a_float16_cache_is_half_a_float32_one_and_is_off_by_its_rounding(
 def test_a_context_whose_cache_is_larger_than_the_memory_is_refused(
     model: Model, profiler: BrickProfiler, monkeypatch: pytest.MonkeyPatch, cache_type: str
 ) -> None:
-    fits = Decoder(model, "numba", 1, profiler, 64, DecoderSettings(cache_type))
-    tables = {id(layer.angles): layer.angles.nbytes for layer in fits._layers}
-    size_bytes = sum(layer.k_cache.nbytes + layer.v_cache.nbytes for layer in fits._layers) + sum(tables.values())
+    host = CountingHost(1)
+    Decoder(model, "numba", 1, profiler, 64, DecoderSettings(cache_type), machine=host)
+    tables = {id(rope): rope.table(64).nbytes for rope in (model.rope, model.sliding_rope)}
+    size_bytes = host.cache_bytes + sum(tables.values())
     monkeypatch.setattr(of_decoder, "available_bytes", lambda: size_bytes)
     Decoder(model, "numba", 1, profiler, 64, DecoderSettings(cache_type))
     with pytest.raises(
