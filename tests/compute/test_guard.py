@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from cbtop.compute.decoder.decoder import Decoder
 from cbtop.compute.decoder.int8 import interleaved
 from cbtop.compute.errors import GuardError, NoTokenError
 from cbtop.compute.guard import GUARD_BRICK, MAX_SHARE, Fault, JidokaGuard, Reaction, fault_of
+from cbtop.compute.kernels.base import Arguments
 from cbtop.compute.settings import DecoderSettings
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.traces.activations import EXPLOSION_MAGNITUDE
@@ -230,11 +231,17 @@ def test_what_a_norm_leaves_in_int8_is_too_large_only_where_its_output_is(
     large = replace(model.final_norm, weight=3e5 * np.abs(model.final_norm.weight))
     decoder = Decoder(interleaved(replace(model, final_norm=large)), "numba", 1, profiler, model.context_length)
     decoder.guard = JidokaGuard(Reaction.LOG, profiler, decoder.bricks.places(), stopped)
-    decoder.prefill(PROMPT)
-    space = decoder._space
-    assert np.abs(space.last_normed).max() < EXPLOSION_MAGNITUDE < np.abs(decoder.logits).max()
-    if space.last_codes is not None and decoder.bricks.final_norm.makes_codes:
-        assert np.abs(space.last_codes.factors).max() > EXPLOSION_MAGNITUDE
+    norm = decoder.bricks.final_norm
+    named: dict[str, Any] = {}
+
+    def observe(brick: ComputeBrick, calls: Sequence[Arguments]) -> None:
+        if brick is norm:
+            named.update(zip(norm.kernels[0].contract.arguments, calls[0], strict=True))
+
+    decoder.prefill(PROMPT, observe)
+    assert np.abs(named["out"]).max() < EXPLOSION_MAGNITUDE < np.abs(decoder.logits).max()
+    if norm.makes_codes:
+        assert np.abs(named["factors"]).max() > EXPLOSION_MAGNITUDE
     assert [result.brick for result in of_guard(recorder)] == ["LmHead"]
 
 
