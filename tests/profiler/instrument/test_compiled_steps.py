@@ -485,7 +485,7 @@ class Generating(Host):
         elif what == "assist":
             generation.assists(_nothing)()
         else:
-            super()._do(what)
+            super().do(what)
 
 
 def _without_times(records: list[tuple[int, int, int, int]]) -> list[tuple[int, ...]]:
