@@ -37,7 +37,7 @@ def record_when_told(governor: Governor) -> Callable[[bool], None]:
     It changes the governor's own settings, so that steps take the default path. The governor makes no decisions
     afterwards.
     """
-    governor._look_at_step = NEVER
+    governor.look_at_step = NEVER
     governor.floor = 0
 
     def tell(is_recorded: bool) -> None:

@@ -37,17 +37,17 @@ def write_model(path: Path, shape: ModelShape) -> None:
 
     It has the keys that only llama.cpp needs.
     """
-    metadata = demo_model._metadata
+    metadata = demo_model.metadata_of
 
     def with_words(shape: ModelShape) -> dict[str, Any]:
         words = {"tokenizer.ggml.model": "none", f"{shape.architecture}.vocab_size": shape.vocabulary}
         return metadata(shape) | words
 
-    demo_model._metadata = with_words
+    demo_model.metadata_of = with_words
     try:
         demo_model.write_model(path, shape, lambda *progress: None)
     finally:
-        demo_model._metadata = metadata
+        demo_model.metadata_of = metadata
 
 
 @functools.cache

@@ -50,8 +50,8 @@ class ComputeBrick:
     """One brick at one place of a model. A call of the brick runs its kernels and records one timing."""
 
     __slots__ = (
-        "_contracts", "_implementations", "_is_int8", "_many_elements", "_of_many", "_of_token", "_profiler",
-        "_token_elements", "_turn", "definition", "kernels", "makes_codes", "spec",
+        "_contracts", "_is_int8", "_many_elements", "_of_many", "_of_token", "_profiler", "_token_elements", "_turn",
+        "definition", "implementations", "kernels", "makes_codes", "spec",
     )  # fmt: skip
 
     def __init__(
@@ -79,7 +79,8 @@ class ComputeBrick:
         if names_launches:
             work = replace(work, dtype="")
         self.kernels = tuple(launch.kernel for launch in launches)
-        self._implementations = tuple(kernel.implementation for kernel in self.kernels)
+        #: The functions that a call runs, one for each kernel. They may be replaced, for example to plant a fault.
+        self.implementations = tuple(kernel.implementation for kernel in self.kernels)
         self._contracts = tuple(kernel.contract for kernel in self.kernels)
         self._is_int8 = not names_launches and all(launch.work.dtype == "int8" for launch in launches)
         #: Whether the brick also makes int8 codes of its output, which later products read.
@@ -111,7 +112,7 @@ class ComputeBrick:
         if self._of_token is not None and elements <= self._token_elements:
             definition = self._of_token
         timer = self._profiler.start_brick(definition)
-        for implementation, arguments in zip(self._implementations, calls, strict=True):
+        for implementation, arguments in zip(self.implementations, calls, strict=True):
             implementation(*arguments)
         self._profiler.stop_brick(timer, elements)
 
@@ -158,7 +159,7 @@ class ComputeBrick:
         before, every = [], []
         turn = self._next_turn()
         # Check one kernel at a time, because several kernels of a brick may add to the same output.
-        for kernel, implementation, arguments in zip(self.kernels, self._implementations, calls, strict=True):
+        for kernel, implementation, arguments in zip(self.kernels, self.implementations, calls, strict=True):
             earlier = with_copies(arguments, kernel.outputs)
             implementation(*arguments)
             with np.errstate(all="ignore"):  # no warnings about infinities, because the checks look for them
@@ -217,7 +218,7 @@ class ComputeBrick:
 
     def fall_back(self) -> None:
         """Run the references instead of the kernels from the next call on. The references compute in float64."""
-        self._implementations = tuple(kernel.reference for kernel in self.kernels)
+        self.implementations = tuple(kernel.reference for kernel in self.kernels)
         self._many_elements, self._of_token, self._is_int8 = math.inf, None, False
         work = self.definition.work
         assert isinstance(work, Work)

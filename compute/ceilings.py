@@ -189,28 +189,28 @@ def measure_ceilings(threads: int | None = None, weights_bytes: int | None = Non
     """
     on = _Threads(threads or available_threads())
     buffer, values = on.buffer, np.ones((1, LANES), np.float32)
-    found = [_measured("dram_read", "bandwidth", buffer.nbytes, on.runner(_read, buffer, 1))]
+    found = [measured("dram_read", "bandwidth", buffer.nbytes, on.runner(_read, buffer, 1))]
     if weights_bytes is not None:
         part = _part(buffer, max(min(weights_bytes, buffer.nbytes), WORD * on.number))
-        found.append(_measured("weights_read", "bandwidth", part.nbytes, on.runner(_read, part, 1)))
+        found.append(measured("weights_read", "bandwidth", part.nbytes, on.runner(_read, part, 1)))
     found += _cache_ceilings(on, found[0])
     # x/2 + 1/2 approaches 1, so no number overflows or becomes denormal.
     run = on.runner(_multiply_add, values, FLOAT_REPEATS, 0.5, 0.5)
     operations = 2.0 * on.number * FLOAT_REPEATS * FLOAT_CHAINS * LANES
-    found.append(_measured("fma_float32", "compute", operations, run, "float32"))
+    found.append(measured("fma_float32", "compute", operations, run, "float32"))
     # The following loops use the same instructions as products of quantised weights.
     if TIER != "generic":
         run = on.runner(_multiply_bytes, values, BYTE_REPEATS)
         operations = 2.0 * on.number * BYTE_REPEATS * BYTE_CHAINS * LINE
-        found.append(_measured("dot_int8", "compute", operations, run, "int8"))
+        found.append(measured("dot_int8", "compute", operations, run, "int8"))
     if BF16_PAYS:
         run = on.runner(_multiply_pairs, values, FLOAT_REPEATS)
         operations = 2.0 * on.number * FLOAT_REPEATS * FLOAT_CHAINS * 2 * LANES
-        found.append(_measured("dot_bfloat16", "compute", operations, run, "bfloat16"))
+        found.append(measured("dot_bfloat16", "compute", operations, run, "bfloat16"))
     if HAS_TILES:  # pragma: no cover - AMX
         run = on.runner(_multiply_four_tiles, values, TILE_REPEATS)
         operations = 2.0 * on.number * TILE_REPEATS * PRODUCTS_OF_TILES
-        found.append(_measured("tiles_bfloat16", "compute", operations, run, "bfloat16"))
+        found.append(measured("tiles_bfloat16", "compute", operations, run, "bfloat16"))
     return found
 
 
@@ -231,7 +231,7 @@ def _cache_ceilings(on: _Threads, dram: Ceiling) -> list[Ceiling]:
         repeats = max(1, CACHE_READ_BYTES // each_bytes)
         on.runner(_read, part, 1)()
         run = on.runner(_read, part, repeats)
-        one = _measured(f"l{level}_read", "cache", part.nbytes * repeats, run)
+        one = measured(f"l{level}_read", "cache", part.nbytes * repeats, run)
         if part.nbytes < on.buffer.nbytes and one.value > dram.value:
             found.append(one)
     return found
@@ -272,7 +272,7 @@ def measure_product(threads: int) -> Ceiling:
             size = largest_size(PRODUCT_SIZES, min(_seconds(product(smallest))), PRODUCT_S)
             run = product(size)
             run()
-            return _measured("matmul_bfloat16", "compute", 2.0 * size**3, run, "bfloat16")
+            return measured("matmul_bfloat16", "compute", 2.0 * size**3, run, "bfloat16")
     except RuntimeError as error:
         raise ComputeError(f"torch: {error}") from error
 
@@ -298,7 +298,7 @@ def ceiling(name: str, kind: str, amount: float, seconds: Sequence[float], dtype
     return Ceiling(name, kind, rates[-1], unit, Provenance.MEASURED, *others, now, dtype=dtype, rounds=len(rates))
 
 
-def _measured(name: str, kind: str, amount: float, run: Callable[[], object], dtype: str = "") -> Ceiling:
+def measured(name: str, kind: str, amount: float, run: Callable[[], object], dtype: str = "") -> Ceiling:
     """Return a roof of the processors, with the share of the processors that other processes used during the
     measurement."""
     others = OtherProcesses()

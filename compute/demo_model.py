@@ -76,7 +76,7 @@ TINY_MIXTRAL = replace(TINY_LLAMA, feed_forward=256, experts=4, experts_used=2)
 
 
 @dataclass(frozen=True, slots=True)
-class _Tensor:
+class RandomTensor:
     """A tensor of random numbers, normally distributed around `mean`. `shape` is as in NumPy, with rows first."""
 
     name: str
@@ -113,8 +113,8 @@ def write_model(
 ) -> None:
     """Write a random model of `shape` at `path`. If writing fails, `path` is left as it was.
 
-    `matrices` is the format of all matrices. None means the mix of `_tensors`. The weights before quantisation depend
-    on `seed` only.
+    `matrices` is the format of all matrices. None means the mix of `tensors_of`. The weights before quantisation
+    depend on `seed` only.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
@@ -126,13 +126,13 @@ def write_model(
 
 
 def _write(path: Path, shape: ModelShape, progress: Progress, seed: int, matrices: BlockFormat | None) -> None:
-    tensors = list(_tensors(shape))
+    tensors = list(tensors_of(shape))
     if matrices:
         tensors = [one if one.format is F32 else replace(one, format=matrices) for one in tensors]
     rng = np.random.default_rng(seed)
     done, total = 0, sum(tensor.elements for tensor in tensors)
     with path.open("wb") as stream:
-        stream.write(written_header(_metadata(shape), [(one.name, one.shape, one.format) for one in tensors]))
+        stream.write(written_header(metadata_of(shape), [(one.name, one.shape, one.format) for one in tensors]))
         for tensor in tensors:
             progress("writing the demo model", done / total)
             data = _draw(tensor, rng)
@@ -142,7 +142,7 @@ def _write(path: Path, shape: ModelShape, progress: Progress, seed: int, matrice
         progress("writing the demo model", 1.0)
 
 
-def _draw(tensor: _Tensor, rng: np.random.Generator) -> Bytes:
+def _draw(tensor: RandomTensor, rng: np.random.Generator) -> Bytes:
     """Return the random tensor as bytes, uint8 (rows, row_bytes). A few rows are quantised at a time."""
     columns = tensor.shape[-1]
     rows = tensor.elements // columns
@@ -156,7 +156,8 @@ def _draw(tensor: _Tensor, rng: np.random.Generator) -> Bytes:
     return out
 
 
-def _metadata(shape: ModelShape) -> dict[str, str | int | float]:
+def metadata_of(shape: ModelShape) -> dict[str, str | int | float]:
+    """Return the keys of a file with a model of `shape`."""
     prefix = shape.architecture
     mixture = {
         f"{prefix}.expert_count": shape.experts,
@@ -188,7 +189,7 @@ def _metadata(shape: ModelShape) -> dict[str, str | int | float]:
     }
 
 
-def _tensors(shape: ModelShape) -> Iterator[_Tensor]:
+def tensors_of(shape: ModelShape) -> Iterator[RandomTensor]:
     """Yield all tensors, in the mix of formats that llama.cpp calls Q4_K_M.
 
     The output and every second layer's v and down are Q6_K. The other matrices are Q4_K.
@@ -199,48 +200,48 @@ def _tensors(shape: ModelShape) -> Iterator[_Tensor]:
     # A tied embedding also computes the logits, so its standard deviation determines theirs. The scale of embeddings
     # does not matter otherwise, because the first norm removes it.
     head_spread = PREDICTED_LOGIT_DEVIATION * spread
-    yield _Tensor("token_embd.weight", (shape.vocabulary, hidden), Q6_K if shape.tied else Q4_K, head_spread)
+    yield RandomTensor("token_embd.weight", (shape.vocabulary, hidden), Q6_K if shape.tied else Q4_K, head_spread)
     for index in range(shape.layers):
         rich = Q6_K if index % 2 == 0 else Q4_K
         layer = f"blk.{index}"
         yield from _norm(f"{layer}.attn_norm", shape)
         is_fused = shape.architecture == "phi3"
         if is_fused:
-            yield _Tensor(f"{layer}.attn_qkv.weight", (query_rows + 2 * kv_rows, hidden), rich, spread)
+            yield RandomTensor(f"{layer}.attn_qkv.weight", (query_rows + 2 * kv_rows, hidden), rich, spread)
         else:
-            yield _Tensor(f"{layer}.attn_q.weight", (query_rows, hidden), Q4_K, spread)
-            yield _Tensor(f"{layer}.attn_k.weight", (kv_rows, hidden), Q4_K, spread)
-            yield _Tensor(f"{layer}.attn_v.weight", (kv_rows, hidden), rich, spread)
+            yield RandomTensor(f"{layer}.attn_q.weight", (query_rows, hidden), Q4_K, spread)
+            yield RandomTensor(f"{layer}.attn_k.weight", (kv_rows, hidden), Q4_K, spread)
+            yield RandomTensor(f"{layer}.attn_v.weight", (kv_rows, hidden), rich, spread)
         if shape.architecture in ("qwen2", "stablelm"):
-            yield _Tensor(f"{layer}.attn_q.bias", (query_rows,), F32, BIAS_DEVIATION)
-            yield _Tensor(f"{layer}.attn_k.bias", (kv_rows,), F32, BIAS_DEVIATION)
-            yield _Tensor(f"{layer}.attn_v.bias", (kv_rows,), F32, BIAS_DEVIATION)
+            yield RandomTensor(f"{layer}.attn_q.bias", (query_rows,), F32, BIAS_DEVIATION)
+            yield RandomTensor(f"{layer}.attn_k.bias", (kv_rows,), F32, BIAS_DEVIATION)
+            yield RandomTensor(f"{layer}.attn_v.bias", (kv_rows,), F32, BIAS_DEVIATION)
         if shape.architecture in ("qwen3", "qwen3moe", "gemma3"):
-            yield _Tensor(f"{layer}.attn_q_norm.weight", (shape.head_dim,), F32, NORM_DEVIATION, 1.0)
-            yield _Tensor(f"{layer}.attn_k_norm.weight", (shape.head_dim,), F32, NORM_DEVIATION, 1.0)
-        yield _Tensor(f"{layer}.attn_output.weight", (hidden, query_rows), Q4_K, query_rows**-0.5)
+            yield RandomTensor(f"{layer}.attn_q_norm.weight", (shape.head_dim,), F32, NORM_DEVIATION, 1.0)
+            yield RandomTensor(f"{layer}.attn_k_norm.weight", (shape.head_dim,), F32, NORM_DEVIATION, 1.0)
+        yield RandomTensor(f"{layer}.attn_output.weight", (hidden, query_rows), Q4_K, query_rows**-0.5)
         is_gemma = shape.architecture in ("gemma2", "gemma3")
         if is_gemma:
-            yield _Tensor(f"{layer}.post_attention_norm.weight", (hidden,), F32, NORM_DEVIATION, 1.0)
+            yield RandomTensor(f"{layer}.post_attention_norm.weight", (hidden,), F32, NORM_DEVIATION, 1.0)
         yield from _norm(f"{layer}.ffn_norm", shape)
         of_all = (shape.experts,) if shape.experts else ()
         end = "_exps.weight" if shape.experts else ".weight"
         if shape.experts:
-            yield _Tensor(f"{layer}.ffn_gate_inp.weight", (shape.experts, hidden), F32, spread)
+            yield RandomTensor(f"{layer}.ffn_gate_inp.weight", (shape.experts, hidden), F32, spread)
         if is_fused:
-            yield _Tensor(f"{layer}.ffn_up.weight", (2 * shape.feed_forward, hidden), Q4_K, spread)
+            yield RandomTensor(f"{layer}.ffn_up.weight", (2 * shape.feed_forward, hidden), Q4_K, spread)
         else:
-            yield _Tensor(f"{layer}.ffn_gate{end}", (*of_all, shape.feed_forward, hidden), Q4_K, spread)
-            yield _Tensor(f"{layer}.ffn_up{end}", (*of_all, shape.feed_forward, hidden), Q4_K, spread)
-        yield _Tensor(f"{layer}.ffn_down{end}", (*of_all, hidden, shape.feed_forward), rich, ffn_spread)
+            yield RandomTensor(f"{layer}.ffn_gate{end}", (*of_all, shape.feed_forward, hidden), Q4_K, spread)
+            yield RandomTensor(f"{layer}.ffn_up{end}", (*of_all, shape.feed_forward, hidden), Q4_K, spread)
+        yield RandomTensor(f"{layer}.ffn_down{end}", (*of_all, hidden, shape.feed_forward), rich, ffn_spread)
         if is_gemma:
-            yield _Tensor(f"{layer}.post_ffw_norm.weight", (hidden,), F32, NORM_DEVIATION, 1.0)
+            yield RandomTensor(f"{layer}.post_ffw_norm.weight", (hidden,), F32, NORM_DEVIATION, 1.0)
     yield from _norm("output_norm", shape)
     if not shape.tied:
-        yield _Tensor("output.weight", (shape.vocabulary, hidden), Q6_K, head_spread)
+        yield RandomTensor("output.weight", (shape.vocabulary, hidden), Q6_K, head_spread)
 
 
-def _norm(name: str, shape: ModelShape) -> Iterator[_Tensor]:
-    yield _Tensor(f"{name}.weight", (shape.hidden,), F32, NORM_DEVIATION, 1.0)
+def _norm(name: str, shape: ModelShape) -> Iterator[RandomTensor]:
+    yield RandomTensor(f"{name}.weight", (shape.hidden,), F32, NORM_DEVIATION, 1.0)
     if shape.architecture == "stablelm":
-        yield _Tensor(f"{name}.bias", (shape.hidden,), F32, BIAS_DEVIATION)
+        yield RandomTensor(f"{name}.bias", (shape.hidden,), F32, BIAS_DEVIATION)

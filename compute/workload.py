@@ -147,7 +147,7 @@ def _announce_checks(
     for ceiling in place.ceilings(decoder.model, progress):
         profiler.announce(ceiling)
         roofs[ceiling.name] = ceiling
-    _set_budgets(decoder, roofs)
+    set_budgets(decoder, roofs)
     progress("", None)
 
 
@@ -179,7 +179,7 @@ def _decode(
         decoder.guard.finish()
 
 
-def _set_budgets(decoder: Decoder, roofs: Mapping[str, Ceiling]) -> None:
+def set_budgets(decoder: Decoder, roofs: Mapping[str, Ceiling]) -> None:
     """Set time budgets for bricks that read weights.
 
     The budgets assume the rate of reading weights, or of reading memory if that is lower. At the higher rate of

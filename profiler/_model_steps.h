@@ -66,8 +66,8 @@ static Slots plain[PLAIN_TYPES] = {
                "returned_ns", "tokens",  "sequences",  "cached",    "_begun_ns",  "outer",        "_is_plain",
                "forks",    "_is_outermost", "_inside", "_start",    "_outer_held"}},
     [STEPS] = {{"is_on", "forks", "governor", "is_sampled", "give_up", "flush"}},
-    [GOVERNOR] = {{"_begun", "_kinds", "_models", "_own", "told_ns", "look_ns", "has_looked", "_seen", "_lived_ns",
-                   "_recent_ns", "_look_at_step", "_look_at_ns", "every"}},
+    [GOVERNOR] = {{"begun", "kinds", "models", "own_ns", "told_ns", "look_ns", "has_looked", "seen", "_lived_ns",
+                   "_recent_ns", "look_at_step", "_look_at_ns", "every"}},
     [MODEL] = {{"calls_are_in", "recorded", "running"}},
     [KIND] = {{"seen", "recent", "counts", "plain_ns", "waiting"}},
 };

@@ -47,7 +47,7 @@ class DevicePath:
         self.is_over = False
         self.give_up = callbacks.give_up
         self._host = host
-        self._clock = clock
+        self.clock = clock
         self._mark = clock.mark
         self._callbacks = callbacks
         self._define = callbacks.define
@@ -89,7 +89,7 @@ class DevicePath:
         inside = scope.children.get(brick) or self._define(scope, brick)
         try:
             if self.mode is SyncMode.IMMEDIATE:
-                self._clock.synchronize()  # wait, so that the time of earlier work does not count
+                self.clock.synchronize()  # wait, so that the time of earlier work does not count
             start = self._mark()
         except Exception as error:  # noqa: BLE001 - a device that is lost must not take the host with it
             self._callbacks.give_up(error)
@@ -139,7 +139,7 @@ class DevicePath:
     def start_mark(self) -> Mark:
         """Return a mark of the present moment on the device. In IMMEDIATE mode, wait for earlier work first."""
         if self.mode is SyncMode.IMMEDIATE:
-            self._clock.synchronize()
+            self.clock.synchronize()
         elif self.kept is not None:
             self.kept.settle()
             self.kept.look()

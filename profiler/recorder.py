@@ -162,7 +162,8 @@ class RingRecorder:
         self._catalog: CatalogWriter | None = None
         self._is_opening = False
         self._closed = False
-        self._path: Path | None = None  # kept after `close`, because the ring can still be read
+        #: The file of the ring, None before it is open. Kept after `close`, because the ring can still be read.
+        self.path: Path | None = None
         self._reader: RingReader | None = None
         self._listeners: list[RingListener] = []
         self._answer = 0
@@ -265,8 +266,8 @@ class RingRecorder:
     def read(self) -> Batch | None:
         """Return the records since the last read, as the daemon would read them, or None before the first record."""
         try:
-            if self._reader is None and self._path is not None:
-                self._reader = RingReader(self._path)
+            if self._reader is None and self.path is not None:
+                self._reader = RingReader(self.path)
             return self._reader.read() if self._reader else None
         except Exception as error:  # noqa: BLE001 - see the rules
             reraise_host_error(error)
@@ -275,10 +276,10 @@ class RingRecorder:
 
     def read_again(self) -> Batch | None:
         """Return all records still in the ring, including those read before. Returns None before the first record."""
-        if self._path is None:
+        if self.path is None:
             return None
         try:
-            reader = RingReader(self._path)
+            reader = RingReader(self.path)
             try:
                 return reader.read()
             finally:
@@ -295,7 +296,7 @@ class RingRecorder:
             self._let_files_go.detach()
             with self._failures.kept_from_the_host("close its catalog"):
                 self._catalog.close()  # otherwise the child would keep the parent's lock
-        self._ring = self._catalog = self._path = self._reader = None
+        self._ring = self._catalog = self.path = self._reader = None
         self.asked_word = NOT_ASKED
         self._closed = self._is_opening = self._is_writing_nodes = False
         self.record = self._first_record
@@ -447,7 +448,7 @@ class RingRecorder:
             # Closes the files if this recorder is garbage-collected.
             self._let_files_go = weakref.finalize(self, _let_go, catalog, ring)
             setattr(self._let_files_go, "atexit", False)  # noqa: B010 - typeshed does not know it
-            self._ring, self._catalog, self._path, self.record = ring, catalog, ring.path, ring.record
+            self._ring, self._catalog, self.path, self.record = ring, catalog, ring.path, ring.record
             self.asked_word = ring.asked_word
             for listener in self._listeners:
                 with self._failures.kept_from_the_host("write beside the hot path"):

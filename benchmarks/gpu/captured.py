@@ -85,7 +85,7 @@ def with_layer_stamps(engine: Engine) -> Callable[[], None]:
 
     The clone has stamps only between layers.
     """
-    captured = captured_graphs._graphs[engine.graph]
+    captured = captured_graphs.graphs[engine.graph]
     device = captured.on.device
     plan = StampPlan(StampSites.of(device.driver, captured.clone), captured._spans)
     ends = {0, len(plan.places) - 1}
@@ -110,7 +110,7 @@ def of_batch(batch: int, make: Callable[[int], Any]) -> None:
     attach(model, governed)
     attach(another, every)
     default, everywhere = Engine(model, batch).capture(), Engine(another, batch).capture()
-    nodes = len(device_graphs.devices[0].device.driver.nodes(captured_graphs._graphs[default.graph].clone))
+    nodes = len(device_graphs.devices[0].device.driver.nodes(captured_graphs.graphs[default.graph].clone))
     took = {"default": build_bytes(default), "every step": build_bytes(everywhere)}
     plain = torch._C._CUDAGraph.replay
     kinds: dict[str, tuple[Engine, Callable[[], None]]] = {
@@ -142,12 +142,12 @@ def of_batch(batch: int, make: Callable[[int], Any]) -> None:
         )
     for name, (size, seconds) in took.items():
         print(f"  {name:12} {size / (1 << 20):.0f} MiB on the device, longest of 8 steps {1000 * seconds:.0f} ms")
-    cost, last = captured_graphs._graphs[default.graph].costs.known, device_graphs.devices[0].device.time.last
+    cost, last = captured_graphs.graphs[default.graph].costs.known, device_graphs.devices[0].device.time.last
     print(f"  one step in {governed.governor.every}; a stamp costs {cost}; {last}")
-    for (name, _), kind in governed.governor._kinds.items():
+    for (name, _), kind in governed.governor.kinds.items():
         costs = {sort.name.lower(): kind.estimate(sort) for sort in Sort if kind.counts[sort]}
         print(f"  {name}: {kind.seen} steps, paid in ns: {costs}")
-    own = sorted(governed.governor._own)
+    own = sorted(governed.governor.own_ns)
     print(f"  a plain step pays {own[len(own) // 2] / 1000:.1f} us (median of the last {len(own)})")
     peers(default, lambda: plain(default.graph), statistics.median(found["bare"]))
     governed.finalize()

@@ -101,7 +101,7 @@ def main() -> None:
     print(f"  bare {bare_ns / 1e6:.3f} ms a step; in brackets 95 % intervals")
     for name, ratio in ratios.items():
         print(f"  {name:50} {ratio.median:.4f} x ({ratio.low:.4f} to {ratio.high:.4f})")
-    for (name, _), kind in governor._kinds.items():
+    for (name, _), kind in governor.kinds.items():
         costs = {sort.name.lower(): kind.estimate(sort) for sort in Sort if kind.counts[sort]}
         print(f"  {name}: {kind.seen} steps, paid in ns: {costs}")
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]

@@ -49,14 +49,14 @@ OPTIONS = {
 }  # fmt: skip
 
 
-def _usable_numba_cache() -> Path | None:
+def usable_numba_cache() -> Path | None:
     """Create the directory for our compiled kernels and return it, or None if it cannot be written."""
     how = (getattr(settings, name) for name in CODE_SETTINGS)
     digest = hashlib.sha256(f"{numba.__version__} {llvmlite.__version__} {[*how]}".encode()).hexdigest()
     return use_directory(Path(settings.CACHE_DIR) if settings.CACHE_DIR else cache_dir(), digest[:16])
 
 
-NUMBA_CACHE = _usable_numba_cache()
+NUMBA_CACHE = usable_numba_cache()
 
 prange = numba.prange
 

@@ -20,13 +20,14 @@ _ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA = 158, 0x1023, 18
 # The features that each feature needs. If one of them is removed, LLVM also removes the feature.
 _AVX = {"sse3", "ssse3", "sse4.1", "sse4.2", "avx"}
 _AVX512 = _AVX | {"f16c", "fma", "avx2", "avx512f"}
-_NEEDED = {
+FEATURES = {
     "f16c": _AVX, "avx2": _AVX, "avx512vnni": _AVX512, "avx512bf16": _AVX512 | {"avx512bw"}, "amx-tile": set(),
     "amx-bf16": {"amx-tile"},
 }  # fmt: skip
 
 
-def _has(feature: str) -> bool:
+def has_feature(feature: str) -> bool:
+    """Return whether kernels may use a feature of the processor. `feature` is a key of FEATURES, the name in LLVM."""
     told = _settings.CPU_FEATURES
     if told is None:
         told = "" if _settings.ENABLE_AVX else "-avx"
@@ -35,7 +36,7 @@ def _has(feature: str) -> bool:
         # If two settings contradict each other, the later one counts.
         if name == feature:
             has = sign == "+"
-        elif sign == "-" and name in _NEEDED[feature]:
+        elif sign == "-" and name in FEATURES[feature]:
             has = False
     return has
 
@@ -53,10 +54,10 @@ CPU_NAME: str = _settings.CPU_NAME or binding.get_host_cpu_name()  # the name th
 # the few slots of L1 for pending lines, and then the processor's own prefetching into L2 does not start.
 LOOKS_AHEAD = CPU_NAME in ("znver4", "znver5")
 # Whether the processor can convert binary16. If it cannot, LLVM calls a function that does not exist.
-HAS_F16C = _has("f16c")
+HAS_F16C = has_feature("f16c")
 # whether the processor can multiply pairs of int16 and add both products, for sixteen pairs at a time
-HAS_AVX2 = _has("avx2")
-HAS_VNNI = _has("avx512vnni")  # whether the processor can add products of four bytes to an int32
+HAS_AVX2 = has_feature("avx2")
+HAS_VNNI = has_feature("avx512vnni")  # whether the processor can add products of four bytes to an int32
 # Other processors with AVX-512 need two prefetches: one into L2 long before a line is used, and one into L1 shortly
 # before. A line that comes from memory directly into L1 occupies one of the few slots for pending lines for a long
 # time. With one prefetch, a Xeon reads Q4_K, F16 and BF16 at 0.8 of its bandwidth, and with two at 0.9 to 1.0.
@@ -64,11 +65,13 @@ ASKS_TWICE = HAS_VNNI and not LOOKS_AHEAD
 L1_AHEAD, L2_AHEAD = 2048, 16384  # prefetch distances in bytes
 # The instructions that compute products of integers.
 TIER = "AVX-512 VNNI" if HAS_VNNI else "AVX2" if HAS_AVX2 else "generic"
-HAS_BF16 = _has("avx512bf16")  # whether the processor can add products of two bfloat16 to a float32
+HAS_BF16 = has_feature("avx512bf16")  # whether the processor can add products of two bfloat16 to a float32
 # Whether products of bfloat16 are faster than float32. Per cycle, a Zen 4 begins one vector of sixteen float32
 # products or one of 32 bfloat16 products. A Xeon begins two vectors of float32. Its attention takes 1.9 times as long
 # with pairs of bfloat16 (one token at position 2,000).
 BF16_PAYS = HAS_BF16 and CPU_NAME == "znver4"
 # Whether AMX can multiply tiles of bfloat16. If NUMBA_CPU_NAME names a processor, code is compiled for that one, and
 # need not run here.
-HAS_TILES = HAS_BF16 and all(map(_has, ("amx-tile", "amx-bf16"))) and (bool(_settings.CPU_NAME) or _may_use_tiles())
+HAS_TILES = (
+    HAS_BF16 and all(map(has_feature, ("amx-tile", "amx-bf16"))) and (bool(_settings.CPU_NAME) or _may_use_tiles())
+)

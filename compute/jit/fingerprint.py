@@ -63,7 +63,7 @@ def _stamp(path: str) -> Stamp:
 
 
 # The stamps of our files when the first module that compiles anything was imported.
-_STAMPS = {str(path): _stamp(str(path)) for path in PACKAGE.rglob("*.py")}
+STAMPS = {str(path): _stamp(str(path)) for path in PACKAGE.rglob("*.py")}
 
 
 def fingerprint(function: FunctionType, options: object) -> str:
@@ -75,7 +75,7 @@ def fingerprint(function: FunctionType, options: object) -> str:
     walk.files.add(_COMPILERS)
     walk.begin(function)
     try:
-        files = sorted(f"{_relative(path)} {_hash_of_file(path, _checked(path))}" for path in walk.files)
+        files = sorted(f"{_relative(path)} {hash_of_file(path, _checked(path))}" for path in walk.files)
     except (OSError, ImportError, SyntaxError, ValueError) as error:
         raise ChangedError from error
     what = [_VERSIONS, function.__module__, function.__qualname__, repr(options), *files, *sorted(walk.values)]
@@ -121,7 +121,7 @@ class _Walk:
             for one in thing:
                 self._value("", one, is_compiled)
         else:
-            self.files |= set(_STAMPS)
+            self.files |= set(STAMPS)
 
     def _file_of(self, kind: type) -> None:
         if not _is_library(kind.__module__):
@@ -163,13 +163,13 @@ def _is_library(module: str | None) -> bool:
 
 
 def _relative(path: str) -> str:
-    return os.path.relpath(path, PACKAGE) if path in _STAMPS else path
+    return os.path.relpath(path, PACKAGE) if path in STAMPS else path
 
 
 def _checked(path: str) -> Stamp:
     """Return the stamp of a file. Raises ChangedError if one of our files has changed since it was imported."""
     stamp = _stamp(path)
-    if _STAMPS.get(path, stamp) != stamp:
+    if STAMPS.get(path, stamp) != stamp:
         raise ChangedError
     return stamp
 
@@ -182,7 +182,7 @@ def _code_of(path: str) -> CodeType:
 
 
 @cache
-def _hash_of_file(path: str, stamp: Stamp) -> str:
+def hash_of_file(path: str, stamp: Stamp) -> str:
     digest = hashlib.sha256()
     for code in _codes(_code_of(path)):
         flags = code.co_flags & ~HAS_DOCSTRING
@@ -248,4 +248,4 @@ def _imports_of(path: str) -> set[str]:
             folder = PACKAGE.joinpath(*module.split(".")[NAME.count(".") + 1 :])
             parts = (folder / part for part in code.co_names if part.isidentifier())
             found |= {str(one.with_suffix(".py")) for one in (folder, *parts)} | {str(folder / "__init__.py")}
-    return found & _STAMPS.keys()
+    return found & STAMPS.keys()

@@ -165,7 +165,7 @@ def reference(
     """
     (kv_heads, _, head_dim, _), end = k_cache.shape, start + len(q)
     queries = _rounded(q * np.float32(scale * CUT * LOG2_E)).reshape(len(q), kv_heads, -1, head_dim)
-    keys, values = _cut(keys_of(k_cache)[:, :end]), _cut(from_bits(v_cache)[:, :end])
+    keys, values = cut(keys_of(k_cache)[:, :end]), cut(from_bits(v_cache)[:, :end])
     for t, of_token in enumerate(queries):
         seen = slice(first_seen(start + t, window), start + t + 1)
         scores = np.einsum("kgd,kpd->kgp", of_token, keys[:, seen])
@@ -182,7 +182,7 @@ def _rounded(values: Any) -> Any:
     return BF16.dequantize(BF16.quantize(flat)).reshape(values.shape).astype(np.float64)
 
 
-def _cut(values: Any) -> Any:
+def cut(values: Any) -> Any:
     """Return the nearest bfloat16 numbers towards zero, as float64."""
     words = np.ascontiguousarray(values, np.float32).view(np.uint32)
     return (words & np.uint32(0xFFFF0000)).view(np.float32).astype(np.float64)

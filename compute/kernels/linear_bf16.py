@@ -115,7 +115,7 @@ def _rounded(values: Any) -> Any:
 
 
 @jit
-def _round_tokens(x: Any, tiles: Any) -> None:
+def round_tokens(x: Any, tiles: Any) -> None:
     """Write x to tiles, with zeros after the last token."""
     tokens, steps = U(x.shape[0]), U(x.shape[1] // STEP)
     for tile in range((tokens + U(TOKENS - 1)) // U(TOKENS)):
@@ -368,7 +368,7 @@ ROWS_OF: dict[int, CompiledRows] = {code: _compiled(FORMATS[code], layout) for c
 def prepared(x: Any, scratch: TileScratch) -> tuple[Any, Any]:
     """Return the activations as tiles, and the panels. Raises ValueError if x is not float32."""
     check_floats(x)
-    _round_tokens(x, scratch.tiles)
+    round_tokens(x, scratch.tiles)
     return scratch.tiles, scratch.panels
 
 

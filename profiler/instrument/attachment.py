@@ -105,7 +105,7 @@ class Attachment:
         self._models = models_of(profiler)
         self._said = said_by(self._models, root, plan)
         self.model = self._said.model
-        self.steps = ModelSteps(profiler, self.model, self._look_again, self.give_up)
+        self.steps = ModelSteps(profiler, self.model, self.look_again, self.give_up)
         # Only the garbage collector frees this object and its steps, and the host may have switched it off. So this
         # callback removes the steps from `swapped_in` as soon as the model is freed.
         self.root = weakref.ref(root, partial(swapped_in.pop, weakref.ref(self.steps)))
@@ -287,7 +287,7 @@ class Attachment:
                 forget(module)
         self._sections = {}  # frees the calls, which refer to the path
 
-    def _look_again(self) -> None:
+    def look_again(self) -> None:
         """Plan the model again if the host has replaced modules, or has changed how their weights are stored.
 
         If only torch's number of threads has changed, announce the new number and the roofs for it.

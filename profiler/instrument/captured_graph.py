@@ -98,7 +98,8 @@ class CapturedGraph:
         self.phase = calls[0].phase
         self._key = (NodeKind.STEP, self.phase, steps.model) if steps.model else (NodeKind.STEP, self.phase)
         self._is_checked = False  # True after the first replay, which shows whether the graph draws random numbers
-        self._variants: list[tuple[StampedGraph, StampPlan]] = []
+        # Clones with stamps inside, each with the plan of its stamps. They take turns. Empty until one runs.
+        self.variants: list[tuple[StampedGraph, StampPlan]] = []
         self._ends: StampedGraph | None = None  # a clone with stamps only at its ends, for a graph with few stamps
         self._turn = 0
         self._stamped_since = 0  # number of replays with stamps since the last replay without stamps
@@ -300,9 +301,9 @@ class CapturedGraph:
     def _ready(self, stream: int) -> tuple[StampedGraph, StampPlan | None] | None:
         """Return the clone to launch instead of the host's graph, or None if the host's graph should run."""
         on = self.on
-        if not self._variants and (on.stream() is None or not self._build(stream)):
+        if not self.variants and (on.stream() is None or not self._build(stream)):
             return None
-        stamped, plan = self._variants[self._turn % len(self._variants)]
+        stamped, plan = self.variants[self._turn % len(self.variants)]
         if stamped.is_running and on.stream() is not None:
             on.settle()
         if stamped.is_running:  # the device has not finished the previous replay of this clone
@@ -323,7 +324,7 @@ class CapturedGraph:
         if plan.left_out:
             log_once(f"{plan.left_out} calls in a captured graph are not timed: its kernels run side by side there")
         for _ in range(COPIES if self._is_every else 1):
-            self._variants.append((StampedGraph(on.device, self.clone, plan.places, stream), plan))
+            self.variants.append((StampedGraph(on.device, self.clone, plan.places, stream), plan))
         if len(plan.places) < FEW_STAMPS:
             self._ends = StampedGraph(on.device, self.clone, [plan.places[0], plan.places[-1]], stream)
         return True
@@ -456,8 +457,8 @@ class CapturedGraph:
         self.settle(is_last=True)
         if self.launches:
             return False
-        while self._variants:
-            self._variants.pop()[0].close()
+        while self.variants:
+            self.variants.pop()[0].close()
         ends, self._ends = self._ends, None
         if ends is not None:
             ends.close()
@@ -468,7 +469,7 @@ class CapturedGraph:
 
     @property
     def is_stamped(self) -> bool:
-        return bool(self._variants)
+        return bool(self.variants)
 
     @property
     def is_gone(self) -> bool:

@@ -54,7 +54,8 @@ from cbtop.profiler.instrument.trouble import log_once, log_own_error
 from cbtop.profiler.instrument.work import device_of
 
 _lock = threading.RLock()
-_graphs: weakref.WeakKeyDictionary[Any, CapturedGraph] = weakref.WeakKeyDictionary()
+# The graphs that are looked into, by the `torch.cuda.CUDAGraph` of the host.
+graphs: weakref.WeakKeyDictionary[Any, CapturedGraph] = weakref.WeakKeyDictionary()
 _random: weakref.WeakSet[Any] = weakref.WeakSet()  # graphs for which the host has registered random generators
 _replaced: dict[str, Any] = {}  # the original methods of the class, by name; None: the class inherits the method
 _users: weakref.WeakSet[ModelSteps] = weakref.WeakSet()
@@ -94,9 +95,9 @@ def look_no_more(steps: ModelSteps) -> None:
         if steps not in _users:
             return
         _users.discard(steps)
-        for graph, captured in list(_graphs.items()):
+        for graph, captured in list(graphs.items()):
             if captured.steps is steps:
-                _graphs.pop(graph, None)
+                graphs.pop(graph, None)
                 captured.on.drop(captured)
         settle(True)
         if not len(_users):
@@ -119,7 +120,7 @@ def _put_back() -> None:
         except Exception as error:  # noqa: BLE001 - the device may be lost: nothing can be freed on it
             log_own_error(error, "what timed captured graphs is left on their device")
     devices.clear()
-    _graphs.clear()
+    graphs.clear()
     graph_flags.clear()
 
 
@@ -138,7 +139,7 @@ def _at_exit() -> None:
     are freed now, because cbtop no longer learns when the host's graphs are freed.
     """
     with _lock:
-        for captured in list(_graphs.values()):
+        for captured in list(graphs.values()):
             captured.is_left_alone = True
             captured.on.drop(captured)
         settle(True)
@@ -196,7 +197,7 @@ def _capture_end(original: Callable[..., None]) -> Callable[..., None]:
                     capture.why_not = "it has generators of random numbers of its own"
                 captured = CapturedGraph(self, clone, capture, device, capture.steps)
                 device.add(captured)
-                _graphs[self] = captured
+                graphs[self] = captured
         except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
             log_own_error(error, "a captured graph is not looked into")
 
@@ -221,7 +222,7 @@ def _replay(original: Callable[..., None]) -> Callable[..., None]:
             flags.replayed()
 
     def timed(self: Any) -> None:
-        captured = _graphs.get(self)
+        captured = graphs.get(self)
         if getattr(self, "_tracker", None) is not None:
             captured = None
         if captured is not None and captured.on.index != _C._cuda_getDevice():
@@ -252,7 +253,7 @@ def _reset(original: Callable[..., None]) -> Callable[..., None]:
 
 def _instantiate(original: Callable[..., None]) -> Callable[..., None]:
     def instantiate(self: Any) -> None:
-        captured = _graphs.get(self)
+        captured = graphs.get(self)
         if captured is not None and captured.is_stamped:
             captured.leave_alone("its host has made it anew")  # the new graph may differ from the clone
         original(self)
@@ -270,7 +271,7 @@ def _register(original: Callable[..., None]) -> Callable[..., None]:
 
 def _forget(graph: Any) -> None:
     graph_flags.pop(graph, None)
-    captured = _graphs.pop(graph, None)
+    captured = graphs.pop(graph, None)
     if captured is not None:
         captured.on.drop(captured)
         settle(False)

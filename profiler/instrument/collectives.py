@@ -217,7 +217,7 @@ def _waits(original: Function) -> Function:
             return None
         waited: Any = args[0] if args else kwargs.get("tensor")
         operation = _operation_of(waited)
-        return _brick(f"{WAIT} ({operation})" if operation else WAIT), 0
+        return collective_brick(f"{WAIT} ({operation})" if operation else WAIT), 0
 
     return timed(original, WAIT, brick_of=brick_of)
 
@@ -281,12 +281,12 @@ def _about(
     """
     tensors = [one for one in (held if isinstance(held, Sequence) else (held,)) if isinstance(one, Tensor)]
     if not tensors:
-        return _brick(name, ranks), 0
+        return collective_brick(name, ranks), 0
     counts = [count for one in tensors if isinstance(count := elements_of((one,), {}), int)]
     if len(counts) < len(tensors) or (is_part and not ranks):
-        return _brick(name, ranks), None
+        return collective_brick(name, ranks), None
     is_even = is_even and len(set(counts)) == 1  # if there are several tensors, each is the part of one rank
-    return _brick(name, ranks, tensors[0].element_size(), is_even), sum(counts) * (ranks if is_part else 1)
+    return collective_brick(name, ranks, tensors[0].element_size(), is_even), sum(counts) * (ranks if is_part else 1)
 
 
 def _bus_factor(name: str, ranks: int) -> float:
@@ -296,7 +296,7 @@ def _bus_factor(name: str, ranks: int) -> float:
 
 
 @functools.lru_cache(maxsize=256)  # the layers of a step repeat the same arguments
-def _brick(name: str, ranks: int = 0, itemsize: int = 0, has_bus: bool = False) -> BrickDefinition:
+def collective_brick(name: str, ranks: int = 0, itemsize: int = 0, has_bus: bool = False) -> BrickDefinition:
     """Return the brick called `name`. `ranks`, and `itemsize` in bytes per element, are 0 if unknown.
 
     A launch has no bus bytes, because no rate is computed from it. Bus bytes are known only if `has_bus` is True.

@@ -188,32 +188,37 @@ class StepStart(NamedTuple):
 
 
 class Governor:
-    """Decides which steps are recorded: one step in `every`."""
+    """Decides which steps are recorded: one step in `every`.
+
+    `seen` is the number of measured steps, and `recorded` how many of them were recorded. `kinds` has the
+    measurements by name and model of the steps, and `models` the recorded steps by model. `own_ns` is the overhead of
+    the last plain steps. The next decision is made after step number `look_at_step`.
+    """
 
     __slots__ = (
         "_announce",
-        "_begun",
         "_early",
         "_has_announced",
-        "_kinds",
         "_lived_ns",
         "_look_at_ns",
-        "_look_at_step",
         "_looked_at_step",
         "_looks",
-        "_models",
-        "_own",
         "_recent_ns",
-        "_recorded",
         "_recorded_alone_ns",
-        "_seen",
         "allowed_percent",
         "allowed_share",
+        "begun",
         "every",
         "floor",
         "has_looked",
+        "kinds",
+        "look_at_step",
         "look_ns",
+        "models",
         "models_by_kernels",
+        "own_ns",
+        "recorded",
+        "seen",
         "told_ns",
     )
 
@@ -230,27 +235,27 @@ class Governor:
         """Reset all measurements, for example because they were made in the parent process."""
         self.every = FIRST_EVERY
         # Number of the next step, by kind; C code begins only steps of these kinds.
-        self._begun: dict[object, int] = {}
+        self.begun: dict[object, int] = {}
         # By kind below the floor: number of the next step, number of recorded steps.
         self._early: dict[object, list[int]] = {}
         self._has_announced = False
-        self._kinds: dict[object, StepKind] = {}
-        self._models: dict[object, GovernedModel] = {}
-        self._own: deque[float] = deque(maxlen=SAMPLES)  # overhead of beginning and ending a plain step, in ns
+        self.kinds: dict[object, StepKind] = {}
+        self.models: dict[object, GovernedModel] = {}
+        self.own_ns: deque[float] = deque(maxlen=SAMPLES)  # overhead of beginning and ending a plain step, in ns
         self.told_ns = 0  # duration of the last call of `ended`, which counts as overhead of the next step
         self.look_ns = 0  # duration of the last decision, which counts as overhead of all steps until the next
         self._looks: deque[int] = deque(maxlen=LOOKS)  # durations of the last decisions
         self.has_looked = False  # whether the last call of `ended` made a decision; then `look_ns` is its duration
         # When each model that decides itself about its recorded steps has last recorded one, in ns.
         self._recorded_alone_ns: dict[str, int] = {}
-        self._seen = self._recorded = self._lived_ns = 0
-        self._look_at_step, self._look_at_ns, self._looked_at_step = 0, 0, 0
+        self.seen = self.recorded = self._lived_ns = 0
+        self.look_at_step, self._look_at_ns, self._looked_at_step = 0, 0, 0
         self._recent_ns = 0.0
 
     def is_sampled(self, key: object) -> bool:
         """Return whether to record the step of kind `key` that begins now."""
         if self.models_by_kernels and _model_in(key) in self.models_by_kernels:
-            self._begun[key] = self._begun.get(key, 0) + 1
+            self.begun[key] = self.begun.get(key, 0) + 1
             return False
         return self._is_next_sampled(key)
 
@@ -262,18 +267,18 @@ class Governor:
         return self._is_next_sampled((*key, REPLAYED))
 
     def _is_next_sampled(self, key: object) -> bool:
-        number = self._begun.get(key)
+        number = self.begun.get(key)
         if number is None:
             early = self._early.get(key)
-            if early is None and len(self._begun) + len(self._early) < MAX_KINDS:
+            if early is None and len(self.begun) + len(self._early) < MAX_KINDS:
                 # Each kind begins at a different number. Otherwise kinds that alternate would be recorded in adjacent
                 # steps.
-                early = self._early[key] = [(len(self._begun) + len(self._early)) << 32, 0]
+                early = self._early[key] = [(len(self.begun) + len(self._early)) << 32, 0]
             if early is not None:
                 return self._is_sampled_early(key, early)
             key = None  # further kinds count as one kind, so that not all of their first steps are recorded
-            number = self._begun.get(key, 0)
-        self._begun[key] = number + 1
+            number = self.begun.get(key, 0)
+        self.begun[key] = number + 1
         return self._is_next(number, self.every)
 
     def _is_sampled_early(self, key: object, early: list[int]) -> bool:
@@ -284,7 +289,7 @@ class Governor:
         else:
             found = not recorded or self._is_next(number, min(self.every, FIRST_EVERY) if self.floor else self.every)
             if recorded + found >= self.floor:
-                self._begun[key] = number + 1
+                self.begun[key] = number + 1
                 self._early.pop(key, None)
         early[1] += found
         return found
@@ -299,7 +304,7 @@ class Governor:
 
     def began(self, step: object, model: str, *, recorded: bool) -> StepStart:
         """Count `step` of `model` as begun. Returns a StepStart, which `left` and `ended` take as their `mark`."""
-        state = self._models.get(model) or self._model(model)
+        state = self.models.get(model) or self._model(model)
         if recorded:
             state.recorded += 1
             state.calls_are_in = True
@@ -330,15 +335,15 @@ class Governor:
         if sort is PLAIN and mark.model.recorded != mark.recorded_before:
             sort = BESIDE
         if sort is PLAIN:
-            self._own.append(own_ns)
-        self._seen += 1
-        self._recorded += sort is RECORDED
+            self.own_ns.append(own_ns)
+        self.seen += 1
+        self.recorded += sort is RECORDED
         self._lived_ns += duration_ns
         self._recent_ns += duration_ns
-        kind = self._kinds.get((name, model))
+        kind = self.kinds.get((name, model))
         if kind is None:
-            key = (name, model) if len(self._kinds) < MAX_KINDS else None
-            kind = self._kinds.setdefault(key, StepKind())
+            key = (name, model) if len(self.kinds) < MAX_KINDS else None
+            kind = self.kinds.setdefault(key, StepKind())
         kind.seen += 1
         kind.recent += 1
         kind.counts[sort] += 1
@@ -355,7 +360,7 @@ class Governor:
                 kind.waiting.append((sort, duration_ns))
                 if len(kind.waiting) > MAX_WAITING + 1:
                     del kind.waiting[0]
-        if self._seen >= self._look_at_step and self._lived_ns >= self._look_at_ns:
+        if self.seen >= self.look_at_step and self._lived_ns >= self._look_at_ns:
             self._look()
 
     def share_of(self, model: str, recorded: int, now_ns: int, steady: float = 1.0) -> float:
@@ -372,7 +377,7 @@ class Governor:
 
     def last_plain_ns(self, name: str, model: str) -> int | None:
         """Return the time of the last plain step of a kind, or None if there was none."""
-        kind = self._kinds.get((name, model))
+        kind = self.kinds.get((name, model))
         return None if kind is None else kind.plain_ns
 
     def replayed(self, name: str, model: str, duration_ns: int, own_ns: int, *, is_recorded: bool) -> None:
@@ -382,18 +387,18 @@ class Governor:
         self.ended(name, model, duration_ns, StepStart(sort, state.recorded, state), own_ns)
 
     def _model(self, model: str) -> GovernedModel:
-        found = self._models.get(model)
+        found = self.models.get(model)
         if found is None:
-            is_many = len(self._models) >= MAX_KINDS
-            found = self._models.setdefault(None if is_many else model, GovernedModel(is_many=is_many))
+            is_many = len(self.models) >= MAX_KINDS
+            found = self.models.setdefault(None if is_many else model, GovernedModel(is_many=is_many))
         return found
 
     def _look(self) -> None:
-        kinds = list(self._kinds.values())
+        kinds = list(self.kinds.values())
         cost = _cost_of_recording(kinds)
-        if cost is None and self._seen < LEARNING_STEPS:
+        if cost is None and self.seen < LEARNING_STEPS:
             return
-        steps, self._looked_at_step = self._seen - self._looked_at_step, self._seen
+        steps, self._looked_at_step = self.seen - self._looked_at_step, self.seen
         if steps <= 0:  # another thread has just decided
             return
         self.has_looked = True
@@ -401,24 +406,24 @@ class Governor:
         self._looks.append(self.look_ns)
         looks = sorted(self._looks)
         pause_ns = max(LOOK_NS, LOOK_TIMES * looks[(len(looks) - 1) // 2])
-        self._look_at_step, self._look_at_ns = self._seen + LOOK_STEPS, self._lived_ns + pause_ns
+        self.look_at_step, self._look_at_ns = self.seen + LOOK_STEPS, self._lived_ns + pause_ns
         step_ns = max(1.0, self._recent_ns / max(1.0, sum(kind.recent for kind in kinds)))
         self._recent_ns /= 2
         for kind in kinds:
             kind.recent /= 2
-        if cost is None and self.models_by_kernels and not self._recorded:
+        if cost is None and self.models_by_kernels and not self.recorded:
             return  # kernel_steps.py announces the cost for these models
         if cost is None:
             self.every = min(MOST_EVERY, 2 * self.every)
             self._announce(Sampling(self.every, None, None, None, self.allowed_percent))
             return
-        own = median_of(sorted(self._own)) if len(self._own) >= ENOUGH else NOTHING
+        own = median_of(sorted(self.own_ns)) if len(self.own_ns) >= ENOUGH else NOTHING
         own = own.plus(Estimate(*[looks[len(looks) // 2] / steps] * 3))
         share_ns = self.allowed_share * step_ns
         allowed_ns = max(USED * share_ns - own.high, LEAST_USED * share_ns)  # allowed time per step for recording
         every = math.ceil(cost.high / allowed_ns)
         lived_share_ns = self.allowed_share * self._lived_ns
-        if self._recorded * cost.middle > max(lived_share_ns - self._seen * own.middle, LEAST_USED * lived_share_ns):
+        if self.recorded * cost.middle > max(lived_share_ns - self.seen * own.middle, LEAST_USED * lived_share_ns):
             every *= 2
         self.every = every = min(MOST_EVERY, max(1, every))
         # Noise may make recorded steps seem faster than plain steps, but a cost is never below zero.

@@ -22,10 +22,10 @@ class StampedInterval:
 
 
 class StampPlan:
-    """The places of a graph that are stamped, and the intervals between them."""
+    """The places of a graph that are stamped, and the intervals between them. `shape` has all places of the graph."""
 
     def __init__(self, shape: StampSites, spans: list[CapturedCall]) -> None:
-        self._shape = shape
+        self.shape = shape
         self._found: list[tuple[tuple[Hashable, ...], int, int, int]] = []  # keys, begin, end, elements
         self.left_out = 0  # number of calls that cannot be stamped
         first, last = shape.places[START], shape.places[shape.end]
@@ -39,8 +39,8 @@ class StampPlan:
         ]
 
     def _number(self, last: Last) -> int | None:
-        place = self._shape.place_of(last)
-        return None if place is None else self._shape.places[place]
+        place = self.shape.place_of(last)
+        return None if place is None else self.shape.places[place]
 
     def _walk(
         self, spans: list[CapturedCall], keys: tuple[Hashable, ...], begin: int, end: int, *, names_gaps: bool

@@ -19,7 +19,7 @@ from cbtop.protocol.messages import TraceAnomaly, TraceNumber, TraceSummary
 
 
 @dataclass(slots=True)
-class _Forward:
+class TracedPass:
     """The measurements of the forward pass that is being traced."""
 
     position: int
@@ -59,10 +59,11 @@ class ModelTracer:
 
     def clear(self) -> None:
         """Forget everything except the config."""
-        self._kept: deque[_Forward] = deque(maxlen=self._history_forwards)
+        #: The newest traced passes, the last one last.
+        self.kept: deque[TracedPass] = deque(maxlen=self._history_forwards)
         self._anomalies = {name: deque[str](maxlen=MAX_ANOMALIES) for name in TRACES}
         self._counts = dict.fromkeys(("forwards", "anomalies", "heads", "logits", "kv", "warning", "critical"), 0)
-        self._current: _Forward | None = None
+        self._current: TracedPass | None = None
 
     @property
     def position(self) -> int:
@@ -71,7 +72,7 @@ class ModelTracer:
 
     def begin_forward(self, position: int) -> None:
         """Begin a pass with its first token at `position`. A pass that was not ended is dropped."""
-        self._current = _Forward(position)
+        self._current = TracedPass(position)
 
     def record_layer_activation(self, trace: LayerActivationTrace) -> None:
         if self._current and self.config.trace_activations:
@@ -98,7 +99,7 @@ class ModelTracer:
         forward, self._current = self._current, None
         if forward is None:
             return ()
-        self._kept.append(forward)
+        self.kept.append(forward)
         counts = self._counts
         counts["forwards"] += 1
         counts["heads"] += sum(len(trace.heads) for trace in forward.attention)
@@ -132,7 +133,7 @@ class ModelTracer:
 
     def trace_summaries(self) -> tuple[TraceSummary, ...]:
         """Return one message for each trace that is on. The rows cover the kept passes."""
-        kept, config = self._kept, self.config
+        kept, config = self.kept, self.config
         every: tuple[tuple[str, bool, str, Iterator[TraceNumber]], ...] = (
             (
                 "activations",
@@ -168,7 +169,7 @@ class ModelTracer:
             if is_on
         )
 
-    def _examine(self, forward: _Forward) -> Iterator[tuple[str, Iterable[str]]]:
+    def _examine(self, forward: TracedPass) -> Iterator[tuple[str, Iterable[str]]]:
         for layer in forward.activations:
             yield "activations", activations.anomalies(layer)
         for heads in forward.attention:
@@ -181,4 +182,4 @@ class ModelTracer:
             yield "kv", kv_cache.anomalies(self._kv_states())
 
     def _kv_states(self) -> list[KvCacheStateTrace]:
-        return [one.kv_state for one in self._kept if one.kv_state]
+        return [one.kv_state for one in self.kept if one.kv_state]

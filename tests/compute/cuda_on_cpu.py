@@ -566,7 +566,7 @@ class CpuAsGpu(Gpu):
     def launch(self, one: CudaLaunch | LibraryCall, stamp: int | None = None, *, is_early: bool = False) -> None:
         """Run the launch to its end. Raises ComputeError if it violates a rule."""
         if isinstance(one, LibraryCall):
-            _bf16_product(*one.call.args)  # type: ignore[attr-defined]
+            bf16_product(*one.call.args)  # type: ignore[attr-defined]
             return
         if one.shared_bytes or stamp is not None:
             raise ComputeError(f"{one.entry}: dynamic shared memory and stamps are a GPU's")
@@ -591,7 +591,7 @@ class CpuAsGpu(Gpu):
         return lambda: self.launch(one, stamp, is_early=is_early)
 
 
-def _bf16_product(weights: Any, x: Any, out: Any, columns: int) -> None:
+def bf16_product(weights: Any, x: Any, out: Any, columns: int) -> None:
     """Compute what `cuda.gemm.bf16_product` computes with cuBLAS."""
     tokens, rows = out.shape
     left, right = (

@@ -100,17 +100,17 @@ class FakeGpu(ShapedArrays):
     def prepared(self, one: Any, stamp: int | None = None, *, is_early: bool = False) -> Callable[[], None]:
         def launch() -> None:
             self.before_launch(one)
-            self._do(lambda: None if one.entry == self.skipped else self._stamp(stamp))
+            self.do(lambda: None if one.entry == self.skipped else self._stamp(stamp))
 
         return launch
 
     def mark(self, module: Any, address: int) -> Callable[[], None]:
-        return lambda: self._do(lambda: self._write(address))
+        return lambda: self.do(lambda: self._write(address))
 
     def copy(self, target: Any, source: Any, kind: int) -> None:
-        self._do(lambda: np.copyto(target, source))
+        self.do(lambda: np.copyto(target, source))
 
-    def _do(self, work: Callable[[], None]) -> None:
+    def do(self, work: Callable[[], None]) -> None:
         self.in_flight += 1
         if self.stream.capturing is None:
             work()

@@ -28,7 +28,7 @@ def test_it_computes_what_its_contract_says_and_every_planted_fault_is_found(
 def test_what_is_cut_off_numbers_of_every_size_is_put_back_on_average() -> None:
     numbers = 2 ** np.random.default_rng(1).uniform(-8, 8, 1 << 20)
     halves = numbers.astype(np.float16).astype(np.float64)
-    left = attention_bf16.CUT * attention_bf16._cut(halves) / halves
+    left = attention_bf16.CUT * attention_bf16.cut(halves) / halves
     assert abs(left.mean() - 1) < 2e-5
     assert abs(left - 1).max() < 2**-7
 

@@ -29,9 +29,9 @@ def test_a_processor_ceiling_reports_the_load_of_other_processes(
 ) -> None:
     used_s = iter([10.0, 10.0])
     monkeypatch.setattr(backends, "_others_s", lambda: next(used_s))
-    assert ceilings._measured("read", "bandwidth", 1.0, lambda: None).load_percent == 0
+    assert ceilings.measured("read", "bandwidth", 1.0, lambda: None).load_percent == 0
     used_s = iter([10.0, 1e9])  # more than the available time, because the system clock counts in 10 ms
-    assert ceilings._measured("read", "bandwidth", 1.0, lambda: None).load_percent == 100
+    assert ceilings.measured("read", "bandwidth", 1.0, lambda: None).load_percent == 100
 
 
 @pytest.mark.parametrize(("longest_s", "size"), [(1.0, 1024), (64.0, 4096), (63.0, 2048), (0.5, 1024)])

@@ -62,13 +62,13 @@ def test_code_that_variables_of_numba_change_is_kept_apart(tmp_path: Path, monke
     Before, their ceilings were 100 times too low.
     """
     monkeypatch.setattr(compiling.settings, "CACHE_DIR", str(tmp_path))
-    found = {compiling._usable_numba_cache()}
+    found = {compiling.usable_numba_cache()}
     for name in CODE_SETTINGS:
         with monkeypatch.context() as patched:
             patched.setattr(compiling.settings, name, "another")
-            found.add(compiling._usable_numba_cache())
+            found.add(compiling.usable_numba_cache())
     assert len(found) == 1 + len(CODE_SETTINGS)
-    assert compiling._usable_numba_cache() in found
+    assert compiling.usable_numba_cache() in found
 
 
 def test_where_numba_is_told_to_compile_nothing_one_line_says_so() -> None:

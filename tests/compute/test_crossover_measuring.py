@@ -159,7 +159,7 @@ def test_the_very_kernels_run_on_both_ways_and_at_every_size(name: str, monkeypa
             vars(measuring.attention_bf16 if measuring.BF16_PAYS else measuring.attention),
             "_attend_parallel",
         ),
-        "bf16_tokens": (measuring.linear_int8.linear_bf16.prepared.__globals__, "_round_tokens"),
+        "bf16_tokens": (measuring.linear_int8.linear_bf16.prepared.__globals__, "round_tokens"),
         "exact_bytes": (vars(measuring.linear), "linear"),
     }[name]
     monkeypatch.setitem(module, place, counted("after", module[place]))

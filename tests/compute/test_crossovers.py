@@ -122,13 +122,13 @@ def test_tokens_use_bfloat16_from_their_crossover_on_and_are_right_before_it(
 ) -> None:
     monkeypatch.setattr(linear_int8, "HAS_TILES", True)  # computed without tiles if the processor has none
     rounded: list[int] = []
-    round_tokens = linear_bf16._round_tokens
+    round_tokens = linear_bf16.round_tokens
 
     def counted(x: Any, tiles: Any) -> None:
         rounded.append(len(x))
         round_tokens(x, tiles)
 
-    monkeypatch.setattr(linear_bf16, "_round_tokens", counted)
+    monkeypatch.setattr(linear_bf16, "round_tokens", counted)
     kernel = linear_int8.kernel_for(Q4_K, 5)
     for from_tokens, expected in ((6, []), (5, [5])):
         use_crossovers(Crossovers(bf16_tokens=from_tokens))
@@ -142,7 +142,7 @@ def test_a_scratch_with_tiles_serves_int8_after_the_bfloat16_crossover_rises(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(linear_int8, "HAS_TILES", True)
-    monkeypatch.setattr(linear_bf16, "_round_tokens", None)  # calling None would raise
+    monkeypatch.setattr(linear_bf16, "round_tokens", None)  # calling None would raise
     use_crossovers(Crossovers(bf16_tokens=5))
     kernel = linear_int8.kernel_for(Q4_K, 5)
     arguments = kernel.examples(np.random.default_rng(3), 8)

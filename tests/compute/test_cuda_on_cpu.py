@@ -459,7 +459,7 @@ def test_a_check_finds_a_nan_in_a_row_that_no_reference_computes(
 def test_a_prompt_of_a_mixture_in_bfloat16_has_the_logits_of_a_float64_pass(
     model_files: dict[str, Path], gpu: CpuAsGpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gemm, "_run", cuda_on_cpu._bf16_product)
+    monkeypatch.setattr(gemm, "_run", cuda_on_cpu.bf16_product)
     model, tokens = of_family("mixtral", model_files), [7 * place % 300 for place in range(14)]
     decoder = decoder_of(gpu, model, is_exact=False)
     names = pass_of(gpu, decoder, tokens)

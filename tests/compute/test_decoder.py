@@ -7,7 +7,7 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import fields, replace
+from dataclasses import replace
 from types import FrameType
 from typing import Any
 
@@ -62,20 +62,48 @@ def test_a_prompt_that_takes_several_passes_ends_as_in_one(
     assert parts.position == len(PROMPT) + 1
 
 
+class CountingHost(Host):
+    """A CPU that stores the size in bytes of the buffers and of the caches that it makes."""
+
+    def __init__(self, threads: int) -> None:
+        super().__init__(threads)
+        self.buffers: list[int] = []
+        self.cache_bytes = 0
+
+    def zeros(self, shape: Any, dtype: Any) -> Any:
+        array = super().zeros(shape, dtype)
+        self.buffers.append(array.nbytes)
+        return array
+
+    def caches(self, *sizes: Any) -> list[tuple[Any, Any]]:
+        made = super().caches(*sizes)
+        self.cache_bytes += sum(keys.nbytes + values.nbytes for keys, values in made)
+        return made
+
+    def attention_scratch(self, model: Model, context: int) -> Any:
+        array = super().attention_scratch(model, context)
+        self.buffers.append(array.nbytes)
+        return array
+
+    def scratch(self, columns: int) -> Any:
+        array = super().scratch(columns)
+        self.buffers.append(array.nbytes)
+        return array
+
+    def int8_scratch(self, model: Model, tokens: int, columns: int) -> Any:
+        made = super().int8_scratch(model, tokens, columns)
+        self.buffers += [made.codes.nbytes, made.factors.nbytes]
+        return made
+
+
 @of_each_kind
 def test_no_buffer_of_a_pass_grows_with_the_context(model: Model, profiler: BrickProfiler) -> None:
     sizes = []
     for context in (Host.most_together, 20 * Host.most_together):
-        decoder = Decoder(model, "numba", 1, profiler, context)
-        buffers = [
-            getattr(decoder._space, field.name) for field in fields(decoder._space) if "codes" not in field.name
-        ]
-        buffers += [
-            one
-            for codes in (decoder._space.normed_codes, decoder._space.last_codes)
-            for one in (codes.codes, codes.factors)
-        ]
-        sizes.append([buffer.nbytes for buffer in (*buffers, decoder._arguments.scratch, decoder._attention_scratch)])
+        host = CountingHost(1)
+        Decoder(model, "numba", 1, profiler, context, machine=host)
+        sizes.append(host.buffers)
+    assert sizes[0]
     assert sizes[0] == sizes[1]
 
 
@@ -85,10 +113,11 @@ def test_a_float16_cache_is_half_a_float32_one_and_is_off_by_its_rounding(
 ) -> None:
     size_bytes, errors = {}, {}
     for cache_type in CACHE_TYPES:
-        decoder = Decoder(model, "numba", 1, profiler, model.context_length, DecoderSettings(cache_type))
+        host, settings = CountingHost(1), DecoderSettings(cache_type)
+        decoder = Decoder(model, "numba", 1, profiler, model.context_length, settings, machine=host)
         decoder.prefill(PROMPT)
         expected = forward_reference(model, PROMPT)[-1]
-        size_bytes[cache_type] = sum(layer.k_cache.nbytes + layer.v_cache.nbytes for layer in decoder._layers)
+        size_bytes[cache_type] = host.cache_bytes
         errors[cache_type] = np.abs(decoder.logits - expected).max() / np.abs(expected).max()
     assert size_bytes["f32"] == 2 * size_bytes["f16"]
     assert errors["f32"] < 1e-5 < errors["f16"] < 2e-3
@@ -98,9 +127,10 @@ def test_a_float16_cache_is_half_a_float32_one_and_is_off_by_its_rounding(
 def test_a_context_whose_cache_is_larger_than_the_memory_is_refused(
     model: Model, profiler: BrickProfiler, monkeypatch: pytest.MonkeyPatch, cache_type: str
 ) -> None:
-    fits = Decoder(model, "numba", 1, profiler, 64, DecoderSettings(cache_type))
-    tables = {id(layer.angles): layer.angles.nbytes for layer in fits._layers}
-    size_bytes = sum(layer.k_cache.nbytes + layer.v_cache.nbytes for layer in fits._layers) + sum(tables.values())
+    host = CountingHost(1)
+    Decoder(model, "numba", 1, profiler, 64, DecoderSettings(cache_type), machine=host)
+    tables = {id(rope): rope.table(64).nbytes for rope in (model.rope, model.sliding_rope)}
+    size_bytes = host.cache_bytes + sum(tables.values())
     monkeypatch.setattr(of_decoder, "available_bytes", lambda: size_bytes)
     Decoder(model, "numba", 1, profiler, 64, DecoderSettings(cache_type))
     with pytest.raises(
@@ -384,14 +414,14 @@ def test_a_nan_that_no_cache_keeps_hides_nothing_of_the_next_pass(model: Model, 
     decoder = decoder_for(model, 1)
     down = decoder.bricks.layers[0].down
     assert down is not None
-    right, weight = down._implementations[0], model.final_norm.weight
+    right, weight = down.implementations[0], model.final_norm.weight
 
     def wrong_of_one_token(*arguments: Any) -> None:
         right(*arguments)
         out = arguments[down.kernels[0].outputs[0]]
         out *= 1 + (len(out) == 1)
 
-    down._implementations = (wrong_of_one_token,)
+    down.implementations = (wrong_of_one_token,)
     kept = weight.copy()
     weight[0] = np.nan
     try:
@@ -407,13 +437,13 @@ def test_if_a_kernel_makes_a_nan_its_brick_fails_and_later_ones_are_checked(
 ) -> None:
     decoder = decoder_for(model, 1)
     brick = decoder.bricks.layers[0].output_projection
-    right = brick._implementations[0]
+    right = brick.implementations[0]
 
     def wrong(*arguments: Any) -> None:
         right(*arguments)
         not_a_number(arguments[4])
 
-    brick._implementations = (wrong,)
+    brick.implementations = (wrong,)
     results = decoder.verify(PROMPT)
     assert {result.brick for result in results if not result.passed} == {"OutputProjection"}
     assert not any(result.skipped for result in results)
@@ -470,18 +500,18 @@ def test_no_token_is_chosen_among_logits_of_which_one_is_no_number(
 ) -> None:
     decoder = Decoder(model, "numba", 1, profiler, 64, DecoderSettings(sampling=sampling))
     last = decoder.bricks.soft_cap or decoder.bricks.lm_head
-    right = last._implementations[0]
+    right = last.implementations[0]
 
     def wrong(*arguments: Any) -> None:
         right(*arguments)
         arguments[-1 if last is decoder.bricks.soft_cap else 4][0, 7] = value
 
-    last._implementations = (wrong,)
+    last.implementations = (wrong,)
     for append in (lambda: decoder.prefill(PROMPT), lambda: decoder.decode(1)):
         with pytest.raises(NoTokenError, match="no token can be chosen: a logit is NaN or infinite; "):
             append()
         assert decoder.position == 0
-    last._implementations = (right,)
+    last.implementations = (right,)
     assert decoder.prefill(PROMPT) in range(512)
 
 
@@ -491,13 +521,13 @@ def test_no_token_is_chosen_where_a_soft_cap_hides_an_infinity(
     model: Model, decoder_for: MakeDecoder, value: float
 ) -> None:
     decoder = decoder_for(model, 1)
-    right = decoder.bricks.lm_head._implementations[0]
+    right = decoder.bricks.lm_head.implementations[0]
 
     def wrong(*arguments: Any) -> None:
         right(*arguments)
         arguments[4][0, 7] = value
 
-    decoder.bricks.lm_head._implementations = (wrong,)
+    decoder.bricks.lm_head.implementations = (wrong,)
     with pytest.raises(NoTokenError):
         decoder.prefill(PROMPT)
     assert np.isfinite(decoder.logits).all()

@@ -171,13 +171,13 @@ def test_each_expert_is_read_once_a_pass_and_only_those_that_are_chosen(
 
 def of_format(monkeypatch: pytest.MonkeyPatch, block_format: BlockFormat) -> None:
     """Make the demo model write experts in this format."""
-    tensors: Any = demo_model._tensors
+    tensors: Any = demo_model.tensors_of
 
     def changed(shape: ModelShape) -> Iterator[Any]:
         for tensor in tensors(shape):
             yield replace(tensor, format=block_format) if "_exps" in tensor.name else tensor
 
-    monkeypatch.setattr(demo_model, "_tensors", changed)
+    monkeypatch.setattr(demo_model, "tensors_of", changed)
 
 
 @pytest.mark.parametrize(
@@ -200,11 +200,11 @@ Write = Callable[..., Path]
 @pytest.fixture
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
     """Return a function that writes a tiny model with additional keys of its architecture."""
-    metadata = demo_model._metadata
+    metadata = demo_model.metadata_of
 
     def written(shape: ModelShape, keys: dict[str, Any]) -> Path:
         said = {f"{shape.architecture}.{key}": value for key, value in keys.items()}
-        monkeypatch.setattr(demo_model, "_metadata", lambda shape: metadata(shape) | said)
+        monkeypatch.setattr(demo_model, "metadata_of", lambda shape: metadata(shape) | said)
         demo_model.write_model(tmp_path / "m.gguf", shape, lambda *_: None)
         return tmp_path / "m.gguf"
 
@@ -250,7 +250,7 @@ def test_what_would_mix_in_another_way_is_refused_by_its_name(
 def test_a_file_with_a_tensor_for_each_expert_is_refused_with_the_way_out(
     write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tensors: Any = demo_model._tensors
+    tensors: Any = demo_model.tensors_of
 
     def apart(shape: ModelShape) -> Iterator[Any]:
         for tensor in tensors(shape):
@@ -260,7 +260,7 @@ def test_a_file_with_a_tensor_for_each_expert_is_refused_with_the_way_out(
             else:
                 yield tensor
 
-    monkeypatch.setattr(demo_model, "_tensors", apart)
+    monkeypatch.setattr(demo_model, "tensors_of", apart)
     with pytest.raises(
         ModelError, match=r"'blk\.0\.ffn_gate\.0\.weight'.* convert the model again with llama\.cpp's"
     ):

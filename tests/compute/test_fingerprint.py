@@ -159,7 +159,7 @@ def test_the_cache_never_runs_old_code_and_is_found_again_after_a_comment(
 def test_what_was_edited_after_it_was_imported_is_compiled_and_not_kept(
     imported: Callable[[str, str], ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(fingerprint._STAMPS, str(tmp_path / "helper_of_a_test.py"), (0, 0, 0))
+    monkeypatch.setitem(fingerprint.STAMPS, str(tmp_path / "helper_of_a_test.py"), (0, 0, 0))
     assert called(imported(HELPER, KERNEL)) == (210, 220, 0)
     assert not list(tmp_path.glob("cache/kernel_of_a_test._plain*"))
     module = imported(HELPER, KERNEL)
@@ -188,7 +188,7 @@ def hashes(folder: Path, *texts: str) -> set[str]:
     for text in texts:
         file = folder / f"file_{zlib.crc32(text.encode())}.py"  # hashes are cached by file name
         file.write_text(text)
-        found.add(fingerprint._hash_of_file(str(file), (0, 0, 0)))
+        found.add(fingerprint.hash_of_file(str(file), (0, 0, 0)))
     return found
 
 
@@ -231,20 +231,21 @@ def test_what_compiles_a_function_is_part_of_it(monkeypatch: pytest.MonkeyPatch)
     Before, code from other passes was still used, because for most kernels only their own file counted.
     """
     hashed: list[str] = []
-    monkeypatch.setattr(fingerprint, "_hash_of_file", lambda path, stamp: hashed.append(path) or "")
+    monkeypatch.setattr(fingerprint, "hash_of_file", lambda path, stamp: hashed.append(path) or "")
     fingerprint.fingerprint(uniform.py_func, uniform.targetoptions)
     assert compilers.__file__ in hashed
 
 
-def test_what_is_not_known_is_made_of_all_our_files() -> None:
+def test_what_is_not_known_is_made_of_all_our_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed: list[str] = []
+    monkeypatch.setattr(fingerprint, "hash_of_file", lambda path, stamp: hashed.append(path) or "")
     thing = object()
 
     def function() -> Any:
         return thing
 
-    found = fingerprint._Walk()
-    found.begin(function)
-    assert found.files > fingerprint._STAMPS.keys()
+    fingerprint.fingerprint(function, {})
+    assert set(hashed) > fingerprint.STAMPS.keys()
 
 
 def test_loaded_cache_files_stay_and_unused_ones_are_removed_once_a_process(

@@ -30,14 +30,14 @@ WIDE = replace(TINY, layers=1)
 @pytest.fixture
 def model_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[BlockFormat], Model]:
     """Return a function that creates a model with all matrices in one format."""
-    tensors: Any = demo_model._tensors
+    tensors: Any = demo_model.tensors_of
 
     def made(block_format: BlockFormat) -> Model:
         def of_one_format(shape: demo_model.ModelShape) -> Iterator[Any]:
             for tensor in tensors(shape):
                 yield replace(tensor, format=block_format) if len(tensor.shape) == 2 else tensor
 
-        monkeypatch.setattr(demo_model, "_tensors", of_one_format)
+        monkeypatch.setattr(demo_model, "tensors_of", of_one_format)
         shape = WIDE if block_format.block_elements == 256 else NARROW
         write_model(tmp_path / "model.gguf", shape, lambda *_: None)
         return read_model(tmp_path / "model.gguf", FAMILIES)

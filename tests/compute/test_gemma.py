@@ -40,8 +40,8 @@ Write = Callable[..., Path]
 @pytest.fixture
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
     """Return a function that writes a float32 model with additional keys of its architecture."""
-    tensors: Any = demo_model._tensors
-    monkeypatch.setattr(demo_model, "_tensors", lambda shape: (replace(one, format=F32) for one in tensors(shape)))
+    tensors: Any = demo_model.tensors_of
+    monkeypatch.setattr(demo_model, "tensors_of", lambda shape: (replace(one, format=F32) for one in tensors(shape)))
 
     def written(shape: ModelShape, keys: Keys) -> Path:
         llama_peer.write_model(tmp_path / "plain.gguf", shape)

@@ -100,7 +100,7 @@ class FakeDriver:
         return self.status
 
     def cuGetErrorName(self, status: int, name: Any) -> None:  # noqa: N802
-        name._obj.value = b"CUDA_ERROR_INVALID_VALUE"
+        ctypes.cast(name, ctypes.POINTER(ctypes.c_char_p))[0] = b"CUDA_ERROR_INVALID_VALUE"
 
 
 def driver_of(gpu: Gpu, monkeypatch: pytest.MonkeyPatch, driver: FakeDriver) -> FakeDriver:

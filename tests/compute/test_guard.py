@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from cbtop.compute.decoder.decoder import Decoder
 from cbtop.compute.decoder.int8 import interleaved
 from cbtop.compute.errors import GuardError, NoTokenError
 from cbtop.compute.guard import GUARD_BRICK, MAX_SHARE, Fault, JidokaGuard, Reaction, fault_of
+from cbtop.compute.kernels.base import Arguments
 from cbtop.compute.settings import DecoderSettings
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.traces.activations import EXPLOSION_MAGNITUDE
@@ -56,7 +57,7 @@ def plant(brick: ComputeBrick, value: float) -> None:
         right(*arguments)
         arguments[-1][0, 0] += value
 
-    brick._implementations = (wrong,)
+    brick.implementations = (wrong,)
 
 
 def of_guard(recorder: ListRecorder) -> list[CheckResult]:
@@ -148,7 +149,7 @@ def test_a_fault_in_the_output_or_int8_codes_of_a_norm_is_found_and_repaired(
         runs(*arguments)
         arguments[place][0, 0] = planted
 
-    brick._implementations = (wrong,)
+    brick.implementations = (wrong,)
     places = decoder.bricks.places()
     decoder.guard = JidokaGuard(Reaction.FALLBACK, profiler, {brick: LAYER} if is_sampled else places, stopped)
     assert decoder.decode(token) == wanted
@@ -186,13 +187,13 @@ def test_what_float64_does_not_mend_is_said_once_and_counted_at_the_end(
 def test_a_number_too_large_for_later_norms_is_found_where_it_arose(model: Model, profiler: BrickProfiler) -> None:
     decoder = Decoder(model, "numba", 1, profiler, model.context_length)
     brick = decoder.bricks.layers[LAYER].output_projection
-    right = brick._implementations[0]
+    right = brick.implementations[0]
 
     def wrong(*arguments: Any) -> None:
         right(*arguments)
         arguments[4][-1, 0] = 1e30
 
-    brick._implementations = (wrong,)
+    brick.implementations = (wrong,)
     decoder.guard = JidokaGuard(Reaction.STOP, profiler, decoder.bricks.places(), stopped)
     with pytest.raises(GuardError, match=r"^OutputProjection in layer 1 computed an overflow at position 0"):
         decoder.prefill(PROMPT)
@@ -210,13 +211,13 @@ def test_what_is_too_large_by_its_reference_as_well_may_be_wrong_besides(
         brick = decoder.bricks.layers[LAYER].ffn_norm
         decoder.guard = JidokaGuard(Reaction.STOP, profiler, {brick: LAYER}, stopped)
         decoder.prefill(PROMPT)
-        right = brick._implementations[0]
+        right = brick.implementations[0]
 
         def wrong(*arguments: Any) -> None:
             right(*arguments)
             arguments[-1][:] *= 2
 
-        brick._implementations = (wrong,)
+        brick.implementations = (wrong,)
         with pytest.raises(GuardError, match="computed what its reference does not"):
             decoder.decode(1)
     finally:
@@ -230,11 +231,17 @@ def test_what_a_norm_leaves_in_int8_is_too_large_only_where_its_output_is(
     large = replace(model.final_norm, weight=3e5 * np.abs(model.final_norm.weight))
     decoder = Decoder(interleaved(replace(model, final_norm=large)), "numba", 1, profiler, model.context_length)
     decoder.guard = JidokaGuard(Reaction.LOG, profiler, decoder.bricks.places(), stopped)
-    decoder.prefill(PROMPT)
-    space = decoder._space
-    assert np.abs(space.last_normed).max() < EXPLOSION_MAGNITUDE < np.abs(decoder.logits).max()
-    if space.last_codes is not None and decoder.bricks.final_norm.makes_codes:
-        assert np.abs(space.last_codes.factors).max() > EXPLOSION_MAGNITUDE
+    norm = decoder.bricks.final_norm
+    named: dict[str, Any] = {}
+
+    def observe(brick: ComputeBrick, calls: Sequence[Arguments]) -> None:
+        if brick is norm:
+            named.update(zip(norm.kernels[0].contract.arguments, calls[0], strict=True))
+
+    decoder.prefill(PROMPT, observe)
+    assert np.abs(named["out"]).max() < EXPLOSION_MAGNITUDE < np.abs(decoder.logits).max()
+    if norm.makes_codes:
+        assert np.abs(named["factors"]).max() > EXPLOSION_MAGNITUDE
     assert [result.brick for result in of_guard(recorder)] == ["LmHead"]
 
 
@@ -295,7 +302,7 @@ def test_a_key_that_its_cache_cannot_hold_is_found_where_it_is_written(
 
 def beyond_the_rows_that_are_compared(decoder: Decoder, times: int) -> None:
     """Make the output product leave a NaN in a row that is not compared with the reference, for `times` calls."""
-    (right,) = decoder.bricks.lm_head._implementations
+    (right,) = decoder.bricks.lm_head.implementations
 
     def wrong(*arguments: Any) -> None:
         nonlocal times
@@ -304,7 +311,7 @@ def beyond_the_rows_that_are_compared(decoder: Decoder, times: int) -> None:
         if times >= 0:
             arguments[4][0, 1] = np.nan
 
-    decoder.bricks.lm_head._implementations = (wrong,)
+    decoder.bricks.lm_head.implementations = (wrong,)
 
 
 @pytest.mark.parametrize("model", ["qwen2", "gemma2"], indirect=True)
@@ -327,7 +334,7 @@ def test_a_fault_in_one_row_is_found_because_each_sample_compares_other_rows(
 ) -> None:
     decoder = Decoder(model, "numba", 1, profiler, model.context_length)
     lm_head = decoder.bricks.lm_head
-    (right,) = lm_head._implementations
+    (right,) = lm_head.implementations
 
     def wrong(*arguments: Any) -> None:
         right(*arguments)
@@ -338,7 +345,7 @@ def test_a_fault_in_one_row_is_found_because_each_sample_compares_other_rows(
         for _ in range(8):
             token = decoder.decode(token)
 
-    lm_head._implementations = (wrong,)
+    lm_head.implementations = (wrong,)
     decoder.guard = JidokaGuard(Reaction.STOP, profiler, {lm_head: None}, stopped)
     token = decoder.prefill(PROMPT)
     with pytest.raises(GuardError, match=r"^LmHead computed what its reference does not"):
@@ -390,16 +397,16 @@ def test_of_a_brick_that_was_wrong_once_the_logits_are_said_and_no_brick(
 ) -> None:
     decoder = Decoder(model, "numba", 1, profiler, model.context_length)
     brick = decoder.bricks.layers[LAYER].output_projection
-    right = brick._implementations[0]
+    right = brick.implementations[0]
 
     def wrong(*arguments: Any) -> None:
         right(*arguments)
         arguments[4][-1, 0] = value
-        brick._implementations = (right,)
+        brick.implementations = (right,)
 
     decoder.guard = JidokaGuard(Reaction.LOG, profiler, decoder.bricks.places(), stopped)
     for times in ("1 time", "2 times"):
-        brick._implementations = (wrong,)
+        brick.implementations = (wrong,)
         decoder.restart()
         decoder.prefill(PROMPT)
         assert np.isfinite(decoder.logits).all()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numba
 import numpy as np
 import pytest
 from hypothesis import example, given
@@ -194,7 +195,7 @@ def test_a_norm_whose_codes_for_products_differ_from_its_output_fails(
             right(*arguments)
             arguments[place][0, 20] += arguments[place].dtype.type(1)  # the scale of one block
 
-        brick._implementations = (wrong,)
+        brick.implementations = (wrong,)
     failed = {result.brick for result in decoder.verify(PROMPT) if not result.passed}
     assert failed == {"AddRmsNorm (fused)", "RmsNorm", "QkvProjection", "LmHead"}
 
@@ -313,10 +314,10 @@ def test_a_product_is_compiled_without_the_features_that_numba_disables(told: di
 def test_what_llvm_is_told_that_this_processor_lacks_goes_with_what_needs_it(
     told: str, lacks: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cpu._settings, "CPU_NAME", None)
-    monkeypatch.setattr(cpu._settings, "CPU_FEATURES", told)
-    monkeypatch.setattr("llvmlite.binding.get_host_cpu_features", lambda: dict.fromkeys(cpu._NEEDED, True))
-    assert {feature for feature in cpu._NEEDED if not cpu._has(feature)} == lacks
+    monkeypatch.setattr(numba.config, "CPU_NAME", None)
+    monkeypatch.setattr(numba.config, "CPU_FEATURES", told)
+    monkeypatch.setattr("llvmlite.binding.get_host_cpu_features", lambda: dict.fromkeys(cpu.FEATURES, True))
+    assert {feature for feature in cpu.FEATURES if not cpu.has_feature(feature)} == lacks
 
 
 @pytest.mark.slow  # this tests speed, not results

@@ -12,6 +12,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import numba
 import numpy as np
 import pytest
 from hypothesis import given
@@ -78,7 +79,7 @@ def test_activations_are_rounded_as_the_reference_rounds_them(values: list[float
     if cpu.HAS_BF16:  # the processor's conversion turns the smallest numbers into zeros, as the products do
         x[np.abs(x) < np.finfo(np.float32).tiny] = 0
     tiles = TileScratch.of(1, 32, 1).tiles
-    linear_bf16._round_tokens(x, tiles)
+    linear_bf16.round_tokens(x, tiles)
     found, expected = tiles[0, :16].view(np.uint16), BF16.quantize(x).view(np.uint16)[0]
     is_number = ~np.isnan(x[0])
     np.testing.assert_array_equal(found[is_number], expected[is_number])
@@ -117,12 +118,12 @@ def test_a_decoder_with_tiles_passes_checks_that_fail_if_rounding_is_coarse(
     monkeypatch.setattr(linear_int8, "HAS_TILES", True)
     decoder = decoder_for(interleaved(model), 1)
     assert [result for result in decoder.verify(PROMPT) if not result.passed] == []
-    rounded = linear_bf16._round_tokens
+    rounded = linear_bf16.round_tokens
 
     def coarse(x: Any, tiles: Any) -> None:
         rounded(np.round(x, 1), tiles)
 
-    monkeypatch.setattr(linear_bf16, "_round_tokens", coarse)
+    monkeypatch.setattr(linear_bf16, "round_tokens", coarse)
     failed = {result.brick for result in decoder.verify(PROMPT) if not result.passed}
     assert "QkvProjection" in failed
     assert "LmHead" not in failed  # the head gets only one token
@@ -183,7 +184,7 @@ def test_tiles_are_not_used_where_the_system_refuses_them(
     monkeypatch.setattr(
         binding, "get_host_cpu_features", lambda: dict.fromkeys(("amx-tile", "amx-bf16", "avx512bf16"), True)
     )
-    monkeypatch.setattr(cpu._settings, "CPU_NAME", None)
+    monkeypatch.setattr(numba.config, "CPU_NAME", None)
     specification = importlib.util.spec_from_file_location("another_cpu", cpu.__file__)
     assert specification is not None
     assert specification.loader is not None

@@ -66,7 +66,7 @@ def format_of(name: str) -> BlockFormat:
 @pytest.fixture
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
     """Return a function that writes a file of a type and shape."""
-    tensors: Any = demo_model._tensors
+    tensors: Any = demo_model.tensors_of
 
     def written(shape: str, file_type: str) -> Path:
         chosen = CHOSEN[shape][file_type]
@@ -76,7 +76,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
                 name = chosen.get(tensor.name.removesuffix(".weight"), chosen[""])
                 yield replace(tensor, format=format_of(name)) if len(tensor.shape) == 2 else tensor
 
-        monkeypatch.setattr(demo_model, "_tensors", of_types)
+        monkeypatch.setattr(demo_model, "tensors_of", of_types)
         write_model(tmp_path / "model.gguf", SHAPES[shape], lambda *_: None)
         return tmp_path / "model.gguf"
 

@@ -24,6 +24,7 @@ from cbtop.compute.errors import ComputeError, ModelError
 from cbtop.compute.gpu import device, nccl
 from cbtop.compute.gpu.nccl import NcclLink, new_id
 from cbtop.compute.gpu.passes import LaunchedPass
+from cbtop.compute.kernels.kv_caches import padded
 from cbtop.compute.places import OnGpu
 from cbtop.compute.quantization.base import QuantizedMatrix
 from cbtop.compute.quantization.q8_0 import Q8_0
@@ -38,6 +39,7 @@ from tests.compute.linked import together
 from tests.compute.test_on_gpu import PROMPT
 
 LAYERS = 5
+CONTEXT = 64
 
 
 def deeper(model: Model, layers: int = LAYERS) -> Model:
@@ -98,13 +100,26 @@ def test_parts_hold_each_layer_once_and_their_sizes_add_up_to_the_file(
     assert part_of(model, ALONE) is model
 
 
+class CountingGpu(FakeGpu):
+    """A fake GPU that stores the shapes of its arrays of zeros."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shapes: list[Any] = []
+
+    def zeros(self, shape: Any, dtype: Any) -> Any:
+        self.shapes.append(shape)
+        return super().zeros(shape, dtype)
+
+
 @pytest.mark.parametrize("number", [0, 1, 2])
 def test_a_rank_has_only_the_weights_and_cache_of_its_own_layers_on_its_gpu(number: int, tiny: Model) -> None:
-    gpu: Any = FakeGpu()
+    gpu: Any = CountingGpu()
     rank = Rank(number, 3, None)
     on = model_on(gpu, part_of(tiny, rank), is_exact=False, rank=rank)
-    decoder = GpuDecoder(gpu, on, BrickProfiler(enabled=False), 64, rank=rank)
-    assert len(on.layers) == len(decoder._layers) == len(rank.layers_of(LAYERS))
+    GpuDecoder(gpu, on, BrickProfiler(enabled=False), CONTEXT, rank=rank)
+    caches = gpu.shapes.count((tiny.kv_heads, CONTEXT, padded(tiny.head_dim)))
+    assert len(on.layers) == caches / 2 == len(rank.layers_of(LAYERS))  # keys and values
     assert (on.embedding is tiny.embedding) == (number != 0)  # only rank 0 copies the embedding to its GPU
     assert (on.lm_head is tiny.lm_head) == (number != 2)
 
@@ -298,7 +313,7 @@ class CountingLink:
 
     def _do(self, what: str, array: Any, peer: int) -> None:
         done = self.done  # the graph must not keep a reference to the link
-        self._gpu._do(lambda: done.append((what, array.nbytes, peer)))
+        self._gpu.do(lambda: done.append((what, array.nbytes, peer)))
 
     def send(self, array: Any, to: int) -> None:
         self._do("send", array, to)
@@ -465,13 +480,20 @@ ID = bytes(range(128))
 
 @pytest.fixture
 def gpu_with_nccl(monkeypatch: pytest.MonkeyPatch) -> Any:
+    communicators: list[FakeCommunicator] = []
+
+    def communicator(*given: Any) -> FakeCommunicator:
+        communicators.append(FakeCommunicator(*given))
+        return communicators[-1]
+
     module = SimpleNamespace(
-        NcclError=FakeNcclError, NcclCommunicator=FakeCommunicator, get_unique_id=lambda: ID, available=True
+        NcclError=FakeNcclError, NcclCommunicator=communicator, get_unique_id=lambda: ID, available=True
     )
     monkeypatch.setattr(nccl, "_nccl", lambda gpu: module)
     gpu: Any = FakeGpu()
     gpu.cupy.cuda.get_current_stream = lambda: SimpleNamespace(ptr=77)
     gpu.device = gpu.turn()
+    gpu.communicators = communicators
     return gpu
 
 
@@ -479,7 +501,7 @@ def test_a_link_uses_the_id_of_the_first_rank_and_the_current_stream(
     gpu_with_nccl: Any,
 ) -> None:
     link = NcclLink(gpu_with_nccl, 1, 2, new_id(gpu_with_nccl))
-    communicator: Any = link._communicator
+    (communicator,) = gpu_with_nccl.communicators
     assert communicator.begun == (2, ID, 1)
     x, token = gpu_with_nccl.zeros((3, 8), np.float32), gpu_with_nccl.zeros((1,), np.int64)
     link.send(x, 0)
@@ -508,15 +530,24 @@ def test_a_rank_runs_its_part_on_its_own_gpu_with_the_link_id_of_the_first(
 ) -> None:
     gpus: dict[int, Any] = {}
     begun: list[tuple[Any, ...]] = []
+    links: list[CountingLink] = []
+
+    def begin(*given: Any) -> CountingLink:
+        begun.append(given)
+        links.append(CountingLink(given[0]))
+        return links[-1]
+
     monkeypatch.setattr(device, "Gpu", lambda number: gpus.setdefault(number, FakeGpu()))
-    monkeypatch.setattr(nccl, "NcclLink", lambda *given: begun.append(given) or CountingLink(given[0]))
+    monkeypatch.setattr(nccl, "NcclLink", begin)
     rank = RankOptions(1, 2, lambda make: b"of the first")
     place = OnGpu(WorkloadOptions(backend="cuda", rank=rank))
     model = place.model(model_files["qwen2"])
     decoder = place.decoder(model, BrickProfiler(enabled=False), 64)
     assert begun == [(gpus[1], 1, 2, b"of the first")]
-    assert (list(gpus), model.first_layer, len(model.layers), len(decoder._layers)) == ([1], 1, 1, 1)
-    assert decoder._rank.chooses
+    assert (list(gpus), model.first_layer, len(model.layers), len(decoder.bricks.layers)) == ([1], 1, 1, 1)
+    decoder.decode(1)
+    # Rank 1 is the last one, so it chooses the token and sends it to the others.
+    assert {(what, peer) for what, _, peer in links[0].done} == {("recv", 0), ("broadcast", 1)}
 
 
 @pytest.mark.parametrize("there", [None, SimpleNamespace(nccl=SimpleNamespace(available=False))])

@@ -31,13 +31,13 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
 
     It leaves out tensors whose names contain `without`.
     """
-    tensors: Any = demo_model._tensors
+    tensors: Any = demo_model.tensors_of
 
     def written(keys: dict[str, Any] | None = None, without: str = "nothing") -> Path:
         def own(shape: Any) -> Iterator[Any]:
             return (replace(one, format=F32) for one in tensors(shape) if without not in one.name)
 
-        monkeypatch.setattr(demo_model, "_tensors", own)
+        monkeypatch.setattr(demo_model, "tensors_of", own)
         llama_peer.write_model(tmp_path / "plain.gguf", TINY_STABLELM)
         said = {f"stablelm.{key}": value for key, value in (keys or {}).items()}
         return rewritten(tmp_path / "plain.gguf", tmp_path / "stablelm.gguf", said)

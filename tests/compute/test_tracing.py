@@ -52,7 +52,7 @@ class Traced:
             token = decoder.decode(token, self.tracing.observer())
             clock[0] += 0.5
         self.chosen = token
-        self.forward = self.tracing.tracer._kept[-1]
+        self.forward = self.tracing.tracer.kept[-1]
 
 
 @pytest.fixture
@@ -242,7 +242,7 @@ def test_where_the_float_weights_are_at_hand_more_bits_mean_less_error() -> None
 
 @of_each_kind
 def test_each_traced_pass_measures_the_products_of_another_layer(model: Model, run: Callable[..., Traced]) -> None:
-    kept = run(model, TRACED_EVERY_STEPS + 1).tracing.tracer._kept
+    kept = run(model, TRACED_EVERY_STEPS + 1).tracing.tracer.kept
     assert [{error.layer for error in forward.quant_errors} for forward in kept] == [{0, None}, {1, None}]
 
 
@@ -275,7 +275,7 @@ def test_a_restart_is_an_eviction_of_all_positions(
     for _ in range(TRACED_EVERY_STEPS + 1):  # each sequence has one prompt and one step
         decoder.restart()
         decoder.decode(decoder.prefill(PROMPT), watched.observer())
-    state = watched.tracer._kept[-1].kv_state
+    state = watched.tracer.kept[-1].kv_state
     assert state is not None
     assert (state.step, state.evictions) == (TRACED_EVERY_STEPS + 1, TRACED_EVERY_STEPS)
     assert state.evicted_positions == TRACED_EVERY_STEPS * (len(PROMPT) + 1)

@@ -174,7 +174,7 @@ def test_products_of_many_tokens_are_recorded_as_bfloat16_if_they_use_tiles(
     for tokens in (1, 11, 12, 128):
         brick(tokens * 128, ())
     brick.fall_back()
-    brick._implementations = (lambda: None,)
+    brick.implementations = (lambda: None,)
     brick(128 * 128, ())
     nodes = [one for one in recorder.messages if isinstance(one, Node) and one.name == "LmHead"]
     assert [node.work.dtype for node in nodes] == ["int8", "bfloat16", "float64"]

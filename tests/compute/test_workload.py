@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,9 +20,11 @@ from cbtop.compute.decoder import FAMILIES
 from cbtop.compute.decoder.base import Model, read_model
 from cbtop.compute.decoder.decoder import Decoder
 from cbtop.compute.decoder.int8 import model_to_run
+from cbtop.compute.decoder.machine import Host
 from cbtop.compute.demo_model import TINY_GEMMA2, write_model
 from cbtop.compute.errors import ComputeError, GuardError, NoTokenError
 from cbtop.compute.gguf import GgufFile
+from cbtop.compute.gguf_header import read_header
 from cbtop.compute.jit import cpu
 from cbtop.compute.jit.cpu import BF16_PAYS, HAS_TILES, TIER
 from cbtop.compute.quantization import FORMATS
@@ -151,7 +153,7 @@ def test_a_budget_is_of_int8_and_of_the_lower_of_two_roofs_that_are_sure(
     of_qkv: float | None,
 ) -> None:
     decoder = Decoder(model_to_run(model_files["qwen2"], is_exact=is_exact), "numba", 1, profiler, context=16)
-    workload._set_budgets(decoder, roofs)
+    workload.set_budgets(decoder, roofs)
     decoder.decode(1)
     found = budgets_in("decode", recorder)
     assert found["QkvProjection"] == (None if of_qkv is None else pytest.approx(of_qkv))
@@ -169,7 +171,7 @@ def test_a_brick_that_also_multiplies_activations_as_they_are_has_no_budget(
     assert k < q
     with with_crossovers(Crossovers(exact_bytes=q)):
         decoder = Decoder(model_to_run(path), "numba", 1, profiler, context=16)
-    workload._set_budgets(decoder, ROOFS)
+    workload.set_budgets(decoder, ROOFS)
     decoder.decode(1)
     assert budgets_in("decode", recorder)["QkvProjection"] is None
 
@@ -188,7 +190,7 @@ def test_there_is_no_budget_where(
         monkeypatch.setattr(brick, "LEAST_BUDGET_US", 0.0)
     if why == "the format is further from reading":
         monkeypatch.setitem(FORMATS, Q6_K.code, replace(Q6_K, has_budget=False))
-    workload._set_budgets(decoder, ROOFS)
+    workload.set_budgets(decoder, ROOFS)
     if why == "it fell back":
         for one in decoder.bricks.places():
             one.fall_back()
@@ -288,8 +290,8 @@ def overflowing(model_files: dict[str, Path], tmp_path: Path) -> Path:
     """Write a model whose last layer has a norm that computes infinity."""
     path = tmp_path / "overflowing.gguf"
     data = bytearray(model_files["qwen2"].read_bytes())
-    with GgufFile.open(model_files["qwen2"]) as file:
-        tensor = file._tensors["blk.1.ffn_norm.weight"]
+    with model_files["qwen2"].open("rb") as stream:
+        tensor = read_header(stream, model_files["qwen2"]).tensors["blk.1.ffn_norm.weight"]
     np.frombuffer(data, np.float32, tensor.size_bytes // 4, tensor.offset)[:] = 3e38
     path.write_bytes(data)
     return path
@@ -387,13 +389,13 @@ def test_bricks_are_also_checked_with_many_tokens_if_products_use_tiles(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     passes: list[int] = []
-    forward = Decoder._forward
+    put = Host.put
 
-    def seen(decoder: Decoder, tokens: list[int], *rest: object) -> int:
-        passes.append(len(tokens))
-        return forward(decoder, tokens, *rest)  # type: ignore[arg-type]
+    def seen(host: Host, array: Any, values: Sequence[int]) -> Any:
+        passes.append(len(values))
+        return put(host, array, values)
 
-    monkeypatch.setattr(Decoder, "_forward", seen)
+    monkeypatch.setattr(Host, "put", seen)
     monkeypatch.setattr(cpu, "HAS_TILES", has_tiles)
     assert all(result.passed for result in verify_model(model_files["llama"], 1, is_exact=False))
     assert passes == together
@@ -449,13 +451,13 @@ def test_two_swapped_logits_fail_alone_though_all_together_are_close_enough(
 
     def broken(*arguments: object) -> Decoder:
         decoder = made(*arguments)
-        (right,) = decoder.bricks.lm_head._implementations
+        (right,) = decoder.bricks.lm_head.implementations
 
         def wrong(*call: Any) -> None:
             right(*call)
             call[4][:, [100, 101]] = call[4][:, [101, 100]]
 
-        decoder.bricks.lm_head._implementations = (wrong,)
+        decoder.bricks.lm_head.implementations = (wrong,)
         return decoder
 
     monkeypatch.setattr(workload, "bare_decoder", broken)

@@ -109,7 +109,7 @@ with torch.no_grad():
     torch.cuda.synchronize()
     if attached == "attached":
         from cbtop.profiler.instrument import captured_graphs
-        assert any(one.is_stamped for one in captured_graphs._graphs.values())
+        assert any(one.is_stamped for one in captured_graphs.graphs.values())
 if how == "deletes its graph": del graph
 if how == "resets its graph": graph.reset()
 if how != "ends without a word":

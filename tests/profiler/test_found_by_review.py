@@ -121,7 +121,7 @@ def test_steps_that_end_out_of_order_leave_nobody_inside_them(make: MAKE) -> Non
     other.__enter__()
     one.__exit__(None, None, None)
     other.__exit__(None, None, None)
-    assert profiler._path.position.step is None
+    assert profiler.parts.paths.own.position.step is None
 
 
 def test_a_step_whose_begin_failed_gives_its_lane_back(make: MAKE) -> None:
@@ -139,7 +139,7 @@ def test_a_step_whose_begin_failed_gives_its_lane_back(make: MAKE) -> None:
             pass
         fails = False
         profiler.enable()
-    assert (len(profiler._steps.lanes.free), profiler._path.position.lane) == (15, 0)
+    assert (len(profiler.parts.steps.lanes.free), profiler.parts.paths.own.position.lane) == (15, 0)
 
 
 def test_a_child_has_the_lanes_that_other_threads_of_its_parent_hold(make: MAKE) -> None:
@@ -155,7 +155,7 @@ def test_a_child_has_the_lanes_that_other_threads_of_its_parent_hold(make: MAKE)
     thread.start()
     inside.wait()
     profiler._after_fork()  # as in a child, which lacks the thread
-    free = len(profiler._steps.lanes.free)
+    free = len(profiler.parts.steps.lanes.free)
     go_on.set()
     thread.join()
     assert free == 15

@@ -205,7 +205,7 @@ def test_whatever_fails_in_turn_no_public_method_raises(
         profiler.set_sync_mode(sync_mode)
         with _nothing_of_ours_warns_twice(caplog):
             for name in (first, *USES):
-                if name in READS_BACK and not isinstance(profiler._recorder, RingRecorder):
+                if name in READS_BACK and not isinstance(profiler.parts.recorder, RingRecorder):
                     continue
                 USES[name](profiler)
 

@@ -239,7 +239,7 @@ def test_the_pair_the_with_form_and_the_recorder_write_into_one_count(profiler: 
         pass
     profiler.stop_brick(profiler.start_brick("a"), 2)
     profiler.stop_brick(profiler.start_brick("a"), elements=3, failed=True)
-    profiler._recorder.record(1, 5, 6, 4)
+    profiler.parts.recorder.record(1, 5, 6, 4)
     with profiler.brick("a") as span:
         span.elements = 5
     batch = reader_in(runtime).read()
@@ -348,7 +348,7 @@ class TestInFlight:
         self, in_flight: Callable[[], dict[int, InFlight]], profiler: BrickProfiler
     ) -> None:
         me = threading.get_native_id()
-        profiler._steps.is_sampled = lambda key: False
+        profiler.parts.steps.is_sampled = lambda key: False
 
         def here() -> tuple[int, int]:
             found = in_flight()
@@ -378,7 +378,7 @@ class TestInFlight:
             with contextlib.suppress(RuntimeError), profiler.step("decode", 5):
                 raise RuntimeError
             assert here() == (2, 0)
-        profiler._steps.is_sampled = lambda key: True
+        profiler.parts.steps.is_sampled = lambda key: True
         with profiler.step("decode", 7), profiler.brick("recorded"):
             assert here() == (4, 7)
 
@@ -481,8 +481,8 @@ def test_elements_whose_index_raises_cost_neither_the_record_nor_the_host(
     with profiler.brick("a", elements):
         pass
     profiler.stop_brick(profiler.start_brick("a"), elements)
-    profiler._recorder.record(1, 2, 3, elements)
-    assert profiler._path.position.scope.node == NO_NODE
+    profiler.parts.recorder.record(1, 2, 3, elements)
+    assert profiler.parts.paths.own.position.scope.node == NO_NODE
     batch = reader_in(runtime).read()
     assert (batch.node.tolist(), batch.overwritten) == ([1] * 4, 0)
     assert batch.flags.tolist() == [0] + [FLAG_UNCOUNTED] * 3
@@ -499,8 +499,8 @@ def test_an_interrupt_while_elements_are_asked_for_is_raised_and_recorded(
     with pytest.raises(error), profiler.brick("a", elements):
         pass
     with pytest.raises(error):
-        profiler._recorder.record(1, 2, 3, elements)
-    assert profiler._path.position.scope.node == NO_NODE
+        profiler.parts.recorder.record(1, 2, 3, elements)
+    assert profiler.parts.paths.own.position.scope.node == NO_NODE
     batch = reader_in(runtime).read()
     assert (batch.node.tolist(), batch.overwritten) == ([1] * 4, 0)
 
@@ -523,7 +523,7 @@ def test_elements_that_raise_where_a_lap_begins_harm_no_other_record(
         batch = reader.read()
         assert (batch.elements.tolist(), batch.overwritten) == (list(range(8)), 0)
         assert batch.flags.tolist() == [FLAG_UNCOUNTED] + [0] * 7
-        assert batch.node.tolist() == [profiler._path.position.scope.children["a"].node] * 8
+        assert batch.node.tolist() == [profiler.parts.paths.own.position.scope.children["a"].node] * 8
 
 
 def test_arguments_have_the_same_names(profiler: BrickProfiler, runtime: Path) -> None:
@@ -534,7 +534,7 @@ def test_arguments_have_the_same_names(profiler: BrickProfiler, runtime: Path) -
     wrong: list[Callable[..., object]] = [
         lambda: profiler.start_brick(brick="a"),  # type: ignore[call-arg]
         lambda: profiler.layer(),
-        lambda: profiler._path.set_recording(on=True),  # type: ignore[call-arg]
+        lambda: profiler.parts.paths.own.set_recording(on=True),  # type: ignore[call-arg]
         lambda: profiler.parts.paths.host.attach(ring=None),  # type: ignore[call-arg]
         lambda: profiler.brick(),  # type: ignore[call-arg]
         lambda: profiler.brick("a", 1, 2),  # type: ignore[call-arg]
@@ -600,15 +600,15 @@ def test_a_stop_in_another_thread_is_recorded_and_moves_the_starting_thread(
     with profiler.layer(0):
         timer = profiler.start_brick("handed over")
         span = profiler.brick("span").__enter__()
-        layer = profiler._path.position.scope.parent
+        layer = profiler.parts.paths.own.position.scope.parent
 
         def run() -> None:
             # Inside the same place, with a new timer.
             with profiler.layer(0), profiler.brick("handed over"):
-                inside = profiler._path.position.scope
+                inside = profiler.parts.paths.own.position.scope
                 span.__exit__(None, None, None)
                 profiler.stop_brick(timer, 5)
-                assert profiler._path.position.scope is inside
+                assert profiler.parts.paths.own.position.scope is inside
                 with profiler.brick("inside"):
                     pass
 
@@ -619,7 +619,7 @@ def test_a_stop_in_another_thread_is_recorded_and_moves_the_starting_thread(
         thread.join()
         threading.excepthook = hook
         assert failures == []
-        assert profiler._path.position.scope is layer.parent  # type: ignore[union-attr]
+        assert profiler.parts.paths.own.position.scope is layer.parent  # type: ignore[union-attr]
         with profiler.brick("next"):
             pass
     batch = reader_in(runtime).read()
@@ -638,18 +638,18 @@ def test_bricks_that_end_out_of_order_leave_the_thread_above_both(profiler: Bric
 
 
 def test_a_thread_is_where_its_own_bricks_have_brought_it(profiler: BrickProfiler) -> None:
-    root = profiler._path.position.scope
+    root = profiler.parts.paths.own.position.scope
     assert (root.node, root.key, root.parent) == (NO_NODE, None, None)
     with profiler.layer(0), profiler.brick("a"):
-        place = profiler._path.position.scope
+        place = profiler.parts.paths.own.position.scope
         assert (place.node, place.key) == (2, "a")
-        assert place.parent is root.children[profiler._path.position.scope.parent.key]  # type: ignore[union-attr]
+        assert place.parent is root.children[profiler.parts.paths.own.position.scope.parent.key]  # type: ignore[union-attr]
         elsewhere: list[object] = []
-        thread = threading.Thread(target=lambda: elsewhere.append(profiler._path.position.scope))
+        thread = threading.Thread(target=lambda: elsewhere.append(profiler.parts.paths.own.position.scope))
         thread.start()
         thread.join()
         assert elsewhere == [root]
-    assert profiler._path.position.scope is root
+    assert profiler.parts.paths.own.position.scope is root
 
 
 def test_whether_it_records_follows_the_switch(profiler: BrickProfiler) -> None:
@@ -673,8 +673,8 @@ def test_bricks_in_any_order_land_where_a_plain_tree_would_have_them(profiler: B
             name = "".join(random_.choice("ab") for _ in range(2))
             inner = (*path, name)
             with profiler.brick(name):
-                expected.setdefault(inner, profiler._path.position.scope.node)
-                assert profiler._path.position.scope.node == expected[inner]
+                expected.setdefault(inner, profiler.parts.paths.own.position.scope.node)
+                assert profiler.parts.paths.own.position.scope.node == expected[inner]
                 if depth:
                     run(inner, depth - 1)
             written.append(inner)
@@ -725,7 +725,7 @@ def test_nothing_is_left_of_a_graph_in_whatever_order_its_bricks_were_ended(make
                 case 5 if timers:
                     timers.pop(0)  # this timer is never stopped
 
-    scope_type = type(make(recorder=Memory())._path.position.scope)
+    scope_type = type(make(recorder=Memory()).parts.paths.own.position.scope)
 
     def places() -> list[object]:
         gc.collect()

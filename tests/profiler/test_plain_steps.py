@@ -66,7 +66,7 @@ def make(profiler_module: ModuleType) -> MAKE:
 
 def sampled_as(profiler: BrickProfiler, decisions: Iterator[bool]) -> BrickProfiler:
     """Sample the outermost steps of `profiler` as `decisions` say. Returns the profiler."""
-    profiler._steps.is_sampled = lambda _key: next(decisions)
+    profiler.parts.steps.is_sampled = lambda _key: next(decisions)
     return profiler
 
 
@@ -396,7 +396,7 @@ def test_twenty_plain_steps_at_once_take_no_lane_of_a_recorded_one(make: MAKE, r
         all_run = asyncio.Event()
         tasks = [asyncio.create_task(serve(all_run)) for _ in range(21)]
         await asyncio.sleep(0)
-        assert len(profiler._steps.lanes.free) == 14
+        assert len(profiler.parts.steps.lanes.free) == 14
         all_run.set()
         await asyncio.gather(*tasks)
 
@@ -459,7 +459,7 @@ from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
 
 profiler = BrickProfiler(recorder=RingRecorder(Path(sys.argv[1])))
-profiler._steps.is_sampled = lambda key: False
+profiler.parts.steps.is_sampled = lambda key: False
 
 async def waits(forked):
     with profiler.step("waits", tokens=1):
@@ -478,7 +478,7 @@ async def main():
     if child:
         os.waitpid(child, 0)
     report = profiler.report()
-    names = sorted(node.name for node in profiler._recorder.nodes())
+    names = sorted(node.name for node in profiler.parts.recorder.nodes())
     print("parent" if child else "child", report.steps, report.recorded_steps, *names, flush=True)
 
 asyncio.run(main())
@@ -544,7 +544,7 @@ def test_a_plain_step_has_the_times_of_its_device_and_waits_for_it_never(
         pass
     assert (device.waits, len(memory.records)) == (1, 10)
     assert all(1_000_000 <= start == end - 10 for tag, start, end, _ in memory.records if is_plain(tag))
-    monkeypatch.setattr(sys.modules[type(profiler._path).__module__], "MAX_PENDING", 20)
+    monkeypatch.setattr(sys.modules[type(profiler.parts.paths.own).__module__], "MAX_PENDING", 20)
     for _ in range(30):
         with profiler.step("decode", tokens=1):
             pass
@@ -770,7 +770,7 @@ from itertools import cycle
 from cbtop.profiler.profiler import BrickProfiler
 
 profiler = BrickProfiler()
-profiler._steps.is_sampled = lambda key, turns=cycle([True, False, False]): next(turns)
+profiler.parts.steps.is_sampled = lambda key, turns=cycle([True, False, False]): next(turns)
 for number in range(9):
     with profiler.step("decode", tokens=1):
         with profiler.brick("first"):
@@ -807,4 +807,4 @@ def test_the_governor_counts_what_a_plain_step_pays_for_its_record(
         with profiler.step("decode", tokens=1) as step:
             clock.sleep_us(100)
             step.sequences = 4
-    assert list(profiler.governor._own) == [14_000] * 3  # the step and its amount of work
+    assert list(profiler.governor.own_ns) == [14_000] * 3  # the step and its amount of work

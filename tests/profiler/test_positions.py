@@ -241,7 +241,7 @@ def test_more_steps_than_lanes_at_once_are_all_recorded(make: MAKE, runtime: Pat
         asyncio.run(serve())
     report = profiler.report()
     assert (report.steps, report.tokens, report.bricks[0].calls.count) == (320, 640, 320)
-    assert len(profiler._steps.lanes.free) == len(set(profiler._steps.lanes.free)) == 15
+    assert len(profiler.parts.steps.lanes.free) == len(set(profiler.parts.steps.lanes.free)) == 15
 
 
 def test_what_runs_in_an_executor_lies_outside_of_the_step_that_waits_for_it(make: MAKE) -> None:
@@ -372,7 +372,7 @@ def test_a_thread_that_ends_takes_its_place_with_it(make: MAKE) -> None:
 
     def run() -> None:
         with profiler.brick("a"):
-            seen.append(weakref.ref(profiler._path.position))
+            seen.append(weakref.ref(profiler.parts.paths.own.position))
 
     thread = threading.Thread(target=run)
     thread.start()

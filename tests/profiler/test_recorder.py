@@ -365,12 +365,9 @@ def test_on_a_full_disk_updates_wait_and_do_not_pile_up(runtime: Path, monkeypat
     with monkeypatch.context() as patched:
         patched.setattr(os, "pwrite", full)
         recorder.announce(CheckResult("b", "c", True, None, None))
-        assert recorder._catalog is not None
-        size_bytes = recorder._catalog.size_bytes
         for number in range(1000):
             clock.sleep_us(200_000)
             recorder.announce(Activity("a", number / 1000))
-        assert recorder._catalog.size_bytes == size_bytes
     clock.sleep_us(200_000)
     recorder.flush()
     assert said_in(runtime)[1:] == [CheckResult("b", "c", True, None, None), Activity("a", 0.999)]

@@ -185,7 +185,7 @@ def test_reset_clears_every_field_but_settings_and_places(profiler: BrickProfile
         ids = [profiler.graph_record_brick(name, 1000) for name in "ab"]
         profiler.graph_add_dependency(*ids)
         profiler.record_deferred("deferred", 0)
-    profiler._scopes.dropped = 3
+    profiler.parts.scopes.dropped = 3
     assert (profiler.report().steps, profiler.execution_graph().dropped) == (1, 3)
     profiler.reset()
     report = profiler.report()

@@ -79,9 +79,9 @@ def profiler(request: pytest.FixtureRequest, make: MAKE) -> BrickProfiler:
 
 
 def recorded(profiler: BrickProfiler) -> list[tuple[str, int, int, int]]:
-    assert isinstance(profiler._recorder, Memory)
+    assert isinstance(profiler.parts.recorder, Memory)
     profiler.finalize()
-    return paths(profiler._recorder)
+    return paths(profiler.parts.recorder)
 
 
 def test_a_name_and_tokens_set_inside_hold_for_all_that_ran_in_the_step(profiler: BrickProfiler) -> None:
@@ -148,14 +148,14 @@ def test_what_a_step_without_a_name_holds_is_bounded_and_the_rest_counted(
 
 
 def test_a_start_given_afterwards_is_the_start(profiler: BrickProfiler) -> None:
-    before_ns = profiler._now_ns()
+    before_ns = profiler.parts.now_ns()
     with profiler.step("decode", tokens=1) as step, profiler.brick("a"):
         pass
     with profiler.step("decode", tokens=1) as step:
         step.start_ns = before_ns
     profiler.finalize()
-    assert isinstance(profiler._recorder, Memory)
-    assert profiler._recorder.records[-1][1] == before_ns
+    assert isinstance(profiler.parts.recorder, Memory)
+    assert profiler.parts.recorder.records[-1][1] == before_ns
 
 
 @pytest.mark.parametrize("start_ns", [-1, 1 << 62])
@@ -228,9 +228,9 @@ def test_layers_of_two_stacks_are_two_layers(profiler: BrickProfiler) -> None:
     for stack in ("encoder", "decoder", "", "encoder"):
         with profiler.layer(0, stack):
             pass
-    assert isinstance(profiler._recorder, Memory)
+    assert isinstance(profiler.parts.recorder, Memory)
     profiler.finalize()
-    assert [tag & 0xFFFFFF for tag, *_ in profiler._recorder.records] == [1, 2, 3, 1]
+    assert [tag & 0xFFFFFF for tag, *_ in profiler.parts.recorder.records] == [1, 2, 3, 1]
 
 
 def test_each_thread_samples_its_own_steps_of_each_name(make: MAKE) -> None:
@@ -349,7 +349,7 @@ def test_steps_that_end_out_of_order_leave_nobody_inside(make: MAKE) -> None:
     inner.__enter__()
     outer.__exit__(None, None, None)
     inner.__exit__(None, None, None)
-    assert (profiler._path.position.step, profiler._path.position.scope.parent) == (None, None)
+    assert (profiler.parts.paths.own.position.step, profiler.parts.paths.own.position.scope.parent) == (None, None)
     with profiler.step("after", tokens=3), profiler.brick("a"):
         pass
     assert [(path, elements) for path, _, elements, _ in paths(memory)] == [
@@ -358,7 +358,7 @@ def test_steps_that_end_out_of_order_leave_nobody_inside(make: MAKE) -> None:
         ("/after/a", 1),
         ("/after", 3),
     ]
-    assert len(profiler._steps.lanes.free) == 15
+    assert len(profiler.parts.steps.lanes.free) == 15
 
 
 def test_a_step_may_be_entered_again_also_where_it_is_not_sampled(make: MAKE) -> None:
@@ -387,9 +387,9 @@ def test_a_clock_that_fails_as_a_step_begins_leaves_nobody_inside(make: MAKE) ->
             pass
         fails = False
         profiler.enable()
-        position = profiler._path.position
+        position = profiler.parts.paths.own.position
         assert (position.step, position.scope.parent, position.held, position.lane) == (None, None, None, 0)
-    assert len(profiler._steps.lanes.free) == 15
+    assert len(profiler.parts.steps.lanes.free) == 15
 
 
 def test_a_step_is_of_its_own_phase_whatever_runs_around_it(make: MAKE, runtime: Path) -> None:
@@ -425,7 +425,7 @@ def test_steps_of_two_generators_in_turns_are_all_counted(make: MAKE) -> None:
     for _ in zip(stream("one"), stream("two"), strict=True):
         pass
     ended = Counter(path for path, *_ in paths(memory) if path.count("/") == 1)
-    assert (ended, profiler._path.position.step) == ({"/one": 5, "/two": 5}, None)
+    assert (ended, profiler.parts.paths.own.position.step) == ({"/one": 5, "/two": 5}, None)
     with pytest.raises(RuntimeError, match="outside a step"):
         profiler.add_tokens(1)
 
@@ -441,14 +441,14 @@ def test_a_step_that_nobody_ended_gives_its_lane_back_when_it_goes(make: MAKE) -
         thread.start()
         thread.join()
     gc.collect()
-    assert sorted(profiler._steps.lanes.free) == [lane << LANE_SHIFT for lane in range(15)]
+    assert sorted(profiler.parts.steps.lanes.free) == [lane << LANE_SHIFT for lane in range(15)]
 
 
 def test_timings_deferred_until_their_step_has_ended_lie_in_it(make: MAKE, runtime: Path) -> None:
     profiler = make(recorder=RingRecorder(runtime))
     for number in range(4):
         with profiler.step("decode", tokens=1) as step:
-            begun_ns = profiler._now_ns()
+            begun_ns = profiler.parts.now_ns()
             profiler.record_deferred("gpu", begun_ns, end_ns=begun_ns + 1)
             if number == 3:
                 step.cancel()

@@ -142,8 +142,8 @@ def test_a_closed_or_dropped_profiler_leaves_only_the_used_part_of_its_ring(runt
         profiler = BrickProfiler(recorder=recorder)
         with profiler.brick("a"):
             pass
-        assert recorder._path
-        ring = recorder._path
+        assert recorder.path
+        ring = recorder.path
         assert runs(ring)
         if drop:
             del profiler, recorder

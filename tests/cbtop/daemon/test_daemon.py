@@ -79,8 +79,8 @@ def running(runtime: Path) -> Iterator[Callable[[], Path]]:
         profilers.append(BrickProfiler(recorder=recorder))
         with profilers[-1].brick("a"):
             pass
-        assert recorder._path
-        return recorder._path
+        assert recorder.path
+        return recorder.path
 
     yield one_more
     for profiler in profilers:
@@ -268,9 +268,9 @@ def ended(directory: Path, steps: int) -> str:
     for _ in range(steps):
         with profiler.step("decode", tokens=1), profiler.brick("a"):
             pass
-    assert recorder._path
+    assert recorder.path
     profiler.close()
-    return recorder._path.stem
+    return recorder.path.stem
 
 
 def test_one_running_process_among_thousands_ended_is_found_in_one_round(

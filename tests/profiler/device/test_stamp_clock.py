@@ -12,6 +12,7 @@ import pytest
 from cbtop.profiler.clocks import NoTimeError
 from cbtop.profiler.device import stamp_clock
 from cbtop.profiler.device.cuda_calls import DriverError
+from cbtop.profiler.device.device import CudaDevice
 from cbtop.profiler.device.stamp_clock import StampClock
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.ring import NO_NODE
@@ -167,7 +168,6 @@ def test_a_mark_the_driver_refuses_raises_its_words_and_frees_its_slot(
         for _ in range(3):
             with pytest.raises(DriverError, match="cuLaunchKernelEx: CUDA_ERROR_LAUNCH_FAILED"):
                 clock.mark()
-    assert clock._marks == [None, None]
     mark = clock.mark()
     clock.synchronize()
     assert clock.time_ns(mark)
@@ -181,14 +181,12 @@ def test_stream_or_clock_errors_reach_the_caller_and_take_no_slot(driver: FakeDr
         raise Interrupt
 
     for stream, now_ns in ((interrupted, driver.now_ns), (lambda: STREAM, interrupted)):
-        clock = StampClock(lambda: STREAM, driver, driver.now_ns)
-        stamps = stamp_clock.chosen(stamp_clock.MarkStamps)(
-            clock._device, clock._words, stream, now_ns, clock._marks, clock._last
-        )
+        device, marks = CudaDevice(driver, driver.now_ns), [None] * 2
+        stamps = stamp_clock.chosen(stamp_clock.MarkStamps)(device, device.map_words(2), stream, now_ns, marks, {})
         launched = driver.launched
         with pytest.raises(Interrupt):
             stamps.mark()
-        assert not any(clock._marks)
+        assert marks == [None] * 2
         assert driver.launched == launched
 
 

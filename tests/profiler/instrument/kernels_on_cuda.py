@@ -46,8 +46,8 @@ class Case:
             self.engine.capture()
         self.run(20)
         self.recorder.open()
-        assert self.recorder._path is not None
-        self.asker = RequestSlot(self.recorder._path)
+        assert self.recorder.path is not None
+        self.asker = RequestSlot(self.recorder.path)
 
     def step(self) -> torch.Tensor:
         if self.is_captured:
@@ -87,7 +87,7 @@ class Case:
         took_s = time.perf_counter() - begun_s
         answer = self.asker.answer()
         state = None if answer is None else answer.state.name
-        ring = self.recorder._path
+        ring = self.recorder.path
         assert ring is not None
         said = CatalogReader(ring.with_suffix(".catalog")).read()
         nodes = {one.id: one for one in said if isinstance(one, Node)}

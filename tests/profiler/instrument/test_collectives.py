@@ -24,6 +24,7 @@ from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.messages import Manifest, Node
 from cbtop.protocol.ring import MAX_NODE
 from cbtop.protocol.vocabulary import BrickCategory
+from tests.profiler.instrument.dynamo_state import forget_compiled, graphs_and_breaks
 from tests.profiler.instrument.tiny import torch
 from tests.profiler.memory import Memory
 
@@ -305,23 +306,21 @@ def test_dynamo_compiles_collectives_into_the_graphs_of_the_bare_model(name: str
     does, _ = CALLS[name]
 
     def counted(is_attached: bool) -> tuple[int, int]:
-        torch._dynamo.reset()
-        torch._dynamo.utils.counters.clear()
+        forget_compiled()
         model = Model(does)
         if is_attached:
             attach(Model(does), profiler)  # this model does not run; attaching wraps the functions
             attach(model, profiler)
         compiled = torch.compile(model, backend="eager")
         compiled(torch.ones(SHAPE))
-        counters = torch._dynamo.utils.counters
-        return counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())
+        return graphs_and_breaks()
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Dynamo warns about code that it skips, and torch about itself
         try:
             assert counted(False) == counted(True)
         finally:
-            torch._dynamo.reset()  # functions are not wrapped if models of this class were compiled
+            forget_compiled()  # functions are not wrapped if models of this class were compiled
 
 
 def test_the_weights_of_a_model_sharded_over_ranks_are_those_of_this_rank(
@@ -334,7 +333,7 @@ def test_the_weights_of_a_model_sharded_over_ranks_are_those_of_this_rank(
         for linear in (layer.up_proj, layer.down_proj):
             for name, weight in list(linear.named_parameters()):
                 part = weight.detach()[: len(weight) // RANKS]
-                linear._parameters[name] = nn.Parameter(DTensor.from_local(part, mesh, [Shard(0)]))
+                linear.register_parameter(name, nn.Parameter(DTensor.from_local(part, mesh, [Shard(0)])))
     attach(model, profiler)
     (manifest,) = [said for said in memory.said if isinstance(said, Manifest)]
     assert manifest.weights_bytes == whole // RANKS
@@ -358,6 +357,6 @@ def _carried_by_a_link(kind: str, ranks: int, size: int) -> float:
     st.sampled_from([1, 2, 4, 8, 16]),
 )
 def test_bus_bytes_are_what_a_link_carries_in_a_ring(kind: str, ranks: int, elements: int, itemsize: int) -> None:
-    work: Any = collectives._brick(kind, ranks, itemsize, has_bus=True).work
+    work: Any = collectives.collective_brick(kind, ranks, itemsize, has_bus=True).work
     assert work.size_bytes(1, elements) == elements * itemsize
     assert work.bytes(1, elements) == pytest.approx(_carried_by_a_link(kind, ranks, elements * itemsize))

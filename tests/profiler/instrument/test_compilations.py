@@ -12,17 +12,16 @@ from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.messages import Activity, Compilation, Node
 from cbtop.protocol.structure_messages import CompiledCode
 from cbtop.protocol.vocabulary import NodeKind
+from tests.profiler.instrument.dynamo_state import callbacks, forget_compiled
 from tests.profiler.instrument.tiny import model_of, torch, words
 from tests.profiler.memory import Memory
 
 
 @pytest.fixture(autouse=True)
-def dynamo() -> Iterator[Any]:
-    import torch._dynamo
-
-    torch._dynamo.reset()
-    yield torch._dynamo
-    torch._dynamo.reset()
+def _nothing_is_compiled() -> Iterator[None]:
+    forget_compiled()
+    yield
+    forget_compiled()
 
 
 def told(memory: Memory) -> list[Compilation]:
@@ -39,7 +38,7 @@ def test_each_compilation_is_told_with_whether_the_code_was_compiled_before(
     model = model_of("llama")
     attach(model, profiler)
     step = compiled_step(model)
-    begun_ns = profiler._now_ns()
+    begun_ns = profiler.parts.now_ns()
     step(words(1, 4))
     first = told(memory)
     assert first
@@ -53,17 +52,17 @@ def test_each_compilation_is_told_with_whether_the_code_was_compiled_before(
     assert [one.number - every[0].number for one in every] == list(range(len(every)))
     times = [time_ns for one in every for time_ns in (one.begun_ns, one.ended_ns)]
     assert times == sorted(times)  # none is inside another
-    assert begun_ns <= times[0] < times[-1] <= profiler._now_ns()
+    assert begun_ns <= times[0] < times[-1] <= profiler.parts.now_ns()
     during = [one for one in memory.said if isinstance(one, Activity)]  # so that a viewer reports no stall
     assert during == [Activity("compiling"), Activity("")] * len(every)
 
 
 def test_once_no_model_is_attached_dynamo_has_none_of_ours_left_to_tell(
-    profiler: BrickProfiler, memory: Memory, dynamo: Any
+    profiler: BrickProfiler, memory: Memory
 ) -> None:
     model = model_of("llama")
     handle = attach(model, profiler)
-    lists = dynamo.callback_handler.start_callbacks, dynamo.callback_handler.end_callbacks
+    lists = callbacks()
     assert all(lists)
     handle.detach()
     assert lists == ([], [])
@@ -87,13 +86,11 @@ def test_what_fails_of_ours_as_it_is_told_does_not_reach_the_host(
 
 
 @pytest.mark.slow  # a test above also has a message after a reset
-def test_after_a_reset_it_is_told_again_once_the_model_was_looked_at(
-    profiler: BrickProfiler, memory: Memory, dynamo: Any
-) -> None:
+def test_after_a_reset_it_is_told_again_once_the_model_was_looked_at(profiler: BrickProfiler, memory: Memory) -> None:
     model = model_of("llama")
     handle = attach(model, profiler)
-    dynamo.reset()
-    handle._look_again()
+    torch.compiler.reset()
+    handle.look_again()
     compiled_step(model)(words(1, 4))
     assert told(memory)
 

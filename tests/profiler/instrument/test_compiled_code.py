@@ -26,6 +26,7 @@ from cbtop.profiler.profiler import BrickProfiler  # noqa: E402
 from cbtop.protocol.messages import Node  # noqa: E402
 from cbtop.protocol.vocabulary import NodeKind  # noqa: E402
 from tests.profiler.instrument import test_captured_graphs as played  # noqa: E402
+from tests.profiler.instrument.dynamo_state import cache_hits, forget_compiled  # noqa: E402
 from tests.profiler.memory import Memory  # noqa: E402
 
 world = played.world  # a fixture
@@ -150,7 +151,7 @@ class Inductor:
 def inductor(world: played.World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Inductor]:
     from torch._inductor.codecache import PyCodeCache
 
-    torch._dynamo.reset()
+    forget_compiled()
     found = Inductor(world, tmp_path)
     monkeypatch.setitem(sys.modules, compiled_code.COMPILER, found.module)
     monkeypatch.setattr(PyCodeCache, "modules", found.loaded)
@@ -159,7 +160,7 @@ def inductor(world: played.World, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     uninstall()
     assert found.module.compile_fx == found.compile_fx
     assert sys.gettrace() is None
-    torch._dynamo.reset()
+    forget_compiled()
 
 
 @pytest.fixture
@@ -203,7 +204,7 @@ def test_kernels_of_a_compiled_model_are_its_bricks_and_fused_ones_name_all(
 ) -> None:
     model = Model(kind=kind)
     bare = run(torch.compile(model, backend=inductor.backend), world, BrickProfiler())
-    torch._dynamo.reset()
+    forget_compiled()
     attach(model, profiler)
     ours = run(torch.compile(model, backend=inductor.backend), world, profiler)
     assert all(torch.equal(a, b) for a, b in zip(bare, ours, strict=True))
@@ -536,8 +537,7 @@ def test_generated_or_cached_inductor_code_names_its_nodes(
     model = Model()
     attachment = attach(model, profiler)
     for _ in range(2):
-        torch._dynamo.reset()
-        torch._dynamo.utils.counters.clear()
+        forget_compiled()
         compiled_code._compiled.clear()
         with torch.no_grad():
             torch.compile(model)(torch.ones(1, 4, 8))
@@ -554,6 +554,5 @@ def test_generated_or_cached_inductor_code_names_its_nodes(
         products = ["GateProjection", "DownProjection"]
         assert [[inner.key.name for inner in span.inside] for span in found] == [products] * 3
         assert [inner.elements for span in found for inner in span.inside] == [4 * 8] * 6
-    counters = torch._dynamo.utils.counters
-    assert counters["inductor"]["fxgraph_cache_hit"] + counters["aot_autograd"]["autograd_cache_hit"]
-    torch._dynamo.reset()
+    assert cache_hits()
+    forget_compiled()

@@ -48,7 +48,7 @@ class Governed(GovernedProfiler):
         BrickProfiler.__init__(self, clock_ns=clock_ns, sample_every=4, recorder=recorder)
         self._steps.governor, self._steps.is_sampled = self.governor, self.governor.is_sampled
         self.governor.every = every
-        self.governor._look_at_step = 1 << 40
+        self.governor.look_at_step = 1 << 40
 
 
 class Layer(nn.Module):
@@ -167,7 +167,7 @@ class Host:
         clock_ns = count(0, 10).__next__ if ticks else perf_counter_ns
         if every > 1:
             self.profiler: BrickProfiler = Governed(recorder, every, clock_ns)
-            self.governor = self.profiler._steps.governor
+            self.governor = self.profiler.parts.steps.governor
         else:
             self.profiler = BrickProfiler(clock_ns=clock_ns, recorder=recorder)
         torch.manual_seed(1)
@@ -179,14 +179,14 @@ class Host:
 
     def call(self, tensor: str, cache: str, how: str, does: str) -> None:
         try:
-            self._call(self.models[0], tensor, cache, how, functools.partial(self._do, does))
+            self.call_model(self.models[0], tensor, cache, how, functools.partial(self.do, does))
         except (ValueError, KeyboardInterrupt) as error:
             self.said.append(repr(error))
-        position = self.profiler._path.position
+        position = self.profiler.parts.paths.own.position
         scope, open_ = position.scope.node, position.unit and len(position.unit.open)
         self.said.append(f"{position.step} {position.recording} {position.lane} {scope} {open_}")
 
-    def _call(self, model: Any, tensor: str, cache: str, how: str, do: Callable[[], None]) -> None:
+    def call_model(self, model: Any, tensor: str, cache: str, how: str, do: Callable[[], None]) -> None:
         new, held = TENSORS[tensor](), CACHES[cache]()
         if how == "by position":
             model(new, held, do)
@@ -201,9 +201,9 @@ class Host:
         else:
             model(input_ids=new, past_key_values=held, do=do)
 
-    def _do(self, what: str) -> None:
+    def do(self, what: str) -> None:
         profiler = self.profiler
-        step: Any = profiler._path.position.step
+        step: Any = profiler.parts.paths.own.position.step
         if what == "raise":
             raise ValueError("of the host")
         if what == "interrupt":
@@ -215,7 +215,7 @@ class Host:
             with profiler.step("mine", tokens=3):
                 pass
         elif what in ("again", "another"):
-            self._call(self.models[what == "another"], "one", "used", "by name", _nothing)
+            self.call_model(self.models[what == "another"], "one", "used", "by name", _nothing)
         elif what == "in a thread":
             thread = threading.Thread(target=self._call_thrice)
             thread.start()
@@ -225,16 +225,16 @@ class Host:
         elif what in ("switch off", "switch on"):
             (profiler.disable if what == "switch off" else profiler.enable)()
         elif what == "record all" and self.governor is not None:
-            self.governor._begun.clear()
-        elif what == "ask for a burst" and isinstance(profiler._recorder, RingRecorder):
-            profiler._recorder.asked_word = (7,)
+            self.governor.begun.clear()
+        elif what == "ask for a burst" and isinstance(profiler.parts.recorder, RingRecorder):
+            profiler.parts.recorder.asked_word = (7,)
         elif what == "look":
             self.said += _slots_here()
 
     def _call_thrice(self) -> None:
         """Call the second model inside the running step. From its second call on, C handles it."""
         for _ in range(3):
-            self._call(self.models[1], "one", "used", "by name", _nothing)
+            self.call_model(self.models[1], "one", "used", "by name", _nothing)
 
     @property
     def known(self) -> Any:
@@ -242,15 +242,15 @@ class Host:
         governor = self.governor
         if governor is None:
             of_models = [(one.steps.looks, len(one.steps.recorded_steps)) for one in self._attached]
-            return self.profiler._steps.lanes.free, of_models
+            return self.profiler.parts.steps.lanes.free, of_models
         kinds = {
             key: (kind.seen, kind.recent, kind.counts, [sort for sort, _ in kind.waiting], kind.plain_ns is None)
-            for key, kind in governor._kinds.items()
+            for key, kind in governor.kinds.items()
         }
         models = {
-            name: (model.calls_are_in, model.recorded, len(model.running)) for name, model in governor._models.items()
+            name: (model.calls_are_in, model.recorded, len(model.running)) for name, model in governor.models.items()
         }
-        return kinds, models, governor._begun, governor._seen, governor._recorded, len(governor._own)
+        return kinds, models, governor.begun, governor.seen, governor.recorded, len(governor.own_ns)
 
 
 def _call_in_python(model: Any) -> None:
@@ -453,7 +453,7 @@ class Generating(Host):
         with pytest.MonkeyPatch.context() as patch:
             if in_python:
                 patch.setattr(generation, "_compiled", lambda wrapper: wrapper)
-            self._prepare, self._process, self._is_done = (
+            self.prepare, self.process, self.is_done = (
                 wrap(_does) for wrap in (generation.prepares, generation.scores, generation.chooses)
             )
         self._generate = generation.generates(self._loop)
@@ -463,29 +463,29 @@ class Generating(Host):
             self._generate(self.models[owner], tokens)
         except (ValueError, KeyboardInterrupt) as error:
             self.said.append(repr(error))
-        position = self.profiler._path.position
+        position = self.profiler.parts.paths.own.position
         here = unit()
         self.said.append(f"{position.step} {position.recording} {len(here.open)} {len(here.generations)}")
 
     def _loop(self, _: Any, tokens: list[Token]) -> None:
         for token in tokens:
-            do = {token.when: functools.partial(self._do, token.does)}
+            do = {token.when: functools.partial(self.do, token.does)}
             # Python 3.11 does not turn starred calls into frames of the wrappers.
             if token.is_prepared:
-                self._prepare(*(do.get("inputs", _nothing),))
-            self._call(self.models[0], token.tensor, token.cache, "by name", do.get("forward", _nothing))
+                self.prepare(*(do.get("inputs", _nothing),))
+            self.call_model(self.models[0], token.tensor, token.cache, "by name", do.get("forward", _nothing))
             do.get("between", _nothing)()
-            self._process(*(do.get("scores", _nothing),))
+            self.process(*(do.get("scores", _nothing),))
             if token.chosen != "never":
-                self._is_done(*(do.get("criteria", _nothing), *CHOSEN[token.chosen]()))
+                self.is_done(*(do.get("criteria", _nothing), *CHOSEN[token.chosen]()))
 
-    def _do(self, what: str) -> None:
+    def do(self, what: str) -> None:
         if what == "generate":
             self._generate(self.models[0], [Token(), Token()])
         elif what == "assist":
             generation.assists(_nothing)()
         else:
-            super()._do(what)
+            super().do(what)
 
 
 def _without_times(records: list[tuple[int, int, int, int]]) -> list[tuple[int, ...]]:
@@ -520,7 +520,7 @@ def test_a_plain_step_of_generate_lasts_from_its_inputs_to_its_token(in_python: 
     host = Generating(memory, 10_000, in_python=in_python)
     host.generate(0, [Token()] * 4)
     before, begun_ns, ended = len(memory.records), [], []
-    host._do = lambda what: begun_ns.append(perf_counter_ns())  # type: ignore[method-assign]
+    host.do = lambda what: begun_ns.append(perf_counter_ns())  # type: ignore[method-assign]
     for when in ("inputs", "criteria"):
         host.generate(0, [Token(when=when)])
         (_, start_ns, end_ns, _), _ = memory.records[before:]
@@ -542,19 +542,19 @@ def test_what_cbtop_pays_beside_the_model_is_counted_in_the_step(in_python: bool
         own_ns.append(here.open[-1].active.own_ns if here.open else here.generations[-1].own_ns)
 
     def token(model: Any) -> None:
-        host._prepare(*(_nothing,))
+        host.prepare(*(_nothing,))
         note()
-        host._call(model, "one", "used", "by name", note)
+        host.call_model(model, "one", "used", "by name", note)
         note()
-        host._process(*(note,))
-        host._is_done(*(note, torch.ones(1, 9)))
+        host.process(*(note,))
+        host.is_done(*(note, torch.ones(1, 9)))
 
     generation.generates(token)(host.models[0])
     assert own_ns[0] > 0
     assert own_ns == sorted(own_ns)  # the model's call begins the step; its return and the scores add to it
     assert len(set(own_ns)) == 4
     assert host.governor is not None
-    assert own_ns[-1] < host.governor._own[-1] < 10_000_000
+    assert own_ns[-1] < host.governor.own_ns[-1] < 10_000_000
 
 
 RUNS = st.tuples(
@@ -593,10 +593,10 @@ class Running(Host):
         self._sample = runners.ends(lambda runner, do: do(), lambda result: 5)
 
     def _runs(self, do: Callable[[], None]) -> None:
-        self._call(self.models[0], "one", "used", "by name", do)
+        self.call_model(self.models[0], "one", "used", "by name", do)
 
     def run(self, phase: str, tokens: int, cached: int | None, later: bool, when: str, does: str) -> None:
-        do = {when: functools.partial(self._do, does)}
+        do = {when: functools.partial(self.do, does)}
         self._samples_later = later
         try:
             self._run(self._runner, phases.Call(phase, tokens, 1, cached), do.get("run", _nothing))
@@ -605,7 +605,7 @@ class Running(Host):
                 self._sample(self._runner, do.get("sample", _nothing))
         except ValueError as error:
             self.said.append(repr(error))
-        position = self.profiler._path.position
+        position = self.profiler.parts.paths.own.position
         step = type(position.step).__name__
         self.said.append(f"{step} {position.recording} {position.lane} {len(unit().open)}")
 

@@ -16,6 +16,7 @@ from cbtop.protocol.attributes import UNKNOWN_WORK
 from cbtop.protocol.messages import Manifest, Node
 from cbtop.protocol.ring import FLAG_AMOUNTS, NO_NODE
 from cbtop.protocol.vocabulary import NodeKind
+from tests.profiler.instrument.dynamo_state import forget_compiled, graphs_and_breaks
 from tests.profiler.instrument.tiny import model_of, torch, words
 from tests.profiler.memory import Memory
 
@@ -69,15 +70,14 @@ def test_a_captured_graph_replays_the_same_whether_captured_before_or_after(prof
 @pytest.mark.filterwarnings("ignore")  # warnings of torch
 def test_compiled_with_cudagraphs_it_computes_and_breaks_as_the_bare_model(profiler: BrickProfiler) -> None:
     def outcome(attached: bool) -> tuple[Any, int]:
-        torch._dynamo.reset()
-        torch._dynamo.utils.counters.clear()
+        forget_compiled()
         model, inputs = _model()
         compiled = torch.compile(model, mode="reduce-overhead")
         if attached:
             attach(model, profiler)
         for _ in range(4):
             logits = compiled(inputs, use_cache=False).logits.clone()
-        return logits, sum(torch._dynamo.utils.counters["graph_break"].values())
+        return logits, graphs_and_breaks()[1]
 
     (bare, bare_breaks), (ours, breaks) = outcome(False), outcome(True)
     assert breaks == bare_breaks
@@ -194,7 +194,7 @@ def test_after_detach_its_clock_is_gone(profiler: BrickProfiler) -> None:
     model, inputs = _model()
     attachment = attach(model, profiler)
     model(inputs)
-    clock = weakref.ref(attachment.timing.path._clock)  # type: ignore[union-attr]  # a DevicePath's
+    clock = weakref.ref(attachment.timing.path.clock)  # type: ignore[union-attr]  # a DevicePath's
     attachment.detach()
     gc.collect()
     assert clock() is None

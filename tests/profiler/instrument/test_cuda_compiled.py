@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.profiler.instrument.dynamo_state import forget_compiled, graphs_and_breaks
 from tests.profiler.instrument.tiny import torch
 
 from cbtop.profiler.instrument import attach, captured_graphs, uninstall  # isort: skip - it loads torch
@@ -89,10 +90,8 @@ MODELS = [hand_written, llama, static_llama]
 
 def counted() -> tuple[int, int]:
     """Return the numbers of graphs and graph breaks since the last call."""
-    counters = torch._dynamo.utils.counters
-    found = counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())
-    torch._dynamo.reset()
-    counters.clear()
+    found = graphs_and_breaks()
+    forget_compiled()
     return found
 
 
@@ -120,9 +119,9 @@ def test_kernels_are_named_and_results_graphs_and_breaks_are_unchanged(
     sys.stdout.write(f"reserved {before_bytes} bytes, and with us {torch.cuda.memory_reserved()}\n")
     assert all(torch.equal(bare[-1], one) for one in ours[2:])
     assert sys.gettrace() is None
-    (captured,) = [one for one in captured_graphs._graphs.values() if one.is_stamped]
-    ((_, plan),) = captured._variants
-    shape = plan._shape
+    (captured,) = [one for one in captured_graphs.graphs.values() if one.is_stamped]
+    ((_, plan),) = captured.variants
+    shape = plan.shape
     places = [shape.places[place] for place in plan.places]
     named: set[int] = set()
     for interval in plan.intervals:
@@ -184,7 +183,7 @@ APART = pytest.mark.xfail(reason="of three layers one has attention behind a mem
 
 @pytest.mark.parametrize("kind", [hand_written, pytest.param(llama, marks=APART), static_llama])
 def test_brick_times_are_those_of_cupti(kind: Callable[[], Any], profiler: BrickProfiler, memory: Memory) -> None:
-    torch._dynamo.reset()
+    forget_compiled()
     model, call = kind()
     attachment = attach(model, profiler)
     compiled = torch.compile(model, mode="reduce-overhead")
@@ -198,9 +197,9 @@ def test_brick_times_are_those_of_cupti(kind: Callable[[], Any], profiler: Brick
             torch.cuda.synchronize()
         profiler.finalize()
         records = list(memory.records)
-        (captured,) = [one for one in captured_graphs._graphs.values() if one.is_stamped]
-        ((_, plan),) = captured._variants
-        shape = plan._shape
+        (captured,) = [one for one in captured_graphs.graphs.values() if one.is_stamped]
+        ((_, plan),) = captured.variants
+        shape = plan.shape
         profiler.disable()
         step = partial(call, compiled)
         whole_us = between_us(captured, step, captured._ends)

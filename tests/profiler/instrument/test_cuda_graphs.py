@@ -144,8 +144,8 @@ def test_brick_times_are_those_of_cupti(profiler: BrickProfiler, memory: Memory)
     for _ in range(20):
         engine.step()
     found = replay(engine, 60, memory, profiler)
-    captured = captured_graphs._graphs[engine.graph]
-    _, plan = captured._variants[0]
+    captured = captured_graphs.graphs[engine.graph]
+    _, plan = captured.variants[0]
     places = plan.places
     shape = StampSites.of(captured.on.device.driver, captured.clone)
     del found

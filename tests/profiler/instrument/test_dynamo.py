@@ -98,18 +98,20 @@ def test_functions_behind_decorators_are_marked_and_the_decorators_not(monkeypat
 
 
 def test_the_callback_is_off_in_our_work_and_back_after_an_exception() -> None:
+    from torch._C._dynamo.eval_frame import get_eval_frame_callback
+
     seen = []
     assert dynamo.set_callback is not None
 
     def work() -> None:
-        seen.append(torch._C._dynamo.eval_frame.get_eval_frame_callback())
+        seen.append(get_eval_frame_callback())
         raise LookupError
 
     before = dynamo.set_callback(False)  # "run only": compiled code runs, but nothing else is compiled
     try:
         with pytest.raises(LookupError):
             without_dynamo(work)
-        assert torch._C._dynamo.eval_frame.get_eval_frame_callback() is False
+        assert get_eval_frame_callback() is False
     finally:
         dynamo.set_callback(before)
     assert seen == [None]

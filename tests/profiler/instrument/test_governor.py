@@ -26,7 +26,7 @@ from cbtop.profiler.instrument.governor import (
     Sort,
 )
 from cbtop.profiler.recorder import RingRecorder
-from cbtop.protocol.messages import Node, Sampling
+from cbtop.protocol.messages import CatalogMessage, Node, Sampling
 from cbtop.reports import REPORTS
 from cbtop.viewmodels.source import source_view
 from tests.cbtop.recorded import Clock, record_of, source_of
@@ -51,7 +51,7 @@ class Host:
         self.governor = Governor(allowed_percent, self.said.append)
         self.recorded = self.steps = 0
         self.paid_ns = self.lived_ns = 0.0
-        self._cost_ns, self._noise = cost_ns, noise
+        self.cost_ns, self._noise = cost_ns, noise
         self._chance = random.Random(7)
         self._swapped_in: set[str] = set()
         self._running = 0  # number of running recorded steps
@@ -65,12 +65,12 @@ class Host:
         if is_recorded:
             self._swapped_in.add(model)
             self._running += 1
-            paid_ns += self._cost_ns
+            paid_ns += self.cost_ns
         elif model in self._swapped_in and not self._running:
             self._swapped_in.discard(model)
-            paid_ns += self._cost_ns / 3
+            paid_ns += self.cost_ns / 3
         elif self._running:
-            paid_ns += self._cost_ns / 20
+            paid_ns += self.cost_ns / 20
         took_ns = plain_ns * self._chance.gauss(1, self._noise) + paid_ns
         yield took_ns
         self._running -= is_recorded
@@ -212,15 +212,15 @@ def test_the_time_to_decide_is_part_of_the_overhead_reported_next(
 ) -> None:
     clock = Clock()
     monkeypatch.setattr("cbtop.protocol.clock.perf_counter_ns", clock)
-    profiler = GovernedProfiler(1, recorder=Memory())
-    announce, said = profiler.governor._announce, []
+    said: list[Sampling] = []
 
-    def slow(message: Sampling) -> None:
-        clock.sleep_us(5_000)
-        said.append(message)
-        announce(message)
+    class Slow(Memory):
+        def announce(self, message: CatalogMessage, /) -> None:
+            if isinstance(message, Sampling):
+                clock.sleep_us(5_000)
+                said.append(message)
 
-    profiler.governor._announce = slow
+    profiler = GovernedProfiler(1, recorder=Slow())
     for _ in range(2000):
         with profiler.step("decode"):
             clock.sleep_us(10_000)
@@ -238,7 +238,7 @@ def test_every_step_is_recorded_if_that_is_cheap_and_its_cost_stays_measured(wor
     assert host.recorded > 0.9 * host.steps
     dear = host.live(decoding(2_000))
     assert dear.governor.every == 1
-    dear._cost_ns = 0.3 * MS
+    dear.cost_ns = 0.3 * MS
     dear.live(decoding(20_000))
     assert 8 < dear.governor.every < 60
     assert dear.said[-1].overhead_percent == pytest.approx(30 * 4 / 3 / dear.governor.every, rel=0.3)
@@ -249,7 +249,7 @@ def test_the_cost_of_recording_is_known_from_two_plain_steps_in_a_row(growth: fl
     host = Host(allowed_percent=50, cost_ns=0.1 * MS, noise=0.001)
     host.live(("decode", (1 + growth * (step % 1000)) * MS) for step in range(20_000))
     assert host.governor.every == 1
-    (kind,) = host.governor._kinds.values()
+    (kind,) = host.governor.kinds.values()
     recorded, after = kind.estimate(Sort.RECORDED), kind.estimate(Sort.AFTER)
     assert recorded is not None
     assert after is not None
@@ -348,7 +348,7 @@ def test_ranks_record_the_same_steps_whatever_share_each_allows_itself() -> None
 def test_what_is_kept_is_bounded_however_many_models_and_names_there_are() -> None:
     host = Host().live([(f"step {number}", MS, f"Net {number}") for number in range(10_000)])
     governor = host.governor
-    assert max(len(governor._kinds), len(governor._begun), len(governor._models)) <= MAX_KINDS + 1
+    assert max(len(governor.kinds), len(governor.begun), len(governor.models)) <= MAX_KINDS + 1
     assert host.recorded < 1000
 
 
@@ -360,15 +360,15 @@ def test_steps_of_a_governed_profiler_are_told_to_it_and_a_failed_one_is_not() -
             pass
     with pytest.raises(ValueError, match="mine"), profiler.step("decode", tokens=3):
         raise ValueError("mine")
-    (kind,) = profiler.governor._kinds.values()
-    assert profiler.governor._kinds.keys() == {("decode", "")}
+    (kind,) = profiler.governor.kinds.values()
+    assert profiler.governor.kinds.keys() == {("decode", "")}
     assert kind.seen == 100
     names = {message.id: message.name for message in memory.said if isinstance(message, Node)}
     recorded = [names[tag & 0xFFFF] for tag, *_ in memory.records if not is_plain(tag)]
     assert sum(is_plain(tag) for tag, *_ in memory.records) == 101 - recorded.count("decode")
     assert 100 / FIRST_EVERY / 2 < recorded.count("decode") < 2 * 100 / FIRST_EVERY
     assert recorded.count("Inside") == kind.counts[Sort.RECORDED]
-    assert not [model.running for model in profiler.governor._models.values() if model.running]
+    assert not [model.running for model in profiler.governor.models.values() if model.running]
 
 
 def test_a_forked_child_measures_for_itself() -> None:

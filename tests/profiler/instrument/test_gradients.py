@@ -548,9 +548,11 @@ class DistributedDataParallel(nn.Module):
 
 def test_a_name_leaves_out_what_torch_puts_around_a_module() -> None:
     model = Model()
-    model.layers[1]._modules["_checkpoint_wrapped_module"] = model.layers[1]._modules.pop("up")
+    wrapped = model.layers[1].up
+    del model.layers[1].up
+    model.layers[1].add_module("_checkpoint_wrapped_module", wrapped)
     root = DistributedDataParallel(model)
-    weight = model.layers[1]._modules["_checkpoint_wrapped_module"].weight
+    weight = wrapped.weight
     assert name_of_last(root, [weight]) == "layers.1.weight"
     assert name_of_last(root, [model.layers[2].norm.weight, model.head.bias]) == "layers.2.norm.weight"
     assert name_of_last(root, [nn.Parameter(torch.zeros(1))]) == ""

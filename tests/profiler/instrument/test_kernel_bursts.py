@@ -17,7 +17,6 @@ from cbtop.profiler.instrument import (  # noqa: E402
     kernel_bursts,
     kernel_makers,
     swapping,
-    trouble,
     uninstall,
 )
 from cbtop.profiler.instrument.call_attribute import standing  # noqa: E402
@@ -78,7 +77,7 @@ class Host:
         self.model = played.model_of(world, layers)
         attach(self.model, self.profiler)
         self.recorder.open()
-        ring = self.recorder._path
+        ring = self.recorder.path
         assert ring is not None
         self.ring = ring
         self.asker = RequestSlot(ring)
@@ -264,7 +263,7 @@ def test_modules_and_what_times_them_are_afterwards_as_they_were(world: World, h
     assert there() == before
     assert not capturing.captures
     assert swapping.swapped_in == swapped_in
-    assert not kernel_bursts._here
+    assert kernel_bursts.recording_here() is None
     assert not kernel_bursts.one_at_a_time.locked()
 
 
@@ -456,26 +455,28 @@ def test_a_governed_process_does_not_take_a_burst_for_its_own_cost(world: World,
     model = played.model_of(world)
     attach(model, profiler)
     recorder.open()
-    assert recorder._path is not None
-    asker = RequestSlot(recorder._path)
+    assert recorder.path is not None
+    asker = RequestSlot(recorder.path)
     graph = played.captured(model)
     played.replay(world, graph, 5)
     profiler.finalize()
-    before = profiler.governor._seen
+    before = profiler.governor.seen
     asker.ask(2)
     played.replay(world, graph, 2)
     profiler.finalize()
-    assert profiler.governor._seen == before
+    assert profiler.governor.seen == before
     answer = asker.answer()
     assert answer is not None
     assert answer.state is State.DONE
     asker.close()
 
 
-def test_what_is_said_of_a_burst_that_failed_is_said_once(world: World, host: Host) -> None:
+def test_what_is_said_of_a_burst_that_failed_is_said_once(
+    world: World, host: Host, caplog: pytest.LogCaptureFixture
+) -> None:
     world.fails_at = "begin"
     for _ in range(3):
         host.asker.ask(1)
         host.call()
         assert host.state() is State.FAILED
-    assert len([what for what in trouble._said if "kernels are not recorded" in what]) == 1
+    assert len([line for line in caplog.messages if "kernels are not recorded" in line]) == 1

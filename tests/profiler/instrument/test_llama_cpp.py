@@ -134,7 +134,7 @@ def test_graphs_for_which_there_is_no_room_are_counted(models: dict[str, Path]) 
 
 
 def test_what_was_lost_is_counted_by_the_profiler(memory: Memory) -> None:
-    BrickProfiler(recorder=memory)._steps.record("decode", 1, 10, 20, [], lost=2)
+    BrickProfiler(recorder=memory).parts.steps.record("decode", 1, 10, 20, [], lost=2)
     assert [tag & NODE for tag, *_ in memory.records] == [1, 0, 0]
 
 

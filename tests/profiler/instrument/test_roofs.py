@@ -112,7 +112,7 @@ def test_a_new_thread_count_of_torch_is_announced_with_its_roofs(runtime: Path) 
     try:
         for threads, roofs in ((before + 1, {"dram_read"}), (before, {"dram_read", "fma_float32"})):
             torch.set_num_threads(threads)
-            attachment._look_again()
+            attachment.look_again()
             record = record_of(source_of(runtime))
             assert (record.manifest and record.manifest.threads, set(record.ceilings)) == (threads, roofs)
     finally:

@@ -19,6 +19,7 @@ from cbtop.profiler.instrument.warm_up import WarmUps
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.messages import Node
 from cbtop.protocol.structure_messages import StepAllocations, StepOperations
+from tests.profiler.instrument.dynamo_state import forget_backends, forget_compiled
 from tests.profiler.instrument.tiny import Stack, torch
 from tests.profiler.memory import Memory
 
@@ -134,8 +135,7 @@ def test_nothing_is_counted_once_the_process_compiles(profiler: BrickProfiler, m
         model(compiled(torch.ones(INPUT)))
         assert operations(memory) == []
     finally:
-        torch._dynamo.eval_frame.cached_backends.clear()
-        torch._dynamo.reset()
+        forget_compiled()
 
 
 def test_counting_imports_nothing(profiler: BrickProfiler, memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,12 +164,12 @@ def test_an_operation_of_higher_order_runs_in_a_counted_step(profiler: BrickProf
 
     model = Conditional()
     expected = model(torch.ones(INPUT))
-    torch._dynamo.eval_frame.cached_backends.clear()
+    forget_backends()
     attach(model, profiler)
     for _ in range(COUNTED):
         assert torch.equal(model(torch.ones(INPUT)), expected)
         # the test compiles by itself, so the steps would not be counted otherwise
-        torch._dynamo.eval_frame.cached_backends.clear()
+        forget_backends()
     assert operations(memory) == []
 
 

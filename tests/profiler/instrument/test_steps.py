@@ -112,7 +112,7 @@ def test_a_plain_step_runs_no_function_of_ours_in_python(runtime: Path) -> None:
     profiler = GovernedProfiler(1, recorder=RingRecorder(runtime))
     record_when_told(profiler.governor)(False)
     ran = _functions_of_ours(profiler)
-    assert profiler.governor._kinds["decode", ""].counts[PLAIN] == 1  # the traced step
+    assert profiler.governor.kinds["decode", ""].counts[PLAIN] == 1  # the traced step
     assert not ran
 
 
@@ -125,9 +125,9 @@ def test_a_benchmark_that_tells_which_steps_are_recorded_is_obeyed(runtime: Path
         recorded = []
         for is_told in (True, False, True, False, False, True):  # the first step of a kind is always recorded
             tell(is_told)
-            before = profiler.governor._recorded
+            before = profiler.governor.recorded
             model(words(1, 1))
-            recorded.append(profiler.governor._recorded > before)
+            recorded.append(profiler.governor.recorded > before)
     assert recorded == [True, False, True, False, False, True]
 
 
@@ -135,9 +135,9 @@ def test_a_benchmark_that_tells_which_steps_are_recorded_is_obeyed(runtime: Path
 def test_where_python_is_to_begin_a_plain_step_it_runs_few_functions_of_ours(runtime: Path) -> None:
     profiler = GovernedProfiler(1, recorder=RingRecorder(runtime))
     turns = iter([True])
-    profiler._steps.is_sampled = lambda key: next(turns, False)
+    profiler.parts.steps.is_sampled = lambda key: next(turns, False)
     profiler.governor.floor = 0
-    profiler.governor._look_at_step = 1000  # no decision before this step number
+    profiler.governor.look_at_step = 1000  # no decision before this step number
     ran = _functions_of_ours(profiler)
     assert ran["Governor.ended"] == 1
     assert sum(ran.values()) <= 20, ran
@@ -720,11 +720,11 @@ def test_what_a_plain_step_pays_is_told_as_its_cost(
 
     monkeypatch.setattr(owner, name, slow)
     profiler, model = GovernedProfiler(1, recorder=memory), model_of("llama")
-    monkeypatch.setattr(profiler._steps, "is_sampled", lambda key: False)
+    monkeypatch.setattr(profiler.parts.steps, "is_sampled", lambda key: False)
     attachment = attach(model, profiler)
     for _ in range(6):
         model(words(1, 3))
     attachment.detach()
-    assert len(profiler.governor._own) == 6
+    assert len(profiler.governor.own_ns) == 6
     # the announcement counts towards the next step
-    assert min(list(profiler.governor._own)[what == "told" :]) >= 10_000_000
+    assert min(list(profiler.governor.own_ns)[what == "told" :]) >= 10_000_000

@@ -18,9 +18,10 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed: make torch")
 
 from cbtop.profiler.instrument import attach
-from cbtop.profiler.instrument.swapping import Swaps, TimedEntry, swaps
+from cbtop.profiler.instrument.swapping import Swaps, TimedEntry
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.ring import FLAG_AMOUNTS
+from tests.profiler.instrument.dynamo_state import callbacks, forget_compiled
 from tests.profiler.instrument.tiny import model_of, torch, transformers, words
 from tests.profiler.memory import Memory
 
@@ -33,13 +34,12 @@ pytestmark = pytest.mark.usefixtures("without_gradients")
 def host() -> Iterator[SimpleNamespace]:
     """Yield the modules in which a llama looks up its functions. Dynamo has no compiled code."""
     gc.collect()  # removes models of earlier tests
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
+    forget_compiled()
     yield SimpleNamespace(
         llama=transformers.models.llama.modeling_llama,
         attention=transformers.modeling_utils.AttentionInterface._global_mapping,
     )
-    torch._dynamo.utils.counters.clear()
+    forget_compiled()
 
 
 def _functions(host: SimpleNamespace) -> list[Any]:
@@ -133,7 +133,7 @@ def test_compiled_layers_are_compiled_once_whichever_steps_are_recorded(
     steps_before: int, resets: bool, host: SimpleNamespace, memory: Memory
 ) -> None:
     def run(profiler: BrickProfiler | None) -> int:
-        torch._dynamo.reset()
+        forget_compiled()
         model, graphs = model_of("llama"), []
 
         def backend(graph: Any, _: Any) -> Any:
@@ -145,7 +145,7 @@ def test_compiled_layers_are_compiled_once_whichever_steps_are_recorded(
         for _ in range(steps_before):
             model(words(1, 4))
         if resets:
-            torch._dynamo.reset()
+            forget_compiled()
             model(words(1, 4))
         for layer in model.model.layers:
             layer.compile(backend=backend)
@@ -157,7 +157,7 @@ def test_compiled_layers_are_compiled_once_whichever_steps_are_recorded(
 def test_where_dynamo_has_compiled_before_functions_stay_the_hosts_own(
     host: SimpleNamespace, profiler: BrickProfiler
 ) -> None:
-    bare = _functions(host)
+    bare, watching = _functions(host), [*callbacks()[0]]
     torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1))
     model = model_of("llama")
     attachment, seen = attach(model, profiler), _seen_in(model, host)
@@ -165,7 +165,7 @@ def test_where_dynamo_has_compiled_before_functions_stay_the_hosts_own(
     assert seen == [bare]
     attachment.detach()
     assert _functions(host) == bare
-    assert swaps._compiles not in torch._dynamo.callback_handler.start_callbacks
+    assert callbacks()[0] == watching
 
 
 @pytest.mark.usefixtures("host")

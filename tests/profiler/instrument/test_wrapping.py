@@ -40,6 +40,7 @@ from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.messages import Manifest, Node
 from cbtop.protocol.ring import FLAG_AMOUNTS, FLAG_FAILED
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind
+from tests.profiler.instrument.dynamo_state import forget_compiled, graphs_and_breaks
 from tests.profiler.instrument.tiny import model_of, torch, transformers, words
 from tests.profiler.memory import Memory
 
@@ -385,9 +386,9 @@ def test_a_copy_that_takes_every_attribute_along_runs_its_own_weights(again: Any
 def _replicated(module: Any) -> Any:
     """Replicate a module with separate weights, as nn.DataParallel does on several devices."""
     replica = module._replicate_for_data_parallel()
-    for name, weight in module._parameters.items():
+    for name, weight in module.named_parameters(recurse=False):
         setattr(replica, name, torch.zeros_like(weight))
-    for name, child in module._modules.items():
+    for name, child in module.named_children():
         setattr(replica, name, _replicated(child))
     return replica
 
@@ -643,8 +644,7 @@ def test_compiled_numbers_and_graphs_are_those_of_the_bare_model(
     way: str, compiled: Any, when: str, profiler: BrickProfiler
 ) -> None:
     def run(instrumented: bool) -> tuple[list[Any], int, int]:
-        torch._dynamo.reset()
-        torch._dynamo.utils.counters.clear()
+        forget_compiled()
         torch.manual_seed(1)
         model, backend = Decoder(), Counting()
         if instrumented and when == "installed":
@@ -659,7 +659,7 @@ def test_compiled_numbers_and_graphs_are_those_of_the_bare_model(
             if instrumented and at == 2:
                 profiler.disable()
             found.append(called(torch.ones(1, length, 8)))
-        return found, backend.graphs, sum(torch._dynamo.utils.counters["graph_break"].values())
+        return found, backend.graphs, graphs_and_breaks()[1]
 
     bare, ours = run(instrumented=False), run(instrumented=True)
     assert all(torch.equal(a, b) for a, b in zip(bare[0], ours[0], strict=True))
@@ -689,8 +689,7 @@ def test_layers_dynamo_inspects_are_compiled_once_if_recorded_or_captured(
     compiled: Any, when: str, memory: Memory
 ) -> None:
     def run(profiler: BrickProfiler | None) -> tuple[list[Any], int, int]:
-        torch._dynamo.reset()
-        torch._dynamo.utils.counters.clear()
+        forget_compiled()
         torch.manual_seed(1)
         model, backend = Decoder(), Counting()
         model.layers = nn.ModuleList(CallingBlock() for _ in range(2))
@@ -706,7 +705,7 @@ def test_layers_dynamo_inspects_are_compiled_once_if_recorded_or_captured(
         if profiler is not None:
             profiler.disable()
         found.append(called(torch.ones(1, 3, 8)))
-        return found, backend.graphs, sum(torch._dynamo.utils.counters["graph_break"].values())
+        return found, backend.graphs, graphs_and_breaks()[1]
 
     bare, ours = run(None), run(BrickProfiler(recorder=memory, sample_every=2))
     uninstall()
@@ -750,10 +749,8 @@ def test_layers_dynamo_inspects_can_be_shared_by_models_that_come_and_go(profile
 
 def _counted() -> tuple[int, int]:
     """Return the numbers of graphs and graph breaks since the last call."""
-    counters = torch._dynamo.utils.counters
-    found = counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())
-    torch._dynamo.reset()
-    counters.clear()
+    found = graphs_and_breaks()
+    forget_compiled()
     return found
 
 
@@ -787,7 +784,7 @@ def test_generating_with_a_static_cache_compiles_as_it_does_without_us(
 @pytest.mark.parametrize("compiled", [_whole, pytest.param(_function, marks=pytest.mark.slow)])
 def test_objects_made_in_compiled_code_are_compiled_as_without_cbtop(compiled: Any, profiler: BrickProfiler) -> None:
     """The model creates a cache during its call. Dynamo cannot look up objects that are created in compiled code."""
-    torch._dynamo.reset()
+    forget_compiled()
     model = model_of("llama", num_hidden_layers=2)
     attach(model, profiler)
     bare = model(words(1, 4)).logits
@@ -822,7 +819,7 @@ def test_what_inductor_makes_of_a_model_is_the_same(mode: str, compiled: Any, pr
 def test_a_compiled_model_has_its_steps_all_the_same(
     compiled: Any, when: str, profiler: BrickProfiler, memory: Memory
 ) -> None:
-    torch._dynamo.reset()
+    forget_compiled()
     model = Decoder()
     if when == "installed":
         install(profiler)
@@ -981,7 +978,7 @@ def test_what_the_host_lets_a_modules_call_be_is_called_in_recorded_steps(
 
 def test_a_timed_call_keeps_nothing(timed: Callable[..., Any], timer: BrickProfiler) -> None:
     x, error = torch.ones(2), ValueError("of the host")
-    held = (x, error, timed, BRICK, timer, timer._path, elements_of, passes)
+    held = (x, error, timed, BRICK, timer, timer.parts.paths.own, elements_of, passes)
 
     def use() -> None:
         timed(x)
@@ -1168,7 +1165,7 @@ def test_where_nothing_is_recorded_a_wrapped_function_runs_no_frame_of_ours() ->
 
 
 def test_shared_functions_are_timed_by_the_profiler_of_the_calling_model() -> None:
-    torch._dynamo.reset()  # otherwise functions stay unchanged if something was compiled before
+    forget_compiled()  # otherwise functions stay unchanged if something was compiled before
     memories, models, x = [Memory(), Memory()], [Decoder(), Decoder()], torch.ones(1, 3, 8)
     attached = [attach(model, BrickProfiler(recorder=memory)) for model, memory in zip(models, memories, strict=True)]
     for model in (*models, *models, models[0]):
@@ -1182,7 +1179,7 @@ def test_shared_functions_are_timed_by_the_profiler_of_the_calling_model() -> No
 
 
 def test_dynamo_looks_into_a_timed_call_and_breaks_nothing(timed: Callable[..., Any], timer: BrickProfiler) -> None:
-    torch._dynamo.reset()
+    forget_compiled()
     keep_dynamo_out()  # attaching does this
     called = timed.__call__ if isinstance(timed, nn.Module) else timed
     compiled = torch.compile(called, backend="eager", fullgraph=True)

@@ -91,7 +91,7 @@ def test_kept_traces_are_bounded_for_any_run_length_and_model_depth() -> None:
     tracer = ModelTracer(TracerConfig.full())
     for position in range(HISTORY_FORWARDS + 5):
         trace_everything(tracer, position, layers=60, output=BAD)
-    assert len(tracer._kept) == HISTORY_FORWARDS
+    assert len(tracer.kept) == HISTORY_FORWARDS
     assert tracer.summary().total_forwards == HISTORY_FORWARDS + 5
     for summary in tracer.trace_summaries():
         assert len({number.row for number in summary.numbers}) <= MAX_ROWS + 1
