@@ -395,7 +395,7 @@ class Daemon:
             self.publish()
         for topic in pieces:
             first, frames = self.history.piece(_number(topic))
-            hello = self._hello()
+            hello = _hello()
             head = HistoryPiece(first, self.history.end, hello.host, hello.monotonic_ns, hello.realtime_ns)
             self._publisher.answer_frames([topic], [codec.encode(head), *frames])
         for topic in self._publisher.questions(ENDED_PREFIX):
@@ -430,7 +430,7 @@ class Daemon:
                 self.history.add(encode_frame(kind, time.perf_counter_ns(), frames))
 
     def _snapshots(self, sources: Iterable[Source]) -> Iterator[bytes]:
-        yield codec.encode(self._hello())
+        yield codec.encode(_hello())
         for source in sources:
             yield from _frames_of(source, source.snapshot)
         yield from map(codec.encode, self._devices.latest())
@@ -438,18 +438,6 @@ class Daemon:
 
     def _heartbeat(self) -> Heartbeat:
         return Heartbeat(self._read_ns, tuple(source.state_message() for source in self.sources.values()))
-
-    def _hello(self) -> DaemonHello:
-        return DaemonHello(
-            protocol_major=PROTOCOL_MAJOR,
-            protocol_minor=PROTOCOL_MINOR,
-            pid=os.getpid(),
-            host=socket.gethostname(),
-            boot_id=boot_id(),
-            version=__version__,
-            monotonic_ns=time.perf_counter_ns(),
-            realtime_ns=time.time_ns(),
-        )
 
 
 class DaemonInside:
@@ -509,6 +497,19 @@ class _Timetable:
     def wait_ms(self) -> int:
         """Return the milliseconds until the next job is due."""
         return max(0, int((min(self._due_s.values()) - time.monotonic()) * 1000) + 1)
+
+
+def _hello() -> DaemonHello:
+    return DaemonHello(
+        protocol_major=PROTOCOL_MAJOR,
+        protocol_minor=PROTOCOL_MINOR,
+        pid=os.getpid(),
+        host=socket.gethostname(),
+        boot_id=boot_id(),
+        version=__version__,
+        monotonic_ns=time.perf_counter_ns(),
+        realtime_ns=time.time_ns(),
+    )
 
 
 def _give_memory_back() -> None:

@@ -223,7 +223,7 @@ class TimelineMap(SourceDrawing, can_focus=True):
         scale = Scale(self._begin_ns, self._end_ns, max(1, width - labels))
         head = [
             self._headline(self.shown, width),
-            *self._beside_baseline(self.shown),
+            *_beside_baseline(self._baseline, self.shown),
             axis(scale, _zero_ns(self.shown), labels),
         ]
         foot = [rule((("under the cursor", "dim"),), width), *self._detail(self.shown, width)]
@@ -265,26 +265,6 @@ class TimelineMap(SourceDrawing, can_focus=True):
     def _baseline(self) -> Comparison | None:
         return self._source.baseline if self._source is not None else None
 
-    def _beside_baseline(self, shown: TimelineView) -> list[Line]:
-        """Return a line that compares the step with the baseline's median step. Return [] without a baseline."""
-        if shown.newest is None or (found := self._baseline) is None:
-            return []
-        text = clean(comparison_text.step_beside(found, shown.newest))
-        return [((" Δ ", "accent"), (text, ""), (" (derived)", "dim"))]
-
-    def _usual(self, part: TimelineSpan | Gap) -> str:
-        """Return the median call of a layer or brick at the baseline as text. Return "" if it is unknown."""
-        if (found := self._baseline) is None or not isinstance(part, TimelineSpan) or not part.where:
-            return ""
-        phase, *outer = part.where
-        place: Place = (
-            (None, part.name)
-            if part.kind is NodeKind.LAYER
-            else ((part.name, part.category or BrickCategory.OTHER), outer[0] if outer else None)
-        )
-        median_us = found.median_us(phase, place)
-        return "" if median_us is None else f"baseline's median {units.duration(median_us)}"
-
     def _lanes(self, scale: Scale, labels: int) -> tuple[list[Line], int]:
         """Return the lines of all lanes, and the index of the line with the cursor.
 
@@ -323,7 +303,7 @@ class TimelineMap(SourceDrawing, can_focus=True):
             [
                 ((f"  {block.glyph or GAP} ", block.role), (clean(part.name), "strong")),
                 ((units.exact(part.duration_ns), "strong"),),
-                *([((usual, ""),)] if (usual := self._usual(part)) else []),
+                *([((usual, ""),)] if (usual := _usual(self._baseline, part)) else []),
                 ((f"from {units.exact(part.start_ns - _zero_ns(shown))}", ""),),
                 ((f"{self._at + 1} of {len(row.parts)} in its row", "dim"),),
             ],
@@ -339,6 +319,28 @@ class TimelineMap(SourceDrawing, can_focus=True):
             second.append((("failed" if part.is_failed else "", "bad"),))
             second.append((("timed as a whole" if part.is_plain else "", "dim"),))
         return [first, join_fitting([line for line in second if plain(line)], width), last]
+
+
+def _beside_baseline(found: Comparison | None, shown: TimelineView) -> list[Line]:
+    """Return a line that compares the step with the baseline's median step. Return [] without a baseline."""
+    if shown.newest is None or found is None:
+        return []
+    text = clean(comparison_text.step_beside(found, shown.newest))
+    return [((" Δ ", "accent"), (text, ""), (" (derived)", "dim"))]
+
+
+def _usual(found: Comparison | None, part: TimelineSpan | Gap) -> str:
+    """Return the median call of a layer or brick at the baseline as text. Return "" if it is unknown."""
+    if found is None or not isinstance(part, TimelineSpan) or not part.where:
+        return ""
+    phase, *outer = part.where
+    place: Place = (
+        (None, part.name)
+        if part.kind is NodeKind.LAYER
+        else ((part.name, part.category or BrickCategory.OTHER), outer[0] if outer else None)
+    )
+    median_us = found.median_us(phase, place)
+    return "" if median_us is None else f"baseline's median {units.duration(median_us)}"
 
 
 def _is_due(shown: TimelineView | None, newest: TimelineView | None) -> bool:
