@@ -59,8 +59,8 @@ MAX_KEYFRAMES = 1 << 20
 MAX_REALTIME_NS = 253_402_300_799_000_000_000  # the end of the year 9999
 # O_NONBLOCK: do not wait if the path is a pipe
 _WRITE = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK
-_HEADER = struct.Struct("<8sHHIqq64s")
-_HEAD = struct.Struct("<IIqI")
+HEADER = struct.Struct("<8sHHIqq64s")
+FRAME_HEAD = struct.Struct("<IIqI")
 _TIME_AND_KIND = struct.Struct("<qI")
 _ENTRY = struct.Struct("<qq")
 _FOOTER = struct.Struct("<Q8s")
@@ -224,8 +224,8 @@ class RecordingWriter:
         Raises DecodeError if `frame` is not a valid frame, and RecordingError if writing fails. After an error, the
         file is as before.
         """
-        length, crc, time_ns, kind = _HEAD.unpack_from(frame) if len(frame) >= _HEAD.size else (-1, 0, 0, 0)
-        if length != len(frame) - _HEAD.size or zlib.crc32(memoryview(frame)[8:]) != crc:
+        length, crc, time_ns, kind = FRAME_HEAD.unpack_from(frame) if len(frame) >= FRAME_HEAD.size else (-1, 0, 0, 0)
+        if length != len(frame) - FRAME_HEAD.size or zlib.crc32(memoryview(frame)[8:]) != crc:
             raise DecodeError(f"a damaged frame of {len(frame)} bytes")
         if self.size_bytes + len(frame) > self._max_bytes or length > MAX_PAYLOAD_BYTES:
             return False
@@ -287,7 +287,7 @@ class RecordingReader:
             self._file.close()
             raise
         self.begin_ns = self.keyframes[0][0] if self.keyframes else self.end_ns
-        length, _, time_ns, kind = self._head(_HEADER.size)
+        length, _, time_ns, kind = self._head(HEADER.size)
         is_range = length >= 0 and kind == FrameKind.RANGE and self.begin_ns <= time_ns <= self.end_ns
         self.range_from_ns = time_ns if is_range else None
 
@@ -304,20 +304,20 @@ class RecordingReader:
 
     def frames(self, offset: int = 0, wanted: Collection[int] | None = None) -> Iterator[Frame]:
         """Yield the frames of the `wanted` kinds from `offset` on (0: from the first). Other frames are not read."""
-        at = max(offset, _HEADER.size)
-        while at + _HEAD.size <= self._end:
+        at = max(offset, HEADER.size)
+        while at + FRAME_HEAD.size <= self._end:
             length, crc, time_ns, kind = self._head(at)
-            if not 0 <= length <= min(MAX_PAYLOAD_BYTES, self._end - at - _HEAD.size):
+            if not 0 <= length <= min(MAX_PAYLOAD_BYTES, self._end - at - FRAME_HEAD.size):
                 # the head of this frame is damaged, so the position of the next frame is not known
                 self._damaged.add(at)
                 return
             if wanted is None or kind in wanted:
-                payload = self._read(length, at + _HEAD.size)
+                payload = self._read(length, at + FRAME_HEAD.size)
                 if zlib.crc32(payload, zlib.crc32(_TIME_AND_KIND.pack(time_ns, kind))) == crc:
                     yield Frame(kind, time_ns, at, payload)
                 else:
                     self._damaged.add(at)
-            at += _HEAD.size + length
+            at += FRAME_HEAD.size + length
 
     def keyframe_before(self, time_ns: int) -> int:
         """Return the offset of the last keyframe at or before `time_ns`.
@@ -325,7 +325,7 @@ class RecordingReader:
         Returns the offset of the first frame if there is no such keyframe.
         """
         before = [offset for at_ns, offset in self.keyframes if at_ns <= time_ns]
-        return before[-1] if before else _HEADER.size
+        return before[-1] if before else HEADER.size
 
     def close(self) -> None:
         """Close the file."""
@@ -342,23 +342,23 @@ class RecordingReader:
 
         The length is -1 if the file ends there or contains only zeros there.
         """
-        data = self._read(_HEAD.size, at)
-        if len(data) < _HEAD.size or not any(data):  # A sparse file can contain terabytes of zeros.
+        data = self._read(FRAME_HEAD.size, at)
+        if len(data) < FRAME_HEAD.size or not any(data):  # A sparse file can contain terabytes of zeros.
             return -1, 0, 0, 0
-        length, crc, time_ns, kind = _HEAD.unpack(data)
+        length, crc, time_ns, kind = FRAME_HEAD.unpack(data)
         return length, crc, time_ns, kind
 
     def _header(self) -> tuple[str, RecordingOrigin]:
-        data = self._read(_HEADER.size, 0)
-        if len(data) < _HEADER.size or data[: len(MAGIC)] != MAGIC:
+        data = self._read(HEADER.size, 0)
+        if len(data) < HEADER.size or data[: len(MAGIC)] != MAGIC:
             raise RecordingError(f"{self.path} is no recording of cbtop's")
-        _, major, minor, crc, monotonic_ns, realtime_ns, host = _HEADER.unpack(data)
+        _, major, minor, crc, monotonic_ns, realtime_ns, host = HEADER.unpack(data)
         if major != PROTOCOL_MAJOR:
             raise VersionError(
                 f"{self.path} is of protocol {major}.{minor}, this cbtop reads {PROTOCOL_MAJOR}.x: "
                 "open it with the cbtop that recorded it"
             )
-        if zlib.crc32(data[_HEADER.size - 80 :]) != crc or not 0 <= realtime_ns <= MAX_REALTIME_NS:
+        if zlib.crc32(data[HEADER.size - 80 :]) != crc or not 0 <= realtime_ns <= MAX_REALTIME_NS:
             raise RecordingError(f"{self.path}: its header is damaged")
         name = codec.sanitise(host.rstrip(b"\0").decode("utf-8", "replace"))
         return f"{major}.{minor}", RecordingOrigin(name, monotonic_ns, realtime_ns)
@@ -366,7 +366,7 @@ class RecordingReader:
     def _footer(self) -> int | None:
         """Return the offset of the index, which is in the footer. Returns None if the recording was not closed."""
         at = self._size - _FOOTER.size
-        if at < _HEADER.size:
+        if at < HEADER.size:
             return None
         offset, magic = _FOOTER.unpack(self._read(_FOOTER.size, at).ljust(_FOOTER.size, b"\0"))
         return offset if magic == INDEX_MAGIC else None
@@ -374,7 +374,7 @@ class RecordingReader:
     def _index(self) -> tuple[tuple[tuple[int, int], ...], int, int] | None:
         """Return the keyframes, the last frame's time and the end of the frames; None without a valid index."""
         at, offset = self._size - _FOOTER.size, self._index_at
-        if offset is None or not _HEADER.size <= offset <= at - _HEAD.size:
+        if offset is None or not HEADER.size <= offset <= at - FRAME_HEAD.size:
             return None
         self._end = at
         frame = next(self.frames(offset, (FrameKind.INDEX,)), None)
@@ -388,7 +388,7 @@ class RecordingReader:
         return tuple(keyframes), end_ns, end
 
     def _is_keyframe(self, time_ns: int, at: int, end: int) -> bool:
-        return _HEADER.size <= at <= end - _HEAD.size and self._head(at)[2:] == (time_ns, FrameKind.KEYFRAME)
+        return HEADER.size <= at <= end - FRAME_HEAD.size and self._head(at)[2:] == (time_ns, FrameKind.KEYFRAME)
 
     def _scan(self) -> tuple[tuple[tuple[int, int], ...], int, int]:
         """Go through all frames, and return the same as `_index`.
@@ -397,18 +397,18 @@ class RecordingReader:
         """
         self._damaged.clear()  # an invalid index does not count as damage
         keyframes: list[tuple[int, int]] = []
-        at = last = _HEADER.size
+        at = last = HEADER.size
         end_ns = before_ns = self.origin.monotonic_ns
         is_damaged = False
-        while at + _HEAD.size <= self._size:
+        while at + FRAME_HEAD.size <= self._size:
             length, _, time_ns, kind = self._head(at)
-            if not 0 <= length <= min(MAX_PAYLOAD_BYTES, self._size - at - _HEAD.size):
+            if not 0 <= length <= min(MAX_PAYLOAD_BYTES, self._size - at - FRAME_HEAD.size):
                 is_damaged = length > MAX_PAYLOAD_BYTES or kind > MAX_KIND
                 break
             if kind == FrameKind.KEYFRAME and len(keyframes) < MAX_KEYFRAMES:
                 keyframes.append((time_ns, at))
             last, before_ns, end_ns = at, end_ns, time_ns
-            at += _HEAD.size + length
+            at += FRAME_HEAD.size + length
         self._end = stopped = at
         if at > last and next(self.frames(last), None) is None:
             self._damaged.clear()  # the last frame was written in part, which does not count as damage

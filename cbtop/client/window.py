@@ -110,6 +110,11 @@ class Window:
         return self._sum.size_bytes if self._sum is not None else 0
 
     @property
+    def stored_slices(self) -> int:
+        """Number of stored slices, including one that is older than the window."""
+        return len(self._slices)
+
+    @property
     def has_begun(self) -> bool:
         """Whether any statistics have arrived. The first statistics belong to no slice."""
         return self.now_ns > 0

@@ -94,9 +94,12 @@ _log = logging.getLogger("cbtop.daemon")
 class Daemon:
     """Serves `endpoint` from the rings in `directory` until it is stopped.
 
-    For viewers that request it, the daemon stores its messages of the last `history_s` seconds. With 0, it stores
-    none. Raises EndpointError if the address is taken, and KeysError if the address must not be served with these
-    `keys`.
+    `run` calls the jobs `discover`, `read`, `read_filling`, `publish`, `publish_devices`, `beat` and `keyframe`, each
+    at its own period, and `answer` in between. Only one thread may call them.
+
+    For viewers that request it, the daemon stores its messages of the last `history_s` seconds in `history`. With 0,
+    it stores none. Raises EndpointError if the address is taken, and KeysError if the address must not be served
+    with these `keys`.
     """
 
     def __init__(
@@ -110,7 +113,7 @@ class Daemon:
         self._publisher = Publisher(endpoint, keys)
         self._devices = NewestSamples(SAMPLERS)
         self._pid_namespace = pid_namespace()
-        self._sources: dict[Path, Source] = {}
+        self.sources: dict[Path, Source] = {}  # the watched processes, by their rings
         self._refused: dict[str, float] = {}  # maps rings that could not be opened to the time of the next attempt
         self._waiting: deque[str] = deque()  # rings that were listed but not opened yet
         self._there_before: frozenset[str] | None = None  # rings that already existed when this daemon began
@@ -121,7 +124,7 @@ class Daemon:
         self._joins_due_s = 0.0
         self._read_ns = time.perf_counter_ns()  # every record that ended before this time was read
         self._history_s = history_s
-        self._history = History(history_s)
+        self.history = History(history_s)
         # Versions of all sources at the last keyframe of the history.
         self._history_versions: dict[str, tuple[int, int]] | None = None
         self._history_keyframe_s = 0.0
@@ -135,13 +138,13 @@ class Daemon:
         """Read and publish until `stop` is set, then close the address."""
         due = _Timetable(
             {
-                self._keyframe: KEYFRAME_S,
-                self._discover: DISCOVER_S,
-                self._read_filling: LOOK_S,
-                self._read: PUBLISH_S,
-                self._publish: PUBLISH_S,
-                self._say_devices: PUBLISH_S,
-                self._beat: HEARTBEAT_S,
+                self.keyframe: KEYFRAME_S,
+                self.discover: DISCOVER_S,
+                self.read_filling: LOOK_S,
+                self.read: PUBLISH_S,
+                self.publish: PUBLISH_S,
+                self.publish_devices: PUBLISH_S,
+                self.beat: HEARTBEAT_S,
                 self._publisher.shut_out_revoked: SHUT_OUT_S,
             }
         )
@@ -151,19 +154,23 @@ class Daemon:
                     if not stop.is_set():
                         job()
                 self._publisher.hear(due.wait_ms())
-                self._answer()
+                self.answer()
             # Read once more. Viewers then learn how the process of this daemon ended.
-            self._read()
-            self._beat()
+            self.read()
+            self.beat()
             self._publisher.send(LIVE, [DaemonGoodbye()])
             time.sleep(LAST_WORD_S)
         finally:
-            self._publisher.close()
-            self._devices.close()
-            for source in self._sources.values():
-                source.close()
+            self.close()
 
-    def _discover(self) -> None:
+    def close(self) -> None:
+        """Release the address, the samplers and the rings."""
+        self._publisher.close()
+        self._devices.close()
+        for source in self.sources.values():
+            source.close()
+
+    def discover(self) -> None:
         """Open new rings, beginning with running processes. Delete files of processes that ended too long ago."""
         self._list()
         now_s = time.monotonic()
@@ -185,7 +192,7 @@ class Daemon:
                     self._introduce([source])
         # Publish all unread sources with one call. For fifty sources, single calls would take as long as opening
         # them.
-        self._introduce([source for source in unread if source.ring_path in self._sources])
+        self._introduce([source for source in unread if source.ring_path in self.sources])
         self._let_go()
 
     def _introduce(self, sources: Sequence[Source]) -> None:
@@ -204,7 +211,7 @@ class Daemon:
         except OSError as error:  # directory removed, or no descriptor left: continue with the open rings
             _log.debug("%s", error)
             return
-        watched = {path.name for path in self._sources}
+        watched = {path.name for path in self.sources}
         for known in (self._left, self._refused):
             for name in known.keys() - rings - watched:
                 del known[name]
@@ -235,7 +242,7 @@ class Daemon:
         had_ended = left is not None and self._there_before is not None and name in self._there_before
         source = Source(path, on_demand=had_ended)
         source.poll()
-        self._sources[path] = source
+        self.sources[path] = source
         return source
 
     def _has_room_for(self, left: EndedProcess | None) -> bool:
@@ -244,9 +251,9 @@ class Daemon:
         A running process always replaces an ended one. In this case, `left` is None. An ended process `left` replaces
         only processes that ended earlier.
         """
-        if len(self._sources) < MAX_SOURCES:
+        if len(self.sources) < MAX_SOURCES:
             return True
-        ended = [self._left[path.name][0] for path in self._sources if path.name in self._left]
+        ended = [self._left[path.name][0] for path in self.sources if path.name in self._left]
         oldest = min(ended, key=lambda each: each.last_sign_s, default=None)
         if oldest is None:
             self._complain("room", f"more than {MAX_SOURCES} processes run; the others are not shown")
@@ -259,7 +266,7 @@ class Daemon:
 
     def _let_go(self) -> None:
         now_s = time.monotonic()
-        for path, source in self._sources.items():
+        for path, source in self.sources.items():
             if source.ended_at_s is not None and path.name not in self._left:
                 self._left[path.name] = left_by(path) or EndedProcess(path, time.time(), 0), now_s
         going = [left for left, since_s in self._left.values() if now_s - since_s > KEEP_ENDED_S]
@@ -279,7 +286,7 @@ class Daemon:
 
     def _forget(self, path: Path) -> None:
         """Stop watching the source of this ring."""
-        source = self._sources.pop(path, None)
+        source = self.sources.pop(path, None)
         if source is not None:
             self._say(FrameKind.LIVE, [codec.encode(SourceGone(source.key))])
             source.close()
@@ -293,25 +300,26 @@ class Daemon:
             line = "there is more to complain of, and nothing more is said"
         _log.warning("%s", line)
 
-    def _read(self) -> None:
+    def read(self) -> None:
+        """Read all rings."""
         self._read_ns = time.perf_counter_ns()
-        self._poll(self._sources.values())
+        self._poll(self.sources.values())
 
-    def _read_filling(self) -> None:
+    def read_filling(self) -> None:
         """Read the rings that might overflow before the next regular read."""
-        self._poll([source for source in self._sources.values() if source.is_filling])
+        self._poll([source for source in self.sources.values() if source.is_filling])
 
     def _poll(self, sources: Iterable[Source]) -> None:
-        waiting = sum(source.waiting for source in self._sources.values())
+        waiting = sum(source.waiting for source in self.sources.values())
         for source in sources:
             before = source.waiting
             source.poll()
             waiting += source.waiting - before
             if waiting > MOST_WAITING:
-                self._publish()
+                self.publish()
                 waiting = 0
 
-    def _publish(self) -> None:
+    def publish(self) -> None:
         """Publish all new data.
 
         Records are published before the totals that include them. Then a viewer can count missing records as lost.
@@ -319,15 +327,15 @@ class Daemon:
         if self._history_s or self._publisher.has_recorder:
             self._publish_records()
         else:
-            for source in self._sources.values():
+            for source in self.sources.values():
                 source.pass_over_records()
-        for source in self._sources.values():
+        for source in self.sources.values():
             self._say(FrameKind.LIVE, _frames_of(source, source.delta))
 
     def _publish_records(self) -> None:
         together: list[bytes] = []
         size_bytes = 0
-        for frame in (frame for source in self._sources.values() for frame in _frames_of(source, source.records)):
+        for frame in (frame for source in self.sources.values() for frame in _frames_of(source, source.records)):
             together.append(frame)
             size_bytes += len(frame)
             if size_bytes > RECORDS_TOGETHER_BYTES:
@@ -335,30 +343,35 @@ class Daemon:
                 together, size_bytes = [], 0
         self._say(FrameKind.RECORDS, together)
 
-    def _say_devices(self) -> None:
+    def publish_devices(self) -> None:
         """Publish new samples of devices. If no viewer listens, pause the samplers."""
         if not self._publisher.is_heard:
             self._devices.rest()
             return
-        profiled = [pid for source in self._sources.values() if (pid := source.pid_in(self._pid_namespace))]
+        profiled = [pid for source in self.sources.values() if (pid := source.pid_in(self._pid_namespace))]
         self._devices.listen([os.getpid(), *profiled])  # also sample the cost of this process
         self._say(FrameKind.LIVE, [codec.encode(sample) for sample in self._devices.fresh()])
 
-    def _beat(self) -> None:
-        self._publish()
+    def beat(self) -> None:
+        """Publish all new data and a heartbeat. Then begin a new second of the publisher's limits."""
+        self.publish()
         self._say(FrameKind.LIVE, [codec.encode(self._heartbeat())])
         self._publisher.begin_second()
         _give_memory_back()
 
-    def _keyframe(self) -> None:
-        self._publish()
-        for source in self._sources.values():
+    def keyframe(self) -> None:
+        """Publish the complete state of all live sources.
+
+        If a source has changed, begin a segment of the history with this state.
+        """
+        self.publish()
+        for source in self.sources.values():
             # Leave out a source that is behind. It will be published anyway.
             if source.state is SourceStatus.LIVE and not source.is_behind:
                 self._publisher.send_frames(LIVE, _frames_of(source, source.keyframe))
         if not self._history_s:
             return
-        read = (each for each in self._sources.values() if not each.is_behind and not each.is_left_unread)
+        read = (each for each in self.sources.values() if not each.is_behind and not each.is_left_unread)
         recent = [source for source in read if not _ended_before(source, self._history_s)]
         versions = {source.key: source.version for source in recent}
         now_s = time.monotonic()
@@ -368,9 +381,9 @@ class Daemon:
             self._history_versions, self._history_keyframe_s = versions, now_s
             now_ns = time.perf_counter_ns()
             keyframe = encode_frame(FrameKind.KEYFRAME, now_ns, self._snapshots(recent))
-            self._history.begin(keyframe, now_s)
+            self.history.begin(keyframe, now_s)
 
-    def _answer(self) -> None:
+    def answer(self) -> None:
         """Answer the requests of viewers: for clocks, for pieces of the history, for data of ended sources, and
         for snapshots.
         """
@@ -379,11 +392,11 @@ class Daemon:
             self._publisher.answer([topic], [reading])
         pieces = self._publisher.questions(HISTORY_PREFIX)
         if pieces:
-            self._publish()
+            self.publish()
         for topic in pieces:
-            first, frames = self._history.piece(_number(topic))
-            hello = self._hello()
-            head = HistoryPiece(first, self._history.end, hello.host, hello.monotonic_ns, hello.realtime_ns)
+            first, frames = self.history.piece(_number(topic))
+            hello = _hello()
+            head = HistoryPiece(first, self.history.end, hello.host, hello.monotonic_ns, hello.realtime_ns)
             self._publisher.answer_frames([topic], [codec.encode(head), *frames])
         for topic in self._publisher.questions(ENDED_PREFIX):
             self._publisher.answer_frames([topic], self._what_ended(topic))
@@ -393,18 +406,18 @@ class Daemon:
             self._joins_due_s = time.monotonic() + JOIN_S
             # Read now, because a new viewer's window begins now. Records that ended earlier do not belong to its
             # window.
-            self._read()
-            self._publish()
-            self._publisher.answer_frames(joined, [*self._snapshots(self._sources.values())])
+            self.read()
+            self.publish()
+            self._publisher.answer_frames(joined, [*self._snapshots(self.sources.values())])
 
     def _what_ended(self, topic: bytes) -> list[bytes]:
         """Return all data of the requested source. If it was not read yet, read it and publish it to all viewers."""
         wanted = topic.rpartition(b"/")[2].decode().replace(":", "-")
-        source = self._sources.get(self._directory / f"{wanted}.ring")
+        source = self.sources.get(self._directory / f"{wanted}.ring")
         if source is not None and source.is_left_unread:
             source.want()
             source.poll()
-            self._publish()
+            self.publish()
         elif source is not None and not source.is_behind and (frames := _frames_of(source, source.snapshot)):
             return frames
         return [codec.encode(self._heartbeat())]
@@ -414,29 +427,17 @@ class Daemon:
         if frames:
             self._publisher.send_frames(TOPICS[kind], frames)
             if self._history_s:
-                self._history.add(encode_frame(kind, time.perf_counter_ns(), frames))
+                self.history.add(encode_frame(kind, time.perf_counter_ns(), frames))
 
     def _snapshots(self, sources: Iterable[Source]) -> Iterator[bytes]:
-        yield codec.encode(self._hello())
+        yield codec.encode(_hello())
         for source in sources:
             yield from _frames_of(source, source.snapshot)
         yield from map(codec.encode, self._devices.latest())
         yield codec.encode(self._heartbeat())
 
     def _heartbeat(self) -> Heartbeat:
-        return Heartbeat(self._read_ns, tuple(source.state_message() for source in self._sources.values()))
-
-    def _hello(self) -> DaemonHello:
-        return DaemonHello(
-            protocol_major=PROTOCOL_MAJOR,
-            protocol_minor=PROTOCOL_MINOR,
-            pid=os.getpid(),
-            host=socket.gethostname(),
-            boot_id=boot_id(),
-            version=__version__,
-            monotonic_ns=time.perf_counter_ns(),
-            realtime_ns=time.time_ns(),
-        )
+        return Heartbeat(self._read_ns, tuple(source.state_message() for source in self.sources.values()))
 
 
 class DaemonInside:
@@ -496,6 +497,19 @@ class _Timetable:
     def wait_ms(self) -> int:
         """Return the milliseconds until the next job is due."""
         return max(0, int((min(self._due_s.values()) - time.monotonic()) * 1000) + 1)
+
+
+def _hello() -> DaemonHello:
+    return DaemonHello(
+        protocol_major=PROTOCOL_MAJOR,
+        protocol_minor=PROTOCOL_MINOR,
+        pid=os.getpid(),
+        host=socket.gethostname(),
+        boot_id=boot_id(),
+        version=__version__,
+        monotonic_ns=time.perf_counter_ns(),
+        realtime_ns=time.time_ns(),
+    )
 
 
 def _give_memory_back() -> None:

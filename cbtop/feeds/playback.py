@@ -63,8 +63,8 @@ class Playback:
         self._next: Frame | None = None
         # A jump starts at a keyframe this long before its target. The longest curve and the window need no earlier
         # data. So the view is the same as after playing the recording from its beginning.
-        self._reach_ns = round(max(curves_s * SLACK, reaches_back_s(window_s)) * 1e9)
-        self._states = KeptStates(self._reach_ns)
+        self.reach_ns = round(max(curves_s * SLACK, reaches_back_s(window_s)) * 1e9)
+        self._states = KeptStates(self.reach_ns)
         self._range: _Range | None = None
         self.at_ns = self._begun_ns = self._whole_from_ns = self.target_ns = reader.begin_ns
         self._said_ns = self._begun_ns  # time of the last frame shown
@@ -115,7 +115,7 @@ class Playback:
         # The store of a range lacks all data from before the range, so it must be rebuilt.
         was_range, self._range = self._range is not None, None
         from_ns = max(self.at_ns, self._whole_from_ns)
-        is_ahead = self.at_ns <= target_ns and self._whole_from_ns <= target_ns <= from_ns + self._reach_ns
+        is_ahead = self.at_ns <= target_ns and self._whole_from_ns <= target_ns <= from_ns + self.reach_ns
         if is_ahead and not was_range:
             self._begun_ns = self.at_ns
         elif (state := self._states.before(target_ns)) is not None:
@@ -213,7 +213,7 @@ class Playback:
         behind_ns = self.store.heard_ns - self._said_ns
         sources = self.store.sources.items()
         ended = sorted((record.window.now_ns - behind_ns, key) for key, record in sources if record.has_ended)
-        ended = [one for one in ended if one[0] >= self.at_ns - self._reach_ns]
+        ended = [one for one in ended if one[0] >= self.at_ns - self.reach_ns]
         while ended and ended[0][0] < self.at_ns - RECENT_NS:
             first_ns = ended[0][0]
             together = [key for end_ns, key in ended if end_ns <= first_ns + RECENT_NS]
@@ -235,11 +235,11 @@ class Playback:
         return self._reader.frames(self._reader.keyframe_before(at_ns), (FrameKind.RECORDS,))
 
     def _jump(self, target_ns: int) -> None:
-        self._begin_anew(self._reader.keyframe_before(target_ns - self._reach_ns - STEPS_BACK_NS))
+        self._begin_anew(self._reader.keyframe_before(target_ns - self.reach_ns - STEPS_BACK_NS))
         begins_ns = self._next.time_ns if self._next else target_ns
         self.at_ns = self._begun_ns = min(begins_ns, target_ns)
         is_first = begins_ns <= self._reader.begin_ns
-        self._whole_from_ns = self._reader.begin_ns if is_first else begins_ns + self._reach_ns
+        self._whole_from_ns = self._reader.begin_ns if is_first else begins_ns + self.reach_ns
 
     def _begin_anew(self, offset: int) -> None:
         self.store = Store(self._window_s)

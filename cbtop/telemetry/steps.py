@@ -36,7 +36,7 @@ def sample_steps(endpoint: str, keys: ViewerKeys | None, stop: threading.Event) 
     Returns after SAMPLE_S, or when `stop` is set, with the steps found until then.
     """
     store = Store()
-    waiting: dict[str, _Waiting] = {}
+    waiting: dict[str, GaplessRecords] = {}
     found: dict[str, Batch] = {}
     deadline_s = time.monotonic() + SAMPLE_S
     subscriber = Subscriber(endpoint, keys, topics=(RECORDS, LIVE))
@@ -53,7 +53,7 @@ def sample_steps(endpoint: str, keys: ViewerKeys | None, stop: threading.Event) 
                         continue
                     store.apply(message)
                     if isinstance(message, RecordBatch) and message.source not in found:
-                        waiting.setdefault(message.source, _Waiting()).take(message)
+                        waiting.setdefault(message.source, GaplessRecords()).take(message)
                 except DecodeError:
                     continue  # The link counts messages that cannot be decoded, and the lost records appear as a gap.
             for key in waiting.keys() - found.keys():
@@ -86,22 +86,22 @@ def whole_step(batch: Batch, nodes: NodeTable) -> Batch | None:
     return None
 
 
-class _Waiting:
+class GaplessRecords:
     """The records of one source since its last gap. They are stored until they contain a whole step."""
 
     def __init__(self) -> None:
         self._held: list[Batch] = []
-        self._count = 0
+        self.count = 0
         self._next: int | None = None
 
     def take(self, message: RecordBatch) -> None:
         is_whole = message.produced - message.first == message.count
-        if message.first != self._next or not is_whole or self._count > MAX_HELD_RECORDS:
-            self._held, self._count = [], 0
+        if message.first != self._next or not is_whole or self.count > MAX_HELD_RECORDS:
+            self._held, self.count = [], 0
         self._next = message.produced
         if message.count:
             self._held.append(unpack(message))
-            self._count += message.count
+            self.count += message.count
 
     def step(self, nodes: NodeTable) -> Batch | None:
         return whole_step(joined(self._held), nodes) if self._held else None

@@ -176,9 +176,9 @@ class BrickTuner:
         try:
             self._request_s = self._warm_up(best)
             begun_s = self._clock_s()
-            shares = self._shares()
+            shares = self.shares()
             self._left_s -= self._clock_s() - begun_s
-            candidates, untried = named(self._setting, shares, available_threads(), self._has_int8())
+            candidates, untried = named(self._setting, shares, available_threads(), self.has_int8())
         except (InterruptedTurnError, KeyboardInterrupt):
             self._was_interrupted = True
         for number, candidate in enumerate(candidates):
@@ -198,7 +198,7 @@ class BrickTuner:
             self._was_interrupted,
         )  # fmt: skip
 
-    def _has_int8(self) -> bool:
+    def has_int8(self) -> bool:
         """Return whether the model uses int8 products on this machine by default.
 
         It does not if the weights are floats, if the processor has no int8 instructions, or if the weights are read
@@ -214,7 +214,8 @@ class BrickTuner:
         self._bench.request_ns(setting, self._request, self._should_stop)
         return sum(self._bench.request_ns(setting, self._request, self._should_stop)) / 1e9
 
-    def _shares(self) -> tuple[Share, ...]:
+    def shares(self) -> tuple[Share, ...]:
+        """Record requests with the setting in use, and return the share of each brick."""
         from cbtop.compute.jit.cpu import BF16_PAYS
         from cbtop.profiler.profiler import BrickProfiler
         from cbtop.profiler.recorder import RingRecorder

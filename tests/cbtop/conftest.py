@@ -12,13 +12,16 @@ from typing import Any
 
 import pytest
 from textual._context import active_app
+from textual.app import App
 from textual.css.model import RuleSet
 from textual.css.stylesheet import Stylesheet
+from textual.widgets import ContentSwitcher
 
 from cbtop.comparison.baseline import Snapshot
 from cbtop.comparison.comparison import Comparison
 from cbtop.feeds.feed import FeedEnd
 from cbtop.tui.app import CbtopApp
+from cbtop.viewmodels.graph import GraphRow
 from cbtop.viewmodels.merge_mode import MergeMode
 from cbtop.viewmodels.merged import MergedView
 from cbtop.viewmodels.source import SourceSummary, SourceView
@@ -162,6 +165,33 @@ def screen_text(app: CbtopApp) -> str:
     """Return the text of the screen without colours and trailing blanks."""
     strips = app.screen._compositor.render_strips()
     return "\n".join("".join(segment.text for segment in strip).rstrip() for strip in strips) + "\n"
+
+
+def toasts(app: App[Any]) -> list[str]:
+    """Return the titles and texts of the toasts on the screen, the newest last.
+
+    They are shown only with `run_test(notifications=True)`. Without it, this raises NoMatches.
+    """
+    return [str(toast.render()) for toast in app.screen.query_one("ToastRack").query("Toast")]
+
+
+def view_of(app: CbtopApp) -> str | None:
+    """Return the id of the view on the screen."""
+    return app.query_one("#views", ContentSwitcher).current
+
+
+@pytest.fixture
+def rows_made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list that gets the node of each row of a graph that is computed."""
+    made: list[int] = []
+    begin = GraphRow.__init__
+
+    def noted(row: GraphRow, *values: Any, **named: Any) -> None:
+        begin(row, *values, **named)
+        made.append(row.id)
+
+    monkeypatch.setattr(GraphRow, "__init__", noted)
+    return made
 
 
 @pytest.fixture

@@ -12,10 +12,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cbtop.client.store import Store
+from cbtop.daemon.liveness import Liveness
 from cbtop.daemon.source import Source
 from cbtop.protocol import codec
 from cbtop.protocol.attributes import FunctionAttributes
@@ -162,7 +164,12 @@ def test_whatever_a_ring_holds_its_source_keeps_its_books(
     source = source_saying([HELLO, *nodes], records=2)
     # the process does not exist, but this test treats it as running
     source.state, source.ended_at_s = SourceStatus.LIVE, None
-    source._liveness.is_alive = lambda hello: True  # type: ignore[method-assign]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Liveness, "is_alive", lambda liveness, hello: True)
+        keeps_its_books(source, slots, cursors)
+
+
+def keeps_its_books(source: Source, slots: list[tuple[int, list[int]]], cursors: list[int]) -> None:
     for cursor in cursors:
         with source.ring_path.open("r+b") as file:
             file.seek(8 * CURSOR_WORD)

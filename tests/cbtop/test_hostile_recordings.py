@@ -49,11 +49,12 @@ from cbtop.protocol.vocabulary import NodeKind
 from cbtop.reports.json import json_report
 from cbtop.reports.text import SECTIONS, text_report
 from tests.cbtop.made_recordings import made_recording
+from tests.descriptors import descriptor_of
 from tests.integration.hosts import cbtop
 from tests.protocol.test_codec import instances
 from tests.protocol.test_hostile import I64, many, mutated, peak_of
 
-HEADER, HEAD = recording._HEADER.size, recording._HEAD.size
+HEADER, HEAD = recording.HEADER.size, recording.FRAME_HEAD.size
 HELLO = HostHello(2, 0, 7, 1, "here", "", "forged", "3", "python", 1, 1)
 NODE = Node(1, None, NodeKind.STEP, "decode")
 SAID = SourceCatalog("a", True, (HELLO, NODE))
@@ -76,12 +77,14 @@ def path(runtime: Path) -> Path:
 def written(path: Path, *frames: bytes, close: bool = False) -> Path:
     """Write a recording of `frames`, which may be invalid."""
     writer = RecordingWriter(path, RecordingOrigin("here", 0, 0), 1 << 40, overwrite=True)
-    for frame in frames:
-        writer._write(frame)
     if close:
+        for frame in frames:
+            writer.append(frame)
         writer.close()
     else:
-        os.close(writer._file)
+        os.close(descriptor_of(path))
+        with path.open("ab") as file:
+            file.writelines(frames)
     return path
 
 

@@ -364,6 +364,6 @@ def test_a_window_that_is_let_go_of_takes_nothing() -> None:
         (record,) = viewer.store.sources.values()
         window: Window = record.window
         assert window.size_bytes > 0
-        for _ in range(len(window._slices)):
+        for _ in range(window.stored_slices):
             window.shorten()
         assert window.size_bytes == 0

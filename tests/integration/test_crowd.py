@@ -6,18 +6,17 @@ import os
 import re
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 from cbtop.daemon import daemon as daemon_module
-from cbtop.daemon.daemon import Daemon, DaemonInside
-from cbtop.daemon.source import Source
+from cbtop.daemon.daemon import DaemonInside
 from cbtop.feeds.feed import Feed
 from cbtop.protocol import peers
-from cbtop.protocol.messages import WireMessage
+from cbtop.protocol.publisher import JOIN_PREFIX, Publisher
 from tests.integration import attackers
 from tests.integration.attackers import ATTACKS, attacking
 from tests.integration.hosts import CBTOP, daemon, eventually, host
@@ -63,21 +62,21 @@ def test_connections_that_say_nothing_are_bounded_and_keep_nobody_out() -> None:
 
 
 def test_those_who_join_within_a_moment_are_answered_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = 0
-    snapshots = Daemon._snapshots
+    answered = 0
+    answer = Publisher.answer_frames
 
-    def counted(self: Daemon, sources: Iterable[Source]) -> Iterator[WireMessage]:
-        nonlocal made
-        made += 1
-        return snapshots(self, sources)
+    def counted(publisher: Publisher, topics: Sequence[bytes], frames: Sequence[bytes]) -> None:
+        nonlocal answered
+        answered += topics[0].startswith(JOIN_PREFIX)
+        answer(publisher, topics, frames)
 
-    monkeypatch.setattr(Daemon, "_snapshots", counted)
+    monkeypatch.setattr(Publisher, "answer_frames", counted)
     began_s = time.monotonic()
     with DaemonInside(LOOPBACK) as inside, attacking(inside.endpoint, attackers.joins_and_leaves()) as attack:
         eventually(lambda: attack.said >= 50)
         join(inside.endpoint)
         took_s = time.monotonic() - began_s
-        assert made <= 2 + took_s / daemon_module.JOIN_S + took_s / daemon_module.KEYFRAME_S
+        assert 1 <= answered <= 2 + took_s / daemon_module.JOIN_S
 
 
 def test_a_daemon_is_watched_through_a_forwarded_socket_as_ssh_forwards_it(runtime: Path) -> None:

@@ -20,6 +20,7 @@ from cbtop.daemon.daemon import DaemonInside
 from cbtop.daemon.devices import nvml, sampling
 from cbtop.daemon.devices.cpu import Cpu
 from cbtop.daemon.devices.nvml import Nvml
+from cbtop.daemon.source import Source
 from cbtop.feeds.feed import Feed
 from cbtop.feeds.replay import ReplayFeed
 from cbtop.protocol.endpoint import default_endpoint
@@ -127,16 +128,20 @@ def test_a_driver_that_hangs_leaves_old_figures_marked_and_holds_up_nobody(
         received = feed.view().loss.received  # type: ignore[union-attr]
         eventually(lambda: feed.poll(20) or feed.view().loss.received > received)  # type: ignore[union-attr]
         assert inside.error is None
-    assert not inside._thread.is_alive()
+    assert "cbtop-daemon" not in {thread.name for thread in threading.enumerate()}
 
 
-def test_nothing_is_sampled_while_nobody_listens(api: FakeNvml, runtime: Path) -> None:
-    with host(), DaemonInside(default_endpoint(), runtime) as inside:
-        eventually(lambda: inside._daemon._sources)
+def test_nothing_is_sampled_while_nobody_listens(
+    api: FakeNvml, runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+    poll = Source.poll
+    monkeypatch.setattr(Source, "poll", lambda source: read.append(source.key) or poll(source))
+    with host(), DaemonInside(default_endpoint(), runtime):
+        eventually(lambda: len(read) > 10)  # the process is watched and the daemon's loop runs
         assert api.inits == 0
         with Feed([default_endpoint()]) as feed:
             eventually(lambda: _says(feed, 99))
-        eventually(lambda: inside._daemon._devices.latest() == [])
         eventually(lambda: not api.is_open)
     assert (api.inits, api.shutdowns) == (1, 1)
 

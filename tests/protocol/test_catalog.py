@@ -16,6 +16,7 @@ from cbtop.protocol import catalog, codec
 from cbtop.protocol.catalog import CatalogReader, CatalogWriter
 from cbtop.protocol.errors import DecodeError
 from cbtop.protocol.messages import Activity, Goodbye, Heartbeat, TraceNumber, TraceSummary
+from tests.descriptors import descriptor_of
 
 
 @pytest.fixture
@@ -112,7 +113,7 @@ def test_a_message_that_no_reader_would_take_is_not_taken(path: Path) -> None:
 
 def test_a_file_that_took_the_catalogs_name_is_untouched_and_no_fd_is_lost(path: Path) -> None:
     writer = CatalogWriter(path)
-    os.close(writer._descriptor)
+    os.close(descriptor_of(path))
     path.rename(path.with_name("1-2-1.catalog"))
     path.write_bytes(b"theirs")
     before = len(os.listdir("/proc/self/fd"))
@@ -146,12 +147,13 @@ def test_what_a_full_disk_refused_follows_when_there_is_room(path: Path) -> None
 
 def test_closing_every_descriptor_harms_neither_the_catalog_nor_other_files(path: Path) -> None:
     writer = CatalogWriter(path)
-    os.close(writer._descriptor)
+    descriptor = descriptor_of(path)
+    os.close(descriptor)
     with (path.parent / "theirs").open("wb") as theirs:
-        assert theirs.fileno() == writer._descriptor
+        assert theirs.fileno() == descriptor
         writer.write(Activity("compiling"))
         assert CatalogReader(path).read() == [Activity("compiling")]
-        os.close(writer._descriptor)
+        os.close(descriptor_of(path))
         with (path.parent / "theirs, too").open("wb"):
             writer.close()
     assert (path.parent / "theirs").read_bytes() == b""

@@ -21,6 +21,7 @@ from cbtop.protocol import codec, recording
 from cbtop.protocol.errors import DecodeError, ProtocolError, RecordingError, VersionError
 from cbtop.protocol.messages import PROTOCOL_MAJOR, DaemonHello, Heartbeat, Message, SourceGone
 from cbtop.protocol.recording import FrameKind, RecordingOrigin, RecordingReader, RecordingWriter, encode_frame
+from tests.descriptors import descriptor_of
 
 ORIGIN = RecordingOrigin("here", 1_000, 1_700_000_000_000_000_000)
 HELLO = DaemonHello(2, 0, 1, "here", "boot", "0.1.0", 0, 0)
@@ -208,7 +209,7 @@ def test_a_newer_minor_version_opens_and_what_it_adds_is_passed_over(tmp_path: P
     writer.append(encode_frame(FrameKind.LIVE, 1, [news, gone]))
     payload = b"?" * 9
     writer.append(recording.frame_bytes(99, 2, payload))
-    os.close(writer._file)
+    os.close(descriptor_of(path))
     with_version(path, PROTOCOL_MAJOR, 7)
     with opened(path) as reader:
         assert reader.version == f"{PROTOCOL_MAJOR}.7"
@@ -243,7 +244,7 @@ def test_a_frame_that_would_fill_the_memory_is_refused(monkeypatch: pytest.Monke
     monkeypatch.setattr(recording, "MAX_PAYLOAD_BYTES", 1 << 20)
     bomb = encode_frame(FrameKind.LIVE, 0, [bytes(2 << 20)])
     with pytest.raises(DecodeError, match="more than"):
-        list(recording.Frame(0, 0, 0, bomb[recording._HEAD.size :]).messages())
+        list(recording.Frame(0, 0, 0, bomb[recording.FRAME_HEAD.size :]).messages())
 
 
 @given(data=st.data())

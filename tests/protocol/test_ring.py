@@ -228,12 +228,12 @@ def test_the_ring_is_the_users_alone(path: Path) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="what is mapped is told by Linux alone")
 def test_every_page_is_mapped_before_the_first_record_so_no_step_waits(path: Path) -> None:
-    ring = RingWriter(path, 1 << 20)
     try:
-        ring._memory.madvise(MADV_POPULATE_WRITE, 0, mmap.PAGESIZE)
+        mmap.mmap(-1, mmap.PAGESIZE).madvise(MADV_POPULATE_WRITE, 0, mmap.PAGESIZE)
     except OSError:
         pytest.skip("Linux before 5.14 maps them as they are written")
-    _, _, mapped = Path("/proc/self/smaps").read_text().partition(f"{path}\n")
+    ring = RingWriter(path, 1 << 20)
+    _, _, mapped = Path("/proc/self/smaps").read_text().partition(f"{ring.path}\n")
     resident = next(line.split() for line in mapped.splitlines() if line.startswith("Rss:"))
     assert resident == ["Rss:", str(((1 << 20) + HEADER_BYTES) >> 10), "kB"]
 

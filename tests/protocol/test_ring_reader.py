@@ -26,6 +26,7 @@ from cbtop.protocol.ring import (
     RingWriter,
 )
 from cbtop.protocol.ring_reader import MAX_RECORDS, InFlight, RingReader
+from tests.descriptors import descriptors_of
 from tests.protocol.ring_words import overwrite, write_slot
 
 
@@ -158,9 +159,11 @@ def test_a_file_cut_short_between_two_copies_is_an_error_and_not_a_signal(
 
 
 def test_whose_descriptor_was_closed_and_given_to_another_file_is_an_error(path: Path) -> None:
-    writer, reader = RingWriter(path), RingReader(path)
+    writer = RingWriter(path)
+    before = descriptors_of(path)
+    reader = RingReader(path)
     writer.record(1, 2, 3, 4)
-    descriptor = reader._file.descriptor
+    (descriptor,) = descriptors_of(path) - before
     other = os.open(__file__, os.O_RDONLY)
     os.dup2(other, descriptor)
     os.close(other)

@@ -22,10 +22,10 @@ class Played(Run):
 
     def __init__(self, *ids: Sequence[str]) -> None:
         super().__init__(Path())
-        self._ids = list(ids)
+        self.left = list(ids)
 
     def __call__(self, script: str, kind: str, overhead: str = "") -> Outcome:
-        view = replace(samples.LIVE, verdicts=tuple(verdict(one) for one in self._ids.pop(0)))
+        view = replace(samples.LIVE, verdicts=tuple(verdict(one) for one in self.left.pop(0)))
         return Outcome(view, (view,), "", "", Path(), is_shared=False)
 
 
@@ -43,7 +43,7 @@ def test_a_healthy_twin_is_run_again_if_its_warnings_may_be_of_neighbours(
 ) -> None:
     played = Played(*runs)
     assert played.healthy("a").warnings == warnings
-    assert played._ids == []
+    assert played.left == []
 
 
 @pytest.mark.parametrize(
@@ -60,4 +60,4 @@ def test_a_faulty_twin_is_run_again_if_another_warning_may_be_of_neighbours(
 ) -> None:
     played = Played(*runs)
     assert played.faulty("a", "outlier-mean").warnings == warnings
-    assert played._ids == []
+    assert played.left == []

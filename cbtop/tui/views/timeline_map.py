@@ -44,12 +44,13 @@ FOLLOWED_S = 1.0  # seconds until a newer step replaces the shown step, because 
 class TimelineMap(SourceDrawing, can_focus=True):
     """The visible part of a timeline, with a cursor."""
 
-    def __init__(self, *, id: str | None = None) -> None:
+    def __init__(self, *, id: str | None = None, clock_s: Callable[[], float] = time.monotonic) -> None:
         super().__init__(id=id)
+        self.shown: TimelineView | None = None  # the timeline on the screen
         # The timeline that the user has frozen. If it is None, the screen follows the newest step.
         self._held: TimelineView | None = None
         self._newest: TimelineView | None = None  # the shown timeline while the screen follows the newest step
-        self._clock_s: Callable[[], float] = time.monotonic
+        self._clock_s = clock_s
         self._newest_since_s = 0.0
         self._offered: TimelineView | None = None
         self._who: object = None  # identifies the source that has this timeline
@@ -59,7 +60,6 @@ class TimelineMap(SourceDrawing, can_focus=True):
         self._at: int | None = None  # index of the block under the cursor, within the cursor's row
         self._drawn: Sequence[Lane] = ()
         self._rows: list[RowBlocks] = []
-        self._shown: TimelineView | None = None
 
     def show_source(self, source: SourceView) -> None:
         who = source.key, source.phase, source.merged is not None
@@ -74,7 +74,7 @@ class TimelineMap(SourceDrawing, can_focus=True):
             self.redraw()
 
     def redraw(self) -> None:
-        self._shown = shown = self._held or self._newest
+        self.shown = shown = self._held or self._newest
         if shown is not None and self._held is None:
             self._begin_ns, self._end_ns = _newest_in_sight(shown)
         self._show_lanes()
@@ -82,14 +82,14 @@ class TimelineMap(SourceDrawing, can_focus=True):
 
     def _show_lanes(self) -> None:
         """Prepare the lanes of the frozen timeline. If none is frozen, prepare only the lanes of the newest step."""
-        shown = self._shown
+        shown = self.shown
         lanes = () if shown is None else shown.lanes if self._held else shown.newest_lanes
         if lanes is not self._drawn:
             self._drawn, self._rows = lanes, row_blocks(lanes)
 
     def _hold(self) -> bool:
         """Freeze the shown timeline, and stop following the newest step. Returns False without a timeline."""
-        self._held = self._held or self._shown
+        self._held = self._held or self.shown
         self._show_lanes()
         return self._held is not None
 
@@ -102,36 +102,46 @@ class TimelineMap(SourceDrawing, can_focus=True):
         return next((at for at, row in enumerate(self._rows) if row.is_bricks), 0)
 
     @property
-    def _block(self) -> Block | None:
+    def row(self) -> RowBlocks | None:
+        """The row with the cursor, or None without a timeline."""
+        return self._rows[self._selected] if self._rows else None
+
+    @property
+    def in_sight_ns(self) -> tuple[int, int]:
+        """The visible time range: begin and end, in ns after the beginning of the timeline."""
+        return self._begin_ns, self._end_ns
+
+    @property
+    def block(self) -> Block | None:
         """The block under the cursor, or None."""
-        if self._at is None or not self._rows:
+        if self._at is None or (row := self.row) is None:
             return None
-        blocks = self._rows[self._selected].blocks
+        blocks = row.blocks
         return blocks[min(self._at, len(blocks) - 1)] if blocks else None
 
     def zoom(self, steps: int) -> None:
         """Halve or double the visible time around the cursor."""
-        if not self._hold() or self._shown is None:
+        if not self._hold() or self.shown is None:
             return
         length_ns = self._end_ns - self._begin_ns
         wanted_ns = length_ns // ZOOM if steps > 0 else length_ns * ZOOM
-        wanted_ns = min(max(wanted_ns, MIN_SHOWN_NS), max(self._shown.length_ns, MIN_SHOWN_NS))
+        wanted_ns = min(max(wanted_ns, MIN_SHOWN_NS), max(self.shown.length_ns, MIN_SHOWN_NS))
         around_ns = (self._begin_ns + self._end_ns) // 2
-        if (block := self._block) is not None:
+        if (block := self.block) is not None:
             around_ns = (max(block.start_ns, self._begin_ns) + min(block.end_ns, self._end_ns)) // 2
         share = (around_ns - self._begin_ns) / max(1, length_ns)
         self._show_from(around_ns - round(share * wanted_ns), wanted_ns)
 
     def zoom_to(self) -> None:
         """Zoom to the block under the cursor."""
-        if (block := self._block) is not None and self._hold():
+        if (block := self.block) is not None and self._hold():
             length_ns = max(block.end_ns - block.start_ns, MIN_SHOWN_NS)
             self._show_from(block.start_ns, length_ns)
 
     def fit(self) -> None:
         """Show the whole timeline."""
-        if self._hold() and self._shown is not None:
-            self._show_from(0, self._shown.length_ns)
+        if self._hold() and self.shown is not None:
+            self._show_from(0, self.shown.length_ns)
 
     def newest(self) -> None:
         """Go to the newest step, and follow new steps from now on."""
@@ -158,14 +168,13 @@ class TimelineMap(SourceDrawing, can_focus=True):
 
     def step(self, blocks: int) -> None:
         """Move the cursor by `blocks` blocks in its row. Without a cursor, put it on a block in the middle."""
-        if not self._hold() or not self._rows:
+        if not self._hold() or (row := self.row) is None:
             return
-        row = self._rows[self._selected]
         if self._at is None:
             self._at = row.nearest((self._begin_ns + self._end_ns) // 2)
         else:
             self._at = max(0, min(len(row.blocks) - 1, self._at + blocks))
-        if (block := self._block) is not None:
+        if (block := self.block) is not None:
             length_ns = self._end_ns - self._begin_ns
             margin_ns = round(MARGIN * length_ns)
             if block.start_ns < self._begin_ns and block.end_ns - block.start_ns <= length_ns:
@@ -181,7 +190,7 @@ class TimelineMap(SourceDrawing, can_focus=True):
         """Move the cursor to the block at the same time in another row."""
         if not self._rows:
             return
-        block = self._block
+        block = self.block
         at = max(0, min(len(self._rows) - 1, self._selected + rows))
         self._row = self._rows[at].lane.name, self._rows[at].title
         if block is not None:
@@ -190,13 +199,13 @@ class TimelineMap(SourceDrawing, can_focus=True):
         self.redraw()
 
     def _show_from(self, begin_ns: int, length_ns: int) -> None:
-        assert self._shown is not None
-        self._begin_ns = max(0, min(begin_ns, self._shown.length_ns - length_ns))
+        assert self.shown is not None
+        self._begin_ns = max(0, min(begin_ns, self.shown.length_ns - length_ns))
         self._end_ns = self._begin_ns + length_ns
         self.redraw()
 
     def cells(self) -> Cells:
-        zero_ns = _zero_ns(self._shown) if self._shown else 0
+        zero_ns = _zero_ns(self.shown) if self.shown else 0
         rows = [
             (clean(row.lane.name), row.title, *times, clean(part.name), clean(" · ".join(part.where)))
             for row in self._rows
@@ -207,17 +216,17 @@ class TimelineMap(SourceDrawing, can_focus=True):
         return Cells(("lane", "row", "start µs", "duration µs", "what", "in"), tuple(rows))
 
     def draw(self, width: int, height: int) -> list[Line]:
-        if self._shown is None:
+        if self.shown is None:
             said = textwrap.wrap(_nothing(self._source), max(20, width - 2))
             return [fit_line(((f" {row}", "dim"),), width) for row in said[:height]]
         labels = label_width(width)
         scale = Scale(self._begin_ns, self._end_ns, max(1, width - labels))
         head = [
-            self._headline(self._shown, width),
-            *self._beside_baseline(self._shown),
-            axis(scale, _zero_ns(self._shown), labels),
+            self._headline(self.shown, width),
+            *_beside_baseline(self._baseline, self.shown),
+            axis(scale, _zero_ns(self.shown), labels),
         ]
-        foot = [rule((("under the cursor", "dim"),), width), *self._detail(self._shown, width)]
+        foot = [rule((("under the cursor", "dim"),), width), *self._detail(self.shown, width)]
         lines, at = self._lanes(scale, labels)
         free = max(1, height - len(head) - len(foot))
         first = max(0, min(at - free // 2, len(lines) - free))
@@ -229,13 +238,13 @@ class TimelineMap(SourceDrawing, can_focus=True):
         room = free - len(shown)
         if room > 1:
             shown += [BLANK, legend(width)]
-        if room > ROOM_FOR_LONGEST:
-            row, zero_ns = self._rows[self._selected], _zero_ns(self._shown)
+        if room > ROOM_FOR_LONGEST and (row := self.row) is not None:
+            zero_ns = _zero_ns(self.shown)
             widths = even_widths(width, 2) if width >= TWO_LISTS else [width]
             lists = [longest(row, scale, zero_ns, room - 3, widths[0])]
             if len(widths) > 1:
                 beside_it = sums(row, scale, room - 3, widths[1])
-                lists.append([*beside_it, *like_newest(self._shown, room - 3 - len(beside_it), widths[1])])
+                lists.append([*beside_it, *like_newest(self.shown, room - 3 - len(beside_it), widths[1])])
             shown += beside(lists, widths)
         shown += [BLANK] * (free - len(shown))
         return [fit_line(line, width) for line in (*head, *shown, *foot)][:height]
@@ -255,26 +264,6 @@ class TimelineMap(SourceDrawing, can_focus=True):
     @property
     def _baseline(self) -> Comparison | None:
         return self._source.baseline if self._source is not None else None
-
-    def _beside_baseline(self, shown: TimelineView) -> list[Line]:
-        """Return a line that compares the step with the baseline's median step. Return [] without a baseline."""
-        if shown.newest is None or (found := self._baseline) is None:
-            return []
-        text = clean(comparison_text.step_beside(found, shown.newest))
-        return [((" Δ ", "accent"), (text, ""), (" (derived)", "dim"))]
-
-    def _usual(self, part: TimelineSpan | Gap) -> str:
-        """Return the median call of a layer or brick at the baseline as text. Return "" if it is unknown."""
-        if (found := self._baseline) is None or not isinstance(part, TimelineSpan) or not part.where:
-            return ""
-        phase, *outer = part.where
-        place: Place = (
-            (None, part.name)
-            if part.kind is NodeKind.LAYER
-            else ((part.name, part.category or BrickCategory.OTHER), outer[0] if outer else None)
-        )
-        median_us = found.median_us(phase, place)
-        return "" if median_us is None else f"baseline's median {units.duration(median_us)}"
 
     def _lanes(self, scale: Scale, labels: int) -> tuple[list[Line], int]:
         """Return the lines of all lanes, and the index of the line with the cursor.
@@ -304,18 +293,17 @@ class TimelineMap(SourceDrawing, can_focus=True):
         """
         notes = "; ".join(timeline_text.timeline_notes(shown))
         last: Line = ((f"  {notes}", "faint"),)
-        if self._at is None or (block := self._block) is None:
+        if self._at is None or (row := self.row) is None or (block := self.block) is None:
             how: Line = (("  h l put the cursor on a block and go on to the next, j k to another row", "dim"),)
             wrapped = wrap_line((("  ", ""),), ((notes, "faint"),), width)
             return [how, *([BLANK, last] if len(wrapped) != 2 else wrapped)]
-        row = self._rows[self._selected]
         part = row.parts[min(self._at, len(row.parts) - 1)]
         where = clean(" · ".join(part.where)) or "in no step"
         first = join_fitting(
             [
                 ((f"  {block.glyph or GAP} ", block.role), (clean(part.name), "strong")),
                 ((units.exact(part.duration_ns), "strong"),),
-                *([((usual, ""),)] if (usual := self._usual(part)) else []),
+                *([((usual, ""),)] if (usual := _usual(self._baseline, part)) else []),
                 ((f"from {units.exact(part.start_ns - _zero_ns(shown))}", ""),),
                 ((f"{self._at + 1} of {len(row.parts)} in its row", "dim"),),
             ],
@@ -331,6 +319,28 @@ class TimelineMap(SourceDrawing, can_focus=True):
             second.append((("failed" if part.is_failed else "", "bad"),))
             second.append((("timed as a whole" if part.is_plain else "", "dim"),))
         return [first, join_fitting([line for line in second if plain(line)], width), last]
+
+
+def _beside_baseline(found: Comparison | None, shown: TimelineView) -> list[Line]:
+    """Return a line that compares the step with the baseline's median step. Return [] without a baseline."""
+    if shown.newest is None or found is None:
+        return []
+    text = clean(comparison_text.step_beside(found, shown.newest))
+    return [((" Δ ", "accent"), (text, ""), (" (derived)", "dim"))]
+
+
+def _usual(found: Comparison | None, part: TimelineSpan | Gap) -> str:
+    """Return the median call of a layer or brick at the baseline as text. Return "" if it is unknown."""
+    if found is None or not isinstance(part, TimelineSpan) or not part.where:
+        return ""
+    phase, *outer = part.where
+    place: Place = (
+        (None, part.name)
+        if part.kind is NodeKind.LAYER
+        else ((part.name, part.category or BrickCategory.OTHER), outer[0] if outer else None)
+    )
+    median_us = found.median_us(phase, place)
+    return "" if median_us is None else f"baseline's median {units.duration(median_us)}"
 
 
 def _is_due(shown: TimelineView | None, newest: TimelineView | None) -> bool:

@@ -145,7 +145,7 @@ def test_records_come_only_while_they_are_followed(runtime: Path) -> None:
         collector.follow_records(True)
         eventually(lambda: say_another() > 2)
         collector.follow_records(False)
-        eventually(lambda: publisher.hear(20) or not publisher._peers.follow([RECORDS]))
+        eventually(lambda: publisher.hear(20) or not publisher.has_recorder)
         assert say_another() == 0
         received = collector.received
         assert say_another() == 0

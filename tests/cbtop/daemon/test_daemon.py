@@ -7,6 +7,7 @@ import os
 import struct
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from cbtop.client import collector as collector_module
 from cbtop.client.store import Store
 from cbtop.daemon import daemon as daemon_module
 from cbtop.daemon.daemon import Daemon, DaemonInside, _Timetable
+from cbtop.daemon.devices.sampling import NewestSamples
+from cbtop.daemon.history import History
 from cbtop.daemon.source import Source
 from cbtop.feeds.feed import Feed
 from cbtop.profiler.profiler import BrickProfiler
@@ -26,12 +29,13 @@ from cbtop.protocol import codec
 from cbtop.protocol import ended as ended_module
 from cbtop.protocol.catalog import CatalogWriter
 from cbtop.protocol.device_messages import DeviceSample
+from cbtop.protocol.ended import runs
 from cbtop.protocol.endpoint import default_endpoint
 from cbtop.protocol.errors import RingError
 from cbtop.protocol.messages import Heartbeat, HostHello, Message, Node, SourceCatalog, StatsUpdate
 from cbtop.protocol.process import process_start
-from cbtop.protocol.publisher import JOIN_PREFIX
-from cbtop.protocol.recording import FrameKind
+from cbtop.protocol.publisher import JOIN_PREFIX, Publisher
+from cbtop.protocol.recording import Frame, FrameKind, RecordingOrigin, RecordingReader, RecordingWriter
 from cbtop.protocol.ring import RECORD_BYTES, RingWriter
 from cbtop.protocol.ring_reader import Batch, RingReader
 from cbtop.protocol.vocabulary import SourceStatus
@@ -42,12 +46,30 @@ DEAD = 1 << 30  # no process can have this pid
 
 
 @pytest.fixture
-def daemon(runtime: Path) -> Iterator[Daemon]:
-    made = Daemon(default_endpoint())
-    yield made
-    for source in made._sources.values():
-        source.close()
-    made._publisher.close()
+def daemon(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:
+    monkeypatch.setattr(daemon_module, "LISTING_SHARE", 0)  # each round lists the files
+    with closing(Daemon(default_endpoint())) as made:
+        yield made
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[Message | None]:
+    """Return a list that gets each message that a daemon sends to its viewers."""
+    messages: list[Message | None] = []
+    monkeypatch.setattr(Publisher, "send_frames", lambda _, topic, frames: messages.extend(map(codec.decode, frames)))
+    return messages
+
+
+def frames_of(history: History, path: Path) -> list[Frame]:
+    """Return the frames of a history, by a recording at `path`."""
+    writer, number = RecordingWriter(path, RecordingOrigin("here", 1, 1), 1 << 30), 0
+    while number < history.end:
+        number, frames = history.piece(number)
+        number += len(frames)
+        assert all([writer.append(frame) for frame in frames])
+    writer.close()
+    with closing(RecordingReader(path)) as reader:
+        return list(reader.frames())
 
 
 def leave(directory: Path, number: int, age_s: float = 0.0) -> Path:
@@ -75,12 +97,12 @@ def running(runtime: Path) -> Iterator[Callable[[], Path]]:
     profilers = []
 
     def one_more() -> Path:
-        recorder = RingRecorder(runtime)
-        profilers.append(BrickProfiler(recorder=recorder))
+        before = set(runtime.glob("*.ring"))
+        profilers.append(BrickProfiler(recorder=RingRecorder(runtime)))
         with profilers[-1].brick("a"):
             pass
-        assert recorder.path
-        return recorder.path
+        (ring,) = {*runtime.glob("*.ring")} - before
+        return ring
 
     yield one_more
     for profiler in profilers:
@@ -88,10 +110,9 @@ def running(runtime: Path) -> Iterator[Callable[[], Path]]:
 
 
 def states(daemon: Daemon) -> dict[str, str]:
-    daemon._discover()
-    daemon._list_again_s = 0.0
-    daemon._read()
-    return {path.name: source.state for path, source in daemon._sources.items()}
+    daemon.discover()
+    daemon.read()
+    return {path.name: source.state for path, source in daemon.sources.items()}
 
 
 def test_a_process_killed_after_hours_is_shown_though_its_files_look_old(daemon: Daemon, runtime: Path) -> None:
@@ -242,35 +263,40 @@ def test_what_ends_or_is_found_ended_while_the_daemon_runs_is_read_at_once(
     states(daemon)
     since = ended(runtime, 2)
     states(daemon)
-    assert {path.stem: source.is_left_unread for path, source in daemon._sources.items()} == {
+    assert {path.stem: source.is_left_unread for path, source in daemon.sources.items()} == {
         before: True,
         since: False,
     }
     assert before not in read
 
 
-def test_the_history_holds_nothing_of_what_was_left_unread(daemon: Daemon, runtime: Path) -> None:
+def test_the_history_holds_nothing_of_what_was_left_unread(daemon: Daemon, runtime: Path, tmp_path: Path) -> None:
+    def known(name: str) -> list[str]:
+        keyframe = frames_of(daemon.history, tmp_path / name)[-1]
+        assert keyframe.kind == FrameKind.KEYFRAME
+        return [message.source for message in keyframe.messages() if isinstance(message, SourceCatalog)]
+
     ended(runtime, 1)
     states(daemon)
-    (source,) = daemon._sources.values()
-    daemon._keyframe()
-    assert daemon._history_versions == {}
+    (source,) = daemon.sources.values()
+    daemon.keyframe()
+    assert known("unread.cbtop") == []
     source.want()
-    daemon._read()
-    daemon._keyframe()
-    assert list(daemon._history_versions or ()) == [source.key]
+    daemon.read()
+    daemon.keyframe()
+    assert known("read.cbtop") == [source.key]
 
 
 def ended(directory: Path, steps: int) -> str:
     """Record `steps` steps in a process that ends normally. Returns the name of its ring."""
-    recorder = RingRecorder(directory, 1 << 12)
-    profiler = BrickProfiler(recorder=recorder)
+    before = set(directory.glob("*.ring"))
+    profiler = BrickProfiler(recorder=RingRecorder(directory, 1 << 12))
     for _ in range(steps):
         with profiler.step("decode", tokens=1), profiler.brick("a"):
             pass
-    assert recorder.path
     profiler.close()
-    return recorder.path.stem
+    (ring,) = {*directory.glob("*.ring")} - before
+    return ring.stem
 
 
 def test_one_running_process_among_thousands_ended_is_found_in_one_round(
@@ -281,8 +307,7 @@ def test_one_running_process_among_thousands_ended_is_found_in_one_round(
         (runtime / f"{DEAD + number}-1-0.catalog").touch()
     lives = running()
     looked: list[str] = []
-    look = Daemon._look_at
-    monkeypatch.setattr(Daemon, "_look_at", lambda daemon, name: looked.append(name) or look(daemon, name))
+    monkeypatch.setattr(daemon_module, "runs", lambda ring: looked.append(ring.name) or runs(ring))
     assert states(daemon) == {lives.name: "live"}
     assert len(looked) == daemon_module.LOOKS_AT_ONCE
     for _ in range(50):
@@ -361,28 +386,26 @@ def test_a_source_that_cannot_say_what_it_has_is_faulty_and_the_others_go_on(
 
 
 def test_a_long_catalog_is_sent_in_pieces_while_it_is_read_and_then_whole(
-    daemon: Daemon, runtime: Path, monkeypatch: pytest.MonkeyPatch
+    daemon: Daemon, runtime: Path, monkeypatch: pytest.MonkeyPatch, sent: list[Message | None]
 ) -> None:
     monkeypatch.setattr(catalog_module, "PIECE_BYTES", 200)
     profiler = BrickProfiler(recorder=RingRecorder(runtime))
     for number in range(30):
         with profiler.brick(f"brick {number}"):
             pass
-    said: list[Message | None] = []
-    monkeypatch.setattr(daemon._publisher, "send_frames", lambda _, frames: said.extend(map(codec.decode, frames)))
-    daemon._discover()
-    (source,) = daemon._sources.values()
+    daemon.discover()
+    (source,) = daemon.sources.values()
     rounds = 0
     while source.is_behind:
-        said.clear()
-        daemon._keyframe()
-        assert not any(isinstance(message, SourceCatalog) and message.complete for message in said)
-        daemon._read()
+        sent.clear()
+        daemon.keyframe()
+        assert not any(isinstance(message, SourceCatalog) and message.complete for message in sent)
+        daemon.read()
         rounds += 1
     assert rounds > 3
-    said.clear()
-    daemon._keyframe()
-    catalogs = [message for message in said if isinstance(message, SourceCatalog) and message.complete]
+    sent.clear()
+    daemon.keyframe()
+    catalogs = [message for message in sent if isinstance(message, SourceCatalog) and message.complete]
     assert [sum(isinstance(one, Node) for one in catalog.messages) for catalog in catalogs] == [30]
     profiler.close()
 
@@ -391,35 +414,33 @@ def test_who_joins_is_told_what_ran_until_then_and_not_until_the_last_look(
     daemon: Daemon, runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[bytes] = []
-    monkeypatch.setattr(daemon._publisher, "questions", lambda prefix: [prefix] if prefix == JOIN_PREFIX else [])
-    monkeypatch.setattr(daemon._publisher, "answer_frames", lambda _, frames: told.extend(frames))
+    monkeypatch.setattr(Publisher, "questions", lambda _, prefix: [prefix] if prefix == JOIN_PREFIX else [])
+    monkeypatch.setattr(Publisher, "answer_frames", lambda _, topics, frames: told.extend(frames))
     profiler = BrickProfiler(recorder=RingRecorder(runtime))
     record([profiler])
-    daemon._discover()
-    daemon._read()
+    daemon.discover()
+    daemon.read()
     record([profiler])
-    daemon._answer()
+    daemon.answer()
     (update,) = (said for said in map(codec.decode, told) if isinstance(said, StatsUpdate))
     assert update.received == 2
     profiler.close()
 
 
 def test_a_heartbeat_claims_no_later_moment_than_the_first_read_of_a_source(
-    daemon: Daemon, runtime: Path, monkeypatch: pytest.MonkeyPatch
+    daemon: Daemon, runtime: Path, monkeypatch: pytest.MonkeyPatch, sent: list[Message | None]
 ) -> None:
     profilers = [BrickProfiler(recorder=RingRecorder(runtime)) for _ in range(2)]
     record(profilers)
-    daemon._discover()
+    daemon.discover()
     record(profilers)
     clock = count(10**15, 10**9)  # each check takes one second of this clock
     monkeypatch.setattr(time, "perf_counter_ns", clock.__next__)
-    daemon._read()
-    told: list[bytes] = []
-    monkeypatch.setattr(daemon, "_say", lambda _, frames: told.extend(frames))
-    daemon._beat()
-    said = [*map(codec.decode, told)]
-    (heartbeat,) = (one for one in said if isinstance(one, Heartbeat))
-    updates = [one for one in said if isinstance(one, StatsUpdate)]
+    daemon.read()
+    sent.clear()
+    daemon.beat()
+    (heartbeat,) = (one for one in sent if isinstance(one, Heartbeat))
+    updates = [one for one in sent if isinstance(one, StatsUpdate)]
     assert len(updates) == 2
     assert heartbeat.monotonic_ns <= min(one.monotonic_ns for one in updates)
     for profiler in profilers:
@@ -433,16 +454,16 @@ def test_records_are_packed_where_somebody_may_want_them(
     profiler = BrickProfiler(recorder=RingRecorder(runtime))
     daemon = Daemon(f"ipc://{runtime}/remembers.sock", runtime, history_s=history_s)
     record([profiler])
-    daemon._discover()
+    daemon.discover()
     record([profiler])
     handed_out: list[int] = []
     monkeypatch.setattr(Source, "records", lambda source: handed_out.append(source.waiting) or [])
-    daemon._read()
+    daemon.read()
     assert waiting(daemon) == 1
-    daemon._publish()
+    daemon.publish()
     assert (handed_out, waiting(daemon)) == (([1], 1) if packed else ([], 0))
     profiler.close()
-    daemon._publisher.close()
+    daemon.close()
 
 
 def test_no_more_than_a_bound_of_what_was_read_waits_to_be_said(
@@ -450,17 +471,17 @@ def test_no_more_than_a_bound_of_what_was_read_waits_to_be_said(
 ) -> None:
     profilers = [BrickProfiler(recorder=RingRecorder(runtime)) for _ in range(4)]
     record(profilers)
-    daemon._discover()
+    daemon.discover()
     monkeypatch.setattr(daemon_module, "MOST_WAITING", 0)
-    waited, publish = [], daemon._publish
+    waited, publish = [], daemon.publish
 
     def watched() -> None:
         waited.append(waiting(daemon))
         publish()
 
-    monkeypatch.setattr(daemon, "_publish", watched)
+    monkeypatch.setattr(daemon, "publish", watched)
     record(profilers)
-    daemon._read()
+    daemon.read()
     assert waited == [1] * 4
     assert waiting(daemon) == 0
     for profiler in profilers:
@@ -472,20 +493,20 @@ def test_between_what_is_said_only_rings_that_are_filling_are_read(
 ) -> None:
     slow, fast = profilers = [BrickProfiler(recorder=RingRecorder(runtime, 64 * RECORD_BYTES)) for _ in range(2)]
     record(profilers)
-    daemon._discover()
-    daemon._publish()
+    daemon.discover()
+    daemon.publish()
     record([slow, *[fast] * 20])
-    daemon._read_filling()
-    assert sorted(source.waiting for source in daemon._sources.values()) == [0, 20]
-    daemon._read()
-    assert sorted(source.waiting for source in daemon._sources.values()) == [1, 20]
+    daemon.read_filling()
+    assert sorted(source.waiting for source in daemon.sources.values()) == [0, 20]
+    daemon.read()
+    assert sorted(source.waiting for source in daemon.sources.values()) == [1, 20]
 
     def cut_short(*_: object) -> None:
         raise RingError("the file has been cut short")
 
     monkeypatch.setattr(RingReader, "_pread", cut_short)
-    daemon._read_filling()
-    assert {source.state for source in daemon._sources.values()} == {SourceStatus.FAULTY}
+    daemon.read_filling()
+    assert {source.state for source in daemon.sources.values()} == {SourceStatus.FAULTY}
     for profiler in profilers:
         profiler.close()
 
@@ -497,23 +518,29 @@ def record(profilers: list[BrickProfiler]) -> None:
 
 
 def waiting(daemon: Daemon) -> int:
-    return sum(source.waiting for source in daemon._sources.values())
+    return sum(source.waiting for source in daemon.sources.values())
 
 
 def test_while_only_devices_have_news_the_history_forgets_what_is_too_old(
-    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+    daemon: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real_s, late_s = time.monotonic, 0.0
+    real_s, real_ns, late_s = time.monotonic, time.perf_counter_ns, 0
     monkeypatch.setattr(time, "monotonic", lambda: real_s() + late_s)
+    monkeypatch.setattr(time, "perf_counter_ns", lambda: real_ns() + late_s * 1_000_000_000)
     sample = DeviceSample("cpu", 1, trouble="none here")
-    monkeypatch.setattr(daemon._devices, "latest", lambda: [sample])
-    for _ in range(130):  # 13 s; a keyframe is due every five seconds
-        late_s += 5.0
-        daemon._keyframe()
-        daemon._say(FrameKind.LIVE, [codec.encode(sample)])
-    begun = [segment.begun_s for segment in daemon._history._segments]
-    assert len(begun) < 10
-    assert 240 < time.monotonic() - begun[0] < 400
+    monkeypatch.setattr(Publisher, "is_heard", True)
+    monkeypatch.setattr(NewestSamples, "listen", lambda samples, pids: None)
+    monkeypatch.setattr(NewestSamples, "latest", lambda samples: [sample])
+    monkeypatch.setattr(NewestSamples, "fresh", NewestSamples.latest)
+    for _ in range(130):  # 650 s; a keyframe is due every five seconds
+        late_s += 5
+        daemon.keyframe()
+        daemon.publish_devices()
+    frames = frames_of(daemon.history, tmp_path / "history.cbtop")
+    assert sum(frame.kind == FrameKind.KEYFRAME for frame in frames) < 10
+    assert frames[0].kind == FrameKind.KEYFRAME
+    assert 240 < (time.perf_counter_ns() - frames[0].time_ns) / 1e9 < 400
+    assert [sample] in [list(frame.messages()) for frame in frames]
 
 
 def test_jobs_due_at_about_the_same_time_run_together_and_none_less_often(

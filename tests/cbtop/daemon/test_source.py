@@ -27,7 +27,7 @@ from cbtop.profiler import recorder as recorder_module
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
 from cbtop.protocol import announcements, codec
-from cbtop.protocol.catalog import CatalogWriter
+from cbtop.protocol.catalog import CatalogReader, CatalogWriter
 from cbtop.protocol.ended import EndedProcess
 from cbtop.protocol.messages import (
     Activity,
@@ -454,7 +454,7 @@ def test_records_read_together_with_a_source_fault_are_not_half_counted(
     source.poll()
     with profiler.brick("a"):
         pass
-    monkeypatch.setattr(source._catalog_reader, "read", lambda: [Node(99, None, NodeKind.BRICK, "adrift")])
+    monkeypatch.setattr(CatalogReader, "read", lambda _: [Node(99, None, NodeKind.BRICK, "adrift")])
     source.poll()
     assert source.state == "faulty"
     assert balanced(source)

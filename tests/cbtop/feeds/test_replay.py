@@ -21,11 +21,12 @@ from cbtop.feeds.playback import RECENT_NS
 from cbtop.feeds.replay import ReplayFeed, baselines_in
 from cbtop.protocol.recording import FrameKind, RecordingOrigin, RecordingReader, RecordingWriter
 from cbtop.tui.replay_app import ReplayApp
+from cbtop.tui.views.header import Notice
 from cbtop.tui.widgets.curve import NO_CURVE
 from cbtop.viewmodels.merge import KEYS_JOINED_BY
 from cbtop.viewmodels.merge_mode import MergeMode
 from cbtop.viewmodels.time_travel import Mark
-from tests.cbtop.conftest import screen_text
+from tests.cbtop.conftest import screen_text, toasts
 from tests.cbtop.made_recordings import BEGIN_NS, keyframe, made_recording
 from tests.cbtop.recorded import Clock, profiler_in, source_of
 from tests.integration.hosts import cbtop
@@ -245,7 +246,7 @@ def test_of_each_that_ended_the_records_before_its_end_are_read(runtime: Path, t
         assert known.recent.missing == 0
         assert [key for key, one in feed.store.sources.items() if len(one.recent)] == [known.key]
         feed.follow_records(False)
-        feed.seek(20 + (feed.playback._reach_ns // 1_000_000_000) + 15)
+        feed.seek(20 + (feed.playback.reach_ns // 1_000_000_000) + 15)
         feed.playback.touched = 0
         feed.follow_records(True)
         assert feed.playback.touched == 0  # a jump does not read back this far
@@ -436,11 +437,11 @@ def test_steps_are_found_of_who_began_after_what_is_looked_back_in_did(runtime: 
 
 async def test_where_no_step_ends_it_goes_by_seconds_and_says_so_once() -> None:
     with ReplayFeed(IMPERFECT, clock_s=Hand()) as feed:
-        async with ReplayApp(feed, interval_s=60).run_test(size=(120, 34)) as pilot:
+        async with ReplayApp(feed, interval_s=60).run_test(size=(120, 34), notifications=True) as pilot:
             await press(pilot, "end", *["right_square_bracket"] * 2)
             assert feed.at_s == feed.duration_s
-            said = [note.message for note in pilot.app._notifications]
-            assert said == ["no step of it ended in the minutes after: it goes by seconds"]
+            said = toasts(pilot.app)
+            assert said == ["time\nno step of it ended in the minutes after: it goes by seconds"]
             feed.seek(0.01)
             await press(pilot, "left_curly_bracket")
             assert feed.at_s == 0
@@ -455,13 +456,13 @@ async def test_a_long_way_is_gone_while_the_screen_answers_and_its_share_is_show
         hand.now_s += 0.01
         return hand.now_s
 
+    told: list[float | None] = []
+    monkeypatch.setattr(Notice, "show_progress", lambda _notice, _what, done=None: told.append(done))
     with ReplayFeed(recording, clock_s=clock) as feed:
         feed.is_playing = False
         async with ReplayApp(feed, interval_s=60).run_test(size=(120, 34)) as pilot:
             app = pilot.app
             assert isinstance(app, ReplayApp)
-            told: list[float | None] = []
-            monkeypatch.setattr(app._travel, "_show_progress", lambda _, done=None: told.append(done))
             app.action_seek_to(1)
             assert (feed.on_its_way, told) != (None, [])
             app.action_seek(-5)  # a nearer target, which is reached by playing on

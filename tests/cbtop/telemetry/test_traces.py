@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,7 @@ from cbtop.protocol.record_batch import batches, pack
 from cbtop.protocol.ring_reader import Batch, RingReader
 from cbtop.telemetry import steps
 from cbtop.telemetry.otlp_traces import MAX_PROGRAMS, PREVIOUS, RUN_BEFORE, SentSteps, spans
-from cbtop.telemetry.steps import whole_step
+from cbtop.telemetry.steps import GaplessRecords, whole_step
 from tests.cbtop.recorded import Clock, decode_run, profiler_in, record_of, source_of
 
 STEP_RECORDS = 1 + 2 * (1 + 3)  # a step with two layers of three bricks; kernels are announced but not timed
@@ -79,7 +80,7 @@ def test_however_records_arrive_a_step_is_whole_or_there_is_none(
     run: tuple[SourceRecord, Batch], sizes: list[int], lost: set[int]
 ) -> None:
     record, batch = run
-    waiting = steps._Waiting()
+    waiting = GaplessRecords()
     ends = [*np.cumsum(sizes).tolist(), len(batch.node)]
     first = 0
     for at, end in enumerate(min(end, len(batch.node)) for end in ends):
@@ -93,11 +94,11 @@ def test_however_records_arrive_a_step_is_whole_or_there_is_none(
 
 def test_records_that_the_ring_lost_make_a_gap(run: tuple[SourceRecord, Batch]) -> None:
     record, batch = run
-    waiting = steps._Waiting()
+    waiting = GaplessRecords()
     waiting.take(RecordBatch("s", 0, 20, 20, pack(part(batch, 0, 20))))
     waiting.take(RecordBatch("s", 20, 40, 15, pack(part(batch, 25, 40))))
     assert waiting.step(record.nodes) is not None  # found in the records after the gap
-    assert waiting._count == 15
+    assert waiting.count == 15
 
 
 def decoded(record: SourceRecord, step: Batch) -> list[Span]:
@@ -154,6 +155,22 @@ def test_a_step_links_to_the_one_sent_before_it(run: tuple[SourceRecord, Batch])
     assert second[0].context != first[0].context
 
 
+def later_run(record: SourceRecord, step: Batch, key: str, after_ns: int, program: str = "") -> SourceRecord:
+    """Return a process with the same nodes that began `after_ns` after the end of the step."""
+    hello = record.hello
+    assert hello is not None
+    later_ns = int(step.end_ns.max()) + after_ns - hello.monotonic_ns
+    hello = replace(
+        hello, monotonic_ns=hello.monotonic_ns + later_ns, realtime_ns=hello.realtime_ns + later_ns,
+        program=program or hello.program,
+    )  # fmt: skip
+    return replace(record, key=key, hello=hello)
+
+
+def linked(found: Sequence[ReadableSpan]) -> list[list[object]]:
+    return [[(link.attributes or {})["cbtop.link"] for link in span.links] for span in found]
+
+
 def test_every_span_links_to_its_place_in_the_previous_run_of_that_program(
     run: tuple[SourceRecord, Batch],
 ) -> None:
@@ -161,22 +178,7 @@ def test_every_span_links_to_its_place_in_the_previous_run_of_that_program(
     step = whole_step(batch, record.nodes)
     assert step is not None
     assert record.hello is not None
-    ended_ns = int(step.end_ns.max()) + record.hello.realtime_ns - record.hello.monotonic_ns
-
-    def began(key: str, after_ns: int, program: str = "") -> SourceRecord:
-        """Return a process with the same nodes that began `after_ns` after the end of the step."""
-        hello = record.hello
-        assert hello is not None
-        later_ns = ended_ns + after_ns - hello.realtime_ns
-        hello = replace(
-            hello, monotonic_ns=hello.monotonic_ns + later_ns, realtime_ns=hello.realtime_ns + later_ns,
-            program=program or hello.program,
-        )  # fmt: skip
-        return replace(record, key=key, hello=hello)
-
-    def linked(found: Sequence[ReadableSpan]) -> list[list[object]]:
-        return [[(link.attributes or {})["cbtop.link"] for link in span.links] for span in found]
-
+    began = partial(later_run, record, step)
     sent = SentSteps()
     base = sent.trace(record, step, Resource({}))
     assert linked(base) == [[]] * STEP_RECORDS
@@ -207,7 +209,22 @@ def test_the_steps_of_endless_programs_are_not_kept(run: tuple[SourceRecord, Bat
     for number in range(MAX_PROGRAMS + 5):
         one = replace(record, key=str(number), hello=replace(record.hello, program=str(number)))
         sent.sent([(one, sent.trace(one, step, Resource({})))])
-    assert len(sent._of_program) == len(sent._run_before) == MAX_PROGRAMS
+    for number, kept in ((4, False), (5, True)):
+        later = sent.trace(later_run(record, step, f"later {number}", 1, str(number)), step, Resource({}))
+        assert linked(later) == [[RUN_BEFORE] if kept else []] * STEP_RECORDS
+
+
+def test_the_previous_run_is_kept_for_the_newest_processes(run: tuple[SourceRecord, Batch]) -> None:
+    record, batch = run
+    step = whole_step(batch, record.nodes)
+    assert step is not None
+    sent, later = SentSteps(), later_run(record, step, "later", 1)
+    sent.sent([(record, sent.trace(record, step, Resource({})))])
+    sent.sent([(later, sent.trace(later, step, Resource({})))])
+    for number, kept in ((MAX_PROGRAMS - 1, True), (MAX_PROGRAMS, False)):
+        for other in range(number):
+            sent.trace(replace(record, key=f"{other}"), step, Resource({}))
+        assert (RUN_BEFORE in linked(sent.trace(later, step, Resource({})))[1]) == kept
 
 
 def test_bricks_in_bricks_and_failures_are_seen(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import csv
 import json
 import os
 import pty
+import re
 import socket
 import subprocess
 import sys
@@ -47,19 +48,21 @@ from cbtop.tui.views.graph import Graph
 from cbtop.tui.views.help import HelpScreen
 from cbtop.tui.views.layers import Layers
 from cbtop.tui.views.roofline import Roofline
+from cbtop.tui.views.roofline_plot import RooflinePlot
 from cbtop.tui.views.sources import Sources
 from cbtop.tui.views.timeline import Timeline
-from cbtop.tui.views.timeline_map import TimelineMap
+from cbtop.tui.views.timeline_lanes import row_blocks
+from cbtop.tui.views.timeline_map import HELD, TimelineMap
 from cbtop.tui.widgets.columns import Cells
 from cbtop.tui.widgets.pager import Pager
 from cbtop.tui.widgets.sorted_table import SortedTable
 from cbtop.tui.widgets.table import Table
-from cbtop.viewmodels.graph import GraphRow, GraphRows
+from cbtop.viewmodels.graph import GraphRow
 from cbtop.viewmodels.roofline import RooflineView
 from cbtop.viewmodels.source import SourceSummary, SourceView, source_view
 from tests.cbtop import samples, seen_timelines
 from tests.cbtop.asked_host import Host, answers
-from tests.cbtop.conftest import ScriptedFeed, screen_text
+from tests.cbtop.conftest import ScriptedFeed, screen_text, toasts, view_of
 from tests.cbtop.recorded import Clock, apply, profiler_in, source_of
 from tests.cbtop.test_gpu_recording import RECORDED
 from tests.integration.hosts import DEADLINE_S
@@ -87,7 +90,14 @@ async def what_is_told(pilot: AppPilot) -> str:
     """Wait for all workers. Return the text of the newest toast."""
     await pilot.app.workers.wait_for_complete()
     await pilot.pause()
-    return list(pilot.app._notifications)[-1].message
+    return toasts(pilot.app)[-1]
+
+
+async def told_without_toasts(pilot: AppPilot) -> list[str]:
+    """Wait for all workers. Return all notices of a test in which toasts would cover what it looks at."""
+    await pilot.app.workers.wait_for_complete()
+    await pilot.pause()
+    return [note.message for note in pilot.app._notifications]
 
 
 async def shown(pilot: AppPilot, *words: str) -> str:
@@ -104,17 +114,17 @@ async def shown(pilot: AppPilot, *words: str) -> str:
 
 async def goes_to_view(pilot: AppPilot, key: str) -> None:
     await press(pilot, key)
-    assert app_of(pilot)._switcher.current == VIEWS[int(key) - 1].title.lower()
+    assert view_of(app_of(pilot)) == VIEWS[int(key) - 1].title.lower()
 
 
 async def goes_to_the_next_view(pilot: AppPilot, key: str) -> None:
     await press(pilot, key)
-    assert app_of(pilot)._switcher.current == "layers"
+    assert view_of(app_of(pilot)) == "layers"
 
 
 async def goes_to_the_previous_view(pilot: AppPilot, key: str) -> None:
     await press(pilot, key)
-    assert app_of(pilot)._switcher.current == "overview"
+    assert view_of(app_of(pilot)) == "overview"
 
 
 async def shows_the_next_phase(pilot: AppPilot, key: str) -> None:
@@ -198,7 +208,7 @@ async def refreshes_less_often(pilot: AppPilot, key: str) -> None:
 
 async def says_that_nothing_can_be_saved_here(pilot: AppPilot, key: str) -> None:
     await press(pilot, key)  # this feed has no daemon
-    assert not pilot.app._notifications
+    assert not toasts(pilot.app)
 
 
 async def says_that_there_is_no_memory_to_look_into(pilot: AppPilot, key: str) -> None:
@@ -220,7 +230,7 @@ async def says_that_the_process_does_not_run_here(pilot: AppPilot, key: str) -> 
 
 async def says_that_its_roofs_are_of_another_machine(pilot: AppPilot, key: str) -> None:
     await press(pilot, key)
-    assert await what_is_told(pilot) == "pid 4242 runs on buildbox: run `cbtop calibrate` there"
+    assert await what_is_told(pilot) == "roofs\npid 4242 runs on buildbox: run `cbtop calibrate` there"
 
 
 async def turns_light_and_dark(pilot: AppPilot, key: str) -> None:
@@ -503,8 +513,8 @@ def moves_the_timeline(has_moved: Callable[[Sight, Sight], bool], *before: str) 
 class Sight:
     begin_ns: int
     end_ns: int
-    at: int | None
-    row: int
+    at: int | None  # number of the block under the cursor, in its row
+    row: int  # number of the row with the cursor
     is_held: bool
 
     @property
@@ -513,8 +523,13 @@ class Sight:
 
 
 def sight(app: CbtopApp) -> Sight:
+    text = screen_text(app)
+    at = re.search(r"(\d+) of \d+ in its row", text)
     drawn = app.query_one(TimelineMap)
-    return Sight(drawn._begin_ns, drawn._end_ns, drawn._at, drawn._selected, drawn._held is not None)
+    assert drawn.row is not None
+    titles = [(row.lane.name, row.title) for row in row_blocks(seen_timelines.timeline_at(20.0).lanes)]
+    row = titles.index((drawn.row.lane.name, drawn.row.title))
+    return Sight(*drawn.in_sight_ns, int(at[1]) if at else None, row, HELD in text)
 
 
 WHOLE_NS = seen_timelines.timeline_at(20.0).length_ns
@@ -522,7 +537,7 @@ WHOLE_NS = seen_timelines.timeline_at(20.0).length_ns
 
 async def opens_the_layer_in_the_graph(pilot: AppPilot, key: str) -> None:
     await press(pilot, "3", key)
-    assert app_of(pilot)._switcher.current == "graph"
+    assert view_of(app_of(pilot)) == "graph"
 
 
 async def unfolds_those_that_have_ended(pilot: AppPilot, key: str) -> None:
@@ -651,7 +666,7 @@ def every_key() -> Iterator[Any]:
 @pytest.mark.parametrize("keys", every_key())
 async def test_every_key_does_what_it_says(keys: list[tuple[type, Binding]], feed: ScriptedFeed) -> None:
     app = CbtopApp(feed, section="bricks", interval_s=0.5)
-    async with app.run_test(size=SIZE) as pilot:
+    async with app.run_test(size=SIZE, notifications=True) as pilot:
         before = await press(pilot)
         for owner, binding in keys:
             assert binding.description, f"{owner.__name__}, {binding.key}: without a description it is in no help"
@@ -688,12 +703,12 @@ async def test_w_writes_the_last_minutes_and_says_where_or_why_not(feed: Scripte
         return answer
 
     app = CbtopApp(feed, section="bricks", interval_s=60, save_history=save)
-    async with app.run_test(size=SIZE) as pilot:
+    async with app.run_test(size=SIZE, notifications=True) as pilot:
         for _ in range(2):
             await pilot.press("w")
-            await app.workers.wait_for_complete()
-        told = [(note.severity, note.message, note.markup) for note in app._notifications]
-    assert told == [("information", "/tmp/[b]x.cbtop, 1.23 MB", False), ("error", "[no]", False)]
+            await what_is_told(pilot)
+        assert toasts(app) == ["the last minutes are in\n/tmp/[b]x.cbtop, 1.23 MB", "[no]"]
+        assert [toast.has_class("-error") for toast in app.screen.query("Toast")] == [False, True]
 
 
 def seen_as(host: Host) -> ScriptedFeed:
@@ -725,8 +740,8 @@ async def test_shift_k_asks_the_shown_process_for_kernels_and_the_graph_shows_th
             assert "├──" not in text
             await press(pilot, "enter")
             may_go_on.set()
-            assert await what_is_told(pilot) == (
-                f"decode: 3 steps recorded of pid {pid}, 8 launches a step, 12.00 µs in kernels\n"
+            assert (await told_without_toasts(pilot))[-1] == (
+                f"decode: 3 steps recorded of pid {pid}, 8 launches a step, 12.00 µs in "
                 "4 launches in no call of a module that is known\n"
                 "Graph shows them under their bricks: Enter unfolds one"
             )
@@ -743,10 +758,10 @@ async def test_shift_k_asks_the_shown_process_for_kernels_and_the_graph_shows_th
 async def test_shift_k_says_why_a_process_refuses(runtime: Path, state: State) -> None:
     with Host(runtime, lambda host, request: host.say(request.number, state)) as host:
         app = CbtopApp(seen_as(host), section="bricks", interval_s=60)
-        async with app.run_test(size=SIZE) as pilot:
+        async with app.run_test(size=SIZE, notifications=True) as pilot:
             await pilot.press("K")
-            assert await what_is_told(pilot) == f"pid {os.getpid()} refuses: {WHY[state]}"
-            assert [note.severity for note in app._notifications] == ["error"]
+            assert await what_is_told(pilot) == f"kernels\npid {os.getpid()} refuses: {WHY[state]}"
+            assert app.screen.query_one("Toast").has_class("-error")
 
 
 async def test_shift_k_waits_a_set_time_for_an_idle_process_and_then_withdraws(
@@ -755,7 +770,7 @@ async def test_shift_k_waits_a_set_time_for_an_idle_process_and_then_withdraws(
     monkeypatch.setattr("cbtop.tui.kernels.KernelRequest", partial(KernelRequest, wait_s=0.1))
     with Host(runtime, lambda host, request: None) as host:
         app = CbtopApp(seen_as(host), section="bricks", interval_s=60)
-        async with app.run_test(size=SIZE) as pilot:
+        async with app.run_test(size=SIZE, notifications=True) as pilot:
             await pilot.press("K")
             assert f"pid {os.getpid()} has begun no step in 0.1 s" in await what_is_told(pilot)
             assert host.recorder.asked == 0
@@ -788,10 +803,10 @@ async def test_who_leaves_while_a_process_is_asked_takes_back_what_was_asked(run
 async def test_shift_k_says_why_what_is_shown_cannot_be_asked(source: SourceView | None, keys: str, why: str) -> None:
     others = [replace(source, key="other")] if source else []
     app = CbtopApp(ScriptedFeed(*([source] if source else []), *others), section="bricks", interval_s=60)
-    async with app.run_test(size=SIZE) as pilot:
+    async with app.run_test(size=SIZE, notifications=True) as pilot:
         await pilot.press(*keys)
         assert why in await what_is_told(pilot)
-        assert len(app._notifications) == 1
+        assert len(toasts(app)) == 1
 
 
 @pytest.mark.parametrize(
@@ -802,7 +817,7 @@ async def test_a_merge_of_fewer_than_two_is_refused_with_why_and_changes_nothing
     source: SourceView | None, why: str
 ) -> None:
     app = CbtopApp(ScriptedFeed(*([source] if source else [])), section="bricks", interval_s=60)
-    async with app.run_test(size=SIZE) as pilot:
+    async with app.run_test(size=SIZE, notifications=True) as pilot:
         await pilot.pause()
         before = app.source
         await pilot.press("m")
@@ -812,7 +827,7 @@ async def test_a_merge_of_fewer_than_two_is_refused_with_why_and_changes_nothing
 
 async def test_shift_k_asks_nobody_of_a_recording() -> None:
     with ReplayFeed(RECORDED) as feed:
-        async with ReplayApp(feed, interval_s=60).run_test(size=SIZE) as pilot:
+        async with ReplayApp(feed, interval_s=60).run_test(size=SIZE, notifications=True) as pilot:
             await pilot.press("K")
             assert "this is a recording" in await what_is_told(pilot)
 
@@ -833,7 +848,7 @@ async def test_shift_c_says_why_the_roofs_of_what_is_shown_cannot_be_measured(
 ) -> None:
     others = [replace(source, key="other")] if source else []
     app = CbtopApp(ScriptedFeed(*([source] if source else []), *others), section="bricks", interval_s=60)
-    async with app.run_test(size=SIZE) as pilot:
+    async with app.run_test(size=SIZE, notifications=True) as pilot:
         await pilot.press(*keys)
         assert why in await what_is_told(pilot)
 
@@ -877,7 +892,7 @@ async def test_shift_c_measures_the_roofs_in_a_thread_with_progress_and_a_result
     app = CbtopApp(ScriptedFeed(HERE), section="bricks", interval_s=60)
     async with app.run_test(size=SIZE) as pilot:
         await pilot.press("C")
-        assert "press C again to measure" in await what_is_told(pilot)
+        assert "press C again to measure" in (await told_without_toasts(pilot))[-1]
         assert not calibrations
         app.clear_notifications()
         await pilot.press("C")
@@ -887,7 +902,7 @@ async def test_shift_c_measures_the_roofs_in_a_thread_with_progress_and_a_result
         assert [note.message for note in app._notifications] == ["they are being measured already"]
         calibrations[0].found = CbtopError("no room") if fails else ["dram_read 20.00 GB/s", "kept in /x"]
         wanted = "no room" if fails else "dram_read 20.00 GB/s\nkept in /x"
-        assert await what_is_told(pilot) == wanted
+        assert (await told_without_toasts(pilot))[-1] == wanted
         assert "measuring roofs" not in screen_text(app)
         assert [one.closed for one in calibrations] == [True]
 
@@ -926,7 +941,7 @@ async def test_a_process_with_steps_and_no_bricks_is_shown_by_its_steps() -> Non
     async with app.run_test(size=SIZE) as pilot:
         await pilot.pause()
         text = screen_text(app)
-        assert app._switcher.current == "overview"
+        assert view_of(app) == "overview"
         assert "tokens/s" in text
         assert "ms/token p50" in text
         assert all(steps.phase in text for steps in bare.phases)
@@ -969,7 +984,7 @@ OTHER = replace(samples.LIVE, key="other", program="second program")
 async def test_the_newest_process_is_shown_until_a_key_has_chosen_one(feed: ScriptedFeed) -> None:
     third = replace(samples.LIVE, key="third", program="third program")
     app = CbtopApp(feed, section="bricks", interval_s=60)
-    async with app.run_test(size=SIZE) as pilot:
+    async with app.run_test(size=SIZE, notifications=True) as pilot:
         await pilot.pause()
         feed.seen.insert(0, OTHER)
         app.tick()
@@ -981,7 +996,7 @@ async def test_the_newest_process_is_shown_until_a_key_has_chosen_one(feed: Scri
         app.tick()
         await pilot.pause()
         assert "second program" in screen_text(app).splitlines()[0]
-        assert "third program started: < shows it" in [note.message for note in app._notifications]
+        assert "third program started: < shows it" in toasts(app)
 
 
 @pytest.mark.parametrize("key", ["space", "m"])
@@ -999,7 +1014,7 @@ async def test_a_held_screen_and_a_merge_stay_where_they_are(key: str, feed: Scr
 async def test_a_process_that_ended_gives_way_to_the_newest_that_runs(feed: ScriptedFeed) -> None:
     feed.seen.append(OTHER)
     app = CbtopApp(feed, section="bricks", interval_s=60)
-    async with app.run_test(size=SIZE) as pilot:
+    async with app.run_test(size=SIZE, notifications=True) as pilot:
         await pilot.pause()
         feed.seen = [OTHER, replace(samples.LIVE, state=SourceStatus.ENDED)]
         app.tick()
@@ -1021,7 +1036,7 @@ async def test_the_last_process_stays_on_the_screen_when_it_has_ended(feed: Scri
 
 async def test_what_starts_is_told_and_takes_no_screen_over(feed: ScriptedFeed) -> None:
     app = CbtopApp(feed, section="bricks", interval_s=60)
-    async with app.run_test(size=SIZE) as pilot:
+    async with app.run_test(size=SIZE, notifications=True) as pilot:
         await press(pilot, "greater_than_sign")
         feed.seen.insert(0, OTHER)  # new sources come first
         app.tick()
@@ -1029,14 +1044,14 @@ async def test_what_starts_is_told_and_takes_no_screen_over(feed: ScriptedFeed) 
         assert "second program started: < shows it" in (await what_is_told(pilot)).replace("\n", " ")
         assert "second program" not in screen_text(app).splitlines()[0]
         app.tick()
-        assert len(app._notifications) == 1
+        assert len(toasts(app)) == 1
         assert "second program" in (await press(pilot, "less_than_sign")).splitlines()[0]
 
 
 async def test_a_process_that_ends_stays_on_the_screen_and_the_others_are_told(feed: ScriptedFeed) -> None:
     feed.seen.append(OTHER)
     app = CbtopApp(feed, section="bricks", interval_s=60)
-    async with app.run_test(size=SIZE) as pilot:
+    async with app.run_test(size=SIZE, notifications=True) as pilot:
         await press(pilot, "greater_than_sign", "less_than_sign")
         feed.seen = [OTHER, replace(samples.LIVE, state=SourceStatus.ENDED)]
         app.tick()
@@ -1051,14 +1066,14 @@ async def test_a_process_that_ends_stays_on_the_screen_and_the_others_are_told(f
 async def test_the_newest_is_chosen_from_all_that_runs(feed: ScriptedFeed) -> None:
     feed.is_complete = False
     app = CbtopApp(feed, section="bricks", interval_s=60)
-    async with app.run_test(size=SIZE) as pilot:
+    async with app.run_test(size=SIZE, notifications=True) as pilot:
         await pilot.pause()
         feed.seen.insert(0, OTHER)
         feed.is_complete = True
         app.tick()
         await pilot.pause()
         assert "second program" in screen_text(app).splitlines()[0]
-        assert not app._notifications
+        assert not toasts(app)
 
 
 async def test_a_source_that_nobody_tells_of_any_more_gives_way_to_the_newest(feed: ScriptedFeed) -> None:
@@ -1118,13 +1133,16 @@ async def test_the_palette_has_each_of_our_keys_and_none_of_textuals_own(feed: S
         app.action_command_palette()
         await pilot.pause()
         here = app.screen_stack[0]
-        offered = {binding.action for binding in KeysByName(here)._bindings()}
-        ours = {binding.action for owner, binding in BINDINGS if owner in (CbtopApp, Bricks, SortedTable)}
+        offered = {str(hit.text).rpartition("  ")[0] async for hit in KeysByName(here).discover()}
         # the palette itself is open, and no range or past moment is shown
         elsewhere = {"command_palette", "leave_range", "now"}
-        assert ours - elsewhere <= offered
-        assert "steps(-1)" in offered
-        assert not any("copy_text" in action for action in offered)
+        ours = {
+            binding.description
+            for owner, binding in BINDINGS
+            if owner in (CbtopApp, Bricks, SortedTable) and binding.action not in elsewhere
+        }
+        assert ours <= offered
+        assert offered <= {binding.description for _, binding in BINDINGS}
 
 
 async def test_a_click_sorts_by_a_head_or_presses_a_key_and_a_double_one_is_enter(feed: ScriptedFeed) -> None:
@@ -1166,12 +1184,12 @@ async def test_e_writes_the_view_shown_into_a_new_file_and_names_it(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("cbtop.tui.export.time.strftime", lambda *_: "now")
     app = CbtopApp(feed, section="bricks", interval_s=60)
-    async with app.run_test(size=SIZE) as pilot:
+    async with app.run_test(size=SIZE, notifications=True) as pilot:
         for view, ending in wanted:
             (taken := tmp_path / f"cbtop-{view.title.lower()}-now.{ending}").write_text("another's")
             await press(pilot, str(VIEWS.index(view) + 1), "e", next(key for key in KINDS if KINDS[key][0] == ending))
             path = tmp_path / f"cbtop-{view.title.lower()}-now-2.{ending}"
-            assert await what_is_told(pilot) == str(path)
+            assert await what_is_told(pilot) == f"{view.title} is in\n{path}"
             assert taken.read_text() == "another's"
             holds_the_view(app, view, ending, path.read_text(encoding="utf-8"))
 
@@ -1186,7 +1204,7 @@ def holds_the_view(app: CbtopApp, view: type[View], ending: str, text: str) -> N
         assert text.startswith("<svg")
         assert view.title in text
     else:
-        cells = app._views[VIEWS.index(view)].cells()
+        cells = app.query_one(view).cells()
         assert cells is not None
         rows = list(csv.reader(text.splitlines())) if ending == "csv" else text.splitlines()
         assert len(rows) == len(cells.rows) + (1 if ending == "csv" else 2), view
@@ -1204,7 +1222,7 @@ async def test_what_cannot_be_written_is_said(
     monkeypatch.chdir(tmp_path)
     tmp_path.rmdir()
     app = CbtopApp(feed, section="bricks", interval_s=60)
-    async with app.run_test(size=SIZE) as pilot:
+    async with app.run_test(size=SIZE, notifications=True) as pilot:
         await press(pilot, "e", "t")
         assert "No such file or directory" in await what_is_told(pilot)
 
@@ -1239,16 +1257,15 @@ async def test_a_click_on_a_tab_opens_its_view(feed: ScriptedFeed) -> None:
     async with app.run_test(size=SIZE) as pilot:
         await pilot.click("#tabs", offset=(27, 0))
         await pilot.pause()
-        assert app._switcher.current == "layers"
+        assert view_of(app) == "layers"
 
 
 async def test_moving_in_the_roofline_lights_another_point(feed: ScriptedFeed) -> None:
     app = CbtopApp(feed, section="bricks", interval_s=60)
     async with app.run_test(size=SIZE) as pilot:
         await press(pilot, "5", "j")
-        view = pilot.app.query_one(Roofline)
-        assert view._plot._selected is not None
-        assert view._plot._selected.letter == "b"
+        plot = app.query_one(RooflinePlot)
+        assert [text for line in plot.draw(*plot.size) for text, role in line if "lit" in role.split()] == ["b"]
 
 
 def test_the_refresh_rates_span_the_allowed_band() -> None:
@@ -1284,9 +1301,7 @@ def test_a_lost_terminal_ends_the_app_even_if_the_hang_up_signal_is_ignored() ->
         process.wait()
 
 
-async def test_of_many_nodes_only_those_in_sight_are_made_into_rows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_of_many_nodes_only_those_in_sight_are_made_into_rows(tmp_path: Path, rows_made: list[int]) -> None:
     profiler = profiler_in(tmp_path, Clock())
 
     def decode() -> None:
@@ -1302,24 +1317,21 @@ async def test_of_many_nodes_only_those_in_sight_are_made_into_rows(
     source.poll()
     apply(store, source.snapshot())
     record = store.sources[source.key]
-    made: list[int] = []
-    row = GraphRows._row
-    monkeypatch.setattr(GraphRows, "_row", lambda rows, node, calls: made.append(node.id) or row(rows, node, calls))
     feed = ScriptedFeed(source_view(record))
     app = CbtopApp(feed, section="bricks", interval_s=1000)
     async with app.run_test(size=SIZE) as pilot:
         await press(pilot, "6", "z", "z")  # fold all nodes, then unfold all
         text = await press(pilot, "pagedown")
         assert "Layer" in text
-        assert 10 < len(set(made)) <= 4 * SIZE[1]
+        assert 10 < len(set(rows_made)) <= 4 * SIZE[1]
         decode()
         source.poll()
         apply(store, source.delta())
-        made.clear()
+        rows_made.clear()
         feed.seen = [source_view(record)]
         app.tick()
         await pilot.pause()
-        assert 10 < len(set(made)) <= 2 * SIZE[1]
+        assert 10 < len(set(rows_made)) <= 2 * SIZE[1]
 
 
 async def test_rows_scrolled_into_a_paused_screen_are_of_the_moment_it_was_paused(tmp_path: Path) -> None:

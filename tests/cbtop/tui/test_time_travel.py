@@ -21,7 +21,7 @@ from cbtop.tui.views.timeline_map import HELD
 from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.time_travel import Mark, TimeView
 from tests.cbtop import samples
-from tests.cbtop.conftest import ScriptedFeed, screen_text
+from tests.cbtop.conftest import ScriptedFeed, screen_text, toasts
 from tests.cbtop.feeds.test_replay import IMPERFECT, Hand
 from tests.integration.hosts import DEADLINE_S
 
@@ -100,7 +100,7 @@ async def press(pilot: Pilot[int], *keys: str) -> str:
 
 
 def told(pilot: Pilot[int]) -> str:
-    return list(pilot.app._notifications)[-1].message
+    return toasts(pilot.app)[-1]
 
 
 def shown(pilot: Pilot[int]) -> SourceView:
@@ -192,9 +192,9 @@ async def test_keys_while_the_daemon_is_asked_add_up_and_space_asks_no_more(
 async def test_a_missing_memory_is_explained_in_one_line_and_the_screen_stays_held(
     why: str, feed: ScriptedFeed
 ) -> None:
-    async with live_app(feed, Memory(why)).run_test(size=SIZE) as pilot:
+    async with live_app(feed, Memory(why)).run_test(size=SIZE, notifications=True) as pilot:
         text = await press(pilot, "left_square_bracket")
-        assert told(pilot) == why
+        assert told(pilot) == f"time\n{why}"
         assert "PAUSED" in text
         assert "asking" not in text
         assert "LIVE" in await press(pilot, "space")
@@ -241,10 +241,10 @@ async def test_a_held_screen_has_a_bar_of_the_last_minutes_with_a_sign_per_mark(
 async def test_where_the_process_shown_was_not_there_then_that_is_said_once(
     feed: ScriptedFeed, memory: Memory
 ) -> None:
-    async with live_app(feed, memory).run_test(size=SIZE) as pilot:
+    async with live_app(feed, memory).run_test(size=SIZE, notifications=True) as pilot:
         await press(pilot, "left_square_bracket", "left_square_bracket", "2", "3")
-        said = [note.message for note in pilot.app._notifications]
-        assert said == ["the process that is shown now was not there then: another is"]
+        said = toasts(pilot.app)
+        assert said == ["time\nthe process that is shown now was not there then: another is"]
 
 
 async def test_a_report_made_in_a_look_back_says_so(feed: ScriptedFeed, memory: Memory) -> None:
@@ -295,7 +295,7 @@ async def test_v_while_live_begins_a_range_at_the_moment_that_is_held(feed: Scri
 async def test_a_range_wants_two_moments_and_moving_leaves_one_that_is_shown(
     feed: ScriptedFeed, memory: Memory
 ) -> None:
-    async with live_app(feed, memory).run_test(size=SIZE) as pilot:
+    async with live_app(feed, memory).run_test(size=SIZE, notifications=True) as pilot:
         await press(pilot, "left_parenthesis", "v", "v")
         assert "it begins here" in told(pilot)
         await press(pilot, "escape", "v", "left_square_bracket", "v")
@@ -308,14 +308,14 @@ async def test_w_writes_the_range_and_the_file_opens_as_it(
     feed: ScriptedFeed, memory: Memory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    async with live_app(feed, memory).run_test(size=SIZE) as pilot:
+    async with live_app(feed, memory).run_test(size=SIZE, notifications=True) as pilot:
         await press(pilot, "left_parenthesis", "v", "right_square_bracket", "right_square_bracket", "v")
         before = shown(pilot)
         await press(pilot, "w")
         (path,) = tmp_path.glob("*.cbtop")
         assert str(path) in told(pilot)
     with ReplayFeed(path, clock_s=Hand()) as again:
-        async with ReplayApp(again, interval_s=60, section="bricks").run_test(size=SIZE) as pilot:
+        async with ReplayApp(again, interval_s=60, section="bricks").run_test(size=SIZE, notifications=True) as pilot:
             text = await press(pilot)
             view = shown(pilot)
             assert (view.steps, view.bricks) == (before.steps, before.bricks)
@@ -327,7 +327,7 @@ async def test_w_writes_the_range_and_the_file_opens_as_it(
 
 async def test_w_in_a_replay_says_how_to_choose_a_range_and_space_plays_on_from_it() -> None:
     with ReplayFeed(IMPERFECT, clock_s=Hand()) as replay:
-        async with ReplayApp(replay, interval_s=60).run_test(size=SIZE) as pilot:
+        async with ReplayApp(replay, interval_s=60).run_test(size=SIZE, notifications=True) as pilot:
             await press(pilot, "w")
             assert "v chooses a range" in told(pilot)
             await press(pilot, "space", "right_parenthesis", "v", "right", "v")
@@ -340,8 +340,6 @@ async def test_the_filter_keeps_its_v_its_brackets_and_its_escape(feed: Scripted
     async with live_app(feed, memory).run_test(size=SIZE) as pilot:
         await press(pilot, "left_parenthesis", "v", "slash", "v", "left_square_bracket")
         assert memory.feed.at_s == pytest.approx(memory.feed.duration_s - 10)
-        assert pilot.app._travel.begun_s is not None  # type: ignore[attr-defined]
-        await press(pilot, "escape")
-        assert pilot.app._travel.begun_s is not None  # type: ignore[attr-defined]
-        await press(pilot, "escape")
-        assert pilot.app._travel.begun_s is None  # type: ignore[attr-defined]
+        await press(pilot, "escape", "left_square_bracket")
+        assert "═" in await press(pilot)  # the range that was begun is still there
+        assert "═" not in await press(pilot, "escape")

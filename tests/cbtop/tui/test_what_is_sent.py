@@ -55,7 +55,6 @@ async def sent_in_a_tick(
 async def ticks(app: CbtopApp, pilot: Pilot[int]) -> None:
     app.tick()
     await pilot.pause()
-    app.screen._on_timer_update()  # a timer does this sixty times a second
 
 
 async def stands_still(app: CbtopApp, pilot: Pilot[int], sent: list[str]) -> None:

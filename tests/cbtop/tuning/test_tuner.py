@@ -47,10 +47,10 @@ class MadeBench(Bench):
 
 
 class MadeTuner(BrickTuner):
-    def _shares(self) -> tuple[Share, ...]:
+    def shares(self) -> tuple[Share, ...]:
         return SHARES
 
-    def _has_int8(self) -> bool:
+    def has_int8(self) -> bool:
         return True
 
 
@@ -121,7 +121,7 @@ def test_of_a_model_whose_weights_are_read_as_they_lie_no_product_is_of_int8(
     write_model(path, TINY, lambda *_: None)
     for exact_bytes, has_int8 in ((Crossovers().exact_bytes, TIER != "generic"), (1, False)):
         with with_crossovers(Crossovers(exact_bytes=exact_bytes)):
-            assert BrickTuner(Bench(path, 20), setting, TuningRequest(16, 4))._has_int8() == has_int8
+            assert BrickTuner(Bench(path, 20), setting, TuningRequest(16, 4)).has_int8() == has_int8
 
 
 @pytest.mark.parametrize("cache_type", ["f16", "f32"])
@@ -135,7 +135,7 @@ def test_attention_counts_with_products_where_it_is_rounded_with_them(
     path = tmp_path / "tiny.gguf"
     write_model(path, TINY, lambda *_: None)
     tuner = BrickTuner(Bench(path, 20), Setting(1, is_exact, cache_type), TuningRequest(8, 2))
-    (share,) = (one for one in tuner._shares() if one.brick == ATTENTION.brick)
+    (share,) = (one for one in tuner.shares() if one.brick == ATTENTION.brick)
     rounded = pays and cache_type == "f16" and TIER != "generic"
     assert bool(share.contracts & tuner_module.PRODUCTS) == rounded
     assert share.contracts & tuner_module.CACHES

@@ -4,23 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from cbtop.client.store import Store
 from cbtop.reports import REPORTS
 from cbtop.reports.text import SECTIONS
-from cbtop.viewmodels.graph import GraphRows, places_of
+from cbtop.viewmodels.graph import places_of
 from cbtop.viewmodels.source import source_view
 from tests.cbtop.recorded import Clock, apply, decode_run, profiler_in, source_of
-
-
-@pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return a list that gets the node of each computed row."""
-    found: list[int] = []
-    row = GraphRows._row
-    monkeypatch.setattr(GraphRows, "_row", lambda rows, node, calls: found.append(node.id) or row(rows, node, calls))
-    return found
 
 
 def test_a_row_asked_for_by_itself_is_that_of_all_together(tmp_path: Path) -> None:
@@ -30,16 +19,16 @@ def test_a_row_asked_for_by_itself_is_that_of_all_together(tmp_path: Path) -> No
     assert rows[-1] == rows[len(rows) - 1]
 
 
-def test_a_view_makes_no_row_of_the_graph_and_a_report_each_once(tmp_path: Path, made: list[int]) -> None:
+def test_a_view_makes_no_row_of_the_graph_and_a_report_each_once(tmp_path: Path, rows_made: list[int]) -> None:
     view = source_view(decode_run(tmp_path))
     assert view.bricks
     assert view.books is not None
-    assert made == []
-    assert view.graph[3].id == made.pop()
+    assert rows_made == []
+    assert view.graph[3].id == rows_made.pop()
     for report in REPORTS.values():
         report([view], list(SECTIONS), None)
-        assert sorted(made) == sorted(node.id for node in places_of(view.graph))
-        made.clear()
+        assert sorted(rows_made) == sorted(node.id for node in places_of(view.graph))
+        rows_made.clear()
 
 
 def test_where_no_node_is_new_the_places_are_the_same_object(tmp_path: Path) -> None:
@@ -47,7 +36,7 @@ def test_where_no_node_is_new_the_places_are_the_same_object(tmp_path: Path) -> 
     assert places_of(source_view(record).graph) is places_of(source_view(record).graph)
 
 
-def test_views_are_compared_without_a_row_made(tmp_path: Path, made: list[int]) -> None:
+def test_views_are_compared_without_a_row_made(tmp_path: Path, rows_made: list[int]) -> None:
     profiler = profiler_in(tmp_path, Clock())
     with profiler.step("decode", 1), profiler.brick("a"):
         pass
@@ -63,4 +52,4 @@ def test_views_are_compared_without_a_row_made(tmp_path: Path, made: list[int]) 
     later = source_view(record)
     assert first.graph == again.graph
     assert first.graph != later.graph
-    assert made == []
+    assert rows_made == []

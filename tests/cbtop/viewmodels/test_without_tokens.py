@@ -118,7 +118,7 @@ def test_the_head_of_the_screen_has_steps_a_second(width: int, height: int, word
 
 def test_the_overview_has_a_line_of_steps_and_samples_for_each_phase(runtime: Path) -> None:
     drawing = OverviewDrawing()
-    drawing._source = _with_history(forward_run(runtime))
+    drawing.show_source(_with_history(forward_run(runtime)))
     text = "\n".join(map(plain, drawing.draw(120, 34)))
     head = next(line for line in text.splitlines() if "samples/s" in line)
     row = next(line for line in text.splitlines() if line.startswith("▸forward"))

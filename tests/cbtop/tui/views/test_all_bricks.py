@@ -35,7 +35,7 @@ def test_longer_times_are_farther_right_and_the_most_frequent_is_highest() -> No
 @pytest.mark.parametrize("height", [6, 9, 20, 60])
 def test_it_keeps_within_its_place_and_counts_bricks_without_room(width: int, height: int) -> None:
     drawing = AllBricks()
-    drawing._source = samples.LIVE
+    drawing.show_source(samples.LIVE)
     lines = drawing.draw(width, height)
     assert len(lines) <= height
     assert max(map(width_of, lines)) <= width

@@ -12,11 +12,12 @@ from textual.pilot import Pilot
 from cbtop.tui.app import CbtopApp
 from cbtop.tui.views import VIEWS
 from cbtop.tui.views.graph import Graph
-from cbtop.tui.views.layers import Layers
+from cbtop.tui.views.layers import LayerMap, Layers
 from cbtop.tui.widgets.lines import plain, width_of
+from cbtop.tui.widgets.table import Table
 from cbtop.viewmodels.source import SourceView
 from tests.cbtop import samples
-from tests.cbtop.conftest import ScriptedFeed, screen_text
+from tests.cbtop.conftest import ScriptedFeed, screen_text, view_of
 
 KEY = str(1 + VIEWS.index(Layers))
 SIZES = [(80, 24), (120, 40), (200, 60)]
@@ -87,8 +88,8 @@ async def test_enter_opens_the_layer_in_the_graph() -> None:
         await pilot.pause()
         graph = app.query_one(Graph)
         layer = next(place for place in samples.LIVE.graph if place.name == "Layer 4")
-        assert app._switcher.current == graph.id
-        current = graph._table.current
+        assert view_of(app) == graph.id
+        current = graph.query_one("#graph-table", Table).current
         assert current is not None
         assert (current.id, current.unfolded) == (layer.id, True)
 
@@ -98,13 +99,13 @@ async def test_it_is_drawn_at_any_size_and_no_line_is_too_long(source: SourceVie
     app = CbtopApp(ScriptedFeed(source), interval_s=60)
     async with app.run_test(size=(80, 24)) as pilot:
         await opened(pilot)
-        view = app.query_one(Layers)
+        view = app.query_one(LayerMap)
         for width in (20, 40, 61, 99, 100, 151, 300):
             for height in (1, 4, 9, 20, 60):
-                lines = view._map.draw(width, height)
+                lines = view.draw(width, height)
                 assert max(map(width_of, lines), default=0) <= width
     if source is samples.SLOWEST:
-        assert "several ranks" in plain(view._map.draw(80, 20)[0])
+        assert "several ranks" in plain(view.draw(80, 20)[0])
 
 
 @pytest.mark.parametrize("size", SIZES, ids="{0[0]}x{0[1]}".format)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
 from cbtop.tui.app import CbtopApp
-from cbtop.tui.views.brick_detail import BrickDetail, detail_lines
+from cbtop.tui.views.brick_detail import detail_lines
 from cbtop.tui.views.once_a_second import Pictures
 from cbtop.tui.widgets.lines import plain
 from cbtop.viewmodels.durations import DurationBar
@@ -81,11 +82,11 @@ def test_pictures_of_a_slow_replay_are_drawn_once_a_second_of_the_watcher() -> N
     assert "highest bar 222" in drawn(at(7, 222), pictures)[0]
 
 
-async def test_what_is_paused_has_pictures_of_the_same_moment_as_its_figures() -> None:
+async def test_what_is_paused_has_pictures_of_the_same_moment_as_its_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cbtop.tui.views.brick_detail.Pictures", partial(Pictures, lambda: 0.0))
     feed = ScriptedFeed(at(7, 111))
     app = CbtopApp(feed, interval_s=60)
     async with app.run_test(size=(120, 40)) as pilot:
-        app.query_one(BrickDetail)._pictures = Pictures(lambda: 0.0)
         await pilot.press("2")
         await pilot.pause()
         assert "highest bar 111" in screen_text(app)

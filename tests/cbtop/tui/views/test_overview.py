@@ -17,7 +17,7 @@ from cbtop.tui.widgets.lines import plain, width_of
 from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.verdict import About, Severity, Subject, Verdict
 from tests.cbtop import made_machines, samples
-from tests.cbtop.conftest import ScriptedFeed, screen_text
+from tests.cbtop.conftest import ScriptedFeed, screen_text, view_of
 
 FOUND = Verdict(
     "odd-layer",
@@ -38,7 +38,7 @@ WIDTHS, HEIGHTS = (40, 61, 80, 100, 120, 159, 160, 200, 300), (5, 9, 18, 28, 34,
 
 def drawn(source: SourceView, width: int, height: int) -> list[str]:
     drawing = OverviewDrawing()
-    drawing._source = source
+    drawing.show_source(source)
     lines = drawing.draw(width, height)
     assert max(map(width_of, lines), default=0) <= width
     return [plain(line) for line in lines]
@@ -107,7 +107,7 @@ async def test_screen_text_and_json_hold_the_same_rate() -> None:
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.pause()
         lines = screen_text(app).splitlines()
-    assert app._switcher.current == "overview"
+        assert view_of(app) == "overview"
     assert f" {rate}, last 10.4 s ─" in lines[4]
     phase = next(line for line in lines if line.startswith("▸decode"))
     assert phase.split()[1] == rate

@@ -21,7 +21,7 @@ from tests.cbtop.viewmodels.verdicts.streams import DOWN_WORK, Decoding, ceiling
 
 def drawn(source: SourceView, brick: BrickRow, height: int = 30, width: int = 90) -> str:
     detail = RoofDetail()
-    detail._source, detail._brick = source, brick
+    detail.show_brick(brick, source)
     return "\n".join(map(plain, detail.draw(width, height)))
 
 

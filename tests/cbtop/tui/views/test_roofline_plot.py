@@ -260,7 +260,7 @@ def test_the_trail_is_of_the_brick_under_the_cursor_even_if_letters_ran_out() ->
     plot = RooflinePlot()
     drawings = {}
     for selected in (None, points[0], points[55], points[57]):
-        plot._roofline, plot._points, plot._selected = ROOFED, points, selected
+        plot.show_points(ROOFED, points, selected, {})
         drawings[selected and selected.point.name] = [plain(line) for line in plot.draw(60, 24)]
     assert points[55].letter == points[57].letter
     assert drawings[None] == drawings["b0"] == drawings["b55"] != drawings["b57"]

@@ -166,9 +166,9 @@ async def test_names_are_cleaned_and_a_reason_is_one_line_of_text() -> None:
 @pytest.mark.parametrize("width", [80, 120, 200])
 def test_the_overview_has_what_this_viewer_costs_where_that_is_known(width: int) -> None:
     drawing = OverviewDrawing()
-    drawing._source = samples.LIVE
+    drawing.show_source(samples.LIVE)
     assert "this viewer 3.4 % of a core" in "\n".join(map(plain, drawing.draw(width, 40)))
-    drawing._source = replace(samples.LIVE, listed=list_of(ALONE))
+    drawing.show_source(replace(samples.LIVE, listed=list_of(ALONE)))
     assert "of a core" not in "\n".join(map(plain, drawing.draw(width, 40)))
 
 

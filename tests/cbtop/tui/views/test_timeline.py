@@ -55,6 +55,17 @@ def map_of(app: CbtopApp) -> TimelineMap:
     return app.query_one(TimelineMap)
 
 
+def lines_of(app: CbtopApp) -> list[str]:
+    """Return the lines of the timeline on the screen."""
+    return screen_text(app).splitlines()[map_of(app).region.y : map_of(app).region.bottom]
+
+
+def length_ns(drawn: TimelineMap) -> int:
+    """Return the length of the visible time range."""
+    begin_ns, end_ns = drawn.in_sight_ns
+    return end_ns - begin_ns
+
+
 @pytest.mark.parametrize("size", SIZES_BY_DEFAULT, ids="{0[0]}x{0[1]}".format)
 async def test_a_recording_shows_its_newest_step_with_lanes_gaps_and_sums(
     size: tuple[int, int], golden: Callable[[str, str], None]
@@ -97,14 +108,14 @@ async def test_it_follows_the_newest_step_until_a_key_moves_it_and_again_after_g
         assert "follows the newest step" in second
         held = await opened(pilot, "z")
         assert HELD in held
-        shown = map_of(app)._lines[1:-1]
+        shown = lines_of(app)[1:-1]
         feed.seen = [at(20.0)]
         app.tick()
         await pilot.pause()
-        assert map_of(app)._lines[1:-1] == shown
+        assert lines_of(app)[1:-1] == shown
         newest = await opened(pilot, "G")
         assert HELD not in newest
-        assert map_of(app)._shown is timeline_at(20.0)
+        assert map_of(app).shown is timeline_at(20.0)
 
 
 async def test_following_makes_only_the_newest_steps_lanes_and_a_key_makes_all() -> None:
@@ -122,11 +133,11 @@ async def test_following_makes_only_the_newest_steps_lanes_and_a_key_makes_all()
         app.tick()
         await pilot.pause()
         assert made == ["newest_lanes"]
-        in_sight = map_of(app)._lines[1:-1]
+        in_sight = lines_of(app)[1:-1]
         await opened(pilot, "l")
         assert made == ["newest_lanes", "lanes"]
         await opened(pilot, "G")
-        assert map_of(app)._lines[1:-1] == in_sight
+        assert lines_of(app)[1:-1] == in_sight
 
 
 @pytest.mark.parametrize(
@@ -167,7 +178,7 @@ async def test_who_goes_elsewhere_in_time_sees_the_timeline_of_there(keys: list[
                 await pilot.pause()
             assert HELD not in screen_text(app)
             assert app.source is not None
-            assert map_of(app)._shown is app.source.timeline
+            assert map_of(app).shown is app.source.timeline
 
 
 async def test_another_process_or_phase_is_not_held() -> None:
@@ -186,71 +197,69 @@ async def test_the_cursor_goes_through_every_block_and_names_it_to_the_nanosecon
     app = CbtopApp(ScriptedFeed(at(20.0)), interval_s=60)
     async with app.run_test(size=(120, 30)) as pilot:
         await opened(pilot, "l")
-        drawn = map_of(app)
-        row = drawn._rows[drawn._selected]
+        row = map_of(app).row
+        assert row is not None
+        (first,) = map(int, re.findall(r"(\d+) of \d+ in its row", screen_text(app)))
         zero_ns = timeline_at(20.0).newest.start_ns  # type: ignore[union-attr]
-        for _ in range(6):
+        for number in range(first, first + 6):
             await pilot.press("l")
             await pilot.pause()
-            assert drawn._at is not None
-            part, text = row.parts[drawn._at], screen_text(app)
+            part, text = row.parts[number], screen_text(app)
+            assert f"{number + 1} of {len(row.parts)} in its row" in text
             assert f"{part.name}  {units.exact(part.duration_ns)}" in text
             assert f"from {units.exact(part.start_ns - zero_ns)}" in text
             if isinstance(part, TimelineSpan):
                 assert " · ".join(part.where) in text
-            assert drawn._begin_ns <= part.start_ns
-            assert part.end_ns <= drawn._end_ns
-        before = drawn._at
-        await pilot.press("h")
-        assert drawn._at == before - 1
+            begin_ns, end_ns = map_of(app).in_sight_ns
+            assert begin_ns <= part.start_ns
+            assert part.end_ns <= end_ns
+        assert f"{first + 5} of {len(row.parts)} in its row" in await opened(pilot, "h")
 
 
 async def test_zoom_keeps_what_is_under_the_cursor_where_it_is_and_ends_somewhere() -> None:
     app = CbtopApp(ScriptedFeed(at(20.0)), interval_s=60)
     async with app.run_test(size=(120, 30)) as pilot:
         await opened(pilot, "l", "l")
-        drawn = map_of(app)
+        drawn, whole_ns = map_of(app), (0, timeline_at(20.0).length_ns)
         for key, compare in (("z", operator.lt), ("Z", operator.gt)):
-            lengths_ns = [drawn._end_ns - drawn._begin_ns]
+            lengths_ns = [length_ns(drawn)]
             while len(lengths_ns) < 2 or lengths_ns[-1] != lengths_ns[-2]:
                 await pilot.press(key)
-                block = drawn._block
+                block, (begin_ns, end_ns) = drawn.block, drawn.in_sight_ns
                 assert block is not None
-                assert block.start_ns < drawn._end_ns
-                assert block.end_ns > drawn._begin_ns
-                lengths_ns.append(drawn._end_ns - drawn._begin_ns)
+                assert block.start_ns < end_ns
+                assert block.end_ns > begin_ns
+                lengths_ns.append(length_ns(drawn))
             assert all(compare(after, one) for one, after in pairwise(lengths_ns[:-1]))
             assert lengths_ns[-1] > 0
-        assert (drawn._begin_ns, drawn._end_ns) == (0, timeline_at(20.0).length_ns)
+        assert drawn.in_sight_ns == whole_ns
         await pilot.press("enter")
-        block = drawn._block
+        block = drawn.block
         assert block is not None
-        assert (drawn._begin_ns, drawn._end_ns) == (block.start_ns, block.end_ns)
+        assert drawn.in_sight_ns == (block.start_ns, block.end_ns)
         await pilot.press("0")
-        assert (drawn._begin_ns, drawn._end_ns) == (0, timeline_at(20.0).length_ns)
+        assert drawn.in_sight_ns == whole_ns
 
 
 async def test_rows_are_chosen_at_the_same_time_and_panning_stops_at_the_ends() -> None:
     app = CbtopApp(ScriptedFeed(at(20.0)), interval_s=60)
     async with app.run_test(size=(120, 30)) as pilot:
-        await opened(pilot, "l", "k")
+        assert "▸ layers" in await opened(pilot, "l", "k")
         drawn = map_of(app)
-        layer = drawn._block
+        layer = drawn.block
         assert layer is not None
-        assert drawn._rows[drawn._selected].title == "layers"
         await pilot.press("j")
-        brick = drawn._block
+        brick = drawn.block
         assert brick is not None
         assert layer.start_ns <= brick.end_ns
         assert brick.start_ns <= layer.end_ns
         await pilot.press("g", "H")
-        assert drawn._begin_ns == 0
+        assert drawn.in_sight_ns[0] == 0
         await pilot.press(*["L"] * 3)
-        length_ns = drawn._end_ns - drawn._begin_ns
-        assert drawn._begin_ns == 3 * (length_ns // 2)
+        assert drawn.in_sight_ns[0] == 3 * (length_ns(drawn) // 2)
         for _ in range(3):
             await pilot.press("0", "L")
-        assert drawn._end_ns == timeline_at(20.0).length_ns
+        assert drawn.in_sight_ns[1] == timeline_at(20.0).length_ns
 
 
 def hostile() -> SourceView:
@@ -320,8 +329,8 @@ async def test_in_ascii_blocks_gaps_and_clusters_are_told_apart() -> None:
     app = CbtopApp(ScriptedFeed(at(20.0)), interval_s=60)
     async with app.run_test(size=(120, 30)) as pilot:
         await opened(pilot, "l", "z", "z")
-        drawn = [plain(line).encode("ascii", ascii_signs.ERRORS).decode() for line in map_of(app)._lines]
-        unicode = [plain(line) for line in map_of(app)._lines]
+        unicode = lines_of(app)
+    drawn = [line.encode("ascii", ascii_signs.ERRORS).decode() for line in unicode]
     bricks = next(at for at, line in enumerate(unicode) if line.startswith("▸ bricks"))
     assert len(drawn[bricks]) == len(unicode[bricks])
     assert re.search(r"[#*^][A-Z][a-z]+", drawn[bricks])
@@ -386,29 +395,26 @@ async def test_a_wide_terminal_shows_the_last_steps_of_a_phase_and_marks_slow_on
     assert like_newest(slow, 6, 99) == []
 
 
-async def test_a_step_is_shown_once_a_second_unless_none_follows_or_a_user_moved() -> None:
+def test_a_step_is_shown_once_a_second_unless_none_follows_or_a_user_moved() -> None:
     moments = [timeline_at(AT_S + more_s) for more_s in (0.0, 0.4, 0.8, 1.2, 1.6)]
     assert len({id(one) for one in moments}) == len(moments)
-    source = replace(samples.LIVE, timeline=moments[0])
-    app = CbtopApp(ScriptedFeed(source), interval_s=60)
-    async with app.run_test(size=(120, 40)) as pilot:
-        await opened(pilot)
-        view, now_s = app.query_one(Timeline), 100.0
-        map_of(app)._clock_s = lambda: now_s
+    source, now_s = replace(samples.LIVE, timeline=moments[0]), 100.0
+    drawn = TimelineMap(clock_s=lambda: now_s)
+    drawn.show_source(source)
 
-        def shows(at: int) -> int:
-            view.source = replace(source, timeline=moments[at])
-            return next(number for number, one in enumerate(moments) if one is map_of(app)._shown)
+    def shows(at: int) -> int:
+        drawn.show_source(replace(source, timeline=moments[at]))
+        return next(number for number, one in enumerate(moments) if one is drawn.shown)
 
-        assert [shows(at) for at in (1, 2, 3, 4)] == [0, 0, 3, 3]
-        assert shows(4) == 4  # no newer data has arrived
-        assert [shows(at) for at in (2, 3)] == [2, 2]  # backwards and forwards
-        view.let_go()
-        assert shows(3) == 3
-        now_s += 0.9
-        assert shows(4) == 3
-        now_s += 0.1  # time passes, as in a slow replay
-        assert shows(3) == 3
-        assert shows(4) == 3
-        now_s += 1
-        assert shows(4) == 4
+    assert [shows(at) for at in (1, 2, 3, 4)] == [0, 0, 3, 3]
+    assert shows(4) == 4  # no newer data has arrived
+    assert [shows(at) for at in (2, 3)] == [2, 2]  # backwards and forwards
+    drawn.let_go()
+    assert shows(3) == 3
+    now_s += 0.9
+    assert shows(4) == 3
+    now_s += 0.1  # time passes, as in a slow replay
+    assert shows(3) == 3
+    assert shows(4) == 3
+    now_s += 1
+    assert shows(4) == 4
