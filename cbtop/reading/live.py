@@ -50,7 +50,7 @@ def _wait(feed: Feed, timeout_s: float, phase: str | None) -> None:
         left_s = until_s - time.monotonic()
         if left_s <= 0:
             raise NoDataError(
-                f"nothing that runs has recorded a step within {timeout_s:g} s; `cbtop ls` lists what runs"
+                f"no running process has recorded a step within {timeout_s:g} s; `cbtop ls` lists what runs"
             )
         _poll(feed, left_s)
 

@@ -69,6 +69,11 @@ class Recording:
         return f"<recording {self.path}: {names}>"
 
     @property
+    def is_complete(self) -> bool:
+        """Whether the recorder closed the file. Otherwise the end of the recording is missing."""
+        return self._reader.is_closed
+
+    @property
     def lost(self) -> int:
         """The number of records that the processes wrote, but that are not in the tables.
 
