@@ -35,7 +35,7 @@ MAX_DIGITS = 9  # of the number of a layer, so that it fits into 32 bits
 
 
 class NodePlaces:
-    """The phase, layer and brick of each node of a process, as texts by node id. None where there is none."""
+    """The phase, layer and brick of each node of a process, as texts by node id. None if there is none."""
 
     def __init__(self, table: NodeTable) -> None:
         self._table = table
