@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cbtop.client import DEFAULT_WINDOW_S
 from cbtop.errors import CbtopError, NoDataError
-from cbtop.feeds.feed import Feed
-from cbtop.reports.json import json_report
-from cbtop.viewmodels.selection import has_data, is_live
+
+if TYPE_CHECKING:  # imported for types only, because numpy and zmq load slowly
+    from cbtop.feeds.feed import Feed
 
 POLL_MS = 100
 
@@ -32,6 +32,9 @@ def live(
     Raises NoDataError if no process with data runs within `timeout_s`, and CbtopError if no daemon lets this process
     in.
     """
+    from cbtop.feeds.feed import Feed
+    from cbtop.reports.json import json_report
+
     # a daemon inside this process needs no history, because nothing looks back
     with Feed(connect, DEFAULT_WINDOW_S, selected=source, history_s=0.0) as feed:
         _wait(feed, timeout_s, phase)
@@ -63,6 +66,8 @@ def _poll(feed: Feed, most_s: float) -> None:
 
 def _running(feed: Feed, phase: str | None) -> list[str]:
     """Return the keys of the running processes with data, the newest first."""
+    from cbtop.viewmodels.selection import has_data, is_live
+
     seen = feed.seen()
     records = [seen[one.key].record for one in feed.sources()]
     return [record.key for record in records if is_live(record) and has_data(record, phase)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
@@ -22,12 +22,13 @@ from cbtop.exporters.call_columns import (
     of_kinds,
 )
 from cbtop.exporters.recorded import checked_processes
-from cbtop.feeds.replay import ReplayFeed
 from cbtop.protocol.recording import RecordingReader
 from cbtop.protocol.vocabulary import NodeKind
 from cbtop.tables.column_table import ColumnTable
 from cbtop.tables.typed_column import TypedColumn
-from cbtop.viewmodels.source import SourceView
+
+if TYPE_CHECKING:  # imported for types only, because views load slowly
+    from cbtop.viewmodels.source import SourceView
 
 
 def read(path: str | PathLike[str], *, allow_damage: bool = False) -> Recording:
@@ -106,6 +107,8 @@ class Recording:
 
     def verdicts(self) -> ColumnTable:
         """Return the verdicts at the end of the recording, as `cbtop replay --headless` shows them."""
+        from cbtop.feeds.replay import ReplayFeed  # imported here, because views load slowly, and tables need none
+
         with ReplayFeed(self.path) as feed:
             if feed.range_s is None:
                 feed.seek(feed.duration_s)
