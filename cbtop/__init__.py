@@ -34,6 +34,8 @@ if TYPE_CHECKING:
         SyncMode,
         TransferDirection,
     )
+    from cbtop.reading.live import live
+    from cbtop.reading.recording import Recording, read
     from cbtop.tuning.tuner import BrickTuner
 
 _HOMES = {
@@ -41,6 +43,8 @@ _HOMES = {
     "Manifest": "cbtop.protocol.messages",
     "measure_ceilings": "cbtop.compute.ceilings",
     "attach": "cbtop.profiler.instrument",
+    "live": "cbtop.reading.live",
+    "read": "cbtop.reading.recording",
     "BrickProfiler": "cbtop.profiler.profiler",
     "BrickTuner": "cbtop.tuning.tuner",
     "BrickDefinition": "cbtop.profiler.definitions",
@@ -58,6 +62,7 @@ _HOMES = {
     "NodeKind": "cbtop.protocol.vocabulary",
     "Provenance": "cbtop.protocol.vocabulary",
     "PtxRegistry": "cbtop.compute.ptx_registry",
+    "Recording": "cbtop.reading.recording",
     "SyncMode": "cbtop.protocol.vocabulary",
     "TokenBudget": "cbtop.profiler.analysis.budget",
     "TracerConfig": "cbtop.profiler.traces.base",
@@ -83,6 +88,7 @@ __all__ = [
     "NotFiniteError",
     "Provenance",
     "PtxRegistry",
+    "Recording",
     "SyncMode",
     "TokenBudget",
     "TracerConfig",
@@ -90,7 +96,9 @@ __all__ = [
     "Work",
     "__version__",
     "attach",
+    "live",
     "measure_ceilings",
+    "read",
 ]
 
 

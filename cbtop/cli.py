@@ -45,6 +45,8 @@ class Command(Protocol):
 
 
 STDOUT = "standard output"
+HELP, HELP_OPTION = "help", "--help"
+RECORDING_SUFFIX = ".cbtop"  # as `cbtop.protocol.recording.SUFFIX`, which loads msgpack
 DESCRIPTION = "Watch the bricks of running LLM inference processes: every number measured, or labelled."
 
 
@@ -137,6 +139,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parsed(arguments: list[str]) -> tuple[Command, argparse.Namespace]:
+    arguments = _in_full(arguments)
     name = arguments[0] if arguments and arguments[0] in COMMANDS else None
     command = _load(name or DEFAULT_COMMAND)
     parser = _parser(command, name)
@@ -158,6 +161,25 @@ def _parsed(arguments: list[str]) -> tuple[Command, argparse.Namespace]:
     return command, options
 
 
+def _in_full(arguments: list[str]) -> list[str]:
+    """Replace `help [COMMAND]` by `[COMMAND] --help`, and a recording by its replay.
+
+    Exits with an error if there is no such command.
+    """
+    first, *rest = arguments or [""]
+    if first == HELP:
+        if len(rest) > 1:
+            _Parser(prog="cbtop").error(f"unrecognized arguments: {' '.join(rest[1:])}")
+        return [*_in_full(rest), HELP_OPTION]
+    if first.endswith(RECORDING_SUFFIX):
+        return ["replay", *arguments]
+    if first and not first.startswith("-") and first not in COMMANDS:
+        from cbtop.commands.shared.names import unknown  # only for errors, because every import delays all commands
+
+        _Parser(prog="cbtop").error(unknown("command", first, COMMANDS))
+    return arguments
+
+
 def _load(name: str) -> Command:
     return cast(Command, import_module(f"cbtop.commands.{name.replace('-', '_')}"))
 
@@ -167,7 +189,7 @@ def _parser(command: Command, name: str | None) -> argparse.ArgumentParser:
     parser = _Parser(
         prog=f"cbtop {name}" if name else "cbtop",
         description=command.DESCRIPTION if name else DESCRIPTION,
-        epilog=command.EPILOG if name else f"commands (cbtop COMMAND --help):\n{others}\n\n{command.EPILOG}",
+        epilog=command.EPILOG if name else f"commands (cbtop help COMMAND):\n{others}\n\n{command.EPILOG}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("-V", "--version", action="version", version=f"cbtop {__version__}")

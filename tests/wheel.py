@@ -88,7 +88,7 @@ def trials(commands: Path) -> Iterator[tuple[list[str], str]]:
     """Yield commands of the installation with a text that each must print."""
     cbtop, python = str(commands / "cbtop"), str(commands / "python")
     yield [cbtop, "--version"], f"cbtop {__version__}"
-    yield [python, "-m", "cbtop", "--help"], "commands (cbtop COMMAND --help)"
+    yield [python, "-m", "cbtop", "--help"], "commands (cbtop help COMMAND)"
     yield [cbtop, "demo", "--headless", "--steps", str(STEPS)], "tokens/s"
     if importlib.util.find_spec("torch") is None:
         yield [cbtop, "run", "--", python, "-c", "pass"], "torch was never imported"

@@ -26,6 +26,7 @@ COMMANDS = {
     "calibrate": "measure the roofs of this machine's processor and GPUs, and keep them",
     "overhead": "measure what profiling costs on this machine",
     "doctor": "say what profiling finds on this machine, and what is missing",
+    "completion": "print the script that completes commands and options in a shell",
 }
 DEFAULT_COMMAND = "top"
 # Commands that need the extra `compute`. Some options of other commands need it, too.

@@ -14,11 +14,11 @@ from cbtop import units
 from cbtop.errors import CbtopError, NoDataError, UntrustedError, UsageError
 from cbtop.exporters import EXPORTERS
 from cbtop.exporters.base import RecordedProcess
-from cbtop.exporters.recorded import process_of_files, processes_of_recording
+from cbtop.exporters.recorded import checked_processes, process_of_files
 from cbtop.protocol.endpoint import runtime_dir
-from cbtop.protocol.errors import DecodeError, RecordingError, VersionError
+from cbtop.protocol.errors import RecordingError, VersionError
 from cbtop.protocol.limits import reason
-from cbtop.protocol.recording import FrameKind, RecordingReader
+from cbtop.protocol.recording import RecordingReader
 
 DESCRIPTION = (
     "Write the records of a recording, or what the ring of a process still holds (also of one that has ended), in a "
@@ -30,6 +30,7 @@ EPILOG = """\
 examples:
   cbtop export run.cbtop --format perfetto -o run.pftrace      open it at ui.perfetto.dev
   cbtop export run.cbtop --format speedscope -o run.json       open it at speedscope.app
+  cbtop export run.cbtop --format parquet -o run.parquet       for polars, DuckDB and pandas
   cbtop export run.cbtop --format csv --source 4242 | head
   cbtop export --pid 4242 --format dot | dot -Tsvg -o graph.svg
 """
@@ -51,7 +52,7 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError(f"{options.format} is binary: choose a file with -o")
     with ExitStack() as opened:
         reader = None if options.file is None else _recording(options.file, opened)
-        found = _of_ring(options.pid) if reader is None else _of_recording(reader)
+        found = _of_ring(options.pid) if reader is None else checked_processes(reader)
         processes = _chosen(found, options)
         out = opened.enter_context(_opened(options))
         EXPORTERS[options.format].write(processes, out)
@@ -69,26 +70,6 @@ def _recording(path: Path, opened: ExitStack) -> RecordingReader:
         raise UsageError(str(error)) from error
     opened.callback(reader.close)
     return reader
-
-
-def _of_recording(reader: RecordingReader) -> dict[str, RecordedProcess]:
-    path = reader.path
-    try:
-        processes = processes_of_recording(reader)
-        if not processes:
-            _check_frames(reader)
-    except DecodeError as error:
-        raise UntrustedError(f"{path}: {error}") from error
-    if not processes:
-        raise NoDataError(f"{path} holds no process")
-    return processes
-
-
-def _check_frames(reader: RecordingReader) -> None:
-    """Read all frames. Raises DecodeError if a frame cannot be decoded."""
-    for frame in reader.frames():
-        for _ in frame.messages() if frame.kind != FrameKind.INDEX else ():
-            pass
 
 
 def _of_ring(pid: int) -> dict[str, RecordedProcess]:

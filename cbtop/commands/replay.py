@@ -40,6 +40,7 @@ examples:
   cbtop replay run.cbtop --speed 10              ten times as fast
   cbtop replay run.cbtop --headless --at 30      a report on what was known after 30 s
   cbtop --headless --replay run.cbtop            the same, at its end
+  cbtop run.cbtop                                short for cbtop replay run.cbtop
 """
 
 

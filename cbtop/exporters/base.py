@@ -18,6 +18,8 @@ class RecordedProcess:
 
     `records` can be iterated more than once while the reader of a recording is open.
 
+    `key` identifies the process in its recording, and `rank` is its rank in a job of several processes.
+
     The three counts are of records that the process wrote but that are missing here. `overwritten` records were lost
     in the ring before they were read. `rejected` records have an unknown node or a negative duration. `missed`
     records are not in the recording, because it began later or because they were lost on the way.
@@ -31,6 +33,8 @@ class RecordedProcess:
     rejected: int = 0
     missed: int = 0
     dependencies: Sequence[Dependency] = ()
+    key: str = ""
+    rank: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,29 +3,47 @@
 from __future__ import annotations
 
 import csv
-from typing import TextIO
+from collections.abc import Iterator
+from typing import Any, TextIO
 
 from cbtop.exporters.base import RecordedProcess, kind_name
+from cbtop.exporters.call_columns import NodePlaces
+from cbtop.exporters.records import listed
+from cbtop.exporters.step_numbers import numbered
 from cbtop.profiler.analysis.graph.nodes import display_name, printable
 
 # A spreadsheet takes a text with this first character for a formula. See
 # owasp.org/www-community/attacks/CSV_Injection.
 FORMULA = tuple("=+-@＝＋－＠")
-COLUMNS = ("node", "parent", "kind", "name", "start_ns", "end_ns", "elements", "failed", "plain")
+PLACES = ("step", "phase", "model", "layer", "stack", "brick", "label")
+COLUMNS = ("node", "parent", "kind", "name", "start_ns", "end_ns", "elements", "failed", "plain", *PLACES)
 
 
 def write_csv(recorded: RecordedProcess, out: TextIO) -> None:
     """Write CSV as in RFC 4180 with a header row. `failed` and `plain` are 0 or 1.
 
-    The parent field is empty if a node has no parent. A single quote precedes a name that a spreadsheet would take
-    for a formula.
+    A field is empty if it is unknown, or if there is none: the parent of a root, the step of a call outside of steps.
+    A single quote precedes a name that a spreadsheet would take for a formula.
     """
     writer = csv.writer(out)
     writer.writerow(COLUMNS)
     named = [(n.id, n.parent, kind_name(n), _cell(printable(display_name(n)))) for n in recorded.nodes.nodes]
-    for r in recorded.records:
-        elements = "" if r.elements is None else r.elements
-        writer.writerow((*named[r.node - 1], r.start_ns, r.end_ns, elements, int(r.failed), int(r.plain)))
+    places = list(_places(recorded))
+    for found in numbered(recorded):
+        for r, step in zip(listed(found.calls), found.step.tolist(), strict=True):
+            elements = "" if r.elements is None else r.elements
+            fields = (r.start_ns, r.end_ns, elements, int(r.failed), int(r.plain), step or "")
+            writer.writerow((*named[r.node - 1], *fields, *places[r.node]))
+
+
+def _places(recorded: RecordedProcess) -> Iterator[tuple[Any, ...]]:
+    """Yield the fields of PLACES after the step, for each node id from 0 on."""
+    places = NodePlaces(recorded.nodes)
+    texts = {name: places.texts(name) for name in PLACES if name not in ("step", "layer")}
+    cells = ([_cell(printable(text or "")) for text in column] for column in texts.values())
+    phase, model, *others = cells
+    layer = ["" if number is None else number for number in places.layer]
+    return zip(phase, model, layer, *others, strict=True)
 
 
 def _cell(name: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from cbtop.errors import NoDataError, UntrustedError
 from cbtop.exporters.base import RecordedProcess
 from cbtop.exporters.records import Records
 from cbtop.profiler.analysis.graph.node_table import MAX_NODES, NodeTable
@@ -45,7 +46,7 @@ def process_of_files(ring: Path, catalog: Path) -> RecordedProcess:
     catalog_reader = CatalogReader(catalog)
     messages = catalog_reader.read()
     catalog_reader.close()
-    said = _Said(f"catalog {catalog}", reader.pid)
+    said = _Said(f"catalog {catalog}", ring.stem, reader.pid)
     said.take(messages)
     fit = sane(batch, len(said.nodes))
     rejected = len(fit) - int(fit.sum())
@@ -85,11 +86,35 @@ def processes_of_recording(reader: RecordingReader) -> dict[str, RecordedProcess
     }
 
 
+def checked_processes(reader: RecordingReader) -> dict[str, RecordedProcess]:
+    """Return every process of a recording, as `processes_of_recording` does.
+
+    Raises NoDataError if there is none, and UntrustedError if its frames cannot be decoded.
+    """
+    try:
+        processes = processes_of_recording(reader)
+        if not processes:
+            _check_frames(reader)
+    except DecodeError as error:
+        raise UntrustedError(f"{reader.path}: {error}") from error
+    if not processes:
+        raise NoDataError(f"{reader.path} holds no process")
+    return processes
+
+
+def _check_frames(reader: RecordingReader) -> None:
+    """Read all frames. Raises DecodeError if a frame cannot be decoded."""
+    for frame in reader.frames():
+        for _ in frame.messages() if frame.kind != FrameKind.INDEX else ():
+            pass
+
+
 class _Said:
     """The announcements of a process that exporters need."""
 
-    def __init__(self, where: str, pid: int = 0) -> None:
+    def __init__(self, where: str, key: str, pid: int = 0) -> None:
         self.where = where
+        self.key = key
         self.pid = pid
         self.hello: HostHello | None = None
         self.nodes = NodeTable()
@@ -121,7 +146,10 @@ class _Said:
     def recorded(self, records: Records, overwritten: int, rejected: int, missed: int = 0) -> RecordedProcess:
         program = self.hello.program if self.hello else f"pid {self.pid}"
         known = [d for d in self.dependencies if max(d.first, d.then) <= len(self.nodes)]
-        return RecordedProcess(program, self.pid, self.nodes, records, overwritten, rejected, missed, known)
+        rank = self.hello.rank if self.hello else None
+        return RecordedProcess(
+            program, self.pid, self.nodes, records, overwritten, rejected, missed, known, self.key, rank
+        )
 
 
 class _Chunk:
@@ -174,7 +202,7 @@ class _Recorded:
     """One process of a recording."""
 
     def __init__(self, reader: RecordingReader, key: str) -> None:
-        self.said = _Said("its catalog")
+        self.said = _Said("its catalog", key)
         # The smallest and the largest number of rejected records that the daemon reported.
         self.rejected: tuple[int, int] | None = None
         self._reader = reader

@@ -74,10 +74,13 @@ class Records:
         return self._count
 
     def __iter__(self) -> Iterator[TimedRecord]:
+        for batch in self.batches():
+            yield from listed(batch.calls())
+
+    def batches(self) -> Iterator[Batch]:
+        """Yield the batches that hold the records, as they were read. They also hold amounts and cancelled steps."""
         for span in self._spans:
-            for read_batch in span.read():
-                batch = read_batch.calls()
-                yield from _listed(batch.node, batch.start_ns, batch.end_ns, batch.elements, batch.flags)
+            yield from span.read()
 
     @property
     def begin_ns(self) -> int:
@@ -148,6 +151,11 @@ def _is_after(rows: Rows, key: Rows) -> NDArray[np.bool_]:
         found |= alike & (row > value)
         alike &= row == value
     return found
+
+
+def listed(batch: Batch) -> Iterator[TimedRecord]:
+    """Yield the records of `batch`, which holds only calls."""
+    return _listed(batch.node, batch.start_ns, batch.end_ns, batch.elements, batch.flags)
 
 
 def _listed(*columns: Rows) -> Iterator[TimedRecord]:

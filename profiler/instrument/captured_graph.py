@@ -21,7 +21,7 @@ from cbtop.profiler.held_steps import Part
 from cbtop.profiler.instrument.capturing import Capture, CapturedCall, capture_here, captures
 from cbtop.profiler.instrument.device_graphs import DeviceGraphs, settle
 from cbtop.profiler.instrument.governor import GovernedProfiler
-from cbtop.profiler.instrument.kernel_bursts import GraphNodePlaces, PlacedCalls, Recording
+from cbtop.profiler.instrument.kernel_bursts import GraphNodePlaces, KernelRecording, PlacedCalls
 from cbtop.profiler.instrument.stamp_plans import StampPlan, times_without_stamps
 from cbtop.profiler.instrument.steps import ModelSteps
 from cbtop.profiler.instrument.trouble import in_words, log_once, log_own_error
@@ -246,7 +246,7 @@ class CapturedGraph:
             return bool(self._path.recording)
         return bool(self._stamped_since)
 
-    def replay_recorded(self, original: Callable[[Any], None], graph: Any, recording: Recording) -> None:
+    def replay_recorded(self, original: Callable[[Any], None], graph: Any, recording: KernelRecording) -> None:
         """Replay the graph for the host in a step of a burst."""
         is_launched = False
         try:

@@ -66,7 +66,7 @@ def _device_here() -> tuple[int | None, str]:
 device_here: Callable[[], tuple[int | None, str]] = _device_here
 
 one_at_a_time = threading.Lock()  # locked while CUPTI is in use, because a process can use it only once at a time
-_here: dict[int, Recording] = {}  # the recording of the current step, by thread
+_here: dict[int, KernelRecording] = {}  # the recording of the current step, by thread
 _is_left_on = False
 
 
@@ -89,7 +89,7 @@ class Owner(Protocol):
         """Return whether to record the rest of a step that replays a graph which cbtop does not clone."""
 
 
-class Recording:
+class KernelRecording:
     """The recording of the kernels of one step, in the thread that runs the step."""
 
     def __init__(self, bursts: Owner, window: KernelWindow, step: Hashable, stream: int) -> None:
@@ -187,7 +187,7 @@ class Bursts:
         self._answer(Answer(request.number, State.RUNNING))
         return True
 
-    def begin(self, step: Hashable, steps: TimedSteps, *, has_calls: bool) -> Recording | None:
+    def begin(self, step: Hashable, steps: TimedSteps, *, has_calls: bool) -> KernelRecording | None:
         """Begin to record the step with the key `step`, which begins now.
 
         Returns None if that is not possible. If the reason is an error, it is also the answer to the request.
@@ -202,7 +202,7 @@ class Bursts:
             return None
         try:
             window = KernelWindow(new_cupti(), new_driver(), has_calls=has_calls)
-            recording = Recording(self, window, step, stream_here())
+            recording = KernelRecording(self, window, step, stream_here())
             window.begin()
             enter_here(recording)
             around: Any = steps.path.position.step
@@ -347,13 +347,13 @@ def bursts_of(profiler: BrickProfiler) -> Bursts:
     return found
 
 
-def enter_here(recording: Recording) -> None:
-    """Make `recording` the current step of the calling thread, until `Recording.end_step`."""
+def enter_here(recording: KernelRecording) -> None:
+    """Make `recording` the current step of the calling thread, until `KernelRecording.end_step`."""
     _here[get_ident()] = recording
 
 
-def recording_here() -> Recording | None:
-    """Return the current `Recording` of the calling thread, or None."""
+def recording_here() -> KernelRecording | None:
+    """Return the current `KernelRecording` of the calling thread, or None."""
     return _here.get(get_ident()) if _here else None
 
 
@@ -366,7 +366,7 @@ class PlacedCalls(Capture):
     """The calls in a step that is recorded by its kernels. A launch is assigned to the innermost call around it."""
 
     def __init__(
-        self, recording: Recording, labelled: Callable[[Any], Any], elements: Counter[Keys] | None = None
+        self, recording: KernelRecording, labelled: Callable[[Any], Any], elements: Counter[Keys] | None = None
     ) -> None:
         super().__init__(lambda: None)
         self.recording = recording

@@ -31,7 +31,7 @@ from cbtop.profiler.device.kernel_burst import KernelBurstResults, KernelWindow,
 from cbtop.profiler.instrument import kernel_bursts
 from cbtop.profiler.instrument.governor import SAMPLES, USED, median_of
 from cbtop.profiler.instrument.host_steps import HostCalls, HostSteps
-from cbtop.profiler.instrument.kernel_bursts import PlacedCalls, Recording, bursts_of
+from cbtop.profiler.instrument.kernel_bursts import KernelRecording, PlacedCalls, bursts_of
 from cbtop.profiler.instrument.torch_internals import is_in_bad_fork
 from cbtop.profiler.instrument.trouble import in_words, log_once, log_own_error
 from cbtop.protocol import clock
@@ -96,7 +96,7 @@ class KernelSteps:
             driver, stream = kernel_bursts.new_driver(), kernel_bursts.stream_here()
             self._were_idle.append(driver.is_done(stream))
             window = KernelWindow(kernel_bursts.new_cupti(), driver, has_calls=True)
-            recording = Recording(self, window, key, stream)
+            recording = KernelRecording(self, window, key, stream)
             window.begin()
             kernel_bursts.enter_here(recording)
         except BaseException as error:

@@ -26,7 +26,7 @@ from cbtop.profiler.instrument.classification import CATEGORIES, GENERATE_INPUTS
 from cbtop.profiler.instrument.dynamo import without_dynamo
 from cbtop.profiler.instrument.eager_stamps import Timing
 from cbtop.profiler.instrument.host_steps import HostCalls
-from cbtop.profiler.instrument.kernel_bursts import PlacedCalls, Recording
+from cbtop.profiler.instrument.kernel_bursts import KernelRecording, PlacedCalls
 from cbtop.profiler.instrument.phases import VERIFY
 from cbtop.profiler.instrument.step_contents import CountedStep
 from cbtop.profiler.instrument.swapping import swapped_in, swaps
@@ -180,7 +180,7 @@ class OpenStep:
         name = phase if warm_ups is None else warm_ups.named(phase, steps.model)
         step = self.active = ActiveStep(steps.profiler_steps, name, tokens, steps.model)
         step.sequences, step.cached = sequences or None, cached
-        self._in_burst: Recording | HostCalls | CountedStep | None = None
+        self._in_burst: KernelRecording | HostCalls | CountedStep | None = None
         self._noting: Noting | None = None
 
     @property

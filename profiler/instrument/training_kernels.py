@@ -37,7 +37,7 @@ from cbtop.profiler.instrument import kernel_bursts
 from cbtop.profiler.instrument.capturing import OTHER, captures
 from cbtop.profiler.instrument.communication_times import StepCommunication
 from cbtop.profiler.instrument.governor import FLOOR
-from cbtop.profiler.instrument.kernel_bursts import Recording, bursts_of, place
+from cbtop.profiler.instrument.kernel_bursts import KernelRecording, bursts_of, place
 from cbtop.profiler.instrument.kernel_steps import KEPT, STEADY, TOLD_EVERY, parts_from, together
 from cbtop.profiler.instrument.torch_internals import is_in_bad_fork
 from cbtop.profiler.instrument.training import (
@@ -90,7 +90,7 @@ LEAST_PAUSE_NS, MOST_PAUSE_NS = 250_000_000, 10_000_000_000
 class StepKernels(StepCalls):
     """Records the kernels of one training step, by the calls that launched them."""
 
-    def __init__(self, labelled: Callable[[Any], Any], recording: Recording, begun_ns: int) -> None:
+    def __init__(self, labelled: Callable[[Any], Any], recording: KernelRecording, begun_ns: int) -> None:
         super().__init__(labelled)
         self.recording = recording
         self.begun_ns = begun_ns
@@ -331,7 +331,7 @@ class GpuTrainingSteps(TrainingSteps):
                 self.burst = KernelBurstResults()
                 self.burst.covered_ns = Counter()
                 window.begin()
-                recording = Recording(self, window, _UNDATED, stream)
+                recording = KernelRecording(self, window, _UNDATED, stream)
                 kernel_bursts.enter_here(recording)
                 _close_at_exit(recording)
                 self.is_running = True
@@ -455,10 +455,10 @@ class GpuTrainingSteps(TrainingSteps):
             self._due_ns = min(max(self._due_ns, ended_ns + LEAST_PAUSE_NS), ended_ns + MOST_PAUSE_NS)
 
 
-_open: list[weakref.ref[Recording]] = []  # the latest window, which is closed when the interpreter exits
+_open: list[weakref.ref[KernelRecording]] = []  # the latest window, which is closed when the interpreter exits
 
 
-def _close_at_exit(recording: Recording) -> None:
+def _close_at_exit(recording: KernelRecording) -> None:
     if not _open:
         atexit.register(_close, os.getpid())
     _open[:] = [weakref.ref(recording)]

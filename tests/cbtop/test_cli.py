@@ -52,6 +52,28 @@ def test_every_command_has_help_of_its_own(name: str, capsys: pytest.CaptureFixt
     assert f"usage: cbtop {name}" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("words", [[], *([name] for name in COMMANDS)], ids=lambda words: "".join(words) or "cbtop")
+def test_help_prints_the_same_as_the_option(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    texts = []
+    for arguments in (["help", *words], [*words, "--help"]):
+        with pytest.raises(SystemExit, match="0"):
+            main(arguments)
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1] != ""
+
+
+def test_a_recording_by_itself_is_replayed(capsys: pytest.CaptureFixture[str]) -> None:
+    recording = str(ROOT / "tests/cbtop/imperfect.cbtop")
+    texts = []
+    for command in ([], ["replay"]):
+        assert main([*command, recording, "--headless", "--source", "27614"]) == 0
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1]
+    assert "REPLAY of imperfect.cbtop" in texts[0]
+    assert main(["no-such-file.cbtop", "--headless"]) == 2
+    assert "no-such-file.cbtop: No such file or directory" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("name", [name for name in [*COMMANDS, DEFAULT_COMMAND] if examples_of(name)])
 def test_each_example_in_a_commands_help_is_a_valid_command_line(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[object] = []
@@ -214,7 +236,11 @@ def test_every_sign_of_ours_has_its_ascii() -> None:
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["nonsense"], "unrecognized arguments: nonsense"),
+        (["nonsense"], "unknown command 'nonsense'; there are demo, run, ls"),
+        (["recrod"], "unknown command 'recrod'; did you mean record? there are demo"),
+        (["help", "recrod"], "unknown command 'recrod'; did you mean record? there are demo"),
+        (["help", "record", "ls"], "unrecognized arguments: ls"),
+        (["--once", "nonsense"], "unrecognized arguments: nonsense; commands come first: demo"),
         (["--headless", "--timeout", "abc"], "'abc' is not a time"),
         (["--timeout", "nan"], "'nan' is not a time"),
         (["demo", "--steps", "x"], "'x' is not a number from 1 on"),
@@ -270,7 +296,7 @@ def test_every_public_name_is_there_and_importing_them_loads_nothing_heavy() -> 
         "import sys, cbtop\n"
         "names = {'numpy', 'zmq', 'numba', 'textual', 'rich', 'cupy', 'psutil', 'pynvml'}\n"
         "def heavy(): return {m.split('.')[0] for m in sys.modules} & names\n"
-        "tensors = {'BrickTuner', 'Fingerprints', 'ModelTracer'}  # these work on arrays\n"
+        "tensors = {'BrickTuner', 'Fingerprints', 'ModelTracer', 'Recording', 'read'}  # these work on arrays\n"
         "compiled = {'measure_ceilings'}  # and this one is compiled\n"
         "assert all(getattr(cbtop, name) is not None for name in set(cbtop.__all__) - tensors - compiled)\n"
         "print(sorted(heavy()))\n"

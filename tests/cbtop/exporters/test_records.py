@@ -113,6 +113,6 @@ def test_every_format_holds_a_bounded_number_of_records(name: str) -> None:
     source.is_walked = True
     EXPORTERS[name].write([RecordedProcess("made", 1, table, chunks)], out)  # type: ignore[arg-type]
     assert source.most_held <= 3
-    if name != "dot":  # dot contains no single records
+    if name not in ("dot", "parquet"):  # dot contains no single records, and Parquet compresses groups of rows
         assert out.bytes >= LEAST_BYTES * CHUNK * CHUNKS
         assert source.furthest_behind <= 2 * SMALL + BUFFERED + CHUNK

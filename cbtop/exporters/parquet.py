@@ -1,0 +1,43 @@
+"""Parquet, one row per call, with the columns of `call_columns.OF_CALLS`. It needs the extra `arrow`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import BinaryIO
+
+from cbtop.exporters.base import RecordedProcess
+from cbtop.exporters.call_columns import OF_CALLS, CallColumns, Columns, of_kinds
+from cbtop.protocol.vocabulary import NodeKind
+from cbtop.tables.arrow import arrow_table
+from cbtop.tables.column_table import joined_columns
+
+# A file stores 2 KiB about each group of rows, and a writer keeps that in memory until the end of the file.
+GROUP_ROWS = 1 << 17
+
+
+def write_parquet(processes: Sequence[RecordedProcess], out: BinaryIO) -> None:
+    """Write the calls of all processes, group by group. Raises UsageError without the extra `arrow`."""
+    writer = None
+    for group in _groups(CallColumns(processes, OF_CALLS, of_kinds(*NodeKind)).parts()):
+        rows = arrow_table(group, "--format parquet")
+        if writer is None:
+            from pyarrow.parquet import ParquetWriter  # imported here, because it is an extra
+
+            writer = ParquetWriter(out, rows.schema)
+        writer.write_table(rows)
+    if writer is not None:
+        writer.close()
+
+
+def _groups(parts: Iterable[Columns]) -> Iterator[Columns]:
+    """Join parts to groups of GROUP_ROWS rows or more. The last group may have fewer."""
+    waiting: list[Columns] = []
+    rows = 0
+    for part in parts:
+        waiting.append(part)
+        rows += len(part["node"].values)
+        if rows >= GROUP_ROWS:
+            yield joined_columns(waiting)
+            waiting, rows = [], 0
+    if waiting:
+        yield joined_columns(waiting)

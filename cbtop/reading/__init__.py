@@ -1,0 +1,1 @@
+"""What programs read: the tables of a recording, and snapshots of what runs."""

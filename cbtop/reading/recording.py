@@ -1,0 +1,154 @@
+"""`cbtop.read`: a recording as tables, for pandas, polars, DuckDB and NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+
+from cbtop.errors import UntrustedError
+from cbtop.exporters.call_columns import (
+    OF_BRICKS,
+    OF_CALLS,
+    OF_KERNELS,
+    OF_LAYERS,
+    OF_STEPS,
+    CallColumns,
+    Choice,
+    are_steps,
+    of_kinds,
+)
+from cbtop.exporters.recorded import checked_processes
+from cbtop.protocol.recording import RecordingReader
+from cbtop.protocol.vocabulary import NodeKind
+from cbtop.tables.column_table import ColumnTable
+from cbtop.tables.typed_column import TypedColumn
+
+if TYPE_CHECKING:  # imported for types only, because views load slowly
+    from cbtop.viewmodels.source import SourceView
+
+
+def read(path: str | PathLike[str], *, allow_damage: bool = False) -> Recording:
+    """Open the recording at `path`. `with cbtop.read(path) as run:` closes it, and so does the last reference.
+
+    Raises RecordingError or VersionError if the file is not a recording of this version, NoDataError if it holds no
+    process, and UntrustedError if a part of it is damaged. With `allow_damage`, the other parts are read.
+    """
+    return Recording(Path(path), allow_damage=allow_damage)
+
+
+class Recording:
+    """A recording as tables. Each method reads the file again, and returns a new table.
+
+    Rows are in the order in which the calls ended, one process after another. Durations include the parts of a call.
+    `begin_s` counts from the first record of the recording. Records that cannot be read are not in the tables: see
+    `lost`.
+    """
+
+    def __init__(self, path: Path, *, allow_damage: bool = False) -> None:
+        self.path = path
+        self._allow_damage = allow_damage
+        self._reader = RecordingReader(path)
+        try:
+            self._processes = list(checked_processes(self._reader).values())
+            self._require_undamaged()
+        except BaseException:
+            self._reader.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        names = ", ".join(f"{one.process} (pid {one.pid}): {len(one.records):,} calls" for one in self._processes)
+        return f"<recording {self.path}: {names}>"
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the recorder closed the file. Otherwise the end of the recording is missing."""
+        return self._reader.is_closed
+
+    @property
+    def lost(self) -> int:
+        """The number of records that the processes wrote, but that are not in the tables.
+
+        They are from before the recording, or were lost on the way, overwritten or rejected.
+        """
+        return sum(one.missed + one.overwritten + one.rejected for one in self._processes)
+
+    def steps(self) -> ColumnTable:
+        """Return the steps, one row per step. A `plain` step was timed as a whole, so it has no bricks."""
+        return self._table(OF_STEPS, are_steps)
+
+    def layers(self) -> ColumnTable:
+        """Return the calls of layers, one row per call."""
+        return self._table(OF_LAYERS, of_kinds(NodeKind.LAYER))
+
+    def bricks(self) -> ColumnTable:
+        """Return the calls of bricks, one row per call.
+
+        The time of a brick with an `outer_brick` is part of the outer brick's time, too.
+        """
+        return self._table(OF_BRICKS, of_kinds(NodeKind.BRICK))
+
+    def kernels(self) -> ColumnTable:
+        """Return the recorded launches of kernels and copies, one row per launch."""
+        return self._table(OF_KERNELS, of_kinds(NodeKind.KERNEL, NodeKind.TRANSFER))
+
+    def calls(self) -> ColumnTable:
+        """Return all calls of all kinds, one row per call. These are the rows of `cbtop export --format parquet`."""
+        return self._table(OF_CALLS, of_kinds(*NodeKind))
+
+    def verdicts(self) -> ColumnTable:
+        """Return the verdicts at the end of the recording, as `cbtop replay --headless` shows them."""
+        from cbtop.feeds.replay import ReplayFeed  # imported here, because views load slowly, and tables need none
+
+        with ReplayFeed(self.path) as feed:
+            if feed.range_s is None:
+                feed.seek(feed.duration_s)
+            views = [view for source in feed.sources() if (view := feed.view(source.key)) and view.has_data]
+        return _verdicts(views)
+
+    def close(self) -> None:
+        """Close the file. Tables stay valid."""
+        self._reader.close()
+
+    def _table(self, names: Sequence[str], choice: Choice) -> ColumnTable:
+        found = CallColumns(self._processes, names, choice).table()
+        self._require_undamaged()  # the file may have changed since it was opened
+        return found
+
+    def _require_undamaged(self) -> None:
+        if self._reader.damaged and not self._allow_damage:
+            raise UntrustedError(
+                f"{self.path} has damaged frames, {self._reader.damaged}: what they held is missing; "
+                "pass allow_damage=True to read the rest"
+            )
+
+
+def _verdicts(views: Sequence[SourceView]) -> ColumnTable:
+    rows = [(view, verdict) for view in views for verdict in view.verdicts]
+    texts: dict[str, list[str | None]] = {
+        "id": [verdict.id for _, verdict in rows],
+        "severity": [verdict.severity for _, verdict in rows],
+        "sentence": [verdict.sentence for _, verdict in rows],
+        "advice": [verdict.advice for _, verdict in rows],
+        "about_kind": [verdict.about.kind for _, verdict in rows],
+        "about": [verdict.about.name for _, verdict in rows],
+        "phase": [view.phase for view, _ in rows],
+        "program": [view.program for view, _ in rows],
+        "source": [view.key for view, _ in rows],
+    }
+    gains = [verdict.gain_tokens_per_sec for _, verdict in rows]
+    numbers = {
+        "gain_tokens_per_sec": TypedColumn.of_numbers(gains, np.float64),
+        "pid": TypedColumn.of_numbers([view.pid for view, _ in rows], np.int64),
+        "rank": TypedColumn.of_numbers([view.rank for view, _ in rows], np.int32),
+    }
+    return ColumnTable({name: TypedColumn.of_texts(column, {}) for name, column in texts.items()} | numbers)

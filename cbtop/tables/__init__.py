@@ -1,0 +1,1 @@
+"""Tables of typed columns, and their exchange with other libraries."""

@@ -1,0 +1,73 @@
+"""A table of typed columns in NumPy arrays. Other libraries take it through the Arrow PyCapsule interface."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cbtop.tables.typed_column import TypedColumn
+
+
+class ColumnTable:
+    """Rows in columns of equal length. `len(table)` is the number of rows.
+
+    With the extra `arrow`, `polars.DataFrame(table)`, `pandas.DataFrame.from_arrow(table)`, `pyarrow.table(table)`
+    and the SQL of DuckDB take it. Numbers are not copied. Texts are dictionary-encoded: each row has a position.
+    """
+
+    def __init__(self, columns: Mapping[str, TypedColumn]) -> None:
+        lengths = {len(column.values) for column in columns.values()}
+        if len(lengths) != 1:
+            raise ValueError(f"columns of {sorted(lengths)} rows; one length is expected")
+        self._columns = dict(columns)
+        (self._length,) = lengths
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __repr__(self) -> str:
+        return f"<{self._length:,} rows of {', '.join(self._columns)}>"
+
+    @cached_property
+    def columns(self) -> tuple[str, ...]:
+        """The names of the columns."""
+        return tuple(self._columns)
+
+    def typed(self, name: str) -> TypedColumn:
+        """Return the column `name` as it is stored. Raises KeyError with the known names."""
+        try:
+            return self._columns[name]
+        except KeyError:
+            raise KeyError(f"no column {name!r}; the columns are {', '.join(self._columns)}") from None
+
+    def column(self, name: str) -> NDArray[Any]:
+        """Return the column `name` as a NumPy array. Raises KeyError with the known names.
+
+        Texts are an array of `str` or None. Integers with unknown values are float64, with NaN where unknown.
+        """
+        column = self.typed(name)
+        if column.texts is not None:
+            texts = np.array([*column.texts, None], np.object_)  # NO_TEXT is the last one
+            found: NDArray[Any] = texts[column.values]
+            return found
+        if column.is_known is None or column.is_known.all():
+            return column.values
+        return np.where(column.is_known, column.values, np.nan)
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        """Return a capsule for libraries that read Arrow data. Raises UsageError without the extra `arrow`."""
+        from cbtop.tables.arrow import arrow_table  # imported here, because it is an extra and loads slowly
+
+        return arrow_table(self._columns, "the Arrow interface of a table").__arrow_c_stream__(requested_schema)
+
+
+def joined_columns(parts: Sequence[dict[str, TypedColumn]]) -> dict[str, TypedColumn]:
+    """Return columns with the rows of all `parts`, at least one. Equal columns must have the same texts.
+
+    The parts are empty afterwards, so that no more than one column is in memory twice.
+    """
+    return {name: TypedColumn.joined([part.pop(name) for part in parts]) for name in [*parts[0]]}

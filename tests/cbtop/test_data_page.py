@@ -1,0 +1,59 @@
+"""The blocks of docs/data.md run as printed, and its questions have the same answers in polars and in DuckDB."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import cbtop
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs/data.md").read_text(encoding="utf-8")
+# In this recording no two calls took the same time, so rows cannot change places.
+RECORDING = ROOT / "tests/cbtop/imperfect.cbtop"
+INSTALL = "pip install pyarrow polars duckdb"
+
+
+def snippets(text: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+
+
+def rounded(rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    return [tuple(pytest.approx(one, rel=1e-6) if isinstance(one, float) else one for one in row) for row in rows]
+
+
+def test_the_page_has_ten_questions_with_two_answers_each() -> None:
+    sections = re.split(r"^### ", PAGE, flags=re.MULTILINE)[1:]
+    assert [section.split(".")[0] for section in sections] == [str(number) for number in range(1, 11)]
+    assert [len(snippets(section.split("\n## ")[0])) for section in sections] == [2] * 10
+
+
+def test_the_page_describes_every_table_and_column() -> None:
+    cells = re.findall(r"^\| (`.*?) \|", PAGE, re.MULTILINE)
+    described = {name for cell in cells for name in re.findall(r"`(.*?)`", cell)}
+    with cbtop.read(RECORDING) as run:
+        tables = ("steps", "layers", "bricks", "kernels", "calls", "verdicts")
+        columns = {column for table in tables for column in getattr(run, table)().columns}
+    assert described == {f"{table}()" for table in tables} | columns
+
+
+def test_polars_and_duckdb_give_the_same_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for package in ("pyarrow", "polars", "duckdb"):
+        pytest.importorskip(package, reason=f"{package} is not installed: {INSTALL}")
+    (tmp_path / "run.cbtop").symlink_to(RECORDING)
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    before, questions = PAGE.split("## Ten questions")
+    first, *sections = re.split(r"^### ", questions, flags=re.MULTILINE)
+    for snippet in snippets(before) + snippets(first):
+        exec(snippet, names)
+    for section in sections:
+        polars, sql = snippets(section.split("\n## ")[0])
+        exec(polars, names)
+        rows = names["answer"].rows()
+        exec(sql, names)
+        assert names["answer"].fetchall() == rounded(rows), section.split("\n")[0]
+        assert rows, section
