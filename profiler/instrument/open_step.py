@@ -145,6 +145,7 @@ class OpenStep:
 
     __slots__ = (
         "_begun_ns",
+        "_end_evaluation",
         "_in_burst",
         "_noting",
         "_sampling",
@@ -182,6 +183,8 @@ class OpenStep:
         step.sequences, step.cached = sequences or None, cached
         self._in_burst: Recording | HostCalls | CountedStep | None = None
         self._noting: Noting | None = None
+        # Called at the end of this step, if it interrupts a training step.
+        self._end_evaluation: Callable[[], None] | None = None
 
     @property
     def has_calls(self) -> bool:
@@ -190,6 +193,8 @@ class OpenStep:
 
     def begin(self) -> None:
         self._unit.open.append(self)
+        if self.steps.training:
+            self._end_evaluation = self.steps.training.begin_evaluation()
         by_kernels = self.steps.kernel_steps
         if by_kernels is not None:
             if not self._is_due(by_kernels):
@@ -283,6 +288,9 @@ class OpenStep:
                 self.steps.guard.drop(self)
             if self._in_burst is not None:
                 self._end_in_burst()
+            if self._end_evaluation is not None:
+                self._end_evaluation()
+                self._end_evaluation = None
             opened = self._unit.open
             if self not in opened:
                 return

@@ -189,6 +189,11 @@ class ThreadTraining:
         self.forget()
         self.clock.restart(None)
 
+    def end_evaluation(self) -> None:
+        """End a step of inference between the micro-batches of this step."""
+        if self.clock.is_in is TrainingPart.EVALUATION:
+            self.clock.end(clock.perf_counter_ns())
+
     def record_no_more(self) -> None:
         """Stop recording the step. It still counts as a plain step."""
         self.stop_noting()
@@ -312,6 +317,17 @@ class TrainingSteps:
         if model.guard is not None:
             model.guard.begin(forward, TRAIN, is_counted=here.forwards == 1, is_watched=here.calls is not None)
         return forward
+
+    def begin_evaluation(self) -> Callable[[], None] | None:
+        """Begin a step of inference, which interrupts the part of the training step that has begun in this thread.
+
+        Returns the function that ends the interruption, or None without a training step.
+        """
+        here = training_here()
+        if here.steps is None or here.clock.is_in is TrainingPart.EVALUATION:
+            return None
+        here.clock.begin(TrainingPart.EVALUATION, clock.perf_counter_ns())
+        return here.end_evaluation
 
     def _calls(self, model: TimedModel, here: ThreadTraining, now_ns: int) -> StepCalls | None:
         """Return an object that records the calls of the step with the first forward now.
@@ -494,6 +510,8 @@ def is_in_training(model: TimedModel) -> bool:
     if not model.profiler.enabled:
         return False
     here = training_here()
+    if here.clock.is_in is TrainingPart.EVALUATION:
+        return False
     if here.clock.is_in is not None:
         return True
     is_trained = torch.is_grad_enabled() and (here.steps is not None or mode_of(model) == model.training.mode)

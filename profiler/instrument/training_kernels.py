@@ -386,7 +386,7 @@ class GpuTrainingSteps(TrainingSteps):
             return
         if self._unsettled:
             self._unsettled -= 1
-        else:
+        elif TrainingPart.EVALUATION not in step.times.parts:  # otherwise the evaluation would count as `no kernel`
             self._walls_ns.setdefault(step.phase, deque(maxlen=MAX_TIMED_STEPS)).append(step.wall_ns)
 
     def _record_kernels(

@@ -42,6 +42,7 @@ LOOKS: dict[str, PartLook] = {
     TrainingPart.CLIP: PartLook("attention", "fill-attention", "‖"),
     TrainingPart.OPTIMIZER: PartLook("other", "fill-other", "▲"),
     TrainingPart.ZERO_GRAD: PartLook("norm", "fill-norm", "○"),
+    TrainingPart.EVALUATION: PartLook("attention", "fill-attention", "▹"),
     TrainingPart.OTHER: PartLook("unknown", "fill-unknown", "░", "░"),
     TrainingPart.NO_KERNEL: PartLook("gap", "fill-gap", "·", "·"),
 }

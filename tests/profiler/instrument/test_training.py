@@ -310,7 +310,13 @@ def test_without_attached_models_no_optimizer_hook_and_no_wrapper_stays(memory: 
     assert not optimizer._global_optimizer_post_hooks
 
 
-PARTS = [TrainingPart.DATA_WAIT, TrainingPart.FORWARD, TrainingPart.BACKWARD, TrainingPart.OPTIMIZER]
+PARTS = [
+    TrainingPart.DATA_WAIT,
+    TrainingPart.FORWARD,
+    TrainingPart.BACKWARD,
+    TrainingPart.OPTIMIZER,
+    TrainingPart.EVALUATION,
+]
 
 
 @given(st.lists(st.tuples(st.sampled_from([*PARTS, None]), st.integers(0, 1000))))
@@ -542,6 +548,49 @@ def test_an_evaluation_between_micro_batches_has_all_its_steps(memory: Memory) -
     steps = steps_of(memory)
     assert steps["train"] == 5
     assert steps["forward"] == 2 + 6  # two forwards of the first step, and six evaluations
+
+
+def test_an_evaluation_between_micro_batches_is_a_part_of_the_step(
+    memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training, "ANNOUNCE_NS", 0)
+    trained = Training()
+    pause = trained.model.head.register_forward_hook(lambda *_: None if trained.model.training else time.sleep(0.02))
+    for _ in range(6):
+        trained.loss().backward()
+        trained.model.eval()
+        with torch.no_grad():
+            trained.model(trained.ids)
+        trained.model.train()
+        time.sleep(0.01)
+        trained.loss().backward()
+        trained.optimizer.step()
+    pause.remove()
+    said = [message for message in memory.said if isinstance(message, TrainingTimes)][-1]
+    parts = {part.name: part.sum_ns / said.steps for part in said.parts}
+    assert parts[TrainingPart.EVALUATION] >= 20e6
+    assert 10e6 <= parts[TrainingPart.OTHER]
+    assert parts[TrainingPart.OTHER] + parts[TrainingPart.FORWARD] < said.wall_ns / said.steps - 20e6
+    assert sum(part.sum_ns for part in said.parts) == said.wall_ns
+
+
+def test_generation_between_micro_batches_is_evaluation_too(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed: make torch")
+    monkeypatch.setattr(training, "ANNOUNCE_NS", 0)
+    config = transformers.GPT2Config(vocab_size=WORDS, n_positions=64, n_embd=16, n_layer=2, n_head=2)
+    model = transformers.GPT2LMHeadModel(config).train()
+    optimizer, ids = torch.optim.SGD(model.parameters(), lr=0.01), torch.ones(2, 8, dtype=torch.long)
+    for _ in range(6):
+        model(ids, labels=ids).loss.backward()
+        model.eval()
+        model.generate(ids, max_new_tokens=3, do_sample=False, pad_token_id=0)
+        model.train()
+        model(ids, labels=ids).loss.backward()
+        optimizer.step()
+    assert steps_of(memory)["train"] == 5
+    said = [message for message in memory.said if isinstance(message, TrainingTimes)][-1]
+    assert {TrainingPart.EVALUATION, TrainingPart.FORWARD} <= {part.name for part in said.parts}
+    assert sum(part.sum_ns for part in said.parts) == said.wall_ns
 
 
 def test_a_wrapped_model_has_the_name_of_what_it_wraps(memory: Memory) -> None:
