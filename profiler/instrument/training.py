@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple
-from weakref import ref
+from weakref import finalize, ref
 
 import torch
 
@@ -35,6 +35,7 @@ from cbtop.profiler.instrument.phases import Call
 from cbtop.profiler.instrument.torch_internals import submodules
 from cbtop.profiler.instrument.training_calls import GRADIENT_SYNC, Part, StepCalls
 from cbtop.profiler.positions import finder
+from cbtop.profiler.recorder import RingRecorder
 from cbtop.profiler.steps import STEP
 from cbtop.protocol import clock
 from cbtop.protocol.messages import Sampling
@@ -272,6 +273,12 @@ class TrainingSteps:
 
     def __init__(self, steps: TimedModel) -> None:
         self._steps = ref(steps)
+        self._profiler, self._model = ref(steps.profiler), steps.model
+        at_end = finalize(steps, self._tell_rest)  # when the model is gone, or when the process ends
+        at_end.atexit = False
+        recorder = steps.profiler.parts.recorder
+        if isinstance(recorder, RingRecorder):
+            recorder.before_goodbye(at_end)
         self._due_ns = 0
         self._recorded = self._seen = 0
         self._first_ns = self._paid_ns = 0
@@ -416,7 +423,7 @@ class TrainingSteps:
         parts = times.parts | {TrainingPart.BACKWARD: backward_ns - own_ns}
         latest.append(StepTimes(times.wall_ns - own_ns, parts, times.communication))
         if self._is_time_to_tell(phase, len(latest)):
-            self._tell(model, phase, latest)
+            self._tell(phase, latest)
 
     def _is_time_to_tell(self, phase: str, steps: int) -> bool:
         """Count a step with known parts. Returns whether to announce the parts of the latest `steps` steps now."""
@@ -429,8 +436,22 @@ class TrainingSteps:
         self._told_ns[phase] = now_ns
         return True
 
-    def _tell(self, model: TimedModel, phase: str, latest: Collection[StepTimes]) -> None:
+    def _tell_rest(self) -> None:
+        """Announce the parts of steps since the last announcement, because no more steps follow."""
+        if self._untold:
+            self._untold = 0
+            for phase, latest in self._known().items():
+                self._tell(phase, latest)
+
+    def _known(self) -> dict[str, Collection[StepTimes]]:
+        """Return the times of the latest steps with known parts, by phase."""
+        return dict(self._latest)
+
+    def _tell(self, phase: str, latest: Collection[StepTimes]) -> None:
         """Announce the times of the steps in `latest`."""
+        profiler = self._profiler()
+        if profiler is None:
+            return
         found = []
         for part in TrainingPart:
             each = [one.parts.get(part, 0) for one in latest]
@@ -438,7 +459,7 @@ class TrainingSteps:
                 found.append(PartTime(part, sum(each), round(statistics.median(each))))
         wall_ns = sum(one.wall_ns for one in latest)
         communication = together([one.communication for one in latest])
-        model.profiler.announce(TrainingTimes(phase, model.model, len(latest), wall_ns, tuple(found), communication))
+        profiler.announce(TrainingTimes(phase, self._model, len(latest), wall_ns, tuple(found), communication))
 
     def _pay(self, model: TimedModel, calls: StepCalls, now_ns: int) -> None:
         """Measure the cost of recording the step that ended at `now_ns`."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +20,9 @@ from cbtop.profiler.instrument import install, training, training_calls, uninsta
 from cbtop.profiler.instrument.training import StepClock, training_here  # noqa: E402
 from cbtop.profiler.instrument.training_calls import StepCalls  # noqa: E402
 from cbtop.profiler.profiler import BrickProfiler  # noqa: E402
-from cbtop.protocol.messages import Manifest, Node  # noqa: E402
+from cbtop.profiler.recorder import RingRecorder  # noqa: E402
+from cbtop.protocol.catalog import CatalogReader  # noqa: E402
+from cbtop.protocol.messages import Goodbye, Manifest, Node  # noqa: E402
 from cbtop.protocol.ring import FLAG_AMOUNTS, FLAG_LOOSE, FLAG_PLAIN  # noqa: E402
 from cbtop.protocol.training_messages import TrainingTimes  # noqa: E402
 from cbtop.protocol.vocabulary import NodeKind, TrainingPart, is_training  # noqa: E402
@@ -299,6 +303,27 @@ def test_the_announced_parts_add_up_to_the_steps(memory: Memory, monkeypatch: py
     names = {part.name for part in said[-1].parts}
     assert {TrainingPart.FORWARD, TrainingPart.LOSS, TrainingPart.BACKWARD, TrainingPart.OPTIMIZER} <= names
     assert sum(part.sum_ns for part in said[-1].parts) == said[-1].wall_ns
+
+
+def test_the_parts_of_the_last_steps_are_announced_when_recording_ends(runtime: Path) -> None:
+    recorder = RingRecorder(runtime)
+    install(BrickProfiler(recorder=recorder))
+    try:
+        kept = Training()
+        kept.steps(12)
+        recorder.close("exit")
+    finally:
+        uninstall()
+        training_here().give_up()
+    said = list(CatalogReader(next(runtime.glob("*.catalog"))).read())
+    assert [message for message in said if isinstance(message, TrainingTimes)][-1].steps == 11
+    assert isinstance(said[-1], Goodbye)
+
+
+def test_a_model_that_is_gone_has_announced_its_last_steps(memory: Memory) -> None:
+    Training().steps(12)
+    gc.collect()
+    assert [message for message in memory.said if isinstance(message, TrainingTimes)][-1].steps == 11
 
 
 def test_without_attached_models_no_optimizer_hook_and_no_wrapper_stays(memory: Memory) -> None:
