@@ -29,10 +29,8 @@ from cbtop.profiler.instrument.capturing import captures
 from cbtop.profiler.instrument.communication_times import StepCommunication, together
 from cbtop.profiler.instrument.governor import FLOOR, LEAST_USED, SAMPLES, USED, median_of
 from cbtop.profiler.instrument.host_steps import noting_cost
-from cbtop.profiler.instrument.module_tree import dictionary_of
 from cbtop.profiler.instrument.open_step import Noting
 from cbtop.profiler.instrument.phases import Call
-from cbtop.profiler.instrument.torch_internals import submodules
 from cbtop.profiler.instrument.training_calls import GRADIENT_SYNC, Part, StepCalls
 from cbtop.profiler.positions import finder
 from cbtop.profiler.recorder import RingRecorder
@@ -511,16 +509,6 @@ def _bricks_in(ranges: list[tuple[TrainingPart, int, int]]) -> Iterator[tuple[Br
         around = part
 
 
-def mode_of(model: TimedModel) -> bool | None:
-    """Return whether `model` is in training mode, or None if the model no longer exists."""
-    root = model.root()
-    if root is None:
-        return None
-    inside = submodules(root).get("_orig_mod")  # the wrapper of torch.compile has no mode of its own
-    mode: bool | None = dictionary_of(root if inside is None else inside).get("training")
-    return mode
-
-
 def is_in_training(model: TimedModel) -> bool:
     """Return whether a call of `model` now belongs to a training step. Otherwise it is a step of inference.
 
@@ -535,7 +523,7 @@ def is_in_training(model: TimedModel) -> bool:
         return False
     if here.clock.is_in is not None:
         return True
-    is_trained = torch.is_grad_enabled() and (here.steps is not None or mode_of(model) == model.training.mode)
+    is_trained = torch.is_grad_enabled() and (here.steps is not None or model.training_mode() == model.training.mode)
     if not is_trained and here.steps is None:
         here.give_up()  # this is an evaluation between two training steps
     elif not is_trained and here.calls is not None:
