@@ -273,7 +273,7 @@ class TrainingSteps:
         self._steps = ref(steps)
         self._profiler, self._model = ref(steps.profiler), steps.model
         at_end = finalize(steps, self._tell_rest)  # when the model is gone, or when the process ends
-        at_end.atexit = False
+        setattr(at_end, "atexit", False)  # noqa: B010 - typeshed does not know it
         recorder = steps.profiler.parts.recorder
         if isinstance(recorder, RingRecorder):
             recorder.before_goodbye(at_end)
