@@ -53,7 +53,6 @@ from cbtop.viewmodels.steps import SpanView, StepsView
 from cbtop.viewmodels.time_range import TimeRangeView
 from cbtop.viewmodels.time_travel import ReplayView
 from cbtop.viewmodels.traces import TraceView
-from cbtop.viewmodels.verdict import Verdict
 
 PROVENANCE_LINE = "times and counts are measured; FLOP, bytes and what is made of them are derived from shapes"
 TIMES_LINE = (
@@ -98,7 +97,7 @@ def replay_text(replay: ReplayView) -> str:
 
 
 def _source(view: SourceView, sections: Sequence[str], rows: RowChoice) -> str:
-    parts = [head_text(view), baseline_text(view.baseline), verdicts_text(view, view.verdicts)]
+    parts = [head_text(view), baseline_text(view.baseline), verdicts_text(view)]
     shown = rows.of(view)
     if rows.filter and not set(sections).isdisjoint(OF_BRICKS):
         parts.append(filtered_text(view, shown, rows.filter))
@@ -170,8 +169,9 @@ def head_text(view: SourceView) -> str:
     return "\n".join(lines)
 
 
-def verdicts_text(view: SourceView, verdicts: Sequence[Verdict]) -> str:
-    """Return these verdicts, each with its advice, and how many are withheld. Return "" without any."""
+def verdicts_text(view: SourceView, most: int | None = None) -> str:
+    """Return the worst `most` verdicts, each with its advice, and how many are withheld. Return "" without any."""
+    verdicts = view.verdicts[:most]
     withheld = source_text.withheld(view.withheld)
     lines = ["verdicts"] if verdicts or withheld else []
     for verdict in verdicts:
@@ -252,11 +252,9 @@ def _a_token(steps: StepsView) -> str:
 
     If unknown, return the reason. Return "" in training, where a token has no latency of its own.
     """
-    if is_training(steps.phase):
-        return ""
-    if steps.why_no_us_per_token and steps.tokens:
+    if steps.why_no_us_per_token and steps.tokens and not is_training(steps.phase):
         return f"; ms/token {units.NOT_MEASURED} ({steps.why_no_us_per_token})"
-    if steps.us_per_token_p50 is None:
+    if steps.us_per_token_p50 is None or is_training(steps.phase):
         return ""
     named = (("p50", steps.us_per_token_p50), ("p99", steps.us_per_token_p99), ("max", steps.us_per_token_max))
     return "; ms/token " + ", ".join(f"{name} {units.milliseconds(us)}" for name, us in named)
