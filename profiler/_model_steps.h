@@ -29,7 +29,8 @@ enum { UNIT_OPEN, UNIT_GENERATIONS };
 enum { GENERATING_MODEL, GENERATION_IS_ASSISTED, GENERATION_PREPARED, GENERATION_LENGTH, GENERATION_OWN_NS };
 enum {
     OPEN_STEPS, OPEN_PROFILER, OPEN_IS_RUNNING, OPEN_IS_RECORDED, OPEN_GENERATION, OPEN_WAITS, OPEN_UNIT,
-    OPEN_SAMPLING, OPEN_CALL, OPEN_STEP_OF, OPEN_BEGUN_NS, OPEN_IN_BURST, OPEN_NOTING
+    OPEN_SAMPLING, OPEN_CALL, OPEN_STEP_OF, OPEN_BEGUN_NS, OPEN_IN_BURST, OPEN_NOTING,
+    OPEN_MAY_BE_TRAINING, OPEN_END_EVALUATION
 };
 enum {
     STEP_STEPS, STEP_LANE, STEP_POSITION, STEP_SCOPE, STEP_CANCELLED, STEP_ADOPTED, STEP_WAITS, STEP_ENDED, STEP_MARK,
@@ -60,7 +61,8 @@ static Slots plain[PLAIN_TYPES] = {
     [UNIT] = {{"open", "generations"}},
     [GENERATION] = {{"model", "is_assisted", "prepared", "length", "own_ns"}},
     [OPEN_STEP] = {{"steps", "profiler", "is_running", "is_recorded", "generation", "waits", "_unit", "_sampling",
-                    "call", "active", "_begun_ns", "_in_burst", "_noting"}},
+                    "call", "active", "_begun_ns", "_in_burst", "_noting", "_may_be_training",
+                    "_end_evaluation"}},
     [STEP] = {{"_steps",   "lane",       "position",   "_scope",    "_cancelled", "adopted",      "_waits",
                "_ended",   "_mark",      "_name",      "_model",    "key",        "_start_ns",    "own_ns",
                "returned_ns", "tokens",  "sequences",  "cached",    "_begun_ns",  "outer",        "_is_plain",
@@ -716,8 +718,9 @@ begin_step(PyObject *call, PyObject *steps, HotPath *path, Position *position, P
         [OPEN_GENERATION] = generation == NULL ? none : generation, [OPEN_WAITS] = waits ? Py_True : Py_False,
         [OPEN_UNIT] = unit, [OPEN_SAMPLING] = none, [OPEN_CALL] = described_as,
         [OPEN_STEP_OF] = step, [OPEN_BEGUN_NS] = begun_ns, [OPEN_IN_BURST] = none, [OPEN_NOTING] = none,
+        [OPEN_MAY_BE_TRAINING] = Py_False, [OPEN_END_EVALUATION] = none,
     };
-    for (int i = 0; i <= OPEN_NOTING; i++)
+    for (int i = 0; i <= OPEN_END_EVALUATION; i++)
         fill(open_step, OPEN_STEP, i, of_open[i]);
     PyObject *before = position->step;
     position->step = Py_NewRef(step);
@@ -782,7 +785,8 @@ sort_of_end(HotPath *path, Position *position, PyObject *unit, PyObject *open_st
     PyObject *open = PLAIN_SLOT(unit, UNIT, UNIT_OPEN), *steps = PLAIN_SLOT(open_step, OPEN_STEP, OPEN_STEPS);
     PyObject *generation = PLAIN_SLOT(open_step, OPEN_STEP, OPEN_GENERATION);
     if (open == NULL || !PyList_CheckExact(open) || PyList_GET_SIZE(open) != 1 || PyList_GET_ITEM(open, 0) != open_step ||
-        !is_of(steps, MODEL_STEPS) || !is_alone(generation == Py_None ? NULL : generation, unit))
+        PLAIN_SLOT(open_step, OPEN_STEP, OPEN_END_EVALUATION) != Py_None || !is_of(steps, MODEL_STEPS) ||
+        !is_alone(generation == Py_None ? NULL : generation, unit))
         return IN_PYTHON;
     PyObject *core = PLAIN_SLOT(step, STEP, STEP_STEPS), *adopted = PLAIN_SLOT(step, STEP, STEP_ADOPTED);
     PyObject *mark = PLAIN_SLOT(step, STEP, STEP_MARK), *is_plain = PLAIN_SLOT(step, STEP, STEP_IS_PLAIN);

@@ -166,6 +166,7 @@ class RingRecorder:
         self.path: Path | None = None
         self._reader: RingReader | None = None
         self._listeners: list[RingListener] = []
+        self._last_words: list[Callable[[], None]] = []
         self._answer = 0
         self.record = self._first_record
         _recorders.add(self)
@@ -186,6 +187,10 @@ class RingRecorder:
             self._listeners.append(listener)
             if self._ring:
                 self.record = listener.attach(self._ring)
+
+    def before_goodbye(self, announce: Callable[[], None]) -> None:
+        """Call `announce` once before the files are closed, for example when the interpreter exits."""
+        self._last_words.append(announce)
 
     def announce(self, message: CatalogMessage) -> None:
         """Write `message` into the catalog, in place of a message with the same key. An invalid message is logged."""
@@ -228,6 +233,9 @@ class RingRecorder:
         for listener in self._listeners:
             with self._failures.kept_from_the_host("record what waits for a device"):
                 listener.finish()
+        while self._last_words:
+            with self._failures.kept_from_the_host("announce its last figures"):
+                self._last_words.pop()()
         with self._opening:
             with self._failures.kept_from_the_host("write what waits"):
                 self._pause_until_ns = 0

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from cbtop.protocol.attributes import MAX_QUANTITY
 
 MAX_TIMED_STEPS = 64  # training steps of a TrainingTimes
-MAX_STEP_PARTS = 32  # parts of a training step, and kinds of its communication; this version knows nine parts
+MAX_STEP_PARTS = 32  # parts of a training step, and kinds of its communication; this version knows eleven parts
 
 
 @dataclass(frozen=True, slots=True)

@@ -138,6 +138,7 @@ class TrainingPart(StrEnum):
     CLIP = "clip"
     OPTIMIZER = "optimizer"
     ZERO_GRAD = "zero grad"
+    EVALUATION = "evaluation"  # evaluation or generation between the micro-batches of a step; has its own steps, too
     OTHER = "other"
     NO_KERNEL = "no kernel"  # on a GPU: no kernel runs, though the loop neither waits for data nor does other work
 

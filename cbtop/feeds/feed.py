@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import Self
+from typing import NamedTuple, Self
 
 from cbtop.client import DEFAULT_WINDOW_S
 from cbtop.client.clock_offset import ClockOffset
@@ -25,7 +25,7 @@ from cbtop.protocol.device_messages import Unknown
 from cbtop.protocol.keys import ViewerKeys
 from cbtop.protocol.messages import Ceiling
 from cbtop.protocol.vocabulary import SourceStatus
-from cbtop.viewmodels.communication import with_ranks
+from cbtop.viewmodels.communication import ranks_alongside, with_ranks
 from cbtop.viewmodels.devices import MachineView, machine_view, waiting_percent
 from cbtop.viewmodels.merge import members_of, merged_view
 from cbtop.viewmodels.merge_mode import MergeMode
@@ -37,7 +37,7 @@ from cbtop.viewmodels.sources import ClockView, ListView, ProcessCost, SourceRow
 from cbtop.viewmodels.straggler import Job, StragglerView, job_of, straggler
 from cbtop.viewmodels.time_travel import TimeView
 from cbtop.viewmodels.training import TrainingView
-from cbtop.viewmodels.verdict import Verdict
+from cbtop.viewmodels.verdict import Verdict, Withheld
 from cbtop.viewmodels.verdicts import judged
 
 
@@ -305,6 +305,13 @@ class StoreViews(Views):
             yield cost
 
 
+class _Judged(NamedTuple):
+    """The verdicts on a view."""
+
+    verdicts: tuple[Verdict, ...]
+    withheld: Withheld | None
+
+
 class Feed(Views):
     """The live sources of one or several daemons (see `Links`).
 
@@ -328,8 +335,8 @@ class Feed(Views):
         self._kept_roofs = StoredRoofs()
         self._marks: Marks | None = None
         self._heard_ns = 0
-        # For each view: the baselines, and the verdicts of the last heartbeat.
-        self._verdicts: dict[object, tuple[Sequence[Snapshot], tuple[Verdict, ...]]] = {}
+        # For each view: the baselines, and the verdicts of the last heartbeat, shown and withheld.
+        self._verdicts: dict[object, tuple[Sequence[Snapshot], _Judged]] = {}
         self.links = Links(endpoints, window_s, keys, history_s)
 
     def poll(self, timeout_ms: int = 0) -> None:
@@ -363,16 +370,21 @@ class Feed(Views):
         view = super().view(key, phase, window=window)
         if view is None or self._marks is None:
             return view
-        view = with_parts(view, verdicts=LazyValue(partial(self._verdicts_on, view)))
+        judged_now = partial(self._judged, view)
+        view = with_parts(
+            view,
+            verdicts=LazyValue(lambda: judged_now().verdicts),
+            withheld=LazyValue(lambda: judged_now().withheld),
+        )
         self._marks.judge(self._heard_ns, view)
         return view
 
-    def _verdicts_on(self, view: SourceView) -> tuple[Verdict, ...]:
+    def _judged(self, view: SourceView) -> _Judged:
         """Return the verdicts on `view`. New verdicts are made once per heartbeat."""
         what = view.key, view.phase, view.window is None, frozenset(self.silenced)
         known = self._verdicts.get(what)
         if known is None or known[0] is not self.baselines:
-            known = self._verdicts[what] = self.baselines, view.verdicts
+            known = self._verdicts[what] = self.baselines, _Judged(view.verdicts, view.withheld)
         return known[1]
 
     def watched(self) -> TimeView | None:
@@ -494,7 +506,7 @@ def _training_of_rank(
     training = view.training
     if training is None or training.communication is None or view.phase is None:
         return training
-    others = [one.record for one in seen.values() if is_live(one.record) or not is_live(record)]
+    others = ranks_alongside(record, (one.record for one in seen.values()))
     return replace(training, communication=with_ranks(training.communication, record, others, view.phase))
 
 

@@ -73,7 +73,7 @@ def _source(view: SourceView, rows: RowChoice, room: int) -> list[str]:
 
 def _verdicts(view: SourceView) -> list[str]:
     more = len(view.verdicts) - MAX_VERDICTS
-    lines = verdicts_text(view.verdicts[:MAX_VERDICTS]).splitlines()
+    lines = verdicts_text(view, MAX_VERDICTS).splitlines()
     return [*lines, f"  {units.counted(more, 'more verdict')}"] if more > 0 else lines
 
 

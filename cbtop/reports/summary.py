@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from cbtop import units
 from cbtop.protocol.vocabulary import is_warm_up
-from cbtop.text import rate_text, recording_text, training_text
+from cbtop.text import rate_text, recording_text, source_text, training_text
 from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.steps import StepsView
 from cbtop.viewmodels.verdict import Severity
@@ -30,6 +30,8 @@ def summary(view: SourceView, next_command: str, more_processes: int = 0, note: 
     above += training_text.gradients(view, view.training) if view.training else []
     worst = [verdict for verdict in view.verdicts if verdict.severity is not Severity.NOTE]
     below = [f"{verdict.severity} {verdict.id}: {verdict.sentence}" for verdict in worst[:MAX_VERDICTS]]
+    if withheld := source_text.withheld(view.withheld):
+        below.append(withheld)
     if more_processes:
         below.append(f"{more_processes} more process{'es' * (more_processes > 1)}: {next_command}")
     if note:

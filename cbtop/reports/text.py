@@ -8,7 +8,7 @@ from cbtop import units
 from cbtop.comparison.comparison import Comparison, WorkChange
 from cbtop.comparison.items import Place
 from cbtop.comparison.noise import Change
-from cbtop.protocol.vocabulary import LAUNCH_BOUND, UNTIL_THERE, Provenance, is_warm_up
+from cbtop.protocol.vocabulary import LAUNCH_BOUND, UNTIL_THERE, Provenance, is_training, is_warm_up
 from cbtop.reports import DEVICES, SOURCES
 from cbtop.reports.layers import layers_table
 from cbtop.reports.machines import machines_of, machines_text
@@ -53,7 +53,6 @@ from cbtop.viewmodels.steps import SpanView, StepsView
 from cbtop.viewmodels.time_range import TimeRangeView
 from cbtop.viewmodels.time_travel import ReplayView
 from cbtop.viewmodels.traces import TraceView
-from cbtop.viewmodels.verdict import Verdict
 
 PROVENANCE_LINE = "times and counts are measured; FLOP, bytes and what is made of them are derived from shapes"
 TIMES_LINE = (
@@ -98,7 +97,7 @@ def replay_text(replay: ReplayView) -> str:
 
 
 def _source(view: SourceView, sections: Sequence[str], rows: RowChoice) -> str:
-    parts = [head_text(view), baseline_text(view.baseline), verdicts_text(view.verdicts)]
+    parts = [head_text(view), baseline_text(view.baseline), verdicts_text(view)]
     shown = rows.of(view)
     if rows.filter and not set(sections).isdisjoint(OF_BRICKS):
         parts.append(filtered_text(view, shown, rows.filter))
@@ -170,14 +169,16 @@ def head_text(view: SourceView) -> str:
     return "\n".join(lines)
 
 
-def verdicts_text(verdicts: Sequence[Verdict]) -> str:
-    """Return the verdicts, each with its advice, or "" without verdicts."""
-    lines = ["verdicts"] if verdicts else []
+def verdicts_text(view: SourceView, most: int | None = None) -> str:
+    """Return the worst `most` verdicts, each with its advice, and how many are withheld. Return "" without any."""
+    verdicts = view.verdicts[:most]
+    withheld = source_text.withheld(view.withheld)
+    lines = ["verdicts"] if verdicts or withheld else []
     for verdict in verdicts:
         lines.append(f"  {verdict.severity} {verdict.id}: {verdict.sentence}")
         gain = rate_text.gain(verdict)
         lines.append(f"    {f'{gain}. ' if gain else ''}{verdict.advice}")
-    return "\n".join(lines)
+    return "\n".join([*lines, *([f"  {withheld}"] if withheld else [])])
 
 
 def baseline_text(found: Comparison | None) -> str:
@@ -249,11 +250,11 @@ def _in_steps(steps: StepsView, time_range: TimeRangeView | None) -> str:
 def _a_token(steps: StepsView) -> str:
     """Return the time of a token: in the median step, at the p99 and in the slowest step.
 
-    If unknown, return the reason.
+    If unknown, return the reason. Return "" in training, where a token has no latency of its own.
     """
-    if steps.why_no_us_per_token and steps.tokens:
+    if steps.why_no_us_per_token and steps.tokens and not is_training(steps.phase):
         return f"; ms/token {units.NOT_MEASURED} ({steps.why_no_us_per_token})"
-    if steps.us_per_token_p50 is None:
+    if steps.us_per_token_p50 is None or is_training(steps.phase):
         return ""
     named = (("p50", steps.us_per_token_p50), ("p99", steps.us_per_token_p99), ("max", steps.us_per_token_max))
     return "; ms/token " + ", ".join(f"{name} {units.milliseconds(us)}" for name, us in named)

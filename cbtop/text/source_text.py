@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cbtop.protocol.vocabulary import SourceStatus
-from cbtop.units import NONE_THERE, NOT_MEASURED, duration, percent, size_bytes
+from cbtop.units import NONE_THERE, NOT_MEASURED, counted, duration, percent, size_bytes
 from cbtop.viewmodels.merged import TroubledMember
 from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.sources import ClockView, ProcessCost, SourceRow
 from cbtop.viewmodels.stall import StallKind, StallView
+from cbtop.viewmodels.verdict import Withheld
 
 _MAX_PIDS = 3  # maximum number of pids in a list
 
@@ -129,3 +130,11 @@ def troubled(found: TroubledMember) -> str:
     if found.stall is not None:
         return stall(found.stall)
     return f"{found.name}: {found.state}{f': {found.reason}' if found.reason else ''}"
+
+
+def withheld(found: Withheld | None) -> str:
+    """Return how many verdicts are withheld, and why. Return "" without any."""
+    if found is None:
+        return ""
+    number = counted(len(found.ids), "verdict")
+    return f"withheld: {number} on {found.about} ({', '.join(found.ids)}), because {found.reason}"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from cbtop.client.source_record import SourceRecord
 from cbtop.protocol.training_messages import CommunicationTimes, TrainingTimes
 from cbtop.protocol.vocabulary import TrainingPart
+from cbtop.viewmodels.selection import is_live
 from cbtop.viewmodels.straggler import WAIT_WITHIN, job_of
 
 
@@ -56,6 +58,39 @@ def communication_view(times: CommunicationTimes | None, steps: int) -> Communic
     rows = [ExposedRow(kind.name, kind.sum_ns / steps / 1e3, kind.p50_ns / 1e3) for kind in times.exposed]
     overlapped_us = None if times.overlapped_ns is None else times.overlapped_ns / steps / 1e3
     return CommunicationView(tuple(sorted(rows, key=lambda row: -row.mean_us)), overlapped_us, times.why_unknown)
+
+
+def ranks_alongside(record: SourceRecord, records: Iterable[SourceRecord]) -> list[SourceRecord]:
+    """Return the other ranks of the job of `record` that ran at the same time.
+
+    A rank that has ended stays, unless the same rank runs again.
+    """
+    job = job_of(record)
+    if job is None:
+        return []
+    of_job = [other for other in records if other is not record and job_of(other) == job]
+    others = [other for other in of_job if _ran_together(record, other)]
+    running = {_rank(other) for other in [record, *others] if is_live(other)}
+    return [other for other in others if is_live(other) or _rank(other) not in running]
+
+
+def _rank(record: SourceRecord) -> int | None:
+    return record.hello.rank if record.hello else None
+
+
+def _ran_together(record: SourceRecord, other: SourceRecord) -> bool:
+    (begun_s, ended_s), (other_begun_s, other_ended_s) = _life_s(record), _life_s(other)
+    return begun_s <= other_ended_s and other_begun_s <= ended_s
+
+
+def _life_s(record: SourceRecord) -> tuple[float, float]:
+    """Return when a process began, and when it ended, as Unix times in s. A running process has not ended."""
+    if record.hello is None:
+        return 0.0, 0.0
+    begun_s = record.hello.realtime_ns / 1e9
+    if is_live(record):
+        return begun_s, math.inf
+    return begun_s, begun_s + max(0, record.window.now_ns - record.hello.monotonic_ns) / 1e9
 
 
 def with_ranks(

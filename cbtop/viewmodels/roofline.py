@@ -16,6 +16,8 @@ from cbtop.viewmodels.steps import StepsView
 NOT_MEASURED = "not measured by this source"
 NOT_ANNOUNCED = f"{NOT_MEASURED}; measure_ceilings() in its program measures them"
 _CALIBRATE = "`cbtop calibrate"
+ONLY_ON_GPUS = frozenset({"float16", "tf32"})  # data types whose compute roof is only measured on GPUs
+NEVER_MEASURED = "cbtop measures such products only on GPUs"
 LOWER_PRECISIONS = frozenset({"tf32", "bfloat16", "float16"})  # data types with a lower precision than float32
 
 
@@ -178,16 +180,36 @@ def missing_ceilings(view: RooflineView) -> str:
     """Return the kinds of roofs that are unknown, and why. Return "" if all roofs that are needed are known."""
     kinds = {ceiling.kind for ceiling in view.ceilings}
     missing = [name for name in ("bandwidth", "compute") if name not in kinds]
-    if "compute" in kinds:
-        missing += [f"{dtype} compute" for dtype in _without_peak(view)]
-    return f"{' and '.join(missing)} ceiling n/a: {view.note or NOT_MEASURED}" if missing else ""
+    dtypes = _without_peak(view.points, view.ceilings) if "compute" in kinds else []
+    never = _never_measured(dtypes, view.ceilings)
+    missing += [f"{dtype} compute" for dtype in dtypes if dtype not in never]
+    said = [f"{' and '.join(missing)} ceiling n/a: {view.note or NOT_MEASURED}"] if missing else []
+    return "; ".join(said + ([f"{' and '.join(never)} compute ceiling n/a: {NEVER_MEASURED}"] if never else []))
 
 
-def _without_peak(view: RooflineView) -> list[str]:
+def why_no_roof(brick: BrickRow, ceilings: Sequence[CeilingRow]) -> str:
+    """Return why no compute roof applies to a brick, or "" if one applies or none was measured at all."""
+    if not any(ceiling.kind == "compute" for ceiling in ceilings):
+        return ""
+    dtypes = _without_peak([brick], ceilings)
+    if not dtypes:
+        return ""
+    is_never = dtypes == _never_measured(dtypes, ceilings)
+    return f"no compute roof in {' or '.join(dtypes)}: {NEVER_MEASURED if is_never else NOT_MEASURED}"
+
+
+def _without_peak(bricks: Iterable[BrickRow], ceilings: Iterable[CeilingRow]) -> list[str]:
     """Return the data types that bricks multiply but that have no compute roof."""
-    peaks = [ceiling for ceiling in view.ceilings if ceiling.kind == "compute"]
-    dtypes = {dtype for point in view.points for dtype in point.dtypes}
+    peaks = [ceiling for ceiling in ceilings if ceiling.kind == "compute"]
+    dtypes = {dtype for brick in bricks for dtype in brick.dtypes}
     return sorted(one for one in dtypes if not any(roof_applies(one, peak.dtype) for peak in peaks))
+
+
+def _never_measured(dtypes: Iterable[str], ceilings: Iterable[CeilingRow]) -> list[str]:
+    """Return those of `dtypes` whose roof is not measured on a processor, if these are a processor's roofs."""
+    if any(ceiling.gpu for ceiling in ceilings):
+        return []
+    return [dtype for dtype in dtypes if dtype in ONLY_ON_GPUS]
 
 
 def _is_point(brick: BrickRow) -> bool:

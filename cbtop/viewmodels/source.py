@@ -67,7 +67,7 @@ from cbtop.viewmodels.time_range import (
 from cbtop.viewmodels.timeline import TimelineView, timeline_view
 from cbtop.viewmodels.traces import TraceView, trace_views
 from cbtop.viewmodels.training import TrainingView, training_view
-from cbtop.viewmodels.verdict import Verdict
+from cbtop.viewmodels.verdict import Verdict, Withheld
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +162,8 @@ class SourceView:
     # Comparison of the recent window with the baseline. None without a baseline.
     baseline: Lazy[Comparison | None] = Lazy(None)
     verdicts: Lazy[tuple[Verdict, ...]] = Lazy(())  # verdicts on the shown time range, the worst first
+    # Verdicts that are not shown, because their figures cannot be trusted. None without any.
+    withheld: Lazy[Withheld | None] = Lazy(None)
     # List of all sources, including this one. None if the feed has no list.
     listed: Lazy[ListView | None] = Lazy(None)
     # Kernels of the phase in the last burst. Empty without a burst.

@@ -11,7 +11,7 @@ from statistics import median
 
 from cbtop.client.busy import Brick, Slice
 from cbtop.client.source_record import SourceRecord
-from cbtop.protocol.vocabulary import LAUNCHES, BrickCategory
+from cbtop.protocol.vocabulary import LAUNCHES, BrickCategory, TrainingPart
 
 THRESHOLD = 0.10  # the straggler takes longer than every other rank by at least this share
 # A rank waits for the straggler if the whole steps of both take about equally long. The difference must be at most
@@ -46,7 +46,7 @@ class StragglerView:
     busy_us: float  # time per step outside of communication; median over slices
     others_us: float  # `busy_us` of the other ranks; median over ranks
     percent: float  # how much larger `busy_us` is than `others_us`, in percent
-    brick: str  # the brick (or the gaps between bricks) with the largest excess over other ranks
+    brick: str  # the brick, gaps between bricks or part of a training step with the largest excess over other ranks
     brick_excess_us: float  # time per step of `brick` minus the median over the other ranks
     step_us: float  # time of the whole step, including communication; median over slices
     others_step_us: float  # `step_us` of the other ranks; median over ranks
@@ -161,12 +161,40 @@ def straggler(records: Iterable[SourceRecord], phase: str) -> StragglerView | No
         busy_us=slowest.median_ns / 1e3,
         others_us=usual_ns / 1e3,
         percent=100 * (slowest.median_ns / usual_ns - 1),
-        brick=brick[0],
+        brick=_outside_bricks(slowest, others, phase) if brick == BETWEEN_BRICKS else brick[0],
         brick_excess_us=excess_ns[brick] / 1e3,
         step_us=slowest.step_ns / 1e3,
         others_step_us=median(rank.step_ns for rank in others) / 1e3,
         others_wait=all(map(slowest.is_waited_for_by, others)),
     )
+
+
+def _outside_bricks(slowest: _Rank, others: Sequence[_Rank], phase: str) -> str:
+    """Return a name for the time between the bricks of the slowest rank.
+
+    In training, this is the part of the step that takes longest in comparison with the other ranks.
+    """
+    own = _parts_ns(slowest.record, phase)
+    usual = [_parts_ns(other.record, phase) for other in others]
+    excess_ns = {part: took - median(each.get(part, 0.0) for each in usual) for part, took in own.items()}
+    part = max(excess_ns, key=lambda part: excess_ns[part], default=None)
+    if part is None or excess_ns[part] <= 0 or not all(usual):
+        return BETWEEN_BRICKS[0]
+    if part == TrainingPart.OTHER:
+        return f"the part `{part}` of its step, code of the loop itself"
+    return f"the part `{part}` of its step, outside of bricks"
+
+
+def _parts_ns(record: SourceRecord, phase: str) -> dict[str, float]:
+    """Return the mean times of the parts of the latest training steps, without communication.
+
+    Returns {} if they are unknown, or if several models have steps of this phase.
+    """
+    of_phase = [times for (name, _), times in record.training_times.items() if name == phase]
+    if len(of_phase) != 1:
+        return {}
+    (times,) = of_phase
+    return {part.name: part.sum_ns / times.steps for part in times.parts if part.name != TrainingPart.COMMUNICATION}
 
 
 def _rank(record: SourceRecord, slices: Sequence[Slice]) -> _Rank:

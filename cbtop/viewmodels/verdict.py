@@ -60,3 +60,12 @@ class Verdict:
     about: Subject
     gain_tokens_per_sec: float | None = None
     gain_if: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Withheld:
+    """The verdicts that are not shown, although their rules fire, and why their figures cannot be trusted."""
+
+    ids: tuple[str, ...]
+    about: str  # what these verdicts are about: "latency" or "speed"
+    reason: str  # a clause, to be written after "because"

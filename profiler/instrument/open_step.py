@@ -145,7 +145,9 @@ class OpenStep:
 
     __slots__ = (
         "_begun_ns",
+        "_end_evaluation",
         "_in_burst",
+        "_may_be_training",
         "_noting",
         "_sampling",
         "_unit",
@@ -178,10 +180,16 @@ class OpenStep:
         self._begun_ns = clock.perf_counter_ns()
         warm_ups = steps.profiler_steps.warm_ups
         name = phase if warm_ups is None else warm_ups.named(phase, steps.model)
+        # Whether this is a forward of a training step that is not known as such, because no optimizer has run yet.
+        self._may_be_training = steps.training is None and torch.is_grad_enabled() and steps.may_begin_training()
+        if self._may_be_training and not name.endswith(WARM_UP):
+            name += WARM_UP
         step = self.active = ActiveStep(steps.profiler_steps, name, tokens, steps.model)
         step.sequences, step.cached = sequences or None, cached
         self._in_burst: KernelRecording | HostCalls | CountedStep | None = None
         self._noting: Noting | None = None
+        # Called at the end of this step, if it interrupts a training step.
+        self._end_evaluation: Callable[[], None] | None = None
 
     @property
     def has_calls(self) -> bool:
@@ -190,6 +198,8 @@ class OpenStep:
 
     def begin(self) -> None:
         self._unit.open.append(self)
+        if self.steps.training:
+            self._end_evaluation = self.steps.training.begin_evaluation()
         by_kernels = self.steps.kernel_steps
         if by_kernels is not None:
             if not self._is_due(by_kernels):
@@ -219,7 +229,8 @@ class OpenStep:
                 steps.follow(None)
             if by_kernels is not None and by_kernels.times_host:
                 self._note_in(by_kernels.begin_host(self.active.key))
-        if self.active.key[1].endswith(WARM_UP) and self._in_burst is None and len(self._unit.open) == 1:
+        is_counted = self.active.key[1].endswith(WARM_UP) and not self._may_be_training
+        if is_counted and self._in_burst is None and len(self._unit.open) == 1:
             self._in_burst = steps.contents.begin(self.active.key[1], is_recorded=self.is_recorded)
 
     @_unless_it_fails
@@ -283,6 +294,9 @@ class OpenStep:
                 self.steps.guard.drop(self)
             if self._in_burst is not None:
                 self._end_in_burst()
+            if self._end_evaluation is not None:
+                self._end_evaluation()
+                self._end_evaluation = None
             opened = self._unit.open
             if self not in opened:
                 return
@@ -294,7 +308,7 @@ class OpenStep:
                 except BaseException:  # a signal handler interrupted this: try again
                     self.active.__exit__(kind, error, trace)
                     raise
-                if kind is None and self.active.key[1].endswith(WARM_UP):
+                if kind is None and self.active.key[1].endswith(WARM_UP) and not self._may_be_training:
                     took_ns = clock.perf_counter_ns() - self._begun_ns
                     self.steps.profiler_steps.warm_ups.took(
                         self.call.phase, self.steps.model, took_ns, self.call.tokens or self.call.sequences

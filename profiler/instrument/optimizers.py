@@ -22,7 +22,7 @@ from cbtop.profiler.instrument.functions import TimedFunctions
 from cbtop.profiler.instrument.generation import Function
 from cbtop.profiler.instrument.gradient_hooks import GradientHooks
 from cbtop.profiler.instrument.module_tree import dictionary_of, modules_of
-from cbtop.profiler.instrument.training import ThreadTraining, TrainingSteps, mode_of, training_here
+from cbtop.profiler.instrument.training import ThreadTraining, TrainingSteps, training_here
 from cbtop.profiler.instrument.training_kernels import GpuTrainingSteps
 from cbtop.profiler.instrument.trouble import log_own_error
 from cbtop.protocol import clock
@@ -166,7 +166,7 @@ def _train(model: TimedModel) -> None:
     """Show the steps of `model` as training steps from now on, unless stamps time its device."""
     if model.training is None and model.path is model.times:
         model.training = TrainingSteps(model) if model.kernel_steps is None else GpuTrainingSteps(model)
-        model.training.mode = mode_of(model)
+        model.training.mode = model.training_mode()
         model.in_python = True
         if not model.trains:
             model.trains = True
@@ -243,7 +243,7 @@ def _end_step(here: ThreadTraining, phase: str, now_ns: int) -> None:
         here.give_up()
         here.clock.restart(now_ns)
     else:
-        training.mode = mode_of(steps)
+        training.mode = steps.training_mode()
         without_dynamo(training.ended, here, phase, now_ns)
 
 

@@ -19,11 +19,16 @@ from torch import get_autocast_dtype, is_autocast_enabled
 from cbtop.profiler.instrument.adapters import state_of_adapters
 from cbtop.profiler.instrument.eager_stamps import Timing
 from cbtop.profiler.instrument.kernel_bursts import bursts_of
-from cbtop.profiler.instrument.module_tree import first_trained
+from cbtop.profiler.instrument.module_tree import dictionary_of, first_trained
 from cbtop.profiler.instrument.multiplied import AUTOCAST_DEVICES, Mode
 from cbtop.profiler.instrument.step_contents import StepContents
 from cbtop.profiler.instrument.swapping import swapped_in, swaps
-from cbtop.profiler.instrument.torch_internals import version_of, without_torch_function
+from cbtop.profiler.instrument.torch_internals import (
+    has_made_optimizer,
+    submodules,
+    version_of,
+    without_torch_function,
+)
 from cbtop.profiler.instrument.wrapping import BrickCall
 from cbtop.protocol.messages import Training
 
@@ -37,6 +42,7 @@ if TYPE_CHECKING:
     from cbtop.profiler.profiler import BrickProfiler
 
 LOOK_EVERY = 8  # number of recorded steps per check of the model; a check takes as long as timing all modules
+MOST_FIRST_FORWARDS = 64  # maximum number of forwards of a first training step that are recognised
 MODULES_PER_STEP = 200  # modules that are checked per recorded step, on average; this takes 0.3 ms
 
 
@@ -48,6 +54,7 @@ class TimedModel(ABC):
         "_adapted",
         "_asked",
         "_device",
+        "_first_forwards",
         "bursts",
         "calls",
         "calls_are_in",
@@ -102,6 +109,7 @@ class TimedModel(ABC):
         self.named: Sequence[BrickCall] = ()
         self.guard: Guard | None = None  # looks for values that are not finite in recorded steps
         self.training: Any = None  # the model's TrainingSteps, if an optimizer changes its weights
+        self._first_forwards = 0  # number of calls that may have been forwards of the first training step
         self.in_python = False  # whether Python handles the model's calls even if the hot path is compiled
         self.is_of_runner = False  # True: each call of its runner is a step. False: each call of the model is
         self.on_device: dict[Hashable, Hashable] = {}  # brick on the device, by the brick that the host times
@@ -201,6 +209,31 @@ class TimedModel(ABC):
         if not self.recorded_steps and not self.is_of_runner:
             with without_torch_function():  # hides cbtop's calls from the host's `__torch_function__`
                 self.changed()
+
+    def may_begin_training(self) -> bool:
+        """Return whether a call with gradients may be a forward of the first training step, which has not ended yet.
+
+        True in training mode, if the process has made an optimizer. After MOST_FIRST_FORWARDS such calls, the model
+        does not train.
+        """
+        if self._first_forwards >= MOST_FIRST_FORWARDS or self.path is not self.times or not self.training_mode():
+            return False
+        root = self.root()
+        if root is None or not has_made_optimizer() or first_trained(root) is None:
+            return False
+        self._first_forwards += 1
+        # C code would begin the next forward like a step of inference.
+        self.in_python = self.guard is not None or self.is_of_runner or self._first_forwards < MOST_FIRST_FORWARDS
+        return True
+
+    def training_mode(self) -> bool | None:
+        """Return whether the model is in training mode, or None if the model no longer exists."""
+        root = self.root()
+        if root is None:
+            return None
+        inside = submodules(root).get("_orig_mod")  # the wrapper of torch.compile has no mode of its own
+        mode: bool | None = dictionary_of(root if inside is None else inside).get("training")
+        return mode
 
     def look_for_gradients(self) -> None:
         """Check the first weight that requires a gradient. If it is trained, announce that the process trains.

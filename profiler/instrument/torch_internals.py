@@ -15,7 +15,7 @@ from operator import attrgetter
 from types import CodeType
 from typing import Any
 
-from torch import _C, Tensor, _foreach_norm, cuda, nn
+from torch import _C, Tensor, _foreach_norm, cuda, nn, optim
 from torch._C import (
     DisableTorchFunction,
     _DisableTorchDispatch,
@@ -89,6 +89,19 @@ def is_compile_used() -> bool:
         return False
     backends = getattr(frames, "cached_backends", None)
     return backends is None or any([backend is not None for backend in backends.values()])
+
+
+# --- optimizers -------------------------------------------------------------------------------------------------
+
+
+def has_made_optimizer() -> bool:
+    """Return whether the process has made an optimizer. torch wraps `step` of its class then."""
+    kinds: list[type] = [optim.Optimizer]
+    for kind in kinds:
+        kinds += type.__subclasses__(kind)
+        if getattr(vars(kind).get("step"), "hooked", False):
+            return True
+    return False
 
 
 # --- CUDA -------------------------------------------------------------------------------------------------------

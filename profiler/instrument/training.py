@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple
-from weakref import ref
+from weakref import finalize, ref
 
 import torch
 
@@ -29,12 +29,11 @@ from cbtop.profiler.instrument.capturing import captures
 from cbtop.profiler.instrument.communication_times import StepCommunication, together
 from cbtop.profiler.instrument.governor import FLOOR, LEAST_USED, SAMPLES, USED, median_of
 from cbtop.profiler.instrument.host_steps import noting_cost
-from cbtop.profiler.instrument.module_tree import dictionary_of
 from cbtop.profiler.instrument.open_step import Noting
 from cbtop.profiler.instrument.phases import Call
-from cbtop.profiler.instrument.torch_internals import submodules
 from cbtop.profiler.instrument.training_calls import GRADIENT_SYNC, Part, StepCalls
 from cbtop.profiler.positions import finder
+from cbtop.profiler.recorder import RingRecorder
 from cbtop.profiler.steps import STEP
 from cbtop.protocol import clock
 from cbtop.protocol.messages import Sampling
@@ -188,6 +187,11 @@ class ThreadTraining:
         self.forget()
         self.clock.restart(None)
 
+    def end_evaluation(self) -> None:
+        """End a step of inference between the micro-batches of this step."""
+        if self.clock.is_in is TrainingPart.EVALUATION:
+            self.clock.end(clock.perf_counter_ns())
+
     def record_no_more(self) -> None:
         """Stop recording the step. It still counts as a plain step."""
         self.stop_noting()
@@ -268,6 +272,12 @@ class TrainingSteps:
 
     def __init__(self, steps: TimedModel) -> None:
         self._steps = ref(steps)
+        self._profiler, self._model = ref(steps.profiler), steps.model
+        at_end = finalize(steps, self._tell_rest)  # when the model is gone, or when the process ends
+        setattr(at_end, "atexit", False)  # noqa: B010 - typeshed does not know it
+        recorder = steps.profiler.parts.recorder
+        if isinstance(recorder, RingRecorder):
+            recorder.before_goodbye(at_end)
         self._due_ns = 0
         self._recorded = self._seen = 0
         self._first_ns = self._paid_ns = 0
@@ -313,6 +323,17 @@ class TrainingSteps:
         if model.guard is not None:
             model.guard.begin(forward, TRAIN, is_counted=here.forwards == 1, is_watched=here.calls is not None)
         return forward
+
+    def begin_evaluation(self) -> Callable[[], None] | None:
+        """Begin a step of inference, which interrupts the part of the training step that has begun in this thread.
+
+        Returns the function that ends the interruption, or None without a training step.
+        """
+        here = training_here()
+        if here.steps is None or here.clock.is_in is TrainingPart.EVALUATION:
+            return None
+        here.clock.begin(TrainingPart.EVALUATION, clock.perf_counter_ns())
+        return here.end_evaluation
 
     def _calls(self, model: TimedModel, here: ThreadTraining, now_ns: int) -> StepCalls | None:
         """Return an object that records the calls of the step with the first forward now.
@@ -401,7 +422,7 @@ class TrainingSteps:
         parts = times.parts | {TrainingPart.BACKWARD: backward_ns - own_ns}
         latest.append(StepTimes(times.wall_ns - own_ns, parts, times.communication))
         if self._is_time_to_tell(phase, len(latest)):
-            self._tell(model, phase, latest)
+            self._tell(phase, latest)
 
     def _is_time_to_tell(self, phase: str, steps: int) -> bool:
         """Count a step with known parts. Returns whether to announce the parts of the latest `steps` steps now."""
@@ -414,8 +435,22 @@ class TrainingSteps:
         self._told_ns[phase] = now_ns
         return True
 
-    def _tell(self, model: TimedModel, phase: str, latest: Collection[StepTimes]) -> None:
+    def _tell_rest(self) -> None:
+        """Announce the parts of steps since the last announcement, because no more steps follow."""
+        if self._untold:
+            self._untold = 0
+            for phase, latest in self._known().items():
+                self._tell(phase, latest)
+
+    def _known(self) -> dict[str, Collection[StepTimes]]:
+        """Return the times of the latest steps with known parts, by phase."""
+        return dict(self._latest)
+
+    def _tell(self, phase: str, latest: Collection[StepTimes]) -> None:
         """Announce the times of the steps in `latest`."""
+        profiler = self._profiler()
+        if profiler is None:
+            return
         found = []
         for part in TrainingPart:
             each = [one.parts.get(part, 0) for one in latest]
@@ -423,7 +458,7 @@ class TrainingSteps:
                 found.append(PartTime(part, sum(each), round(statistics.median(each))))
         wall_ns = sum(one.wall_ns for one in latest)
         communication = together([one.communication for one in latest])
-        model.profiler.announce(TrainingTimes(phase, model.model, len(latest), wall_ns, tuple(found), communication))
+        profiler.announce(TrainingTimes(phase, self._model, len(latest), wall_ns, tuple(found), communication))
 
     def _pay(self, model: TimedModel, calls: StepCalls, now_ns: int) -> None:
         """Measure the cost of recording the step that ended at `now_ns`."""
@@ -473,16 +508,6 @@ def _bricks_in(ranges: list[tuple[TrainingPart, int, int]]) -> Iterator[tuple[Br
         around = part
 
 
-def mode_of(model: TimedModel) -> bool | None:
-    """Return whether `model` is in training mode, or None if the model no longer exists."""
-    root = model.root()
-    if root is None:
-        return None
-    inside = submodules(root).get("_orig_mod")  # the wrapper of torch.compile has no mode of its own
-    mode: bool | None = dictionary_of(root if inside is None else inside).get("training")
-    return mode
-
-
 def is_in_training(model: TimedModel) -> bool:
     """Return whether a call of `model` now belongs to a training step. Otherwise it is a step of inference.
 
@@ -493,9 +518,11 @@ def is_in_training(model: TimedModel) -> bool:
     if not model.profiler.enabled:
         return False
     here = training_here()
+    if here.clock.is_in is TrainingPart.EVALUATION:
+        return False
     if here.clock.is_in is not None:
         return True
-    is_trained = torch.is_grad_enabled() and (here.steps is not None or mode_of(model) == model.training.mode)
+    is_trained = torch.is_grad_enabled() and (here.steps is not None or model.training_mode() == model.training.mode)
     if not is_trained and here.steps is None:
         here.give_up()  # this is an evaluation between two training steps
     elif not is_trained and here.calls is not None:

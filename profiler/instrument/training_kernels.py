@@ -26,7 +26,7 @@ import statistics
 import weakref
 from _thread import get_ident
 from collections import Counter, deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Collection, Hashable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -392,7 +392,7 @@ class GpuTrainingSteps(TrainingSteps):
             return
         if self._unsettled:
             self._unsettled -= 1
-        else:
+        elif TrainingPart.EVALUATION not in step.times.parts:  # otherwise the evaluation would count as `no kernel`
             self._walls_ns.setdefault(step.phase, deque(maxlen=MAX_TIMED_STEPS)).append(step.wall_ns)
 
     def _record_kernels(
@@ -413,7 +413,7 @@ class GpuTrainingSteps(TrainingSteps):
         windows = self._windows.setdefault(step.phase, deque(maxlen=MAX_TIMED_STEPS))
         windows.append(parts)
         if self._is_time_to_tell(step.phase, len(windows)):
-            self._tell(model, step.phase, self._closed(step.phase))
+            self._tell(step.phase, self._closed(step.phase))
         self._told += 1
         if self._told == 1:
             model.measured(BY_KERNELS + IDLE_BEFORE)
@@ -445,6 +445,9 @@ class GpuTrainingSteps(TrainingSteps):
             parts = kernels | waits | {TrainingPart.NO_KERNEL: left_ns}
             found.append(StepTimes(busy_ns + rest_ns, parts, communication))
         return found
+
+    def _known(self) -> dict[str, Collection[StepTimes]]:
+        return super()._known() | {phase: self._closed(phase) for phase in self._windows}
 
     def _pay(self, model: TimedModel, calls: StepCalls, now_ns: int) -> None:
         if isinstance(calls, StepKernels):

@@ -43,6 +43,8 @@ from tests.cbtop.recorded import Clock, apply, source_of
 LAYERS = 3
 LATEST = 64  # number of steps in one report of the process
 UPDATE_NS = 500_000_000
+# parts that a process only reports if they take time
+_ABSENT = TrainingPart.COMMUNICATION, TrainingPart.EVALUATION, TrainingPart.NO_KERNEL
 FORWARD_US = {BrickId.RMS_NORM: 200.0, BrickId.QKV_PROJECTION: 1_000.0, BrickId.DOWN_PROJECTION: 1_800.0}
 BACKWARD_FACTOR = 2.0
 
@@ -205,7 +207,7 @@ class _Steps:
         parts = []
         for part in TrainingPart:
             ns = [step.get(part, 0) for step in latest]
-            if any(ns) or part not in (TrainingPart.COMMUNICATION, TrainingPart.NO_KERNEL):
+            if any(ns) or part not in _ABSENT:
                 parts.append(PartTime(part.value, sum(ns), median_low(ns)))
         wall_ns = sum(part.sum_ns for part in parts)
         communication = self._communication(latest)

@@ -479,3 +479,15 @@ def test_a_process_that_runs_no_script_is_called_as_it_was_started(
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
     monkeypatch.setattr(sys, "argv", argv)
     assert recorder_module._program() == program
+
+
+def test_last_figures_are_announced_once_before_the_goodbye(runtime: Path) -> None:
+    recorder = RingRecorder(runtime)
+    recorder.announce(Activity("a"))
+    recorder.open()
+    recorder.before_goodbye(lambda: recorder.announce(Activity("last")))
+    recorder.before_goodbye(lambda: 1 // 0)
+    recorder.close("done")
+    recorder.close("again")
+    assert said_in(runtime) == [Activity("a"), Activity("last"), Goodbye("done")]
+    assert recorder.failures == 1

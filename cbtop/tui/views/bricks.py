@@ -20,7 +20,7 @@ from cbtop.tui.views.base import View
 from cbtop.tui.views.books import TimeBreakdownPanel
 from cbtop.tui.views.brick_columns import brick_columns, change_column, rank_columns
 from cbtop.tui.views.brick_detail import ALL_LINES, LEAST_LINES, BrickDetail
-from cbtop.tui.views.training import training_columns, training_rows
+from cbtop.tui.views.training import passes_of, training_columns, training_rows
 from cbtop.tui.widgets.filter import Filter
 from cbtop.tui.widgets.lines import clean
 from cbtop.tui.widgets.sorted_table import SortedTable
@@ -42,7 +42,8 @@ class Bricks(View):
         "Every brick of the phase shown, summed over the layers, by exclusive time: without the time "
         "of bricks inside it. The line at the bottom closes the books: a step's wall time is its bricks, the named "
         "gaps between them, and what is left unattributed. "
-        "In training steps a row has the forward and backward passes of a brick. "
+        "In training steps a row has the forward and backward passes of a brick, and ⏎ shows the details of the next "
+        "pass. "
         "On a wide terminal the calls of all bricks stand on one scale of time under the table."
     )
     columns_doc = tuple(
@@ -60,6 +61,8 @@ class Bricks(View):
         Binding("slash", "filter", "filter", key_display="/"),
         Binding("escape", "back", "back", show=False),
     ]
+
+    _pass = 0  # index of the pass of a brick whose details are shown
 
     def compose(self) -> ComposeResult:
         self._table: SortedTable[BrickRow] = SortedTable(
@@ -141,12 +144,28 @@ class Bricks(View):
 
     def _show_detail(self) -> None:
         if self._detail.display and self.source is not None:
-            self._detail.show_brick(self._table.current, self.source)
+            passes = self._passes()
+            self._detail.show_brick(passes[min(self._pass, len(passes) - 1)] if passes else None, self.source)
+
+    def _passes(self) -> list[BrickRow]:
+        """Return the brick under the cursor. In training steps, return the rows of all of its passes."""
+        brick, source = self._table.current, self.source
+        if brick is None or source is None:
+            return []
+        is_of_passes = source.training is not None and source.ranks is None
+        return passes_of(brick, source.bricks) if is_of_passes else [brick]
 
     def on_table_moved(self, event: Table.Moved) -> None:
+        self._pass = 0
         self._show_detail()
 
     def action_toggle_detail(self) -> None:
+        """Show or hide the details. If a brick has several passes, show the next pass before hiding the details."""
+        if self._detail.display and self._pass + 1 < len(self._passes()):
+            self._pass += 1
+            self._show_detail()
+            return
+        self._pass = 0
         self.set_class(not self.has_class("-detail"), "-detail")
         self._lay_out()
         self.call_after_refresh(self._show_detail)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cbtop import units
+from cbtop.protocol.vocabulary import is_training
 from cbtop.text import breakdown_text, merge_text, range_text, rate_text, recording_text, source_text, time_text
 from cbtop.tui.views.looks import state_badge
 from cbtop.tui.widgets.bars import bar
@@ -149,9 +150,9 @@ def _tile_list(source: SourceView) -> list[_Tile]:
 def _latencies(steps: StepsView) -> tuple[str, tuple[float | None, float | None, float | None]]:
     """Return (a word for the unit, (p50, p99, max) in µs).
 
-    The times are of a token or, if the time of a token is unknown, of a step.
+    The times are of a token. In training, or if the time of a token is unknown, they are of a step.
     """
-    if steps.why_no_us_per_token:
+    if steps.why_no_us_per_token or is_training(steps.phase):
         return "ms/step", (steps.p50_us, steps.p99_us, steps.max_us)
     return "ms/token", (steps.us_per_token_p50, steps.us_per_token_p99, steps.us_per_token_max)
 
@@ -168,8 +169,10 @@ def _latency_tiles(steps: StepsView | None) -> list[_Tile]:
 def _reason_tile(steps: StepsView | None) -> list[_Tile]:
     """Return a tile with the reason why the time of a token is unknown.
 
-    Return [] if it is known or tokens are not reported.
+    Return [] if it is known, in training, or if tokens are not reported.
     """
+    if steps is not None and is_training(steps.phase):
+        return []
     why = NO_STEP if steps is None or not steps.count else steps.why_no_us_per_token if steps.tokens else ""
     return [_Tile("ms/token", ((f"{units.NOT_MEASURED}: {why}", "dim"),))] if why else []
 

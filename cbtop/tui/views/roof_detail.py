@@ -20,15 +20,15 @@ from cbtop.tui.widgets.drawing import Drawing
 from cbtop.tui.widgets.lines import BLANK, Line, clean, clip, fit_line, rule, width_of, wrap_line
 from cbtop.tui.widgets.parts import ScreenPart, parts_lines
 from cbtop.viewmodels.bricks import BrickRow, SizePoint
-from cbtop.viewmodels.roofline import CeilingRow, advice_at_a_peak, peaks_over
+from cbtop.viewmodels.roofline import CeilingRow, advice_at_a_peak, peaks_over, why_no_roof
 from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.verdicts.base import gain_inside
 
 LEAST_LINES = 5  # minimum height of the panel in lines
+FAR_PERCENT = 30.0  # a brick below this percentage of every roof is far below all of them
+_BELOW = "launches, waiting, small shapes, scattered reads, or work beside the arithmetic, as unpacking weights."
 _ADVICE = {
     MEMORY: "Move fewer bytes (smaller weights, a fused kernel), or let more sequences share each read.",
-    NO_ROOF: "Far below every roof: launches, waiting, small shapes, scattered reads, or work beside the arithmetic, "
-    "as unpacking weights.",
     SHARED: "Steps ran at once and share the roofs: together they may be at one, each far below it.",
 }
 
@@ -95,13 +95,37 @@ def _said(brick: BrickRow, ceilings: Sequence[CeilingRow], every: Sequence[Ceili
 
     `every` contains all compute roofs, also for data types that the brick does not use.
     """
-    said = advice_at_a_peak(brick, every) if brick.bound == COMPUTE else _ADVICE.get(brick.bound or "", "")
+    if brick.bound == COMPUTE:
+        said = advice_at_a_peak(brick, every)
+    elif brick.bound == NO_ROOF:
+        said = _below_all(brick, ceilings)
+    else:
+        said = _ADVICE.get(brick.bound or "", "")
+    if brick.bound is None and (why := why_no_roof(brick, every)):
+        said = f"% of roof n/a: {why}."
     near = _other_roof(brick, ceilings)
     if near is not None:
         said = f"Limited by {clean(near.name)}, a lower roof than that of its % of roof. {said}"
     if brick.above_roof:
         said = f"Faster than memory: {_where_from(brick, ceilings)}"
     return wrap_line((("  → ", "faint"),), ((said, "strong"),), width - 1) if said else []
+
+
+def _below_all(brick: BrickRow, ceilings: Sequence[CeilingRow]) -> str:
+    """Return what may limit a brick that no roof limits, with the largest share of a roof that it reaches."""
+    shares = [share for ceiling in ceilings if (share := _reached(brick, ceiling)) is not None]
+    largest = max(shares, default=0.0)
+    if largest < FAR_PERCENT:
+        return f"Far below every roof: {_BELOW}"
+    return f"At {units.percent(largest)} of the nearest roof. The rest may be {_BELOW}"
+
+
+def _reached(brick: BrickRow, ceiling: CeilingRow) -> float | None:
+    """Return the rate of the brick in percent of a roof."""
+    if ceiling.kind == "cache":
+        return None
+    rate = brick.gflops if ceiling.kind == "compute" else brick.gb_per_sec
+    return None if rate is None else 100 * rate / ceiling.value
 
 
 def _other_roof(brick: BrickRow, ceilings: Sequence[CeilingRow]) -> CeilingRow | None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from cbtop import units
-from cbtop.protocol.vocabulary import TrainingPart
+from cbtop.protocol.vocabulary import BACKWARD, RECOMPUTE, TrainingPart
 from cbtop.text import training_text
 from cbtop.text.row_filter import BY_NAME
 from cbtop.text.statistics import statistic
@@ -42,10 +42,12 @@ LOOKS: dict[str, PartLook] = {
     TrainingPart.CLIP: PartLook("attention", "fill-attention", "‖"),
     TrainingPart.OPTIMIZER: PartLook("other", "fill-other", "▲"),
     TrainingPart.ZERO_GRAD: PartLook("norm", "fill-norm", "○"),
+    TrainingPart.EVALUATION: PartLook("attention", "fill-attention", "▹"),
     TrainingPart.OTHER: PartLook("unknown", "fill-unknown", "░", "░"),
     TrainingPart.NO_KERNEL: PartLook("gap", "fill-gap", "·", "·"),
 }
 _UNKNOWN_PART = PartLook("communication", "fill-communication", "■")
+PASSES = "", BACKWARD, RECOMPUTE  # suffixes of a brick's name, in the order of the passes
 _INDENT: Line = (("  ", ""),)
 _SPACE: Line = (("  ", ""),)  # blanks between two entries of the legend
 
@@ -106,6 +108,13 @@ def training_rows(bricks: Sequence[BrickRow]) -> tuple[BrickRow, ...]:
     for row in sorted(bricks, key=lambda row: bool(pass_of(row.name)[1])):
         rows.setdefault(pass_of(row.name)[0], row)
     return tuple(rows.values())
+
+
+def passes_of(brick: BrickRow, bricks: Sequence[BrickRow]) -> list[BrickRow]:
+    """Return the rows of all passes of a brick: forward, backward, recomputed forward. `brick` is one of them."""
+    name = pass_of(brick.name)[0]
+    found = [row for row in bricks if pass_of(row.name)[0] == name and row.category is brick.category]
+    return sorted(found, key=lambda row: PASSES.index(pass_of(row.name)[1])) or [brick]
 
 
 def training_columns(

@@ -7,11 +7,13 @@ from functools import lru_cache
 
 from cbtop import units
 from cbtop.protocol.vocabulary import is_warm_up
+from cbtop.text import source_text
 from cbtop.tui.widgets.lines import BLANK, Line, clean, fit_line, join, plain, rule, wrap_line
 from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.verdict import Severity, Verdict
 
 _LOOKS = {Severity.ERROR: ("✗", "strong bad"), Severity.WARNING: ("▲", "strong warn"), Severity.NOTE: ("·", "accent")}
+_LEAST_WITHHELD = 5  # minimum height in lines at which withheld verdicts are named
 _LEAST_SENTENCE = 40  # minimum width in cells of a sentence that is followed by the gain
 
 
@@ -21,6 +23,20 @@ def verdict_lines(source: SourceView, width: int, height: int) -> list[Line]:
     Free lines show advice and the complete texts. If the advice does not fit, the gain follows the sentence.
     """
     verdicts = source.verdicts
+    if withheld := _withheld(source, width):
+        if height < _LEAST_WITHHELD:
+            return _lines(source, verdicts, width, height)
+        return [*_lines(source, verdicts, width, height - len(withheld)), *withheld]
+    return _lines(source, verdicts, width, height)
+
+
+def _withheld(source: SourceView, width: int) -> list[Line]:
+    """Return how many verdicts are withheld and why, or [] without any."""
+    said = source_text.withheld(source.withheld)
+    return wrap_line((("  · ", "faint"),), ((said, "dim"),), width) if said else []
+
+
+def _lines(source: SourceView, verdicts: Sequence[Verdict], width: int, height: int) -> list[Line]:
     if not verdicts:
         return [rule((("verdicts", "dim"),), width), _no_verdict(source)]
     shown = verdicts[: height - 1]
@@ -51,7 +67,8 @@ def _no_verdict(source: SourceView) -> Line:
 
 def most_verdict_lines(source: SourceView, width: int) -> int:
     """Return the number of lines that the complete texts of all verdicts need."""
-    return 1 + max(1, sum(len(lines) for verdict in source.verdicts for lines in _texts(verdict, width)))
+    texts = sum(len(lines) for verdict in source.verdicts for lines in _texts(verdict, width))
+    return 1 + max(1, texts) + len(_withheld(source, width))
 
 
 @lru_cache(maxsize=64)  # A verdict stays for at least a second, and each frame needs its texts twice.

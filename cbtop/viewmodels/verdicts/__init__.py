@@ -10,7 +10,7 @@ from collections.abc import Collection
 from cbtop.protocol.vocabulary import is_warm_up
 from cbtop.viewmodels.on_demand import LazyValue, with_parts
 from cbtop.viewmodels.source import SourceView
-from cbtop.viewmodels.verdict import Verdict
+from cbtop.viewmodels.verdict import Verdict, Withheld
 from cbtop.viewmodels.verdicts.at_the_roof import COMPUTE_BOUND, MEMORY_BOUND
 from cbtop.viewmodels.verdicts.base import Rule
 from cbtop.viewmodels.verdicts.below_resolution import BELOW_RESOLUTION
@@ -36,7 +36,7 @@ from cbtop.viewmodels.verdicts.recompute import RECOMPUTE
 from cbtop.viewmodels.verdicts.roof_unsure import ROOF_UNSURE
 from cbtop.viewmodels.verdicts.slower_than_baseline import SLOWER_THAN_BASELINE
 from cbtop.viewmodels.verdicts.slows_down import SLOWS_DOWN
-from cbtop.viewmodels.verdicts.starved import STARVED
+from cbtop.viewmodels.verdicts.starved import STARVED, why_starved
 from cbtop.viewmodels.verdicts.straggler import STRAGGLER
 from cbtop.viewmodels.verdicts.stuck import STUCK
 from cbtop.viewmodels.verdicts.waits_for_rank import WAITS_FOR_RANK
@@ -96,15 +96,37 @@ OF_LATENCY = (
 def judged(view: SourceView, silenced: Collection[str] = ()) -> SourceView:
     """Return `view` with its verdicts. Verdicts with an id in `silenced` are left out.
 
-    The speed of a process is not judged if it has only warm-up steps. The verdicts OF_LATENCY are left out while the
-    process waits for a processor.
+    The speed of a process is not judged if it has only warm-up steps. The verdicts OF_LATENCY are withheld while the
+    process waits for a processor. `withheld` names the verdicts that this leaves out, and those that waits for a
+    processor may explain.
     """
-    rules = OF_WARM_UP if view.phase is not None and is_warm_up(view.phase) else VERDICTS
+    wanted = [rule for rule in VERDICTS if rule.id not in silenced]
+    is_early = view.phase is not None and is_warm_up(view.phase)
+
+    def trusted() -> list[Rule]:
+        if is_early:
+            return [rule for rule in wanted if rule in OF_WARM_UP]
+        is_starved = STARVED.find(view) is not None
+        return [rule for rule in wanted if not (is_starved and rule in OF_LATENCY)]
 
     def verdicts() -> tuple[Verdict, ...]:
-        is_starved = rules is VERDICTS and STARVED.find(view) is not None
-        asked = [rule for rule in rules if rule.id not in silenced and not (is_starved and rule in OF_LATENCY)]
-        found = (rule.judge(view) for rule in asked)
+        found = (rule.judge(view) for rule in trusted())
         return tuple(verdict for verdict in found if verdict is not None)
 
-    return with_parts(view, verdicts=LazyValue(verdicts))
+    def withheld() -> Withheld | None:
+        kept = trusted()
+        if not is_early and not view.waiting_percent and len(kept) == len(wanted):
+            return None
+        # Waits may explain what a rule would find. So ask the rules as if the waits were unknown.
+        unexplained = view if is_early else with_parts(view, waiting_percent=None)
+        shown = {verdict.id for verdict in made.value()}
+        others = [rule for rule in wanted if rule.id not in shown and rule is not STARVED]
+        ids = tuple(rule.id for rule in others if rule.find(unexplained) is not None)
+        if not ids:
+            return None
+        if is_early:
+            return Withheld(ids, "speed", "only warm-up steps have ended")
+        return Withheld(ids, "latency", why_starved(view))
+
+    made = LazyValue(verdicts)
+    return with_parts(view, verdicts=made, withheld=LazyValue(withheld))

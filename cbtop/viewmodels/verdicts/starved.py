@@ -45,6 +45,15 @@ def is_explained_by_waiting(view: SourceView, longer_percent: float) -> bool:
     return view.waiting_percent is not None and view.waiting_percent >= EXPLAINED * longer_percent
 
 
+def why_starved(view: SourceView) -> str:
+    """Return how long the process waited for a processor, as a clause."""
+    waited = view.waiting_percent
+    if waited is None:
+        found = processor_times(view)
+        waited = found[0] - found[1] if found is not None else None
+    return f"the process waited for a processor {percent(waited)} of the time"
+
+
 def _find(view: SourceView) -> Finding | None:
     waited = view.waiting_percent
     if waited is not None:

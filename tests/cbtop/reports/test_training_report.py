@@ -117,3 +117,11 @@ def test_a_process_that_reports_no_parts_has_a_table_of_bricks(tmp_path: Path) -
     text = REPORTS["text"]([view], ["training"])
     assert "parts n/a (the process has not reported them)" in text
     assert "backward µs" in text
+
+
+def test_training_has_no_time_of_a_token(tmp_path: Path) -> None:
+    found = trained(tmp_path, Training(tokens=4_096)).one()
+    text = REPORTS["text"]([found], [OVERVIEW])
+    assert "tokens/s" in text
+    assert "step p50" in text
+    assert "ms/token" not in text

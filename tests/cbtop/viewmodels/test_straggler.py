@@ -20,7 +20,8 @@ from cbtop.daemon.source import Source
 from cbtop.profiler.analysis.node_columns import COLUMNS
 from cbtop.profiler.definitions import BrickDefinition
 from cbtop.protocol.messages import HostHello, Manifest, Node
-from cbtop.protocol.vocabulary import BrickCategory, NodeKind
+from cbtop.protocol.training_messages import PartTime, TrainingTimes
+from cbtop.protocol.vocabulary import BrickCategory, NodeKind, TrainingPart
 from cbtop.viewmodels.straggler import MIN_SLICES, bound_of_median, job_of, straggler
 from tests.cbtop.recorded import Clock, apply, profiler_in, said_at, source_of
 
@@ -225,6 +226,31 @@ class MadeRank:
         totals, none = np.array([columns[name] for name in COLUMNS]), np.zeros(0, np.int64)
         self.record.stats.take_over(np.arange(1, nodes + 1), totals, none, none, {})
         self.record.busy.tick(self.now_ns, self.record.nodes, self.record.stats)
+
+
+@pytest.mark.parametrize(
+    ("part", "name"),
+    [
+        (TrainingPart.OTHER, "the part `other` of its step, code of the loop itself"),
+        (TrainingPart.FORWARD, "the part `forward` of its step, outside of bricks"),
+    ],
+)
+def test_time_between_bricks_of_training_is_named_by_the_part_of_the_step(part: TrainingPart, name: str) -> None:
+    ranks = [MadeRank(number) for number in range(3)]
+    for _ in range(SLICES + 1):
+        for rank, between_us in zip(ranks, (100, 600, 100), strict=True):
+            rank.slice(step_us=2000, brick_us=900, wait_us=1100 - between_us)
+    for rank, between_us in zip(ranks, (100, 600, 100), strict=True):
+        took_us = {part: between_us, TrainingPart.BACKWARD: 900, TrainingPart.COMMUNICATION: 1100 - between_us}
+        parts = tuple(PartTime(one, us * 1000, us * 1000) for one, us in took_us.items())
+        rank.record.training_times["decode", ""] = TrainingTimes("decode", "", 1, 2_000_000, parts)
+    said = straggler([rank.record for rank in ranks], "decode")
+    assert said is not None
+    assert (said.rank, said.brick) == (1, name)
+    ranks[0].record.training_times.clear()
+    unknown = straggler([rank.record for rank in ranks], "decode")
+    assert unknown is not None
+    assert unknown.brick == "gaps between its bricks"
 
 
 def verdict_on(histories: Sequence[Sequence[float]]) -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -49,6 +50,14 @@ def _dynamo_has_compiled_nothing() -> None:
     """
     if utils := sys.modules.get("torch._dynamo.utils"):
         utils.counters.clear()
+
+
+@pytest.fixture(autouse=True)
+def _optimizers_of_other_tests_do_not_count(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let only tests about training see that the process has made an optimizer."""
+    timed_model = sys.modules.get("cbtop.profiler.instrument.timed_model")
+    if timed_model and "optim" not in Path(request.path).read_text():
+        monkeypatch.setattr(timed_model, "has_made_optimizer", lambda: False)
 
 
 @pytest.fixture(autouse=True)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import gc
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,11 +18,13 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make torch")
 
-from cbtop.profiler.instrument import install, training, training_calls, uninstall  # noqa: E402
+from cbtop.profiler.instrument import install, timed_model, training, training_calls, uninstall  # noqa: E402
 from cbtop.profiler.instrument.training import StepClock, training_here  # noqa: E402
 from cbtop.profiler.instrument.training_calls import StepCalls  # noqa: E402
 from cbtop.profiler.profiler import BrickProfiler  # noqa: E402
-from cbtop.protocol.messages import Manifest, Node  # noqa: E402
+from cbtop.profiler.recorder import RingRecorder  # noqa: E402
+from cbtop.protocol.catalog import CatalogReader  # noqa: E402
+from cbtop.protocol.messages import Goodbye, Manifest, Node  # noqa: E402
 from cbtop.protocol.ring import FLAG_AMOUNTS, FLAG_LOOSE, FLAG_PLAIN  # noqa: E402
 from cbtop.protocol.training_messages import TrainingTimes  # noqa: E402
 from cbtop.protocol.vocabulary import NodeKind, TrainingPart, is_training  # noqa: E402
@@ -118,7 +124,50 @@ def bricks_of(memory: Memory) -> Counter[str]:
 
 def test_a_step_is_a_training_step_from_the_second_optimizer_step_on(memory: Memory) -> None:
     Training().steps(6)
-    assert steps_of(memory) == {"forward": 1, "train": 5}
+    assert steps_of(memory) == {"forward (warm-up)": 1, "train": 5}
+
+
+def test_forwards_before_the_first_optimizer_step_are_a_warm_up(memory: Memory) -> None:
+    loop = Training()
+    for _ in range(8):
+        loop.loss().backward()
+    loop.model.eval()
+    with torch.no_grad():
+        loop.model(loop.ids)
+    loop.model.train()
+    loop.loss().backward()
+    loop.optimizer.step()
+    loop.steps(2)
+    assert steps_of(memory) == {"forward": 1, "forward (warm-up)": 9, "train": 2}
+
+
+def test_an_optimizer_that_never_runs_makes_no_endless_warm_up(memory: Memory) -> None:
+    loop = Training()
+    for _ in range(timed_model.MOST_FIRST_FORWARDS + 6):
+        loop.model(loop.ids)
+    assert steps_of(memory) == {"forward": 6, "forward (warm-up)": timed_model.MOST_FIRST_FORWARDS}
+
+
+def test_inference_with_gradients_and_without_optimizer_is_no_warm_up(
+    memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timed_model, "has_made_optimizer", lambda: False)
+    loop = Training()
+    for _ in range(6):
+        loop.model(loop.ids)
+    assert steps_of(memory) == {"forward": 6}
+
+
+def test_an_optimizer_is_known_once_it_is_made() -> None:
+    program = """
+import torch
+from cbtop.profiler.instrument.torch_internals import has_made_optimizer
+before = has_made_optimizer()
+torch.optim.AdamW([torch.nn.Parameter(torch.ones(1))])
+print(before, has_made_optimizer())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "True"]
 
 
 def test_each_brick_has_its_forward_and_its_backward(memory: Memory) -> None:
@@ -175,7 +224,7 @@ def test_two_optimizers_after_one_backward_are_in_one_step(memory: Memory) -> No
         loop.loss().backward()
         for optimizer in both:
             optimizer.step()
-    assert steps_of(memory) == {"forward": 1, "train": 3}
+    assert steps_of(memory) == {"forward (warm-up)": 1, "train": 3}
 
 
 def test_two_models_that_train_in_turns_have_steps_of_their_names(memory: Memory) -> None:
@@ -183,7 +232,7 @@ def test_two_models_that_train_in_turns_have_steps_of_their_names(memory: Memory
     for _ in range(4):
         one.step()
         other.step()
-    assert steps_of(memory) == {"forward": 2, "train": 3, "train AdamW 2": 3}
+    assert steps_of(memory) == {"forward (warm-up)": 2, "train": 3, "train AdamW 2": 3}
 
 
 def test_the_name_of_an_optimizer_that_is_gone_is_free_again(memory: Memory) -> None:
@@ -301,6 +350,27 @@ def test_the_announced_parts_add_up_to_the_steps(memory: Memory, monkeypatch: py
     assert sum(part.sum_ns for part in said[-1].parts) == said[-1].wall_ns
 
 
+def test_the_parts_of_the_last_steps_are_announced_when_recording_ends(runtime: Path) -> None:
+    recorder = RingRecorder(runtime)
+    install(BrickProfiler(recorder=recorder))
+    try:
+        kept = Training()
+        kept.steps(12)
+        recorder.close("exit")
+    finally:
+        uninstall()
+        training_here().give_up()
+    said = list(CatalogReader(next(runtime.glob("*.catalog"))).read())
+    assert [message for message in said if isinstance(message, TrainingTimes)][-1].steps == 11
+    assert isinstance(said[-1], Goodbye)
+
+
+def test_a_model_that_is_gone_has_announced_its_last_steps(memory: Memory) -> None:
+    Training().steps(12)
+    gc.collect()
+    assert [message for message in memory.said if isinstance(message, TrainingTimes)][-1].steps == 11
+
+
 def test_without_attached_models_no_optimizer_hook_and_no_wrapper_stays(memory: Memory) -> None:
     Training().steps(2)
     uninstall()
@@ -310,7 +380,13 @@ def test_without_attached_models_no_optimizer_hook_and_no_wrapper_stays(memory: 
     assert not optimizer._global_optimizer_post_hooks
 
 
-PARTS = [TrainingPart.DATA_WAIT, TrainingPart.FORWARD, TrainingPart.BACKWARD, TrainingPart.OPTIMIZER]
+PARTS = [
+    TrainingPart.DATA_WAIT,
+    TrainingPart.FORWARD,
+    TrainingPart.BACKWARD,
+    TrainingPart.OPTIMIZER,
+    TrainingPart.EVALUATION,
+]
 
 
 @given(st.lists(st.tuples(st.sampled_from([*PARTS, None]), st.integers(0, 1000))))
@@ -541,7 +617,50 @@ def test_an_evaluation_between_micro_batches_has_all_its_steps(memory: Memory) -
         trained.optimizer.step()
     steps = steps_of(memory)
     assert steps["train"] == 5
-    assert steps["forward"] == 2 + 6  # two forwards of the first step, and six evaluations
+    assert (steps["forward (warm-up)"], steps["forward"]) == (2, 6)  # forwards of the first step, evaluations
+
+
+def test_an_evaluation_between_micro_batches_is_a_part_of_the_step(
+    memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training, "ANNOUNCE_NS", 0)
+    trained = Training()
+    pause = trained.model.head.register_forward_hook(lambda *_: None if trained.model.training else time.sleep(0.02))
+    for _ in range(6):
+        trained.loss().backward()
+        trained.model.eval()
+        with torch.no_grad():
+            trained.model(trained.ids)
+        trained.model.train()
+        time.sleep(0.01)
+        trained.loss().backward()
+        trained.optimizer.step()
+    pause.remove()
+    said = [message for message in memory.said if isinstance(message, TrainingTimes)][-1]
+    parts = {part.name: part.sum_ns / said.steps for part in said.parts}
+    assert parts[TrainingPart.EVALUATION] >= 20e6
+    assert parts[TrainingPart.OTHER] >= 10e6
+    assert parts[TrainingPart.OTHER] + parts[TrainingPart.FORWARD] < said.wall_ns / said.steps - 20e6
+    assert sum(part.sum_ns for part in said.parts) == said.wall_ns
+
+
+def test_generation_between_micro_batches_is_evaluation_too(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed: make torch")
+    monkeypatch.setattr(training, "ANNOUNCE_NS", 0)
+    config = transformers.GPT2Config(vocab_size=WORDS, n_positions=64, n_embd=16, n_layer=2, n_head=2)
+    model = transformers.GPT2LMHeadModel(config).train()
+    optimizer, ids = torch.optim.SGD(model.parameters(), lr=0.01), torch.ones(2, 8, dtype=torch.long)
+    for _ in range(6):
+        model(ids, labels=ids).loss.backward()
+        model.eval()
+        model.generate(ids, max_new_tokens=3, do_sample=False, pad_token_id=0)
+        model.train()
+        model(ids, labels=ids).loss.backward()
+        optimizer.step()
+    assert steps_of(memory)["train"] == 5
+    said = [message for message in memory.said if isinstance(message, TrainingTimes)][-1]
+    assert {TrainingPart.EVALUATION, TrainingPart.FORWARD} <= {part.name for part in said.parts}
+    assert sum(part.sum_ns for part in said.parts) == said.wall_ns
 
 
 def test_a_wrapped_model_has_the_name_of_what_it_wraps(memory: Memory) -> None:

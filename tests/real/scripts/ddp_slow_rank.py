@@ -1,4 +1,7 @@
-"""Two ranks train with DistributedDataParallel. In the faulty program, rank 1 prepares its batches more slowly."""
+"""Two ranks train with DistributedDataParallel. Rank 0 ends last.
+
+In the faulty program, rank 1 prepares its batches more slowly.
+"""
 
 import sys
 import time
@@ -23,6 +26,8 @@ def main(rank):
         parallel(batch).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
+    if rank == 0:
+        time.sleep(2)  # as when it writes the model to a file, after the other rank has ended
 
 
 run(main)

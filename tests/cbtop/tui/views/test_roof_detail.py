@@ -13,7 +13,7 @@ from cbtop.reports.json import json_report
 from cbtop.tui.views.roof_detail import RoofDetail
 from cbtop.tui.widgets.lines import plain
 from cbtop.viewmodels.bricks import BrickRow, SizePoint
-from cbtop.viewmodels.roofline import CeilingRow
+from cbtop.viewmodels.roofline import CeilingRow, missing_ceilings
 from cbtop.viewmodels.source import SourceView
 from tests.cbtop import samples
 from tests.cbtop.viewmodels.verdicts.streams import DOWN_WORK, Decoding, ceiling, run
@@ -29,19 +29,44 @@ def brick_of(source: SourceView, name: str) -> BrickRow:
     return next(row for row in source.roofline.points if row.name == name)
 
 
-def test_a_brick_is_next_to_every_roof_and_is_latency_if_far_below_them_all() -> None:
+def test_a_brick_is_next_to_every_roof_and_is_latency_if_below_them_all() -> None:
     text = drawn(samples.LIVE, brick_of(samples.LIVE, "LmHead"))
     assert "13.76 GB/s · 33.60 GFLOP/s" in text
     assert "DRAM read" in text
     assert "44.1 %" in text
     assert "28.5 %" in text
-    assert "→ Far below every roof: launches, waiting" in text
+    assert "→ At 44.1 % of the nearest roof. The rest may be launches, waiting" in text
     assert "+6.57" in text  # the brick takes 1,497 of 8,450 µs a token and reaches 44.1 % of its roof
+
+
+def test_a_brick_is_far_below_every_roof_only_if_all_shares_are_small() -> None:
+    brick = brick_of(samples.LIVE, "LmHead")
+    assert brick.gflops is not None
+    assert brick.gb_per_sec is not None
+    slow = replace(brick, gflops=brick.gflops / 2, gb_per_sec=brick.gb_per_sec / 2)
+    assert "→ Far below every roof: launches, waiting" in drawn(samples.LIVE, slow)
+
+
+def test_a_brick_whose_type_is_not_measured_here_has_the_reason() -> None:
+    roofs = tuple(
+        replace(one, dtype="float32") if one.kind == "compute" else one for one in samples.LIVE.roofline.ceilings
+    )
+    brick = replace(brick_of(samples.LIVE, "LmHead"), dtypes=("float16",), roof=None)
+    source = replace(samples.LIVE, roofline=replace(samples.LIVE.roofline, ceilings=roofs, points=(brick,)))
+    text = " ".join(drawn(source, brick).split())
+    assert "% of roof n/a: no compute roof in float16: cbtop measures such products only on GPUs." in text
+    assert missing_ceilings(source.roofline) == (
+        "float16 compute ceiling n/a: cbtop measures such products only on GPUs"
+    )
+    on_gpu = replace(
+        source, roofline=replace(source.roofline, ceilings=tuple(replace(one, gpu="GPU-1") for one in roofs))
+    )
+    assert "no compute roof in float16: not measured by this source" in " ".join(drawn(on_gpu, brick).split())
 
 
 def test_what_a_place_under_the_roofs_says_is_whole_where_there_is_room() -> None:
     lines = drawn(samples.LIVE, brick_of(samples.LIVE, "LmHead"), width=50).splitlines()
-    at = next(index for index, line in enumerate(lines) if "→ Far below every roof" in line)
+    at = next(index for index, line in enumerate(lines) if "→ At 44.1 % of the nearest roof" in line)
     said = " ".join(line.strip() for line in lines[at : lines.index("", at)])
     assert said.endswith("or work beside the arithmetic, as unpacking weights.")
 

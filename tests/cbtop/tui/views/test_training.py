@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from cbtop.protocol.vocabulary import TrainingPart
 from cbtop.tui.app import CbtopApp
+from cbtop.tui.views.brick_detail import BrickDetail
 from cbtop.tui.views.training import LOOKS, gradient_lines, legend, training_bar, training_lines, training_rows
 from cbtop.tui.widgets.lines import ROLES, plain, width_of
 from cbtop.units import percent
@@ -121,3 +122,45 @@ def test_a_brick_has_one_row_and_a_lone_backward_pass_keeps_its_own(view: Source
     )
     lone = tuple(row for row in view.bricks if row.name == "Loss backward")
     assert training_rows(lone) == lone
+
+
+@pytest.mark.parametrize("size", [(120, 60), (200, 60)], ids=["below", "beside"])
+async def test_enter_shows_the_passes_of_a_brick_before_it_hides_the_details(
+    size: tuple[int, int], view: SourceView
+) -> None:
+    app = CbtopApp(ScriptedFeed(view), interval_s=60)
+    shown = []
+    async with app.run_test(size=size) as pilot:
+        await pilot.press("2")
+        for key in ("home", "enter", "enter", "enter", "enter"):
+            await pilot.press(key)
+            await pilot.pause()
+            detail = app.screen.query_one("#brick-detail", BrickDetail)
+            lines = [plain(line) for line in detail.draw(*detail.size)]
+            shown.append(lines[0].split(" ─")[0].split(" ", 1)[1].strip() if detail.display else "hidden")
+    forward, *others = shown
+    assert others == [f"{forward} backward", f"{forward} recompute", "hidden", forward]
+
+
+async def test_another_row_shows_its_first_pass(view: SourceView) -> None:
+    app = CbtopApp(ScriptedFeed(view), interval_s=60)
+    async with app.run_test(size=(120, 60)) as pilot:
+        for key in ("2", "home", "enter", "down", "up"):
+            await pilot.press(key)
+            await pilot.pause()
+        detail = app.screen.query_one("#brick-detail", BrickDetail)
+        assert "backward" not in plain(detail.draw(*detail.size)[0])
+
+
+@pytest.mark.parametrize("size", [(120, 40), (80, 12)], ids="{0[0]}x{0[1]}".format)
+async def test_the_head_of_training_has_tokens_per_second_and_ms_per_step(
+    size: tuple[int, int], tmp_path: Path
+) -> None:
+    found = trained(tmp_path, Training(tokens=4_096)).one(window=True).held()
+    app = CbtopApp(ScriptedFeed(replace(found, listed=None)), interval_s=60)
+    async with app.run_test(size=size) as pilot:
+        await pilot.pause()
+        head = "\n".join(screen_text(app).splitlines()[:6])
+    assert "ms/step" in head
+    assert "tokens/s" in head or "tok/s" in head
+    assert "ms/tok" not in head
