@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 
@@ -38,7 +39,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _add_command(parser: argparse.ArgumentParser, name: str, file: dict[str, str]) -> None:
+def _add_command(parser: argparse.ArgumentParser, name: str, file: Mapping[str, object]) -> None:
     """Add the arguments of a command. `file` is the completion of arguments that are paths."""
     import_module(f"cbtop.commands.{name.replace('-', '_')}").add_arguments(parser)
     for action in parser._actions:
