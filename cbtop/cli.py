@@ -164,7 +164,7 @@ def _parsed(arguments: list[str]) -> tuple[Command, argparse.Namespace]:
 def _in_full(arguments: list[str]) -> list[str]:
     """Replace `help [COMMAND]` by `[COMMAND] --help`, and a recording by its replay.
 
-    Exits with an error if there is no such command.
+    Exits with an error if the command does not exist.
     """
     first, *rest = arguments or [""]
     if first == HELP:

@@ -106,7 +106,7 @@ def model_difference(
 ) -> ModelDifference:
     """Compare the model at `path` with the one at `against`, which is taken as the original.
 
-    `min_cosine` is the limit of each tensor. By default, it is that of the two formats (`min_cosine_of`). One whole
+    `min_cosine` is the limit of each tensor. The default depends on the two formats (`min_cosine_of`). One whole
     model at a time is in memory. Raises ComputeError if the files are not of one model, or if a model cannot be run.
     """
     with GgufFile.open(path) as file, GgufFile.open(against) as other:
@@ -142,9 +142,9 @@ def _require_same_tensors(file: GgufFile, other: GgufFile) -> None:
 
 
 def min_cosine_of(*formats: str) -> float:
-    """Return the least cosine of tensors in these formats that is no error: `ROOM` times their noise.
+    """Return the least cosine of correct tensors in these formats: `ROOM` times their noise.
 
-    The noise of BF16 is added, because either file can be made of another float format.
+    The noise of BF16 is added, because either file may come from a different float format.
     """
     noise = ROOM * (_noise_of(BF16.name) + sum(map(_noise_of, formats)))
     return 1 / math.sqrt(1 + noise)

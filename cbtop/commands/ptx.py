@@ -109,7 +109,7 @@ def run(options: argparse.Namespace) -> int:
 def _analysed_files(
     options: argparse.Namespace, severities: list[LintSeverity], toolbox: Toolbox
 ) -> tuple[list[PtxFile], list[UsageError]]:
-    """Return the analysis of each file, and an error for each file that is unreadable or is no PTX."""
+    """Return the analysis of each file, and an error for each file that cannot be read or parsed."""
     files, unusable = [], []
     for name, read in _texts(options.what):
         try:

@@ -35,7 +35,7 @@ MAX_DIGITS = 9  # of the number of a layer, so that it fits into 32 bits
 
 
 class NodePlaces:
-    """The phase, layer and brick of each node of a process, as texts by node id. None if there is none."""
+    """The phase, layer and brick of each node of a process, as texts by node id. Otherwise None."""
 
     def __init__(self, table: NodeTable) -> None:
         self._table = table
@@ -50,7 +50,7 @@ class NodePlaces:
         return self._of[name]
 
     def _place(self, node: Node) -> None:
-        """Set the texts of a node, whose parent has its texts already."""
+        """Set the texts of a node. Its parent has its texts already."""
         found, around = self._of, node.parent or 0
         for name in ("phase", "model", "stack", "brick", "label"):
             found[name][node.id] = found[name][around]

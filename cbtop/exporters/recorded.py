@@ -89,7 +89,7 @@ def processes_of_recording(reader: RecordingReader) -> dict[str, RecordedProcess
 def checked_processes(reader: RecordingReader) -> dict[str, RecordedProcess]:
     """Return every process of a recording, as `processes_of_recording` does.
 
-    Raises NoDataError if there is none, and UntrustedError if its frames cannot be decoded.
+    Raises NoDataError without one, and UntrustedError if its frames cannot be decoded.
     """
     try:
         processes = processes_of_recording(reader)

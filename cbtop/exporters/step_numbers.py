@@ -25,7 +25,7 @@ from cbtop.protocol.ring_reader import Batch
 MAX_WAITING = 1 << 18
 NO_STEP = 0
 UNKNOWN = -1
-MAX_GROUPS = 4_096  # maximum number of steps and lanes whose last step is stored
+MAX_GROUPS = 4_096  # maximum number of stored steps and lanes
 
 Column = NDArray[np.int64]
 
@@ -141,5 +141,5 @@ class _Numbering:
 
 
 def _first(mask: NDArray[np.bool_]) -> int:
-    """Return the index of the first True, or the length if there is none."""
+    """Return the index of the first True, or the length without a True."""
     return int(mask.argmax()) if mask.any() else len(mask)

@@ -1,1 +1,1 @@
-"""What programs read: the tables of a recording, and snapshots of what runs."""
+"""Data for programs: the tables of a recording, and snapshots of running processes."""

@@ -250,7 +250,7 @@ def _in_steps(steps: StepsView, time_range: TimeRangeView | None) -> str:
 def _a_token(steps: StepsView) -> str:
     """Return the time of a token: in the median step, at the p99 and in the slowest step.
 
-    If unknown, return the reason. Return "" in training, where a token has no latency of its own.
+    If unknown, return the reason. Return "" in training, because a token of training has no latency.
     """
     if steps.why_no_us_per_token and steps.tokens and not is_training(steps.phase):
         return f"; ms/token {units.NOT_MEASURED} ({steps.why_no_us_per_token})"

@@ -37,7 +37,7 @@ from cbtop.profiler.instrument.call_attribute import (
     stand_by,
     standing,
 )
-from cbtop.profiler.instrument.candidates import Candidates
+from cbtop.profiler.instrument.candidates import COPIES, Candidates, why_not
 from cbtop.profiler.instrument.collectives import settle_before_groups_end, wrap_collectives
 from cbtop.profiler.instrument.compilations import compilations
 from cbtop.profiler.instrument.compiled_steps import compile_steps
@@ -77,7 +77,6 @@ from cbtop.profiler.instrument.wrapping import follow_host, is_compiled, is_symb
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.messages import Manifest
 
-_COPIES = "nn.DataParallel copies its model at each call: it cannot be instrumented (DistributedDataParallel can)"
 MAX_ASKING = 2  # number of first layers, and of first products, that check the mode of a step; a check takes 0.2 us
 MOST_TRIES = 3  # a model is given up after this number of exceptions from signal handlers
 _lock = threading.RLock()
@@ -374,7 +373,7 @@ def attach(model: nn.Module, profiler: BrickProfiler | None = None) -> Attachmen
 
 
 def _attach(model: nn.Module, profiler: BrickProfiler | None) -> Attachment:
-    why = _why_not(model)
+    why = why_not(model)
     if why:
         raise ValueError(why)
     profiler = BrickProfiler() if profiler is None else profiler
@@ -398,7 +397,7 @@ def attach_to_runner(model: nn.Module, profiler: BrickProfiler, engine: str, *, 
         if attachment is None or attachment.root() is not model:
             is_there = timing_of(profiler, model).is_there
             plan = plan_of(model, is_timed_there=is_there, mode=mode_of(model)) or Plan()
-            if _why_not(model) or (not shows_bricks and device_of(model) != "cuda"):
+            if why_not(model) or (not shows_bricks and device_of(model) != "cuda"):
                 plan = Plan(plan.stacks)
             elif not shows_bricks:
                 plan = replace(plan, trunk=[], is_timed=False)
@@ -451,14 +450,6 @@ def _begin(
         attachment.detach()
         raise
     return attachment
-
-
-def _why_not(model: nn.Module) -> str:
-    if not is_supported():
-        return f"torch {torch.__version__} does not call {ATTRIBUTE}: its models cannot be instrumented"
-    if any([issubclass(type(module), nn.DataParallel) for module in kinds_of(model)]):
-        return _COPIES
-    return ""
 
 
 # --- attaching to every model at its first call ---------------------------------------------------------------
@@ -571,7 +562,7 @@ def _replicated(original: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
             leave(replica)
             attachment = _attached.get(self)
             if attachment is not None:
-                attachment.give_up(ValueError(_COPIES))
+                attachment.give_up(ValueError(COPIES))
         except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
             log_own_error(error, f"{type(self).__name__} is not shown")
         return replica

@@ -1,17 +1,28 @@
-"""Decides from its first calls whether a module is a model, or a layer that a program calls by itself."""
+"""Decides whether a model can be instrumented, and whether a called module is a model or a layer."""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
 
 from cbtop.profiler.instrument import unseen
-from cbtop.profiler.instrument.call_attribute import leave
+from cbtop.profiler.instrument.call_attribute import ATTRIBUTE, is_supported, leave
+from cbtop.profiler.instrument.module_tree import kinds_of
 from cbtop.profiler.instrument.planning import has_products, holds_a_stack
 
-if TYPE_CHECKING:
-    from torch import nn
+COPIES = "nn.DataParallel copies its model at each call: it cannot be instrumented (DistributedDataParallel can)"
+
+
+def why_not(model: nn.Module) -> str:
+    """Return the reason why `model` cannot be instrumented, or ""."""
+    if not is_supported():
+        return f"torch {torch.__version__} does not call {ATTRIBUTE}: its models cannot be instrumented"
+    if any([issubclass(type(module), nn.DataParallel) for module in kinds_of(model)]):
+        return COPIES
+    return ""
 
 
 class Candidates:

@@ -144,7 +144,7 @@ class _Position:
 
 
 captures: dict[int, Capture] = {}  # running captures, by id of the thread
-# By id of a thread in which an engine runs its model without requests: the ModelSteps of the model, and the call.
+# Runs without requests, by id of the thread: the ModelSteps of the model, and the call.
 # None: cbtop does not look into graphs that are captured in this run.
 engine_runs: dict[int, tuple[Any, Call] | None] = {}
 

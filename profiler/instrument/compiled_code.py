@@ -132,8 +132,8 @@ def _name_of(target: Any) -> str:
 def _elements(node: Any) -> int:
     """Return the number of elements of a node's first tensor. Returns 0 without a tensor or if the number is unknown.
 
-    If one dimension varies, it is taken for that of the tokens. The result is then the number of elements per token,
-    times -1.
+    If one dimension varies, it is taken for the number of tokens. The result is then the number of elements per
+    token, times -1.
     """
     for argument in node.args:
         value = getattr(argument, "meta", {}).get("example_value")

@@ -20,7 +20,7 @@ _SECTION = rb"\.text\.(%s)\0"  # name of the section with a kernel's code
 
 
 def of_cupy(names: Collection[str]) -> dict[str, list[str]]:
-    """Return those of the kernels `names` that CuPy compiled, with their sources. Reads files."""
+    """Return the kernels in `names` that CuPy compiled, with their sources. Reads files."""
     if not names or "cupy" not in sys.modules:
         return {}
     found: dict[str, list[str]] = {}

@@ -366,7 +366,7 @@ class Governor:
     def share_of(self, model: str, recorded: int, now_ns: int, steady: float = 1.0) -> float:
         """Return the share of the time that `model` may use to record its steps, if it decides that itself.
 
-        It has `recorded` steps, the last of which ended at `now_ns`. All models that recorded steps lately share what
+        It has `recorded` steps, and the last one ended at `now_ns`. All models that recorded steps lately share what
         the process may use. Until FLOOR steps are recorded, that is at least FLOOR_SHARE, and then only the part
         `steady` of the allowed share.
         """

@@ -14,7 +14,7 @@ Rules
   least two steps later, because the time of the step before a window counts as that of a plain step.
 - Steps of a warm-up are not recorded.
 - If a step replays a captured graph that cbtop does not clone, its kernels are not known, and neither are the shares
-  of the others. Such a step is dropped, and steps of its phase are no longer recorded.
+  of the others. Such a step is dropped, and further steps of its phase are not recorded.
 - If CUPTI is not available, or another tool holds it, one line is logged, and stamps time the model
   (eager_stamps.py).
 """
@@ -57,7 +57,7 @@ class KernelSteps:
         self._bursts = bursts_of(steps.profiler)
         self.has_failed = False
         self.is_running = False
-        self._unseen: set[str] = set()  # phases whose steps replay graphs that cbtop does not clone
+        self._unseen: set[str] = set()  # phases with replays of graphs that cbtop does not clone
         self.burst = KernelBurstResults()
         self._kept: deque[KernelBurstResults] = deque(maxlen=KEPT)
         self._elements: Counter[Keys] = Counter()

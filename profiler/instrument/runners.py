@@ -52,11 +52,11 @@ class Engine:
     bricks: Callable[[Any], tuple[bool, str]]  # returns whether runs call modules, and a line to log ("" for none)
     describe: Callable[..., Call | None]  # describes a run with these arguments; returns None if the run is no step
     samples_later: Callable[[Any], bool]  # returns whether tokens are chosen after a run, in the same step
-    # Describes the call of a run without requests whose captured graph contains a whole call of the model. Returns
+    # Describes the call of a run without requests, if its captured graph contains a whole call of the model. Returns
     # None for another run.
     describe_capture: Callable[..., Call | None] = lambda runner, *args, **kwargs: None
     # Returns the methods that run a module's kernels outside of compiled code: the method's owner, its name, and the
-    # brick (None: that of the module).
+    # brick (None: the brick of the module).
     opaque_methods: Callable[[Any], Iterable[tuple[Any, str, BrickDefinition | None]]] = lambda module: ()
 
 

@@ -436,7 +436,7 @@ class TrainingSteps:
         return True
 
     def _tell_rest(self) -> None:
-        """Announce the parts of steps since the last announcement, because no more steps follow."""
+        """Announce the parts of steps since the last announcement, because the steps have ended."""
         if self._untold:
             self._untold = 0
             for phase, latest in self._known().items():

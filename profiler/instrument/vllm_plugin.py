@@ -4,7 +4,7 @@ vLLM calls `register` in every process that it starts. This file imports nothing
 imports nothing else of cbtop.
 
 Rules
-- The names here are those of vLLM's engine version 1, with both of its model runners. The tests use stand-ins with
+- The names here come from vLLM's engine version 1, with both of its model runners. The tests use stand-ins with
   the same names and signatures. vLLM 0.22 was run on a GPU, with the first of the runners.
 - A step begins with the runner's `execute_model`, and ends with `sample_tokens` if vLLM calls that separately.
 - The scheduled requests decide the phase. A request without output is a prompt: its phase is prefill if no tokens are

@@ -62,7 +62,7 @@ class Bricks(View):
         Binding("escape", "back", "back", show=False),
     ]
 
-    _pass = 0  # index of the pass of a brick whose details are shown
+    _pass = 0  # index of the pass that the details of a brick show
 
     def compose(self) -> ComposeResult:
         self._table: SortedTable[BrickRow] = SortedTable(

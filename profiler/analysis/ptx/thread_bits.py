@@ -1,4 +1,4 @@
-"""Which bits of a thread's number decide the value of a register.
+"""The bits of a thread's number that decide the value of a register.
 
 A reduction over a block ends with each warp reading the same partial results and combining them: a result that all
 threads share, though it comes from memory and from other threads. Each step removes bits. The address of a load has
