@@ -110,7 +110,7 @@ class FunctionAnalysis:
         return found
 
     def sides(self, branch: int) -> list[frozenset[int]]:
-        """Return the blocks on each side of the branch at the end of a block, up to the block that both sides reach."""
+        """Return the blocks on each side of the branch at the end of a block, until both sides join."""
         join = self.flow.post_dominators[branch]
         stop = frozenset() if join is None else frozenset({join})
         return [self.flow.reached_from([one], stop) for one in self.flow.blocks[branch].successors]
