@@ -28,6 +28,8 @@ def summary(view: SourceView, next_command: str, more_processes: int = 0, note: 
     above += _others(view)
     above += [training_text.parts(view, view.training)] if view.training and view.training.parts else []
     above += training_text.gradients(view, view.training) if view.training else []
+    if outside := source_text.not_instrumented(view):
+        above.append(outside)
     worst = [verdict for verdict in view.verdicts if verdict.severity is not Severity.NOTE]
     below = [f"{verdict.severity} {verdict.id}: {verdict.sentence}" for verdict in worst[:MAX_VERDICTS]]
     if withheld := source_text.withheld(view.withheld):

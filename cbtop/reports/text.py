@@ -46,7 +46,6 @@ from cbtop.viewmodels.categories import CategoryRow
 from cbtop.viewmodels.graph import GraphRow, tree_text
 from cbtop.viewmodels.layers import ODD, LayerBrick
 from cbtop.viewmodels.merged import RanksView
-from cbtop.viewmodels.not_instrumented import not_instrumented
 from cbtop.viewmodels.roofline import CeilingRow, missing_ceilings
 from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.steps import SpanView, StepsView
@@ -391,23 +390,15 @@ def books_text(view: SourceView) -> str:
     shared = f" - {breakdown_text.OVERLAP} {units.duration(books.overlap_us)}" if books.overlap_us else ""
     still_open = f"; {units.duration(books.open_us)} in a step still running" if books.open_us else ""
     time_range = f"\n{found}" if (found := range_text.time_range(view)) else ""
+    outside = f"\n{found}" if (found := source_text.not_instrumented(view)) else ""
     if none := breakdown_text.no_books(view):
         return f"books: n/a ({none}){still_open}{time_range}"
     return (
         f"books: wall {units.duration(books.wall_us)}{_of_recorded(view.steps)} "
         f"= bricks {units.duration(books.bricks_us)}{gaps}{shared} "
         f"+ unattributed {units.duration(books.unattributed_us)} ({units.percent(books.residual_percent)})"
-        f"{still_open}{_not_instrumented(view)}{time_range}"
+        f"{still_open}{outside}{time_range}"
     )
-
-
-def _not_instrumented(view: SourceView) -> str:
-    """Return a line about the time outside of bricks, or "" if its share is small."""
-    found = not_instrumented(view)
-    if found is None:
-        return ""
-    parts = ", ".join(f"{part.name} {units.duration(part.us)}" for part in found.parts)
-    return f"\nnot instrumented: {units.percent(found.percent)} of the step time ({parts}): {found.why}"
 
 
 def _of_recorded(steps: StepsView | None) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from cbtop.protocol.vocabulary import SourceStatus
 from cbtop.units import NONE_THERE, NOT_MEASURED, counted, duration, percent, size_bytes
 from cbtop.viewmodels.merged import TroubledMember
+from cbtop.viewmodels.not_instrumented import not_instrumented as not_instrumented_in
 from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.sources import ClockView, ProcessCost, SourceRow
 from cbtop.viewmodels.stall import StallKind, StallView
@@ -138,3 +139,12 @@ def withheld(found: Withheld | None) -> str:
         return ""
     number = counted(len(found.ids), "verdict")
     return f"withheld: {number} on {found.about} ({', '.join(found.ids)}), because {found.reason}"
+
+
+def not_instrumented(view: SourceView) -> str:
+    """Return a line about the time of steps outside of bricks, or "" if its share is small."""
+    found = not_instrumented_in(view)
+    if found is None:
+        return ""
+    parts = ", ".join(f"{part.name} {duration(part.us)}" for part in found.parts)
+    return f"not instrumented: {percent(found.percent)} of the step time ({parts}): {found.why}"

@@ -12,7 +12,7 @@ from cbtop.viewmodels.time_range import NamedTime
 # An instrumented decoder spends some percent of a step between its bricks. A quarter is more than most bricks take.
 OUTSIDE_PERCENT = 25.0
 COMPILED = "torch.compile compiled code of this process"
-UNKNOWN = "code without modules or functions that are timed: a fused path, a script, or the program's own"
+UNKNOWN = "no brick covers it: operations between a layer's bricks, a fused path, a script, or the program's own code"
 
 
 @dataclass(frozen=True, slots=True)

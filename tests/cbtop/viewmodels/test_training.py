@@ -53,7 +53,7 @@ def test_the_parts_of_a_step_have_their_times_and_close(tmp_path: Path) -> None:
             "optimizer": 4_000, "zero grad": 100, "other": 200,
         }
     )  # fmt: skip
-    rare = TrainingPart.COMMUNICATION, TrainingPart.NO_KERNEL
+    rare = TrainingPart.COMMUNICATION, TrainingPart.EVALUATION, TrainingPart.NO_KERNEL
     assert [part.name for part in found.parts] == [part.value for part in TrainingPart if part not in rare]
     assert found.communication is None
     assert [part.p50_us for part in found.parts] == [part.mean_us for part in found.parts]

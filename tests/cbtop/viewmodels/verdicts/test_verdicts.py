@@ -221,7 +221,7 @@ def test_time_in_no_brick_is_not_instrumented_and_nothing_is_gained(tmp_path: Pa
     text = REPORTS["text"]([view], ["bricks"])
     (line,) = [line for line in text.splitlines() if line.startswith("not instrumented: ")]
     assert re.fullmatch(
-        r"not instrumented: \S+ % of the step time \(inside layers .*\): code without modules or .*", line
+        r"not instrumented: \S+ % of the step time \(inside layers .*\): no brick covers it: .*", line
     )
     (source,) = json.loads(REPORTS["json"]([view], ["bricks"]))["sources"]
     assert source["not_instrumented"]["percent"] > 25
