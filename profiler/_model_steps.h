@@ -425,8 +425,8 @@ is_burst_asked(PyObject *steps)
     return is_asked;
 }
 
-/* Return whether calls are traced or compiled, or run on tensors without contents. Returns 1 if that is not known,
-   and -1 with an exception set. */
+/* Return whether calls are traced or compiled, or run on tensors without contents. Returns 1 if that is not known, or
+   if another thread compiles, which Python tells apart. Returns -1 with an exception set. */
 ONCE_A_STEP static int
 is_traced(void)
 {

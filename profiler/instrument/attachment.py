@@ -18,7 +18,6 @@ from typing import Any, cast
 
 import torch
 from torch import nn
-from torch.compiler import is_compiling
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from cbtop.profiler.instrument import captured_graphs, eager_stamps, unseen
@@ -42,7 +41,7 @@ from cbtop.profiler.instrument.collectives import settle_before_groups_end, wrap
 from cbtop.profiler.instrument.compilations import compilations
 from cbtop.profiler.instrument.compiled_steps import compile_steps
 from cbtop.profiler.instrument.conditions import conditions_of
-from cbtop.profiler.instrument.dynamo import keep_dynamo_out
+from cbtop.profiler.instrument.dynamo import is_compiling_here, keep_dynamo_out
 from cbtop.profiler.instrument.eager_stamps import Timing, timing_of
 from cbtop.profiler.instrument.functions import GENERATION, TimedFunctions, forget_types
 from cbtop.profiler.instrument.garbage import nothing_collected
@@ -499,7 +498,7 @@ def _first_call(module: nn.Module) -> Any:
 
 
 def _look_before_call(module: nn.Module) -> None:
-    if not (is_compiling() or torch.jit.is_tracing() or is_symbolic()):
+    if not (is_compiling_here() or torch.jit.is_tracing() or is_symbolic()):
         _look_first_at(module)
 
 
@@ -507,7 +506,7 @@ def _met_generating(model: object) -> None:
     """Attach to `model` before its `generate` runs, because `generate` may first call only the model's encoder."""
     if _profiler is None or not issubclass(type(model), nn.Module) or is_known(model):
         return
-    if not (is_compiling() or torch.jit.is_tracing() or is_symbolic()):
+    if not (is_compiling_here() or torch.jit.is_tracing() or is_symbolic()):
         _look_first_at(cast(nn.Module, model))
 
 

@@ -7,6 +7,8 @@ code that it calls or imports: 2,000 frames at the first call of a model. So
 - cbtop's functions are marked like torch's own. Dynamo skips them, but not the functions that they call, such as the
   host's model.
 - While cbtop does work that does not call the model, Dynamo's callback is off.
+
+`torch.compiler.is_compiling` is True in all threads while one of them compiles. Calls of the other threads are steps.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from types import CodeType, FunctionType
 from typing import Any, ParamSpec, TypeVar
 
 import torch
+from torch.compiler import is_compiling, is_dynamo_compiling
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -30,6 +33,17 @@ INSIDE_DECORATED = "__func__", "fget", "fset", "fdel", "func", "__wrapped__"
 _frames: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
 #: Sets the callback of this thread, and returns the previous one. None is no callback.
 set_callback: Callable[[Any], Any] | None = getattr(_frames, "set_eval_frame", None)
+
+
+#: Returns whether torch exports a program, in any thread. Before torch 2.7, only an export sets `is_compiling`.
+_is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", is_compiling)
+
+
+def is_compiling_here() -> bool:
+    """Return whether Dynamo compiles in this thread, so that a call is traced. Also True while any thread exports."""
+    if is_dynamo_compiling():
+        return True  # Dynamo reads this constant if it traces this function
+    return is_compiling() and (_is_exporting() or torch._guards.CompileContext.try_get() is not None)
 
 
 def can_keep_dynamo_out() -> bool:

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from cbtop.profiler.instrument.awaited import once_imported
 from cbtop.profiler.instrument.call_attribute import (
     end,
@@ -20,7 +18,7 @@ from cbtop.profiler.instrument.call_attribute import (
     replacement,
     stand_by,
 )
-from cbtop.profiler.instrument.dynamo import keep_dynamo_out, without_dynamo
+from cbtop.profiler.instrument.dynamo import is_compiling_here, keep_dynamo_out, without_dynamo
 
 EARLIER = ("transformers.generation.utils", "vllm", "sglang")
 
@@ -30,7 +28,7 @@ def await_first_call(begin: Callable[[], None]) -> None:
     claims = [begin]  # the first thread takes `begin` from this list; all others find it empty
 
     def first_call(module: Any) -> Any:
-        if torch.compiler.is_compiling():
+        if is_compiling_here():
             return of_host(module)
         begin_once()
         return of_host(module) if meeting.first_call is first_call else replacement(module)

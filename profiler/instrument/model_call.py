@@ -7,11 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import nn
-from torch.compiler import is_compiling
 
 from cbtop.profiler.instrument import phases
 from cbtop.profiler.instrument.capturing import Capture, capture_here, captures
-from cbtop.profiler.instrument.dynamo import without_dynamo
+from cbtop.profiler.instrument.dynamo import is_compiling_here, without_dynamo
 from cbtop.profiler.instrument.model_traits import (
     axis_of_sequences,
     has_words,
@@ -71,7 +70,7 @@ class ModelCall(CallWrapper):
         if called is None:
             called = self.module()._call_impl  # type: ignore[union-attr]  # a module that is being called is alive
         steps = self._steps
-        if is_compiling() or is_tracing() or (dispatch_modes() and is_symbolic()):
+        if is_compiling_here() or is_tracing() or (dispatch_modes() and is_symbolic()):
             return called, None
         if not steps.profiler.enabled and steps.calls_are_in is False:
             return called, None

@@ -1,21 +1,28 @@
-"""Under `cbtop run`, Dynamo compiles the program but no code of cbtop."""
+"""Dynamo compiles the program but no code of cbtop. Calls in other threads meanwhile are steps."""
 
 from __future__ import annotations
 
 import functools
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make torch")
 
-from cbtop.profiler.instrument import dynamo  # noqa: E402
+from cbtop.profiler.instrument import attach, dynamo, install  # noqa: E402
 from cbtop.profiler.instrument.dynamo import functions_of, without_dynamo  # noqa: E402
+from cbtop.profiler.profiler import BrickProfiler  # noqa: E402
 from tests.integration.hosts import CBTOP, DEADLINE_S  # noqa: E402
+from tests.profiler.instrument.dynamo_state import forget_compiled  # noqa: E402
+from tests.profiler.instrument.engines import steps_of  # noqa: E402
+from tests.profiler.instrument.tiny import model_of, words  # noqa: E402
+from tests.profiler.memory import Memory  # noqa: E402
 
 # Compiles the call of a model instead of its module, as `generate` of transformers does.
 PROGRAM = """
@@ -115,3 +122,82 @@ def test_the_callback_is_off_in_our_work_and_back_after_an_exception() -> None:
     finally:
         dynamo.set_callback(before)
     assert seen == [None]
+
+
+@pytest.fixture
+def _nothing_is_compiled() -> Iterator[None]:
+    forget_compiled()
+    yield
+    forget_compiled()
+
+
+@contextmanager
+def compiling_elsewhere() -> Iterator[None]:
+    """Run the block while another thread compiles a function."""
+    begun, done = threading.Event(), threading.Event()
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        begun.set()
+        done.wait(DEADLINE_S)
+        return graph
+
+    def compile_function() -> None:
+        torch.compile(lambda x: x + 1, backend=backend)(torch.ones(3))
+
+    thread = threading.Thread(target=compile_function)
+    thread.start()
+    try:
+        assert begun.wait(DEADLINE_S)
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("is_compiled", [False, True])
+@pytest.mark.usefixtures("_nothing_is_compiled")
+def test_calls_of_a_thread_are_steps_while_another_thread_compiles(
+    is_compiled: bool, profiler: BrickProfiler, memory: Memory
+) -> None:
+    model = model_of("llama")
+    attach(model, profiler)
+    called = torch.compile(model, backend="eager", dynamic=False) if is_compiled else model
+
+    def step() -> None:
+        with torch.no_grad():  # each thread has its own mode, and compiled code for one mode does not fit the other
+            called(words(1, 4))
+
+    step()
+    with compiling_elsewhere():
+        threads = [threading.Thread(target=step) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        step()
+    assert [tokens for _, tokens in steps_of(memory)] == [4] * 5
+
+
+@pytest.mark.usefixtures("without_gradients", "_nothing_is_compiled")
+def test_a_model_is_found_while_another_thread_compiles(profiler: BrickProfiler, memory: Memory) -> None:
+    install(profiler)
+    model = model_of("llama")
+    with compiling_elsewhere():
+        for _ in range(3):
+            model(words(1, 4))
+    assert [tokens for _, tokens in steps_of(memory)] == [4] * 3
+
+
+@pytest.mark.usefixtures("without_gradients", "_nothing_is_compiled")
+def test_a_call_in_the_thread_that_compiles_is_no_step(profiler: BrickProfiler, memory: Memory) -> None:
+    model = model_of("llama")
+    attach(model, profiler)
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        model(words(1, 4))
+        return graph
+
+    torch.compile(lambda x: x + 1, backend=backend)(torch.ones(3))
+    assert steps_of(memory) == []
+    model(words(1, 4))
+    assert len(steps_of(memory)) == 1
