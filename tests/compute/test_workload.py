@@ -443,7 +443,7 @@ def test_a_decoder_that_combines_sound_bricks_wrongly_fails_only_as_a_whole(
     assert not verify_pass(path, 1, is_exact=False)[0].passed
 
 
-@pytest.mark.parametrize("architecture", ["qwen2", "qwen3moe"])
+@pytest.mark.parametrize("architecture", [pytest.param("qwen2", marks=pytest.mark.slow), "qwen3moe"])
 def test_two_swapped_logits_fail_alone_though_all_together_are_close_enough(
     architecture: str, model_files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

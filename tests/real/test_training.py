@@ -47,7 +47,7 @@ TRAINS = "optimizer.zero_grad(); scores.logsumexp(-1).mean().backward(); optimiz
 WAITS = "time.sleep(0.02)"
 
 
-@pytest.mark.parametrize("overhead", ["3%", "100%"])
+@pytest.mark.parametrize("overhead", ["3%", pytest.param("100%", marks=pytest.mark.slow)])
 def test_a_training_loop_has_training_steps_and_nothing_between_them(
     tmp_path: Path, runtime: Path, overhead: str
 ) -> None:

@@ -353,6 +353,7 @@ def broken_of(cases: int, many: int, sign: str) -> int:
     return broken
 
 
+@pytest.mark.slow
 def test_each_of_sixteen_batches_has_the_interval_of_one_of_sixteen() -> None:
     parts, _ = pool(16)
     together = judge(parse("step.p50<=1s"), sixteen(parts))

@@ -45,6 +45,7 @@ def test_the_last_step_times_are_returned_up_to_a_bound_for_all_nodes() -> None:
     assert stats.intervals.since(10_000, 3)[0].tolist() == []
 
 
+@pytest.mark.slow
 def test_steps_that_come_one_by_one_for_hours_are_kept_in_few_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cbtop.profiler.analysis.step_intervals.MAX_KEPT_INTERVALS", 1024)
     stats = NodeStats()
