@@ -34,6 +34,8 @@ def inside_of_all(source: SourceView) -> str:
 def warm_up(found: WarmUpView) -> str:
     """Return a line about the steps of the warm-up."""
     line = f"warm-up: {counted(found.steps, 'step')}, {duration(found.took_us)}"
+    if found.recompilations:
+        line += f" (recompiled {counted(found.recompilations, 'time')}: {duration(found.recompiled_us)})"
     return (
         f"{line}, in no other figure" if found.has_ended else f"{line}; figures are of these: nothing else has ended"
     )

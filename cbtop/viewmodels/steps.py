@@ -17,7 +17,7 @@ from cbtop.protocol.messages import Node
 from cbtop.protocol.vocabulary import SAMPLE, NodeKind, is_warm_up
 from cbtop.viewmodels.durations import DurationBar, duration_bars
 from cbtop.viewmodels.on_demand import Lazy, LazyValue
-from cbtop.viewmodels.time_range import of_model
+from cbtop.viewmodels.time_range import compiling_in_warm_up, of_model
 
 UNEVEN = 1e-9  # relative rounding error of sums of squares, which are sent as float64
 # Number of histogram buckets per bar. An octave has 16 bars, so a bar is as wide as 3 to 6 % of its value.
@@ -116,6 +116,8 @@ class WarmUpView:
     steps: int
     took_us: float
     has_ended: bool  # whether other steps have ended; if not, the warm-up steps are shown
+    recompilations: int = 0  # in this time; the verdict "recompilation" is about later ones only
+    recompiled_us: float = 0.0
 
 
 def steps_views(record: SourceRecord, stats: NodeStats, time_range: TimeRange | None) -> tuple[StepsView, ...]:
@@ -160,7 +162,11 @@ def warm_up_view(record: SourceRecord) -> WarmUpView | None:
     if not warm:
         return None
     has_ended = any(counts[step.id] for step in steps if not is_warm_up(step.name))
-    return WarmUpView(int(sum(counts[warm])), int(sum(times_ns[warm])) / 1e3, has_ended)
+    count, took_us = int(sum(counts[warm])), int(sum(times_ns[warm])) / 1e3
+    compiling = compiling_in_warm_up(record)
+    if compiling is None:
+        return WarmUpView(count, took_us, has_ended)
+    return WarmUpView(count, took_us, has_ended, compiling.again, compiling.again_us)
 
 
 def tokens_per_sec_history(record: SourceRecord, steps: StepsView | None) -> tuple[float, ...]:

@@ -132,6 +132,14 @@ def compiling_view(compilations: Iterable[Compilation], time_range: TimeRange | 
     return CompilingView(len(found), took_us, len(again), again_us, wall_us)
 
 
+def compiling_in_warm_up(record: SourceRecord) -> CompilingView | None:
+    """Return the compilations before the first step that is no warm-up. If all steps are warm-ups, return all."""
+    steps = _steps(record)
+    steady = [step for step in steps if not is_warm_up(step.name)]
+    end_ns = _first_ns(record, steady) if steady else record.window.now_ns
+    return compiling_view(record.compilations.values(), TimeRange(0, end_ns, {}))
+
+
 def time_range_view(record: SourceRecord, stats: NodeStats, time_range: TimeRange) -> TimeRangeView:
     """Return the time in steps and between steps in `time_range`. `stats` cover the same range."""
     steps = _steps(record)

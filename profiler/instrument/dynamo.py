@@ -20,6 +20,7 @@ from types import CodeType, FunctionType
 from typing import Any, ParamSpec, TypeVar
 
 import torch
+from torch._guards import CompileContext
 from torch.compiler import is_compiling, is_dynamo_compiling
 
 P = ParamSpec("P")
@@ -43,7 +44,7 @@ def is_compiling_here() -> bool:
     """Return whether Dynamo compiles in this thread, so that a call is traced. Also True while any thread exports."""
     if is_dynamo_compiling():
         return True  # Dynamo reads this constant if it traces this function
-    return is_compiling() and (_is_exporting() or torch._guards.CompileContext.try_get() is not None)
+    return is_compiling() and (_is_exporting() or CompileContext.try_get() is not None)
 
 
 def can_keep_dynamo_out() -> bool:

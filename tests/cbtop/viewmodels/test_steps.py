@@ -12,6 +12,8 @@ import pytest
 
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
+from cbtop.protocol.messages import Compilation
+from cbtop.protocol.vocabulary import WARM_UP
 from cbtop.reports import REPORTS
 from cbtop.viewmodels.merge import merged_view
 from cbtop.viewmodels.merge_mode import MergeMode
@@ -230,3 +232,28 @@ def test_models_that_take_turns_share_the_time(tmp_path: Path) -> None:
     view = source_view(record_of(source_of(tmp_path)))
     profiler.close()
     assert [steps.tokens_per_sec for steps in view.phases] == pytest.approx([5_000, 5_000], rel=0.1)
+
+
+def test_recompilations_in_the_warm_up_are_said_with_its_time(tmp_path: Path) -> None:
+    clock = Clock()
+    profiler = profiler_in(tmp_path, clock)
+    for number, is_again in enumerate((False, True, True)):
+        with profiler.step(f"decode{WARM_UP}", tokens=1):
+            begun_ns = clock()
+            clock.sleep_us(2_000_000)
+            profiler.announce(Compilation(number, begun_ns, clock(), is_again))
+    _run(profiler, clock, (1, 0))
+    begun_ns = clock()
+    clock.sleep_us(1_000)
+    profiler.announce(Compilation(3, begun_ns, clock(), is_again=True))  # in the time of the figures
+    _run(profiler, clock, (1, 0))
+    view = source_view(record_of(source_of(tmp_path)))
+    profiler.close()
+    warm_up = view.warm_up
+    assert warm_up is not None
+    assert (warm_up.steps, warm_up.recompilations, warm_up.recompiled_us) == (3, 2, 4_000_000.0)
+    assert view.compiling is not None
+    assert (view.compiling.again, view.compiling.again_us) == (1, 1_000.0)
+    assert "warm-up: 3 steps, 6.00 s (recompiled 2 times: 4.00 s), in no other figure" in REPORTS["text"](
+        [view], [], None
+    )

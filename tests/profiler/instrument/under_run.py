@@ -33,7 +33,9 @@ class _C:
         class eval_frame:
             class _FrameAction: SKIP = DEFAULT = None
             _FrameExecStrategy = set_code_exec_strategy = _debug_get_cache_entry_list = staticmethod(lambda *_: None)
+class _guards: CompileContext = None
 sys.modules["torch.compiler"] = compiler
+sys.modules["torch._guards"] = _guards
 sys.modules["torch._C"] = _C
 """
 TORCH = (
