@@ -149,6 +149,6 @@ def quantity(name: str, value: float) -> float:
 
 
 def _line(per_call: float | None, per_element: float | None, calls: float, elements: float) -> float | None:
-    if per_call is None or per_element is None or (per_element and calls and not elements):
-        return None  # a call without elements would do nothing: their number is unknown
+    if per_call is None or per_element is None:
+        return None
     return calls * per_call + elements * per_element

@@ -51,7 +51,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Setting]:
         return took_ns, took_ns + len(ran)
 
     monkeypatch.setattr(Bench, "request_ns", request_ns)
-    monkeypatch.setattr(BrickTuner, "_shares", lambda _: SHARES)
+    monkeypatch.setattr(BrickTuner, "shares", lambda _: SHARES)
     monkeypatch.setattr(backends, "available_threads", lambda: 2)
     return ran
 

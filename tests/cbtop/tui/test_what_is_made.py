@@ -27,6 +27,7 @@ READ = {
         "step_us_history",
         "training",
         "verdicts",
+        "withheld",
     },
     "Bricks": {"baseline", "bricks", "categories", "kernels", "layer_times", "outside", "training"},
     "Layers": {"baseline", "layer_times"},
