@@ -406,6 +406,7 @@ def _time_range(time_range: TimeRangeView | None) -> dict[str, Any] | None:
         "in_steps_us": time_range.in_steps_us,
         "in_steps_by_phase": [asdict(phase) for phase in time_range.by_phase],
         "steps_count_whole": time_range.counts_whole,
+        "warm_up_us": time_range.warm_up_us,
         "between_steps_us": time_range.between_us,
         "between_steps_percent": time_range.between_percent,
         "since_last_step_us": time_range.since_last_us,

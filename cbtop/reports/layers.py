@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cbtop import units
 from cbtop.reports.tables import Table, table
+from cbtop.viewmodels.layers import P50_OF_A_CALL
 from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.training import passes_of_layer
 
@@ -16,7 +17,8 @@ def layers_table(view: SourceView) -> str:
     title = f"µs a {layers.unit}"
     has_both = any(all(passes_of_layer(layers, row)) for row in layers.rows)
     passes = ("forward µs", "backward µs") if has_both else ()
-    rows: Table = [("layer", title, *passes, "p50 µs", "median of its like", "× median", "between bricks", "most in")]
+    head = ("layer", title, *passes, P50_OF_A_CALL, "median of its like", "× median", "between bricks", "most in")
+    rows: Table = [head]
     for row in layers.rows:
         in_passes = passes_of_layer(layers, row) if has_both else ()
         figures = (row.us, *in_passes, row.p50_us, row.median_us, row.to_median, row.between_us)

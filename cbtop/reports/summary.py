@@ -61,9 +61,23 @@ def _others(view: SourceView) -> Iterator[str]:
     ]
     others.sort(key=lambda steps: -(steps.union_us or 0.0))
     if others:
-        named = [f"{steps.phase} {rate_text.throughput(view, steps)}" for steps in others[:MAX_OTHERS]]
+        named = [f"{steps.phase} {_while_it_ran(view, steps)}" for steps in others[:MAX_OTHERS]]
         more = f", and {len(others) - MAX_OTHERS} more" if len(others) > MAX_OTHERS else ""
         yield f"also: {', '.join(named)}{more}"
+
+
+def _while_it_ran(view: SourceView, steps: StepsView) -> str:
+    """Return a text such as `899 tokens/s while it ran, 17 % of the time`.
+
+    Phases share the wall-clock time, so a rate over all of it would read as a slow phase.
+    """
+    per_sec, unit = steps.tokens_per_sec_in_steps, "tokens/s"
+    if per_sec is None and steps.union_us:
+        per_sec, unit = steps.count / steps.union_us * 1e6, "steps/s"
+    text = f"{rate_text.rate(view, per_sec)} {unit} while it ran"
+    found = view.time_range
+    ran_us = sum(phase.us for phase in found.by_phase if phase.name == steps.phase) if found else 0.0
+    return f"{text}, {units.percent(100 * ran_us / found.wall_us)} of the time" if found and ran_us else text
 
 
 def _rates(view: SourceView, steps: StepsView) -> str:

@@ -49,7 +49,6 @@ from cbtop.viewmodels.merged import RanksView
 from cbtop.viewmodels.roofline import CeilingRow, missing_ceilings
 from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.steps import SpanView, StepsView
-from cbtop.viewmodels.time_range import TimeRangeView
 from cbtop.viewmodels.time_travel import ReplayView
 from cbtop.viewmodels.traces import TraceView
 
@@ -156,7 +155,7 @@ def head_text(view: SourceView) -> str:
             f"p95 {units.duration(steps.p95_us)}, p99 {units.duration(steps.p99_us)}, "
             f"min {units.duration(steps.min_us)}, max {units.duration(steps.max_us)}"
         )
-        lines.append(f"{'' if len(shown) == 1 else '  '}{_in_steps(steps, view.time_range)}")
+        lines.append(f"{'' if len(shown) == 1 else '  '}{_in_steps(view, steps)}")
         if steps.sequences or steps.cached:
             lines.append(f"{'' if len(shown) == 1 else '  '}{_held(steps)}")
     if any(steps.failed for steps in view.phases):
@@ -235,14 +234,10 @@ def _rates(view: SourceView, steps: StepsView) -> str:
     return tokens if steps.has_tokens else f"{tokens}, {rate_text.throughput(view, steps)}"
 
 
-def _in_steps(steps: StepsView, time_range: TimeRangeView | None) -> str:
+def _in_steps(view: SourceView, steps: StepsView) -> str:
     """Return the rate over the time in steps, the mean number of concurrent steps, and the time of a token."""
     at_once = f"; {units.number(steps.at_once)} steps at once" if steps.overlap else ""
-    ran_us = next((one.us for one in time_range.by_phase if one.name == steps.phase), None) if time_range else None
-    of = units.duration(time_range.wall_us if time_range else None)
-    ran = f"steps ran {units.duration(steps.union_us if ran_us is None else ran_us)} of {of}"
-    before_us = (steps.union_us or 0) - (ran_us or steps.union_us or 0)
-    ran += f", and {units.duration(before_us)} before" if before_us > 0.01 * (ran_us or 0) else ""
+    ran = range_text.steps_ran(view, steps)
     return f"  {units.number(steps.tokens_per_sec_in_steps)} tok/s in steps: {ran}{at_once}{_a_token(steps)}"
 
 

@@ -8,6 +8,7 @@ from cbtop.units import NOT_MEASURED, count, duration, percent
 from cbtop.viewmodels.merge_mode import MergeMode
 from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.sources import SourceRow
+from cbtop.viewmodels.steps import OVERLAP, StepsView
 from cbtop.viewmodels.time_range import TimeRangeView
 
 
@@ -60,15 +61,36 @@ def time_range(source: SourceView) -> str:
     if found.in_steps_us is None:
         return f"{wall}: in how much of it steps ran is {NOT_MEASURED}"
     phases = ", ".join(f"{phase.name} {duration(phase.us)}" for phase in found.by_phase)
-    in_steps = f"in steps {duration(found.in_steps_us)}{f' ({phases})' if len(found.by_phase) > 1 else ''}"
+    if sum(phase.us for phase in found.by_phase) > OVERLAP * found.in_steps_us:
+        phases += "; they overlap"
+    included = "" if found.warm_up_us is not None else ", warm-ups included,"
+    in_steps = f"in steps{included} {duration(found.in_steps_us)}{f' ({phases})' if len(found.by_phase) > 1 else ''}"
+    warm_up = [f"warm-up {duration(found.warm_up_us)}"] if found.warm_up_us else []
     names = f"; outside of steps ran {longest(source.outside)}" if source.outside else ""
     between = f"between steps {duration(found.between_us)} ({percent(found.between_percent)}{names})"
-    parts = [in_steps, between]
+    parts = [in_steps, *warm_up, between]
     if found.since_last_us is not None:
         says = f" (it says: {source.activity})" if source.activity else ""
         parts.append(f"since the last one ended {duration(found.since_last_us)}{says}")
     whole = " (a step that began before counts whole: when it ran is not known)" if found.counts_whole else ""
     return f"{wall} = {' + '.join(parts)}{whole}"
+
+
+def steps_ran(source: SourceView, steps: StepsView) -> str:
+    """Format the time in which steps of a phase ran: `steps ran 352 ms of 18.99 s`.
+
+    If models ran one after another, the rates of each cover a part of the shown time. Then the line has that part.
+    """
+    found, ran_us = source.time_range, None
+    if found is not None:
+        ran_us = next((phase.us for phase in found.by_phase if phase.name == steps.phase), None)
+    ran = f"steps ran {duration(steps.union_us if ran_us is None else ran_us)}"
+    if source.merged is None and found is not None and 0 < steps.wall_us < found.wall_us:
+        ran += f" of the {duration(steps.wall_us)} of this model's rates"
+    elif ran_us is not None and found is not None:
+        ran += f" of {duration(found.wall_us)}"
+    before_us = (steps.union_us or 0) - (ran_us or steps.union_us or 0)
+    return f"{ran}, and {duration(before_us)} before" if before_us > 0.01 * (ran_us or 0) else ran
 
 
 def rates_since(row: SourceRow) -> str:

@@ -22,6 +22,7 @@ from cbtop.profiler.analysis.phase_totals import PhaseTotals
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind, is_training
 from cbtop.viewmodels.on_demand import Lazy, LazyValue, with_parts
 
+P50_OF_A_CALL = "p50 µs a call"  # title of a column next to those with µs a step
 ODD = 1.2  # minimum ratio of an odd layer's time to the median of its peers; noise stays below it
 # Distance of an interval's lower end from the median, in standard deviations of the number of calls below the median.
 # The interval misses one median in 1,500. It is this wide because the slowest of many layers is judged.

@@ -462,6 +462,7 @@ def _sum_of_time_ranges(members: Sequence[TimeRangeView]) -> TimeRangeView | Non
         by_phase=tuple(NamedTime(name, us) for name, us in by_phase.items()),
         between_us=_sum_or_none([member.between_us for member in members]),
         since_last_us=_sum_or_none([member.since_last_us for member in members]),
+        warm_up_us=_sum_or_none([member.warm_up_us for member in members]),
     )
 
 

@@ -148,10 +148,15 @@ def steps_views(record: SourceRecord, stats: NodeStats, time_range: TimeRange | 
 
     tokens = record.stats.column("elements")
     of = {label: time_range and of_model(record, time_range, label) for label in {step.label for step in ended}}
+    has_steady = not all(is_warm_up(step.name) for step in ended)
+    # The time range begins after a warm-up or contains it, so it is not the time of the warm-up's own rates.
     return tuple(
-        _steps_view(stats, step, of[step.label], is_sample=is_sample(step), has_tokens=bool(tokens[step.id]))
+        _steps_view(
+            stats, step, None if has_steady and is_warm_up(step.name) else of[step.label],
+            is_sample=is_sample(step), has_tokens=bool(tokens[step.id]),
+        )
         for step in ended
-    )
+    )  # fmt: skip
 
 
 def warm_up_view(record: SourceRecord) -> WarmUpView | None:

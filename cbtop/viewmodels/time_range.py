@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from cbtop.client.source_record import SourceRecord
@@ -16,6 +16,7 @@ from cbtop.protocol.vocabulary import NodeKind, is_warm_up
 # Tolerance. No record should end before the process's hello or in the future. A record that is further away has a
 # different clock than the host, so its time is unknown.
 OF_HOST_WITHIN_NS = 10_000_000_000
+CLOSES_WITHIN = 0.01  # of the wall-clock time; a smaller error is not shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +27,12 @@ class NamedTime:
 
 @dataclass(frozen=True, slots=True)
 class TimeRangeView:
-    """The wall-clock time of the figures: wall = in steps + between steps + since the last step ended (derived).
+    """The wall-clock time of the figures (derived):
 
+        wall = in steps + warm-up + between steps + since the last step ended
+
+    `warm_up_us` is the time during which only steps of warm-ups ran. It is None if
+    unknown. Then `in_steps_us` and `by_phase` include the warm-ups, as they do if all steps are warm-ups.
     The range begins with the window or, if there is no window, with the first step. It ends now, or with the last
     step of an ended process. If a step began before the range, only a part of it counts. After the end of the last
     step, another step may be running. A field is None if it is unknown when steps ran or when the last step ended.
@@ -38,6 +43,7 @@ class TimeRangeView:
     by_phase: tuple[NamedTime, ...]  # time during which steps of each phase ran; phases may overlap
     between_us: float | None
     since_last_us: float | None
+    warm_up_us: float | None = 0.0
     # Whether steps that began before the range count in full, because the times of single steps are not reported.
     counts_whole: bool = False
 
@@ -81,8 +87,7 @@ def time_range_of(record: SourceRecord, window: TimeRange | None) -> TimeRange |
             return window
         return replace(window, end_ns=min(max(last_ns, window.begin_ns), window.end_ns))
     is_ended = record.has_ended or not _is_of_host(record, last_ns)
-    before_ns = _warm_up_before(record, steps, first_ns) if len(steady) < len(steps) else {}
-    return TimeRange(first_ns, last_ns if is_ended else max(last_ns, record.window.now_ns), before_ns)
+    return TimeRange(first_ns, last_ns if is_ended else max(last_ns, record.window.now_ns), {})
 
 
 def of_model(record: SourceRecord, time_range: TimeRange, model: str) -> TimeRange:
@@ -151,20 +156,32 @@ def time_range_view(record: SourceRecord, stats: NodeStats, time_range: TimeRang
     is_known = is_of_host or time_range.end_ns == last_ns
     before_ns = (time_range.before_ns if is_of_host else None) or {}
     room_ns = wall_ns - (since_last_ns or 0)
-
-    def ran_ns(step: int) -> int:
-        return min(stats.rare("union_ns", (step,)) - before_ns.get(step, 0), room_ns)
-
+    in_range_ns = {
+        step: stats.rare("union_ns", (step,)) - before_ns.get(step, 0) for step in (ANY_STEP, *_ids(steps))
+    }
+    early_ns, doubt_ns = _early_warm_ups(record, time_range, steps, in_range_ns)
+    ran_ns = {step: min(max(in_range_ns[step] - early_ns.get(step, 0), 0), room_ns) for step in _ids(steps)}
     any_step = _any_step(record, steps)
-    in_steps_us = None if any_step is None else ran_ns(any_step) / 1e3
-    ran = [(display_name(step), ran_ns(step.id)) for step in steps]
+    any_ns = warm_ns = in_steps_us = None
+    if any_step is not None:
+        least_ns = max(ran_ns[step] for step in _ids(_steady(steps)))
+        most_ns = in_range_ns[any_step] - sum(early_ns.values())
+        any_ns = min(max(most_ns, least_ns), room_ns)
+        doubt_ns = any_ns - min(max(most_ns - doubt_ns, least_ns), any_ns)
+        warm_ns = _warm_up_ns(any_ns, steps, ran_ns, doubt_ns, wall_ns)
+        in_steps_us = (any_ns - (warm_ns or 0)) / 1e3
     return TimeRangeView(
         wall_us=wall_ns / 1e3,
         in_steps_us=in_steps_us,
-        by_phase=tuple(NamedTime(phase, ns / 1e3) for phase, ns in ran if ns),
-        between_us=None if in_steps_us is None or not is_known else room_ns / 1e3 - in_steps_us,
+        by_phase=tuple(
+            NamedTime(display_name(step), ran_ns[step.id] / 1e3)
+            for step in (steps if warm_ns is None else _steady(steps))
+            if ran_ns[step.id]
+        ),
+        between_us=None if any_ns is None or not is_known else (room_ns - any_ns) / 1e3,
         since_last_us=None if since_last_ns is None else since_last_ns / 1e3,
-        counts_whole=time_range.before_ns is None and bool(in_steps_us),
+        warm_up_us=None if warm_ns is None else warm_ns / 1e3,
+        counts_whole=(time_range.before_ns is None and bool(in_steps_us)) or doubt_ns > CLOSES_WITHIN * wall_ns,
     )
 
 
@@ -190,12 +207,39 @@ def _steady(steps: list[Node]) -> list[Node]:
     return [step for step in steps if not is_warm_up(step.name)] or steps
 
 
-def _warm_up_before(record: SourceRecord, steps: list[Node], first_ns: int) -> dict[int, int]:
-    """Return the time (ns) of warm-ups that ended before `first_ns`, by step node. The key ANY_STEP has the sum."""
+def _ids(steps: Iterable[Node]) -> list[int]:
+    return [step.id for step in steps]
+
+
+def _early_warm_ups(
+    record: SourceRecord, time_range: TimeRange, steps: list[Node], in_range_ns: Mapping[int, int]
+) -> tuple[dict[int, int], int]:
+    """Return the time (ns) that must be subtracted from `in_range_ns`, by step node, and the largest error of it.
+
+    If a range begins with the first step after the warm-up, the statistics contain warm-up steps from before it. The
+    time of a warm-up that continued in another thread cannot be divided, so it is in the error.
+    """
     warm = [step.id for step in steps if is_warm_up(step.name)]
-    before = [step for step in warm if record.stats.rare("last_ns", (step,)) <= first_ns]
-    times_ns = {step: record.stats.rare("union_ns", (step,)) for step in before}
-    return times_ns | {ANY_STEP: sum(times_ns.values())}
+    if len(warm) == len(steps) or time_range.begin_ns != _first_ns(record, _steady(steps)):
+        return {}, 0
+    began_ns = {step: record.stats.rare("first_ns", (step,)) for step in warm}
+    begun = [step for step in warm if began_ns[step] < time_range.begin_ns]
+    ended = [step for step in begun if record.stats.rare("last_ns", (step,)) <= time_range.begin_ns]
+    longest_ns = max((time_range.begin_ns - began_ns[step] for step in begun if step not in ended), default=0)
+    continued_ns = sum(in_range_ns[step] for step in begun if step not in ended)
+    return {step: in_range_ns[step] for step in ended}, min(longest_ns, continued_ns)
+
+
+def _warm_up_ns(any_ns: int, steps: list[Node], ran_ns: Mapping[int, int], doubt_ns: int, wall_ns: int) -> int | None:
+    """Return the time when only steps of warm-ups ran. Return None if phases overlap so that it is unknown.
+
+    `any_ns` is the time when any step ran, at most `doubt_ns` too long.
+    """
+    steady_ns = [ran_ns[step] for step in _ids(_steady(steps))]
+    warm_ns = sum(ran_ns.values()) - sum(steady_ns)
+    most_ns = min(warm_ns, any_ns - max(steady_ns))
+    least_ns = min(max(any_ns - doubt_ns - sum(steady_ns), 0), most_ns)
+    return most_ns if most_ns - least_ns <= CLOSES_WITHIN * wall_ns else None
 
 
 def _first_ns(record: SourceRecord, steps: Sequence[Node]) -> int:

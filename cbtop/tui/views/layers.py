@@ -25,7 +25,7 @@ from cbtop.tui.views.once_a_second import Pictures
 from cbtop.tui.widgets.columns import Cells
 from cbtop.tui.widgets.lines import BLANK, Line, clean, fit_line, rule
 from cbtop.tui.widgets.parts import GAP, ScreenPart, beside, parts_lines
-from cbtop.viewmodels.layers import LayerRow
+from cbtop.viewmodels.layers import P50_OF_A_CALL, LayerRow
 from cbtop.viewmodels.source import SourceView
 
 LEAST_PICTURES = 8  # minimum height of the pictures in lines
@@ -91,7 +91,7 @@ class Layers(View):
         if layers is None:
             return None
         title = f"µs a {layers.unit}"
-        head = ("layer", title, "p50 µs", *(clean(brick.name) for brick in layers.bricks), BETWEEN)
+        head = ("layer", title, P50_OF_A_CALL, *(clean(brick.name) for brick in layers.bricks), BETWEEN)
         rows = (
             (clean(row.name), *map(units.number, (row.us, row.p50_us, *row.cells, row.between_us)))
             for row in layers.rows
