@@ -7,9 +7,7 @@ from collections.abc import Iterator
 from typing import Any, TextIO
 
 from cbtop.exporters.base import RecordedProcess, kind_name
-from cbtop.exporters.call_columns import NodePlaces
 from cbtop.exporters.records import listed
-from cbtop.exporters.step_numbers import numbered
 from cbtop.profiler.analysis.graph.nodes import display_name, printable
 
 # A spreadsheet takes a text with this first character for a formula. See
@@ -25,6 +23,8 @@ def write_csv(recorded: RecordedProcess, out: TextIO) -> None:
     A field is empty if it is unknown, or if there is none: the parent of a root, the step of a call outside of steps.
     A single quote precedes a name that a spreadsheet would take for a formula.
     """
+    from cbtop.exporters.step_numbers import numbered  # imported here, because it imports NumPy
+
     writer = csv.writer(out)
     writer.writerow(COLUMNS)
     named = [(n.id, n.parent, kind_name(n), _cell(printable(display_name(n)))) for n in recorded.nodes.nodes]
@@ -38,6 +38,8 @@ def write_csv(recorded: RecordedProcess, out: TextIO) -> None:
 
 def _places(recorded: RecordedProcess) -> Iterator[tuple[Any, ...]]:
     """Yield the fields of PLACES after the step, for each node id from 0 on."""
+    from cbtop.exporters.call_columns import NodePlaces  # imported here, because it imports NumPy
+
     places = NodePlaces(recorded.nodes)
     texts = {name: places.texts(name) for name in PLACES if name not in ("step", "layer")}
     cells = ([_cell(printable(text or "")) for text in column] for column in texts.values())

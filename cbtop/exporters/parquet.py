@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from cbtop.exporters.base import RecordedProcess
-from cbtop.exporters.call_columns import OF_CALLS, CallColumns, Columns, of_kinds
 from cbtop.protocol.vocabulary import NodeKind
-from cbtop.tables.arrow import arrow_table
-from cbtop.tables.column_table import joined_columns
+
+if TYPE_CHECKING:
+    from cbtop.exporters.call_columns import Columns
 
 # A file stores 2 KiB about each group of rows, and a writer keeps that in memory until the end of the file.
 GROUP_ROWS = 1 << 17
@@ -17,6 +17,9 @@ GROUP_ROWS = 1 << 17
 
 def write_parquet(processes: Sequence[RecordedProcess], out: BinaryIO) -> None:
     """Write the calls of all processes, group by group. Raises UsageError without the extra `arrow`."""
+    from cbtop.exporters.call_columns import OF_CALLS, CallColumns, of_kinds  # imported here: it imports NumPy
+    from cbtop.tables.arrow import arrow_table
+
     writer = None
     for group in _groups(CallColumns(processes, OF_CALLS, of_kinds(*NodeKind)).parts()):
         rows = arrow_table(group, "--format parquet")
@@ -31,6 +34,8 @@ def write_parquet(processes: Sequence[RecordedProcess], out: BinaryIO) -> None:
 
 def _groups(parts: Iterable[Columns]) -> Iterator[Columns]:
     """Join parts to groups of GROUP_ROWS rows or more. The last group may have fewer."""
+    from cbtop.tables.column_table import joined_columns
+
     waiting: list[Columns] = []
     rows = 0
     for part in parts:

@@ -741,7 +741,7 @@ async def test_shift_k_asks_the_shown_process_for_kernels_and_the_graph_shows_th
             await press(pilot, "enter")
             may_go_on.set()
             assert (await told_without_toasts(pilot))[-1] == (
-                f"decode: 3 steps recorded of pid {pid}, 8 launches a step, 12.00 µs in "
+                f"decode: 3 steps recorded of pid {pid}, 8 launches a step, 12.00 µs in kernels\n"
                 "4 launches in no call of a module that is known\n"
                 "Graph shows them under their bricks: Enter unfolds one"
             )
