@@ -45,7 +45,7 @@ examples:
   cbtop ptx show dc4a | less            as many digits as tell it from the others
 
 exit codes: 0 printed and no error found, 2 usage, no such file, or no PTX (in a folder: one of the files; the others
-are analysed), 3 not compiled on this machine, 4 an error of correctness was found
+are analysed), 3 not compiled on this machine, 4 an error of correctness was found (also if 2 applies)
 """
 ENTRY = ".entry "
 SUFFIX = ".ptx"
@@ -148,11 +148,11 @@ def _failures(file: PtxFile) -> Iterator[Failure]:
 
 
 def _block(text: str) -> tuple[int, ...]:
-    """Return the numbers of threads of `X`, `X,Y` or `X,Y,Z`."""
-    parts = text.split(",")
+    """Return the numbers of threads of `X`, `X,Y` or `X,Y,Z`, or of `XxYxZ`."""
+    parts = text.replace("x", ",").split(",")
     numbers = tuple(int(one) for one in parts if one.isascii() and one.isdigit())
     if len(numbers) < len(parts) or len(parts) > 3 or not 1 <= math.prod(numbers) <= MAX_THREADS:
-        raise argparse.ArgumentTypeError(f"{text!r} is no block of 1 to {MAX_THREADS} threads, such as 256 or 32,8")
+        raise argparse.ArgumentTypeError(f"{text!r} is no block of 1 to {MAX_THREADS} threads, such as 256 or 32x8")
     return numbers
 
 
@@ -164,7 +164,7 @@ def _analysed(
         return PtxFile(
             name,
             module,
-            [summary_of(module, entry) for entry in module.entries],
+            [summary_of(module, entry, options.launch) for entry in module.entries],
             findings(module, severities, options.launch),
             examined(text.encode(), module, options.arch or module.target, toolbox, options.launch),
         )

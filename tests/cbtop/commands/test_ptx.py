@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -56,7 +57,7 @@ def test_a_valid_file_is_summarised(capsys: pytest.CaptureFixture[str]) -> None:
     assert head.endswith("triton_softmax.ptx: PTX 9.4, sm_90a (static)")
     assert entry.startswith("  softmax (line ")
     assert "3 barriers, 0 bytes of shared memory and what the launch adds, requires 128 threads" in entry
-    assert last == "no problem found"
+    assert last == "no error found"
 
 
 def test_64_bit_addresses_of_shared_memory_are_found_with_bugs(capsys: pytest.CaptureFixture[str]) -> None:
@@ -65,7 +66,7 @@ def test_64_bit_addresses_of_shared_memory_are_found_with_bugs(capsys: pytest.Ca
     code, out, _ = called(capsys, bad, "--bugs")
     assert code == 0
     assert "shared_64_bit_bad.ptx:24: likely shared-64-bit: kernel: shared memory is addressed by %rd5" in out
-    assert called(capsys, bad)[1].splitlines()[-1] == "no problem found"
+    assert called(capsys, bad)[1].splitlines()[-1] == "no error found"
 
 
 def test_json_has_entries_and_findings(capsys: pytest.CaptureFixture[str]) -> None:
@@ -119,6 +120,50 @@ def test_a_launch_is_compared_with_the_entry(capsys: pytest.CaptureFixture[str])
     code, out, _ = called(capsys, bad, "--launch", "32,8")
     assert code == 4
     assert "the launch has blocks of 32x8x1 threads, but .reqntid requires 128x1x1" in out
+
+
+@pytest.mark.parametrize("block", ["32,8", "32x8", "32x8x1"])
+def test_a_block_is_written_with_commas_or_with_x(block: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "blocks of 32x8x1 threads" in called(capsys, CORPUS / "launch_shape_bad.ptx", "--launch", block)[1]
+
+
+def test_the_last_line_counts_findings_of_each_kind(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = called(capsys, CORPUS, "--strict")[1].splitlines()
+    kinds = [line.split(": ")[1].split()[0] for line in lines if line.startswith(f"{CORPUS}/") and "PTX" not in line]
+    errors, likely, advice = (kinds.count(one) for one in ("correctness", "likely", "advice"))
+    expected = f"{errors} errors; {likely} likely errors; {advice} findings of advice"
+    assert lines[-1].startswith(expected)
+
+
+def test_an_assumed_block_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = (CORPUS / "missing_barrier_bad.ptx").read_text()
+    path = tmp_path / "one.ptx"
+    assumed = "checked for blocks of 64 threads; --launch checks yours"
+    for limit, lines in ((".reqntid 128, 1, 1", 0), (".maxntid 128, 1, 1", 1), ("", 1)):
+        path.write_text(text.replace(".reqntid 128, 1, 1", limit))
+        assert called(capsys, path)[1].splitlines().count(assumed) == lines
+    code, out, _ = called(capsys, path, "--launch", "128")
+    assert (code, "checked for" in out) == (4, False)
+    path.write_text(text.replace(".reqntid 128, 1, 1", "").replace("%tid.x", "%tid.y"))
+    code, out, _ = called(capsys, path)
+    assert out.splitlines()[-2:] == [
+        "not checked for races: pass --launch, because threadIdx.y or z is used",
+        "no error found",
+    ]
+    (entry,) = json.loads(called(capsys, path, "--json")[1])["files"][0]["entries"]
+    assert (entry["checked_threads"], entry["is_assumed"]) == (None, True)
+
+
+def test_accesses_with_an_unknown_address_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    out = called(capsys, CLEAN / "nvrtc_rms_norm.ptx")[1]
+    assert re.search(r"in (\d+) of (\d+) loads and stores \((\d+) with an unknown address\)", out)
+    for file in json.loads(called(capsys, CLEAN, "--json")[1])["files"]:
+        for entry in file["entries"]:
+            code = entry["machine_code"]
+            for space in ("global", "shared"):
+                known = sum(one["space"] == space for one in code["transactions"])
+                counts = f"in {known} of {known + code['unknown_addresses'][space]} loads"
+                assert not known or counts in called(capsys, file["file"])[1]
 
 
 @pytest.mark.parametrize("block", ["0", "a", "1,2,3,4", "2048", "-1", "32,"])
