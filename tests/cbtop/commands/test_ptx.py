@@ -122,6 +122,24 @@ def test_a_launch_is_compared_with_the_entry(capsys: pytest.CaptureFixture[str])
     assert "the launch has blocks of 32x8x1 threads, but .reqntid requires 128x1x1" in out
 
 
+def test_an_early_return_is_named_by_its_source_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = (CORPUS / "exit_before_barrier_shared_bad.ptx").read_text()
+    path = tmp_path / "early.ptx"
+    path.write_text(text)
+    (branch,) = (at for at, line in enumerate(text.split("\n"), 1) if "@%p1 bra" in line)
+    says = "exit-before-barrier: kernel: the threads that return at"
+    assert f"{says} line {branch} never reach this barrier\n" in called(capsys, path)[1]
+    with_lines = text.replace("\t@%p1 bra", "\t.loc 1 7 5\n\t@%p1 bra").replace(
+        "\tbar.sync", "\t.loc 1 9 5\n\tbar.sync"
+    )
+    path.write_text(with_lines + '.file 1 "/src/early.cu"\n')
+    place = f"/src/early.cu:7 (PTX line {branch + 1})"
+    out = called(capsys, path, "--verbose")[1]
+    assert f"{says} {place} never reach this barrier (/src/early.cu:9)" in out
+    assert "fix: let these threads skip their work instead of returning" in out
+    assert "divergent-barrier" not in out
+
+
 @pytest.mark.parametrize("block", ["32,8", "32x8", "32x8x1"])
 def test_a_block_is_written_with_commas_or_with_x(block: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "blocks of 32x8x1 threads" in called(capsys, CORPUS / "launch_shape_bad.ptx", "--launch", block)[1]
