@@ -204,6 +204,37 @@ def test_sarif_has_the_file_the_line_and_a_level(capsys: pytest.CaptureFixture[s
     assert place["region"]["startLine"] == 33
 
 
+def test_sarif_is_at_the_source_if_there_are_debug_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = (
+        (CORPUS / "missing_barrier_bad.ptx").read_text().replace("\tld.shared.f32", "\t.loc 1 7 5\n\tld.shared.f32")
+    )
+    (tmp_path / "build").mkdir()
+    for folder, uri in ((tmp_path / "src", "src/a%20b.cu"), (Path("/elsewhere"), "file:///elsewhere/a%20b.cu")):
+        (tmp_path / "build" / "a.ptx").write_text(text + f'.file 1 "{folder}/a b.cu"\n')
+        out = called(capsys, "build/a.ptx", "--format", "sarif")[1]
+        (result,) = json.loads(out)["runs"][0]["results"]
+        (place,) = (one["physicalLocation"] for one in result["locations"])
+        (related,) = (one["physicalLocation"] for one in result["relatedLocations"])
+        assert (place["artifactLocation"]["uri"], place["region"]["startLine"]) == (uri, 7)
+        assert ("uriBaseId" in place["artifactLocation"]) is uri.startswith("src")
+        assert (related["artifactLocation"]["uri"], related["region"]["startLine"]) == ("build/a.ptx", 34)
+
+
+@pytest.mark.usefixtures("kept_tools")
+def test_waste_in_sarif_is_at_its_source_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "lines.ptx"
+    text = (KEPT / "kernels.ptx").read_text()
+    path.write_text(text.replace("ld.param", ".loc 1 5 1\n\tld.param") + '.file 1 "/src/k.cu"\n')
+    results = json.loads(called(capsys, path, "--format", "sarif")[1])["runs"][0]["results"]
+    places = [one["locations"][0]["physicalLocation"] for one in results]
+    assert results
+    assert {one["artifactLocation"]["uri"] for one in places} == {"file:///src/k.cu"}
+    assert {one["region"]["startLine"] for one in places} == {5}
+
+
 @pytest.mark.parametrize(("good", "expected"), [("triton_sum", 2), ("../corpus/missing_barrier_bad", 4)])
 def test_a_bad_file_in_a_folder_does_not_hide_the_others(
     good: str, expected: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
