@@ -45,7 +45,7 @@ examples:
   cbtop ptx show dc4a | less            as many digits as tell it from the others
 
 exit codes: 0 printed and no error found, 2 usage, no such file, or no PTX (in a folder: one of the files; the others
-are analysed), 3 not compiled on this machine, 4 an error of correctness was found
+are analysed), 3 not compiled on this machine, 4 an error of correctness was found (also if 2 applies)
 """
 ENTRY = ".entry "
 SUFFIX = ".ptx"
@@ -135,24 +135,43 @@ def _written(files: list[PtxFile], options: argparse.Namespace) -> str:
 
 
 def _failures(file: PtxFile) -> Iterator[Failure]:
-    """Yield the findings in a file and the waste of its entries, for SARIF. Waste without a line has its entry's."""
-    path = os.path.relpath(file.name)
+    """Yield the findings in a file and the waste of its entries, for SARIF. Waste without a line has its entry's.
+
+    Each is at its line of the source, and related to its line of the PTX, if the PTX has debug lines.
+    """
     for one in file.findings:
-        rule = SarifRule(one.lint.id, one.lint.what, path, one.line)
-        yield Failure(rule, f"{one.function}: {one.message}. To repair: {one.lint.fix}.", LEVELS[one.lint.severity])
+        message = f"{one.function}: {one.message}. To repair: {one.lint.fix}."
+        yield _failure(file, (one.lint.id, one.lint.what), message, one.lint.severity, one.line, one.source)
     for entry in file.entries:
         for waste in file.machine_code.entries[entry.name].waste:
-            rule = SarifRule(waste.id, WASTES[waste.id], path, waste.line or entry.line)
             what = f"{'possibly ' * waste.is_possible}{waste.what}; {waste.impact}"
-            yield Failure(rule, f"{entry.name}: {what}. To repair: {waste.fix}.", LEVELS[LintSeverity.ADVICE])
+            message = f"{entry.name}: {what}. To repair: {waste.fix}."
+            source = file.module.source_of(entry.name, waste.line)
+            rule = waste.id, WASTES[waste.id]
+            yield _failure(file, rule, message, LintSeverity.ADVICE, waste.line or entry.line, source)
+
+
+def _failure(
+    file: PtxFile, rule: tuple[str, str], message: str, severity: LintSeverity, line: int,
+    source: tuple[str, int] | None,
+) -> Failure:  # fmt: skip
+    ptx = _relative(file.name), line
+    place = ptx if source is None else (_relative(source[0]), source[1])
+    return Failure(SarifRule(*rule, *place), message, LEVELS[severity], None if source is None else ptx)
+
+
+def _relative(path: str) -> str:
+    """Return a path relative to the working directory if it is inside, or else the absolute path."""
+    relative = os.path.relpath(path)
+    return relative if not relative.startswith(os.pardir) else str(Path(path).absolute())
 
 
 def _block(text: str) -> tuple[int, ...]:
-    """Return the numbers of threads of `X`, `X,Y` or `X,Y,Z`."""
-    parts = text.split(",")
+    """Return the numbers of threads of `X`, `X,Y` or `X,Y,Z`, or of `XxYxZ`."""
+    parts = text.replace("x", ",").split(",")
     numbers = tuple(int(one) for one in parts if one.isascii() and one.isdigit())
     if len(numbers) < len(parts) or len(parts) > 3 or not 1 <= math.prod(numbers) <= MAX_THREADS:
-        raise argparse.ArgumentTypeError(f"{text!r} is no block of 1 to {MAX_THREADS} threads, such as 256 or 32,8")
+        raise argparse.ArgumentTypeError(f"{text!r} is no block of 1 to {MAX_THREADS} threads, such as 256 or 32x8")
     return numbers
 
 
@@ -164,7 +183,7 @@ def _analysed(
         return PtxFile(
             name,
             module,
-            [summary_of(module, entry) for entry in module.entries],
+            [summary_of(module, entry, options.launch) for entry in module.entries],
             findings(module, severities, options.launch),
             examined(text.encode(), module, options.arch or module.target, toolbox, options.launch),
         )

@@ -55,6 +55,7 @@ def entry_json(examination: Examination, name: str) -> dict[str, object]:
         "accesses": None if code is None else code.widths,
         "tensor_core_instructions": None if code is None else code.tensor,
         "transactions": [asdict(each) | {"source": "derived"} for each in one.lanes.accesses],
+        "unknown_addresses": {space: one.lanes.unknown(space) for space in ("global", "shared")},
         "flop_per_requested_byte": None if intensity is None else intensity.flop_per_byte,
         "bound": None if intensity is None else intensity.bound,
         "waste": [asdict(each) for each in one.waste],
@@ -106,12 +107,13 @@ def _accesses(code: Code) -> str:
 def _transactions(lanes: LaneAddresses) -> str:
     parts = []
     for space, unit, count in (("global", "sectors", lanes.global_count), ("shared", "passes", lanes.shared_count)):
-        known = lanes.of_space(space)
+        known, unknown = lanes.of_space(space), lanes.unknown(space)
         if count and not known:
             parts.append(f"{space} {NOT_MEASURED}: no address follows from the thread's id alone")
         elif count:
             total, needed = sum(one.transactions for one in known), sum(one.needed for one in known)
             parts.append(f"{space} {total} {unit}, {needed} needed, in {len(known)} of {count} loads and stores")
+            parts[-1] += f" ({unknown} with an unknown address)" * bool(unknown)
     return "; ".join(parts) or "no loads or stores"
 
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 from cbtop.profiler.analysis.graph.nodes import printable
 from cbtop.profiler.analysis.machine_code.examination import Examination
-from cbtop.profiler.analysis.ptx.lints.base import LintFinding
+from cbtop.profiler.analysis.ptx.lints.base import LintFinding, LintSeverity
 from cbtop.profiler.analysis.ptx.model import Module
 from cbtop.profiler.analysis.ptx.summary import EntrySummary
 from cbtop.reports.machine_code import entry_json, entry_lines
 from cbtop.units import counted
 
 SCHEMA = "cbtop.ptx/1"
+MAX_NAMES = 4  # of entries in a line
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +42,49 @@ def ptx_text(files: Sequence[PtxFile], *, verbose: bool) -> str:
             lines.append(f"{file.name}:{one.line}: {one.lint.severity} {one.lint.id}: {_message(one)}")
             if verbose:
                 lines.append(f"    fix: {one.lint.fix}")
-    count = sum(len(file.findings) for file in files)
-    lines.append(counted(count, "finding") if count else "no problem found")
+    lines += _assumptions(files)
+    lines.append(_conclusion(files))
     return "\n".join(map(printable, lines))
+
+
+def _assumptions(files: Sequence[PtxFile]) -> Iterator[str]:
+    """Yield a line for each assumption about the blocks that the lints were made with."""
+    assumed: dict[int | None, list[str]] = {}
+    for file in files:
+        for entry in file.entries:
+            if entry.is_assumed:
+                assumed.setdefault(entry.checked_threads, []).append(entry.name)
+    for threads, names in assumed.items():
+        which = _listed(names) if len(names) < sum(len(file.entries) for file in files) else ""
+        if threads is None:
+            yield f"not checked for races{which and ' in '}{which}: pass --launch, because threadIdx.y or z is used"
+        else:
+            yield f"checked for blocks of {threads} threads{which and ': '}{which}; --launch checks yours"
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - MAX_NAMES
+    return ", ".join(names[:MAX_NAMES]) + (f" and {more} more" if more > 0 else "")
+
+
+def _conclusion(files: Sequence[PtxFile]) -> str:
+    """Return the number of findings of each kind in one line."""
+    severities = Counter(one.lint.severity for file in files for one in file.findings)
+    errors = severities[LintSeverity.CORRECTNESS]
+    parts = [counted(errors, "error") if errors else "no error found"]
+    if likely := severities[LintSeverity.LIKELY]:
+        parts.append(counted(likely, "likely error"))
+    if advice := severities[LintSeverity.ADVICE]:
+        parts.append(f"{counted(advice, 'finding')} of advice")
+    wastes = Counter(
+        waste.is_possible for file in files for one in file.machine_code.entries.values() for waste in one.waste
+    )
+    sure, possible = wastes[False], wastes[True]
+    if sure:
+        parts.append(counted(sure, "waste") + (f", {possible} possible" if possible else ""))
+    elif possible:
+        parts.append(counted(possible, "possible waste"))
+    return "; ".join(parts)
 
 
 def ptx_json(files: Sequence[PtxFile]) -> str:

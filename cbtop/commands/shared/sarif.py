@@ -26,11 +26,21 @@ class SarifRule:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A failure of a rule, with a message. `level` is `error`, `warning` or `note`."""
+    """A failure of a rule, with a message. `level` is `error`, `warning` or `note`.
+
+    `derived_from` is a second place, a file and a line, that the place of the rule was derived from.
+    """
 
     rule: SarifRule
     message: str
     level: str = "error"
+    derived_from: tuple[str, int] | None = None
+
+
+def _location(file: str, line: int) -> dict[str, object]:
+    base = {} if file.startswith("/") else {"uriBaseId": BASE}
+    uri = f"file://{quote(file)}" if file.startswith("/") else quote(file)
+    return {"physicalLocation": {"artifactLocation": {"uri": uri, **base}, "region": {"startLine": line}}}
 
 
 def sarif(rules: Sequence[SarifRule], failures: Sequence[Failure]) -> str:
@@ -47,14 +57,8 @@ def sarif(rules: Sequence[SarifRule], failures: Sequence[Failure]) -> str:
             "ruleIndex": places[failure.rule.id],
             "level": failure.level,
             "message": {"text": failure.message},
-            "locations": [
-                {
-                    "physicalLocation": {
-                        "artifactLocation": {"uri": quote(failure.rule.file), "uriBaseId": BASE},
-                        "region": {"startLine": failure.rule.line},
-                    }
-                }
-            ],
+            "locations": [_location(failure.rule.file, failure.rule.line)],
+            **({"relatedLocations": [_location(*failure.derived_from)]} if failure.derived_from else {}),
         }
         for failure in failures
     ]

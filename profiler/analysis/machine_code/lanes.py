@@ -43,6 +43,10 @@ class LaneAddresses:
     def of_space(self, space: str) -> list[Access]:
         return [one for one in self.accesses if one.space == space]
 
+    def unknown(self, space: str) -> int:
+        """Return the number of accesses whose address does not follow from thread ids and constants."""
+        return (self.global_count if space == "global" else self.shared_count) - len(self.of_space(space))
+
 
 def lanes_of(analysis: FunctionAnalysis) -> LaneAddresses:
     """Return the accesses of a function. Bytes of a sector that another access of the array uses are not wasted."""

@@ -13,6 +13,7 @@ from cbtop.profiler.analysis.ptx.model import Module, PtxFunction, PtxInstructio
 from cbtop.profiler.analysis.ptx.opcodes import (
     address_in,
     is_block_barrier,
+    is_end,
     is_plain_access,
     may_diverge_at,
     opcode,
@@ -114,6 +115,18 @@ class FunctionAnalysis:
         join = self.flow.post_dominators[branch]
         stop = frozenset() if join is None else frozenset({join})
         return [self.flow.reached_from([one], stop) for one in self.flow.blocks[branch].successors]
+
+    def is_early_return(self, branch: int) -> bool:
+        """Whether the sides of the branch at the end of a block meet only to leave the function.
+
+        A side that goes there directly is a `return`. Otherwise both sides do something, and it is none.
+        """
+        join = self.flow.post_dominators[branch]
+        if join is None or join == self.flow.exit:
+            return join is not None
+        block = self.flow.blocks[join]
+        only_ends = block.end == block.start + 1 and is_end(self.instructions[block.start])
+        return only_ends and join in self.flow.blocks[branch].successors
 
     @cached_property
     def meeting_barriers(self) -> frozenset[int]:

@@ -128,6 +128,14 @@ class Module:
         """The entries with a body, in the order of the text."""
         return [one for one in self.functions if one.is_entry and not one.is_declaration]
 
+    def source_of(self, entry: str, line: int | None) -> tuple[str, int] | None:
+        """Return the source file and line of a line of an entry, or of its first line that has some if it is None."""
+        for function in self.entries:
+            for one in function.instructions if function.name == entry else ():
+                if line in (None, one.line) and one.source is not None and one.source[0] in self.files:
+                    return self.files[one.source[0]], one.source[1]
+        return None
+
 
 def shown(name: str) -> str:
     """Return a name or an operand as written in the text."""

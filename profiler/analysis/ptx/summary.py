@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from cbtop.profiler.analysis.ptx.lane_values import threads_of
 from cbtop.profiler.analysis.ptx.model import Module, PtxFunction
 
 _BARRIER = re.compile(r"(?:bar|barrier)\.(?:(?:cta|cluster)\.)?(?:sync|arrive|wait|red)\b")
@@ -23,10 +25,15 @@ class EntrySummary:
     has_dynamic_shared: bool
     required_threads: tuple[int, ...] | None  # of .reqntid
     max_threads: tuple[int, ...] | None  # of .maxntid
+    checked_threads: int | None  # of the block whose addresses the lints compute; None if its shape is not known
+    is_assumed: bool  # neither a launch nor .reqntid says how many threads a block has
 
 
-def summary_of(module: Module, entry: PtxFunction) -> EntrySummary:
-    """Return the summary of an entry. Shared variables of the module count if the entry names them."""
+def summary_of(module: Module, entry: PtxFunction, launch: Sequence[int] | None = None) -> EntrySummary:
+    """Return the summary of an entry. Shared variables of the module count if the entry names them.
+
+    `launch` is the threads of a block along x, y and z, if they are known.
+    """
     outside = {one.name: one for one in module.variables if one.space == "shared"}
     named: set[str] = set()
     if outside:
@@ -34,6 +41,7 @@ def summary_of(module: Module, entry: PtxFunction) -> EntrySummary:
             for operand in one.operands:
                 named.update(outside.keys() & set(_IDENTIFIER.findall(operand)))
     shared = [one for one in entry.variables if one.space == "shared"] + [outside[name] for name in sorted(named)]
+    threads = threads_of(entry, launch)
     return EntrySummary(
         name=entry.name,
         line=entry.line,
@@ -43,4 +51,6 @@ def summary_of(module: Module, entry: PtxFunction) -> EntrySummary:
         has_dynamic_shared=any(one.size_bytes is None for one in shared),
         required_threads=entry.limits.get("reqntid"),
         max_threads=entry.limits.get("maxntid"),
+        checked_threads=None if threads is None else threads.count,
+        is_assumed=threads is None or not threads.is_whole_block,
     )

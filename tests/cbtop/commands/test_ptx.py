@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -56,7 +57,7 @@ def test_a_valid_file_is_summarised(capsys: pytest.CaptureFixture[str]) -> None:
     assert head.endswith("triton_softmax.ptx: PTX 9.4, sm_90a (static)")
     assert entry.startswith("  softmax (line ")
     assert "3 barriers, 0 bytes of shared memory and what the launch adds, requires 128 threads" in entry
-    assert last == "no problem found"
+    assert last == "no error found"
 
 
 def test_64_bit_addresses_of_shared_memory_are_found_with_bugs(capsys: pytest.CaptureFixture[str]) -> None:
@@ -65,7 +66,7 @@ def test_64_bit_addresses_of_shared_memory_are_found_with_bugs(capsys: pytest.Ca
     code, out, _ = called(capsys, bad, "--bugs")
     assert code == 0
     assert "shared_64_bit_bad.ptx:24: likely shared-64-bit: kernel: shared memory is addressed by %rd5" in out
-    assert called(capsys, bad)[1].splitlines()[-1] == "no problem found"
+    assert called(capsys, bad)[1].splitlines()[-1] == "no error found"
 
 
 def test_json_has_entries_and_findings(capsys: pytest.CaptureFixture[str]) -> None:
@@ -121,6 +122,68 @@ def test_a_launch_is_compared_with_the_entry(capsys: pytest.CaptureFixture[str])
     assert "the launch has blocks of 32x8x1 threads, but .reqntid requires 128x1x1" in out
 
 
+def test_an_early_return_is_named_by_its_source_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = (CORPUS / "exit_before_barrier_shared_bad.ptx").read_text()
+    path = tmp_path / "early.ptx"
+    path.write_text(text)
+    (branch,) = (at for at, line in enumerate(text.split("\n"), 1) if "@%p1 bra" in line)
+    says = "exit-before-barrier: kernel: the threads that return at"
+    assert f"{says} line {branch} never reach this barrier\n" in called(capsys, path)[1]
+    with_lines = text.replace("\t@%p1 bra", "\t.loc 1 7 5\n\t@%p1 bra").replace(
+        "\tbar.sync", "\t.loc 1 9 5\n\tbar.sync"
+    )
+    path.write_text(with_lines + '.file 1 "/src/early.cu"\n')
+    place = f"/src/early.cu:7 (PTX line {branch + 1})"
+    out = called(capsys, path, "--verbose")[1]
+    assert f"{says} {place} never reach this barrier (/src/early.cu:9)" in out
+    assert "fix: let these threads skip their work instead of returning" in out
+    assert "divergent-barrier" not in out
+
+
+@pytest.mark.parametrize("block", ["32,8", "32x8", "32x8x1"])
+def test_a_block_is_written_with_commas_or_with_x(block: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "blocks of 32x8x1 threads" in called(capsys, CORPUS / "launch_shape_bad.ptx", "--launch", block)[1]
+
+
+def test_the_last_line_counts_findings_of_each_kind(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = called(capsys, CORPUS, "--strict")[1].splitlines()
+    kinds = [line.split(": ")[1].split()[0] for line in lines if line.startswith(f"{CORPUS}/") and "PTX" not in line]
+    errors, likely, advice = (kinds.count(one) for one in ("correctness", "likely", "advice"))
+    expected = f"{errors} errors; {likely} likely errors; {advice} findings of advice"
+    assert lines[-1].startswith(expected)
+
+
+def test_an_assumed_block_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = (CORPUS / "missing_barrier_bad.ptx").read_text()
+    path = tmp_path / "one.ptx"
+    assumed = "checked for blocks of 64 threads; --launch checks yours"
+    for limit, lines in ((".reqntid 128, 1, 1", 0), (".maxntid 128, 1, 1", 1), ("", 1)):
+        path.write_text(text.replace(".reqntid 128, 1, 1", limit))
+        assert called(capsys, path)[1].splitlines().count(assumed) == lines
+    code, out, _ = called(capsys, path, "--launch", "128")
+    assert (code, "checked for" in out) == (4, False)
+    path.write_text(text.replace(".reqntid 128, 1, 1", "").replace("%tid.x", "%tid.y"))
+    code, out, _ = called(capsys, path)
+    assert out.splitlines()[-2:] == [
+        "not checked for races: pass --launch, because threadIdx.y or z is used",
+        "no error found",
+    ]
+    (entry,) = json.loads(called(capsys, path, "--json")[1])["files"][0]["entries"]
+    assert (entry["checked_threads"], entry["is_assumed"]) == (None, True)
+
+
+def test_accesses_with_an_unknown_address_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    out = called(capsys, CLEAN / "nvrtc_rms_norm.ptx")[1]
+    assert re.search(r"in (\d+) of (\d+) loads and stores \((\d+) with an unknown address\)", out)
+    for file in json.loads(called(capsys, CLEAN, "--json")[1])["files"]:
+        for entry in file["entries"]:
+            code = entry["machine_code"]
+            for space in ("global", "shared"):
+                known = sum(one["space"] == space for one in code["transactions"])
+                counts = f"in {known} of {known + code['unknown_addresses'][space]} loads"
+                assert not known or counts in called(capsys, file["file"])[1]
+
+
 @pytest.mark.parametrize("block", ["0", "a", "1,2,3,4", "2048", "-1", "32,"])
 def test_what_is_no_block_is_a_usage_error(block: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as error:
@@ -139,6 +202,37 @@ def test_sarif_has_the_file_the_line_and_a_level(capsys: pytest.CaptureFixture[s
     place = run["results"][0]["locations"][0]["physicalLocation"]
     assert place["artifactLocation"]["uri"].endswith("divergent_barrier_bad.ptx")
     assert place["region"]["startLine"] == 33
+
+
+def test_sarif_is_at_the_source_if_there_are_debug_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = (
+        (CORPUS / "missing_barrier_bad.ptx").read_text().replace("\tld.shared.f32", "\t.loc 1 7 5\n\tld.shared.f32")
+    )
+    (tmp_path / "build").mkdir()
+    for folder, uri in ((tmp_path / "src", "src/a%20b.cu"), (Path("/elsewhere"), "file:///elsewhere/a%20b.cu")):
+        (tmp_path / "build" / "a.ptx").write_text(text + f'.file 1 "{folder}/a b.cu"\n')
+        out = called(capsys, "build/a.ptx", "--format", "sarif")[1]
+        (result,) = json.loads(out)["runs"][0]["results"]
+        (place,) = (one["physicalLocation"] for one in result["locations"])
+        (related,) = (one["physicalLocation"] for one in result["relatedLocations"])
+        assert (place["artifactLocation"]["uri"], place["region"]["startLine"]) == (uri, 7)
+        assert ("uriBaseId" in place["artifactLocation"]) is uri.startswith("src")
+        assert (related["artifactLocation"]["uri"], related["region"]["startLine"]) == ("build/a.ptx", 34)
+
+
+@pytest.mark.usefixtures("kept_tools")
+def test_waste_in_sarif_is_at_its_source_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "lines.ptx"
+    text = (KEPT / "kernels.ptx").read_text()
+    path.write_text(text.replace("ld.param", ".loc 1 5 1\n\tld.param") + '.file 1 "/src/k.cu"\n')
+    results = json.loads(called(capsys, path, "--format", "sarif")[1])["runs"][0]["results"]
+    places = [one["locations"][0]["physicalLocation"] for one in results]
+    assert results
+    assert {one["artifactLocation"]["uri"] for one in places} == {"file:///src/k.cu"}
+    assert {one["region"]["startLine"] for one in places} == {5}
 
 
 @pytest.mark.parametrize(("good", "expected"), [("triton_sum", 2), ("../corpus/missing_barrier_bad", 4)])

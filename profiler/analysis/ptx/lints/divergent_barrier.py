@@ -52,6 +52,9 @@ def _divergent(analysis: FunctionAnalysis) -> Iterator[tuple[int, int | None, bo
         inside = [at for at in sorted(barriers - seen) if flow.block_of[at] in region]
         if not inside or flow.post_dominators[branch] in (None, flow.exit):
             continue  # if a side leaves the function, it is `exit-before-barrier`
+        if level is Divergence.BY_THREAD and branch not in flow.in_loop and analysis.is_early_return(branch):
+            seen.update(inside)  # the compiler let both sides return at one place: it is `exit-before-barrier`
+            continue
         is_loop = branch in region
         both = all(side & barrier_blocks & region for side in analysis.sides(branch))
         is_proved = level is Divergence.BY_THREAD and not is_loop and not both

@@ -18,20 +18,24 @@ def _find(analysis: FunctionAnalysis) -> Iterator[Problem]:
     flow = analysis.flow
     blocks = {flow.block_of[at] for at in barriers}
     for branch, level in analysis.divergent_branches.items():
-        if level is not Divergence.BY_THREAD or branch in flow.in_loop or flow.post_dominators[branch] != flow.exit:
-            continue  # if the sides meet again, it is `divergent-barrier`
+        if level is not Divergence.BY_THREAD or branch in flow.in_loop or not analysis.is_early_return(branch):
+            continue  # if the sides meet again and do more, it is `divergent-barrier`
         sides = [flow.reached_from([one]) for one in flow.blocks[branch].successors]
         leaving = [side for side in sides if not side & blocks and not _traps(analysis, side)]
         waiting = [side for side in sides if side & blocks]
         if leaving and waiting:
             at = next(at for at in barriers if flow.block_of[at] in waiting[0])
             last = flow.blocks[branch].end - 1
-            yield Problem(
-                _end_of(analysis, last, leaving[0]),
-                f"threads leave here, by the branch at line {analysis.instructions[last].line}, before the barrier "
-                f"at line {analysis.instructions[at].line}",
-            )
+            is_shared = flow.post_dominators[branch] != flow.exit  # the others return there too: name the branch
+            place = last if is_shared else _end_of(analysis, last, leaving[0])
+            yield Problem(at, f"the threads that return at {_written(analysis, place)} never reach this barrier")
             return
+
+
+def _written(analysis: FunctionAnalysis, at: int) -> str:
+    """Return the source line of an instruction, or its line in the PTX if there are no debug lines."""
+    line, source = analysis.place_of(at)
+    return f"line {line}" if source is None else f"{source[0]}:{source[1]} (PTX line {line})"
 
 
 def _traps(analysis: FunctionAnalysis, side: frozenset[int]) -> bool:

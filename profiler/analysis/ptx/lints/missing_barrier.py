@@ -17,7 +17,10 @@ def _between_warps(analysis: FunctionAnalysis) -> Iterator[Problem]:
 
 
 def _in_warps(analysis: FunctionAnalysis) -> Iterator[Problem]:
-    yield from _races(analysis, in_warps=True)
+    """Yield the races within a warp, except at instructions that need a barrier, which orders a warp too."""
+    races = list(_races(analysis, in_warps=True))
+    need_barrier = {one.instruction for one in _between_warps(analysis)} if races else ()
+    yield from (one for one in races if one.instruction not in need_barrier)
 
 
 def _races(analysis: FunctionAnalysis, *, in_warps: bool) -> Iterator[Problem]:
@@ -52,19 +55,24 @@ def _races(analysis: FunctionAnalysis, *, in_warps: bool) -> Iterator[Problem]:
 
 
 def _pair(first: SharedAccess, second: SharedAccess, *, in_warps: bool) -> tuple[int, int] | None:
-    """Return two threads. The second uses bytes of the first, and does not write them itself."""
-    users: dict[int, set[int]] = {}
-    for thread in first.threads:
-        for byte in range(first.offsets[thread], first.offsets[thread] + first.size_bytes):
-            users.setdefault(byte, set()).add(thread)
-    for other in second.threads:
-        for byte in range(second.offsets[other], second.offsets[other] + second.size_bytes):
-            threads = users.get(byte, ())
-            if other not in threads:
-                for thread in threads:
-                    if are_in_one_warp(thread, other) is in_warps:
-                        return thread, other
+    """Return two threads that use the same bytes. The one that reads them does not write them itself."""
+    users, others = _users(first), _users(second)
+    for byte in sorted(others.keys() & users.keys()):
+        writers = users[byte] if first.is_store else others[byte]
+        for thread in sorted(users[byte] if first.is_store else users[byte] - writers):
+            for other in sorted(others[byte] - writers if first.is_store else others[byte]):
+                if are_in_one_warp(thread, other) is in_warps:
+                    return thread, other
     return None
+
+
+def _users(access: SharedAccess) -> dict[int, set[int]]:
+    """Return the threads that use each byte."""
+    users: dict[int, set[int]] = {}
+    for thread in access.threads:
+        for byte in range(access.offsets[thread], access.offsets[thread] + access.size_bytes):
+            users.setdefault(byte, set()).add(thread)
+    return users
 
 
 def _belong_together(analysis: FunctionAnalysis, first: int, second: int) -> bool:
