@@ -30,17 +30,16 @@ from cbtop.profiler.instrument.guard_flags import (
     INF,
     FlagArray,
     GuardedRun,
-    Mask,
     StepFigures,
     StepFlags,
+    fault_at,
     fault_of,
     is_looked_at,
-    mask_in,
     range_in,
-    tokens_of,
 )
+from cbtop.profiler.instrument.guard_padding import Hiding, Mask, hidings, mask_in, tokens_of
 from cbtop.profiler.instrument.guarded_calls import GuardedCall
-from cbtop.profiler.instrument.parameter_names import name_of_module
+from cbtop.profiler.instrument.parameter_names import modules_by_name, name_of_module
 from cbtop.profiler.instrument.swapping import swaps
 from cbtop.profiler.instrument.torch_internals import (
     is_profiled,
@@ -157,6 +156,11 @@ class Guard:
                 self._calls[id(module)] = known if is_same else GuardedCall(module, call.key, self)  # type: ignore[assignment]
         for call_before in before.values():
             call_before.swap_out()
+        steps = self._steps()
+        root = None if steps is None else steps.root()
+        found = {} if root is None else hidings(modules_by_name(root))
+        for key, guarded in self._calls.items():
+            guarded.hiding = found.get(key, Hiding.NEVER)
 
     def swap_in(self) -> None:
         """Begin to look at the timed calls. The wrappers that time them must be swapped in before."""
@@ -209,7 +213,8 @@ class Guard:
                     self._put_in()
             flags = here.spare.pop() if here.spare else StepFlags()
             with without_torch_function(), without_dispatch():
-                flags.restart(None if _is_observed() else tokens_of(mask))
+                padding = None if _is_observed() else tokens_of(mask)
+                flags.restart(padding, has_bound=self._setting.bound < math.inf)
             here.open.append(OpenGuard(self, owner, phase, self._counts[phase], flags))
         except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
             self._failed(error)
@@ -288,7 +293,7 @@ class Guard:
                 return None
             begun_ns = clock.perf_counter_ns()
             with without_torch_function(), without_dispatch():
-                run = here[-1].flags.begin(call, args, kwargs)
+                run = here[-1].flags.begin(call, args, kwargs, call.hiding)
             if run is not None and self._setting.dumps:
                 run.values = args, kwargs or {}
             self._own_ns += clock.perf_counter_ns() - begun_ns
@@ -322,7 +327,9 @@ class Guard:
             or _is_captured(run.output.flags)
         ):
             return
-        kind = fault_of(run.output.flags.values_of(run.output.row), self._setting.bound)
+        flags = [run.output, run.output.without_infinity]
+        kinds = [fault_of(flag.flags.values_of(flag.row), self._setting.bound) for flag in flags if flag is not None]
+        kind = next(filter(None, kinds), "")
         steps, key = self._steps(), run.call.key
         if not kind or steps is None:
             return
@@ -420,7 +427,7 @@ def first_fault(runs: Sequence[GuardedRun], figures: dict[FlagArray, list[float]
     """Return the first faulty call of a step, or None. `runs` are in the order of their ends."""
 
     def of_output(run: GuardedRun) -> str:
-        return "" if run.output is None else fault_of(range_in(figures, run.output), bound)
+        return "" if run.output is None else fault_at(figures, run.output, bound)
 
     def has_infinity(run: GuardedRun) -> bool:
         return run.output is not None and range_in(figures, run.output)[0] == -math.inf
@@ -432,7 +439,9 @@ def first_fault(runs: Sequence[GuardedRun], figures: dict[FlagArray, list[float]
         first = (0.0, 0.0) if run.inputs is None else range_in(figures, run.inputs)
         if fault_of(first, bound) or first[0] == -math.inf:
             return FAULTY
-        return UNKNOWN if run.is_unsure else FINITE
+        hidden = [flag.with_padding for flag in (run.inputs, *run.others) if flag is not None]
+        is_hidden = any([flag is not None and fault_of(range_in(figures, flag), math.inf) for flag in hidden])
+        return UNKNOWN if run.is_unsure or is_hidden else FINITE
 
     faulty = next((run for run in runs if of_output(run)), None)
     if faulty is None:

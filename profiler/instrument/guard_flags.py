@@ -5,7 +5,8 @@ Rules
   kernel computes both, and none of it overflows. Nothing waits for the device.
 - A tensor that was looked at before, and was not changed since, is not looked at again.
 - Tensors of other types and devices are not looked at: subclasses, sparse, nested and complex tensors, integers.
-- Positions that the model's padding mask hides are not looked at, because some models leave NaN there.
+- Positions that the model's padding mask hides are looked at apart, because some models leave NaN there
+  (guard_padding.py).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from weakref import ref
 import torch
 from torch import Tensor, nn
 
+from cbtop.profiler.instrument.guard_padding import DEVICES, Hiding, kept_in, positions_in
 from cbtop.profiler.instrument.late_figures import LateFigures
 from cbtop.profiler.instrument.torch_internals import version_of
 
@@ -25,7 +27,6 @@ MAX_RUNS = 20_000  # calls in one step; later calls are not looked at
 MAX_TENSORS = 16  # arguments of one call that are looked at
 ROWS = 256  # flags that are allocated at once
 TYPES = torch.float16, torch.bfloat16, torch.float32, torch.float64
-DEVICES = "cpu", "cuda"
 NAN, INF, OVER = "NaN", "Inf", "over the bound"
 Range = tuple[float, float]  # the smallest and the largest value
 
@@ -35,13 +36,8 @@ class Flag(NamedTuple):
 
     flags: FlagArray
     row: int
-
-
-class Mask(NamedTuple):
-    """A padding mask: 1 or True for a token, or for padding if it is inverse."""
-
-    values: Tensor
-    is_inverse: bool
+    with_padding: Flag | None = None  # the same with the padding that `row` leaves out
+    without_infinity: Flag | None = None  # the same without -Inf, if there is a bound
 
 
 class FlagArray:
@@ -83,10 +79,10 @@ class FlagArray:
 class GuardedRun:
     """One call of a brick or layer in a guarded step, made by `call` inside the call `around`."""
 
-    __slots__ = ("around", "call", "has_ended", "inputs", "is_unsure", "others", "output", "values")
+    __slots__ = ("around", "call", "has_ended", "hiding", "inputs", "is_unsure", "others", "output", "values")
 
-    def __init__(self, call: Any, around: GuardedRun | None) -> None:
-        self.call, self.around = call, around
+    def __init__(self, call: Any, around: GuardedRun | None, hiding: Hiding) -> None:
+        self.call, self.around, self.hiding = call, around, hiding
         self.inputs: Flag | None = None  # of the first tensor among the arguments
         self.others: list[Flag] = []  # of the other tensors
         self.is_unsure = True  # whether it got no tensor, or one with values that were not looked at
@@ -102,25 +98,27 @@ class StepFlags:
         self._arrays: dict[tuple[torch.dtype, torch.device], FlagArray] = {}
         self.restart(None)
 
-    def restart(self, padding: Tensor | None) -> None:
+    def restart(self, padding: Tensor | None, *, has_bound: bool = False) -> None:
         """Begin a step. `padding` is True at the positions (batch, token) that are looked at; None: at all."""
         for array in self._arrays.values():
             array.used = 0
-        self._padding = padding
+        self._padding, self._has_bound = padding, has_bound
         self._known: dict[int, tuple[ref[Tensor], int, Flag]] = {}
         self._running: list[GuardedRun] = []
         self._count = 0
         self.ended: list[GuardedRun] = []  # in the order of their ends
 
-    def begin(self, call: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> GuardedRun | None:
+    def begin(
+        self, call: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None, hiding: Hiding = Hiding.BY_SHAPE
+    ) -> GuardedRun | None:
         """Begin a call of `call` with these arguments. Returns None after MAX_RUNS calls."""
         if self._count >= MAX_RUNS:
             return None
         self._count += 1
-        run = GuardedRun(call, self._running[-1] if self._running else None)
+        run = GuardedRun(call, self._running[-1] if self._running else None, hiding)
         self._running.append(run)
         tensors = list(_tensors_in(args if kwargs is None else (*args, *kwargs.values())))
-        flags = [self._flag(tensor) for tensor in tensors[:MAX_TENSORS]]
+        flags = [self._flag(tensor, hiding) for tensor in tensors[:MAX_TENSORS]]
         run.inputs = flags[0] if flags else None
         run.others = [flag for flag in flags[1:] if flag is not None]
         run.is_unsure = not 0 < len(tensors) <= MAX_TENSORS or any(
@@ -133,8 +131,10 @@ class StepFlags:
         run.has_ended = True
         if run in self._running:
             del self._running[self._running.index(run) :]
+        # a module that got no padding returns none
+        is_whole = run.inputs is not None and run.inputs.with_padding is None
         for tensor in _tensors_in((result,)):
-            run.output = self._flag(tensor)
+            run.output = self._flag(tensor, Hiding.NEVER if is_whole else run.hiding)
             break
         self.ended.append(run)
 
@@ -142,7 +142,7 @@ class StepFlags:
         """Return the figures of the flags of this step, which may arrive later."""
         return StepFigures({array: array.late() for array in self._arrays.values() if array.used})
 
-    def _flag(self, tensor: Tensor) -> Flag | None:
+    def _flag(self, tensor: Tensor, hiding: Hiding) -> Flag | None:
         """Compute the flag of `tensor`. Returns None if it is not looked at."""
         if not is_looked_at(tensor):
             return None
@@ -155,14 +155,29 @@ class StepFlags:
         array = self._arrays.get((dtype, device))
         if array is None:
             array = self._arrays[dtype, device] = FlagArray(dtype, device)
-        flag, out = array.flag()
-        values = tensor.detach() if tensor.requires_grad else tensor
-        if self._padding is not None:
-            values = _without_padding(values, self._padding)
-        torch.aminmax(values, out=out)
+        flag = self._computed(tensor.detach() if tensor.requires_grad else tensor, array, hiding)
         if not can_change:
             self._known[id(tensor)] = ref(tensor), version, flag
         return flag
+
+    def _computed(self, values: Tensor, array: FlagArray, hiding: Hiding) -> Flag:
+        """Compute the flag of tensors that were not looked at before."""
+        kept = None if self._padding is None else kept_in(values, self._padding, hiding)
+        finite = values.masked_fill(values == -math.inf, 0) if self._has_bound else None
+        with_padding = None
+        if kept is not None:
+            each = positions_in(values, len(kept))
+            with_padding, out = array.flag()
+            torch.aminmax(each, out=out)
+            values = each.masked_fill_(~kept, 0)
+            finite = None if finite is None else positions_in(finite, len(kept)).masked_fill_(~kept, 0)
+        without_infinity = None
+        if finite is not None:
+            without_infinity, out = array.flag()
+            torch.aminmax(finite, out=out)
+        flag, out = array.flag()
+        torch.aminmax(values, out=out)
+        return flag._replace(with_padding=with_padding, without_infinity=without_infinity)
 
 
 def is_looked_at(tensor: Tensor) -> bool:
@@ -200,6 +215,14 @@ def range_in(figures: dict[FlagArray, list[float]], flag: Flag) -> Range:
     return numbers[2 * flag.row], numbers[2 * flag.row + 1]
 
 
+def fault_at(figures: dict[FlagArray, list[float]], flag: Flag, bound: float) -> str:
+    """Return the fault of a tensor. Unlike `fault_of`, find a value below the bound next to -Inf."""
+    finite = flag.without_infinity
+    return fault_of(range_in(figures, flag), bound) or (
+        fault_of(range_in(figures, finite), bound) if finite is not None else ""
+    )
+
+
 def fault_of(values: Range, bound: float) -> str:
     """Return NAN, INF or OVER, or "" without a fault. -Inf alone is not one: masks contain it."""
     lowest, highest = values
@@ -210,56 +233,18 @@ def fault_of(values: Range, bound: float) -> str:
     return OVER if highest > bound or -math.inf < lowest < -bound else ""
 
 
-def mask_in(names: Iterable[str], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Mask | None:
-    """Return the padding mask among the arguments of a model, or None.
-
-    In transformers, a mask is `attention_mask` with 1 for a token. In torch, it is a `..._padding_mask` with True for
-    padding.
-    """
-    for name, value in (*zip(names, args, strict=False), *kwargs.items()):
-        is_inverse = name.endswith("padding_mask")
-        if (is_inverse or name == "attention_mask") and type(value) is Tensor:
-            return Mask(value, is_inverse)
-    return None
-
-
-def tokens_of(mask: Mask | None) -> Tensor | None:
-    """Return a tensor (batch, token) that is True at the tokens. Returns None if all positions are tokens."""
-    if mask is None or mask.values.dim() != 2 or mask.values.device.type not in DEVICES:
-        return None
-    if mask.values.is_floating_point():
-        return None  # numbers that are added to scores
-    kept = mask.values == 0 if mask.is_inverse else mask.values != 0
-    return None if kept.device.type == "cpu" and bool(kept.all()) else kept
-
-
-def _without_padding(values: Tensor, kept: Tensor) -> Tensor:
-    """Return the smallest and largest value of each position, and 0 for hidden positions.
-
-    Returns `values` if their axes are not those of the mask: (batch, token, …), (token, batch, …) or (both, …).
-    A call with a cache has only the last tokens.
-    """
-    batch, tokens = kept.shape
-    shape, axes = values.shape, values.dim()
-    if kept.device != values.device:
-        return values
-    if axes >= 3 and shape[0] == batch and (shape[1] == tokens or (axes == 3 and shape[1] < tokens)):
-        kept = kept[:, -shape[1] :]
-    elif axes >= 3 and shape[:2] == (tokens, batch):
-        kept = kept.T
-    elif axes != 2 or shape[0] != batch * tokens:
-        return values
-    positions = kept.numel()
-    each = torch.aminmax(values.reshape(positions, -1), dim=1)
-    return torch.stack(each).masked_fill_(~kept.reshape(-1), 0)
-
-
 def _tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
-    """Yield the tensors among `values`, and in lists, tuples and dictionaries there."""
+    """Yield the tensors among `values`, and in lists, tuples and dictionaries there.
+
+    Runs no code of the host's classes.
+    """
     for value in values:
-        if issubclass(type(value), Tensor):  # `isinstance` may run the host's `__class__`
+        kind = type(value)
+        if issubclass(kind, Tensor):  # `isinstance` may run the host's `__class__`
             yield value
-        elif type(value) is tuple or type(value) is list:
-            yield from [one for one in value if issubclass(type(one), Tensor)]
-        elif type(value) is dict:
-            yield from [one for one in value.values() if issubclass(type(one), Tensor)]
+        elif issubclass(kind, tuple):
+            yield from [one for one in tuple.__iter__(value) if issubclass(type(one), Tensor)]
+        elif issubclass(kind, list):
+            yield from [one for one in list.__iter__(value) if issubclass(type(one), Tensor)]
+        elif issubclass(kind, dict):  # such as `ModelOutput` of transformers
+            yield from [one for one in dict.values(value) if issubclass(type(one), Tensor)]

@@ -10,6 +10,7 @@ from torch.compiler import is_dynamo_compiling
 
 from cbtop.profiler.hot_path import HotPath, chosen
 from cbtop.profiler.instrument.guard_flags import GuardedRun
+from cbtop.profiler.instrument.guard_padding import Hiding
 from cbtop.profiler.instrument.wrapping import CallWrapper
 
 if TYPE_CHECKING:
@@ -35,12 +36,13 @@ class GuardedCall(CallWrapper):
     It calls the wrapper that times the module, so that the time of the guard is not the module's.
     """
 
-    __slots__ = ("_guard", "key")
+    __slots__ = ("_guard", "hiding", "key")
 
     def __init__(self, module: nn.Module, key: Hashable, guard: CallGuard) -> None:
         super().__init__(module)
         self._guard = weakref.ref(guard)
         self.key = key  # of the brick or layer
+        self.hiding = Hiding.BY_SHAPE
 
     @property
     def is_gone(self) -> bool:

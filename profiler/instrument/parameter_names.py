@@ -34,6 +34,11 @@ def name_of_module(root: nn.Module, module: nn.Module) -> str:
     return next((prefix.removesuffix(".") for prefix, one in _named_modules(root) if one is module), "")
 
 
+def modules_by_name(root: nn.Module) -> dict[str, nn.Module]:
+    """Return the modules in `root` by their first names."""
+    return {prefix.removesuffix("."): module for prefix, module in _named_modules(root)}
+
+
 def _named_modules(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Yield the modules of a model in the order of `named_modules`, each with the begin of its parameters' names."""
     seen = {id(root)}

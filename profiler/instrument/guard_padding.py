@@ -1,0 +1,124 @@
+"""Says which positions of a tensor are padding that the guard does not look at.
+
+Rules
+- Positions are left out only if the mask belongs to the tensor without doubt, because a fault must not be missed.
+- In a model with an encoder and a decoder, the mask is that of the encoder.
+- A convolution and a norm of channels have their channels on the axis on which other modules have tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from enum import Enum
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+DEVICES = "cpu", "cuda"
+_CHANNELS_FIRST = nn.modules.conv._ConvNd, nn.modules.batchnorm._NormBase, nn.GroupNorm
+_FEATURES_LAST = nn.Linear, nn.LayerNorm, nn.RMSNorm, nn.Embedding
+_OTHER_STACK = "decoder", "tgt", "memory", "label"  # begins of the names of arguments for a decoder
+
+
+class Hiding(Enum):
+    """The tensors of a module in which padding is hidden."""
+
+    NEVER = "none"
+    BY_SHAPE = "those with the axes of the mask, if no other axis has the same length"
+    FEATURES_LAST = "those with the axes of the mask, because the last axis is not one of tokens"
+
+
+class Mask(NamedTuple):
+    """A padding mask: 1 or True for a token, or for padding if it is inverse.
+
+    `tokens` is the number of its last positions that are in this call of the model. A cache holds the others.
+    """
+
+    values: Tensor
+    is_inverse: bool
+    tokens: int
+
+
+def mask_in(names: Iterable[str], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Mask | None:
+    """Return the padding mask among the arguments of a model, or None.
+
+    In transformers, a mask is `attention_mask` with 1 for a token. In torch, it is a `..._padding_mask` with True for
+    padding.
+    """
+    arguments = [*zip(names, args, strict=False), *kwargs.items()]
+    for name, value in arguments:
+        is_inverse = name.endswith("padding_mask") and not name.startswith(_OTHER_STACK)
+        if (is_inverse or name == "attention_mask") and type(value) is Tensor and value.dim() == 2:
+            others = (one for other, one in arguments if one is not value and not other.startswith(_OTHER_STACK))
+            return Mask(value, is_inverse, max(_tokens_among(others, *value.shape), default=value.shape[1]))
+    return None
+
+
+def _tokens_among(values: Iterable[Any], batch: int, tokens: int) -> Iterator[int]:
+    """Yield the numbers of tokens of ids (batch, token) and embeddings (batch, token, …)."""
+    for value in values:
+        is_tensor = type(value) is Tensor and value.dim() == 2 + value.is_floating_point()
+        if is_tensor and value.shape[0] == batch and value.shape[1] <= tokens:
+            yield value.shape[1]
+
+
+def tokens_of(mask: Mask | None) -> Tensor | None:
+    """Return a tensor (batch, token) that is True at the tokens. Returns None if all positions are tokens.
+
+    If there are as many tokens as sequences, the axes of a tensor are not known. Then only positions are False that
+    are padding in either order of the axes.
+    """
+    if mask is None or mask.values.device.type not in DEVICES or mask.values.is_floating_point():
+        return None  # numbers with a fraction are added to scores
+    values = mask.values[:, mask.values.shape[1] - mask.tokens :]
+    kept = values == 0 if mask.is_inverse else values != 0
+    if kept.shape[0] == kept.shape[1]:
+        kept = kept | kept.T
+    return None if kept.device.type == "cpu" and bool(kept.all()) else kept
+
+
+def kept_in(values: Tensor, kept: Tensor, hiding: Hiding) -> Tensor | None:
+    """Return the mask `kept` in the order of the first axes of `values`, flat. Returns None if all positions count.
+
+    The axes are those of the mask if they are (batch, token, …), (token, batch, …) or (both, …).
+    """
+    batch, tokens = kept.shape
+    shape, axes = values.shape, values.dim()
+    if hiding is Hiding.NEVER or kept.device != values.device:
+        return None
+    if axes == 2:
+        return kept.reshape(-1) if shape[0] == batch * tokens else None
+    if axes < 3 or (hiding is Hiding.BY_SHAPE and tokens in shape[2:]):
+        return None
+    if shape[:2] == (batch, tokens):
+        return kept.reshape(-1)
+    return kept.T.reshape(-1) if shape[:2] == (tokens, batch) else None
+
+
+def positions_in(values: Tensor, positions: int) -> Tensor:
+    """Return the smallest and the largest value of each of the first `positions`, as (2, position)."""
+    return torch.stack(torch.aminmax(values.reshape(positions, -1), dim=1))
+
+
+def hidings(modules: dict[str, nn.Module]) -> dict[int, Hiding]:
+    """Return the tensors of each module in which padding is hidden, by the id of the module. Keys are their paths."""
+    parts = {path: _part_of(path) for path in modules}
+    is_encoder_decoder = {"encoder", "decoder"} <= set(parts.values())
+    found = {}
+    for path, module in modules.items():
+        if issubclass(type(module), _CHANNELS_FIRST) or (is_encoder_decoder and parts[path] != "encoder"):
+            found[id(module)] = Hiding.NEVER
+        else:
+            is_last = issubclass(type(module), _FEATURES_LAST)
+            found[id(module)] = Hiding.FEATURES_LAST if is_last else Hiding.BY_SHAPE
+    return found
+
+
+def _part_of(path: str) -> str:
+    """Return "encoder" or "decoder" if the module at `path` is in one, or ""."""
+    for name in path.split(".")[:-1]:
+        for part in ("encoder", "decoder"):
+            if name.lower().endswith(part):
+                return part
+    return ""
