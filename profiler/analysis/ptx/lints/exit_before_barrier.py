@@ -52,14 +52,12 @@ def _exits(analysis: FunctionAnalysis) -> Iterator[tuple[LintSeverity, Problem]]
             last = flow.blocks[branch].end - 1
             is_proved = analysis.is_split_by_ids(analysis.instructions[last].guard)
             severity = LintSeverity.CORRECTNESS if is_proved else LintSeverity.LIKELY
-            yield (
-                severity if analysis.barriers_wait_for_exited else LintSeverity.ADVICE,
-                Problem(
-                    _end_of(analysis, last, leaving[0]),
-                    f"threads leave here, by the branch at line {analysis.instructions[last].line}, before the barrier "
-                    f"at line {analysis.instructions[at].line}",
-                ),
+            problem = Problem(
+                _end_of(analysis, last, leaving[0]),
+                f"threads leave here, by the branch at line {analysis.instructions[last].line}, before the barrier "
+                f"at line {analysis.instructions[at].line}",
             )
+            yield severity if analysis.barriers_wait_for_exited else LintSeverity.ADVICE, problem
             return
 
 
