@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,6 +20,8 @@ from cbtop.profiler.analysis.ptx.opcodes import (
     opcode,
 )
 from cbtop.profiler.analysis.ptx.thread_bits import shared_results
+
+FIRST_WITHOUT_EXITED = 70  # the architecture
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +99,13 @@ class FunctionAnalysis:
         values = self.data.lane_values
         return None if values is None else values.of_address(address_in(self.instructions[at]))
 
+    @cached_property
+    def barriers_wait_for_exited(self) -> bool:
+        """Whether a barrier of the block waits for threads that have returned. From sm_70 on it does not (CUDA
+        Programming Guide, "Independent Thread Scheduling")."""
+        match = re.match(r"sm_([0-9]+)", self.module.target)
+        return match is not None and int(match[1]) < FIRST_WITHOUT_EXITED
+
     # --- which threads execute what ---------------------------------------------------------------------------------
 
     @cached_property
@@ -109,6 +119,13 @@ class FunctionAnalysis:
                 if level is not Divergence.UNIFORM:
                     found[number] = level
         return found
+
+    def is_split_by_ids(self, name: str) -> bool:
+        """Whether a predicate differs between the threads of any block, by their ids alone. A predicate that also
+        depends on a parameter, or on a block's size that is not known, can be the same in all threads."""
+        values = self.data.lane_values
+        value = values.of_register(name) if values is not None else None
+        return value is not None and value.is_number and not value.is_uniform
 
     def sides(self, branch: int) -> list[frozenset[int]]:
         """Return the blocks on each side of the branch at the end of a block, until both sides join."""
@@ -159,7 +176,7 @@ class FunctionAnalysis:
         if values is None:
             return None
         number = self.flow.block_of[at]
-        conditions = self._conditions(number)
+        conditions = self.conditions(number)
         if any(branch not in conditions for branch in self._controllers.get(number, ())):
             return None
         given = [conditions[branch] for branch in self._controllers.get(number, ())]
@@ -175,7 +192,7 @@ class FunctionAnalysis:
             threads &= {thread for thread, lane in enumerate(lanes) if bool(lane) is is_true}
         return tuple(sorted(threads))
 
-    def _conditions(self, number: int) -> dict[int, tuple[str, bool]]:
+    def conditions(self, number: int) -> dict[int, tuple[str, bool]]:
         """Return the conditions that hold when a block runs, by the block that branches on each: register, value."""
         found = {}
         blocks, dominators = self.flow.blocks, self.flow.dominators
@@ -193,7 +210,7 @@ class FunctionAnalysis:
     def facts(self, at: int) -> frozenset[tuple[object, ...]]:
         """Return what is known to be true when an instruction runs. Equal comparisons give equal facts."""
         found = set()
-        for name, is_true in self._conditions(self.flow.block_of[at]).values():
+        for name, is_true in self.conditions(self.flow.block_of[at]).values():
             writer = self.data.only_writer(name)
             found.add(((writer.opcode, writer.operands[1:]) if writer else name, is_true))
         return frozenset(found)
@@ -204,7 +221,7 @@ class FunctionAnalysis:
         values = self.data.lane_values
         if values is None or self.flow.post_dominates(number, 0):
             return values is not None
-        conditions = self._conditions(number)
+        conditions = self.conditions(number)
         for branch in sorted(self.flow.reachable):
             if len(self.flow.blocks[branch].successors) < 2 or number not in self.flow.influence(branch):
                 continue

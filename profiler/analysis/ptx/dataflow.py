@@ -8,7 +8,7 @@ from enum import IntEnum
 from functools import cached_property
 
 from cbtop.profiler.analysis.ptx.control_flow import ControlFlow
-from cbtop.profiler.analysis.ptx.lane_values import LaneValues, threads_of
+from cbtop.profiler.analysis.ptx.lane_values import LaneValues, Threads, most_threads_of, threads_of
 from cbtop.profiler.analysis.ptx.model import PtxFunction, PtxInstruction, Variable
 from cbtop.profiler.analysis.ptx.opcodes import inputs, opcode, results
 
@@ -173,13 +173,20 @@ class Dataflow:
         return any(_names(one, ids) for ids in (*_THREAD_IDS, *_OTHER_IDS))
 
     def divergence_of(self, name: str) -> Divergence:
-        """Return the divergence of a register. A known value that is the same in all threads makes it uniform."""
+        """Return the divergence of a register. A known value that is the same in all threads makes it uniform.
+
+        If the size of the block is not known, the value must be the same in all threads that a block can have.
+        """
         found = self.divergence.get(name, Divergence.UNIFORM)
-        if found is not Divergence.UNIFORM and self.lane_values is not None:
-            value = self.lane_values.of_register(name)
-            if value is not None and self.lane_values.threads.is_whole_block:
-                return Divergence.UNIFORM if value.is_uniform else Divergence.BY_THREAD
-        return found
+        if found is Divergence.UNIFORM or self.most_lane_values is None:
+            return found
+        is_whole = self.most_lane_values.threads.is_whole_block
+        if not is_whole and found is not Divergence.BY_THREAD:
+            return found
+        value = self.most_lane_values.of_register(name)
+        if value is not None and value.is_uniform:
+            return Divergence.UNIFORM
+        return Divergence.BY_THREAD if value is not None and is_whole else found
 
     # --- values -----------------------------------------------------------------------------------------------------
 
@@ -187,8 +194,16 @@ class Dataflow:
     def lane_values(self) -> LaneValues | None:
         """The values of registers in the threads of a block, or None if the shape of a block is not known."""
         threads = threads_of(self._function, self._launch)
-        if threads is None:
-            return None
+        return None if threads is None else self._values_in(threads)
+
+    @cached_property
+    def most_lane_values(self) -> LaneValues | None:
+        """The values of registers in the largest possible block, or None if it can have rows of any length."""
+        if self.lane_values is None or self.lane_values.threads.is_whole_block:
+            return self.lane_values
+        return self._values_in(most_threads_of(self._function))
+
+    def _values_in(self, threads: Threads) -> LaneValues:
         writer_of = {name: one for name in self.writers if (one := self.only_writer(name)) is not None}
         steady = frozenset(
             name

@@ -41,6 +41,14 @@ class LaneValue:
         return len(set(self.lanes)) == 1
 
     @property
+    def is_same_in_warps(self) -> bool:
+        """Whether all threads of a warp have the same number."""
+        return all(
+            len(set(self.lanes[start : start + WARP_THREADS])) == 1
+            for start in range(0, len(self.lanes), WARP_THREADS)
+        )
+
+    @property
     def is_number(self) -> bool:
         return not self.terms
 
@@ -76,6 +84,12 @@ def threads_of(function: PtxFunction, launch: Sequence[int] | None) -> Threads |
         return None
     most = math.prod(function.limits.get("maxntid", (ASSUMED_THREADS,)))
     return Threads((max(min(most, ASSUMED_THREADS), 1), 1, 1), is_whole_block=False)
+
+
+def most_threads_of(function: PtxFunction) -> Threads:
+    """Return the threads of the largest block in one row."""
+    most = math.prod(function.limits.get("maxntid", (MAX_THREADS,)))
+    return Threads((max(min(most, MAX_THREADS), 1), 1, 1), is_whole_block=False)
 
 
 _OTHER_ROWS = ("%tid.y", "%tid.z", "%ntid.y", "%ntid.z")
@@ -384,11 +398,24 @@ def _compare(one: PtxInstruction, given: Sequence[LaneValue]) -> LaneValue | Non
     """Compare two values. Terms that both contain are left out, which takes their sums not to overflow."""
     parts = opcode(one.opcode).parts
     function = _COMPARISONS.get(parts[1])
-    if function is None or len(parts) != 3 or dict(given[0].terms) != dict(given[1].terms):
+    if function is None or len(parts) != 3:
         return None
+    if dict(given[0].terms) != dict(given[1].terms):
+        return _compare_with_size(function, *given)
     read = _typed(one) if not given[0].terms else lambda value: value
     a, b = (LaneValue({}, value.lanes) for value in given)
     return numbers(lambda x, y: int(function(read(x), read(y))), a, b)
+
+
+def _compare_with_size(function: Callable[[int, int], bool], a: LaneValue, b: LaneValue) -> LaneValue | None:
+    """Compare a number of each thread with the size of a block of one row, which is above each thread's id."""
+    if b.is_number:
+        return _compare_with_size(lambda x, y: function(y, x), b, a) if a.terms else None
+    if a.terms or dict(b.terms) != {"%ntid.x": 1} or min(*a.lanes, *b.lanes, 0) < 0:
+        return None
+    distances = added(a, LaneValue({}, b.lanes), -1).lanes
+    is_below = all(one <= thread for thread, one in enumerate(distances))
+    return number(int(function(0, 1))) if is_below else None
 
 
 def _select(one: PtxInstruction, given: Sequence[LaneValue]) -> LaneValue | None:

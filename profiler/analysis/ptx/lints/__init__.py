@@ -7,7 +7,11 @@ from collections.abc import Sequence
 from cbtop.profiler.analysis.ptx.analysis import FunctionAnalysis
 from cbtop.profiler.analysis.ptx.lints.base import Lint, LintFinding, LintSeverity
 from cbtop.profiler.analysis.ptx.lints.divergent_barrier import DIVERGENT_BARRIER, MAYBE_DIVERGENT_BARRIER
-from cbtop.profiler.analysis.ptx.lints.exit_before_barrier import EXIT_BEFORE_BARRIER
+from cbtop.profiler.analysis.ptx.lints.exit_before_barrier import (
+    EXIT_BEFORE_BARRIER,
+    EXITED_THREADS,
+    MAYBE_EXIT_BEFORE_BARRIER,
+)
 from cbtop.profiler.analysis.ptx.lints.flags import UNFENCED_FLAG, UNFENCED_WAIT, WEAK_SPIN
 from cbtop.profiler.analysis.ptx.lints.fusion import NOT_FUSED
 from cbtop.profiler.analysis.ptx.lints.idle_barrier import IDLE_BARRIER
@@ -26,9 +30,9 @@ from cbtop.profiler.analysis.ptx.model import Module
 LINTS: tuple[Lint, ...] = (
     DIVERGENT_BARRIER, EXIT_BEFORE_BARRIER, MISSING_BARRIER, SHARED_NOT_CONVERTED, SHARED_BOUNDS, MBARRIER_COUNT,
     NO_EXIT, LOAD_TYPE, UNINITIALIZED, WEAK_SPIN, LAUNCH_SHAPE,
-    MAYBE_DIVERGENT_BARRIER, MISSING_WARP_SYNC, SHARED_64_BIT, UNREACHABLE, MAYBE_UNINITIALIZED, UNFENCED_FLAG,
-    UNFENCED_WAIT,
-    GENERIC_SHARED, LOCAL_MEMORY, PREDICATE_PRESSURE, NOT_FUSED, IDLE_BARRIER,
+    MAYBE_DIVERGENT_BARRIER, MAYBE_EXIT_BEFORE_BARRIER, MISSING_WARP_SYNC, SHARED_64_BIT, UNREACHABLE,
+    MAYBE_UNINITIALIZED, UNFENCED_FLAG, UNFENCED_WAIT,
+    GENERIC_SHARED, LOCAL_MEMORY, PREDICATE_PRESSURE, NOT_FUSED, IDLE_BARRIER, EXITED_THREADS,
 )  # fmt: skip
 
 

@@ -3,27 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from cbtop.profiler.analysis.ptx.analysis import FunctionAnalysis
 from cbtop.profiler.analysis.ptx.dataflow import Divergence
 from cbtop.profiler.analysis.ptx.lints.base import Lint, LintSeverity, Problem
 from cbtop.profiler.analysis.ptx.model import shown
-from cbtop.profiler.analysis.ptx.opcodes import is_block_barrier
+from cbtop.profiler.analysis.ptx.opcodes import is_block_barrier, is_branch, is_end
 
 FIX = "move the barrier out of the branch, so that all threads of the block execute it"
+
+
+class DivergentBarrier(NamedTuple):
+    """A barrier that depends on a branch or, if `branch` is None, on its own guard."""
+
+    at: int
+    branch: int | None
+    severity: LintSeverity
 
 
 def _proved(analysis: FunctionAnalysis) -> Iterator[Problem]:
     """Yield barriers on one side of a branch by thread id, outside loops of that branch, without one on the other
     side. The threads that wait there wait forever."""
-    for at, branch, is_proved in _divergent(analysis):
-        if is_proved:
+    for at, branch, severity in divergent_barriers(analysis):
+        if severity is LintSeverity.CORRECTNESS:
             yield Problem(at, f"only the threads that {_condition(analysis, branch)} reach this barrier")
 
 
 def _possible(analysis: FunctionAnalysis) -> Iterator[Problem]:
-    for at, branch, is_proved in _divergent(analysis):
-        if not is_proved:
+    for at, branch, severity in divergent_barriers(analysis):
+        if severity is LintSeverity.LIKELY:
             yield Problem(at, f"threads may differ in whether they {_condition(analysis, branch)}")
 
 
@@ -34,34 +43,60 @@ def _condition(analysis: FunctionAnalysis, branch: int | None) -> str:
     return f"go one way at line {one.line} ({'!' * one.is_negated}{shown(one.guard or one.operands[0])})"
 
 
-def _divergent(analysis: FunctionAnalysis) -> Iterator[tuple[int, int | None, bool]]:
-    """Yield barriers that depend on a divergent branch or guard: instruction, branch, whether proved."""
+def divergent_barriers(analysis: FunctionAnalysis) -> Iterator[DivergentBarrier]:
+    """Yield barriers that depend on a divergent branch or guard. It is advice if the other threads only exit, and
+    the barrier does not wait for these."""
     barriers = {at for at, one in analysis.reachable() if is_block_barrier(one)}
     seen: set[int] = set()
     for at in sorted(barriers):
         guard = analysis.instructions[at].guard
-        level = analysis.data.divergence_of(guard) if guard else Divergence.UNIFORM
-        if level is not Divergence.UNIFORM:
+        if guard and analysis.data.divergence_of(guard):
             seen.add(at)
-            yield at, None, level is Divergence.BY_THREAD
+            is_proved = analysis.is_split_by_ids(guard)
+            yield DivergentBarrier(at, None, LintSeverity.CORRECTNESS if is_proved else LintSeverity.LIKELY)
     flow = analysis.flow
     barrier_blocks = {flow.block_of[at] for at in barriers}
     meeting = analysis.meeting_barriers
-    for branch, level in analysis.divergent_branches.items() if barriers else ():
+    for branch in analysis.divergent_branches if barriers else ():
         region = flow.influence(branch)
         inside = [at for at in sorted(barriers - seen) if flow.block_of[at] in region]
         if not inside or flow.post_dominators[branch] in (None, flow.exit):
             continue  # if a side leaves the function, it is `exit-before-barrier`
-        if level is Divergence.BY_THREAD and branch not in flow.in_loop and analysis.is_early_return(branch):
+        by_thread = analysis.divergent_branches[branch] is Divergence.BY_THREAD
+        if by_thread and branch not in flow.in_loop and analysis.is_early_return(branch):
             seen.update(inside)  # the compiler let both sides return at one place: it is `exit-before-barrier`
             continue
+        last = flow.blocks[branch].end - 1
         is_loop = branch in region
         both = all(side & barrier_blocks & region for side in analysis.sides(branch))
-        is_proved = level is Divergence.BY_THREAD and not is_loop and not both
+        is_proved = not is_loop and not both and analysis.is_split_by_ids(analysis.instructions[last].guard)
+        severity = LintSeverity.CORRECTNESS if is_proved else LintSeverity.LIKELY
+        if not is_loop and not both and _others_only_exit(analysis, branch, barrier_blocks):
+            severity = LintSeverity.ADVICE
         for at in inside:
             if is_proved or at not in meeting:
                 seen.add(at)
-                yield at, flow.blocks[branch].end - 1, is_proved
+                yield DivergentBarrier(at, last, severity)
+
+
+def _others_only_exit(analysis: FunctionAnalysis, branch: int, barrier_blocks: set[int]) -> bool:
+    """Whether the threads that miss a barrier exit, and the barrier does not wait for these.
+
+    If they do other work before, they must be whole warps: `bar.sync` in a part of a warp is undefined.
+    """
+    if analysis.barriers_wait_for_exited:
+        return False
+    flow = analysis.flow
+    values = analysis.data.most_lane_values
+    value = values.of_register(analysis.instructions[flow.blocks[branch].end - 1].guard) if values else None
+    is_by_warps = value is not None and value.is_number and value.is_same_in_warps
+    for successor in flow.blocks[branch].successors:
+        way = flow.reached_from([successor])
+        if flow.exit in way and not way & barrier_blocks:
+            places = (at for number in way for at in range(flow.blocks[number].start, flow.blocks[number].end))
+            rest = [analysis.instructions[at] for at in places]
+            return is_by_warps or all(is_end(one) or is_branch(one) for one in rest)
+    return False
 
 
 DIVERGENT_BARRIER = Lint(

@@ -7,11 +7,35 @@ from collections.abc import Iterator
 from cbtop.profiler.analysis.ptx.analysis import FunctionAnalysis
 from cbtop.profiler.analysis.ptx.dataflow import Divergence
 from cbtop.profiler.analysis.ptx.lints.base import Lint, LintSeverity, Problem
+from cbtop.profiler.analysis.ptx.lints.divergent_barrier import divergent_barriers
 from cbtop.profiler.analysis.ptx.opcodes import is_block_barrier, is_end, opcode
 
+FIX = "let these threads skip their work instead of returning, so that they reach the barrier"
 
-def _find(analysis: FunctionAnalysis) -> Iterator[Problem]:
-    """Yield the branches by thread id with a side that always ends without a barrier, and a side with one."""
+
+def _proved(analysis: FunctionAnalysis) -> Iterator[Problem]:
+    yield from _with_severity(analysis, LintSeverity.CORRECTNESS)
+
+
+def _possible(analysis: FunctionAnalysis) -> Iterator[Problem]:
+    yield from _with_severity(analysis, LintSeverity.LIKELY)
+
+
+def _harmless(analysis: FunctionAnalysis) -> Iterator[Problem]:
+    """Yield the barriers that do not wait for the threads that exit before them."""
+    yield from _with_severity(analysis, LintSeverity.ADVICE)
+    for at, branch, severity in divergent_barriers(analysis):
+        if severity is LintSeverity.ADVICE and branch is not None:
+            line = analysis.instructions[branch].line
+            yield Problem(at, f"threads can leave, by the branch at line {line}, without this barrier")
+
+
+def _with_severity(analysis: FunctionAnalysis, severity: LintSeverity) -> Iterator[Problem]:
+    yield from (problem for found, problem in _exits(analysis) if found is severity)
+
+
+def _exits(analysis: FunctionAnalysis) -> Iterator[tuple[LintSeverity, Problem]]:
+    """Yield the first branch by thread id with a side that always ends without a barrier, and a side with one."""
     barriers = sorted(at for at, one in analysis.reachable() if is_block_barrier(one))
     if not barriers:
         return
@@ -28,7 +52,10 @@ def _find(analysis: FunctionAnalysis) -> Iterator[Problem]:
             last = flow.blocks[branch].end - 1
             is_shared = flow.post_dominators[branch] != flow.exit  # the others return there too: name the branch
             place = last if is_shared else _end_of(analysis, last, leaving[0])
-            yield Problem(at, f"the threads that return at {_written(analysis, place)} never reach this barrier")
+            is_proved = analysis.is_split_by_ids(analysis.instructions[last].guard)
+            severity = LintSeverity.CORRECTNESS if is_proved else LintSeverity.LIKELY
+            problem = Problem(at, f"the threads that return at {_written(analysis, place)} never reach this barrier")
+            yield severity if analysis.barriers_wait_for_exited else LintSeverity.ADVICE, problem
             return
 
 
@@ -61,6 +88,19 @@ def _end_of(analysis: FunctionAnalysis, last: int, side: frozenset[int]) -> int:
 
 EXIT_BEFORE_BARRIER = Lint(
     "exit-before-barrier", LintSeverity.CORRECTNESS,
-    "Some threads of a block, chosen by their ids, return before a barrier that waits for the whole block.",
-    "let these threads skip their work instead of returning, so that they reach the barrier", _find,
+    "Some threads of a block, chosen by their ids, return before a barrier that waits for the whole block, as it "
+    "does up to sm_62.",
+    FIX, _proved,
+)  # fmt: skip
+MAYBE_EXIT_BEFORE_BARRIER = Lint(
+    "maybe-exit-before-barrier", LintSeverity.LIKELY,
+    "Some threads of a block can return before a barrier that waits for the whole block, as it does up to sm_62. A "
+    "parameter or the size of the block decides.",
+    FIX, _possible,
+)  # fmt: skip
+EXITED_THREADS = Lint(
+    "exited-threads", LintSeverity.ADVICE,
+    "Some threads of a block can return without a barrier that the others execute. Threads that returned do not take "
+    "part. Up to sm_62 this hangs.",
+    FIX, _harmless,
 )  # fmt: skip

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from cbtop.profiler.analysis.ptx.analysis import FunctionAnalysis, SharedAccess, are_in_one_warp
 from cbtop.profiler.analysis.ptx.lints.base import Lint, LintSeverity, Problem
 from cbtop.profiler.analysis.ptx.opcodes import is_warp_sync, may_order
+from cbtop.profiler.analysis.ptx.paths import has_unordered_path
 
 MAX_ACCESSES = 400  # with known addresses
 MAX_PAIRS = 500  # of different accesses that are compared, each in milliseconds
@@ -26,7 +28,8 @@ def _in_warps(analysis: FunctionAnalysis) -> Iterator[Problem]:
 def _races(analysis: FunctionAnalysis, *, in_warps: bool) -> Iterator[Problem]:
     """Yield the second of two accesses of different threads to the same bytes, if one is a store.
 
-    A path without a barrier leads from the first to the second, and each run that contains one contains the other.
+    A path without a barrier leads from the first to the second, and each run that contains one contains the other. Or
+    thread ids alone decide on both, and the thread of the second takes such a path from the first.
     """
     accesses = analysis.shared_accesses[:MAX_ACCESSES]
     reported: set[int] = set()
@@ -36,12 +39,19 @@ def _races(analysis: FunctionAnalysis, *, in_warps: bool) -> Iterator[Problem]:
         for second in accesses:
             if first.is_store == second.is_store or first.root != second.root or second.at in reported:
                 continue
-            if second.at not in reached or not _belong_together(analysis, first.at, second.at):
+            if second.at not in reached:
                 continue
-            key = (*first.footprint, *second.footprint)
+            is_together = _belong_together(analysis, first.at, second.at)
+            if not is_together and not _is_always_run(analysis, first, second):
+                continue
+            user = second if is_together else _within(second, first.threads)
+            key = (*first.footprint, *user.footprint)
             if key not in pairs:
-                pairs[key] = _pair(first, second, in_warps=in_warps) if len(pairs) < MAX_PAIRS else None
+                pairs[key] = _pair(first, user, in_warps=in_warps) if len(pairs) < MAX_PAIRS else None
             if (pair := pairs[key]) is None:
+                continue
+            thread = None if is_together else pair[1]
+            if not has_unordered_path(analysis, first.at, second.at, in_warps=in_warps, thread=thread):
                 continue
             reported.add(second.at)
             does, did = ("reads", "writes") if first.is_store else ("writes", "reads")
@@ -80,6 +90,15 @@ def _belong_together(analysis: FunctionAnalysis, first: int, second: int) -> boo
     flow = analysis.flow
     a, b = flow.block_of[first], flow.block_of[second]
     return flow.dominates(a, b) or flow.post_dominates(b, a) or flow.dominates(b, a) or flow.post_dominates(a, b)
+
+
+def _is_always_run(analysis: FunctionAnalysis, first: SharedAccess, second: SharedAccess) -> bool:
+    """Whether all launches run both accesses, by some of their threads."""
+    return all(map(analysis.depends_on_threads_alone, (first.at, second.at)))
+
+
+def _within(access: SharedAccess, threads: tuple[int, ...]) -> SharedAccess:
+    return replace(access, threads=tuple(sorted({*access.threads} & {*threads})))
 
 
 def _reached_unordered(analysis: FunctionAnalysis, start: int, *, in_warps: bool) -> frozenset[int]:
