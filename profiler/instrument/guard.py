@@ -342,7 +342,7 @@ class Guard:
         if not kind or steps is None:
             return
         brick, layer = _brick_of(key), _layer_of(run)
-        module = self._name_of(run)
+        module = _name_of(run, steps)
         facts = {"module": module, "brick": brick, "layer": layer, "phase": opened.phase, "step": opened.step}
         name = f"{os.getpid()}-{opened.phase}-{opened.step}-{module or brick}".replace("/", "_").replace(" ", "_")
         opened.has_dumped = True
@@ -401,25 +401,20 @@ class Guard:
             profiler.announce(replace(self._report, steps=max(self._seen, self._report.checked)))
 
     def _fault(self, waiting: _Waiting, found: _Found) -> GuardFault:
-        run = found.run
+        run, steps = found.run, self._steps()
         return GuardFault(
             waiting.phase,
             waiting.step,
             found.kind,
             _brick_of(run.call.key),
-            self._name_of(run),
+            _name_of(run, steps),
             _layer_of(run),
             found.given,
             waiting.step,
-            "" if found.inside is None else self._name_of(found.inside),
+            "" if found.inside is None else _name_of(found.inside, steps),
             _faulty_weight(run.call.module()),
             waiting.file,
         )
-
-    def _name_of(self, run: GuardedRun) -> str:
-        steps = self._steps()
-        root, module = None if steps is None else steps.root(), run.call.module()
-        return "" if root is None or module is None else name_of_module(root, module)
 
     def _failed(self, error: Exception) -> None:
         self._has_failed = True
@@ -505,6 +500,12 @@ def _brick_of(key: Hashable) -> str:
     if isinstance(key, BrickDefinition):
         return f"{key.name} {key.label}" if key.label else key.name
     return key.display_name if isinstance(key, BrickId) else ""
+
+
+def _name_of(run: GuardedRun, steps: GuardedModel | None) -> str:
+    """Return the name of the called module in the model, or "" if one of them is gone."""
+    root, module = None if steps is None else steps.root(), run.call.module()
+    return "" if root is None or module is None else name_of_module(root, module)
 
 
 def _layer_of(run: GuardedRun) -> int | None:
