@@ -42,13 +42,19 @@ class GuardFault:
 
 @dataclass(frozen=True, slots=True)
 class GuardedSteps:
-    """The number of checked steps of a model, and the first fault. A message replaces the previous one."""
+    """The number of checked steps of a model, and the first fault. A message replaces the previous one.
+
+    `steps` is the number of all steps, checked or not, or 0 if it is not known.
+    """
 
     model: str
     checked: int
     faulty: int = 0
     fault: GuardFault | None = None
+    steps: int = 0
 
     def __post_init__(self) -> None:
         if not 0 <= self.faulty <= self.checked < MAX_STEPS or (self.fault is None) != (self.faulty == 0):
             raise ValueError(f"{self.model!r}: {self.faulty} of {self.checked} checked steps are faulty")
+        if self.steps and not self.checked <= self.steps < MAX_STEPS:
+            raise ValueError(f"{self.model!r}: {self.checked} of {self.steps} steps are checked")

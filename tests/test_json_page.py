@@ -86,7 +86,7 @@ def rich_views() -> list[SourceView]:
             ),
         ),
         guard=GuardView(
-            None, 9, 1, GuardFaultView("NaN", "Down", "down", 2, "train", 5, 5, "finite", None, "weight", None)
+            None, 90, 9, 1, GuardFaultView("NaN", "Down", "down", 2, "train", 5, 5, "finite", None, "weight", None)
         ),
         timeline=seen_timelines.timeline_at(20.0),
         baseline=samples.COMPARED.baseline,

@@ -38,7 +38,7 @@ examples:
   cbtop run --record run.cbtop -- python eval.py
   cbtop run --overhead 0.2% -- uvicorn app:app   with less overhead
   cbtop run --quiet -- python batch.py           without a summary at the end
-  cbtop run --guard=stop -- python train.py      stop at the first NaN or Inf in the output of a brick
+  cbtop run --guard=stop --overhead 100% -- python train.py    stop at the first NaN or Inf in any step
   CBTOP_RUN=0 python helper.py                   in a script under `cbtop run`: do not show this child
 
 One step in four is recorded until the cost of recording is known, then as many steps as --overhead allows, up to
@@ -83,9 +83,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(QUIET, action="store_true", help="print no summary when COMMAND ends, and measure no roofs")
     parser.add_argument(
         GUARD, nargs="?", const=DEFAULT_GUARD, metavar="WHAT",
-        help="in recorded steps, name the first brick and layer whose output is NaN or Inf. WHAT: log (default), "
-        "stop (COMMAND ends with exit code 4), dump or dump:DIRECTORY (save the brick's inputs), abs<=NUMBER (limit "
-        "values, too); several separated by commas",
+        help="in recorded steps (with --overhead 100%%: in every step), name the first brick and layer whose output "
+        "is NaN or Inf. WHAT: log (default), stop (COMMAND ends with exit code 4), dump or dump:DIRECTORY (save the "
+        "brick's inputs), abs<=NUMBER (limit values, too); several separated by commas",
     )  # fmt: skip
     for name, (value, default, says) in OPTIONS.items():
         parser.add_argument(name, default=default, metavar=value, help=says)

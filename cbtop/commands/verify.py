@@ -75,7 +75,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--backend", choices=BACKENDS, default="cpu",
         help="the kernels of this processor, or those of the first NVIDIA GPU (default: %(default)s)",
     )  # fmt: skip
-    parser.add_argument("--format", choices=tuple(FORMATS), default="text", help="of what is printed (default: text)")
+    parser.add_argument(
+        "--format", choices=tuple(FORMATS), default="text",
+        help="of what is printed (default: text); with --against only text and json",
+    )  # fmt: skip
 
 
 def run(options: argparse.Namespace) -> int:
@@ -150,7 +153,7 @@ def _compare_files(options: argparse.Namespace, line: ProgressLine) -> int:
     if options.format == "json":
         files = {"schema": AGAINST_SCHEMA, "model": str(options.model), "against": str(options.against)}
         tensors = [
-            asdict(one) | {"verdict": one.verdict, "min_snr_db": one.min_snr_db, "passed": one.passed}
+            asdict(one) | {"quant_trace": one.verdict, "min_snr_db": one.min_snr_db, "passed": one.passed}
             for one in found.tensors
         ]
         text = json.dumps(files | asdict(found) | {"tensors": tensors}, allow_nan=False) + "\n"
@@ -172,7 +175,17 @@ def _compare_files(options: argparse.Namespace, line: ProgressLine) -> int:
 
 def _difference_text(found: ModelDifference) -> str:
     rows: Table = [
-        ("", "tensor", "format", "against", "verdict", "max error", "SNR dB", "cosine", "at least (cosine, SNR dB)")
+        (
+            "",
+            "tensor",
+            "format",
+            "against",
+            "quant trace",
+            "max error",
+            "SNR dB",
+            "cosine",
+            "at least (cosine, SNR dB)",
+        )
     ]
     rows += [
         (
@@ -195,8 +208,9 @@ def _difference_text(found: ModelDifference) -> str:
     return (
         f"{table(rows, left=5)}\n\n{table(layers, left=0)}\n\n"
         "KL: divergence of a layer's prediction (softmax of final norm and output matrix) from that of --against, in "
-        f"nats,\nof float64 passes over {found.tokens} random tokens. Verdicts: ok above a cosine of 0.995, critical "
-        f"below 0.99\n{passed}{': ✗ ' if failed else ''}{', '.join(failed)}\n"
+        f"nats,\nof float64 passes over {found.tokens} random tokens. Quant trace: ok above a cosine of 0.995, "
+        "critical below 0.99; ✗ fails the limits of its formats\n"
+        f"{passed}{': ✗ ' if failed else ''}{', '.join(failed)}\n"
     )
 
 

@@ -34,11 +34,14 @@ def summary(view: SourceView, next_command: str, more_processes: int = 0, note: 
     below = [f"{verdict.severity} {verdict.id}: {verdict.sentence}" for verdict in worst[:MAX_VERDICTS]]
     if withheld := source_text.withheld(view.withheld):
         below.append(withheld)
+    if view.guard is not None:
+        below.append(source_text.guarded(view.guard))
     if more_processes:
         below.append(f"{more_processes} more process{'es' * (more_processes > 1)}: {next_command}")
     if note:
         below.append(note)
     below.append(f"next: {next_command}")
+    above = above[: MAX_LINES - len(below)]
     return [*above, *_costliest(view, min(MAX_BRICKS, MAX_LINES - len(above) - len(below))), *below]
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cbtop.protocol.vocabulary import SourceStatus
-from cbtop.units import NONE_THERE, NOT_MEASURED, counted, duration, percent, size_bytes
+from cbtop.units import NONE_THERE, NOT_MEASURED, count, counted, duration, percent, size_bytes
+from cbtop.viewmodels.guard import GuardView
 from cbtop.viewmodels.merged import TroubledMember
 from cbtop.viewmodels.not_instrumented import not_instrumented as not_instrumented_in
 from cbtop.viewmodels.source import SourceView
@@ -139,6 +140,14 @@ def withheld(found: Withheld | None) -> str:
         return ""
     number = counted(len(found.ids), "verdict")
     return f"withheld: {number} on {found.about} ({', '.join(found.ids)}), because {found.reason}"
+
+
+def guarded(guard: GuardView) -> str:
+    """Return a text such as `guard: checked 23 of 200 steps, no fault; --overhead 100% checks every step`."""
+    of = "" if guard.steps is None else f"{count(guard.checked)} of "
+    fault = f"{count(guard.faulty)} faulty" if guard.faulty else "no fault"
+    hint = "; --overhead 100% checks every step" if (guard.steps or 0) > guard.checked else ""
+    return f"guard: checked {of}{counted(guard.steps or guard.checked, 'step')}, {fault}{hint}"
 
 
 def not_instrumented(view: SourceView) -> str:

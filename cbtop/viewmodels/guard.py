@@ -30,6 +30,7 @@ class GuardView:
     """The steps that the guard has checked."""
 
     model: str | None  # None if the process runs only one.
+    steps: int | None  # All steps, checked or not. None if not known.
     checked: int
     faulty: int
     fault: GuardFaultView | None
@@ -40,10 +41,9 @@ def guard_view(reports: Iterable[GuardedSteps]) -> GuardView | None:
     found = sorted(reports, key=lambda report: report.fault is None)
     if not found:
         return None
-    fault = found[0].fault
-    return GuardView(
-        found[0].model or None, found[0].checked, found[0].faulty, None if fault is None else _fault(fault)
-    )
+    first = found[0]
+    fault = None if first.fault is None else _fault(first.fault)
+    return GuardView(first.model or None, first.steps or None, first.checked, first.faulty, fault)
 
 
 def _fault(fault: GuardFault) -> GuardFaultView:

@@ -19,7 +19,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
-from weakref import WeakKeyDictionary, ref
+from weakref import WeakKeyDictionary, finalize, ref
 
 import torch
 
@@ -54,6 +54,7 @@ from cbtop.profiler.instrument.torch_internals import (
 )
 from cbtop.profiler.instrument.trouble import in_words, log_once, log_own_error
 from cbtop.profiler.positions import finder
+from cbtop.profiler.recorder import RingRecorder
 from cbtop.protocol import clock
 from cbtop.protocol.guard_messages import FAULTY, FINITE, UNKNOWN, GuardedSteps, GuardFault
 from cbtop.protocol.vocabulary import BrickId
@@ -126,12 +127,20 @@ class Guard:
     """Guards the steps of one model."""
 
     def __init__(self, steps: GuardedModel, setting: GuardSetting) -> None:
-        self._steps = ref(steps)
+        self._steps, self._profiler = ref(steps), ref(steps.profiler)
+        at_end = finalize(steps, self._tell)  # when the model is gone, or when the process ends
+        setattr(at_end, "atexit", False)  # noqa: B010 - typeshed does not know it
+        recorder = steps.profiler.parts.recorder
+        if isinstance(recorder, RingRecorder):
+            recorder.before_goodbye(at_end)
         self._setting = setting
         self._calls: dict[int, GuardedCall] = {}  # by the id of the module
         self._followed: Sequence[BrickCall] = ()
         self._users = 0  # number of steps and captures that the calls are swapped in for
         self._counts: Counter[str] = Counter()  # steps of each phase
+        self._seen = 0  # number of steps, checked or not
+        self._latest = "", 0  # phase and number of the latest checked step
+        self._is_latest_faulty = False
         self._waiting: deque[_Waiting] = deque(maxlen=MAX_WAITING)
         self._report = GuardedSteps(steps.model, 0)
         self._told_ns = 0
@@ -203,6 +212,7 @@ class Guard:
     def begin(self, owner: object, phase: str, *, is_counted: bool = True, is_watched: bool) -> None:
         """Begin a step of `phase`. Without `is_watched` it is only counted, because it is not recorded."""
         self._counts[phase] += is_counted
+        self._seen += is_counted
         here = guarded_here()
         mask, here.mask = here.mask, None
         if not is_watched or self._has_failed:
@@ -256,6 +266,10 @@ class Guard:
                 return one
         return None
 
+    def count_earlier(self, phase: str) -> None:
+        """Count a step of `phase` that was begun as another phase, because its phase is known only at its end."""
+        self._counts[phase] += 1
+
     def take_own_ns(self) -> int:
         """Return the time that the guard has taken since the last call of this function."""
         own_ns, self._own_ns = self._own_ns, 0
@@ -271,6 +285,7 @@ class Guard:
     def replayed(self, flags: StepFlags, phase: str, *, is_read: bool) -> None:
         """Count a replay of a captured step. With `is_read`, read its flags. Raises NotFiniteError like `end`."""
         self._counts[phase] += 1
+        self._seen += 1
         if self._has_failed or not is_read:
             return
         stop: NotFiniteError | None = None
@@ -334,7 +349,7 @@ class Guard:
         if not kind or steps is None:
             return
         brick, layer = _brick_of(key), _layer_of(run)
-        module = self._name_of(run)
+        module = _name_of(run, steps)
         facts = {"module": module, "brick": brick, "layer": layer, "phase": opened.phase, "step": opened.step}
         name = f"{os.getpid()}-{opened.phase}-{opened.step}-{module or brick}".replace("/", "_").replace(" ", "_")
         opened.has_dumped = True
@@ -357,8 +372,15 @@ class Guard:
         return stop
 
     def _take(self, waiting: _Waiting, found: _Found | None) -> str:
-        """Count a checked step, and announce it. Returns a line about its fault if it is the first faulty step."""
+        """Count a checked step, and announce it. Returns a line about its fault if it is the first faulty step.
+
+        Each micro-batch of a training step is checked, and together they count as one step.
+        """
         report, line = self._report, ""
+        is_new = self._latest != (waiting.phase, waiting.step)
+        is_newly_faulty = found is not None and (is_new or not self._is_latest_faulty)
+        self._latest = waiting.phase, waiting.step
+        self._is_latest_faulty = found is not None or (self._is_latest_faulty and not is_new)
         fault = report.fault
         if found is not None and fault is None:
             fault = self._fault(waiting, found)
@@ -366,36 +388,40 @@ class Guard:
             log_once(line)
         elif found is not None and fault is not None and fault.phase == waiting.phase:
             fault = replace(fault, last_step=max(fault.last_step, waiting.step))
-        report = self._report = GuardedSteps(
-            report.model, report.checked + 1, report.faulty + (found is not None), fault
+        report = self._report = replace(
+            report,
+            checked=report.checked + is_new,
+            faulty=report.faulty + is_newly_faulty,
+            fault=fault,
+            steps=max(self._seen, report.checked + is_new),
         )
         now_ns = clock.perf_counter_ns()
-        steps = self._steps()
-        if steps is not None and (line or report.checked in EARLY or now_ns - self._told_ns >= ANNOUNCE_NS):
+        if line or report.checked in EARLY or now_ns - self._told_ns >= ANNOUNCE_NS:
             self._told_ns = now_ns
-            steps.profiler.announce(report)
+            self._tell()
         return line
 
+    def _tell(self) -> None:
+        """Announce the number of steps, and the fault if there is one."""
+        profiler = self._profiler()
+        if profiler is not None and self._seen:
+            profiler.announce(replace(self._report, steps=max(self._seen, self._report.checked)))
+
     def _fault(self, waiting: _Waiting, found: _Found) -> GuardFault:
-        run = found.run
+        run, steps = found.run, self._steps()
         return GuardFault(
             waiting.phase,
             waiting.step,
             found.kind,
             _brick_of(run.call.key),
-            self._name_of(run),
+            _name_of(run, steps),
             _layer_of(run),
             found.given,
             waiting.step,
-            "" if found.inside is None else self._name_of(found.inside),
+            "" if found.inside is None else _name_of(found.inside, steps),
             _faulty_weight(run.call.module()),
             waiting.file,
         )
-
-    def _name_of(self, run: GuardedRun) -> str:
-        steps = self._steps()
-        root, module = None if steps is None else steps.root(), run.call.module()
-        return "" if root is None or module is None else name_of_module(root, module)
 
     def _failed(self, error: Exception) -> None:
         self._has_failed = True
@@ -483,6 +509,12 @@ def _brick_of(key: Hashable) -> str:
     if isinstance(key, BrickDefinition):
         return f"{key.name} {key.label}" if key.label else key.name
     return key.display_name if isinstance(key, BrickId) else ""
+
+
+def _name_of(run: GuardedRun, steps: GuardedModel | None) -> str:
+    """Return the name of the called module in the model, or "" if one of them is gone."""
+    root, module = None if steps is None else steps.root(), run.call.module()
+    return "" if root is None or module is None else name_of_module(root, module)
 
 
 def _layer_of(run: GuardedRun) -> int | None:

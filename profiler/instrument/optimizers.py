@@ -168,6 +168,8 @@ def _train(model: TimedModel) -> None:
         model.training = TrainingSteps(model) if model.kernel_steps is None else GpuTrainingSteps(model)
         model.training.mode = model.training_mode()
         model.in_python = True
+        if model.guard is not None:
+            model.guard.count_earlier(TRAIN)  # the optimizer's first step, so that both have the same numbers
         if not model.trains:
             model.trains = True
             model.profiler.announce(Training())

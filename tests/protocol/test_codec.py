@@ -576,6 +576,7 @@ def test_gradients_as_usual_are_taken(usual: dict[str, Any]) -> None:
     ("usual", "wrong", "complaint"),
     [
         (GUARDED, {"faulty": 10}, "10 of 9 checked"),
+        (GUARDED, {"steps": 8}, "9 of 8 steps are checked"),
         (GUARDED, {"faulty": 0}, "0 of 9 checked"),
         (GUARDED, {"faulty": -1}, "-1 of 9 checked"),
         (GUARDED, {"step": 0}, "steps 0 to 6"),

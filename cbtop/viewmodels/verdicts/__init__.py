@@ -26,7 +26,7 @@ from cbtop.viewmodels.verdicts.idle_between_steps import IDLE_BETWEEN_STEPS
 from cbtop.viewmodels.verdicts.input_bound import INPUT_BOUND
 from cbtop.viewmodels.verdicts.launch_bound import LAUNCH_BOUND
 from cbtop.viewmodels.verdicts.loss_scale_falling import LOSS_SCALE_FALLING
-from cbtop.viewmodels.verdicts.not_finite import NOT_FINITE
+from cbtop.viewmodels.verdicts.not_finite import NOT_FINITE, may_follow_gradients
 from cbtop.viewmodels.verdicts.odd_layer import ODD_LAYER
 from cbtop.viewmodels.verdicts.optimizer_bound import OPTIMIZER_BOUND
 from cbtop.viewmodels.verdicts.outlier_mean import OUTLIER_MEAN
@@ -93,6 +93,15 @@ OF_LATENCY = (
 )
 
 
+def _in_order(view: SourceView) -> list[Rule]:
+    """Return all rules, the likely origin first."""
+    rules = list(VERDICTS)
+    if may_follow_gradients(view):
+        rules.remove(GRADIENT_NOT_FINITE)
+        rules.insert(rules.index(NOT_FINITE), GRADIENT_NOT_FINITE)
+    return rules
+
+
 def judged(view: SourceView, silenced: Collection[str] = ()) -> SourceView:
     """Return `view` with its verdicts. Verdicts with an id in `silenced` are left out.
 
@@ -100,7 +109,7 @@ def judged(view: SourceView, silenced: Collection[str] = ()) -> SourceView:
     process waits for a processor. `withheld` names the verdicts that this leaves out, and those that waits for a
     processor may explain.
     """
-    wanted = [rule for rule in VERDICTS if rule.id not in silenced]
+    wanted = [rule for rule in _in_order(view) if rule.id not in silenced]
     is_early = view.phase is not None and is_warm_up(view.phase)
 
     def trusted() -> list[Rule]:

@@ -75,7 +75,7 @@ def _off_us(books: TimeBreakdownView) -> float:
 DATA_INCOMPLETE = Rule(
     id="data-incomplete",
     severity=Severity.ERROR,
-    means="Some data is missing, so figures may be wrong by more than their digits suggest.",
+    means="Data is missing, so figures may be wrong by more than their digits suggest.",
     fires=f"More than {LOST_PERCENT:g} % of the records were lost, in the window or since the daemon attached. "
     "Or announcements did not fit, the books do not close, the daemon is silent, or the source is faulty.",
     advice="See the line `records` and the books. A larger ring, or fewer recorded steps, loses fewer records.",

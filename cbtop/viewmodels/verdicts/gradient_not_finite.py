@@ -69,8 +69,8 @@ GRADIENT_NOT_FINITE = Rule(
     id="gradient-not-finite",
     severity=Severity.ERROR,
     means="An optimizer used a gradient that was NaN or Inf. Its weights are now useless.",
-    fires="A gradient was NaN or Inf when the optimizer began its step. The parameter named is the first that the "
-    "backward pass reached. Not for steps that a gradient scaler skips.",
+    fires="When the optimizer begins its step. It names the first parameter that the backward pass reached. Not for "
+    "steps that a gradient scaler skips.",
     advice="Look at the operation after this parameter: a division by 0, a square root or logarithm of 0, an "
     "overflow. torch.autograd.set_detect_anomaly(True) finds its line.",
     find=_find,

@@ -38,10 +38,10 @@ def _scale(value: float) -> str:
 LOSS_SCALE_FALLING = Rule(
     id="loss-scale-falling",
     severity=Severity.WARNING,
-    means="Gradients overflow again and again, so the gradient scaler skips steps and lowers the scale. "
-    "Skipped steps train nothing, and with a small scale, small gradients become 0.",
+    means="Gradients overflow again and again, so the gradient scaler lowers the scale and skips "
+    "steps, which then train nothing. Small gradients become 0.",
     fires=f"In the latest 64 updates of the scaler, the falls of the scale outnumber its rises by {MIN_FALLS}. "
-    "The first 32 updates do not count, because a scaler begins with a scale that is too large.",
+    "The first 32 updates do not count, because a scaler begins with too large a scale.",
     advice="Find where float16 overflows: clip gradients after unscale_, lower the learning rate, keep the loss and "
     "normalisations in float32. Or use bfloat16, which needs no scale.",
     find=_find,

@@ -41,12 +41,30 @@ def _sentence(fault: GuardFaultView) -> str:
         sentence += "; its input was finite" if fault.input == FINITE else "; its input was faulty already"
     if fault.inside is not None:
         sentence += f", and that of {fault.inside} around it was finite"
-    return sentence + (f"; its {fault.weight} is not finite" if fault.weight is not None else "")
+    if fault.weight is None:
+        return sentence
+    return f"{sentence}; its {fault.weight} was not finite, so an update or its file made it"
+
+
+def may_follow_gradients(view: SourceView) -> bool:
+    """Return whether a gradient that was not finite may have made the weight that the guard named.
+
+    The forward with this weight makes gradients of the same step faulty, so only earlier gradients can have made it.
+    """
+    guarded = view.guard.fault if view.guard else None
+    if guarded is None or guarded.weight is None:
+        return False
+    gradients = view.training.gradients if view.training else None
+    fault = gradients.fault if gradients else None
+    return fault is not None and (fault.step < guarded.step or not fault.is_certain)
 
 
 def _advice(fault: GuardFaultView) -> str:
     if fault.weight is not None:
-        return "Look at the checkpoint, or at the training step that made the weight."
+        return (
+            "Look at the verdict gradient-not-finite, which then stands first, and at the step that it names. "
+            "Without it, look at the checkpoint."
+        )
     if fault.input != FAULTY:
         return ""
     if fault.inside is not None:
@@ -58,7 +76,8 @@ NOT_FINITE = Rule(
     id="not-finite",
     severity=Severity.ERROR,
     means="A brick returned NaN, Inf or a value over the bound.",
-    fires="With `--guard`, in recorded steps. The first such call is named. Not for -Inf alone, nor in padding.",
+    fires="With `--guard`, in recorded steps. It names the first such call. Not for -Inf alone, nor in padding. "
+    "Gradients that may have made its weight stand first.",
     advice="The brick made it: look at its kernel and the range of its type.",
     find=_find,
 )

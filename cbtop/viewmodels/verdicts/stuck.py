@@ -39,8 +39,8 @@ STUCK = Rule(
     means="The process runs and is inside a step or brick, but nothing has ended for much longer than usual. It "
     "hangs, or a signal or a debugger has stopped it.",
     fires=f"It is stalled: nothing was recorded for {MIN_S:g} s and for {SLOW:g} times the p99 of the running step "
-    "or brick. Or it is suspended. Not between two steps, and not if it is unknown what runs.",
-    advice="Find out what it waits for at the place named (in a collective, look at the other ranks). py-spy shows "
-    "its stacks. A suspended process resumes after `kill -CONT PID`.",
+    "or brick. Or it is suspended. Not between two steps, nor if it is unknown what runs.",
+    advice="Find out what it waits for there (in a collective, look at the other ranks): py-spy shows its stacks. "
+    "`kill -CONT PID` resumes a suspended process.",
     find=_find,
 )

@@ -19,6 +19,8 @@ from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
 from cbtop.protocol.vocabulary import BrickId
 from cbtop.reports.summary import MAX_BRICKS, MAX_VERDICTS, summary
+from cbtop.viewmodels.guard import GuardView
+from cbtop.viewmodels.on_demand import with_parts
 from tests.cbtop.recorded import Clock, profiler_in
 from tests.cbtop.samples import COMPARED
 from tests.integration.hosts import CBTOP, DEADLINE_S, eventually
@@ -278,6 +280,24 @@ def test_records_before_the_steady_state_count_as_not_looked_at(runtime: Path) -
 def test_a_process_without_a_ring_that_can_be_read_has_no_summary(runtime: Path) -> None:
     (runtime / "7-1-0.ring").write_bytes(b"no ring")
     assert run_summary(str(runtime), 7, [7], "cbtop", {}) == []
+
+
+@pytest.mark.parametrize(
+    ("guard", "line"),
+    [
+        (
+            GuardView("", 200, 23, 0, None),
+            "guard: checked 23 of 200 steps, no fault; --overhead 100% checks every step",
+        ),
+        (GuardView("", 200, 200, 3, None), "guard: checked 200 of 200 steps, 3 faulty"),
+        (GuardView("", 1, 0, 0, None), "guard: checked 0 of 1 step, no fault; --overhead 100% checks every step"),
+        (GuardView("", None, 23, 0, None), "guard: checked 23 steps, no fault"),
+    ],
+)
+def test_a_summary_says_how_many_steps_the_guard_checked(guard: GuardView, line: str) -> None:
+    lines = summary(with_parts(COMPARED, guard=guard), "cbtop", more_processes=3, note="a note")
+    assert lines[-4:] == [line, "3 more processes: cbtop", "a note", "next: cbtop"]
+    assert len(lines) == MAX_LINES
 
 
 def test_a_summary_has_the_costliest_bricks_and_no_notes() -> None:

@@ -261,11 +261,11 @@ def test_two_files_of_a_model_are_compared_by_tensor_and_by_layer(
     (line,) = (line for line in text.splitlines() if "blk.0.ffn_up.weight" in line)
     assert line.split() == [
         "✓", "blk.0.ffn_up.weight", "Q4_K", "F16",
-        tensor["verdict"], f"{tensor['max_abs_error']:.1e}", f"{tensor['snr_db']:.1f}", f"{tensor['cosine']:.6f}",
+        tensor["quant_trace"], f"{tensor['max_abs_error']:.1e}", f"{tensor['snr_db']:.1f}", f"{tensor['cosine']:.6f}",
         f"{tensor['min_cosine']:.6f}", f"{tensor['min_snr_db']:.1f}",
     ]  # fmt: skip
     assert text.splitlines()[-1] == f"{len(found['tensors'])} of {len(found['tensors'])} tensors pass"
-    assert "attn_q.bias         F32     F32      ok         0.0e+00   equal  1.000000" in text
+    assert "attn_q.bias         F32     F32      ok             0.0e+00   equal  1.000000" in text
     assert all(one["passed"] for one in found["tensors"])
     for layer in found["layers"]:
         assert f"    {layer['layer']}  {layer['mean']:.2e}  {layer['largest']:.2e}\n" in text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import os
 import subprocess
@@ -21,6 +22,7 @@ from cbtop.profiler.instrument import attach, guard, uninstall  # noqa: E402
 from cbtop.profiler.instrument.guard import Guard, guarded_here  # noqa: E402
 from cbtop.profiler.profiler import BrickProfiler  # noqa: E402
 from cbtop.protocol.guard_messages import FAULTY, FINITE, GuardedSteps, GuardFault  # noqa: E402
+from cbtop.protocol.training_messages import GradientFault  # noqa: E402
 from tests.integration.hosts import CBTOP, DEADLINE_S  # noqa: E402
 from tests.profiler.memory import Memory  # noqa: E402
 
@@ -141,7 +143,7 @@ def test_the_first_faulty_module_is_the_one_that_plain_hooks_find(memory: Memory
     with torch.set_grad_enabled(grad):
         for _ in range(4):
             model(IDS)
-        assert report(memory) == GuardedSteps("", 4)
+        assert report(memory) == GuardedSteps("", 4, steps=4)
         spoil(model, kind)
         for _ in range(3):
             model(IDS)
@@ -239,7 +241,8 @@ def test_the_inputs_of_the_brick_are_saved_for_a_replay(memory: Memory, tmp_path
     }  # fmt: skip
     (given,) = saved["args"]
     assert torch.isfinite(given).all()
-    assert torch.isnan(model.layers[2].down(given)).any()
+    assert saved.keys() == facts.keys() | {"brick", "args"}
+    assert torch.isnan(model.get_submodule(saved["module"])(given, **saved["kwargs"])).any()
 
 
 def test_inputs_that_are_too_large_are_not_saved(
@@ -263,7 +266,7 @@ def test_padding_that_is_nan_is_no_fault_but_a_token_is(memory: Memory) -> None:
     with torch.no_grad():
         model.embedding.weight[1] = math.nan  # the token 1 is in the padding of the first row
     model(IDS, attention_mask=mask)
-    assert report(memory) == GuardedSteps("", 1)
+    assert report(memory) == GuardedSteps("", 1, steps=1)
     model(IDS + 16, attention_mask=mask)
     model(IDS, attention_mask=torch.ones_like(mask))
     assert (fault(memory).module, fault(memory).step) == ("embedding", 3)
@@ -277,10 +280,11 @@ class Loop:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
         self.scaler = torch.amp.GradScaler("cpu", enabled=scales, init_scale=2.0**126, growth_interval=1)
 
-    def step(self) -> None:
+    def step(self, batches: int = 1) -> None:
         self.optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(self.model(IDS).flatten(0, 1), IDS.flatten())
-        self.scaler.scale(1_000 * loss).backward()
+        for _ in range(batches):
+            loss = nn.functional.cross_entropy(self.model(IDS).flatten(0, 1), IDS.flatten())
+            self.scaler.scale(1_000 * loss).backward()
         self.scaler.step(self.optimizer)
         self.scaler.update()
 
@@ -298,7 +302,45 @@ def test_training_steps_are_guarded_and_weights_stay_the_same_to_the_bit(memory:
     loop.step()
     assert checked >= 10
     assert (fault(memory).phase, fault(memory).module, fault(memory).given) == ("train", "layers.2.down", FINITE)
-    assert fault(memory).step == 13 - 1  # the first step is known as training when its optimizer runs
+    assert fault(memory).step == 13
+
+
+@pytest.mark.parametrize("scales", [False, True])
+def test_a_training_step_has_the_number_that_its_gradients_have(memory: Memory, scales: bool) -> None:
+    loop = Loop(scales=scales)
+    guarded(loop.model, memory)
+    for _ in range(39):
+        loop.step(batches=2)
+    spoil(loop.model, "weight")
+    loop.scaler = torch.amp.GradScaler("cpu", enabled=False)
+    loop.step(batches=2)
+    of_gradients = [said for said in memory.said if isinstance(said, GradientFault)][-1]
+    assert (fault(memory).phase, fault(memory).step, of_gradients.step) == ("train", 40, 40)
+
+
+def test_the_micro_batches_of_a_training_step_count_as_one_step(memory: Memory) -> None:
+    loop = Loop()
+    guarded(loop.model, memory)
+    loop.step()
+    for _ in range(5):
+        loop.step(batches=3)
+    assert report(memory) == GuardedSteps("", 6, steps=6)
+    spoil(loop.model, "weight")
+    loop.step(batches=3)
+    assert (report(memory).checked, report(memory).faulty, report(memory).steps) == (7, 1, 7)
+
+
+def test_the_last_report_counts_the_steps_that_were_not_checked(memory: Memory) -> None:
+    profiler = BrickProfiler(recorder=memory)
+    attached = attach(Model(), profiler, guard="log")
+    for is_watched in (True, False, False):
+        attached.steps.guard.begin(memory, "decode", is_watched=is_watched)
+        attached.steps.guard.end(memory)
+    memory.said.clear()
+    attached.detach()
+    del attached
+    gc.collect()
+    assert report(memory) == GuardedSteps("", 1, steps=3)
 
 
 def test_gradients_that_a_scaler_lets_overflow_are_no_fault(memory: Memory) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from cbtop.protocol.training_messages import GradientMessage
 from cbtop.protocol.vocabulary import TRAIN, WARM_UP, TrainingPart
+from cbtop.viewmodels.guard import GuardFaultView, GuardView
 from cbtop.viewmodels.on_demand import with_parts
 from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.training import TrainingPartRow
@@ -183,6 +184,25 @@ def test_a_gradient_that_is_not_finite_is_named_with_its_step(
     tmp_path: Path, fault: GradientMessage, sentence: str
 ) -> None:
     assert verdict_of(trained(tmp_path, Training(gradients=(NORM, fault))).one()).sentence == sentence
+
+
+@pytest.mark.parametrize(
+    ("fault", "is_first"),
+    [
+        (replace(NAN, step=117, finite_step=116), True),
+        (replace(ALL, step=118, finite_step=100), True),  # perhaps earlier than in step 118
+        (replace(NAN, step=118, finite_step=117), False),
+    ],
+)
+def test_gradients_stand_before_the_weight_that_they_may_have_made(
+    tmp_path: Path, fault: GradientMessage, is_first: bool
+) -> None:
+    view = trained(tmp_path, Training(gradients=(NORM, fault))).one()
+    for weight in ("weight", None):
+        found = GuardFaultView("NaN", "Down", "down", 2, "train", 118, 120, "finite", None, weight, None)
+        ids = [verdict.id for verdict in judged(with_parts(view, guard=GuardView(None, 120, 120, 3, found))).verdicts]
+        expected = ["not-finite", "gradient-not-finite"]
+        assert ids[:2] == (expected[::-1] if is_first and weight else expected)
 
 
 def test_a_fault_in_the_warm_up_is_an_error_too(tmp_path: Path) -> None:
