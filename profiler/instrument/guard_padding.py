@@ -16,7 +16,16 @@ import torch
 from torch import Tensor, nn
 
 DEVICES = "cpu", "cuda"
-_CHANNELS_FIRST = nn.modules.conv._ConvNd, nn.modules.batchnorm._NormBase, nn.GroupNorm
+_CHANNELS_FIRST: tuple[type[nn.Module], ...] = (
+    nn.Conv1d,
+    nn.Conv2d,
+    nn.Conv3d,
+    nn.ConvTranspose1d,
+    nn.ConvTranspose2d,
+    nn.ConvTranspose3d,
+)
+_CHANNELS_FIRST += (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm, nn.GroupNorm)
+_CHANNELS_FIRST += (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 _FEATURES_LAST = nn.Linear, nn.LayerNorm, nn.RMSNorm, nn.Embedding
 _OTHER_STACK = "decoder", "tgt", "memory", "label"  # begins of the names of arguments for a decoder
 
