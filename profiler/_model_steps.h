@@ -26,7 +26,10 @@ enum { CALLED_MODULE, CALLED_INSTEAD, CALLED_STEPS, CALLED_HAS_CACHE, CALLED_NAM
 enum { OF_PROFILER, OF_PATH, OF_TIMES, OF_MODEL, OF_BURSTS, OF_IN_PYTHON, OF_ARE_IN, OF_STEPS, OF_KEYS,
        OF_RECORDED, OF_LOOKS, OF_KERNELS_DUE_NS, OF_IS_OF_RUNNER, OF_TRAINING };
 enum { UNIT_OPEN, UNIT_GENERATIONS };
-enum { GENERATING_MODEL, GENERATION_IS_ASSISTED, GENERATION_PREPARED, GENERATION_LENGTH, GENERATION_OWN_NS };
+enum {
+    GENERATING_MODEL, GENERATION_IS_ASSISTED, GENERATION_PREPARED, GENERATION_LENGTH, GENERATION_OWN_NS,
+    GENERATION_BEAMS
+};
 enum {
     OPEN_STEPS, OPEN_PROFILER, OPEN_IS_RUNNING, OPEN_IS_RECORDED, OPEN_GENERATION, OPEN_WAITS, OPEN_UNIT,
     OPEN_SAMPLING, OPEN_CALL, OPEN_STEP_OF, OPEN_BEGUN_NS, OPEN_IN_BURST, OPEN_NOTING,
@@ -59,7 +62,7 @@ static Slots plain[PLAIN_TYPES] = {
     [MODEL_STEPS] = {{"profiler", "path", "times", "model", "bursts", "in_python", "calls_are_in", "profiler_steps",
                      "_keys", "recorded_steps", "looks", "kernels_due_ns", "is_of_runner", "training"}},
     [UNIT] = {{"open", "generations"}},
-    [GENERATION] = {{"model", "is_assisted", "prepared", "length", "own_ns"}},
+    [GENERATION] = {{"model", "is_assisted", "prepared", "length", "own_ns", "beams"}},
     [OPEN_STEP] = {{"steps", "profiler", "is_running", "is_recorded", "generation", "waits", "_unit", "_sampling",
                     "call", "active", "_begun_ns", "_in_burst", "_noting", "_may_be_training",
                     "_end_evaluation"}},
@@ -580,7 +583,8 @@ is_usual_in(PyObject *generation, PyObject *call, HotPath *path, int64_t called_
         PyObject *module = living(PLAIN_SLOT(call, MODEL_CALL, CALLED_MODULE));
         int is_generating = module != NULL && module == PLAIN_SLOT(generation, GENERATION, GENERATING_MODEL);
         Py_XDECREF(module);
-        if (!is_generating || PLAIN_SLOT(generation, GENERATION, GENERATION_IS_ASSISTED) != Py_False)
+        if (!is_generating || PLAIN_SLOT(generation, GENERATION, GENERATION_IS_ASSISTED) != Py_False ||
+            PLAIN_SLOT(generation, GENERATION, GENERATION_BEAMS) != Py_None)
             return 0;
     }
     PyObject *prepared = PLAIN_SLOT(generation, GENERATION, GENERATION_PREPARED);

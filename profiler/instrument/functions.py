@@ -30,7 +30,7 @@ from torch.compiler import is_dynamo_compiling
 from cbtop.profiler.definitions import BrickDefinition
 from cbtop.profiler.hot_path import HotPath, chosen
 from cbtop.profiler.instrument import classification
-from cbtop.profiler.instrument.generation import Function, assists, chooses, generates, prepares, scores
+from cbtop.profiler.instrument.generation import Function, assists, chooses, generates, prepares, scores, searches
 from cbtop.profiler.instrument.multiplied import AUTOCAST_DEVICES, multiplied_type
 from cbtop.profiler.instrument.open_step import recorded_here
 from cbtop.profiler.instrument.step_contents import ask_for_modes
@@ -154,6 +154,7 @@ class TimedFunctions:
         mixin = getattr(generation, "GenerationMixin", None)
         self._wrap_known(mixin, "generate", functools.partial(generates, met=self._met))
         self._wrap_known(mixin, "_assisted_decoding", assists)
+        self._wrap_known(mixin, "_beam_search", searches)
         self._wrap_inputs(mixin)
         self._wrap_known(getattr(generation, "LogitsProcessorList", None), "__call__", scores)
         self._wrap_known(getattr(generation, "StoppingCriteriaList", None), "__call__", chooses)

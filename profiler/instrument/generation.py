@@ -87,6 +87,18 @@ def _is_assisted() -> None:
         generation.is_assisted = True
 
 
+@_unless_it_fails
+def _has_beams(arguments: tuple[Any, ...]) -> None:
+    """Store the numbers of beams of the running `generate`, from the configuration among these arguments."""
+    generation = unit().generation
+    configs = [one for one in arguments if type(one).__name__ == "GenerationConfig"]
+    if generation is None or not configs:
+        return
+    beams, returned = configs[0].num_beams, configs[0].num_return_sequences
+    if isinstance(beams, int) and beams > 1:
+        generation.beams = beams, returned if isinstance(returned, int) and 0 < returned <= beams else 1
+
+
 def end_sampling(args: tuple[Any, ...], returned_ns: int) -> None:
     """End the step that waits for its token, because its token was chosen at `returned_ns`.
 
@@ -144,6 +156,16 @@ def assists(original: Function) -> Function:
         return original(*args, **kwargs)
 
     return assisted_decoding
+
+
+def searches(original: Function) -> Function:
+    """Wrap a function that generates by beam search. It tells the running `generate` its numbers of beams."""
+
+    def beam_search(*args: Any, **kwargs: Any) -> Any:
+        _has_beams((*args, *kwargs.values()))
+        return original(*args, **kwargs)
+
+    return beam_search
 
 
 def scores(original: Function) -> Function:

@@ -48,11 +48,13 @@ Arguments = ParamSpec("Arguments")
 class Generation:
     """One call of `generate`."""
 
-    __slots__ = ("is_assisted", "length", "model", "own_ns", "prepared")
+    __slots__ = ("beams", "is_assisted", "length", "model", "own_ns", "prepared")
 
     def __init__(self, model: object) -> None:
         self.model = model  # the generating model
         self.is_assisted = False  # whether a draft model proposes tokens
+        # In a beam search: the number of beams for each input, and how many of these beams `generate` returns.
+        self.beams: tuple[int, int] | None = None
         # When the preparation of the next step's inputs began, and its duration, both in ns. None if it has not
         # begun.
         self.prepared: tuple[int, int] | None = None
@@ -177,6 +179,10 @@ class OpenStep:
         if is_later and phase == phases.PREFILL and sequences:
             phase, tokens = phases.NO_CACHE, sequences
             self.call = phases.Call(phase, tokens, sequences, None)
+        elif phase == phases.DECODE and generation is not None and generation.beams and self.waits:
+            beams, returned = generation.beams
+            phase, tokens = phases.with_beams(beams), sequences * returned // beams
+            self.call = phases.Call(phase, tokens, sequences, cached)
         self._begun_ns = clock.perf_counter_ns()
         warm_ups = steps.profiler_steps.warm_ups
         name = phase if warm_ups is None else warm_ups.named(phase, steps.model)

@@ -37,6 +37,11 @@ _LENGTH = "get_seq_length"  # a cache's method that returns its length; its clas
 _OF_CACHE, _OF_LAYER = ("self_attention_cache", "layers"), ("is_initialized", "has_previous_state")
 
 
+def with_beams(beams: int) -> str:
+    """Return the phase of decode steps in a beam search. Only tokens of beams that will be returned count there."""
+    return f"{DECODE}, {beams} beams"
+
+
 class Call(NamedTuple):
     """The description of a model's call.
 

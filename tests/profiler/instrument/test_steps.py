@@ -265,6 +265,20 @@ def test_generating_without_a_cache_counts_the_tokens_that_come_of_it(
     assert _steps(memory) == [("prefill", 14), ("decode, no cache", 2), ("decode, no cache", 2)] * 2
 
 
+def test_a_beam_search_counts_the_tokens_of_the_beams_that_it_returns(
+    profiler: BrickProfiler, memory: Memory
+) -> None:
+    model = model_of("llama")
+    attach(model, profiler)
+    length = {"max_new_tokens": 3, "min_new_tokens": 3}
+    model.generate(words(2, 7), num_beams=3, **length)
+    assert _steps(memory) == [("prefill", 42), ("decode, 3 beams", 2), ("decode, 3 beams", 2)]
+    model.generate(words(2, 7), num_beams=3, num_return_sequences=2, **length)
+    assert _steps(memory)[3:] == [("prefill", 42), ("decode, 3 beams", 4), ("decode, 3 beams", 4)]
+    model.generate(words(2, 7), **length)
+    assert _steps(memory)[6:] == [("prefill", 14), ("decode", 2), ("decode", 2)]
+
+
 def test_a_loop_of_the_hosts_own_has_a_step_for_each_call(profiler: BrickProfiler, memory: Memory) -> None:
     model, ids = model_of("qwen2"), words(2, 6)
     attach(model, profiler)
