@@ -63,6 +63,21 @@ class BrickStats:
     dtypes: tuple[str, ...] = ()  # the types of the multiplied numbers, as in `Work`
 
     @property
+    def count(self) -> int:
+        """Number of calls."""
+        return self.calls.count
+
+    @property
+    def total_ns(self) -> int:
+        """Time of all calls, with the bricks inside them."""
+        return self.calls.total_ns
+
+    @property
+    def total_elements(self) -> int:
+        """Sum of the elements of all calls."""
+        return self.calls.elements
+
+    @property
     def mean_exclusive_ns(self) -> float | None:
         """The mean exclusive time per call, or None if `exclusive_ns` covers none of these calls.
 
@@ -98,6 +113,15 @@ class CategoryStats:
     closed: ClosedTime
     elements: int
     adopted_ns: int = 0  # see BrickStats
+
+    @property
+    def total_elements(self) -> int:
+        """Sum of the elements of all calls."""
+        return self.elements
+
+    def percentage(self, total_ns: float) -> float | None:
+        """Return the exclusive time in percent of `total_ns`, or None if `total_ns` is not positive."""
+        return 100 * self.exclusive_ns / total_ns if total_ns > 0 else None
 
 
 @dataclass(frozen=True, slots=True)

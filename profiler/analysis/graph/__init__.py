@@ -1,1 +1,1 @@
-"""The execution graph: its nodes (layers, bricks, kernels), its edges, and its renderers."""
+"""The execution graph: its nodes (layers, bricks, kernels), its edges, its analyses and its renderings."""

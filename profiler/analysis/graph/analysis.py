@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
 
-from cbtop.profiler.analysis.graph.execution_graph import ExecutionGraph
 from cbtop.profiler.analysis.graph.nodes import ORDERING_KINDS, EdgeKind, is_beside, name_of, printable, work_ns
+from cbtop.profiler.analysis.graph.recorded_graph import RecordedGraph
 from cbtop.profiler.analysis.graph.tree import dropped_text
 
 RULE_WIDTH = 50
@@ -24,7 +24,7 @@ SHOWN_SLACKS = 5
 class CycleError(ValueError):
     """Raised if nodes wait for each other in a cycle. `nodes` are the ids along the cycle, each once."""
 
-    def __init__(self, graph: ExecutionGraph, nodes: Sequence[int]) -> None:
+    def __init__(self, graph: RecordedGraph, nodes: Sequence[int]) -> None:
         self.nodes = tuple(nodes)
         around = [*nodes, nodes[0]]
         named = " → ".join(f"{printable(name_of(graph.nodes[node]))} (node {node})" for node in around)
@@ -46,7 +46,7 @@ class CriticalPath:
     slack_ns: dict[int, float]
 
 
-def exclusive_ns(graph: ExecutionGraph) -> list[float]:
+def exclusive_ns(graph: RecordedGraph) -> list[float]:
     """Return the exclusive time of every node. Subtracts the nodes inside, except parallel nodes (`is_beside`).
 
     The exclusive time is 0 if the children add up to more than their parent. This happens if they overlap on a device
@@ -64,7 +64,7 @@ def exclusive_ns(graph: ExecutionGraph) -> list[float]:
     return own
 
 
-def critical_path(graph: ExecutionGraph) -> CriticalPath:
+def critical_path(graph: RecordedGraph) -> CriticalPath:
     """Return the longest chain of nodes that wait for each other. Raises CycleError if there is a cycle."""
     own = exclusive_ns(graph)
     after = _events(graph)
@@ -92,7 +92,7 @@ def critical_path(graph: ExecutionGraph) -> CriticalPath:
     return CriticalPath(tuple(path), total, tuple(own), slack)
 
 
-def critical_path_summary(graph: ExecutionGraph) -> str:
+def critical_path_summary(graph: RecordedGraph) -> str:
     """Return the path and the nodes with the most slack as text, in the layout of cbtop's predecessor.
 
     Raises CycleError.
@@ -117,7 +117,7 @@ def _weight(own: Sequence[float], event: int) -> float:
     return 0.0 if event % 2 else own[event // 2]
 
 
-def _events(graph: ExecutionGraph) -> list[list[int]]:
+def _events(graph: RecordedGraph) -> list[list[int]]:
     """Return the events after each event. Event 2n is the begin of node n, and event 2n + 1 is the end.
 
     A node's own time comes directly after its begin.
@@ -134,7 +134,7 @@ def _events(graph: ExecutionGraph) -> list[list[int]]:
     return after
 
 
-def _topological(graph: ExecutionGraph, after: list[list[int]]) -> list[int]:
+def _topological(graph: RecordedGraph, after: list[list[int]]) -> list[int]:
     """Return the events in order, so that each event comes after those that it waits for."""
     sorter = TopologicalSorter[int]()
     for event, laters in enumerate(after):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cbtop.profiler.analysis.graph.execution_graph import ExecutionGraph
 from cbtop.profiler.analysis.graph.nodes import EdgeKind
+from cbtop.profiler.analysis.graph.recorded_graph import RecordedGraph
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,7 +33,7 @@ class Csr:
     dropped: int
 
 
-def to_csr(graph: ExecutionGraph) -> Csr:
+def to_csr(graph: RecordedGraph) -> Csr:
     """Return the graph's edges, sorted by source. Edges with the same source are in the order of `graph.edges()`."""
     import numpy as np  # NumPy takes 0.1 s to import, which would delay a profiled process
 

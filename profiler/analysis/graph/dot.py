@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from cbtop.profiler.analysis.graph.execution_graph import ExecutionGraph
 from cbtop.profiler.analysis.graph.nodes import (
     AsyncTask,
     Brick,
@@ -14,6 +13,7 @@ from cbtop.profiler.analysis.graph.nodes import (
     Step,
     Transfer,
 )
+from cbtop.profiler.analysis.graph.recorded_graph import RecordedGraph
 from cbtop.profiler.analysis.graph.tree import dropped_text, label
 
 FILL_COLORS: dict[type[GraphNode], str] = {
@@ -36,7 +36,7 @@ EDGE_STYLES = {
 }
 
 
-def to_dot(graph: ExecutionGraph) -> str:
+def to_dot(graph: RecordedGraph) -> str:
     """Return the graph as text for `dot -Tsvg`. Node 5 of the graph is called n5."""
     lines = ["digraph ExecutionGraph {", "  rankdir=TB;", "  node [shape=box];"]
     if graph.dropped:

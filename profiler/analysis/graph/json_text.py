@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 
-from cbtop.profiler.analysis.graph.execution_graph import ExecutionGraph
+from cbtop.profiler.analysis.graph.recorded_graph import RecordedGraph
 
 
-def to_json(graph: ExecutionGraph) -> str:
+def to_json(graph: RecordedGraph) -> str:
     """Return `{"nodes": […], "edges": […], "dropped": 0}` as ASCII text.
 
     A node has its id, the parent's id, its kind and the fields of its class. Times are in ns and sizes in bytes.

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cbtop.profiler.analysis.graph.execution_graph import ExecutionGraph
+from cbtop.profiler.analysis.graph.recorded_graph import RecordedGraph
 from cbtop.profiler.analysis.graph.tree import dropped_text, to_tree_node
 
 if TYPE_CHECKING:
     from rich.tree import Tree
 
 
-def to_rich_tree(graph: ExecutionGraph) -> Tree:
+def to_rich_tree(graph: RecordedGraph) -> Tree:
     """Return a tree with the labels of the ASCII tree. If nodes were dropped, the last branch says so."""
     from rich.text import Text  # Rich takes 50 ms to import, which would delay a profiled process
     from rich.tree import Tree

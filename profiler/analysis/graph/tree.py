@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import assert_never
 
-from cbtop.profiler.analysis.graph.execution_graph import ExecutionGraph
 from cbtop.profiler.analysis.graph.nodes import (
     AsyncTask,
     Brick,
@@ -23,6 +22,7 @@ from cbtop.profiler.analysis.graph.nodes import (
     name_of,
     printable,
 )
+from cbtop.profiler.analysis.graph.recorded_graph import RecordedGraph
 
 EMPTY_TREE = "Empty Graph"
 EMPTY_TEXT = "(empty graph)"
@@ -43,12 +43,12 @@ def label(node: GraphNode) -> str:
     return printable(name_of(node) + _values(node))
 
 
-def dropped_text(graph: ExecutionGraph) -> str:
+def dropped_text(graph: RecordedGraph) -> str:
     """Return the note about dropped nodes and edges, or "" if nothing was dropped."""
     return f"({graph.dropped} dropped)" if graph.dropped else ""
 
 
-def to_tree_node(graph: ExecutionGraph) -> TreeNode:
+def to_tree_node(graph: RecordedGraph) -> TreeNode:
     """Return the graph under one root. A root is added if there are several. An empty graph is a single label."""
     below: dict[int | None, list[TreeNode]] = {}
     # The loop goes backwards, because the nodes inside a node have higher ids and must be complete before the node.
@@ -61,7 +61,7 @@ def to_tree_node(graph: ExecutionGraph) -> TreeNode:
     return roots[0] if len(roots) == 1 else TreeNode(MANY_ROOTS, roots)
 
 
-def to_ascii_tree(graph: ExecutionGraph) -> str:
+def to_ascii_tree(graph: RecordedGraph) -> str:
     """Return the graph as text. Lines are joined by newlines, without a newline at the end."""
     lines = tree_lines(to_tree_node(graph)) if graph.nodes else [EMPTY_TEXT]
     if graph.dropped:

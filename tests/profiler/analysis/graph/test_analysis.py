@@ -8,7 +8,7 @@ import networkx
 import pytest
 from hypothesis import given
 
-from cbtop.profiler.analysis.graph import execution_graph
+from cbtop.profiler.analysis.graph import recorded_graph
 from cbtop.profiler.analysis.graph.analysis import CycleError, critical_path, critical_path_summary
 from cbtop.profiler.analysis.graph.execution_graph import ExecutionGraph
 from cbtop.profiler.analysis.graph.nodes import ORDERING_KINDS, AsyncTask, Brick, Function, KernelLaunch, Layer, Step
@@ -60,7 +60,7 @@ def test_the_summary_of_nothing_is_its_head() -> None:
 
 
 def test_the_summary_says_what_the_graph_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(execution_graph, "MAX_NODES", 1)
+    monkeypatch.setattr(recorded_graph, "MAX_NODES", 1)
     graph = ExecutionGraph()
     graph.record_brick("kept", 1000, 1)
     graph.record_brick("lost", 1000, 1)

@@ -16,18 +16,22 @@ import pytest
 from hypothesis import given
 from rich.console import Console
 
-from cbtop.profiler.analysis.graph import execution_graph
+from cbtop.profiler.analysis.graph import recorded_graph
 from cbtop.profiler.analysis.graph.csr import EDGE_CODES, to_csr
 from cbtop.profiler.analysis.graph.dot import EDGE_STYLES, FILL_COLORS, to_dot
 from cbtop.profiler.analysis.graph.execution_graph import ExecutionGraph
 from cbtop.profiler.analysis.graph.json_text import to_json
 from cbtop.profiler.analysis.graph.nodes import Edge, EdgeKind, Function, Layer
-from cbtop.profiler.analysis.graph.renderers import RENDERERS
 from cbtop.profiler.analysis.graph.rich_tree import to_rich_tree
 from cbtop.profiler.analysis.graph.tree import label, to_ascii_tree
 from cbtop.protocol.vocabulary import BrickId
 from tests.profiler.analysis.graph.random_graphs import any_graph
 
+RENDERERS = {
+    "ascii": ExecutionGraph.to_ascii_tree,
+    "dot": ExecutionGraph.to_dot,
+    "json": ExecutionGraph.to_json,
+}
 SVG = "{http://www.w3.org/2000/svg}"
 QUOTED = r'"((?:[^"\\]|\\.)*)"'
 NODE_LINE = re.compile(rf"  n(\d+) \[label={QUOTED}, style=filled, fillcolor=(\w+)\];")
@@ -63,7 +67,7 @@ def test_every_renderer_takes_the_empty_graph(render: Callable[[ExecutionGraph],
 def test_every_renderer_says_what_was_dropped(
     render: Callable[[ExecutionGraph], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(execution_graph, "MAX_NODES", 2)
+    monkeypatch.setattr(recorded_graph, "MAX_NODES", 2)
     text = render(two_layers())
     assert "(5 dropped)" in text or '"dropped": 5' in text
 
@@ -155,7 +159,7 @@ def test_a_deep_graph_is_drawn_without_running_out_of_stack() -> None:
 
 def test_the_renderers_load_neither_numpy_nor_rich() -> None:
     code = (
-        "import sys, cbtop.profiler.analysis.graph.renderers, cbtop.profiler.analysis.graph.csr;"
+        "import sys, cbtop.profiler.analysis.graph.execution_graph, cbtop.profiler.analysis.graph.csr;"
         "import cbtop.profiler.analysis.graph.rich_tree;"
         "import cbtop.profiler.analysis.graph.analysis, cbtop.profiler.analysis.graph.from_nodes, cbtop.exporters;"
         "print({'numpy', 'rich', 'zmq', 'textual', 'numba'} & set(sys.modules))"

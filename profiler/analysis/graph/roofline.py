@@ -1,0 +1,61 @@
+"""How far the nodes of a graph are from the roof of a machine, by their own FLOP, bytes and times."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cbtop.profiler.analysis.graph.nodes import Brick, KernelLaunch
+from cbtop.profiler.analysis.graph.recorded_graph import RecordedGraph
+from cbtop.profiler.analysis.roofline import distance, intensity
+
+
+@dataclass(frozen=True, slots=True)
+class RooflineDistances:
+    """Distances from the roof: 0 is on the roof, and 0.75 means that a quarter of the attainable rate was reached.
+
+    A rate above the roof has the distance 0. `nodes` has the distance of each brick and kernel by its id. A node
+    without a known time, FLOP or bytes is missing. `whole` is the distance of all counted work together, or None if
+    there is none.
+    """
+
+    nodes: dict[int, float]
+    whole: float | None
+
+
+def roofline_distance(graph: RecordedGraph, tflops: float, gb_per_sec: float) -> RooflineDistances:
+    """Return the distances from the roof of `tflops` (TFLOP/s) and `gb_per_sec` (GB/s).
+
+    The FLOP and bytes of a kernel inside a counted brick count once in `whole`, namely in the brick. Raises
+    ValueError unless both peaks are positive. Source: Williams et al., CACM 52(4), 2009.
+    """
+    if not (tflops > 0 and gb_per_sec > 0):
+        raise ValueError(f"the peaks are {tflops} TFLOP/s and {gb_per_sec} GB/s; both must be positive")
+    nodes: dict[int, float] = {}
+    counted: set[int] = set()
+    flops = moved_bytes = time_ns = 0.0
+    for number, node in enumerate(graph.nodes):
+        parent = graph.parents[number]
+        if parent in counted:
+            counted.add(number)  # nested deeper: its work is part of the counted brick
+        if not isinstance(node, (Brick, KernelLaunch)):
+            continue
+        found = _distance(node.flops, node.moved_bytes, node.duration_ns, tflops, gb_per_sec)
+        if found is None:
+            continue
+        nodes[number] = found
+        if number not in counted:
+            counted.add(number)
+            flops += (node.flops or 0.0) * node.calls
+            moved_bytes += (node.moved_bytes or 0.0) * node.calls
+            time_ns += (node.duration_ns or 0.0) * node.calls
+    return RooflineDistances(nodes, _distance(flops, moved_bytes, time_ns, tflops, gb_per_sec))
+
+
+def _distance(
+    flops: float | None, moved_bytes: float | None, time_ns: float | None, tflops: float, gb_per_sec: float
+) -> float | None:
+    flop_per_byte = intensity(flops, moved_bytes)
+    if not time_ns or flops is None or flop_per_byte is None:
+        return None
+    found = distance(flop_per_byte, flops / time_ns, [1000 * tflops], [gb_per_sec])
+    return None if found is None else max(0.0, 1 - found.percent_of_roof / 100)
