@@ -196,6 +196,10 @@ class BrickProfiler:
         self._enabled, self._ended_why = True, ""
         self._set_recording()
 
+    def enable_graph(self) -> None:
+        """Record from now on, like `enable`. The graph is part of all that is recorded."""
+        self.enable()
+
     def disable(self) -> None:
         """Stop recording. Bricks that are running are not recorded."""
         self._enabled = False
@@ -217,9 +221,18 @@ class BrickProfiler:
         """Number of timings that wait for the device."""
         return len(self._pending)
 
+    def finalize(self, end_ns: int | None = None) -> None:
+        """Wait for the device once and record all deferred timings, each with its own start and end.
+
+        `end_ns` is accepted for callers of cbtop's predecessor. It changes no timing, but it must be a time of
+        `elapsed_ns` that is not later than now. Otherwise ValueError is raised, after all timings are recorded.
+        """
+        self._finalize()
+        if end_ns is not None:
+            self._on_own_clock("an end", end_ns)
+
     @_unless_it_fails(None)
-    def finalize(self) -> None:
-        """Wait for the device once and record all deferred timings, each with its own start and end."""
+    def _finalize(self) -> None:
         self._paths.settle(True)
         self._pending.finalize()
 
@@ -340,15 +353,16 @@ class BrickProfiler:
 
     @_unless_it_fails(None)
     def record_deferred(self, brick: Brick, start_ns: int, elements: int = 1, end_ns: int | None = None) -> None:
-        """Defer recording a brick until `finalize`. It ran from `start_ns` to `end_ns` on the monotonic clock.
+        """Defer recording a brick until `finalize`. It ran from `start_ns` to `end_ns`, two times of `elapsed_ns`.
 
-        Without `end_ns`, the brick ends when the device reaches this point, or now if there is no device.
+        Without `end_ns`, the brick ends when the device reaches this point, or now if there is no device. Raises
+        ValueError for a time before `elapsed_ns` was 0, and for a time later than now.
         """
         if not self.recording:
             return
-        key, start_ns = checked(brick), checked_ns("a start", start_ns)
+        key, start_ns = checked(brick), self._on_own_clock("a start", start_ns)
         if end_ns is not None:
-            end_ns = checked_ns("an end", end_ns)
+            end_ns = self._on_own_clock("an end", end_ns)
         position = self._path.position
         scope: Any = position.scope.children.get(key) or self._scopes.define(position.scope, key)
         end = self._clock.mark() if end_ns is None else HostTime(end_ns)
@@ -456,6 +470,10 @@ class BrickProfiler:
         """Return the graph of this process, with the mean time of each node and with the dependencies."""
         return self.stats.execution_graph()
 
+    def graph_to_dot(self) -> str:
+        """Return `execution_graph()` in the language of Graphviz."""
+        return self.execution_graph().to_dot()
+
     # ------------------------------------------------------------------------------------------------------------
 
     def _set_recording(self) -> None:
@@ -483,6 +501,14 @@ class BrickProfiler:
         turn = turns.get(key, 0)
         turns[key] = (turn + 1) % self.sample_every
         return turn == 0
+
+    def _on_own_clock(self, what: str, elapsed_ns: int) -> int:
+        """Return a time of `elapsed_ns` as a time of the host clock. Raises UsageError if it is no such time."""
+        elapsed_ns, now_ns = checked_ns(what, elapsed_ns), self.elapsed_ns()
+        if not 0 <= elapsed_ns <= now_ns and not self._ended_why:
+            clock_is = f"elapsed_ns() is {now_ns} now; take the times from it"
+            raise UsageError(f"{what} of {elapsed_ns} ns, but the profiler's {clock_is}")
+        return elapsed_ns + (self._epoch_ns or 0)
 
     def _host_now_ns(self) -> int:
         try:

@@ -69,7 +69,9 @@ def test_an_elapsed_time_ends_now_and_stands_where_the_thread_is() -> None:
 )
 def test_each_deferred_brick_keeps_its_own_end(bricks: list[tuple[int, int, int, bool]]) -> None:
     memory, device = Memory(), FakeDevice()
-    profiler = BrickProfiler(recorder=memory, device_clock=device)
+    profiler = BrickProfiler(recorder=memory, device_clock=device, clock_ns=lambda: device.now_ns)
+    device.now_ns = 0
+    profiler.reset_epoch()
     wanted = []
     for start_ns, duration_ns, elements, says_its_end in bricks:
         device.now_ns = max(device.now_ns, start_ns + duration_ns)
@@ -83,19 +85,53 @@ def test_each_deferred_brick_keeps_its_own_end(bricks: list[tuple[int, int, int,
 
 def test_without_a_device_a_deferred_brick_without_an_end_ends_now() -> None:
     memory = Memory()
-    profiler = BrickProfiler(clock_ns=iter((500, 900)).__next__, recorder=memory)
+    now_ns = 10_000
+    profiler = BrickProfiler(clock_ns=lambda: now_ns, recorder=memory)
+    profiler.reset_epoch()
+    now_ns = 10_500
     profiler.record_deferred("a", 100)
+    now_ns = 10_900
     profiler.record_deferred("b", 200)
     profiler.finalize()
-    assert memory.records == [(1, 100, 500, 1), (2, 200, 900, 1)]
+    assert memory.records == [(1, 10_100, 10_500, 1), (2, 10_200, 10_900, 1)]
+
+
+def test_a_time_of_another_clock_is_refused_and_recording_goes_on() -> None:
+    memory = Memory()
+    now_ns = 634 * 10**9  # the host's clock counts from the start of the machine
+    profiler = BrickProfiler(clock_ns=lambda: now_ns, recorder=memory)
+    profiler.reset_epoch()
+    now_ns += 67_000_000
+    for wrong in (now_ns, -1, 67_000_001):
+        with pytest.raises(ValueError, match="elapsed_ns"):
+            profiler.record_deferred("a", wrong)
+        with pytest.raises(ValueError, match="elapsed_ns"):
+            profiler.record_deferred("a", 0, end_ns=wrong)
+        with pytest.raises(ValueError, match="elapsed_ns"):
+            profiler.finalize(wrong)
+    profiler.record_deferred("a", 0)
+    profiler.finalize(profiler.elapsed_ns())
+    assert [end - start for _, start, end, _ in memory.records] == [67_000_000]
+
+
+def test_a_clock_that_fails_reaches_no_caller_as_an_error_of_its_time() -> None:
+    def no_clock() -> int:
+        raise OSError("the clock is gone")
+
+    profiler = BrickProfiler(clock_ns=no_clock, recorder=Memory())
+    profiler.record_deferred("a", 5)
+    profiler.finalize(7)
+    assert not profiler.recording
 
 
 def test_what_was_put_off_is_recorded_at_the_latest_when_the_profiler_closes() -> None:
     memory = Memory()
     profiler = BrickProfiler(recorder=memory)
-    profiler.record_deferred("a", 100, end_ns=300)
+    start_ns = profiler.elapsed_ns()
+    end_ns = profiler.elapsed_ns()
+    profiler.record_deferred("a", start_ns, end_ns=end_ns)
     profiler.close()
-    assert memory.records == [(1, 100, 300, 1)]
+    assert [end - start for _, start, end, _ in memory.records] == [end_ns - start_ns]
 
 
 def test_the_graph_of_a_forward_pass_is_recorded_by_scopes() -> None:

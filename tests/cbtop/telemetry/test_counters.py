@@ -63,7 +63,7 @@ class Life:
         The inner one is recorded at once, or deferred until the step has ended.
         """
         with self.profiler.step("decode", tokens=2), self.profiler.brick("Outer", 8):
-            begin_ns = self.clock()
+            begin_ns = self.profiler.elapsed_ns()
             self.clock.sleep_us(inner_us)
             if late:
                 self.profiler.record_deferred("Inner", begin_ns, 8)

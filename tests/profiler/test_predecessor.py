@@ -1,0 +1,74 @@
+"""The examples of cbtop's predecessor run as printed, with the names of its methods in snake case."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from cbtop import BrickCategory, BrickId, BrickProfiler, Layer
+from cbtop.profiler.recorder import RingRecorder
+
+
+@pytest.fixture
+def profiler(runtime: Path) -> BrickProfiler:
+    return BrickProfiler(recorder=RingRecorder(runtime))
+
+
+def test_deferred_times_are_those_of_the_work(profiler: BrickProfiler) -> None:
+    profiler.reset_epoch()
+    start = profiler.elapsed_ns()
+    time.sleep(0.02)
+    profiler.record_deferred(BrickId.RMS_NORM, start, 4096)
+    end = profiler.elapsed_ns()
+    profiler.finalize(end)
+
+    stats = profiler.stats_for(BrickId.RMS_NORM)
+    assert stats is not None
+    assert 20_000_000 <= stats.total_ns <= end
+    assert (stats.count, stats.total_elements) == (1, 4096)
+    assert profiler.recording  # the predecessor's call of `finalize` must not end recording
+    profiler.record_deferred(BrickId.RMS_NORM, profiler.elapsed_ns(), 1)
+    profiler.finalize()
+    again = profiler.stats_for(BrickId.RMS_NORM)
+    assert again is not None
+    assert again.count == 2
+
+
+def test_the_categories_share_the_time_of_all_bricks(profiler: BrickProfiler) -> None:
+    for brick in (BrickId.RMS_NORM, BrickId.QKV_PROJECTION, BrickId.DOWN_PROJECTION):
+        timer = profiler.start_brick(brick)
+        time.sleep(0.002)
+        profiler.stop_brick(timer, 4096)
+    cats = profiler.category_stats()
+    assert set(cats) == {BrickCategory.NORM, BrickCategory.ATTENTION, BrickCategory.FFN}
+    total = profiler.total_ns
+    percentages = [cats[category].percentage(total) for category in cats]
+    assert sum(one or 0.0 for one in percentages) == pytest.approx(100)
+    assert cats[BrickCategory.NORM].total_elements == 4096
+    assert cats[BrickCategory.NORM].percentage(0) is None
+
+
+def test_the_graph_of_a_layer_is_drawn_and_analysed(profiler: BrickProfiler) -> None:
+    profiler.enable_graph()
+    profiler.graph_push_scope(Layer(0))
+    profiler.graph_record_brick(BrickId.QKV_PROJECTION, 200_000, 4096)
+    profiler.graph_record_kernel("batched_gemv", 0x1234, (32, 1, 1), (256, 1, 1), 4096)
+    profiler.graph_pop_scope()
+    assert profiler.graph_is_scope_balanced
+    assert profiler.graph_to_dot().startswith("digraph ExecutionGraph {")
+
+    graph = profiler.execution_graph()
+    lines = graph.to_ascii_tree().splitlines()
+    assert lines[:2] == ["Layer 0", "└── QkvProjection  200.0µs (4096 elem)"]
+    assert lines[2].startswith("    └── batched_gemv  <<<32,256,1>>> smem=4096B")
+    assert graph.to_tree_node().label == "Layer 0"
+    assert [node["kind"] for node in json.loads(graph.to_json())["nodes"]] == ["Layer", "Brick", "KernelLaunch"]
+    path = graph.critical_path()
+    assert path.total_ns >= 200_000
+    assert 1 in path.nodes
+    assert graph.compute_slack()[1] == 0
+    assert graph.critical_path_summary().startswith("Critical Path: ")
+    assert graph.roofline_distance(1.0, 50.0).whole is None  # no FLOP and bytes were declared
