@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from cbtop.profiler.analysis.divergence import Fingerprints
     from cbtop.profiler.analysis.graph.execution_graph import ExecutionGraph
     from cbtop.profiler.analysis.graph.nodes import Function, Layer
+    from cbtop.profiler.checks import Bounded, Equivalent, Finite
     from cbtop.profiler.definitions import BrickDefinition, KernelDefinition
     from cbtop.profiler.guard_setting import NotFiniteError
     from cbtop.profiler.instrument import attach
@@ -48,6 +49,9 @@ _HOMES = {
     "BrickProfiler": "cbtop.profiler.profiler",
     "BrickTuner": "cbtop.tuning.tuner",
     "BrickDefinition": "cbtop.profiler.definitions",
+    "Bounded": "cbtop.profiler.checks",
+    "Equivalent": "cbtop.profiler.checks",
+    "Finite": "cbtop.profiler.checks",
     "KernelDefinition": "cbtop.profiler.definitions",
     "Work": "cbtop.protocol.attributes",
     "ByteBudget": "cbtop.profiler.analysis.budget",
@@ -70,6 +74,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "Bounded",
     "BrickCategory",
     "BrickDefinition",
     "BrickId",
@@ -77,8 +82,10 @@ __all__ = [
     "BrickTuner",
     "ByteBudget",
     "Ceiling",
+    "Equivalent",
     "ExecutionGraph",
     "Fingerprints",
+    "Finite",
     "Function",
     "KernelDefinition",
     "Layer",

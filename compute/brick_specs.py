@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from cbtop.compute.checks import Assertion, Equivalent, Finite
+from cbtop.compute.checks import Assertion, IsEquivalent, IsFinite
 from cbtop.protocol.vocabulary import BACKWARD, BrickCategory, BrickId
 
 # These tolerances are larger than those in the contracts, which hold for the examples there. In the demo's model, the
 # biases of the keys move all scores near 100. Float32 rounding alone then changes attention by 9.3e-6, and the
 # contract allows 1e-5. A product of a few thousand float32 terms changes by about 1e-6 of the largest output if its
 # terms are added in a different order.
-PRODUCT = Equivalent(5e-5)
-ELEMENTWISE = Equivalent(1e-5)
-EXACT = Equivalent(0.0)
+PRODUCT = IsEquivalent(5e-5)
+ELEMENTWISE = IsEquivalent(1e-5)
+EXACT = IsEquivalent(0.0)
 # Tolerance if softmax weights are rounded to bfloat16, which changes each weight by at most 2^-9 of its value.
-ROUNDED = Equivalent(4e-3)
+ROUNDED = IsEquivalent(4e-3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,33 +32,33 @@ class BrickSpec:
         return cls(brick.display_name, brick.category, assertions, brick)
 
 
-EMBEDDING = BrickSpec.of(BrickId.EMBEDDING, Finite(), ELEMENTWISE)
-RMS_NORM = BrickSpec.of(BrickId.RMS_NORM, Finite(), ELEMENTWISE)
-LAYER_NORM = BrickSpec.of(BrickId.LAYER_NORM, Finite(), ELEMENTWISE)
-QKV_PROJECTION = BrickSpec.of(BrickId.QKV_PROJECTION, Finite(), PRODUCT)
-ROPE_EMBEDDING = BrickSpec.of(BrickId.ROPE_EMBEDDING, Finite(), ELEMENTWISE)
-KV_WRITE = BrickSpec("KvWrite", BrickCategory.ATTENTION, (Finite(), EXACT))
-ATTENTION = BrickSpec("Attention (fused)", BrickCategory.ATTENTION, (Finite(), PRODUCT))
-ATTENTION_BF16 = replace(ATTENTION, assertions=(Finite(), ROUNDED))
-OUTPUT_PROJECTION = BrickSpec.of(BrickId.OUTPUT_PROJECTION, Finite(), PRODUCT)
-RESIDUAL_ADD = BrickSpec("ResidualAdd", BrickCategory.OTHER, (Finite(), ELEMENTWISE))
-ADD_RMS_NORM = BrickSpec("AddRmsNorm (fused)", BrickCategory.NORM, (Finite(), ELEMENTWISE))
-GATE_PROJECTION = BrickSpec.of(BrickId.GATE_PROJECTION, Finite(), PRODUCT)
-UP_PROJECTION = BrickSpec.of(BrickId.UP_PROJECTION, Finite(), PRODUCT)
-ACTIVATION = BrickSpec.of(BrickId.ACTIVATION, Finite(), ELEMENTWISE)
-GATED = BrickSpec("GateUpActivation (fused)", BrickCategory.FFN, (Finite(), PRODUCT))
-DOWN_PROJECTION = BrickSpec.of(BrickId.DOWN_PROJECTION, Finite(), PRODUCT)
+EMBEDDING = BrickSpec.of(BrickId.EMBEDDING, IsFinite(), ELEMENTWISE)
+RMS_NORM = BrickSpec.of(BrickId.RMS_NORM, IsFinite(), ELEMENTWISE)
+LAYER_NORM = BrickSpec.of(BrickId.LAYER_NORM, IsFinite(), ELEMENTWISE)
+QKV_PROJECTION = BrickSpec.of(BrickId.QKV_PROJECTION, IsFinite(), PRODUCT)
+ROPE_EMBEDDING = BrickSpec.of(BrickId.ROPE_EMBEDDING, IsFinite(), ELEMENTWISE)
+KV_WRITE = BrickSpec("KvWrite", BrickCategory.ATTENTION, (IsFinite(), EXACT))
+ATTENTION = BrickSpec("Attention (fused)", BrickCategory.ATTENTION, (IsFinite(), PRODUCT))
+ATTENTION_BF16 = replace(ATTENTION, assertions=(IsFinite(), ROUNDED))
+OUTPUT_PROJECTION = BrickSpec.of(BrickId.OUTPUT_PROJECTION, IsFinite(), PRODUCT)
+RESIDUAL_ADD = BrickSpec("ResidualAdd", BrickCategory.OTHER, (IsFinite(), ELEMENTWISE))
+ADD_RMS_NORM = BrickSpec("AddRmsNorm (fused)", BrickCategory.NORM, (IsFinite(), ELEMENTWISE))
+GATE_PROJECTION = BrickSpec.of(BrickId.GATE_PROJECTION, IsFinite(), PRODUCT)
+UP_PROJECTION = BrickSpec.of(BrickId.UP_PROJECTION, IsFinite(), PRODUCT)
+ACTIVATION = BrickSpec.of(BrickId.ACTIVATION, IsFinite(), ELEMENTWISE)
+GATED = BrickSpec("GateUpActivation (fused)", BrickCategory.FFN, (IsFinite(), PRODUCT))
+DOWN_PROJECTION = BrickSpec.of(BrickId.DOWN_PROJECTION, IsFinite(), PRODUCT)
 # The bricks of a mixture of experts. The profiler uses the same names in other programs
 # (profiler/instrument/classification.py).
-MOE_ROUTER = BrickSpec("MoeRouter", BrickCategory.FFN, (Finite(), PRODUCT))
-MOE_EXPERTS = BrickSpec("MoeExperts", BrickCategory.FFN, (Finite(), PRODUCT))
-MOE_COMBINE = BrickSpec("MoeCombine", BrickCategory.FFN, (Finite(), ELEMENTWISE))
-LM_HEAD = BrickSpec.of(BrickId.LM_HEAD, Finite(), PRODUCT)
-SOFT_CAP = BrickSpec("SoftCap", BrickCategory.OTHER, (Finite(), ELEMENTWISE))
+MOE_ROUTER = BrickSpec("MoeRouter", BrickCategory.FFN, (IsFinite(), PRODUCT))
+MOE_EXPERTS = BrickSpec("MoeExperts", BrickCategory.FFN, (IsFinite(), PRODUCT))
+MOE_COMBINE = BrickSpec("MoeCombine", BrickCategory.FFN, (IsFinite(), ELEMENTWISE))
+LM_HEAD = BrickSpec.of(BrickId.LM_HEAD, IsFinite(), PRODUCT)
+SOFT_CAP = BrickSpec("SoftCap", BrickCategory.OTHER, (IsFinite(), ELEMENTWISE))
 SAMPLING = BrickSpec.of(BrickId.SAMPLING, EXACT)
-LORA = BrickSpec("Lora", BrickCategory.ATTENTION, (Finite(), PRODUCT))
-LOSS = BrickSpec("Loss", BrickCategory.OTHER, (Finite(), ELEMENTWISE))
-OPTIMIZER = BrickSpec("Optimizer", BrickCategory.OTHER, (Finite(), ELEMENTWISE))
+LORA = BrickSpec("Lora", BrickCategory.ATTENTION, (IsFinite(), PRODUCT))
+LOSS = BrickSpec("Loss", BrickCategory.OTHER, (IsFinite(), ELEMENTWISE))
+OPTIMIZER = BrickSpec("Optimizer", BrickCategory.OTHER, (IsFinite(), ELEMENTWISE))
 # Exchanges between ranks compute nothing. Their names are those that the profiler gives to torch's exchanges
 # (profiler/instrument/collectives.py).
 SEND = BrickSpec("Send", BrickCategory.COMMUNICATION, ())
@@ -94,7 +94,7 @@ BRICKS: tuple[BrickSpec, ...] = (
 
 def backward_of(spec: BrickSpec) -> BrickSpec:
     """Return the row of the brick that computes the gradients of `spec`."""
-    return BrickSpec(spec.name + BACKWARD, spec.category, (Finite(), PRODUCT))
+    return BrickSpec(spec.name + BACKWARD, spec.category, (IsFinite(), PRODUCT))
 
 
 # All bricks that only a training step has. Gradients do not pass through a mixture of experts, soft caps or sampling.

@@ -41,7 +41,7 @@ class Assertion(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Finite:
+class IsFinite:
     """The assertion that the output contains no NaN and no infinity."""
 
     needs_reference: ClassVar[bool] = False
@@ -56,7 +56,7 @@ class Finite:
 
 
 @dataclass(frozen=True, slots=True)
-class Equivalent:
+class IsEquivalent:
     """The assertion that max|output - expected| <= tolerance * max|expected|.
 
     `peer` names the computation that makes `expected`.

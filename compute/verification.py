@@ -16,7 +16,7 @@ import numpy as np
 
 from cbtop.compute import brick_specs
 from cbtop.compute.brick_specs import BrickSpec, backward_of
-from cbtop.compute.checks import AssertionResult, Equivalent, Finite
+from cbtop.compute.checks import AssertionResult, IsEquivalent, IsFinite
 from cbtop.compute.jit.cpu import BF16_PAYS, HAS_TILES
 from cbtop.compute.jit.halves import from_bits
 from cbtop.compute.kernels import (
@@ -310,7 +310,7 @@ def verified(variant: Variant, sizes: Sequence[int] = SIZES, run: Run = run_here
 
 def _verified(variant: Variant, sizes: Sequence[int], run: Run) -> Verified:
     kernel, contract, peer = variant.kernel, variant.kernel.contract, variant.peer
-    equal = Equivalent(contract.tolerance, peer)
+    equal = IsEquivalent(contract.tolerance, peer)
     findings: list[AssertionResult] = []
     failed, missed, count = [], set(), 0
     for size in sizes:
@@ -352,7 +352,7 @@ def _verified(variant: Variant, sizes: Sequence[int], run: Run) -> Verified:
 
 def _failed(kernel: Kernel, found: Arguments, expected: Arguments, peer: str) -> list[str]:
     """Return the names of the checks that fail for the outputs in `found`."""
-    checks = Finite(), Equivalent(kernel.contract.tolerance, peer)
+    checks = IsFinite(), IsEquivalent(kernel.contract.tolerance, peer)
     outputs = [(from_bits(found[place]), from_bits(expected[place])) for place in kernel.outputs]
     return [check.name for output in outputs for check in checks if not check.evaluate(*output).passed]
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from cbtop.profiler.analysis.budget import ByteBudget, TokenBudget
+from cbtop.profiler.checks import Check
 from cbtop.protocol.attributes import KernelAttributes, Work
 from cbtop.protocol.vocabulary import BrickCategory, BrickId
 
@@ -29,7 +30,7 @@ class BrickDefinition:
     `name` is shown on every screen. Use the display name of a BrickId, or any other name. Two definitions in one
     layer are two nodes, even if both are called RmsNorm. `label` is your own word for this place (`q_proj`), which
     distinguishes such nodes on the screen. `budget` is the allowed cost: a time per token, or a rate for the declared
-    bytes.
+    bytes. `checks` are conditions on the output, see checks.py.
     """
 
     name: str
@@ -40,10 +41,16 @@ class BrickDefinition:
     kernels: tuple[KernelDefinition, ...] = ()
     budget: Budget | None = None
     label: str = ""
+    checks: tuple[Check, ...] = ()
 
     def __post_init__(self) -> None:
         if type(self.budget) not in (TokenBudget, ByteBudget, type(None)):
             raise TypeError(f"budget is {self.budget!r}; a TokenBudget or a ByteBudget is wanted")
+        for check in self.checks:
+            if isinstance(check, type) or not hasattr(check, "evaluate"):
+                raise TypeError(
+                    f"{check!r} is no check; Finite(), Bounded(low, high) or Equivalent(reference) is one"
+                )
 
     @classmethod
     def of(
@@ -55,6 +62,7 @@ class BrickDefinition:
         kernels: tuple[KernelDefinition, ...] = (),
         budget: Budget | None = None,
         label: str = "",
+        checks: tuple[Check, ...] = (),
     ) -> BrickDefinition:
         """Return the definition of a well-known brick, with the name and category of its BrickId."""
-        return cls(brick.display_name, brick.category, brick, backend, work, kernels, budget, label)
+        return cls(brick.display_name, brick.category, brick, backend, work, kernels, budget, label, checks)

@@ -22,7 +22,9 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from cbtop.profiler.analysis.graph.nodes import Function, Layer
+from cbtop.profiler.checks import BrickChecks
 from cbtop.profiler.clocks import DeviceClock, HostClock
+from cbtop.profiler.definitions import BrickDefinition
 from cbtop.profiler.graph_recorder import Brick, GraphRecorder, UsageError, checked, checked_ns
 from cbtop.profiler.hot_path import Callbacks
 from cbtop.profiler.parts import Parts
@@ -167,6 +169,7 @@ class BrickProfiler:
             lambda: self._ended_why,
             self._paths.settle,
         )
+        self._checks = BrickChecks(self.announce)
         self.parts = Parts(self._recorder, self._clock, clock_ns, self._scopes, self._paths, self._steps)
         self._set_recording()
         if isinstance(self._recorder, RingRecorder):
@@ -245,11 +248,26 @@ class BrickProfiler:
         because other code runs while they wait. Use `with profiler.brick(...)` inside such a function.
         """
 
-        return timed(self._path, brick, elements)
+        return timed(self._path, brick, elements, self.check)
+
+    def check(self, definition: BrickDefinition, output: Any, *args: Any, **kwargs: Any) -> None:
+        """Evaluate the checks of a definition on `output`, the result of a call with these arguments.
+
+        `timed` does this by itself. Call it after `with profiler.brick(definition):`. Nothing happens if the step is
+        not recorded, or while the checks have used up their share of the time (checks.py).
+        """
+        if self.recording and definition.checks and self._checks.is_due(definition.name, definition.checks):
+            self._evaluate(definition, output, args, kwargs)
+
+    @_unless_it_fails(None)
+    def _evaluate(
+        self, definition: BrickDefinition, output: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        self._checks.evaluate(definition.name, definition.checks, output, args, kwargs)
 
     @_unless_it_fails(None)
     def reset(self) -> None:
-        """Clear the statistics, the graph, the timings that wait for `finalize`, the epoch and the count of steps.
+        """Clear the statistics, the graph, timings that wait for `finalize`, the epoch, checks, and the count of steps.
 
         Settings and the place of each thread do not change. The daemon keeps its totals, because they belong to the
         process.
@@ -259,6 +277,7 @@ class BrickProfiler:
         self._epoch_ns = None
         self._turns = thread_local()
         self._chance = random.Random()  # a generator of its own (see __init__), seeded anew
+        self._checks = BrickChecks(self.announce)
         self._scopes.dropped = 0
         self.graph.reset()
         self.stats.reset()

@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
+from cbtop.profiler.definitions import BrickDefinition
 from cbtop.protocol.signals import reraise_host_error
 
 if TYPE_CHECKING:
@@ -18,9 +19,16 @@ Result = TypeVar("Result")
 
 
 def timed(
-    path: Path, brick: Brick, elements: int | Callable[Arguments, int]
+    path: Path,
+    brick: Brick,
+    elements: int | Callable[Arguments, int],
+    check: Callable[..., None],
 ) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
-    """Return a decorator that times each call as `brick`. See `BrickProfiler.timed`."""
+    """Return a decorator that times each call as `brick`. See `BrickProfiler.timed`.
+
+    `check` gets the definition, the result and the arguments of each recorded call if the definition has checks.
+    """
+    has_checks = isinstance(brick, BrickDefinition) and bool(brick.checks)
 
     def decorate(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
         name = getattr(function, "__name__", type(function).__name__)
@@ -41,7 +49,10 @@ def timed(
                     reraise_host_error(error)
                     count = error
             with path.brick(brick, count):
-                return function(*args, **kwargs)
+                result = function(*args, **kwargs)
+            if has_checks:
+                check(brick, result, *args, **kwargs)
+            return result
 
         return timed_function
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cbtop.compute.checks import Assertion, AssertionResult, Equivalent, Finite, summary
+from cbtop.compute.checks import Assertion, AssertionResult, IsEquivalent, IsFinite, summary
 
 GOOD = np.array([0.25, 0.5], np.float32)
 
 
-@pytest.mark.parametrize("assertion", [Finite(), Equivalent(1e-3)], ids=lambda one: one.name)
+@pytest.mark.parametrize("assertion", [IsFinite(), IsEquivalent(1e-3)], ids=lambda one: one.name)
 def test_what_is_not_finite_fails_by_its_name_and_has_no_error(assertion: Assertion) -> None:
     assert assertion.evaluate(GOOD, GOOD).passed
     for bad, met in ((np.nan, "NaN"), (np.inf, "infinity"), (-np.inf, "infinity")):
@@ -22,11 +22,11 @@ def test_what_is_not_finite_fails_by_its_name_and_has_no_error(assertion: Assert
 
 
 def test_a_reference_that_is_not_finite_is_met_by_nothing() -> None:
-    assert Equivalent(1.0).evaluate(GOOD, np.append(GOOD[1:], np.nan)).not_finite == "NaN"
+    assert IsEquivalent(1.0).evaluate(GOOD, np.append(GOOD[1:], np.nan)).not_finite == "NaN"
 
 
 def test_an_error_is_relative_to_the_largest_value() -> None:
-    found = Equivalent(0.01).evaluate(GOOD + np.float32(0.125), GOOD)
+    found = IsEquivalent(0.01).evaluate(GOOD + np.float32(0.125), GOOD)
     assert (found.passed, found.max_error, found.not_finite) == (False, 0.25, "")
 
 

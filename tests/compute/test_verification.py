@@ -12,7 +12,7 @@ import pytest
 
 from cbtop.compute import verification
 from cbtop.compute.brick_specs import BRICKS, TRAINING_BRICKS
-from cbtop.compute.checks import AssertionResult, Equivalent
+from cbtop.compute.checks import AssertionResult, IsEquivalent
 from cbtop.compute.jit.cpu import BF16_PAYS, HAS_TILES
 from cbtop.compute.kernels import all_kernels, attention, gated, linear, products
 from cbtop.compute.kernels.sampling import FEW
@@ -151,7 +151,7 @@ def test_a_kernel_with_a_planted_fault_fails(fault: str) -> None:
 
 
 def test_a_check_that_cannot_fail_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Equivalent, "evaluate", lambda *_: AssertionResult(True, 0.0, 1.0))
+    monkeypatch.setattr(IsEquivalent, "evaluate", lambda *_: AssertionResult(True, 0.0, 1.0))
     found = verified(next(iter(variants())))
     assert not found.passed
     assert set(found.missed) == {

@@ -177,7 +177,15 @@ def test_reset_clears_every_field_but_settings_and_places(profiler: BrickProfile
     # These attributes stay: places of running code, ids of scopes, and the reason why recording ended.
     places = {"_path", "parts", "start_brick", "stop_brick", "brick", "layer", "_scopes", "_steps"}
     said = {"_ended_why", "_said"}
-    cleared = {"_epoch_ns", "_turns", "graph", "stats", "_pending", "_paths"}  # `_paths` belongs to stored steps
+    cleared = {
+        "_epoch_ns",
+        "_turns",
+        "graph",
+        "stats",
+        "_pending",
+        "_paths",
+        "_checks",
+    }  # `_paths` belongs to stored steps
     assert set(fresh) <= settings | places | said | cleared, "say of a new field whether reset clears it"
 
     profiler.elapsed_ns()

@@ -1,0 +1,144 @@
+"""Bricks of a user verify themselves: outcomes are announced, and reach neither the host nor the times."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cbtop import Bounded, BrickCategory, BrickDefinition, BrickId, BrickProfiler, Equivalent, Finite
+from cbtop.profiler import checks
+from cbtop.protocol.messages import CheckResult
+from tests.profiler.memory import Memory
+
+
+def _numpy() -> Callable[..., Any]:
+    return lambda *values: np.array(values, np.float32)
+
+
+def _torch() -> Callable[..., Any]:
+    torch = pytest.importorskip("torch")
+    return lambda *values: torch.tensor(values, requires_grad=True)
+
+
+@pytest.fixture(params=[_numpy, _torch])
+def array(request: pytest.FixtureRequest) -> Callable[..., Any]:
+    made: Callable[..., Any] = request.param()
+    return made
+
+
+def double(x: Any) -> Any:
+    return 2 * x
+
+
+def _results(memory: Memory) -> list[CheckResult]:
+    return [message for message in memory.said if isinstance(message, CheckResult)]
+
+
+def _run(output: Any, check: checks.Check, *args: Any) -> CheckResult:
+    memory = Memory()
+    definition = BrickDefinition("Own", BrickCategory.OTHER, checks=(check,))
+    BrickProfiler(recorder=memory).check(definition, output, *args)
+    return _results(memory)[0]
+
+
+def test_a_right_output_passes_every_check(array: Callable[..., Any]) -> None:
+    memory = Memory()
+    profiler = BrickProfiler(recorder=memory)
+    own = BrickDefinition.of(BrickId.RMS_NORM, checks=(Finite(), Bounded(0, 8), Equivalent(double)))
+    timed = profiler.timed(own)(lambda x: 2 * x)
+    timed(array(1.0, 4.0))
+    assert [(one.brick, one.assertion, one.passed, one.skipped) for one in _results(memory)] == [
+        ("RmsNorm", "finite", True, ""),
+        ("RmsNorm", "from 0 to 8", True, ""),
+        ("RmsNorm", "equals double", True, ""),
+    ]
+    assert _results(memory)[2].max_error == 0.0
+
+
+@pytest.mark.parametrize(("value", "name"), [(float("nan"), "NaN"), (float("inf"), "infinity")])
+def test_a_value_that_is_not_finite_fails(array: Callable[..., Any], value: float, name: str) -> None:
+    found = _run((array(1.0), [array(2.0, value)]), Finite())
+    assert (found.passed, found.not_finite) == (False, name)
+    found = _run(array(value), Equivalent(double), array(value))
+    assert (found.passed, found.not_finite, found.max_error) == (False, name, None)
+
+
+def test_values_outside_the_bounds_fail_and_are_named(array: Callable[..., Any]) -> None:
+    found = _run(array(-3.0, 7.0), Bounded(-1, 8))
+    assert (found.passed, found.note) == (False, "values from -3 to 7; 1 call checked")
+    assert not _run(array(float("nan")), Bounded(-1, 8)).passed
+
+
+def test_an_error_over_the_tolerance_fails(array: Callable[..., Any]) -> None:
+    assert _run(array(2.0, 8.001), Equivalent(double, 1e-3), array(1.0, 4.0)).passed
+    found = _run(array(2.0, 8.1), Equivalent(double, 1e-3), array(1.0, 4.0))
+    assert not found.passed
+    assert found.max_error == pytest.approx(0.1 / 8, rel=1e-3)
+    found = _run(array(2.0), Equivalent(double), array(1.0, 4.0))
+    assert (found.passed, found.note) == (False, "shape (1,) instead of (2,); 1 call checked")
+
+
+def test_a_check_that_cannot_run_is_skipped_and_says_why() -> None:
+    assert _run("text", Finite()).skipped == "TypeError: a str is no array of numpy, torch, cupy"
+
+    def broken(x: object) -> object:
+        raise OSError("the reference is gone")
+
+    found = _run(np.ones(2), Equivalent(broken), np.ones(2))
+    assert found.skipped == "OSError: the reference is gone"
+
+
+def test_a_failure_is_announced_at_once_and_stays() -> None:
+    memory = Memory()
+    profiler = BrickProfiler(recorder=memory)
+    own = BrickDefinition("Own", BrickCategory.OTHER, checks=(Finite(),))
+    for number in range(1, 9):
+        profiler.check(own, np.array([float("nan") if number == 3 else 1.0]))
+    told = [(one.passed, one.note) for one in _results(memory)]
+    assert told[:3] == [(True, "1 call checked"), (True, "2 calls checked"), (False, "3 calls checked")]
+    assert not any(passed for passed, _ in told[2:])
+
+
+def test_checks_take_their_share_of_the_time_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def slow(x: Any) -> Any:
+        calls.append(x)
+        time.sleep(0.002)
+        return x
+
+    monkeypatch.setattr(checks, "SHARE", 0.1)
+    profiler = BrickProfiler(recorder=Memory())
+    own = BrickDefinition("Own", BrickCategory.OTHER, checks=(Equivalent(slow),))
+    begun = time.perf_counter()
+    while time.perf_counter() - begun < 0.3:
+        profiler.check(own, np.ones(1), np.ones(1))
+    assert checks.FIRST <= len(calls) <= checks.FIRST + 0.3 * 0.1 / 0.002 + 1
+
+
+def test_the_time_of_checks_is_in_no_brick() -> None:
+    memory = Memory()
+    profiler = BrickProfiler(recorder=memory)
+
+    def slow(x: Any) -> Any:
+        time.sleep(0.05)
+        return x
+
+    own = BrickDefinition("Own", BrickCategory.OTHER, checks=(Equivalent(slow),))
+    profiler.timed(own)(lambda x: x)(np.ones(1))
+    assert all(end - start < 40_000_000 for _, start, end, _ in memory.records)
+
+
+def test_nothing_is_checked_while_nothing_is_recorded() -> None:
+    profiler = BrickProfiler(recorder=Memory(), enabled=False)
+    own = BrickDefinition("Own", BrickCategory.OTHER, checks=(Equivalent(pytest.fail),))
+    profiler.check(own, np.ones(1))
+
+
+def test_what_is_no_check_is_refused_when_the_definition_is_made() -> None:
+    with pytest.raises(TypeError, match="is no check"):
+        BrickDefinition("Own", BrickCategory.OTHER, checks=(Finite,))  # type: ignore[arg-type]
