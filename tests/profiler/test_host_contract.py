@@ -18,6 +18,7 @@ import pytest
 
 from cbtop.daemon.source import Source
 from cbtop.profiler.analysis.graph.nodes import Layer
+from cbtop.profiler.checks import Finite
 from cbtop.profiler.definitions import BrickDefinition, KernelDefinition
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
@@ -110,6 +111,7 @@ def _timed(profiler: BrickProfiler) -> None:
 
 
 ACTIVATION = BrickDefinition.of(BrickId.ACTIVATION, kernels=(KernelDefinition("k", "cpu"),))
+CHECKED = BrickDefinition.of(BrickId.ACTIVATION, checks=(Finite(),))
 
 # Every public name of a profiler, used as a host would.
 USES: dict[str, Callable[[BrickProfiler], object]] = {
@@ -122,10 +124,12 @@ USES: dict[str, Callable[[BrickProfiler], object]] = {
     "add_tokens": _step,
     "adopt": lambda p: p.adopt(p.place()).__enter__(),
     "announce": lambda p: p.announce(Activity("busy")),
+    "check": lambda p: p.check(CHECKED, 1.0),
     "category_stats": lambda p: p.category_stats(),
     "disable": lambda p: p.disable(),
     "elapsed_ns": lambda p: p.elapsed_ns(),
     "enable": lambda p: p.enable(),
+    "enable_graph": lambda p: p.enable_graph(),
     "enabled": lambda p: p.enabled,
     "execution_graph": lambda p: p.execution_graph(),
     "finalize": lambda p: p.finalize(),
@@ -140,6 +144,7 @@ USES: dict[str, Callable[[BrickProfiler], object]] = {
     "graph_record_kernel": lambda p: p.graph_record_kernel("gemv", 1, (1, 1, 1), (1, 1, 1), duration_ns=4),
     "graph_record_poll": lambda p: p.graph_record_poll("copy", 3, is_done=True),
     "graph_record_transfer": lambda p: p.graph_record_transfer("a", "b", 4, TransferDirection.H2D, 5),
+    "graph_to_dot": lambda p: p.graph_to_dot(),
     "implementation": lambda p: p.implementation,
     "parts": lambda p: p.parts,
     "pending_count": lambda p: p.pending_count,
@@ -417,7 +422,9 @@ def test_a_time_that_cannot_be_meant_is_refused_and_recording_goes_on(make_eithe
 
 def test_a_deferred_brick_that_ends_before_it_begins_is_counted_as_rejected(make_either: MAKE, runtime: Path) -> None:
     profiler = make_either(recorder=RingRecorder(runtime))
-    for start_ns, end_ns in ((-5, 5), (20, 10), (1, 2)):
+    while profiler.elapsed_ns() < 20:
+        pass
+    for start_ns, end_ns in ((5, 0), (20, 10), (1, 2)):
         profiler.record_deferred("a", start_ns, end_ns=end_ns)
     profiler.finalize()
     report = profiler.report()
