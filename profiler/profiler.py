@@ -267,7 +267,7 @@ class BrickProfiler:
 
     @_unless_it_fails(None)
     def reset(self) -> None:
-        """Clear the statistics, the graph, the checks, timings that wait for `finalize`, the epoch, and the step count.
+        """Clear the statistics, the graph, the checks, timings that wait for `finalize`, the epoch, the step count.
 
         Settings and the place of each thread do not change. The daemon keeps its totals, because they belong to the
         process.

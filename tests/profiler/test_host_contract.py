@@ -218,6 +218,7 @@ def test_whatever_fails_in_turn_no_public_method_raises(
 READS_BACK = {
     "category_stats",
     "execution_graph",
+    "graph_to_dot",
     "report",
     "stats_for",
     "tokens_per_sec",
