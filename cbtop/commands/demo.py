@@ -40,7 +40,7 @@ from cbtop.errors import CbtopError, FailedCheckError, NoDataError, UsageError
 from cbtop.feeds.feed import Feed, FeedEnd
 from cbtop.profiler.traces import TRACED_EVERY_STEPS, TRACES
 from cbtop.protocol.vocabulary import SourceStatus
-from cbtop.reports import TIMELINE
+from cbtop.reports import HTML, TIMELINE
 from cbtop.viewmodels.source import SourceSummary, SourceView
 
 if TYPE_CHECKING:
@@ -456,7 +456,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 def _print_when_done(feed: DemoFeed, process: subprocess.Popen[bytes], options: argparse.Namespace) -> int:
     line = ProgressLine(sys.stderr)
-    feed.follow_records(options.view == TIMELINE)
+    feed.follow_records(options.view == TIMELINE or options.format == HTML)
     with noted_interrupt() as is_interrupted:
         while process.poll() is None and not is_interrupted():
             feed.poll(POLL_MS)

@@ -19,6 +19,7 @@ from cbtop.protocol.endpoint import runtime_dir
 from cbtop.protocol.errors import RecordingError, VersionError
 from cbtop.protocol.limits import reason
 from cbtop.protocol.recording import RecordingReader
+from cbtop.reports import HTML, REPORTS, VIEWS
 
 DESCRIPTION = (
     "Write the records of a recording, or what the ring of a process still holds (also of one that has ended), in a "
@@ -31,6 +32,7 @@ examples:
   cbtop export run.cbtop --format perfetto -o run.pftrace      open it at ui.perfetto.dev
   cbtop export run.cbtop --format speedscope -o run.json       open it at speedscope.app
   cbtop export run.cbtop --format parquet -o run.parquet       for polars, DuckDB and pandas
+  cbtop export run.cbtop --format html -o run.html             a report to send: one file, without scripts
   cbtop export run.cbtop --format csv --source 4242 | head
   cbtop export --pid 4242 --format dot | dot -Tsvg -o graph.svg
 """
@@ -39,7 +41,7 @@ examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", type=Path, nargs="?", metavar="FILE", help="a recording")
     parser.add_argument("--pid", type=int, help="the ring of this process, instead of a recording")
-    parser.add_argument("--format", choices=list(EXPORTERS), required=True, help="what to write")
+    parser.add_argument("--format", choices=[*EXPORTERS, HTML], required=True, help="what to write")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="where to (default: stdout)")
     parser.add_argument("--force", action="store_true", help="overwrite the file")
     parser.add_argument("--source", metavar="PID|KEY", help="only this process of the recording")
@@ -48,6 +50,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     if (options.file is None) == (options.pid is None):
         raise UsageError("a recording or --pid is wanted, and not both")
+    if options.format == HTML:
+        return _export_html(options)
     if options.output is None and EXPORTERS[options.format].is_binary and sys.stdout.isatty():
         raise UsageError(f"{options.format} is binary: choose a file with -o")
     with ExitStack() as opened:
@@ -60,6 +64,30 @@ def run(options: argparse.Namespace) -> int:
         sys.stderr.write("".join(f"cbtop: {_summary(recorded)}\n" for recorded in processes))
     if reader is not None and reader.damaged:
         raise UntrustedError(f"{options.file} has damaged frames, {reader.damaged}: what they held is missing")
+    return 0
+
+
+def _export_html(options: argparse.Namespace) -> int:
+    """Write the report on a recording at its end."""
+    from cbtop.feeds.replay import ReplayFeed
+
+    if options.file is None:
+        raise UsageError(f"{HTML} needs a recording; `cbtop --headless --format {HTML}` reports on what runs")
+    try:
+        feed = ReplayFeed(options.file, selected=() if options.source is None else (options.source,))
+    except (RecordingError, VersionError) as error:
+        raise UsageError(str(error)) from error
+    with feed, ExitStack() as opened:
+        feed.follow_records(True)
+        feed.seek(feed.duration_s)
+        views = [view for one in feed.sources() if (view := feed.view(one.key)) is not None and view.has_data]
+        if not views:
+            who = "" if options.source is None else f" of --source {options.source}"
+            raise NoDataError(f"{options.file} holds no data{who}")
+        out = opened.enter_context(_opened(options))
+        out.write(f"{REPORTS[HTML](views, VIEWS, feed.replay())}\n".encode())
+        if feed.damage:
+            raise UntrustedError(f"{feed.status()}: what they held is missing")
     return 0
 
 

@@ -24,7 +24,7 @@ from cbtop.commands.shared.show import (
 from cbtop.errors import NoDataError, UntrustedError, UsageError
 from cbtop.protocol.errors import RecordingError, VersionError
 from cbtop.protocol.vocabulary import SourceStatus
-from cbtop.reports import TIMELINE
+from cbtop.reports import HTML, TIMELINE
 
 if TYPE_CHECKING:  # imported for types only, because it loads numpy
     from cbtop.feeds.replay import ReplayFeed
@@ -72,7 +72,7 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError(str(error)) from error
     with feed:
         judge_as_asked(feed, options)
-        feed.follow_records(options.view == TIMELINE)
+        feed.follow_records(options.view == TIMELINE or options.format == HTML)
         if options.at is not None:
             feed.seek(options.at)
         elif feed.range_s is None:

@@ -30,7 +30,7 @@ from cbtop.commands.shared.show import (
 )
 from cbtop.errors import CbtopError, NoDataError, UntrustedError
 from cbtop.protocol.vocabulary import SourceStatus
-from cbtop.reports import DEVICES, SOURCES, TIMELINE
+from cbtop.reports import DEVICES, HTML, SOURCES, TIMELINE
 
 if TYPE_CHECKING:  # imported for types only, because numpy and zmq load slowly
     from cbtop.client.source_record import SourceRecord
@@ -101,9 +101,9 @@ def run(options: argparse.Namespace) -> int:
     seconds = window_s(options) if options.window is not None else options.duration or DEFAULT_WINDOW_S
     with open_feed(options, options.source, seconds) as feed:
         judge_as_asked(feed, options)
-        feed.follow_records(options.view == TIMELINE)
+        feed.follow_records(options.view == TIMELINE or options.format == HTML)
         _wait_for_data(feed, options)
-        if options.view == TIMELINE:
+        if options.view == TIMELINE or options.format == HTML:
             _wait_for_records(feed, options.timeout)
         if options.view in (SOURCES, DEVICES):
             _wait_for_devices(feed, options.timeout)

@@ -27,6 +27,7 @@ class ReportMaker(Protocol):
 
 OVERVIEW = "overview"  # name of the section that fits on one screen; it is printed alone
 SOURCES, DEVICES = "sources", "devices"  # names of the sections about all sources together
+HTML = "html"  # format with every section, so that it needs every record, too
 TIMELINE = "timeline"  # name of the section that needs every record; records are only received if it is requested
 # names of all other sections, which must be the same as in text.py
 VIEWS = ("training", "bricks", "categories", "layers", TIMELINE, "roofline", "tree", "trace", SOURCES, DEVICES)
@@ -59,4 +60,16 @@ def _json(
     return json_report(views, replay)
 
 
-REPORTS: dict[str, ReportMaker] = {"text": _text, "json": _json}
+def _html(
+    views: Sequence[SourceView],
+    sections: Sequence[str],
+    replay: ReplayView | None = None,
+    rows: RowChoice | None = None,
+) -> str:
+    """Return all sections as one HTML document. `sections` is ignored, because readers scroll."""
+    from cbtop.reports.html import html_report
+
+    return html_report(views, replay, rows)
+
+
+REPORTS: dict[str, ReportMaker] = {"text": _text, "json": _json, HTML: _html}

@@ -1,0 +1,153 @@
+"""Inline SVG drawings of the HTML report: one step as a flame chart, and the roofline."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from html import escape
+
+from cbtop import units
+from cbtop.viewmodels.lanes import Gap, Lane, TimelineSpan
+from cbtop.viewmodels.roofline import CeilingRow, RooflineView
+from cbtop.viewmodels.timeline import TimelineView
+
+WIDTH, ROW, CHARACTER = 1000, 18, 6.2  # in pixels; the drawing is scaled to the page
+MAX_BLOCKS = 4_000  # maximum number of blocks of a step; smaller ones are left out first
+HEIGHT, LEFT, BOTTOM = 420, 70, 40  # of the roofline
+LABEL_WIDTH, LINE = 150, 12
+GRAY = "#9aa0a6"
+COLORS = {"Norm": "#4c9f70", "Attention": "#4f7cff", "FFN": "#c98a2b", "Other": "#a06cd5"}
+
+
+def plain(words: str) -> str:
+    """Return `words` as text for HTML: markup is escaped, and control characters are replaced."""
+    return escape("".join(one if one.isprintable() or one == "\n" else "\N{REPLACEMENT CHARACTER}" for one in words))
+
+
+def step_drawing(timeline: TimelineView | None) -> str:
+    """Return the newest step: a row of blocks for the step, its layers, and its bricks. Return "" without one."""
+    if timeline is None or timeline.newest is None:
+        return ""
+    step = timeline.newest
+    rows: list[Sequence[TimelineSpan | Gap]] = []
+    for lane in timeline.lanes:
+        rows += [found for row in _rows_of(lane) if (found := _inside(row, step))]
+    least_ns = _least_ns(rows)
+    left_out = sum(1 for row in rows for one in row if one.duration_ns < least_ns)
+    drawn = [
+        _block(one, step, number) for number, row in enumerate(rows) for one in row if one.duration_ns >= least_ns
+    ]
+    note = f"<p>{units.count(left_out)} blocks too short to see are left out.</p>" if left_out else ""
+    return (
+        f'<svg viewBox="0 0 {WIDTH} {ROW * len(rows)}" role="img" class="step">{"".join(drawn)}</svg>'
+        f"<p>One {plain(step.name)} step of {units.duration(step.duration_ns / 1e3)}. Point at a block for its name "
+        f"and its time.</p>{note}"
+    )
+
+
+def _rows_of(lane: Lane) -> list[Sequence[TimelineSpan | Gap]]:
+    return [row.spans for row in lane.rows]
+
+
+def _inside(row: Sequence[TimelineSpan | Gap], step: TimelineSpan) -> list[TimelineSpan | Gap]:
+    return [one for one in row if one.start_ns >= step.start_ns and one.end_ns <= step.end_ns]
+
+
+def _least_ns(rows: Sequence[Sequence[TimelineSpan | Gap]]) -> int:
+    """Return the shortest duration that is drawn, so that at most MAX_BLOCKS blocks are drawn."""
+    durations = sorted((one.duration_ns for row in rows for one in row), reverse=True)
+    return durations[MAX_BLOCKS - 1] if len(durations) > MAX_BLOCKS else 0
+
+
+def _block(one: TimelineSpan | Gap, step: TimelineSpan, row: int) -> str:
+    scale = WIDTH / max(1, step.duration_ns)
+    x, width = (one.start_ns - step.start_ns) * scale, max(0.3, one.duration_ns * scale - 0.4)
+    category = one.category if isinstance(one, TimelineSpan) else None
+    color = GRAY if category is None else COLORS.get(category.display_name, GRAY)
+    name = plain(one.name)
+    letters = int(width / CHARACTER)
+    words = f'<text x="{x + 3:.1f}" y="{ROW * row + 13}">{plain(one.name[:letters])}</text>' if letters > 3 else ""
+    where = plain(" · ".join(one.where))
+    return (
+        f"<g><title>{name}: {units.exact(one.duration_ns)}{f', in {where}' if where else ''}</title>"
+        f'<rect x="{x:.2f}" y="{ROW * row}" width="{width:.2f}" height="{ROW - 1}" fill="{color}"/>{words}</g>'
+    )
+
+
+def roofline_drawing(roofs: RooflineView) -> str:
+    """Return the roofline with logarithmic axes. Return "" unless a bandwidth and a compute roof are known."""
+    bandwidths = [one for one in roofs.ceilings if one.kind in ("bandwidth", "cache") and one.value > 0]
+    peaks = [one for one in roofs.ceilings if one.kind == "compute" and one.value > 0]
+    points = [one for one in roofs.points if one.intensity and one.gflops]
+    if not bandwidths or not peaks or not points:
+        return ""
+    ridges = [peak.value / one.value for peak in peaks for one in bandwidths]
+    xs = [*ridges, *(one.intensity or 1.0 for one in points)]
+    ys = [*(one.value for one in peaks), *(one.gflops or 1.0 for one in points)]
+    axes = _Axes(min(xs) / 4, max(xs) * 4, min(ys) / 4, max(ys) * 2)
+    highest = max(one.value for one in peaks)
+    parts = [*axes.ticks(), *(axes.slope(one, highest) for one in bandwidths), *(axes.peak(one) for one in peaks)]
+    for one in sorted(points, key=lambda one: -(one.gflops or 0.0)):
+        x, y = axes.at(one.intensity or 1.0, one.gflops or 1.0)
+        about = f"{one.name}: {units.number(one.intensity)} FLOP/byte, {units.number(one.gflops)} GFLOP/s"
+        color = COLORS.get(one.category.display_name, GRAY)
+        parts.append(
+            f'<g><title>{plain(about)}</title><circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{color}"/>'
+            f"{axes.label(one.name, x + 8, y + 4)}</g>"
+        )
+    return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" class="roofline">{"".join(parts)}</svg>'
+
+
+class _Axes:
+    """The logarithmic axes of a roofline: FLOP/byte to the right, GFLOP/s upwards."""
+
+    def __init__(self, least_x: float, most_x: float, least_y: float, most_y: float) -> None:
+        self.x, self.y = (math.log10(least_x), math.log10(most_x)), (math.log10(least_y), math.log10(most_y))
+        self._labels: list[tuple[float, float]] = []  # pixels where labels stand
+
+    def label(self, text: str, x: float, y: float, anchor: str = "start") -> str:
+        """Return a label at these pixels, or below the labels that stand there."""
+        while any(abs(x - other_x) < LABEL_WIDTH and abs(y - other_y) < LINE for other_x, other_y in self._labels):
+            y += LINE
+        self._labels.append((x, y))
+        return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{plain(text)}</text>'
+
+    def at(self, x: float, y: float) -> tuple[float, float]:
+        """Return the pixels of a point."""
+        right = (math.log10(x) - self.x[0]) / (self.x[1] - self.x[0])
+        up = (math.log10(y) - self.y[0]) / (self.y[1] - self.y[0])
+        return LEFT + right * (WIDTH - LEFT - 10), HEIGHT - BOTTOM - up * (HEIGHT - BOTTOM - 10)
+
+    def slope(self, roof: CeilingRow, highest: float) -> str:
+        """Return the line of a bandwidth, from the left edge to the highest compute roof."""
+        least = 10 ** self.x[0]
+        begin = max(least, 10 ** self.y[0] / roof.value)
+        x1, y1 = self.at(begin, begin * roof.value)
+        x2, y2 = self.at(highest / roof.value, highest)
+        label = f"{roof.name} {units.number(roof.value)} {roof.unit}"
+        return _line(x1, y1, x2, y2, "roof") + self.label(label, x1 + 6, y1 - 4)
+
+    def peak(self, roof: CeilingRow) -> str:
+        """Return the line of a compute roof, over the whole width."""
+        x1, y = self.at(10 ** self.x[0], roof.value)
+        label = f"{roof.name} {units.number(roof.value)} {roof.unit}"
+        return _line(x1, y, WIDTH - 10, y, "roof") + self.label(label, WIDTH - 14, y - 4, "end")
+
+    def ticks(self) -> list[str]:
+        """Return the two axes with a number at each power of ten."""
+        x0, y0 = LEFT, HEIGHT - BOTTOM
+        found = [_line(x0, y0, WIDTH - 10, y0, "axis"), _line(x0, 10, x0, y0, "axis")]
+        for power in range(math.ceil(self.x[0]), math.floor(self.x[1]) + 1):
+            x, _ = self.at(10.0**power, 10 ** self.y[0])
+            found.append(f'<text x="{x:.1f}" y="{y0 + 16}" text-anchor="middle">{units.number(10.0**power)}</text>')
+        for power in range(math.ceil(self.y[0]), math.floor(self.y[1]) + 1):
+            _, y = self.at(10 ** self.x[0], 10.0**power)
+            found.append(f'<text x="{x0 - 6}" y="{y + 4:.1f}" text-anchor="end">{units.number(10.0**power)}</text>')
+        middle = (WIDTH + LEFT) / 2
+        found.append(f'<text x="{middle}" y="{HEIGHT - 6}" text-anchor="middle">FLOP/byte</text>')
+        found.append(self.label("GFLOP/s", LEFT + 6, HEIGHT - BOTTOM - 6))
+        return found
+
+
+def _line(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
+    return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" class="{kind}"/>'
