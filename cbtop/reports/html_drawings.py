@@ -11,10 +11,10 @@ from cbtop.viewmodels.lanes import Gap, Lane, TimelineSpan
 from cbtop.viewmodels.roofline import CeilingRow, RooflineView
 from cbtop.viewmodels.timeline import TimelineView
 
-WIDTH, ROW, CHARACTER = 1000, 18, 6.2  # in pixels; the drawing is scaled to the page
+WIDTH, ROW, CHARACTER = 1000, 18, 6.4  # in pixels; the drawing is scaled to the page
 MAX_BLOCKS = 4_000  # maximum number of blocks of a step; smaller ones are left out first
 HEIGHT, LEFT, BOTTOM = 420, 70, 40  # of the roofline
-LABEL_WIDTH, LINE = 150, 12
+LINE = 12
 GRAY = "#9aa0a6"
 COLORS = {"Norm": "#4c9f70", "Attention": "#4f7cff", "FFN": "#c98a2b", "Other": "#a06cd5"}
 
@@ -103,13 +103,17 @@ class _Axes:
 
     def __init__(self, least_x: float, most_x: float, least_y: float, most_y: float) -> None:
         self.x, self.y = (math.log10(least_x), math.log10(most_x)), (math.log10(least_y), math.log10(most_y))
-        self._labels: list[tuple[float, float]] = []  # pixels where labels stand
+        self._labels: list[tuple[float, float, float]] = []  # left, right and lower pixel of each label
 
     def label(self, text: str, x: float, y: float, anchor: str = "start") -> str:
         """Return a label at these pixels, or below the labels that stand there."""
-        while any(abs(x - other_x) < LABEL_WIDTH and abs(y - other_y) < LINE for other_x, other_y in self._labels):
+        width = CHARACTER * len(text)
+        left = x - width if anchor == "end" else x
+        while any(
+            left < right_ and left_ < left + width and abs(y - y_) < LINE for left_, right_, y_ in self._labels
+        ):
             y += LINE
-        self._labels.append((x, y))
+        self._labels.append((left, left + width, y))
         return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{plain(text)}</text>'
 
     def at(self, x: float, y: float) -> tuple[float, float]:
