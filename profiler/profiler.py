@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import operator
 import os
 import random
 import weakref
@@ -24,8 +23,10 @@ from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeV
 from cbtop.profiler.analysis.graph.nodes import Function, Layer
 from cbtop.profiler.checks import BrickChecks
 from cbtop.profiler.clocks import DeviceClock, HostClock
+from cbtop.profiler.counts import amount_of_call, shown, whole
 from cbtop.profiler.definitions import BrickDefinition
-from cbtop.profiler.graph_recorder import Brick, GraphRecorder, UsageError, checked, checked_ns
+from cbtop.profiler.elapsed import ElapsedClock
+from cbtop.profiler.graph_recorder import Brick, GraphRecorder, UsageError, checked
 from cbtop.profiler.hot_path import Callbacks
 from cbtop.profiler.parts import Parts
 from cbtop.profiler.path import TimedBlock
@@ -42,7 +43,7 @@ from cbtop.protocol.attributes import Grid, Work
 from cbtop.protocol.codec import EncodedNode
 from cbtop.protocol.endpoint import parse_endpoint
 from cbtop.protocol.messages import CatalogMessage
-from cbtop.protocol.ring import FLAG_AMOUNTS, NO_NODE, UNKNOWN_AMOUNT, Record, RingWriter
+from cbtop.protocol.ring import FLAG_AMOUNTS, NO_NODE, Record, RingWriter
 from cbtop.protocol.signals import reraise_host_error
 from cbtop.protocol.vocabulary import BrickCategory, SyncMode, TransferDirection
 
@@ -137,7 +138,7 @@ class BrickProfiler:
         self._ended_why = ""  # why recording ended; "" while recording has not ended
         self._said: set[str] = set()
         self._now_ns = clock_ns
-        self._epoch_ns: int | None = None
+        self._elapsed = ElapsedClock(clock_ns, self._give_up)
         self._turns = thread_local()
         self._chance = random.Random()  # not the host's generator, so that the host's random numbers do not change
         self._recorder: Recorder = RingRecorder() if recorder is None else recorder
@@ -232,7 +233,7 @@ class BrickProfiler:
         """
         self._finalize()
         if end_ns is not None:
-            self._on_own_clock("an end", end_ns)
+            self._on_host("an end", end_ns)
 
     @_unless_it_fails(None)
     def _finalize(self) -> None:
@@ -274,7 +275,7 @@ class BrickProfiler:
         """
         self._pending.discard()
         self._paths.discard_kept()
-        self._epoch_ns = None
+        self._elapsed.forget()
         self._turns = thread_local()
         self._chance = random.Random()  # a generator of its own (see __init__), seeded anew
         self._checks = BrickChecks(self.announce)
@@ -346,18 +347,15 @@ class BrickProfiler:
                 raise RuntimeError("add_tokens outside a step; `with profiler.step(name):` is one forward pass")
             return
         # The sum of 8-bit NumPy integers would overflow.
-        step.tokens = _whole(step.tokens) + _whole(tokens)
+        step.tokens = whole(step.tokens) + whole(tokens)
 
     def reset_epoch(self) -> None:
         """Restart `elapsed_ns` at 0."""
-        self._epoch_ns = self._host_now_ns()
+        self._elapsed.restart()
 
     def elapsed_ns(self) -> int:
         """Return the time since `reset_epoch`, or since this method was first called."""
-        now_ns = self._host_now_ns()
-        if self._epoch_ns is None:
-            self._epoch_ns = now_ns
-        return now_ns - self._epoch_ns
+        return self._elapsed.now_ns()
 
     # --- records of work timed elsewhere, see GraphRecorder --------------------------------------------------------
 
@@ -379,9 +377,9 @@ class BrickProfiler:
         """
         if not self.recording:
             return
-        key, start_ns = checked(brick), self._on_own_clock("a start", start_ns)
+        key, start_ns = checked(brick), self._on_host("a start", start_ns)
         if end_ns is not None:
-            end_ns = self._on_own_clock("an end", end_ns)
+            end_ns = self._on_host("an end", end_ns)
         position = self._path.position
         scope: Any = position.scope.children.get(key) or self._scopes.define(position.scope, key)
         end = self._clock.mark() if end_ns is None else HostTime(end_ns)
@@ -521,20 +519,8 @@ class BrickProfiler:
         turns[key] = (turn + 1) % self.sample_every
         return turn == 0
 
-    def _on_own_clock(self, what: str, elapsed_ns: int) -> int:
-        """Return a time of `elapsed_ns` as a time of the host clock. Raises UsageError if it is no such time."""
-        elapsed_ns, now_ns = checked_ns(what, elapsed_ns), self.elapsed_ns()
-        if not 0 <= elapsed_ns <= now_ns and not self._ended_why:
-            clock_is = f"elapsed_ns() is {now_ns} now; take the times from it"
-            raise UsageError(f"{what} of {elapsed_ns} ns, but the profiler's {clock_is}")
-        return elapsed_ns + (self._epoch_ns or 0)
-
-    def _host_now_ns(self) -> int:
-        try:
-            return self._now_ns()
-        except Exception as error:  # noqa: BLE001 - the host's clock
-            self._give_up(error)
-            return self._epoch_ns or 0
+    def _on_host(self, what: str, elapsed_ns: int) -> int:
+        return self._elapsed.on_host(what, elapsed_ns, lambda: bool(self._ended_why))
 
     def _hand_over(self, tag: int, start_ns: int, end_ns: int, elements: int) -> None:
         self._recorder.record(tag, start_ns, end_ns, elements)
@@ -543,7 +529,7 @@ class BrickProfiler:
         """Record the FLOP and bytes of a call. A function in the brick's definition computes them from `elements`."""
         try:
             work: Work = scope.work(elements)
-            flops, bytes_ = (_amount(amount(1, elements)) for amount in (work.flops, work.bytes))
+            flops, bytes_ = (amount_of_call(amount(1, elements)) for amount in (work.flops, work.bytes))
         except Exception as error:  # noqa: BLE001 - a host's function failed: the work of these calls is unknown
             reraise_host_error(error)
             name, why = getattr(scope.key, "name", scope.key), f"{type(error).__name__}: {error}"
@@ -556,7 +542,7 @@ class BrickProfiler:
 
     def _uncounted(self, elements: object) -> None:
         what = "%s is no number of elements; such calls are timed, and counted apart"
-        self._say_once("elements", what, _shown(elements))
+        self._say_once("elements", what, shown(elements))
 
     def _say_once(self, about: str, what: str, *arguments: object) -> None:
         if about not in self._said:
@@ -602,28 +588,6 @@ class BrickProfiler:
         except Exception as error:  # noqa: BLE001 - the host's clock
             self._give_up(error)
         self._set_recording()
-
-
-def _amount(value: float | None) -> int:
-    """Return the FLOP or bytes of one call as an integer for a record. Raises ValueError if it is too large."""
-    if value is None:
-        return UNKNOWN_AMOUNT
-    if not 0 <= value < 1 << 63:
-        raise ValueError(f"{value:g} of one call; less than 2^63 are wanted")
-    return round(value)
-
-
-def _whole(tokens: Any) -> Any:
-    """Return `tokens` as a Python int if it is a whole number, else return it unchanged."""
-    try:
-        return operator.index(tokens)
-    except TypeError:
-        return tokens
-
-
-def _shown(elements: object) -> str:
-    kind = type(elements).__name__
-    return f"{elements!r} ({kind})"[:120] if isinstance(elements, (int, float, str)) else f"a {kind}"
 
 
 def _after_fork() -> None:

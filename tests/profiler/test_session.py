@@ -178,7 +178,7 @@ def test_reset_clears_every_field_but_settings_and_places(profiler: BrickProfile
     places = {"_path", "parts", "start_brick", "stop_brick", "brick", "layer", "_scopes", "_steps"}
     said = {"_ended_why", "_said"}
     cleared = {
-        "_epoch_ns",
+        "_elapsed",
         "_turns",
         "graph",
         "stats",

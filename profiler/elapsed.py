@@ -1,0 +1,53 @@
+"""The clock of `elapsed_ns`, on which a caller reads and gives the times of deferred bricks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from cbtop.profiler.graph_recorder import UsageError, checked_ns
+
+
+class ElapsedClock:
+    """Counts ns since `restart`, or since it was first read.
+
+    `failed` gets the error of a host clock that fails. The clock then stands still.
+    """
+
+    __slots__ = ("_epoch_ns", "_failed", "_now_ns")
+
+    def __init__(self, now_ns: Callable[[], int], failed: Callable[[Exception], None]) -> None:
+        self._now_ns, self._failed = now_ns, failed
+        self._epoch_ns: int | None = None
+
+    def restart(self) -> None:
+        self._epoch_ns = self._host_now_ns()
+
+    def forget(self) -> None:
+        """Begin at 0 when the clock is read next."""
+        self._epoch_ns = None
+
+    def now_ns(self) -> int:
+        now_ns = self._host_now_ns()
+        if self._epoch_ns is None:
+            self._epoch_ns = now_ns
+        return now_ns - self._epoch_ns
+
+    def on_host(self, what: str, elapsed_ns: int, is_over: Callable[[], bool]) -> int:
+        """Return a time of this clock as a time of the host's clock.
+
+        Raises UsageError for a time before 0 or later than now, unless recording `is_over`, because then the host's
+        clock may have failed.
+        """
+        elapsed_ns, now_ns = checked_ns(what, elapsed_ns), self.now_ns()
+        if not 0 <= elapsed_ns <= now_ns and not is_over():
+            raise UsageError(
+                f"{what} of {elapsed_ns} ns, but the profiler's elapsed_ns() is {now_ns} now; take the times from it"
+            )
+        return elapsed_ns + (self._epoch_ns or 0)
+
+    def _host_now_ns(self) -> int:
+        try:
+            return self._now_ns()
+        except Exception as error:  # noqa: BLE001 - the host's clock
+            self._failed(error)
+            return self._epoch_ns or 0
