@@ -97,8 +97,8 @@ typedef struct {
 
 /* Roles of the arguments of a model. The roles below ROLE_CACHE are those of new tokens, and those below ROLE_ELSE
    of caches. If a call has several arguments of one sort, the one with the lowest role is used. A call with an
-   argument of role ROLE_ELSE is left to Python. */
-enum { ROLE_CACHE = 32, ROLE_ELSE = 64, ROLE_END = 96 };
+   argument of role ROLE_ELSE is left to Python, and so is one of role ROLE_USE_CACHE that is false. */
+enum { ROLE_CACHE = 32, ROLE_ELSE = 64, ROLE_USE_CACHE = 65, ROLE_END = 96 };
 
 static inline int
 is_of(PyObject *object, int type)
@@ -251,6 +251,8 @@ take_argument(Arguments *found, PyObject *name, PyObject *value)
     if (known == NULL)
         return PyErr_Occurred() ? -1 : 1;
     long role = PyLong_AsLong(known);
+    if (role == ROLE_USE_CACHE) /* without a cache, the call may be no prefill */
+        return value != Py_False;
     if (role >= ROLE_ELSE)
         return 0;
     if (role >= ROLE_CACHE) {

@@ -31,7 +31,7 @@ from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.steps import STEP, ActiveStep, Steps
 from cbtop.protocol.signals import reraise_host_error
 
-CACHE, ELSE = 32, 64  # ROLE_CACHE and ROLE_ELSE in C
+CACHE, ELSE, USE_CACHE = 32, 64, 65  # ROLE_CACHE, ROLE_ELSE and ROLE_USE_CACHE in C
 _FLAG = "_is_compiling_flag"
 
 
@@ -43,6 +43,7 @@ def _roles() -> dict[str, int]:
     """
     ranked = [(name, rank) for rank, name in enumerate(phases.TOKENS)]
     ranked += [(name, CACHE + rank) for rank, name in enumerate(phases.CACHES)]
+    ranked.append(("use_cache", USE_CACHE))
     return dict(ranked) | dict.fromkeys((*phases.PICTURES, *phases.POSITIONS, phases.PACKED), ELSE)
 
 

@@ -110,6 +110,7 @@ class ModelCall(CallWrapper):
                 has_cache=self.has_cache,
                 without_cache=self.without_cache,
                 is_assisted=is_assisted,
+                is_generating=generation is not None,
                 axis=self._axis,
                 takes_ids=self._takes_ids,
             )

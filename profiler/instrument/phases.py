@@ -63,13 +63,15 @@ def describe(
     has_cache: bool,
     without_cache: str = FORWARD,
     is_assisted: bool = False,
+    is_generating: bool = False,
     axis: int | None = None,
     takes_ids: bool = True,
 ) -> Call:
     """Describe a call with these arguments.
 
-    `has_cache` is True if the model can take a cache. `without_cache` is the phase of a model that cannot. `axis` is
-    the axis of sequences in arguments without a known name, or None if unknown. `takes_ids` is True if integers
+    `has_cache` is True if the model can take a cache. `without_cache` is the phase of a model that cannot, and of a
+    call with `use_cache=False` outside of `generate` (`is_generating`), such as one that scores texts. `axis` is the
+    axis of sequences in arguments without a known name, or None if unknown. `takes_ids` is True if integers
     without a known name can be token ids.
     """
     new, sequences, length, tokens = _new_tokens(args, kwargs, axis, takes_ids)
@@ -102,7 +104,8 @@ def describe(
         is_known = bool(starts) or (held is not None and not _counts_on_a_device(held))
         is_prompt, is_mixed = starts == {0} or (not is_known and length > 1), 0 in starts
     if is_prompt:
-        phase = PREFILL
+        is_alone = held is None and not is_generating and kwargs.get("use_cache") is False
+        phase = without_cache if is_alone else PREFILL
     elif is_mixed:
         phase = MIXED
     elif is_assisted:
@@ -131,7 +134,7 @@ def describe_captured(
     is_given = any([kwargs.get(name) is not None for name in CACHES])
     if length == 1:
         phase = DECODE
-    elif not has_cache:
+    elif not has_cache or (not is_given and kwargs.get("use_cache") is False):
         phase = without_cache
     else:
         phase = EXTEND if is_given else PREFILL

@@ -287,7 +287,8 @@ def test_a_loop_of_the_hosts_own_has_a_step_for_each_call(profiler: BrickProfile
     model(ids[:, :1], past_key_values=cache)
     model(ids[:, :3], past_key_values=cache)
     model(ids, use_cache=False)
-    assert _steps(memory) == [("prefill", 12), ("decode", 2), ("extend", 6), ("prefill", 12)]
+    model(ids, use_cache=True)
+    assert _steps(memory) == [("prefill", 12), ("decode", 2), ("extend", 6), ("forward", 12), ("prefill", 12)]
 
 
 def test_a_static_cache_is_followed_too(profiler: BrickProfiler, memory: Memory) -> None:
