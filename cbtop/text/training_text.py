@@ -84,8 +84,12 @@ def _norm(value: float) -> str:
 
 
 def of_steps(found: TrainingView) -> str:
-    """Return a text with the steps that the parts are measured in: `mean of the latest 64 steps`."""
-    return "the latest step" if found.steps == 1 else f"mean of the latest {counted(found.steps, 'step')}"
+    """Return a text with the steps that the parts are measured in: `mean of the latest 64 steps`.
+
+    On a GPU with the number of recorded steps: `mean of the latest 64 steps, kernels of 3`.
+    """
+    latest = "the latest step" if found.steps == 1 else f"mean of the latest {counted(found.steps, 'step')}"
+    return f"{latest}, kernels of {count(found.by_kernels)}" if found.by_kernels else latest
 
 
 def no_parts(view: SourceView) -> str:

@@ -53,6 +53,7 @@ class TrainingView:
     bricks: tuple[TrainingBrick, ...]  # the longest first
     communication: CommunicationView | None = None  # None if the steps did not communicate
     gradients: GradientsView | None = None  # None if the process has not reported gradients
+    by_kernels: int = 0  # number of recorded steps whose kernels give the parts; 0: the host's clock, or not reported
 
     def part(self, name: TrainingPart) -> TrainingPartRow | None:
         """Return the part with this name. Return None if the process does not report it."""
@@ -79,6 +80,7 @@ def training_view(
         bricks=_bricks(bricks(), totals, step),
         communication=communication_view(times.communication, times.steps) if times else None,
         gradients=gradients_view(record, step),
+        by_kernels=times.by_kernels if times else 0,
     )
 
 

@@ -14,7 +14,8 @@ Rules
   counts once if kernels overlap. In the rest of the step, no kernel runs.
 - While the program waits for data, or does other work, it launches no kernels of the model. Two events around each
   such wait measure how long the device is idle meanwhile. This time counts as a part of the wait.
-- If CUPTI is not available, the parts of a step are the host's times, and bricks are not recorded.
+- If CUPTI is not available, the parts of a step are the host's times, and bricks are not recorded. The same applies
+  if records of a step were lost, because the kernels that are missing would look like time without a kernel.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from cbtop.profiler.definitions import BrickDefinition
+from cbtop.profiler.device.cupti import CuptiError
 from cbtop.profiler.device.kernel_burst import KernelBurstResults, KernelWindow, Keys
 from cbtop.profiler.instrument import kernel_bursts
 from cbtop.profiler.instrument.capturing import OTHER, captures
@@ -359,6 +361,7 @@ class GpuTrainingSteps(TrainingSteps):
     def refuse(self, error: Exception) -> None:
         """Stop recording kernels, because of `error`."""
         self.is_running, self._has_failed = False, True
+        self._windows.clear()
         log_once(
             f"kernels of training steps are not recorded ({in_words(error)}): parts of a step are the host's times"
         )
@@ -371,6 +374,9 @@ class GpuTrainingSteps(TrainingSteps):
             return
         if isinstance(calls, StepKernels):
             calls.recording.end_step()
+            lost = calls.recording.bursts.burst.lost
+            if lost:
+                self.refuse(CuptiError(f"a step has too many kernels, {lost:,} records were lost"))
             for before, of_device in self._events.ended(name, step, follows=False):
                 if of_device is not step:
                     self._count_plain(model, before, of_device)
@@ -445,6 +451,9 @@ class GpuTrainingSteps(TrainingSteps):
             parts = kernels | waits | {TrainingPart.NO_KERNEL: left_ns}
             found.append(StepTimes(busy_ns + rest_ns, parts, communication))
         return found
+
+    def _steps_by_kernels(self, phase: str) -> int:
+        return len(self._windows.get(phase, ()))
 
     def _known(self) -> dict[str, Collection[StepTimes]]:
         return super()._known() | {phase: self._closed(phase) for phase in self._windows}

@@ -76,7 +76,8 @@ def training_times(
     phase: str, model: str, steps: int, parts: list[PartTime], overlapped_ns: int | None
 ) -> TrainingTimes:
     communication = None if overlapped_ns is None else CommunicationTimes(tuple(parts), overlapped_ns)
-    return TrainingTimes(phase, model, steps, sum(part.sum_ns for part in parts), tuple(parts), communication)
+    wall_ns = sum(part.sum_ns for part in parts)
+    return TrainingTimes(phase, model, steps, wall_ns, tuple(parts), communication, steps % 3)
 
 
 STEPS = st.integers(0, 1 << 50)
@@ -468,6 +469,7 @@ def test_an_unknown_part_of_a_training_step_keeps_its_name() -> None:
     ("wrong", "complaint"),
     [
         ({"steps": 0}, "0 steps"),
+        ({"by_kernels": 65}, "kernels of 65 steps"),
         ({"steps": 65}, "65 steps"),
         ({"wall_ns": 0}, "steps of 0 ns"),
         ({"wall_ns": -30}, "steps of -30 ns"),

@@ -14,6 +14,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make torch")
 
+from cbtop.profiler.device import kernel_burst  # noqa: E402
 from cbtop.profiler.device.cupti import CuptiError  # noqa: E402
 from cbtop.profiler.device.kernel_burst import KernelBurstResults, KernelWindow  # noqa: E402
 from cbtop.profiler.instrument import (  # noqa: E402
@@ -203,6 +204,27 @@ def test_the_parts_of_a_step_are_those_of_its_kernels_and_close(world: bursts.Wo
     assert mean_ns[TrainingPart.NO_KERNEL] > 0
     assert sum(part.sum_ns for part in times.parts) == times.wall_ns
     assert BY_KERNELS in host.said(Manifest)[-1].backend
+
+
+def test_parts_by_kernels_say_how_many_steps_were_recorded(world: bursts.World) -> None:
+    host = Host(world)
+    host.train_until_recorded(20)
+    assert [times.by_kernels for times in host.said(TrainingTimes)][:2] == [1, 4]
+
+
+def test_lost_kernels_are_not_shown_as_time_without_a_kernel(
+    world: bursts.World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(kernel_burst, "MAX_RECORDS", 10)
+    host = Host(world)
+    with caplog.at_level(logging.WARNING, "cbtop"):
+        for _ in range(200):
+            host.step()
+    (line,) = [record.getMessage() for record in caplog.records if "training steps" in record.getMessage()]
+    assert "records were lost" in line and line.endswith("parts of a step are the host's times")
+    last = host.said(TrainingTimes)[-1]
+    assert TrainingPart.NO_KERNEL not in {part.name for part in last.parts}
+    assert not last.by_kernels and not host.recorded()
 
 
 def test_if_cupti_is_refused_the_parts_are_the_hosts_and_it_is_said(

@@ -148,6 +148,24 @@ def test_a_gpu_without_kernels_for_a_fifth_of_a_step_waits_for_its_host(
         assert verdict.sentence.startswith("Launch-bound: no kernel runs in 21.0 % of a train step")
 
 
+@pytest.mark.parametrize(
+    ("by_kernels", "shown", "ids"),
+    [(3, 1, ["launch-bound"]), (2, 1, []), (2, 9, []), (0, 3, ["launch-bound"]), (0, 2, [])],
+)
+def test_launch_bound_counts_the_recorded_steps_of_the_parts(
+    tmp_path: Path, by_kernels: int, shown: int, ids: list[str]
+) -> None:
+    view = trained(tmp_path).one()
+    training, steps = view.training, view.steps
+    assert training is not None and steps is not None
+    idle = TrainingPartRow(TrainingPart.NO_KERNEL, 47.0, 24_000.0, 24_000.0)
+    on_gpu = replace(training, parts=(*training.parts, idle), by_kernels=by_kernels)
+    found = judged(with_parts(view, training=on_gpu, steps=replace(steps, recorded=shown))).verdicts
+    assert [verdict.id for verdict in found] == ids
+    evidence = [(one.name, one.value) for verdict in found for one in verdict.evidence]
+    assert not ids or ("steps recorded by their kernels", by_kernels or shown) in evidence
+
+
 def test_a_training_step_without_device_times_is_not_launch_bound(tmp_path: Path) -> None:
     view = trained(tmp_path, Training(other_us=30_000)).one()
     assert "launch-bound" not in {verdict.id for verdict in view.verdicts}
