@@ -137,7 +137,8 @@ class KernelSteps:
         burst.end_step(step)
         if burst.lost:
             self._unseen.add(self._call.phase)
-            log_once(f"{self._call.phase} steps have too many kernels, {burst.lost:,} records were lost: they have no bricks")
+            why = f"{burst.lost:,} records were lost"
+            log_once(f"{self._call.phase} steps have too many kernels, {why}: they have no bricks")
         is_known = self._call.phase not in self._unseen
         try:
             if burst.kernels and is_known:

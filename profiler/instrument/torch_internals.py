@@ -117,6 +117,12 @@ def allocations_of(device: int) -> int:
     return int(_C._cuda_memoryStats(device)["allocation"]["all"]["allocated"])
 
 
+def memory_of(device: int) -> dict[str, Any]:
+    """Return the counters of torch's allocator for the CUDA device `device` in this process."""
+    found: dict[str, Any] = _C._cuda_memoryStats(device)
+    return found
+
+
 def current_device() -> int:
     """Return the index of the caller's current CUDA device, without making a context."""
     return int(_C._cuda_getDevice())

@@ -39,8 +39,9 @@ from cbtop.profiler.instrument import kernel_bursts
 from cbtop.profiler.instrument.capturing import OTHER, captures
 from cbtop.profiler.instrument.communication_times import StepCommunication
 from cbtop.profiler.instrument.governor import FLOOR
-from cbtop.profiler.instrument.kernel_bursts import KernelRecording, bursts_of, place
+from cbtop.profiler.instrument.kernel_bursts import KernelRecording, bursts_of, node_at, place
 from cbtop.profiler.instrument.kernel_steps import KEPT, STEADY, TOLD_EVERY, parts_from, together
+from cbtop.profiler.instrument.step_memory import RecordedMemory, StepMemory
 from cbtop.profiler.instrument.torch_internals import is_in_bad_fork
 from cbtop.profiler.instrument.training import (
     BRICKS,
@@ -62,6 +63,7 @@ from cbtop.profiler.instrument.training_calls import (
 from cbtop.profiler.instrument.trouble import in_words, log_once
 from cbtop.profiler.steps import STEP
 from cbtop.protocol import clock
+from cbtop.protocol.memory_messages import TrainingMemory
 from cbtop.protocol.training_messages import MAX_TIMED_STEPS
 from cbtop.protocol.vocabulary import (
     BACKWARD,
@@ -77,6 +79,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from cbtop.profiler.instrument.timed_model import TimedModel
+    from cbtop.profiler.profiler import BrickProfiler
 
 _LOOP = BrickDefinition("Loop", BrickCategory.OTHER, backend="torch", label="between the parts of a step")
 _UNDATED: Hashable = "step"  # stands for the key of the step until the step's name is known
@@ -103,6 +106,8 @@ class StepKernels(StepCalls):
         self._in_backward = LOSS  # the call that the running nodes of the backward belong to
         self._of_owner: dict[int, Keys] = {}  # the place of the backward of each call
         self._threads: list[int] = []  # autograd's threads that have run nodes in this backward
+        self.memory = StepMemory()
+        self._moved: Keys = ()  # the place outside of calls
         self.enter_part(TrainingPart.OTHER)
 
     def enter_part(self, part: TrainingPart) -> None:
@@ -132,6 +137,7 @@ class StepKernels(StepCalls):
             self._where.append(where)
             self.part_of[where] = TrainingPart.BACKWARD if is_again else TrainingPart.FORWARD
             self.recording.window.enter((_UNDATED, *where))
+            self.memory.enter(where)
         return number
 
     def end(self, span: int | None, elements: int = 0) -> None:
@@ -141,6 +147,8 @@ class StepKernels(StepCalls):
             self.elements[self._where[span]] += self._elements[span]
         for _ in range(before - len(self._running)):
             self.recording.window.leave()
+        if len(self._running) < before:
+            self.memory.enter(self._where[self._running[-1]] if self._running else self._moved)
 
     def backward_ended(self, handles: Any) -> None:
         super().backward_ended(handles)
@@ -177,6 +185,8 @@ class StepKernels(StepCalls):
     def _move(self, keys: Keys, part: TrainingPart) -> None:
         self.part_of[keys] = part
         self.recording.window.move((_UNDATED, *keys))
+        self._moved = keys
+        self.memory.enter(keys)
 
     def drop(self) -> None:
         self.has_failed = True
@@ -301,6 +311,7 @@ class GpuTrainingSteps(TrainingSteps):
         self._idle_ns: dict[str, deque[Parts]] = {}  # idle times of the device in the latest measured steps, by phase
         self._windows: dict[str, deque[Parts]] = {}  # kernel times of the latest recorded steps, by phase
         self._kept: deque[KernelBurstResults] = deque(maxlen=KEPT)
+        self._memories: dict[str, RecordedMemory] = {}  # by phase
         self._idle = IdleTimes()
         self._events = StepEvents()
         self._told = 0  # number of recorded windows
@@ -374,6 +385,8 @@ class GpuTrainingSteps(TrainingSteps):
             return
         if isinstance(calls, StepKernels):
             calls.recording.end_step()
+            if not calls.has_failed:
+                self._memories.setdefault(step.phase, RecordedMemory()).add(calls.memory, calls.part_of, self._seen)
             lost = calls.recording.bursts.burst.lost
             if lost:
                 self.refuse(CuptiError(f"a step has too many kernels, {lost:,} records were lost"))
@@ -451,6 +464,15 @@ class GpuTrainingSteps(TrainingSteps):
             parts = kernels | waits | {TrainingPart.NO_KERNEL: left_ns}
             found.append(StepTimes(busy_ns + rest_ns, parts, communication))
         return found
+
+    def _memory(self, profiler: BrickProfiler, phase: str) -> TrainingMemory | None:
+        memories = self._memories.get(phase)
+        if memories is None and not self._has_failed:
+            return None
+        step = (STEP, phase, self._model) if self._model else (STEP, phase)
+        return (memories or RecordedMemory()).message(
+            phase, self._model, lambda place: node_at(profiler, (step, *place)) if place else 0
+        )
 
     def _steps_by_kernels(self, phase: str) -> int:
         return len(self._windows.get(phase, ()))

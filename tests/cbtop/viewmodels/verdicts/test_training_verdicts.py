@@ -157,7 +157,8 @@ def test_launch_bound_counts_the_recorded_steps_of_the_parts(
 ) -> None:
     view = trained(tmp_path).one()
     training, steps = view.training, view.steps
-    assert training is not None and steps is not None
+    assert training is not None
+    assert steps is not None
     idle = TrainingPartRow(TrainingPart.NO_KERNEL, 47.0, 24_000.0, 24_000.0)
     on_gpu = replace(training, parts=(*training.parts, idle), by_kernels=by_kernels)
     found = judged(with_parts(view, training=on_gpu, steps=replace(steps, recorded=shown))).verdicts
