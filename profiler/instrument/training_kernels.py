@@ -235,14 +235,15 @@ class IdleTimes:
             self._events[len(self._parts) - 1][0].record()
             self._is_inside = True
 
-    def end_step(self) -> dict[TrainingPart, int] | None:
+    def end_step(self, *, follows: bool = True) -> dict[TrainingPart, int] | None:
         """Return the idle times of the last measured step, in ns by part.
 
-        None without one, or if the device still runs it.
+        None without one, or if the device still runs it. If `follows` is False, the step began later than its
+        measurement, because an evaluation, or the end of an epoch, came first. Then it counts as not measured.
         """
         if self._is_measured:
             self.changed(TrainingPart.FORWARD)  # ends a running wait, because this part is not in WAITS
-            self._is_measured, self._is_complete = False, bool(self._parts)
+            self._is_measured, self._is_complete = False, bool(self._parts) and follows
         if not self._is_complete or not self._events[len(self._parts) - 1][1].query():
             return None
         self._is_complete = False
@@ -398,10 +399,11 @@ class GpuTrainingSteps(TrainingSteps):
             if not calls.has_failed and not self._has_failed and walls:
                 self._record_kernels(model, name, step, calls, round(statistics.fmean(walls)))
             return
-        idle_ns = self._idle.end_step()
+        follows = step.begun_ns == self._next_ns
+        idle_ns = self._idle.end_step(follows=follows)
         if idle_ns is not None:
             self._idle_ns.setdefault(step.phase, deque(maxlen=MAX_TIMED_STEPS)).append(idle_ns)
-        for before, of_device in self._events.ended(name, step, follows=step.begun_ns == self._next_ns):
+        for before, of_device in self._events.ended(name, step, follows=follows):
             self._count_plain(model, before, of_device)
 
     def _count_plain(self, model: TimedModel, name: str, step: EndedStep) -> None:

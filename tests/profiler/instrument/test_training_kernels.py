@@ -367,6 +367,23 @@ def test_idle_time_of_waits_is_measured_by_events(world: bursts.World) -> None:
     }
 
 
+def test_an_evaluation_between_steps_is_not_other_work_of_the_loop(world: bursts.World) -> None:
+    host = Host(world)
+    for _ in range(400):
+        host.step()
+        host.step()
+        host.model.eval()
+        with torch.no_grad():
+            host.model(torch.ones(2, 4, dtype=torch.long))
+        world.pass_time(900_000_000)
+        host.model.train()
+        if len(host.recorded()) >= 20:
+            break
+    parts = {part.name: part for part in host.said(TrainingTimes)[-1].parts}
+    assert parts[TrainingPart.NO_KERNEL].p50_ns > 10 * parts[TrainingPart.OTHER].p50_ns
+    assert parts[TrainingPart.NO_KERNEL].sum_ns > 10 * parts[TrainingPart.OTHER].sum_ns
+
+
 def test_a_capture_inside_a_step_stops_its_measurement(world: bursts.World, monkeypatch: pytest.MonkeyPatch) -> None:
     idle = IdleTimes()
     idle.begin_step()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from cbtop.protocol.vocabulary import TrainingPart
 from cbtop.tui.app import CbtopApp
 from cbtop.tui.views.brick_detail import BrickDetail
-from cbtop.tui.views.training import LOOKS, gradient_lines, legend, training_bar, training_lines, training_rows
+from cbtop.tui.views.training import LOOKS, lines_below, legend, training_bar, training_lines, training_rows
 from cbtop.tui.widgets.lines import ROLES, plain, width_of
 from cbtop.units import percent
 from cbtop.viewmodels.communication import CommunicationView
@@ -100,7 +100,7 @@ def test_the_norm_and_the_loss_scale_follow_the_shares_where_there_is_room(tmp_p
     ]
     for height in (3, len(lines) - 1):
         assert len(training_lines(view, view.training, 100, height)) <= height
-    assert all(width_of(line) <= 60 for line in gradient_lines(view, view.training, 60))
+    assert all(width_of(line) <= 60 for line in lines_below(view, view.training, 60))
 
 
 def test_every_part_has_a_look_of_its_own() -> None:
