@@ -30,7 +30,7 @@ NO_GPU = "torch counts the memory of GPUs only"
 NO_RECORD = "no step is recorded by its kernels"
 
 
-class Counters(NamedTuple):
+class MemoryCounters(NamedTuple):
     """The counters of torch's allocator for one GPU."""
 
     allocated_bytes: int
@@ -39,11 +39,11 @@ class Counters(NamedTuple):
     retries: int  # how often the allocator emptied its cache and tried again
 
 
-def _counters_here() -> Counters:  # pragma: no cover - gpu
+def _counters_here() -> MemoryCounters:  # pragma: no cover - gpu
     """Return the counters of the caller's current GPU."""
     found = memory_of(current_device())
     allocated, reserved = found["allocated_bytes"]["all"], found["reserved_bytes"]["all"]
-    return Counters(allocated["current"], allocated["peak"], reserved["current"], found["num_alloc_retries"])
+    return MemoryCounters(allocated["current"], allocated["peak"], reserved["current"], found["num_alloc_retries"])
 
 
 def _free_here() -> int:  # pragma: no cover - gpu
@@ -55,7 +55,7 @@ def _free_here() -> int:  # pragma: no cover - gpu
 
 
 # Functions that tests without a device replace.
-counters_here: Callable[[], Counters] = _counters_here
+counters_here: Callable[[], MemoryCounters] = _counters_here
 free_here: Callable[[], int] = _free_here
 
 
@@ -89,7 +89,7 @@ class StepMemory:
         self._most_bytes = 0
         self.trouble = ""  # why the memory is not known
         self._place: Keys | None = None
-        self.first = self._before = Counters(0, 0, 0, 0)
+        self.first = self._before = MemoryCounters(0, 0, 0, 0)
         self._read()
         self.first = self._before
 
@@ -111,7 +111,7 @@ class StepMemory:
                 self.highest, self._most_bytes = self._place, allocated_bytes
         self._place = place
 
-    def _read(self) -> Counters | None:
+    def _read(self) -> MemoryCounters | None:
         try:
             self._before = counters_here()
         except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
@@ -119,7 +119,7 @@ class StepMemory:
             return None
         return self._before
 
-    def end(self) -> Counters:
+    def end(self) -> MemoryCounters:
         """End the step. Returns the counters at its end."""
         self.enter(())
         return self._before

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed: make torch"
 
 from cbtop.profiler.device.kernel_burst import Keys  # noqa: E402
 from cbtop.profiler.instrument import step_memory  # noqa: E402
-from cbtop.profiler.instrument.step_memory import Counters, RecordedMemory, StepMemory  # noqa: E402
+from cbtop.profiler.instrument.step_memory import MemoryCounters, RecordedMemory, StepMemory  # noqa: E402
 from cbtop.protocol.memory_messages import PartMemory, TrainingMemory  # noqa: E402
 from cbtop.protocol.vocabulary import TrainingPart  # noqa: E402
 
@@ -36,8 +36,8 @@ class Allocator:
         while self.reserved < self.allocated:
             self.reserved, self.free = self.reserved + 100, self.free - 100
 
-    def counters(self) -> Counters:
-        return Counters(self.allocated, self.peak, self.reserved, self.retries)
+    def counters(self) -> MemoryCounters:
+        return MemoryCounters(self.allocated, self.peak, self.reserved, self.retries)
 
 
 @pytest.fixture
@@ -131,7 +131,7 @@ def test_retries_are_counted_since_the_first_recorded_step(allocator: Allocator)
 
 
 def test_counters_that_cannot_be_read_are_named_as_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail() -> Counters:
+    def fail() -> MemoryCounters:
         raise RuntimeError("this allocator does not count")
 
     monkeypatch.setattr(step_memory, "counters_here", fail)
