@@ -12,6 +12,7 @@ from typing import Generic, TypeVar, assert_never
 from cbtop.protocol.errors import LimitError
 from cbtop.protocol.guard_messages import GuardedSteps
 from cbtop.protocol.kernel_messages import HostTimes, KernelBurst
+from cbtop.protocol.memory_messages import TrainingMemory
 from cbtop.protocol.messages import (
     Activity,
     CatalogMessage,
@@ -55,6 +56,7 @@ Announcement = (
     | GradientNorm
     | GradientFault
     | LossScale
+    | TrainingMemory
     | GuardedSteps
     | Conditions
     | StepOperations
@@ -80,7 +82,9 @@ def key_of(message: CatalogMessage) -> Key:
             about = message.trace
         case Compilation():
             about = message.number % MAX_COMPILATIONS
-        case TrainingTimes() | GradientNorm() | GradientFault() | LossScale() | StepOperations() | StepAllocations():
+        case TrainingTimes() | GradientNorm() | GradientFault() | LossScale() | TrainingMemory():
+            about = message.phase, message.model
+        case StepOperations() | StepAllocations():
             about = message.phase, message.model
         case GuardedSteps():
             about = message.model

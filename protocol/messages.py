@@ -23,6 +23,7 @@ from cbtop.protocol.attributes import (
 from cbtop.protocol.device_messages import Device, DeviceProcess, DeviceSample, Unknown
 from cbtop.protocol.guard_messages import GuardedSteps
 from cbtop.protocol.kernel_messages import BrickHostTime, HostTimes, KernelBurst, KernelTimes
+from cbtop.protocol.memory_messages import PartMemory, TrainingMemory
 from cbtop.protocol.structure_messages import StructureMessage, StructurePart
 from cbtop.protocol.training_messages import GradientMessage, PartTime, TrainingTimes
 from cbtop.protocol.vocabulary import BrickCategory, BrickId, NodeKind, Provenance, SourceStatus
@@ -310,13 +311,14 @@ CatalogMessage = (
     | HostTimes
     | TrainingTimes
     | GradientMessage
+    | TrainingMemory
     | GuardedSteps
     | StructureMessage
     | Goodbye
 )
 DevicePart = Device | DeviceProcess | Unknown
 # Messages that exist only inside other messages.
-Part = TraceNumber | TraceAnomaly | KernelTimes | BrickHostTime | PartTime | StructurePart | DevicePart
+Part = TraceNumber | TraceAnomaly | KernelTimes | BrickHostTime | PartTime | PartMemory | StructurePart | DevicePart
 
 # --- messages of the daemon to every viewer --------------------------------------------------------------------
 

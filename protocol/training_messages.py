@@ -55,7 +55,8 @@ class TrainingTimes:
     """The parts of the latest `steps` training steps of a model, recorded or not.
 
     The sums of the parts add up to `wall_ns`, the sum of the steps' times. A message replaces the previous one of the
-    same phase and model.
+    same phase and model. `by_kernels` is the number of recorded steps whose kernels give the parts' times. It is 0 if
+    the host's clock timed all steps, or if the process is older than this field.
     """
 
     phase: str
@@ -64,10 +65,13 @@ class TrainingTimes:
     wall_ns: int
     parts: tuple[PartTime, ...]
     communication: CommunicationTimes | None = None  # None: no process waited for another
+    by_kernels: int = 0
 
     def __post_init__(self) -> None:
         if not 1 <= self.steps <= MAX_TIMED_STEPS or not 0 < self.wall_ns < MAX_QUANTITY:
             raise ValueError(f"{self.phase!r}: {self.steps} steps of {self.wall_ns} ns together")
+        if not 0 <= self.by_kernels <= MAX_TIMED_STEPS:
+            raise ValueError(f"{self.phase!r}: kernels of {self.by_kernels} steps; expected up to {MAX_TIMED_STEPS}")
         if len(self.parts) > MAX_STEP_PARTS or len({part.name for part in self.parts}) < len(self.parts):
             raise ValueError(f"{self.phase!r}: {len(self.parts)} parts; expected up to {MAX_STEP_PARTS}, named once")
         total_ns = sum(part.sum_ns for part in self.parts)

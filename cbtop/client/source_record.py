@@ -17,6 +17,7 @@ from cbtop.profiler.analysis.growth import Growth
 from cbtop.profiler.analysis.stats import NodeStats
 from cbtop.protocol.guard_messages import GuardedSteps
 from cbtop.protocol.kernel_messages import HostTimes, KernelBurst
+from cbtop.protocol.memory_messages import TrainingMemory
 from cbtop.protocol.messages import (
     Activity,
     Ceiling,
@@ -78,6 +79,7 @@ class SourceRecord:
     burst: KernelBurst | None = None
     host_times: HostTimes | None = None
     training_times: dict[tuple[str, str], TrainingTimes] = field(default_factory=dict)  # by phase and model
+    training_memory: dict[tuple[str, str], TrainingMemory] = field(default_factory=dict)  # by phase and model
     guarded: dict[str, GuardedSteps] = field(default_factory=dict)  # by model
     gradients: dict[tuple[type, str, str], GradientMessage] = field(default_factory=dict)  # by kind, phase and model
     contents: AnnouncedContents = field(default_factory=AnnouncedContents)
@@ -129,6 +131,7 @@ class SourceRecord:
         traced += len(self.burst.kernels) if self.burst else 0
         traced += len(self.host_times.bricks) if self.host_times else 0
         traced += sum(1 + len(times.parts) for times in self.training_times.values()) + len(self.gradients)
+        traced += sum(1 + len(memory.parts) for memory in self.training_memory.values())
         traced += 2 * len(self.guarded) + len(self.contents)
         return places + len(self.dependencies) + len(self.ceilings) + len(self.checks) + len(self.traces) + traced
 
@@ -140,6 +143,7 @@ class SourceRecord:
         said += len(self.burst.kernels) if self.burst else 0
         said += len(self.host_times.bricks) if self.host_times else 0
         said += sum(1 + len(times.parts) for times in self.training_times.values()) + len(self.gradients)
+        said += sum(1 + len(memory.parts) for memory in self.training_memory.values())
         said += 2 * len(self.guarded) + len(self.contents)
         known = SOURCE_BYTES + NODE_BYTES * len(self.nodes) + self.names_bytes + SAID_BYTES * said
         known += DEPENDENCY_BYTES * len(self.dependencies) + PHASE_BYTES * len(self.history)
@@ -180,6 +184,7 @@ class SourceRecord:
         self.traces.clear()
         self.burst = self.host_times = None
         self.training_times.clear()
+        self.training_memory.clear()
         self.guarded.clear()
         self.gradients.clear()
         self.contents = AnnouncedContents()

@@ -57,7 +57,7 @@ def _source(view: SourceView, rows: RowChoice, room: int) -> list[str]:
         first_lines(baseline_text(view.baseline).splitlines(), MAX_COMPARED),
         _verdicts(view),
         [filtered_text(view, shown, rows.filter)] if rows.filter else [],
-        [training_text.parts(view, view.training), *training_text.gradients(view, view.training)]
+        [training_text.parts(view, view.training), *training_text.below(view, view.training)]
         if view.training
         else [],
         books_text(view).splitlines(),

@@ -150,8 +150,8 @@ def head_text(view: SourceView) -> str:
     for steps in shown:
         chosen = "" if len(shown) == 1 else ("* " if steps.phase == view.phase else "  ")
         lines.append(
-            f"{chosen}{steps.phase}: {_counted(steps)}, {units.count(steps.known_tokens)} tokens, "
-            f"{_rates(view, steps)}, step p50 {units.duration(steps.p50_us)}, "
+            f"{chosen}{steps.phase}: {_counted(steps)}, {_rates(view, steps)}, "
+            f"step p50 {units.duration(steps.p50_us)}, "
             f"p95 {units.duration(steps.p95_us)}, p99 {units.duration(steps.p99_us)}, "
             f"min {units.duration(steps.min_us)}, max {units.duration(steps.max_us)}"
         )
@@ -229,15 +229,24 @@ def _counted(steps: StepsView) -> str:
 
 
 def _rates(view: SourceView, steps: StepsView) -> str:
-    """Return tokens/s. If tokens are unknown, also return steps/s and samples/s."""
-    tokens = f"{rate_text.rate(view, steps.tokens_per_sec)} tokens/s"
+    """Return the tokens and the tokens/s. If no step has tokens, return steps/s and samples/s instead."""
+    if _is_without_tokens(steps):
+        return rate_text.throughput(view, steps)
+    tokens = f"{units.count(steps.known_tokens)} tokens, {rate_text.rate(view, steps.tokens_per_sec)} tokens/s"
     return tokens if steps.has_tokens else f"{tokens}, {rate_text.throughput(view, steps)}"
+
+
+def _is_without_tokens(steps: StepsView) -> bool:
+    """Return whether the steps have no tokens at all, like those of a model of images."""
+    return steps.known_tokens is None and not steps.has_tokens
 
 
 def _in_steps(view: SourceView, steps: StepsView) -> str:
     """Return the rate over the time in steps, the mean number of concurrent steps, and the time of a token."""
     at_once = f"; {units.number(steps.at_once)} steps at once" if steps.overlap else ""
     ran = range_text.steps_ran(view, steps)
+    if _is_without_tokens(steps) and steps.union_us:
+        return f"  {units.number(steps.count / steps.union_us * 1e6)} steps/s in steps: {ran}{at_once}"
     return f"  {units.number(steps.tokens_per_sec_in_steps)} tok/s in steps: {ran}{at_once}{_a_token(steps)}"
 
 

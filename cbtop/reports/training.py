@@ -11,6 +11,7 @@ from cbtop.reports.tables import Table, table
 from cbtop.text import training_text
 from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.training import TrainingBrick, TrainingView
+from cbtop.viewmodels.training_memory import TrainingMemoryView
 
 PASSES_LINE = "a row has the passes of one brick, in exclusive µs a recorded step (derived)"
 
@@ -22,7 +23,8 @@ def training_tables(view: SourceView) -> str:
         return ""
     parts = _parts(view, found) if found.parts else training_text.parts(view, found)
     communication = [training_text.communication(found)] if found.communication is not None else []
-    text = "\n".join([parts, *communication, *training_text.gradients(view, found)])
+    memory = ["", _memory(found.memory)] if found.memory is not None else []
+    text = "\n".join([parts, *communication, *training_text.gradients(view, found), *memory])
     return "\n".join([text, "", _bricks(found.bricks), PASSES_LINE]) if found.bricks else text
 
 
@@ -41,6 +43,18 @@ def _parts(view: SourceView, found: TrainingView) -> str:
         rows.append((part.name, units.percent_number(part.percent), *times))
     rows.append(("step", units.percent_number(100.0), units.milliseconds(found.mean_us), ""))
     return table(rows, left=1)
+
+
+def _memory(found: TrainingMemoryView) -> str:
+    line = training_text.memory(found)
+    if not found.steps:
+        return line
+    rows: Table = [("memory at the peak", "allocated", "reserved")]
+    rows += [
+        (part.name, units.size_bytes(part.allocated_bytes), units.size_bytes(part.reserved_bytes))
+        for part in found.parts
+    ]
+    return "\n".join([table(rows, left=1), line, training_text.memory_details(found)])
 
 
 def _bricks(bricks: tuple[TrainingBrick, ...]) -> str:

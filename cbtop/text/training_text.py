@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from cbtop.units import NOT_MEASURED, count, counted, duration, number, percent
+from cbtop.units import NOT_MEASURED, count, counted, duration, number, percent, size_bytes
 from cbtop.viewmodels.communication import CommunicationView
 from cbtop.viewmodels.gradients import GradientNormView
 from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.training import TrainingView
+from cbtop.viewmodels.training_memory import TrainingMemoryView
 
 _SMALL = 0.01  # norms below this are written with an exponent
 
@@ -73,6 +74,36 @@ def latest(norms: int) -> str:
     return "the latest norm" if norms == 1 else f"the latest {counted(norms, 'norm')}"
 
 
+def below(view: SourceView, found: TrainingView) -> list[str]:
+    """Return the lines below the parts: gradients, the loss scale and, if it is known, the memory."""
+    lines = gradients(view, found)
+    return [*lines, memory(found.memory)] if found.memory is not None and found.memory.steps else lines
+
+
+def memory(found: TrainingMemoryView) -> str:
+    """Return the peak as one line: `memory of a step 41.2 GB at its peak, in Layer 3 → Activation; reserved …`."""
+    if not found.steps:
+        return f"memory of a step {NOT_MEASURED} ({found.why_unknown or 'no reason is known'})"
+    where = f", in {' → '.join(found.place)}" if found.place else ""
+    limit = f" of {size_bytes(found.limit_bytes)}" if found.limit_bytes else ""
+    return (
+        f"memory of a step {size_bytes(found.allocated_bytes)} at its peak{where}; reserved "
+        f"{size_bytes(found.reserved_bytes)}{limit} (most of {counted(found.steps, 'recorded step')})"
+    )
+
+
+def memory_details(found: TrainingMemoryView) -> str:
+    """Return what the allocator holds without use, torch's own peak and the retries, as one line."""
+    parts = []
+    if found.unused_percent is not None:
+        parts.append(f"{percent(found.unused_percent)} of the reserved memory is unused at the peak")
+    if found.torch_peak_bytes:
+        parts.append(f"torch's own peak {size_bytes(found.torch_peak_bytes)}")
+    if found.retries is not None and found.counted_steps:
+        parts.append(f"retries of the allocator: {count(found.retries)} in {counted(found.counted_steps, 'step')}")
+    return "; ".join(parts)
+
+
 def _whose(view: SourceView, norm: GradientNormView) -> str:
     if norm.is_shard:
         return ", of this rank's shards"
@@ -84,8 +115,12 @@ def _norm(value: float) -> str:
 
 
 def of_steps(found: TrainingView) -> str:
-    """Return a text with the steps that the parts are measured in: `mean of the latest 64 steps`."""
-    return "the latest step" if found.steps == 1 else f"mean of the latest {counted(found.steps, 'step')}"
+    """Return a text with the steps that the parts are measured in: `mean of the latest 64 steps`.
+
+    On a GPU with the number of recorded steps: `mean of the latest 64 steps, kernels of 3`.
+    """
+    latest = "the latest step" if found.steps == 1 else f"mean of the latest {counted(found.steps, 'step')}"
+    return f"{latest}, kernels of {count(found.by_kernels)}" if found.by_kernels else latest
 
 
 def no_parts(view: SourceView) -> str:

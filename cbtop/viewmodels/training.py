@@ -14,6 +14,7 @@ from cbtop.protocol.vocabulary import BACKWARD, RECOMPUTE, STEP_BRICKS, BrickCat
 from cbtop.viewmodels.communication import CommunicationView, communication_view
 from cbtop.viewmodels.gradients import GradientsView, gradients_view
 from cbtop.viewmodels.layers import LayerRow, LayersView
+from cbtop.viewmodels.training_memory import TrainingMemoryView, memory_view, of_step
 
 _PART_ORDER = {part.value: at for at, part in enumerate(TrainingPart)}
 
@@ -53,6 +54,8 @@ class TrainingView:
     bricks: tuple[TrainingBrick, ...]  # the longest first
     communication: CommunicationView | None = None  # None if the steps did not communicate
     gradients: GradientsView | None = None  # None if the process has not reported gradients
+    by_kernels: int = 0  # number of recorded steps whose kernels give the parts; 0: the host's clock, or not reported
+    memory: TrainingMemoryView | None = None  # None if the process has not reported it
 
     def part(self, name: TrainingPart) -> TrainingPartRow | None:
         """Return the part with this name. Return None if the process does not report it."""
@@ -69,7 +72,7 @@ def training_view(
     step = totals.step
     if step is None:
         return None
-    times = _times_of(record, step)
+    times = of_step(record.training_times, step)
     if times is None and not is_training(step.name):
         return None
     return TrainingView(
@@ -79,6 +82,8 @@ def training_view(
         bricks=_bricks(bricks(), totals, step),
         communication=communication_view(times.communication, times.steps) if times else None,
         gradients=gradients_view(record, step),
+        by_kernels=times.by_kernels if times else 0,
+        memory=memory_view(record, step),
     )
 
 
@@ -102,17 +107,6 @@ def passes_of_layer(layers: LayersView, row: LayerRow) -> tuple[float, float]:
         else:
             forward_us += us or 0.0
     return forward_us, backward_us
-
-
-def _times_of(record: SourceRecord, step: Node) -> TrainingTimes | None:
-    """Return the reported times of the steps of the node `step`.
-
-    A step node has a model's name only if the process runs several models.
-    """
-    of_phase = [times for (phase, _), times in record.training_times.items() if phase == step.name]
-    exact = [times for times in of_phase if times.model == step.label]
-    found = exact or (of_phase if not step.label else [])
-    return found[0] if len(found) == 1 else None
 
 
 def _parts(times: TrainingTimes) -> tuple[TrainingPartRow, ...]:

@@ -270,7 +270,7 @@ class Bursts:
                 registers=kernel.registers,
                 local_memory_bytes=kernel.local_bytes,
             )
-            node = _node_of(profiler, (*keys, definition))
+            node = node_at(profiler, (*keys, definition))
             if node <= NO_NODE:
                 burst.left_out += durations.count
                 continue
@@ -313,7 +313,7 @@ class Bursts:
             return
         found = [
             BrickHostTime(node, len(all_ns), statistics.median(all_ns))
-            for node, all_ns in [(_node_of(profiler, keys), one) for keys, one in times.items()]
+            for node, all_ns in [(node_at(profiler, keys), one) for keys, one in times.items()]
             if node > NO_NODE
         ]
         profiler.announce(HostTimes(steps, tuple(found)))
@@ -323,7 +323,7 @@ class Bursts:
             self._recorder.answer(answer.word())
 
 
-def _node_of(profiler: BrickProfiler, keys: Keys) -> int:
+def node_at(profiler: BrickProfiler, keys: Keys) -> int:
     """Return the id of the node with these `keys`, from the step inwards.
 
     Returns NO_NODE if there is no room for a node.

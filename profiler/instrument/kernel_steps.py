@@ -15,6 +15,8 @@ Rules
 - Steps of a warm-up are not recorded.
 - If a step replays a captured graph that cbtop does not clone, its kernels are not known, and neither are the shares
   of the others. Such a step is dropped, and further steps of its phase are not recorded.
+- If records of a step were lost, its figures would be too small. Such a step is dropped, too, and further steps of
+  its phase are not recorded.
 - If CUPTI is not available, or another tool holds it, one line is logged, and stamps time the model
   (eager_stamps.py).
 """
@@ -57,7 +59,7 @@ class KernelSteps:
         self._bursts = bursts_of(steps.profiler)
         self.has_failed = False
         self.is_running = False
-        self._unseen: set[str] = set()  # phases with replays of graphs that cbtop does not clone
+        self._unseen: set[str] = set()  # phases with replays of graphs that cbtop does not clone, or lost records
         self.burst = KernelBurstResults()
         self._kept: deque[KernelBurstResults] = deque(maxlen=KEPT)
         self._elements: Counter[Keys] = Counter()
@@ -133,6 +135,10 @@ class KernelSteps:
         burst, self.burst = self.burst, KernelBurstResults()
         self.is_running = False
         burst.end_step(step)
+        if burst.lost:
+            self._unseen.add(self._call.phase)
+            why = f"{burst.lost:,} records were lost"
+            log_once(f"{self._call.phase} steps have too many kernels, {why}: they have no bricks")
         is_known = self._call.phase not in self._unseen
         try:
             if burst.kernels and is_known:

@@ -114,7 +114,13 @@ def is_in_bad_fork() -> bool:
 
 def allocations_of(device: int) -> int:
     """Return how often torch has allocated memory on the CUDA device `device` in this process."""
-    return int(_C._cuda_memoryStats(device)["allocation"]["all"]["allocated"])
+    return int(memory_of(device)["allocation"]["all"]["allocated"])
+
+
+def memory_of(device: int) -> dict[str, Any]:
+    """Return the counters of torch's allocator for the CUDA device `device` in this process."""
+    found: dict[str, Any] = _C._cuda_memoryStats(device)
+    return found
 
 
 def current_device() -> int:

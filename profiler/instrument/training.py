@@ -31,17 +31,20 @@ from cbtop.profiler.instrument.governor import FLOOR, LEAST_USED, SAMPLES, USED,
 from cbtop.profiler.instrument.host_steps import noting_cost
 from cbtop.profiler.instrument.open_step import Noting
 from cbtop.profiler.instrument.phases import Call
+from cbtop.profiler.instrument.step_memory import NO_GPU
 from cbtop.profiler.instrument.training_calls import GRADIENT_SYNC, Part, StepCalls
 from cbtop.profiler.positions import finder
 from cbtop.profiler.recorder import RingRecorder
 from cbtop.profiler.steps import STEP
 from cbtop.protocol import clock
+from cbtop.protocol.memory_messages import TrainingMemory
 from cbtop.protocol.messages import Sampling
 from cbtop.protocol.training_messages import MAX_TIMED_STEPS, PartTime, TrainingTimes
 from cbtop.protocol.vocabulary import TRAIN, WARM_UP, BrickCategory, TrainingPart
 
 if TYPE_CHECKING:
     from cbtop.profiler.instrument.timed_model import TimedModel
+    from cbtop.profiler.profiler import BrickProfiler
 
 #: The bricks for the parts of a step outside of the model.
 BRICKS = {
@@ -287,6 +290,7 @@ class TrainingSteps:
         self._told_ns: dict[str, int] = {}
         self._next_ns = 0  # when the next step begins, if it follows the last step without a gap
         self._untold = 0  # number of steps since the last announcement
+        self._no_memory: set[str] = set()  # phases for which it was announced that their memory is not known
         self.mode: bool | None = None  # the model's training mode when an optimizer last changed it; None if unknown
 
     def forward(self, model: TimedModel, call: Call) -> Forward | None:
@@ -458,7 +462,24 @@ class TrainingSteps:
                 found.append(PartTime(part, sum(each), round(statistics.median(each))))
         wall_ns = sum(one.wall_ns for one in latest)
         communication = together([one.communication for one in latest])
-        profiler.announce(TrainingTimes(phase, self._model, len(latest), wall_ns, tuple(found), communication))
+        by_kernels = self._steps_by_kernels(phase)
+        profiler.announce(
+            TrainingTimes(phase, self._model, len(latest), wall_ns, tuple(found), communication, by_kernels)
+        )
+        memory = self._memory(profiler, phase)
+        if memory is not None:
+            profiler.announce(memory)
+
+    def _memory(self, profiler: BrickProfiler, phase: str) -> TrainingMemory | None:
+        """Return the memory of the steps, or None if it was announced before."""
+        if phase in self._no_memory:
+            return None
+        self._no_memory.add(phase)
+        return TrainingMemory(phase, self._model, 0, why_unknown=NO_GPU)
+
+    def _steps_by_kernels(self, phase: str) -> int:
+        """Return the number of recorded steps whose kernels give the times of the parts. 0: the host's clock."""
+        return 0
 
     def _pay(self, model: TimedModel, calls: StepCalls, now_ns: int) -> None:
         """Measure the cost of recording the step that ended at `now_ns`."""

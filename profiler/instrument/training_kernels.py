@@ -14,7 +14,8 @@ Rules
   counts once if kernels overlap. In the rest of the step, no kernel runs.
 - While the program waits for data, or does other work, it launches no kernels of the model. Two events around each
   such wait measure how long the device is idle meanwhile. This time counts as a part of the wait.
-- If CUPTI is not available, the parts of a step are the host's times, and bricks are not recorded.
+- If CUPTI is not available, the parts of a step are the host's times, and bricks are not recorded. The same applies
+  if records of a step were lost, because the kernels that are missing would look like time without a kernel.
 """
 
 from __future__ import annotations
@@ -32,13 +33,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from cbtop.profiler.definitions import BrickDefinition
+from cbtop.profiler.device.cupti import CuptiError
 from cbtop.profiler.device.kernel_burst import KernelBurstResults, KernelWindow, Keys
 from cbtop.profiler.instrument import kernel_bursts
 from cbtop.profiler.instrument.capturing import OTHER, captures
 from cbtop.profiler.instrument.communication_times import StepCommunication
 from cbtop.profiler.instrument.governor import FLOOR
-from cbtop.profiler.instrument.kernel_bursts import KernelRecording, bursts_of, place
+from cbtop.profiler.instrument.kernel_bursts import KernelRecording, bursts_of, node_at, place
 from cbtop.profiler.instrument.kernel_steps import KEPT, STEADY, TOLD_EVERY, parts_from, together
+from cbtop.profiler.instrument.step_memory import RecordedMemory, StepMemory
 from cbtop.profiler.instrument.torch_internals import is_in_bad_fork
 from cbtop.profiler.instrument.training import (
     BRICKS,
@@ -60,6 +63,7 @@ from cbtop.profiler.instrument.training_calls import (
 from cbtop.profiler.instrument.trouble import in_words, log_once
 from cbtop.profiler.steps import STEP
 from cbtop.protocol import clock
+from cbtop.protocol.memory_messages import TrainingMemory
 from cbtop.protocol.training_messages import MAX_TIMED_STEPS
 from cbtop.protocol.vocabulary import (
     BACKWARD,
@@ -75,6 +79,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from cbtop.profiler.instrument.timed_model import TimedModel
+    from cbtop.profiler.profiler import BrickProfiler
 
 _LOOP = BrickDefinition("Loop", BrickCategory.OTHER, backend="torch", label="between the parts of a step")
 _UNDATED: Hashable = "step"  # stands for the key of the step until the step's name is known
@@ -101,6 +106,8 @@ class StepKernels(StepCalls):
         self._in_backward = LOSS  # the call that the running nodes of the backward belong to
         self._of_owner: dict[int, Keys] = {}  # the place of the backward of each call
         self._threads: list[int] = []  # autograd's threads that have run nodes in this backward
+        self.memory = StepMemory()
+        self._moved: Keys = ()  # the place outside of calls
         self.enter_part(TrainingPart.OTHER)
 
     def enter_part(self, part: TrainingPart) -> None:
@@ -130,6 +137,7 @@ class StepKernels(StepCalls):
             self._where.append(where)
             self.part_of[where] = TrainingPart.BACKWARD if is_again else TrainingPart.FORWARD
             self.recording.window.enter((_UNDATED, *where))
+            self.memory.enter(where)
         return number
 
     def end(self, span: int | None, elements: int = 0) -> None:
@@ -139,6 +147,8 @@ class StepKernels(StepCalls):
             self.elements[self._where[span]] += self._elements[span]
         for _ in range(before - len(self._running)):
             self.recording.window.leave()
+        if len(self._running) < before:
+            self.memory.enter(self._where[self._running[-1]] if self._running else self._moved)
 
     def backward_ended(self, handles: Any) -> None:
         super().backward_ended(handles)
@@ -175,6 +185,8 @@ class StepKernels(StepCalls):
     def _move(self, keys: Keys, part: TrainingPart) -> None:
         self.part_of[keys] = part
         self.recording.window.move((_UNDATED, *keys))
+        self._moved = keys
+        self.memory.enter(keys)
 
     def drop(self) -> None:
         self.has_failed = True
@@ -223,14 +235,15 @@ class IdleTimes:
             self._events[len(self._parts) - 1][0].record()
             self._is_inside = True
 
-    def end_step(self) -> dict[TrainingPart, int] | None:
+    def end_step(self, *, follows: bool = True) -> dict[TrainingPart, int] | None:
         """Return the idle times of the last measured step, in ns by part.
 
-        None without one, or if the device still runs it.
+        None without one, or if the device still runs it. If `follows` is False, the step began later than its
+        measurement, because an evaluation, or the end of an epoch, came first. Then it counts as not measured.
         """
         if self._is_measured:
             self.changed(TrainingPart.FORWARD)  # ends a running wait, because this part is not in WAITS
-            self._is_measured, self._is_complete = False, bool(self._parts)
+            self._is_measured, self._is_complete = False, bool(self._parts) and follows
         if not self._is_complete or not self._events[len(self._parts) - 1][1].query():
             return None
         self._is_complete = False
@@ -299,6 +312,7 @@ class GpuTrainingSteps(TrainingSteps):
         self._idle_ns: dict[str, deque[Parts]] = {}  # idle times of the device in the latest measured steps, by phase
         self._windows: dict[str, deque[Parts]] = {}  # kernel times of the latest recorded steps, by phase
         self._kept: deque[KernelBurstResults] = deque(maxlen=KEPT)
+        self._memories: dict[str, RecordedMemory] = {}  # by phase
         self._idle = IdleTimes()
         self._events = StepEvents()
         self._told = 0  # number of recorded windows
@@ -359,6 +373,7 @@ class GpuTrainingSteps(TrainingSteps):
     def refuse(self, error: Exception) -> None:
         """Stop recording kernels, because of `error`."""
         self.is_running, self._has_failed = False, True
+        self._windows.clear()
         log_once(
             f"kernels of training steps are not recorded ({in_words(error)}): parts of a step are the host's times"
         )
@@ -371,6 +386,11 @@ class GpuTrainingSteps(TrainingSteps):
             return
         if isinstance(calls, StepKernels):
             calls.recording.end_step()
+            if not calls.has_failed:
+                self._memories.setdefault(step.phase, RecordedMemory()).add(calls.memory, calls.part_of, self._seen)
+            lost = calls.recording.bursts.burst.lost
+            if lost:
+                self.refuse(CuptiError(f"a step has too many kernels, {lost:,} records were lost"))
             for before, of_device in self._events.ended(name, step, follows=False):
                 if of_device is not step:
                     self._count_plain(model, before, of_device)
@@ -379,10 +399,11 @@ class GpuTrainingSteps(TrainingSteps):
             if not calls.has_failed and not self._has_failed and walls:
                 self._record_kernels(model, name, step, calls, round(statistics.fmean(walls)))
             return
-        idle_ns = self._idle.end_step()
+        follows = step.begun_ns == self._next_ns
+        idle_ns = self._idle.end_step(follows=follows)
         if idle_ns is not None:
             self._idle_ns.setdefault(step.phase, deque(maxlen=MAX_TIMED_STEPS)).append(idle_ns)
-        for before, of_device in self._events.ended(name, step, follows=step.begun_ns == self._next_ns):
+        for before, of_device in self._events.ended(name, step, follows=follows):
             self._count_plain(model, before, of_device)
 
     def _count_plain(self, model: TimedModel, name: str, step: EndedStep) -> None:
@@ -445,6 +466,18 @@ class GpuTrainingSteps(TrainingSteps):
             parts = kernels | waits | {TrainingPart.NO_KERNEL: left_ns}
             found.append(StepTimes(busy_ns + rest_ns, parts, communication))
         return found
+
+    def _memory(self, profiler: BrickProfiler, phase: str) -> TrainingMemory | None:
+        memories = self._memories.get(phase)
+        if memories is None and not self._has_failed:
+            return None
+        step = (STEP, phase, self._model) if self._model else (STEP, phase)
+        return (memories or RecordedMemory()).message(
+            phase, self._model, lambda place: node_at(profiler, (step, *place)) if place else 0
+        )
+
+    def _steps_by_kernels(self, phase: str) -> int:
+        return len(self._windows.get(phase, ()))
 
     def _known(self) -> dict[str, Collection[StepTimes]]:
         return super()._known() | {phase: self._closed(phase) for phase in self._windows}

@@ -15,6 +15,7 @@ from cbtop.profiler.definitions import BrickDefinition
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
 from cbtop.protocol import codec
+from cbtop.protocol.memory_messages import PartMemory, TrainingMemory
 from cbtop.protocol.messages import (
     Activity,
     Heartbeat,
@@ -55,6 +56,22 @@ STEADY_SCALE = LossScale(TRAIN, "", 65_536.0, 300, 3, 131_072.0, 20, 1, 0)
 FALLING_SCALE = LossScale(TRAIN, "", 16.0, 300, 14, 65_536.0, 40, 12, 0)
 
 
+def memory(
+    forward_gb: float, backward_gb: float, reserved_gb: float, *, retries: int = 0, node: int = 0
+) -> TrainingMemory:
+    """Return the memory of training steps on a GPU of 80 GB, of which 79 GB are for this process."""
+    parts = tuple(
+        PartMemory(name, round(gb * 1e9), round(reserved_gb * 1e9))
+        for name, gb in (("forward", forward_gb), ("backward", backward_gb))
+    )
+    unused_bytes = round((reserved_gb - max(forward_gb, backward_gb)) * 1e9)
+    torch_peak_bytes = round(max(forward_gb, backward_gb) * 1e9)
+    return TrainingMemory(TRAIN, "", 12, parts, node, unused_bytes, torch_peak_bytes, 79_000_000_000, retries, 240)
+
+
+ROOMY = memory(30, 42, 48)
+
+
 def usual(_step: int) -> float:
     return 1.0
 
@@ -83,7 +100,7 @@ class Training:
     tokens: int = 0
     warm_up: int = 0  # number of first steps
     reports: bool = True  # whether the process reports the parts of its steps
-    gradients: tuple[GradientMessage, ...] = ()  # announced together with the parts
+    gradients: tuple[GradientMessage | TrainingMemory, ...] = ()  # announced together with the parts
     noise: float = 0.0  # relative noise of the time of each brick
     factor: Mapping[str, float] = field(default_factory=dict)  # factor on the time of a brick, by name
 

@@ -19,6 +19,7 @@ from cbtop.protocol import codec, kernel_messages, messages
 from cbtop.protocol.attributes import FunctionAttributes, KernelAttributes, TransferAttributes, Work
 from cbtop.protocol.errors import DecodeError
 from cbtop.protocol.guard_messages import GuardedSteps, GuardFault
+from cbtop.protocol.memory_messages import PartMemory, TrainingMemory
 from cbtop.protocol.structure_messages import (
     CompiledCode,
     Conditions,
@@ -76,10 +77,15 @@ def training_times(
     phase: str, model: str, steps: int, parts: list[PartTime], overlapped_ns: int | None
 ) -> TrainingTimes:
     communication = None if overlapped_ns is None else CommunicationTimes(tuple(parts), overlapped_ns)
-    return TrainingTimes(phase, model, steps, sum(part.sum_ns for part in parts), tuple(parts), communication)
+    wall_ns = sum(part.sum_ns for part in parts)
+    return TrainingTimes(phase, model, steps, wall_ns, tuple(parts), communication, steps % 3)
 
 
 STEPS = st.integers(0, 1 << 50)
+
+
+def training_memory(phase: str, parts: list[PartMemory], numbers: list[int], why: str) -> TrainingMemory:
+    return TrainingMemory(phase, "", len(parts), tuple(parts), *numbers, why)
 
 
 def gradient_norm(phase: str, before: int, norms: list[float], *, is_shard: bool) -> GradientNorm:
@@ -161,6 +167,11 @@ def instances(kind: Any) -> st.SearchStrategy[Any]:
             parts.filter(takes_time),
             st.none() | st.integers(0, 1 << 50),
         )
+    if kind is PartMemory:
+        return st.builds(kind, values(messages.Name), STEPS, STEPS)
+    if kind is TrainingMemory:
+        memory = st.lists(instances(PartMemory), max_size=4, unique_by=lambda part: part.name)
+        return st.builds(training_memory, values(str), memory, st.lists(STEPS, min_size=6, max_size=6), values(str))
     if kind is GradientNorm:
         norms = st.lists(st.floats(0, 1e30), min_size=3, max_size=3)
         return st.builds(gradient_norm, values(str), STEPS, norms, is_shard=st.booleans())
@@ -468,6 +479,7 @@ def test_an_unknown_part_of_a_training_step_keeps_its_name() -> None:
     ("wrong", "complaint"),
     [
         ({"steps": 0}, "0 steps"),
+        ({"by_kernels": 65}, "kernels of 65 steps"),
         ({"steps": 65}, "65 steps"),
         ({"wall_ns": 0}, "steps of 0 ns"),
         ({"wall_ns": -30}, "steps of -30 ns"),
@@ -554,6 +566,27 @@ def test_a_column_is_bytes_and_whole_integers_of_64_bits(column: object) -> None
     assert isinstance(codec.decode(msgpack.packb(raw)), messages.StatsUpdate)
     with pytest.raises(DecodeError, match="min_ns"):
         codec.decode(msgpack.packb(raw | {"min_ns": column}))
+
+
+MEMORY_PARTS = [{"k": "PartMemory", "name": "forward", "allocated_bytes": 30, "reserved_bytes": 40}]
+MEMORY = {"k": "TrainingMemory", "phase": "train", "model": "", "steps": 3, "parts": MEMORY_PARTS}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "complaint"),
+    [
+        ({"steps": 65}, "memory of 65 steps in 1 parts"),
+        ({"steps": 0}, "memory of 0 steps in 1 parts"),
+        ({"parts": []}, "memory of 3 steps in 0 parts"),
+        ({"parts": MEMORY_PARTS * 2}, "2 parts; expected up to 32, named once"),
+        ({"parts": [MEMORY_PARTS[0] | {"allocated_bytes": -1}]}, "has -1 bytes allocated"),
+        ({"retries": -1}, "out of range"),
+    ],
+)
+def test_memory_of_training_steps_that_cannot_be_is_refused(wrong: dict[str, object], complaint: str) -> None:
+    assert isinstance(codec.decode(msgpack.packb(MEMORY)), TrainingMemory)
+    with pytest.raises(DecodeError, match=complaint):
+        codec.decode(msgpack.packb(MEMORY | wrong))
 
 
 NORM = {"k": "GradientNorm", "phase": "train", "model": "", "step": 9, "measured": 3}

@@ -21,7 +21,7 @@ from cbtop.tui.views.figures import figure
 from cbtop.tui.views.layer_map import MAX_BAR_HEIGHT, SMALL_STRIP, slowest_line, whole_layers
 from cbtop.tui.views.looks import CATEGORY_LOOKS
 from cbtop.tui.views.once_a_second import Pictures
-from cbtop.tui.views.training import gradient_lines, legend, training_lines
+from cbtop.tui.views.training import legend, lines_below, training_lines
 from cbtop.tui.views.verdicts import most_verdict_lines, verdict_lines
 from cbtop.tui.widgets.bars import SEAM, bar, stacked
 from cbtop.tui.widgets.columns import Cells, Column, head_line, place, row_line
@@ -139,7 +139,7 @@ class OverviewDrawing(SourceDrawing):
         right = width if width < TWO_COLUMNS else width - left - 2
         step = part(_step, 2, 4)
         if source.training is not None and source.training.parts:
-            most = 2 + len(legend(source.training, left)) + len(gradient_lines(source, source.training, left))
+            most = 2 + len(legend(source.training, left)) + len(lines_below(source, source.training, left))
             step = part(_training, min(most, _LEAST_TRAINING) if height >= _ROOMY else 2, most)
         verdicts = part(verdict_lines, worst, most_verdict_lines(source, right))
         compared = len(baseline_lines(source.baseline, left))

@@ -57,12 +57,12 @@ def training_lines(source: SourceView, training: TrainingView, width: int, heigh
     title = f"one {source.phase} step, {units.duration(training.mean_us)}, {training_text.of_steps(training)}"
     lines = [books_rule(source, clean(title), width), training_bar(training, width)]
     lines = (lines if height > 2 else lines[1:]) + legend(training, width)[: max(1, height - 2)]
-    return (lines + gradient_lines(source, training, width))[: max(height, len(lines))]
+    return (lines + lines_below(source, training, width))[: max(height, len(lines))]
 
 
-def gradient_lines(source: SourceView, training: TrainingView, width: int) -> list[Line]:
-    """Return a line with the norm of the gradients, and a line with the loss scale."""
-    return [(*_INDENT, (clip(clean(text), width - 2), "dim")) for text in training_text.gradients(source, training)]
+def lines_below(source: SourceView, training: TrainingView, width: int) -> list[Line]:
+    """Return a line each with the norm of the gradients, the loss scale and the memory of a step."""
+    return [(*_INDENT, (clip(clean(text), width - 2), "dim")) for text in training_text.below(source, training)]
 
 
 def training_bar(training: TrainingView, width: int) -> Line:

@@ -11,6 +11,7 @@ from cbtop.protocol.vocabulary import is_warm_up
 from cbtop.viewmodels.on_demand import LazyValue, with_parts
 from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.verdict import Verdict, Withheld
+from cbtop.viewmodels.verdicts.allocator_retries import ALLOCATOR_RETRIES
 from cbtop.viewmodels.verdicts.at_the_roof import COMPUTE_BOUND, MEMORY_BOUND
 from cbtop.viewmodels.verdicts.base import Rule
 from cbtop.viewmodels.verdicts.below_resolution import BELOW_RESOLUTION
@@ -26,6 +27,7 @@ from cbtop.viewmodels.verdicts.idle_between_steps import IDLE_BETWEEN_STEPS
 from cbtop.viewmodels.verdicts.input_bound import INPUT_BOUND
 from cbtop.viewmodels.verdicts.launch_bound import LAUNCH_BOUND
 from cbtop.viewmodels.verdicts.loss_scale_falling import LOSS_SCALE_FALLING
+from cbtop.viewmodels.verdicts.memory_near_limit import MEMORY_NEAR_LIMIT
 from cbtop.viewmodels.verdicts.not_finite import NOT_FINITE, may_follow_gradients
 from cbtop.viewmodels.verdicts.odd_layer import ODD_LAYER
 from cbtop.viewmodels.verdicts.optimizer_bound import OPTIMIZER_BOUND
@@ -56,6 +58,7 @@ VERDICTS: tuple[Rule, ...] = (
     SLOWER_THAN_BASELINE,
     RECOMPILATION,
     LOSS_SCALE_FALLING,
+    ALLOCATOR_RETRIES,
     IDLE_BETWEEN_STEPS,
     INPUT_BOUND,
     COMMUNICATION_EXPOSED,
@@ -70,6 +73,7 @@ VERDICTS: tuple[Rule, ...] = (
     GROWS_WITH_CACHE,
     SLOWS_DOWN,
     RECOMPUTE,
+    MEMORY_NEAR_LIMIT,
     BELOW_RESOLUTION,
     ROOF_UNSURE,
     MEMORY_BOUND,

@@ -26,9 +26,11 @@ def _find(view: SourceView) -> Finding | None:
 def _found_in_training(view: SourceView) -> Finding | None:
     steps, training = view.steps, view.training
     idle = training.part(TrainingPart.NO_KERNEL) if training else None
-    if steps is None or training is None or idle is None or steps.recorded < LEAST_STEPS:
+    if steps is None or training is None or idle is None:
         return None
-    if idle.percent < LAUNCH_BOUND_PERCENT:
+    # The parts are of the latest steps, also if the shown time is shorter, so the steps recorded in it do not matter.
+    recorded = training.by_kernels or steps.recorded
+    if recorded < LEAST_STEPS or idle.percent < LAUNCH_BOUND_PERCENT:
         return None
     return Finding(
         f"Launch-bound: no kernel runs in {percent(idle.percent)} of a {steps.phase} step while its host launches: "
@@ -37,7 +39,7 @@ def _found_in_training(view: SourceView) -> Finding | None:
             Evidence("no kernel", idle.percent, "%"),
             Evidence("no kernel, a step", idle.mean_us, "µs"),
             Evidence("step", training.mean_us or 0.0, "µs"),
-            Evidence("steps recorded by their kernels", steps.recorded, ""),
+            Evidence("steps recorded by their kernels", recorded, ""),
         ),
         Subject(About.STEPS, steps.phase),
         gain(view, idle.percent),

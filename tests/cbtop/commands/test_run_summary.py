@@ -14,11 +14,15 @@ from pathlib import Path
 
 import pytest
 
+from cbtop.commands.shared.ring_view import view_of
 from cbtop.commands.shared.run_summary import WARM_UP_STEPS, SteadySource, run_summary
+from cbtop.daemon.source import Source
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
-from cbtop.protocol.vocabulary import BrickId
+from cbtop.protocol.training_messages import PartTime, TrainingTimes
+from cbtop.protocol.vocabulary import TRAIN, BrickId
 from cbtop.reports.summary import MAX_BRICKS, MAX_VERDICTS, summary
+from cbtop.text import training_text
 from cbtop.viewmodels.guard import GuardView
 from cbtop.viewmodels.on_demand import with_parts
 from tests.cbtop.recorded import Clock, profiler_in
@@ -275,6 +279,30 @@ def test_records_before_the_steady_state_count_as_not_looked_at(runtime: Path) -
     source.close()
     assert state.produced == state.received + state.overwritten
     assert state.before_attach == state.overwritten == 2 * WARM_UP_STEPS
+
+
+def test_the_summary_and_the_screen_judge_a_training_step_alike(runtime: Path) -> None:
+    clock = Clock()
+    profiler = profiler_in(runtime, clock)
+    for number in range(400):
+        begun_ns, is_recorded = clock(), number in (10, 60, 300)  # the summary covers the last 200 steps
+        clock.sleep_us(50_000)
+        kernels = [((BrickId.DOWN_PROJECTION,), begun_ns, begun_ns + 26_000_000, 64)] if is_recorded else None
+        profiler.parts.steps.record(TRAIN, 0, begun_ns, clock(), kernels, sequences=8)
+    parts = PartTime("forward", 48 * 26_000_000, 26_000_000), PartTime("no kernel", 48 * 24_000_000, 24_000_000)
+    profiler.announce(TrainingTimes(TRAIN, "", 48, 48 * 50_000_000, parts, by_kernels=3))
+    (ring,) = runtime.glob("*.ring")
+    for kind, recorded in ((SteadySource, 1), (Source, 3)):
+        source = kind(ring)
+        view = view_of(source)
+        source.close()
+        assert view is not None
+        assert view.steps is not None
+        assert view.training is not None
+        assert view.steps.recorded == recorded
+        assert [verdict.id for verdict in view.verdicts] == ["launch-bound"]
+        assert "(mean of the latest 48 steps, kernels of 3)" in training_text.parts(view, view.training)
+    profiler.close()
 
 
 def test_a_process_without_a_ring_that_can_be_read_has_no_summary(runtime: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make torch")
 
+from cbtop.profiler.device import kernel_burst  # noqa: E402
 from cbtop.profiler.device.cupti import CuptiError  # noqa: E402
 from cbtop.profiler.device.kernel_burst import KernelBurstResults, LaunchedKernel  # noqa: E402
 from cbtop.profiler.instrument import (  # noqa: E402
@@ -137,6 +138,18 @@ def test_the_host_is_timed_in_steps_between_those_of_kernels(world: bursts.World
     assert {one.node for one in found.bricks} <= of_device
     recorded = host.steps()
     assert all(len([ns for name, ns, _ in step if name == "RmsNorm"]) == LAYERS for step in recorded)
+
+
+def test_a_step_with_lost_kernels_is_dropped_and_it_is_said_once(
+    world: bursts.World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(kernel_burst, "MAX_RECORDS", 10)
+    host = Host(world)
+    with caplog.at_level(logging.WARNING, "cbtop"):
+        host.call(200)
+    (line,) = [record.getMessage() for record in caplog.records if "too many kernels" in record.getMessage()]
+    assert line.endswith("records were lost: they have no bricks")
+    assert not host.steps()
 
 
 def test_where_cupti_is_refused_the_model_runs_on_and_it_is_said_once(

@@ -14,12 +14,14 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make torch")
 
+from cbtop.profiler.device import kernel_burst  # noqa: E402
 from cbtop.profiler.device.cupti import CuptiError  # noqa: E402
 from cbtop.profiler.device.kernel_burst import KernelBurstResults, KernelWindow  # noqa: E402
 from cbtop.profiler.instrument import (  # noqa: E402
     attach,
     eager_stamps,
     kernel_bursts,
+    step_memory,
     trouble,
     uninstall,
 )
@@ -28,12 +30,14 @@ from cbtop.profiler.instrument.communication_times import StepCommunication  # n
 from cbtop.profiler.instrument.governor import GovernedProfiler  # noqa: E402
 from cbtop.profiler.instrument.training import EndedStep, StepTimes, training_here  # noqa: E402
 from cbtop.profiler.instrument.training_kernels import IdleTimes, StepEvents  # noqa: E402
+from cbtop.protocol.memory_messages import TrainingMemory  # noqa: E402
 from cbtop.protocol.messages import Manifest, Node  # noqa: E402
 from cbtop.protocol.ring import FLAG_AMOUNTS, FLAG_PLAIN  # noqa: E402
 from cbtop.protocol.training_messages import TrainingTimes  # noqa: E402
 from cbtop.protocol.vocabulary import BY_KERNELS, NodeKind, TrainingPart  # noqa: E402
 from tests.profiler.device.fake_cupti import FakeCupti  # noqa: E402
 from tests.profiler.instrument import test_kernel_bursts as bursts  # noqa: E402
+from tests.profiler.instrument.test_step_memory import Allocator  # noqa: E402
 from tests.profiler.memory import Memory  # noqa: E402
 
 from torch import nn  # noqa: E402  # isort: skip
@@ -205,6 +209,55 @@ def test_the_parts_of_a_step_are_those_of_its_kernels_and_close(world: bursts.Wo
     assert BY_KERNELS in host.said(Manifest)[-1].backend
 
 
+def test_parts_by_kernels_say_how_many_steps_were_recorded(world: bursts.World) -> None:
+    host = Host(world)
+    host.train_until_recorded(20)
+    assert [times.by_kernels for times in host.said(TrainingTimes)][:2] == [1, 4]
+
+
+def test_the_memory_of_a_step_is_told_with_the_brick_at_its_peak(
+    world: bursts.World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    allocator = Allocator()
+    monkeypatch.setattr(step_memory, "counters_here", allocator.counters)
+    monkeypatch.setattr(step_memory, "free_here", lambda: allocator.free)
+    host = Host(world)
+    of_duration = {FORWARD_NS: 300, BACKWARD_NS: -300}
+    kernel = world.kernel
+
+    def launch(duration_ns: int) -> None:
+        kernel(duration_ns)
+        allocator.allocate(of_duration.get(duration_ns, 0))
+
+    monkeypatch.setattr(world, "kernel", launch)
+    host.train_until_recorded(20)
+    found = host.said(TrainingMemory)[-1]
+    memory = {part.name: part.allocated_bytes for part in found.parts}
+    assert memory[TrainingPart.FORWARD] == memory[TrainingPart.BACKWARD] == found.torch_peak_bytes == LAYERS * 300
+    assert memory[TrainingPart.OPTIMIZER] == 0
+    nodes = {node.id: node for node in host.memory.said if isinstance(node, Node)}
+    brick = nodes[found.node]
+    assert (brick.name, nodes[brick.parent].name) == ("DownProjection", str(LAYERS - 1))
+    assert found.limit_bytes == allocator.reserved + allocator.free
+
+
+def test_lost_kernels_are_not_shown_as_time_without_a_kernel(
+    world: bursts.World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(kernel_burst, "MAX_RECORDS", 10)
+    host = Host(world)
+    with caplog.at_level(logging.WARNING, "cbtop"):
+        for _ in range(200):
+            host.step()
+    (line,) = [record.getMessage() for record in caplog.records if "training steps" in record.getMessage()]
+    assert "records were lost" in line
+    assert line.endswith("parts of a step are the host's times")
+    last = host.said(TrainingTimes)[-1]
+    assert TrainingPart.NO_KERNEL not in {part.name for part in last.parts}
+    assert not last.by_kernels
+    assert not host.recorded()
+
+
 def test_if_cupti_is_refused_the_parts_are_the_hosts_and_it_is_said(
     world: bursts.World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -312,6 +365,23 @@ def test_idle_time_of_waits_is_measured_by_events(world: bursts.World) -> None:
         TrainingPart.DATA_WAIT: pytest.approx(70_000, rel=0.1),
         TrainingPart.OTHER: pytest.approx(3_000, rel=0.3),
     }
+
+
+def test_an_evaluation_between_steps_is_not_other_work_of_the_loop(world: bursts.World) -> None:
+    host = Host(world)
+    for _ in range(400):
+        host.step()
+        host.step()
+        host.model.eval()
+        with torch.no_grad():
+            host.model(torch.ones(2, 4, dtype=torch.long))
+        world.pass_time(900_000_000)
+        host.model.train()
+        if len(host.recorded()) >= 20:
+            break
+    parts = {part.name: part for part in host.said(TrainingTimes)[-1].parts}
+    assert parts[TrainingPart.NO_KERNEL].p50_ns > 10 * parts[TrainingPart.OTHER].p50_ns
+    assert parts[TrainingPart.NO_KERNEL].sum_ns > 10 * parts[TrainingPart.OTHER].sum_ns
 
 
 def test_a_capture_inside_a_step_stops_its_measurement(world: bursts.World, monkeypatch: pytest.MonkeyPatch) -> None:

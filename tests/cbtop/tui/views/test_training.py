@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from cbtop.protocol.vocabulary import TrainingPart
 from cbtop.tui.app import CbtopApp
 from cbtop.tui.views.brick_detail import BrickDetail
-from cbtop.tui.views.training import LOOKS, gradient_lines, legend, training_bar, training_lines, training_rows
+from cbtop.tui.views.training import LOOKS, legend, lines_below, training_bar, training_lines, training_rows
 from cbtop.tui.widgets.lines import ROLES, plain, width_of
 from cbtop.units import percent
 from cbtop.viewmodels.communication import CommunicationView
 from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.training import TrainingPartRow, TrainingView
 from tests.cbtop.conftest import KnownCost, ScriptedFeed, screen_text
-from tests.cbtop.made_training import NORM, STEADY_SCALE, Training, trained
+from tests.cbtop.made_training import NORM, ROOMY, STEADY_SCALE, Training, trained
 
 SIZES = [(80, 24), *(pytest.param(size, marks=pytest.mark.slow) for size in ((120, 40), (200, 60)))]
 WORST = Training(recomputes=True, data_us=12_000, warm_up=3)
@@ -90,17 +90,18 @@ def test_a_low_part_of_the_screen_has_the_bar_and_the_largest_shares(view: Sourc
     assert lines[1].startswith("  ◂ backward 51.3 %  ▒ data wait 22.5 %")
 
 
-def test_the_norm_and_the_loss_scale_follow_the_shares_where_there_is_room(tmp_path: Path) -> None:
-    view = trained(tmp_path, Training(gradients=(NORM, STEADY_SCALE))).one()
+def test_the_norm_the_loss_scale_and_the_memory_follow_where_there_is_room(tmp_path: Path) -> None:
+    view = trained(tmp_path, Training(gradients=(NORM, STEADY_SCALE, ROOMY))).one()
     assert view.training
     lines = [plain(line) for line in training_lines(view, view.training, 100, 20)]
-    assert lines[-2:] == [
+    assert lines[-3:] == [
         "  gradient norm 0.75 in step 298, before clipping (p50 0.50, max 1.50 of the latest 64 norms)",
         "  loss scale 65,536; 3 of 300 steps were skipped",
+        "  memory of a step 42.0 GB at its peak; reserved 48.0 GB of 79.0 GB (most of 12 recorded steps)",
     ]
     for height in (3, len(lines) - 1):
         assert len(training_lines(view, view.training, 100, height)) <= height
-    assert all(width_of(line) <= 60 for line in gradient_lines(view, view.training, 60))
+    assert all(width_of(line) <= 60 for line in lines_below(view, view.training, 60))
 
 
 def test_every_part_has_a_look_of_its_own() -> None:

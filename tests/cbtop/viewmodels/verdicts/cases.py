@@ -13,7 +13,7 @@ from cbtop.protocol.messages import CheckResult, Quiet
 from cbtop.viewmodels.merge_mode import MergeMode
 from cbtop.viewmodels.source import SourceView
 from tests.cbtop.made_machines import CPU, GPU, NVML
-from tests.cbtop.made_training import FALLING_SCALE, NAN, NORM, STEADY_SCALE, Training, of_ranks, trained
+from tests.cbtop.made_training import FALLING_SCALE, NAN, NORM, STEADY_SCALE, Training, memory, of_ranks, trained
 from tests.cbtop.viewmodels.verdicts.streams import DOWN_WORK, LAYERS, Decoding, ceiling, run
 
 IMPERFECT = Path(__file__).parents[2] / "imperfect.cbtop"
@@ -177,6 +177,7 @@ CAUSES: dict[str, Callable[[Path], SourceView]] = {
     ),
     "recompilation": _in_window(Decoding(compiles_at=(100, 200, 300))),
     "loss-scale-falling": training(Training(gradients=(NORM, FALLING_SCALE))),
+    "allocator-retries": training(Training(gradients=(memory(30, 42, 60, retries=6),))),
     "idle-between-steps": _of(Decoding(between_us=20_000)),
     "input-bound": training(Training(data_us=12_000)),
     "communication-exposed": ranks(Training(exposed_us=9_000), Training(exposed_us=8_000, other_us=1_200)),
@@ -195,6 +196,7 @@ CAUSES: dict[str, Callable[[Path], SourceView]] = {
     ),
     "slows-down": _of(Decoding(step_factor=lambda step: 1 + step / 1_000, seconds=15)),
     "recompute": training(Training(recomputes=True)),
+    "memory-near-limit": training(Training(gradients=(memory(60, 76, 78, node=4),))),
     "below-resolution": _read_every(40_000),
     "roof-unsure": _of(Decoding(work=DOWN_WORK, ceilings=(ceiling("bandwidth", 40, 33), ceiling("compute", 1_000)))),
     "memory-bound": _of(Decoding(work=DOWN_WORK, ceilings=(ceiling("bandwidth", 40, 39), ceiling("compute", 1_000)))),
@@ -216,6 +218,7 @@ ALMOST: dict[str, Callable[[Path], SourceView]] = {
     ),
     "recompilation": _in_window(Decoding(compiles_at=(300,), seconds=14)),
     "loss-scale-falling": training(Training(gradients=(replace(FALLING_SCALE, latest_falls=6, latest_rises=3),))),
+    "allocator-retries": training(Training(gradients=(memory(30, 42, 60, retries=2),))),
     "idle-between-steps": _of(Decoding(between_us=5_000)),
     "input-bound": training(Training(data_us=2_500)),
     "communication-exposed": ranks(Training(exposed_us=3_400), Training(exposed_us=3_200, other_us=400)),
@@ -236,6 +239,7 @@ ALMOST: dict[str, Callable[[Path], SourceView]] = {
     "recompute": training(
         Training(recomputes=True, factor={"DownProjection recompute": 0.1, "QkvProjection recompute": 0.7})
     ),
+    "memory-near-limit": training(Training(gradients=(memory(60, 74, 78),))),
     "below-resolution": _read_every(19_000),
     "roof-unsure": _of(Decoding(ceilings=(ceiling("bandwidth", 40, 36.5), ceiling("compute", 1_000)))),
     "memory-bound": _of(Decoding(work=DOWN_WORK, ceilings=(ceiling("bandwidth", 52), ceiling("compute", 1_000)))),
@@ -300,6 +304,10 @@ HEALTHY: dict[str, Callable[[Path], SourceView]] = {
     ),
     "training": training(Training()),
     "training with a gradient scaler": training(Training(gradients=(NORM, STEADY_SCALE))),
+    "training whose allocator keeps much for later, with room left": training(
+        Training(gradients=(memory(30, 36, 70),))
+    ),
+    "training that fills a GPU's memory with its cache": training(Training(gradients=(memory(30, 62, 78),))),
     "training, in a window": training(Training(tokens=4_096), window=True),
     "training that pauses between steps": training(Training(between_us=20_000)),
     "training that only begins": training(Training(steps=19, data_us=12_000, optimizer_us=15_000, exposed_us=9_000)),

@@ -13,9 +13,9 @@ from cbtop.viewmodels.guard import GuardFaultView, GuardView
 from cbtop.viewmodels.on_demand import with_parts
 from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.training import TrainingPartRow
-from cbtop.viewmodels.verdict import Verdict
+from cbtop.viewmodels.verdict import Severity, Verdict
 from cbtop.viewmodels.verdicts import judged
-from tests.cbtop.made_training import FALLING_SCALE, NAN, NORM, Training, of_ranks, trained
+from tests.cbtop.made_training import FALLING_SCALE, NAN, NORM, Training, memory, of_ranks, trained
 
 WAITS = Training(data_us=12_000)
 EXPOSED = Training(exposed_us=9_000, overlapped_us=2_000)
@@ -148,9 +148,55 @@ def test_a_gpu_without_kernels_for_a_fifth_of_a_step_waits_for_its_host(
         assert verdict.sentence.startswith("Launch-bound: no kernel runs in 21.0 % of a train step")
 
 
+@pytest.mark.parametrize(
+    ("by_kernels", "shown", "ids"),
+    [(3, 1, ["launch-bound"]), (2, 1, []), (2, 9, []), (0, 3, ["launch-bound"]), (0, 2, [])],
+)
+def test_launch_bound_counts_the_recorded_steps_of_the_parts(
+    tmp_path: Path, by_kernels: int, shown: int, ids: list[str]
+) -> None:
+    view = trained(tmp_path).one()
+    training, steps = view.training, view.steps
+    assert training is not None
+    assert steps is not None
+    idle = TrainingPartRow(TrainingPart.NO_KERNEL, 47.0, 24_000.0, 24_000.0)
+    on_gpu = replace(training, parts=(*training.parts, idle), by_kernels=by_kernels)
+    found = judged(with_parts(view, training=on_gpu, steps=replace(steps, recorded=shown))).verdicts
+    assert [verdict.id for verdict in found] == ids
+    evidence = [(one.name, one.value) for verdict in found for one in verdict.evidence]
+    assert not ids or ("steps recorded by their kernels", by_kernels or shown) in evidence
+
+
 def test_a_training_step_without_device_times_is_not_launch_bound(tmp_path: Path) -> None:
     view = trained(tmp_path, Training(other_us=30_000)).one()
     assert "launch-bound" not in {verdict.id for verdict in view.verdicts}
+
+
+def test_memory_near_its_limit_is_named_with_the_brick_at_its_peak(tmp_path: Path) -> None:
+    found = verdict_of(trained(tmp_path, Training(gradients=(memory(60, 76, 78, node=5),))).one())
+    assert (found.id, found.severity) == ("memory-near-limit", Severity.NOTE)
+    assert found.sentence == (
+        "A train step allocates 76.0 GB, 96.2 % of the 79.0 GB that it can get, most in Layer 0 → QkvProjection"
+    )
+
+
+def test_memory_that_is_reserved_in_fragments_is_named(tmp_path: Path) -> None:
+    found = verdict_of(trained(tmp_path, Training(gradients=(memory(30, 50, 78),))).one())
+    assert found.id == "memory-near-limit"
+    assert found.sentence == (
+        "Memory is fragmented: 35.9 % of 78.0 GB reserved is not allocated at the peak of a train step; "
+        "the limit is 79.0 GB"
+    )
+
+
+def test_retries_of_the_allocator_are_counted_with_what_is_unused(tmp_path: Path) -> None:
+    found = verdict_of(trained(tmp_path, Training(gradients=(memory(30, 42, 60, retries=6),))).one())
+    assert (found.id, found.severity) == ("allocator-retries", Severity.WARNING)
+    assert found.sentence == (
+        "The GPU had no memory left 6 times in 240 train steps, so torch emptied its cache; "
+        "30.0 % of 60.0 GB is unused"
+    )
+    assert ("retries", 6) in [(one.name, one.value) for one in found.evidence]
 
 
 ALL = replace(NAN, faulty=39, finite_step=100)

@@ -26,6 +26,7 @@ from cbtop.viewmodels.merged import MergedView
 from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.verdict import Severity
 from cbtop.viewmodels.verdicts import VERDICTS, judged
+from cbtop.viewmodels.verdicts.base import Rule
 from cbtop.viewmodels.verdicts.bimodal_latency import BIMODAL_LATENCY
 from cbtop.viewmodels.verdicts.data_incomplete import DATA_INCOMPLETE
 from cbtop.viewmodels.verdicts.idle_between_steps import IDLE_BETWEEN_STEPS
@@ -34,6 +35,18 @@ from tests.cbtop.viewmodels.verdicts.cases import ALMOST, CAUSES, HEALTHY, RECOR
 from tests.cbtop.viewmodels.verdicts.streams import Decoding, run
 
 PAGE = Path(__file__).parents[4] / "docs" / "verdicts.md"
+PAGE_OF_TRAINING = PAGE.with_name("verdicts-training.md")
+OF_TRAINING = (
+    "gradient-not-finite",
+    "waits-for-rank",
+    "loss-scale-falling",
+    "allocator-retries",
+    "input-bound",
+    "communication-exposed",
+    "optimizer-bound",
+    "recompute",
+    "memory-near-limit",
+)
 QUIET = {f"almost {name}": made for name, made in ALMOST.items()} | HEALTHY
 STREAMS = CAUSES | QUIET | {name: made for name, (made, _) in RECORDED.items()}
 IDS = [rule.id for rule in VERDICTS]
@@ -308,17 +321,22 @@ def test_what_steps_would_gain_that_do_not_follow_each_other_is_not_known(views:
 
 
 def test_the_page_about_them_says_what_the_code_does(views: dict[str, SourceView]) -> None:
-    page = _page(views)
-    if os.environ.get("CBTOP_UPDATE_GOLDENS") == "1":
-        PAGE.write_text(page, encoding="utf-8")
-    assert page == PAGE.read_text(encoding="utf-8")
+    general, training = [_HEAD.rstrip()], [_HEAD_OF_TRAINING.rstrip()]
+    general += _sections(views, [rule for rule in VERDICTS if rule.id not in OF_TRAINING])
+    general += ["", "## What the tests show", "", _MATRIX_IS, "", _matrix(), "", *_LEFT_OUT]
+    training += _sections(views, [rule for rule in VERDICTS if rule.id in OF_TRAINING])
+    for page, lines in ((PAGE, general), (PAGE_OF_TRAINING, training)):
+        text = "\n".join(lines) + "\n"
+        if os.environ.get("CBTOP_UPDATE_GOLDENS") == "1":
+            page.write_text(text, encoding="utf-8")
+        assert text == page.read_text(encoding="utf-8")
 
 
-def _page(views: dict[str, SourceView]) -> str:
-    lines = _HEAD.splitlines()
+def _sections(views: dict[str, SourceView], rules: list[Rule]) -> list[str]:
+    lines = []
     for severity, heading in _HEADINGS.items():
         lines += ["", f"## {heading}"]
-        for rule in VERDICTS:
+        for rule in rules:
             if rule.severity is severity:
                 (example,) = views[rule.id].verdicts
                 gain = example.gain_tokens_per_sec
@@ -326,8 +344,7 @@ def _page(views: dict[str, SourceView]) -> str:
                 if gain is not None:
                     lines.append(f"> (+{gain:.1f} tokens/s if {example.gain_if})")
                 lines += ["", f"- Fires: {rule.fires}", f"- To do: {rule.advice}"]
-    lines += ["", "## What the tests show", "", _MATRIX_IS, "", _matrix(), "", *_LEFT_OUT]
-    return "\n".join(lines) + "\n"
+    return lines
 
 
 def _matrix() -> str:
@@ -355,7 +372,14 @@ If it can be derived, a verdict has the tokens/s that a fix would gain (Amdahl's
 one process, books that close, and no long step that began before the seconds shown. A gain inside steps also needs
 recorded steps whose time is within 10 % of that of all steps.
 
-Tests write this page from `cbtop/viewmodels/verdicts`.
+Tests write this page from `cbtop/viewmodels/verdicts`. [Verdicts of training](verdicts-training.md) has those
+that only training steps can have.
+"""
+_HEAD_OF_TRAINING = """\
+# Verdicts of training
+
+These [verdicts](verdicts.md) are about [training steps](training.md). [launch-bound](verdicts.md#launch-bound) and
+others of that page may be about them, too. Tests write this page from `cbtop/viewmodels/verdicts`.
 """
 _MATRIX_IS = """\
 Each verdict has a stream of made records with only its cause, and no other verdict. Recordings of real runs have:"""

@@ -1,0 +1,63 @@
+"""The messages about the memory of training steps on a GPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cbtop.protocol.attributes import MAX_QUANTITY
+from cbtop.protocol.training_messages import MAX_STEP_PARTS, MAX_TIMED_STEPS
+
+
+@dataclass(frozen=True, slots=True)
+class PartMemory:
+    """The peak memory of one part of a training step, as torch's allocator counts it on one GPU.
+
+    `allocated_bytes` is in tensors. `reserved_bytes` is what the allocator holds for them.
+    """
+
+    name: str
+    allocated_bytes: int
+    reserved_bytes: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.allocated_bytes < MAX_QUANTITY or not 0 <= self.reserved_bytes < MAX_QUANTITY:
+            raise ValueError(
+                f"part {self.name!r} has {self.allocated_bytes} bytes allocated, {self.reserved_bytes} reserved"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingMemory:
+    """The memory of the latest `steps` recorded training steps.
+
+    A message replaces the previous one of the same phase and model. Memory is read at the bounds of calls, so the
+    peaks are lower bounds. If `steps` is 0, nothing is known, and `why_unknown` has the reason.
+    """
+
+    phase: str
+    model: str
+    steps: int
+    parts: tuple[PartMemory, ...] = ()
+    node: int = 0  # the brick in which most memory was allocated; 0: unknown
+    unused_bytes: int = 0  # reserved but not allocated when most memory was allocated
+    torch_peak_bytes: int = 0  # torch's own peak: since the process started, or the program reset it
+    limit_bytes: int = 0  # what the process can reserve at most, with what it has; 0: unknown
+    retries: int = 0  # how often torch emptied its cache in the latest `counted_steps`, because there was no memory
+    counted_steps: int = 0
+    why_unknown: str = ""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.steps <= MAX_TIMED_STEPS or bool(self.steps) != bool(self.parts):
+            raise ValueError(f"{self.phase!r}: memory of {self.steps} steps in {len(self.parts)} parts")
+        if len(self.parts) > MAX_STEP_PARTS or len({part.name for part in self.parts}) < len(self.parts):
+            raise ValueError(f"{self.phase!r}: {len(self.parts)} parts; expected up to {MAX_STEP_PARTS}, named once")
+        sizes = (
+            self.unused_bytes,
+            self.torch_peak_bytes,
+            self.limit_bytes,
+            self.retries,
+            self.counted_steps,
+            self.node,
+        )
+        if min(sizes) < 0 or max(sizes) >= MAX_QUANTITY:
+            raise ValueError(f"{self.phase!r}: a quantity of memory is out of range: {sizes}")
