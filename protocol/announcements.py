@@ -27,6 +27,7 @@ from cbtop.protocol.messages import (
     TraceSummary,
     Training,
 )
+from cbtop.protocol.serving_messages import MAX_LOADS, MAX_SERVED, EngineLoad, EngineTimes, ServedRequest
 from cbtop.protocol.structure_messages import CompiledCode, Conditions, StepAllocations, StepOperations
 from cbtop.protocol.training_messages import GradientFault, GradientNorm, LossScale, TrainingTimes
 
@@ -60,6 +61,9 @@ Announcement = (
     | StepOperations
     | StepAllocations
     | CompiledCode
+    | ServedRequest
+    | EngineLoad
+    | EngineTimes
 )
 Kept = TypeVar("Kept")
 Key = tuple[type, Hashable]
@@ -80,13 +84,17 @@ def key_of(message: CatalogMessage) -> Key:
             about = message.trace
         case Compilation():
             about = message.number % MAX_COMPILATIONS
+        case ServedRequest():
+            about = message.number % MAX_SERVED
+        case EngineLoad():
+            about = message.number % MAX_LOADS
         case TrainingTimes() | GradientNorm() | GradientFault() | LossScale() | StepOperations() | StepAllocations():
             about = message.phase, message.model
         case GuardedSteps():
             about = message.model
         case Activity() | Sampling() | Training() | KernelBurst() | HostTimes() | Conditions() | CompiledCode():
             about = None
-        case Manifest() | HostHello() | Goodbye():
+        case Manifest() | HostHello() | Goodbye() | EngineTimes():
             about = None
         case _:
             assert_never(message)

@@ -29,7 +29,19 @@ OVERVIEW = "overview"  # name of the section that fits on one screen; it is prin
 SOURCES, DEVICES = "sources", "devices"  # names of the sections about all sources together
 TIMELINE = "timeline"  # name of the section that needs every record; records are only received if it is requested
 # names of all other sections, which must be the same as in text.py
-VIEWS = ("training", "bricks", "categories", "layers", TIMELINE, "roofline", "tree", "trace", SOURCES, DEVICES)
+VIEWS = (
+    "training",
+    "requests",
+    "bricks",
+    "categories",
+    "layers",
+    TIMELINE,
+    "roofline",
+    "tree",
+    "trace",
+    SOURCES,
+    DEVICES,
+)
 
 
 def _text(

@@ -152,6 +152,7 @@ def _source(view: SourceView) -> dict[str, Any]:
         "bricks": [_brick(row) for row in view.bricks],
         "shares_close": view.shares_close,
         "training": None if view.training is None else asdict(view.training),
+        "serving": None if view.serving is None else asdict(view.serving),
         "layer_times": _layers(view.layer_times),
         "baseline": _baseline(view.baseline),
         "timeline": _timeline(view.timeline, view.baseline),

@@ -40,6 +40,7 @@ from cbtop.viewmodels.roofline import (
     under_roofs,
 )
 from cbtop.viewmodels.selection import PhaseSelection, WindowView, shown, shown_phase, state_of, window_view
+from cbtop.viewmodels.serving import ServingView, serving_view
 from cbtop.viewmodels.sources import ClockView, ListView
 from cbtop.viewmodels.stall import StallView, stall_view
 from cbtop.viewmodels.steps import (
@@ -129,6 +130,7 @@ class SourceView:
     # Compilations in the shown time. None in a merge, and without compilations.
     compiling: CompilingView | None = None
     guard: GuardView | None = None  # None without `--guard`
+    serving: Lazy[ServingView | None] = Lazy(None)  # None if the process serves no requests
     rank: int | None = None  # number of the rank that the launcher reported
     local_rank: int | None = None
     world_size: int | None = None
@@ -246,8 +248,8 @@ class SourceView:
 
     @property
     def has_data(self) -> bool:
-        """Whether a step has ended. For a process without steps: whether a brick has ended."""
-        return self.steps is not None or (self.phase is None and bool(self.bricks))
+        """Whether a step has ended. For a process without steps: whether a brick has ended or it serves requests."""
+        return self.steps is not None or (self.phase is None and (bool(self.bricks) or self.serving is not None))
 
 
 def summaries(records: Iterable[SourceRecord]) -> tuple[SourceSummary, ...]:
@@ -328,6 +330,7 @@ def _with_details(view: SourceView, record: SourceRecord, found: PhaseSelection,
         brick_growth=LazyValue(lambda: brick_growth(record, phase)),
         step_us_history=LazyValue(lambda: step_us_history(record, phase)),
         guard=guard_view(record.guarded.values()),
+        serving=LazyValue(lambda: serving_view(record)),
         rank=hello.rank if hello else None,
         local_rank=hello.local_rank if hello else None,
         world_size=hello.world_size if hello else None,
