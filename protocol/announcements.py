@@ -27,7 +27,14 @@ from cbtop.protocol.messages import (
     TraceSummary,
     Training,
 )
-from cbtop.protocol.serving_messages import MAX_LOADS, MAX_SERVED, EngineLoad, EngineTimes, ServedRequest
+from cbtop.protocol.serving_messages import (
+    MAX_LOADS,
+    MAX_SERVED,
+    EngineLoad,
+    EngineTimes,
+    EngineWorker,
+    ServedRequest,
+)
 from cbtop.protocol.structure_messages import CompiledCode, Conditions, StepAllocations, StepOperations
 from cbtop.protocol.training_messages import GradientFault, GradientNorm, LossScale, TrainingTimes
 
@@ -64,6 +71,7 @@ Announcement = (
     | ServedRequest
     | EngineLoad
     | EngineTimes
+    | EngineWorker
 )
 Kept = TypeVar("Kept")
 Key = tuple[type, Hashable]
@@ -94,7 +102,7 @@ def key_of(message: CatalogMessage) -> Key:
             about = message.model
         case Activity() | Sampling() | Training() | KernelBurst() | HostTimes() | Conditions() | CompiledCode():
             about = None
-        case Manifest() | HostHello() | Goodbye() | EngineTimes():
+        case Manifest() | HostHello() | Goodbye() | EngineTimes() | EngineWorker():
             about = None
         case _:
             assert_never(message)

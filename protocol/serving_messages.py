@@ -110,4 +110,15 @@ class EngineTimes:
             raise ValueError(f"the parts of an engine do not add up to {self.wall_ns} ns")
 
 
-ServingMessage = ServedRequest | EngineLoad | EngineTimes
+@dataclass(frozen=True, slots=True)
+class EngineWorker:
+    """Says that this process runs a model for the engine in the process `engine_pid`, in the same pid namespace."""
+
+    engine_pid: int
+
+    def __post_init__(self) -> None:
+        if not 0 < self.engine_pid < MAX_QUANTITY:
+            raise ValueError(f"an engine in process {self.engine_pid}")
+
+
+ServingMessage = ServedRequest | EngineLoad | EngineTimes | EngineWorker

@@ -9,6 +9,7 @@ from cbtop.protocol.serving_messages import (
     MAX_SERVED,
     EngineLoad,
     EngineTimes,
+    EngineWorker,
     ServedRequest,
     ServingMessage,
 )
@@ -21,6 +22,7 @@ class AnnouncedServing:
     requests: dict[int, ServedRequest] = field(default_factory=dict)
     loads: dict[int, EngineLoad] = field(default_factory=dict)
     times: EngineTimes | None = None
+    engine_pid: int | None = None  # the process of the engine, if the source runs a model for it
 
     def take(self, message: ServingMessage) -> None:
         """Store the announcement. It replaces an earlier one with the same key."""
@@ -31,6 +33,13 @@ class AnnouncedServing:
                 self.loads[message.number % MAX_LOADS] = message
             case EngineTimes():
                 self.times = message
+            case EngineWorker():
+                self.engine_pid = message.engine_pid
+
+    @property
+    def is_engine(self) -> bool:
+        """Whether the source has reported an engine's requests or times."""
+        return bool(self.requests or self.loads or self.times)
 
     def __len__(self) -> int:
         """Return the number of entries in all announcements."""

@@ -31,6 +31,7 @@ from cbtop.viewmodels.merge import members_of, merged_view
 from cbtop.viewmodels.merge_mode import MergeMode
 from cbtop.viewmodels.on_demand import LazyValue, with_parts
 from cbtop.viewmodels.selection import is_live, is_selected
+from cbtop.viewmodels.serving import engine_of
 from cbtop.viewmodels.snapshot import snapshot
 from cbtop.viewmodels.source import SourceSummary, SourceView, source_view, summaries
 from cbtop.viewmodels.sources import ClockView, ListView, ProcessCost, SourceRow, daemon_cost, source_row
@@ -150,6 +151,7 @@ class Views:
             window=window,
             ceilings=self.ceilings(source.record),
             is_recording=self.is_recording,
+            engine=engine_of(source.record, (other.record for other in seen.values())),
         )
         found = _slowest(seen, job_of(source.record), view.phase)
         machines = _machines([source])

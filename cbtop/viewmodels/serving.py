@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from cbtop.client.source_record import SourceRecord
@@ -75,10 +76,29 @@ class ServingView:
     left_out: int  # number of requests that are not in `requests`
 
 
+def engine_of(record: SourceRecord, records: Iterable[SourceRecord]) -> SourceRecord:
+    """Return the one of `records` that has the engine for which `record` runs a model.
+
+    Returns `record` if it has an engine of its own, or if its engine is not known.
+    """
+    hello, pid = record.hello, record.serving.engine_pid
+    if hello is None or pid is None or record.serving.is_engine:
+        return record
+    for other in records:
+        about = other.hello
+        if about is not None and (about.pid, about.boot_id, about.pid_namespace) == (
+            pid,
+            hello.boot_id,
+            hello.pid_namespace,
+        ):
+            return other
+    return record
+
+
 def serving_view(record: SourceRecord) -> ServingView | None:
     """Return the view of a source's engine, or None if the source serves no requests."""
     said = record.serving
-    if not said:
+    if not said.is_engine:
         return None
     times = said.times
     requests = sorted(said.requests.values(), key=lambda one: one.number)

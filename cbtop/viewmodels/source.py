@@ -265,10 +265,12 @@ def source_view(
     window: bool = False,
     ceilings: Iterable[Ceiling] | None = None,
     is_recording: bool = False,
+    engine: SourceRecord | None = None,
 ) -> SourceView:
     """Return the view of `record` for `phase` (default: `shown_phase`), over its window or since the start.
 
-    `ceilings` are the roofs of its roofline (default: the roofs that it announced). With `is_recording`, notes
+    `ceilings` are the roofs of its roofline (default: the roofs that it announced). `engine` is the record of the
+    process whose requests it runs (default: `record`). With `is_recording`, notes
     contain no advice to measure roofs, because this is not possible for a recording.
     """
     found = shown(record, window=window)
@@ -313,10 +315,12 @@ def source_view(
         time_range=found.time_range_view,
         is_inside_of_all=parts.is_inside_of_all,
     )
-    return _with_details(view, record, found, parts)
+    return _with_details(view, record, found, parts, engine or record)
 
 
-def _with_details(view: SourceView, record: SourceRecord, found: PhaseSelection, parts: _Parts) -> SourceView:
+def _with_details(
+    view: SourceView, record: SourceRecord, found: PhaseSelection, parts: _Parts, engine: SourceRecord
+) -> SourceView:
     """Return `view` with fields that few sources have, or that few outputs show."""
     hello, phase = record.hello, view.phase
     is_sample = view.steps is not None and view.steps.is_sample
@@ -330,7 +334,7 @@ def _with_details(view: SourceView, record: SourceRecord, found: PhaseSelection,
         brick_growth=LazyValue(lambda: brick_growth(record, phase)),
         step_us_history=LazyValue(lambda: step_us_history(record, phase)),
         guard=guard_view(record.guarded.values()),
-        serving=LazyValue(lambda: serving_view(record)),
+        serving=LazyValue(lambda: serving_view(engine)),
         rank=hello.rank if hello else None,
         local_rank=hello.local_rank if hello else None,
         world_size=hello.world_size if hello else None,
@@ -345,7 +349,9 @@ def _with_details(view: SourceView, record: SourceRecord, found: PhaseSelection,
         critical_path=LazyValue(lambda: parts.graph[1]),
         stall=stall_view(record),
         kernels=LazyValue(lambda: _kernels(record, phase)),
-        timeline=LazyValue(lambda: timeline_view(record, phase, is_sample=is_sample)),
+        timeline=LazyValue(
+            lambda: timeline_view(record, phase, is_sample=is_sample, requests=engine.serving.requests.values())
+        ),
         second=_second(record),
     )
 

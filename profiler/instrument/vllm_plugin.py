@@ -75,7 +75,7 @@ def register() -> None:
     for module, (preparing, sampling) in RUNNERS.items():
         wrappers = {
             "execute_model": lambda original: runs(original, engine),
-            "load_model": lambda original: loads(original, engine),
+            "load_model": lambda original: vllm_serving.names_engine(loads(original, engine)),
             "sample_tokens": lambda original: ends(original, _accepted),
             sampling: samples,
             "_dummy_run": lambda original: runs_without_requests(original, engine),

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import multiprocessing
 import sys
 import weakref
 from collections.abc import Callable, Iterator
@@ -30,6 +31,7 @@ from cbtop.profiler.instrument.trouble import log_once, log_own_error
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
 from cbtop.protocol import clock
+from cbtop.protocol.serving_messages import EngineWorker
 from cbtop.protocol.vocabulary import BrickCategory, EnginePart
 
 SEEN_IN = ("0.22.0", "0.32.0")  # the versions of vLLM that CONTRACT was compared with
@@ -116,6 +118,23 @@ def log_of(scheduler: Any) -> ServingLog | None:
         _newest[:] = [weakref.ref(log)]
         _tell_at_end(profiler, log)
     return log
+
+
+def names_engine(original: Function) -> Function:
+    """Wrap the function that loads a runner's model. If another process has the engine core, announce its pid."""
+
+    def announce() -> None:
+        parent, profiler = multiprocessing.parent_process(), installed()
+        if parent is not None and parent.pid is not None and profiler is not None and not _newest:
+            profiler.announce(EngineWorker(parent.pid))
+
+    @functools.wraps(original)
+    def load_model(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        _guarded(announce)
+        return result
+
+    return load_model
 
 
 def _tell_at_end(profiler: BrickProfiler, log: ServingLog) -> None:
