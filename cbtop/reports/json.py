@@ -75,6 +75,7 @@ OTHER_ORIGINS = {
         "critical_path",
         "layer_times",
         "training",
+        "serving",
         "ridges",
         "spread_percent",
         "unsure",

@@ -503,8 +503,14 @@ def _label(record: SourceRecord) -> str:
     return f"{hello.program}, {hello.pid}@{hello.host}" if hello else record.key
 
 
-def _newest_first(record: SourceRecord) -> tuple[bool, int]:
-    return state_of(record) is not SourceStatus.LIVE, -(record.hello.realtime_ns if record.hello else 0)
+def _newest_first(record: SourceRecord) -> tuple[bool, bool, int]:
+    """Order live processes first, and an engine whose model runs in other processes after these."""
+    is_without_model = record.serving.is_engine and not record.steps_ended
+    return (
+        state_of(record) is not SourceStatus.LIVE,
+        is_without_model,
+        -(record.hello.realtime_ns if record.hello else 0),
+    )
 
 
 def _kernels(record: SourceRecord, phase: str | None) -> tuple[BrickKernels, ...]:
