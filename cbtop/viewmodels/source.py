@@ -13,7 +13,7 @@ from cbtop.profiler.analysis.phase_totals import PhaseTotals
 from cbtop.profiler.analysis.time_breakdown import books_of, outside_steps
 from cbtop.protocol.messages import Ceiling, Sampling
 from cbtop.protocol.roofs import way_out_on_cpu
-from cbtop.protocol.vocabulary import GUARD_CHECK, SourceStatus
+from cbtop.protocol.vocabulary import GUARD_CHECK, NodeKind, SourceStatus
 from cbtop.viewmodels.brick_growth import BrickGrowth, brick_growth
 from cbtop.viewmodels.bricks import BrickRow, brick_rows
 from cbtop.viewmodels.categories import CategoryRow, category_rows
@@ -504,13 +504,12 @@ def _label(record: SourceRecord) -> str:
 
 
 def _newest_first(record: SourceRecord) -> tuple[bool, bool, int]:
-    """Order live processes first, and an engine whose model runs in other processes after these."""
-    is_without_model = record.serving.is_engine and not record.steps_ended
-    return (
-        state_of(record) is not SourceStatus.LIVE,
-        is_without_model,
-        -(record.hello.realtime_ns if record.hello else 0),
-    )
+    """Order live processes first. Processes that only have work outside of steps follow those with steps, because an
+    engine may run its model in other processes.
+    """
+    has_steps = any(node.kind is NodeKind.STEP for node in record.nodes.children[None])
+    is_beside = not has_steps and (bool(len(record.nodes)) or record.serving.is_engine)
+    return state_of(record) is not SourceStatus.LIVE, is_beside, -(record.hello.realtime_ns if record.hello else 0)
 
 
 def _kernels(record: SourceRecord, phase: str | None) -> tuple[BrickKernels, ...]:
