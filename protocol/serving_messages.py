@@ -112,7 +112,10 @@ class EngineTimes:
 
 @dataclass(frozen=True, slots=True)
 class EngineWorker:
-    """Says that this process runs a model for the engine in the process `engine_pid`, in the same pid namespace."""
+    """Names the process that started this one to run a model, in the same pid namespace.
+
+    If this process has no engine, the engine is in the process `engine_pid`.
+    """
 
     engine_pid: int
 

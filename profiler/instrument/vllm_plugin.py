@@ -75,11 +75,12 @@ def register() -> None:
     for module, (preparing, sampling) in RUNNERS.items():
         wrappers = {
             "execute_model": lambda original: runs(original, engine),
-            "load_model": lambda original: vllm_serving.names_engine(loads(original, engine)),
+            "load_model": lambda original: loads(original, engine),
             "sample_tokens": lambda original: ends(original, _accepted),
             sampling: samples,
             "_dummy_run": lambda original: runs_without_requests(original, engine),
             preparing: prepares_inputs,
+            "__init__": vllm_serving.names_engine,
         }
         once_there(engine, module, "GPUModelRunner", wrappers)
     once_there(engine, *COMPILERS, {"compile": compiles_pieces})

@@ -121,7 +121,10 @@ def log_of(scheduler: Any) -> ServingLog | None:
 
 
 def names_engine(original: Function) -> Function:
-    """Wrap the function that loads a runner's model. If another process has the engine core, announce its pid."""
+    """Wrap the constructor of a runner, which runners for all devices call.
+
+    It announces the process that started this one. If this process has no engine core, that process has it.
+    """
 
     def announce() -> None:
         parent, profiler = multiprocessing.parent_process(), installed()
@@ -129,12 +132,11 @@ def names_engine(original: Function) -> Function:
             profiler.announce(EngineWorker(parent.pid))
 
     @functools.wraps(original)
-    def load_model(*args: Any, **kwargs: Any) -> Any:
-        result = original(*args, **kwargs)
+    def construct(*args: Any, **kwargs: Any) -> None:
+        original(*args, **kwargs)
         _guarded(announce)
-        return result
 
-    return load_model
+    return construct
 
 
 def _tell_at_end(profiler: BrickProfiler, log: ServingLog) -> None:

@@ -8,6 +8,7 @@ from cbtop.protocol.serving_messages import ServedRequest
 from cbtop.reports import OVERVIEW, REPORTS
 from cbtop.reports.summary import summary
 from cbtop.text import serving_text
+from cbtop.tui.views.timeline_lanes import row_blocks
 from cbtop.viewmodels.request_lanes import MAX_REQUEST_LANES, request_lanes
 from cbtop.viewmodels.selection import has_data
 from cbtop.viewmodels.serving import LatencyView, LoadView, ServingView, engine_of, serving_view
@@ -131,3 +132,26 @@ def test_the_timeline_of_an_engine_ends_with_the_lanes_of_its_requests(tmp_path:
     assert timeline is not None
     assert [lane.name for lane in timeline.lanes] == ["steps", "requests", "requests 2"]
     assert [lane.name for lane in timeline.newest_lanes][-1] == "requests 2"
+
+
+def test_the_lanes_of_requests_are_drawn_with_a_row_for_their_phases() -> None:
+    rows = row_blocks(request_lanes(REQUESTS, 0, 100 * MS))
+    assert [(row.lane.name, row.title, row.is_bricks) for row in rows] == [
+        ("requests", "requests", False),
+        ("requests", "phases", True),
+        ("requests", "requests", False),
+        ("requests", "phases", True),
+    ]
+    names = [row.blocks[at].names()[-1] for row in rows[:2] for at in range(len(row.blocks))]
+    assert names == [
+        "a",
+        "c",
+        "no request",
+        "queued",
+        "prefill",
+        "decode",
+        "no request",
+        "queued",
+        "prefill",
+        "decode",
+    ]

@@ -13,11 +13,11 @@ import pytest
 
 pytest.importorskip("torch", reason="torch is not installed: make torch")
 
-from cbtop.profiler.instrument import install, trouble, uninstall
+from cbtop.profiler.instrument import install, trouble, uninstall, vllm_serving
 from cbtop.profiler.instrument.vllm_plugin import register
 from cbtop.profiler.instrument.vllm_serving import log_of
 from cbtop.profiler.profiler import BrickProfiler
-from cbtop.protocol.serving_messages import EngineLoad, EngineTimes, ServedRequest
+from cbtop.protocol.serving_messages import EngineLoad, EngineTimes, EngineWorker, ServedRequest
 from tests.profiler.instrument.engines import importable, write_engine
 from tests.profiler.memory import Memory
 
@@ -134,3 +134,12 @@ def test_a_request_without_the_expected_attributes_does_not_stop_vllm(
     assert not _requests(memory)
     assert len(caplog.records) == 1
     assert "num_prompt_tokens" in caplog.text
+
+
+def test_a_worker_process_names_the_process_of_its_engine(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm_serving, "_newest", [])
+    runner = import_module("vllm.v1.worker.gpu_model_runner").GPUModelRunner
+    runner()
+    monkeypatch.setattr("multiprocessing.parent_process", lambda: SimpleNamespace(pid=7))
+    runner()
+    assert [said for said in memory.said if isinstance(said, EngineWorker)] == [EngineWorker(7)]
