@@ -26,21 +26,21 @@ from cbtop.profiler.instrument.attachment import installed
 from cbtop.profiler.instrument.awaited import once_imported
 from cbtop.profiler.instrument.functions import TimedFunctions
 from cbtop.profiler.instrument.generation import Function
-from cbtop.profiler.instrument.serving import ServingLog
+from cbtop.profiler.instrument.serving import DETOKENISE, MODEL, OUTPUTS, SCHEDULER, ServingLog
 from cbtop.profiler.instrument.trouble import log_once, log_own_error
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
 from cbtop.protocol import clock
 from cbtop.protocol.serving_messages import EngineWorker
-from cbtop.protocol.vocabulary import BrickCategory, EnginePart
+from cbtop.protocol.vocabulary import BrickCategory
 
 SEEN_IN = ("0.22.0", "0.32.0")  # the versions of vLLM that CONTRACT was compared with
-SCHEDULER = "vllm.v1.core.sched.scheduler", "Scheduler"
+VLLM_SCHEDULER = "vllm.v1.core.sched.scheduler", "Scheduler"
 ENGINE_CORE = "vllm.v1.engine.core", "EngineCore"
 FRONT_END = "vllm.v1.engine.output_processor", "OutputProcessor"
 # By (module, class): the methods that are wrapped, each with its first parameters after `self`.
 CONTRACT: dict[tuple[str, str], dict[str, tuple[str, ...]]] = {
-    SCHEDULER: {
+    VLLM_SCHEDULER: {
         "add_request": ("request",),
         "schedule": (),
         "update_from_output": ("scheduler_output", "model_runner_output"),
@@ -68,7 +68,7 @@ _newest: list[weakref.ref[ServingLog]] = []  # the log of the newest scheduler o
 def follow() -> None:
     """Wrap the methods in CONTRACT when vLLM imports their modules."""
     wrappers: dict[tuple[str, str], dict[str, Callable[[Function], Function]]] = {
-        SCHEDULER: {
+        VLLM_SCHEDULER: {
             "add_request": _adds,
             "schedule": _schedules,
             "update_from_output": _updates,
@@ -195,7 +195,7 @@ def _schedules(original: Function) -> Function:
         log = _guarded(_logs.get, self)
         if log is None:
             return original(self, *args, **kwargs)
-        before = log.enter(EnginePart.SCHEDULER)
+        before = log.enter(SCHEDULER)
         try:
             output = original(self, *args, **kwargs)
             _guarded(scheduled, log, output)
@@ -218,7 +218,7 @@ def _updates(original: Function) -> Function:
         log = _guarded(_logs.get, self)
         if log is None:
             return original(self, *args, **kwargs)
-        before = log.enter(EnginePart.OUTPUTS)
+        before = log.enter(OUTPUTS)
         try:
             result = original(self, *args, **kwargs)
             _guarded(lambda: log.outputs(outputs_of(result)))
@@ -255,7 +255,7 @@ def _steps(original: Function) -> Function:
         log = _guarded(lambda: _logs.get(self.scheduler))
         if log is None:
             return original(self, *args, **kwargs)
-        before = log.enter(EnginePart.MODEL)
+        before = log.enter(MODEL)
         try:
             return original(self, *args, **kwargs)
         finally:
@@ -276,7 +276,7 @@ def _detokenises(original: Function) -> Function:
     def process_outputs(self: Any, engine_core_outputs: Any, /, *args: Any, **kwargs: Any) -> Any:
         log = _newest[0]() if _newest else None
         profiler, timer = _guarded(begun) or (None, None)
-        before = None if log is None else log.enter(EnginePart.DETOKENISE)
+        before = None if log is None else log.enter(DETOKENISE)
         try:
             return original(self, engine_core_outputs, *args, **kwargs)
         finally:

@@ -10,7 +10,6 @@ from cbtop.profiler.instrument import serving
 from cbtop.profiler.instrument.serving import ServingLog
 from cbtop.protocol.messages import CatalogMessage
 from cbtop.protocol.serving_messages import EngineLoad, EngineTimes, Latencies, ServedRequest
-from cbtop.protocol.vocabulary import EnginePart
 
 MS = 1_000_000
 
@@ -23,7 +22,7 @@ class Engine:
         self.said: list[CatalogMessage] = []
         self.log = ServingLog("vLLM", self.said.append, lambda: load, lambda: self.now_ns)
 
-    def runs(self, part: EnginePart, ms: float) -> None:
+    def runs(self, part: int, ms: float) -> None:
         before = self.log.enter(part)
         self.passes(ms)
         self.log.leave(before)
@@ -33,11 +32,11 @@ class Engine:
 
     def step(self, *outputs: tuple[str, int, str | None]) -> None:
         """Take 1 ms to schedule, 5 for the model, 2 for updates, and 3 until the next step."""
-        before = self.log.enter(EnginePart.MODEL)
-        self.runs(EnginePart.SCHEDULER, 1)
+        before = self.log.enter(serving.MODEL)
+        self.runs(serving.SCHEDULER, 1)
         self.log.scheduled([(name, 16) for name, _, _ in outputs], ())
         self.passes(5)
-        inner = self.log.enter(EnginePart.OUTPUTS)
+        inner = self.log.enter(serving.OUTPUTS)
         self.passes(2)
         self.log.outputs(outputs)
         self.log.leave(inner)
@@ -137,9 +136,9 @@ def test_an_engine_without_requests_announces_its_load_at_once() -> None:
 
 def test_another_thread_does_not_change_the_parts_of_the_engine(engine: Engine) -> None:
     engine.log.arrived("a", 0, 32)
-    engine.log.enter(EnginePart.MODEL)
+    engine.log.enter(serving.MODEL)
     engine.passes(5)
-    thread = threading.Thread(target=lambda: engine.log.enter(EnginePart.DETOKENISE))
+    thread = threading.Thread(target=lambda: engine.log.enter(serving.DETOKENISE))
     thread.start()
     thread.join()
     engine.log.outputs([("a", 1, None)])
