@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from cbtop.client.source_record import SourceRecord
@@ -95,11 +95,17 @@ def engine_of(record: SourceRecord, records: Iterable[SourceRecord]) -> SourceRe
     return record
 
 
-def serving_view(record: SourceRecord) -> ServingView | None:
+def shared_engine(members: Iterable[SourceRecord], records: Sequence[SourceRecord]) -> SourceRecord | None:
+    """Return the engine of all `members`, or None if they have several, as with data parallelism."""
+    engines = {engine.key: engine for engine in (engine_of(member, records) for member in members)}
+    return next(iter(engines.values())) if len(engines) == 1 else None
+
+
+def serving_view(record: SourceRecord | None) -> ServingView | None:
     """Return the view of a source's engine, or None if the source serves no requests."""
-    said = record.serving
-    if not said.is_engine:
+    if record is None or not record.serving.is_engine:
         return None
+    said = record.serving
     times = said.times
     requests = sorted(said.requests.values(), key=lambda one: one.number)
     loads = sorted(said.loads.values(), key=lambda one: one.number)

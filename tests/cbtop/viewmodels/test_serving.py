@@ -11,7 +11,7 @@ from cbtop.text import serving_text
 from cbtop.tui.views.timeline_lanes import row_blocks
 from cbtop.viewmodels.request_lanes import MAX_REQUEST_LANES, request_lanes
 from cbtop.viewmodels.selection import has_data
-from cbtop.viewmodels.serving import LatencyView, LoadView, ServingView, engine_of, serving_view
+from cbtop.viewmodels.serving import LatencyView, LoadView, ServingView, engine_of, serving_view, shared_engine
 from cbtop.viewmodels.source import source_view, summaries
 from tests.cbtop.made_serving import MS, REQUESTS, other_pid, served
 
@@ -68,6 +68,8 @@ def test_a_worker_shows_the_requests_of_the_engine_it_names(tmp_path: Path) -> N
     assert engine_of(worker, [other, engine, worker]) is engine
     assert engine_of(worker, [other, worker]) is worker
     assert engine_of(other, [engine, worker]) is other
+    assert shared_engine([worker, worker], [engine, worker]) is engine
+    assert shared_engine([worker, other], [engine, other, worker]) is None
     shown = source_view(worker, engine=engine)
     assert shown.serving is not None
     assert shown.serving.ended == 2
