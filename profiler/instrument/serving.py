@@ -148,8 +148,8 @@ class ServingLog:
             if name in self._requests:
                 self._requests[name].preemptions += 1
 
-    def outputs(self, outputs: Iterable[tuple[str, int, str | None]]) -> None:
-        """End an iteration. `outputs` are (request, number of new tokens, reason if it has ended)."""
+    def outputs(self, outputs: Iterable[tuple[str, int, object]]) -> None:
+        """End an iteration. `outputs` are (request, number of new tokens, why it has ended or None)."""
         now_ns = self._now_ns()
         requests, between = self._requests, self._between_ns
         for name, tokens, reason in outputs:
@@ -166,7 +166,7 @@ class ServingLog:
                 request.last_token_ns = now_ns
                 request.output_tokens += tokens
             if reason is not None:
-                self.ended(name, reason)
+                self.ended(name, str(reason))
         self._end_iteration()
 
     def ended(self, name: str, reason: str) -> None:

@@ -18,7 +18,7 @@ import inspect
 import multiprocessing
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from cbtop.profiler.definitions import BrickDefinition
@@ -207,11 +207,12 @@ def _schedules(original: Function) -> Function:
 
 
 def _updates(original: Function) -> Function:
-    def outputs_of(result: Any) -> Iterator[tuple[str, int, str | None]]:
-        for outputs in result.values():
-            for one in outputs.outputs:
-                reason = one.finish_reason
-                yield one.request_id, len(one.new_token_ids), None if reason is None else str(reason)
+    def outputs_of(result: Any) -> list[tuple[str, int, object]]:
+        return [
+            (one.request_id, len(one.new_token_ids), one.finish_reason)
+            for outputs in result.values()
+            for one in outputs.outputs
+        ]
 
     @functools.wraps(original)
     def update_from_output(self: Any, /, *args: Any, **kwargs: Any) -> Any:
