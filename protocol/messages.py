@@ -24,6 +24,7 @@ from cbtop.protocol.device_messages import Device, DeviceProcess, DeviceSample, 
 from cbtop.protocol.guard_messages import GuardedSteps
 from cbtop.protocol.kernel_messages import BrickHostTime, HostTimes, KernelBurst, KernelTimes
 from cbtop.protocol.memory_messages import PartMemory, TrainingMemory
+from cbtop.protocol.serving_messages import Latencies, ServingMessage
 from cbtop.protocol.structure_messages import StructureMessage, StructurePart
 from cbtop.protocol.training_messages import GradientMessage, PartTime, TrainingTimes
 from cbtop.protocol.vocabulary import BrickCategory, BrickId, NodeKind, Provenance, SourceStatus
@@ -33,8 +34,9 @@ UNSURE_PERCENT = 10  # Percent of a roof. If rounds differ by more, the roof is 
 
 PROTOCOL_MAJOR = 2  # 2: histograms are sent as cells
 # Minor version 1 added devices. 2 added the kernels of a burst. 3 added the time with running steps and the node of a
-# quiet process. 4 added the parts of training steps. 5 added the operations, allocations and conditions.
-PROTOCOL_MINOR = 5
+# quiet process. 4 added the parts of training steps. 5 added the operations, allocations and conditions. 6 added the
+# requests, load and times of a serving engine.
+PROTOCOL_MINOR = 6
 
 
 Packed = NewType("Packed", bytes)  # packed columns, see `cbtop.protocol.columns`
@@ -314,11 +316,22 @@ CatalogMessage = (
     | TrainingMemory
     | GuardedSteps
     | StructureMessage
+    | ServingMessage
     | Goodbye
 )
 DevicePart = Device | DeviceProcess | Unknown
 # Messages that exist only inside other messages.
-Part = TraceNumber | TraceAnomaly | KernelTimes | BrickHostTime | PartTime | PartMemory | StructurePart | DevicePart
+Part = (
+    TraceNumber
+    | TraceAnomaly
+    | KernelTimes
+    | BrickHostTime
+    | PartTime
+    | PartMemory
+    | StructurePart
+    | Latencies
+    | DevicePart
+)
 
 # --- messages of the daemon to every viewer --------------------------------------------------------------------
 

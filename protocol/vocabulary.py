@@ -143,6 +143,17 @@ class TrainingPart(StrEnum):
     NO_KERNEL = "no kernel"  # on a GPU: no kernel runs, though the loop neither waits for data nor does other work
 
 
+class EnginePart(StrEnum):
+    """A part of the time of an engine that serves requests."""
+
+    WAITING = "waiting for requests"  # no request is in the engine
+    SCHEDULER = "scheduler"
+    MODEL = "model"  # preparing its inputs, running it, choosing tokens, and waiting for all that
+    OUTPUTS = "request updates"  # the scheduler applies the chosen tokens to its requests
+    DETOKENISE = "detokenise"  # makes texts and results of tokens; only if it runs in the engine's process
+    HOST = "between steps"  # there are requests, and the engine does something else
+
+
 TRAIN = "train"  # phase of a training step; ` Adam 2` follows if a process has several optimizers
 # Suffixes of the names of bricks in a training step. The first is the backward pass of a brick, the second is a
 # forward pass that the backward pass repeats.

@@ -21,6 +21,7 @@ from cbtop.viewmodels.guard import GuardFaultView, GuardView
 from cbtop.viewmodels.kernels import BrickKernels, KernelRow
 from cbtop.viewmodels.merge_mode import MergeMode
 from cbtop.viewmodels.merged import MergedView, TroubledMember
+from cbtop.viewmodels.serving import EnginePartRow, LatencyView, LoadView, ServedRow, ServingView
 from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.steps import SpanView, WarmUpView
 from cbtop.viewmodels.straggler import StragglerView
@@ -84,6 +85,19 @@ def rich_views() -> list[SourceView]:
                 GradientFaultView("up.weight", "NaN", 9, 8, 9, 9, 1, 3),
                 LossScaleView(2.0, 9, 1, 4.0, 3, 1, 0),
             ),
+        ),
+        serving=ServingView(
+            "vLLM",
+            9,
+            2.0,
+            (EnginePartRow("scheduler", 100.0, 2.0, 2.0),),
+            3,
+            LatencyView(3, 1.0, 2.0),
+            LatencyView(9, 1.0, 2.0),
+            LoadView(0.5, 1, 2, 40.0),
+            (LoadView(0.5, 1, 2, 40.0),),
+            (ServedRow(0, "a", 0.0, 1.0, 2.0, 3.0, 1.0, 32, 16, 5, 1, "stop"),),
+            0,
         ),
         guard=GuardView(
             None, 90, 9, 1, GuardFaultView("NaN", "Down", "down", 2, "train", 5, 5, "finite", None, "weight", None)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from cbtop.client.busy import SLICES, BusySlices
 from cbtop.client.contents import AnnouncedContents
 from cbtop.client.recent import RecentRecords
+from cbtop.client.serving import AnnouncedServing
 from cbtop.client.trend import BrickTrend
 from cbtop.client.window import Losses, Window
 from cbtop.profiler.analysis.graph.node_table import NodeTable
@@ -83,6 +84,7 @@ class SourceRecord:
     guarded: dict[str, GuardedSteps] = field(default_factory=dict)  # by model
     gradients: dict[tuple[type, str, str], GradientMessage] = field(default_factory=dict)  # by kind, phase and model
     contents: AnnouncedContents = field(default_factory=AnnouncedContents)
+    serving: AnnouncedServing = field(default_factory=AnnouncedServing)
     goodbye: Goodbye | None = None
     state: SourceState | None = None
     stats: NodeStats = field(default_factory=NodeStats)
@@ -132,7 +134,7 @@ class SourceRecord:
         traced += len(self.host_times.bricks) if self.host_times else 0
         traced += sum(1 + len(times.parts) for times in self.training_times.values()) + len(self.gradients)
         traced += sum(1 + len(memory.parts) for memory in self.training_memory.values())
-        traced += 2 * len(self.guarded) + len(self.contents)
+        traced += 2 * len(self.guarded) + len(self.contents) + len(self.serving)
         return places + len(self.dependencies) + len(self.ceilings) + len(self.checks) + len(self.traces) + traced
 
     @property
@@ -144,7 +146,7 @@ class SourceRecord:
         said += len(self.host_times.bricks) if self.host_times else 0
         said += sum(1 + len(times.parts) for times in self.training_times.values()) + len(self.gradients)
         said += sum(1 + len(memory.parts) for memory in self.training_memory.values())
-        said += 2 * len(self.guarded) + len(self.contents)
+        said += 2 * len(self.guarded) + len(self.contents) + len(self.serving)
         known = SOURCE_BYTES + NODE_BYTES * len(self.nodes) + self.names_bytes + SAID_BYTES * said
         known += DEPENDENCY_BYTES * len(self.dependencies) + PHASE_BYTES * len(self.history)
         slices = BUSY_BYTES * len(self.stats) if self.busy else 0
@@ -188,6 +190,7 @@ class SourceRecord:
         self.guarded.clear()
         self.gradients.clear()
         self.contents = AnnouncedContents()
+        self.serving = AnnouncedServing()
 
 
 def remember(record: SourceRecord, monotonic_ns: int, growth: Growth | None = None) -> None:

@@ -10,6 +10,7 @@ from typing import BinaryIO, TextIO
 from cbtop.exporters.records import Records
 from cbtop.profiler.analysis.graph.node_table import NodeTable
 from cbtop.protocol.messages import Dependency, Node
+from cbtop.protocol.serving_messages import ServedRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,7 @@ class RecordedProcess:
     dependencies: Sequence[Dependency] = ()
     key: str = ""
     rank: int | None = None
+    requests: Sequence[ServedRequest] = ()  # the newest state of each request that an engine served
 
 
 @dataclass(frozen=True, slots=True)

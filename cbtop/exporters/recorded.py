@@ -29,6 +29,7 @@ from cbtop.protocol.process import is_running
 from cbtop.protocol.record_batch import MAX_TALLIES, RecordTally, tally, unpack
 from cbtop.protocol.recording import Frame, FrameKind, RecordingReader
 from cbtop.protocol.ring_reader import Batch, RingReader
+from cbtop.protocol.serving_messages import ServedRequest
 
 CHUNK_RECORDS = 1 << 16  # number of records in a full chunk; a busy process writes them in a few seconds
 
@@ -119,6 +120,7 @@ class _Said:
         self.hello: HostHello | None = None
         self.nodes = NodeTable()
         self.dependencies: dict[Dependency, None] = {}
+        self.requests: dict[int, ServedRequest] = {}
 
     def take(self, messages: Iterable[CatalogMessage]) -> None:
         """Add announcements.
@@ -131,6 +133,8 @@ class _Said:
                     self.hello, self.pid = message, message.pid
                 case Dependency() if len(self.dependencies) < MAX_NODES:
                     self.dependencies[message] = None
+                case ServedRequest() if message.number in self.requests or len(self.requests) < MAX_NODES:
+                    self.requests[message.number] = message
                 case Node() if message.id > len(self.nodes):
                     try:
                         self.nodes.add(message)
@@ -141,14 +145,15 @@ class _Said:
 
     def kept(self) -> int:
         """Return the number of stored announcements."""
-        return len(self.nodes) + len(self.dependencies)
+        return len(self.nodes) + len(self.dependencies) + len(self.requests)
 
     def recorded(self, records: Records, overwritten: int, rejected: int, missed: int = 0) -> RecordedProcess:
         program = self.hello.program if self.hello else f"pid {self.pid}"
         known = [d for d in self.dependencies if max(d.first, d.then) <= len(self.nodes)]
         rank = self.hello.rank if self.hello else None
+        requests = tuple(self.requests[number] for number in sorted(self.requests))
         return RecordedProcess(
-            program, self.pid, self.nodes, records, overwritten, rejected, missed, known, self.key, rank
+            program, self.pid, self.nodes, records, overwritten, rejected, missed, known, self.key, rank, requests
         )
 
 

@@ -31,6 +31,7 @@ from cbtop.viewmodels.merge import members_of, merged_view
 from cbtop.viewmodels.merge_mode import MergeMode
 from cbtop.viewmodels.on_demand import LazyValue, with_parts
 from cbtop.viewmodels.selection import is_live, is_selected
+from cbtop.viewmodels.serving import engine_of, serving_view, shared_engine
 from cbtop.viewmodels.snapshot import snapshot
 from cbtop.viewmodels.source import SourceSummary, SourceView, source_view, summaries
 from cbtop.viewmodels.sources import ClockView, ListView, ProcessCost, SourceRow, daemon_cost, source_row
@@ -150,6 +151,7 @@ class Views:
             window=window,
             ceilings=self.ceilings(source.record),
             is_recording=self.is_recording,
+            engine=engine_of(source.record, (other.record for other in seen.values())),
         )
         found = _slowest(seen, job_of(source.record), view.phase)
         machines = _machines([source])
@@ -189,9 +191,11 @@ class Views:
         assert view.merged is not None
         merged = replace(view.merged, left_out=len(alike) - len(view.merged.members))
         machines = _machines(heard)
+        engine = shared_engine([one.record for one in heard], [source.record for source in seen.values()])
         view = with_parts(
             view,
             merged=merged,
+            serving=LazyValue(lambda: serving_view(engine)),
             stale_s=heard[0].stale_s,
             straggler=found,
             machines=machines,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 
 from cbtop.errors import UntrustedError
+from cbtop.exporters.base import RecordedProcess
 from cbtop.exporters.call_columns import (
     OF_BRICKS,
     OF_CALLS,
@@ -105,6 +106,10 @@ class Recording:
         """Return all calls of all kinds, one row per call. These are the rows of `cbtop export --format parquet`."""
         return self._table(OF_CALLS, of_kinds(*NodeKind))
 
+    def requests(self) -> ColumnTable:
+        """Return the requests that an engine served, one row per request, by process and arrival."""
+        return _requests(self._processes)
+
     def verdicts(self) -> ColumnTable:
         """Return the verdicts at the end of the recording, as `cbtop replay --headless` shows them."""
         from cbtop.feeds.replay import ReplayFeed  # imported here, because views load slowly, and tables need none
@@ -130,6 +135,35 @@ class Recording:
                 f"{self.path} has damaged frames, {self._reader.damaged}: what they held is missing; "
                 "pass allow_damage=True to read the rest"
             )
+
+
+def _requests(processes: Sequence[RecordedProcess]) -> ColumnTable:
+    rows = [(process, one) for process in processes for one in process.requests]
+    begins_ns = [process.records.begin_ns for process in processes if len(process.records)]
+    begin_ns = min(begins_ns, default=min((one.arrived_ns for _, one in rows), default=0))
+
+    def since_us(moment_ns: int, arrived_ns: int) -> float | None:
+        return (moment_ns - arrived_ns) / 1e3 if moment_ns else None
+
+    floats: dict[str, list[float | None]] = {
+        "begin_s": [(one.arrived_ns - begin_ns) / 1e9 for _, one in rows],
+        "queued_us": [since_us(one.scheduled_ns, one.arrived_ns) for _, one in rows],
+        "first_token_us": [since_us(one.first_token_ns, one.arrived_ns) for _, one in rows],
+        "duration_us": [since_us(one.ended_ns, one.arrived_ns) for _, one in rows],
+    }
+    counts = ("number", "prompt_tokens", "cached_tokens", "output_tokens", "preemptions")
+    texts: dict[str, list[str | None]] = {
+        "reason": [one.reason or None for _, one in rows],
+        "program": [process.process for process, _ in rows],
+        "source": [process.key for process, _ in rows],
+    }
+    return ColumnTable(
+        {"request": TypedColumn.of_texts([one.name for _, one in rows], {})}
+        | {name: TypedColumn.of_numbers(column, np.float64) for name, column in floats.items()}
+        | {name: TypedColumn.of_numbers([getattr(one, name) for _, one in rows], np.int64) for name in counts}
+        | {name: TypedColumn.of_texts(column, {}) for name, column in texts.items()}
+        | {"pid": TypedColumn.of_numbers([process.pid for process, _ in rows], np.int64)}
+    )
 
 
 def _verdicts(views: Sequence[SourceView]) -> ColumnTable:

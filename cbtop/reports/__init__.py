@@ -30,7 +30,19 @@ SOURCES, DEVICES = "sources", "devices"  # names of the sections about all sourc
 HTML = "html"  # format with every section, so that it needs every record, too
 TIMELINE = "timeline"  # name of the section that needs every record; records are only received if it is requested
 # names of all other sections, which must be the same as in text.py
-VIEWS = ("training", "bricks", "categories", "layers", TIMELINE, "roofline", "tree", "trace", SOURCES, DEVICES)
+VIEWS = (
+    "training",
+    "requests",
+    "bricks",
+    "categories",
+    "layers",
+    TIMELINE,
+    "roofline",
+    "tree",
+    "trace",
+    SOURCES,
+    DEVICES,
+)
 
 
 def _text(

@@ -18,7 +18,7 @@ from cbtop.reports.text import (
     replay_text,
     verdicts_text,
 )
-from cbtop.text import merge_text, rate_text, recording_text, source_text, training_text
+from cbtop.text import merge_text, rate_text, recording_text, serving_text, source_text, training_text
 from cbtop.text.row_filter import AS_THEY_COME, RowChoice
 from cbtop.text.statistics import OVERVIEW_REPORT
 from cbtop.viewmodels.source import SourceView
@@ -60,6 +60,7 @@ def _source(view: SourceView, rows: RowChoice, room: int) -> list[str]:
         [training_text.parts(view, view.training), *training_text.below(view, view.training)]
         if view.training
         else [],
+        serving_text.lines(view.serving) if view.serving else [],
         books_text(view).splitlines(),
         foot_text(view).splitlines(),
     ]

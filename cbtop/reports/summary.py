@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from cbtop import units
 from cbtop.protocol.vocabulary import is_warm_up
-from cbtop.text import rate_text, recording_text, source_text, training_text
+from cbtop.text import rate_text, recording_text, serving_text, source_text, training_text
 from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.steps import StepsView
 from cbtop.viewmodels.verdict import Severity
@@ -28,6 +28,7 @@ def summary(view: SourceView, next_command: str, more_processes: int = 0, note: 
     above += _others(view)
     above += [training_text.parts(view, view.training)] if view.training and view.training.parts else []
     above += training_text.gradients(view, view.training) if view.training else []
+    above += serving_text.lines(view.serving)[:1] if view.serving else []
     if outside := source_text.not_instrumented(view):
         above.append(outside)
     worst = [verdict for verdict in view.verdicts if verdict.severity is not Severity.NOTE]

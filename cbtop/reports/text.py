@@ -12,6 +12,7 @@ from cbtop.protocol.vocabulary import LAUNCH_BOUND, UNTIL_THERE, Provenance, is_
 from cbtop.reports import DEVICES, SOURCES
 from cbtop.reports.layers import layers_table
 from cbtop.reports.machines import machines_of, machines_text
+from cbtop.reports.serving import serving_tables
 from cbtop.reports.sources import listed_in, listed_text
 from cbtop.reports.tables import Table, table
 from cbtop.reports.training import training_tables, why_none
@@ -585,6 +586,7 @@ def foot_text(view: SourceView) -> str:
 OF_BRICKS = ("bricks", "roofline")
 SECTIONS: dict[str, Callable[[SourceView], str]] = {
     "training": training_tables,
+    "requests": serving_tables,
     "bricks": _bricks,
     "categories": _categories,
     "layers": layers_table,

@@ -5,6 +5,7 @@ Lanes
 - If two steps overlap, the second one takes the next lane. Overlapping work inside a step is treated in the same way.
 - Three kinds of records have separate lanes: work that other threads or tasks do for a step (adopted work), work
   outside of steps, and the host times of a step that was timed on a device.
+- The requests of an engine have lanes without records. Their row of bricks has the phases of each request.
 - On every lane, the outermost bricks and the gaps between them add up to the whole timeline, to the nanosecond.
 """
 
@@ -95,15 +96,16 @@ class Lane:
     def parts_ns(self, begin_ns: int, end_ns: int) -> dict[str, int]:
         """Return the time between two moments by name, the longest first.
 
-        The key `bricks` is the time in bricks. The other keys are names of gaps.
+        The key `bricks` (the name of that row) is the time in bricks. The other keys are names of gaps.
         """
-        found = {BRICKS: 0}
+        bricks = self.rows[self.bricks].name
+        found = {bricks: 0}
         rows: tuple[tuple[TimelineSpan | Gap, ...], ...] = (self.rows[self.bricks].spans, self.gaps)
         for row in rows:
             for part in row[_first_from(row, begin_ns) :]:
                 inside_ns = min(part.end_ns, end_ns) - max(part.start_ns, begin_ns)
                 if inside_ns > 0:
-                    name = part.name if isinstance(part, Gap) else BRICKS
+                    name = part.name if isinstance(part, Gap) else bricks
                     found[name] = found.get(name, 0) + inside_ns
                 elif part.start_ns >= end_ns:
                     break

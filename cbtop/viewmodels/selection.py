@@ -142,7 +142,7 @@ def has_data(record: SourceRecord, phase: str | None = None) -> bool:
     if phase is not None and shown != phase:
         return False
     if shown is None:
-        return bool(
+        return record.serving.is_engine or bool(
             count[: len(record.nodes) + 1][record.nodes.column("kind_of")[: len(count)] == NodeKind.BRICK].any()
         )
     steps = [

@@ -13,7 +13,7 @@ from cbtop.profiler.analysis.phase_totals import PhaseTotals
 from cbtop.profiler.analysis.time_breakdown import books_of, outside_steps
 from cbtop.protocol.messages import Ceiling, Sampling
 from cbtop.protocol.roofs import way_out_on_cpu
-from cbtop.protocol.vocabulary import GUARD_CHECK, SourceStatus
+from cbtop.protocol.vocabulary import GUARD_CHECK, NodeKind, SourceStatus
 from cbtop.viewmodels.brick_growth import BrickGrowth, brick_growth
 from cbtop.viewmodels.bricks import BrickRow, brick_rows
 from cbtop.viewmodels.categories import CategoryRow, category_rows
@@ -40,6 +40,7 @@ from cbtop.viewmodels.roofline import (
     under_roofs,
 )
 from cbtop.viewmodels.selection import PhaseSelection, WindowView, shown, shown_phase, state_of, window_view
+from cbtop.viewmodels.serving import ServingView, serving_view
 from cbtop.viewmodels.sources import ClockView, ListView
 from cbtop.viewmodels.stall import StallView, stall_view
 from cbtop.viewmodels.steps import (
@@ -129,6 +130,7 @@ class SourceView:
     # Compilations in the shown time. None in a merge, and without compilations.
     compiling: CompilingView | None = None
     guard: GuardView | None = None  # None without `--guard`
+    serving: Lazy[ServingView | None] = Lazy(None)  # None if the process serves no requests
     rank: int | None = None  # number of the rank that the launcher reported
     local_rank: int | None = None
     world_size: int | None = None
@@ -246,8 +248,8 @@ class SourceView:
 
     @property
     def has_data(self) -> bool:
-        """Whether a step has ended. For a process without steps: whether a brick has ended."""
-        return self.steps is not None or (self.phase is None and bool(self.bricks))
+        """Whether a step has ended. For a process without steps: whether a brick has ended or it serves requests."""
+        return self.steps is not None or (self.phase is None and (bool(self.bricks) or self.serving is not None))
 
 
 def summaries(records: Iterable[SourceRecord]) -> tuple[SourceSummary, ...]:
@@ -263,10 +265,12 @@ def source_view(
     window: bool = False,
     ceilings: Iterable[Ceiling] | None = None,
     is_recording: bool = False,
+    engine: SourceRecord | None = None,
 ) -> SourceView:
     """Return the view of `record` for `phase` (default: `shown_phase`), over its window or since the start.
 
-    `ceilings` are the roofs of its roofline (default: the roofs that it announced). With `is_recording`, notes
+    `ceilings` are the roofs of its roofline (default: the roofs that it announced). `engine` is the record of the
+    process whose requests it runs (default: `record`). With `is_recording`, notes
     contain no advice to measure roofs, because this is not possible for a recording.
     """
     found = shown(record, window=window)
@@ -311,10 +315,12 @@ def source_view(
         time_range=found.time_range_view,
         is_inside_of_all=parts.is_inside_of_all,
     )
-    return _with_details(view, record, found, parts)
+    return _with_details(view, record, found, parts, engine or record)
 
 
-def _with_details(view: SourceView, record: SourceRecord, found: PhaseSelection, parts: _Parts) -> SourceView:
+def _with_details(
+    view: SourceView, record: SourceRecord, found: PhaseSelection, parts: _Parts, engine: SourceRecord
+) -> SourceView:
     """Return `view` with fields that few sources have, or that few outputs show."""
     hello, phase = record.hello, view.phase
     is_sample = view.steps is not None and view.steps.is_sample
@@ -328,6 +334,7 @@ def _with_details(view: SourceView, record: SourceRecord, found: PhaseSelection,
         brick_growth=LazyValue(lambda: brick_growth(record, phase)),
         step_us_history=LazyValue(lambda: step_us_history(record, phase)),
         guard=guard_view(record.guarded.values()),
+        serving=LazyValue(lambda: serving_view(engine)),
         rank=hello.rank if hello else None,
         local_rank=hello.local_rank if hello else None,
         world_size=hello.world_size if hello else None,
@@ -342,7 +349,9 @@ def _with_details(view: SourceView, record: SourceRecord, found: PhaseSelection,
         critical_path=LazyValue(lambda: parts.graph[1]),
         stall=stall_view(record),
         kernels=LazyValue(lambda: _kernels(record, phase)),
-        timeline=LazyValue(lambda: timeline_view(record, phase, is_sample=is_sample)),
+        timeline=LazyValue(
+            lambda: timeline_view(record, phase, is_sample=is_sample, requests=engine.serving.requests.values())
+        ),
         second=_second(record),
     )
 
@@ -494,8 +503,13 @@ def _label(record: SourceRecord) -> str:
     return f"{hello.program}, {hello.pid}@{hello.host}" if hello else record.key
 
 
-def _newest_first(record: SourceRecord) -> tuple[bool, int]:
-    return state_of(record) is not SourceStatus.LIVE, -(record.hello.realtime_ns if record.hello else 0)
+def _newest_first(record: SourceRecord) -> tuple[bool, bool, int]:
+    """Order live processes first. Processes that only have work outside of steps follow those with steps, because an
+    engine may run its model in other processes.
+    """
+    has_steps = any(node.kind is NodeKind.STEP for node in record.nodes.children[None])
+    is_beside = not has_steps and (bool(len(record.nodes)) or record.serving.is_engine)
+    return state_of(record) is not SourceStatus.LIVE, is_beside, -(record.hello.realtime_ns if record.hello else 0)
 
 
 def _kernels(record: SourceRecord, phase: str | None) -> tuple[BrickKernels, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from weakref import WeakKeyDictionary
@@ -22,6 +22,7 @@ from cbtop.profiler.analysis.histograms import distinct
 from cbtop.profiler.analysis.stats import sane
 from cbtop.protocol.ring import FLAG_FAILED, FLAG_PLAIN, FLAG_UNCOUNTED, LANE_SHIFT, LANES
 from cbtop.protocol.ring_reader import Batch
+from cbtop.protocol.serving_messages import ServedRequest
 from cbtop.protocol.vocabulary import LAUNCHES, NodeKind
 from cbtop.viewmodels.lane_maker import GapNames, LaneMaker, is_step
 from cbtop.viewmodels.lanes import (
@@ -37,6 +38,7 @@ from cbtop.viewmodels.lanes import (
     TimelineSpan,
 )
 from cbtop.viewmodels.on_demand import Lazy, LazyValue
+from cbtop.viewmodels.request_lanes import request_lanes
 
 MAX_SPANS = 4_096  # maximum number of records; one whole step is always shown, even if it has more
 MAX_LIKE_NEWEST = 256  # maximum number of steps: the number of cells of a wide screen
@@ -79,22 +81,26 @@ class TimelineView:
         return sorted(parts, key=lambda one: (one[1].start_ns, one[1].end_ns))
 
 
-def timeline_view(record: SourceRecord, phase: str | None, *, is_sample: bool) -> TimelineView | None:
+def timeline_view(
+    record: SourceRecord, phase: str | None, *, is_sample: bool, requests: Collection[ServedRequest] = ()
+) -> TimelineView | None:
     """Return the timeline of `record`, or None without records. `is_sample` means that some steps left no records.
 
-    Returns the same object until new records arrive.
+    `requests` are added as lanes. Returns the same object until new records arrive.
     """
     of = record.recent.version, len(record.nodes), phase, is_sample
     known = _MADE.get(record.recent)
     if known is None or known[0] != of:
-        known = _MADE[record.recent] = of, _made(record, phase, is_sample=is_sample)
+        known = _MADE[record.recent] = of, _made(record, phase, requests, is_sample=is_sample)
     return known[1]
 
 
 _MADE: WeakKeyDictionary[RecentRecords, tuple[object, TimelineView | None]] = WeakKeyDictionary()
 
 
-def _made(record: SourceRecord, phase: str | None, *, is_sample: bool) -> TimelineView | None:
+def _made(
+    record: SourceRecord, phase: str | None, requests: Collection[ServedRequest], *, is_sample: bool
+) -> TimelineView | None:
     recent, nodes = record.recent, record.nodes
     if not len(recent):
         return None
@@ -113,13 +119,15 @@ def _made(record: SourceRecord, phase: str | None, *, is_sample: bool) -> Timeli
     holes = [hole for hole in (Hole(0, recent.horizon_ns), *recent.holes) if hole.end_ns > begin_ns]
     between = BETWEEN_RECORDED if is_sample else BETWEEN_STEPS
     make = _Lanes(found, placed, begin_ns, length_ns, holes, between)
-    lanes = LazyValue(lambda: _titled(make.all()))
+    served = request_lanes(requests, begin_ns, length_ns)
+    lanes = LazyValue(lambda: _titled([*make.all(), *served]))
     newest_lanes, newest_s = lanes, None
     like_newest_ns: tuple[int, ...] = ()
     newest_span: LazyValue[TimelineSpan | None] = LazyValue(lambda: None)
     if newest is not None:
         node, start_ns, end_ns = (int(column[newest]) for column in (batch.node, batch.start_ns, batch.end_ns))
-        newest_lanes = LazyValue(lambda: _titled(make.about(start_ns - _BEFORE_NEWEST * (end_ns - start_ns))))
+        since_ns = start_ns - _BEFORE_NEWEST * (end_ns - start_ns)
+        newest_lanes = LazyValue(lambda: _titled([*make.about(since_ns), *served]))
         newest_span = LazyValue(lambda: _span_of(newest_lanes.value(), node, start_ns - begin_ns))
         like_newest_ns = found.lengths_ns(placed & (batch.node == node))
         if record.hello is not None:

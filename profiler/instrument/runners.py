@@ -21,6 +21,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from cbtop.profiler.definitions import BrickDefinition
 from cbtop.profiler.hot_path import HotPath, chosen
 from cbtop.profiler.instrument.attachment import Attachment, attach_to_runner, installed, leave_alone
 from cbtop.profiler.instrument.awaited import once_imported
@@ -35,12 +36,10 @@ from cbtop.profiler.instrument.steps import ModelSteps
 from cbtop.profiler.instrument.trouble import in_words, log_once, log_own_error
 from cbtop.protocol import clock
 from cbtop.protocol.signals import reraise_host_error, suppressed
-from cbtop.protocol.vocabulary import BrickId
+from cbtop.protocol.vocabulary import BrickCategory, BrickId
 
 if TYPE_CHECKING:
     from torch import nn
-
-    from cbtop.profiler.definitions import BrickDefinition
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +58,8 @@ class Engine:
     # brick (None: the brick of the module).
     opaque_methods: Callable[[Any], Iterable[tuple[Any, str, BrickDefinition | None]]] = lambda module: ()
 
+
+PREPARE_INPUTS = BrickDefinition("PrepareInputs", BrickCategory.OTHER, backend="torch")
 
 # By runner; None: not shown.
 _attachments: weakref.WeakKeyDictionary[Any, Attachment | None] = weakref.WeakKeyDictionary()
@@ -202,6 +203,13 @@ def samples(original: Function) -> Function:
     """Wrap a function that chooses tokens, and time it as the brick Sampling of the open step."""
     return timed(
         original, "Sampling", brick_of=lambda args, kwargs: (BrickId.SAMPLING, unit().open[-1].call.sequences)
+    )
+
+
+def prepares_inputs(original: Function) -> Function:
+    """Wrap a function that prepares the inputs of a run, and time it as the brick PrepareInputs of the open step."""
+    return timed(
+        original, PREPARE_INPUTS.name, brick_of=lambda args, kwargs: (PREPARE_INPUTS, unit().open[-1].call.tokens)
     )
 
 

@@ -30,9 +30,12 @@ if TYPE_CHECKING:
 
     from cbtop.profiler.instrument.phases import Call
 
-# The Python modules of vLLM's runners, each with the name of the method that chooses tokens. Runners for other
-# devices are derived from the first one.
-RUNNERS = {"vllm.v1.worker.gpu_model_runner": "_sample", "vllm.v1.worker.gpu.model_runner": "sample"}
+# The Python modules of vLLM's runners, each with the names of the methods that prepare inputs and choose tokens.
+# Runners for other devices are derived from the first one.
+RUNNERS = {
+    "vllm.v1.worker.gpu_model_runner": ("_prepare_inputs", "_sample"),
+    "vllm.v1.worker.gpu.model_runner": ("prepare_inputs", "sample"),
+}
 # The class that compiles the pieces of a model, with the first argument `graph`.
 COMPILERS = "vllm.compilation.backends", "CompilerManager"
 WHOLE = 2  # the value of vLLM's CUDAGraphMode for graphs that contain a whole call of the model
@@ -44,7 +47,7 @@ def register() -> None:
     """Patch vLLM's runners. vLLM calls this function, in some processes more than once."""
     if os.environ.get("CBTOP_RUN", "0") == "0" or "torch" not in sys.modules:
         return
-    from cbtop.profiler.instrument import phases
+    from cbtop.profiler.instrument import phases, vllm_serving
     from cbtop.profiler.instrument.functions import brick_of_name
     from cbtop.profiler.instrument.runners import (
         Engine,
@@ -52,6 +55,7 @@ def register() -> None:
         ends,
         loads,
         once_there,
+        prepares_inputs,
         runs,
         runs_without_requests,
         samples,
@@ -68,16 +72,19 @@ def register() -> None:
         describe_capture=functools.partial(_describe_capture, phases),
         opaque_methods=functools.partial(_opaque_methods, brick_of_name),
     )
-    for module, sampling in RUNNERS.items():
+    for module, (preparing, sampling) in RUNNERS.items():
         wrappers = {
             "execute_model": lambda original: runs(original, engine),
             "load_model": lambda original: loads(original, engine),
             "sample_tokens": lambda original: ends(original, _accepted),
             sampling: samples,
             "_dummy_run": lambda original: runs_without_requests(original, engine),
+            preparing: prepares_inputs,
+            "__init__": vllm_serving.names_engine,
         }
         once_there(engine, module, "GPUModelRunner", wrappers)
     once_there(engine, *COMPILERS, {"compile": compiles_pieces})
+    vllm_serving.follow()
 
 
 def _model_of(runner: Any) -> nn.Module:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from cbtop.client.kept_roofs import StoredRoofs
+from cbtop.client.source_record import SourceRecord
 from cbtop.client.store import Store
 from cbtop.daemon.source import Source
 from cbtop.viewmodels.on_demand import with_parts
@@ -10,25 +13,36 @@ from cbtop.viewmodels.source import SourceView, source_view
 from cbtop.viewmodels.verdicts import judged
 
 
-def view_of(source: Source, waiting_percent: float | None = None) -> SourceView | None:
-    """Read all records of `source`. Returns its view with verdicts, or None if the source cannot be read.
-
-    `waiting_percent` is the percentage of its last seconds that the process waited for a processor, or None if
-    unknown. The view shows the phase that the screen shows first. If that phase has no step, it shows the phase with
-    the most time.
-    """
+def record_of(source: Source) -> SourceRecord | None:
+    """Read all records of `source`. Returns None if it cannot be read."""
     source.poll()
     while source.is_behind:
         source.poll()
     store = Store()
     for message in source.snapshot():
         store.apply(message)
-    record = store.sources.get(source.key)
+    return store.sources.get(source.key)
+
+
+def view_of(
+    source: Source,
+    waiting_percent: float | None = None,
+    process: Callable[[int], SourceRecord | None] = lambda pid: None,
+) -> SourceView | None:
+    """Read all records of `source`. Returns its view with verdicts, or None if the source cannot be read.
+
+    `waiting_percent` is the percentage of its last seconds that the process waited for a processor, or None if
+    unknown. `process` returns the record of another process, for the engine that a worker names. The view shows the
+    phase that the screen shows first. If that phase has no step, it shows the phase with the most time.
+    """
+    record = record_of(source)
     if record is None:
         return None
     ceilings = list(StoredRoofs().over(record))
-    view = source_view(record, ceilings=ceilings)
+    pid = record.serving.engine_pid
+    engine = None if pid is None or record.serving.is_engine else process(pid)
+    view = source_view(record, ceilings=ceilings, engine=engine)
     if view.steps is None and view.phases:
         longest = max(view.phases, key=lambda steps: steps.union_us or 0)
-        view = source_view(record, longest.phase, ceilings=ceilings)
+        view = source_view(record, longest.phase, ceilings=ceilings, engine=engine)
     return judged(with_parts(view, waiting_percent=waiting_percent), ())

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
 from cbtop.client import DEFAULT_WINDOW_S
-from cbtop.commands.shared.ring_view import view_of
+from cbtop.client.source_record import SourceRecord
+from cbtop.commands.shared.ring_view import record_of, view_of
 from cbtop.daemon.source import Source
 from cbtop.protocol.ended import rings_of_latest
 from cbtop.protocol.errors import ProtocolError
@@ -19,6 +21,8 @@ from cbtop.protocol.ring_reader import Batch
 from cbtop.protocol.vocabulary import NodeKind, is_warm_up
 from cbtop.reports.summary import summary
 from cbtop.viewmodels.source import SourceView
+
+Found = TypeVar("Found")
 
 MAX_RECORDS = 1 << 17  # maximum number of records to read from a ring; adding them up takes 0.1 s
 # Number of steps at the start that are left out, unless the process marks its own warm-up. They allocate, compile or
@@ -96,11 +100,21 @@ def _rings(directory: str, pid: int) -> list[Path]:
 
 def _view(ring: Path, waiting_percent: float | None) -> SourceView | None:
     """Return the view of the process of `ring`, or None if the ring cannot be read."""
+
+    def process(pid: int) -> SourceRecord | None:
+        rings = _rings(str(ring.parent), pid)
+        return _of_ring(rings[0], Source, record_of) if rings else None
+
+    return _of_ring(ring, SteadySource, lambda source: view_of(source, waiting_percent, process))
+
+
+def _of_ring(ring: Path, kind: type[Source], read: Callable[[Source], Found | None]) -> Found | None:
+    """Return what `read` makes of the process of `ring`, or None if the ring cannot be read."""
     try:
-        source = SteadySource(ring)
+        source = kind(ring)
     except (ProtocolError, OSError):
         return None
     try:
-        return view_of(source, waiting_percent)
+        return read(source)
     finally:
         source.close()

@@ -11,7 +11,7 @@ from textual.app import ComposeResult
 
 from cbtop import units
 from cbtop.protocol.vocabulary import DeviceKind, is_warm_up
-from cbtop.text import range_text, rate_text, recording_text, source_text
+from cbtop.text import range_text, rate_text, recording_text, serving_text, source_text
 from cbtop.tui.views.base import SourceDrawing, View
 from cbtop.tui.views.baseline import baseline_lines
 from cbtop.tui.views.books import beside_books, books_equation, books_parts, books_rule
@@ -26,7 +26,7 @@ from cbtop.tui.views.verdicts import most_verdict_lines, verdict_lines
 from cbtop.tui.widgets.bars import SEAM, bar, stacked
 from cbtop.tui.widgets.columns import Cells, Column, head_line, place, row_line
 from cbtop.tui.widgets.curve import LEAST_CHART, USUAL_CHART, Chart, charts
-from cbtop.tui.widgets.lines import BLANK, Line, clean, fit_line, join_fitting, rule, width_of
+from cbtop.tui.widgets.lines import BLANK, Line, clean, clip, fit_line, join_fitting, rule, width_of
 from cbtop.tui.widgets.parts import ScreenPart, beside, even_widths, parts_lines
 from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.devices import DeviceRow
@@ -141,6 +141,7 @@ class OverviewDrawing(SourceDrawing):
         if source.training is not None and source.training.parts:
             most = 2 + len(legend(source.training, left)) + len(lines_below(source, source.training, left))
             step = part(_training, min(most, _LEAST_TRAINING) if height >= _ROOMY else 2, most)
+        served = part(_served, 1, 2 if source.serving else 0)
         verdicts = part(verdict_lines, worst, most_verdict_lines(source, right))
         compared = len(baseline_lines(source.baseline, left))
         since = part(_baseline, max(1, min(compared, 2)), compared)
@@ -153,16 +154,16 @@ class OverviewDrawing(SourceDrawing):
         bricks = part(_bricks, 2, 1 + len(source.bricks) if source.bricks else 0)
         devices = part(_devices, 2, 1 + count if (count := _device_count(source)) else 0)
         if width < TWO_COLUMNS:
-            order = (speed, phases, since, step, verdicts, layers, bricks, devices, cost)
-            by_rank = (phases, step, verdicts, since, speed, cost, layers, devices, bricks)
+            order = (speed, phases, served, since, step, verdicts, layers, bricks, devices, cost)
+            by_rank = (phases, step, served, verdicts, since, speed, cost, layers, devices, bricks)
             return parts_lines(order, by_rank, width, height)
         if known is not None:  # Bars for each brick are more useful than a high curve, so they get their lines first.
             bars = 3 + MAX_BAR_HEIGHT + SMALL_STRIP * (1 + known)
             layers = replace(layers, most=bars)
-            rest = sum(each.most for each in (phases, since, step, layers))
+            rest = sum(each.most for each in (phases, served, since, step, layers))
             speed = replace(speed, most=min(speed.most, max(USUAL_CHART, height - rest)))
-        over = (speed, phases, since, step, layers)
-        first = parts_lines(over, (phases, step, since, speed, layers), left, height)
+        over = (speed, phases, served, since, step, layers)
+        first = parts_lines(over, (phases, step, served, since, speed, layers), left, height)
         first_of = verdicts, cost, devices, bricks
         room = height - sum(each.most for each in first_of)
         curves = [chart for machine in source.machines for chart in machine_charts(machine)]
@@ -203,6 +204,12 @@ def _phases(source: SourceView, width: int, height: int) -> list[Line]:
     marks = ["▸" if steps.phase == source.phase else " " for steps in rows]
     lines: list[Line] = [((mark, "accent"), *row_line(placed, row)) for mark, row in zip(marks, rows, strict=True)]
     return lines if height <= len(rows) else [((" ", ""), *head_line(placed, "", descending=True)), *lines]
+
+
+def _served(source: SourceView, width: int, height: int) -> list[Line]:
+    """Return a line with the latencies and the load of an engine, and a line with the parts of its time."""
+    texts = serving_text.lines(source.serving) if source.serving else []
+    return [(("  ", ""), (clip(clean(text), width - 2), "")) for text in texts[:height]]
 
 
 def _baseline(source: SourceView, width: int, height: int) -> list[Line]:

@@ -41,6 +41,7 @@ class Timeline(View):
         ("host", "bricks that the host timed, of steps that a device timed"),
         ("adopted", "what other threads or tasks did for a step"),
         ("beside steps", "bricks that ran beside others of their step"),
+        ("requests", "the requests of an engine: queued, prefill until the first token, decode until the end"),
     )
 
     BINDINGS: ClassVar[list[BindingType]] = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cbtop.protocol.vocabulary import BY_KERNELS
+from cbtop.protocol.vocabulary import BY_KERNELS, EnginePart
 from cbtop.units import duration, percent
 from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.verdict import About, Evidence, Severity, Subject
@@ -21,12 +21,14 @@ def _find(view: SourceView) -> Finding | None:
         # A training step begins when the last one ends. The time between steps is only evaluation or a new epoch.
         return None
     on_gpu_us = min(time_range.between_us, _kernels_after_steps_us(view))
-    idle_us = time_range.between_us - on_gpu_us
+    no_request_us = min(time_range.between_us - on_gpu_us, time_range.wall_us * _no_request_percent(view) / 100)
+    idle_us = time_range.between_us - on_gpu_us - no_request_us
     idle_percent = 100 * idle_us / time_range.wall_us if time_range.wall_us else 0.0
     if idle_percent < IDLE_PERCENT or lost_records(view).percent > LOST_PERCENT:
         return None  # the lost records may be of steps that ran in this time
     rate, ran_us = steps.tokens_per_sec, time_range.wall_us - idle_us
     ends = f", without {duration(on_gpu_us)} in which the GPU ended them (derived)" if on_gpu_us else ""
+    ends += f", without {duration(no_request_us)} in which there was no request (derived)" if no_request_us else ""
     return Finding(
         f"{percent(idle_percent)} of the time is between steps: {duration(idle_us)} of "
         f"{duration(time_range.wall_us)}{ends}{'; gradients are computed between steps' if view.trains else ''}",
@@ -54,15 +56,21 @@ def _kernels_after_steps_us(view: SourceView) -> float:
     return max(0.0, books.bricks_us / steps.recorded - (steps.p50_us or 0.0)) * steps.count
 
 
+def _no_request_percent(view: SourceView) -> float:
+    """Return the share of time in which an engine had no request, of its latest steps."""
+    parts = view.serving.parts if view.serving else ()
+    return next((part.percent for part in parts if part.name == EnginePart.WAITING), 0.0)
+
+
 IDLE_BETWEEN_STEPS = Rule(
     id="idle-between-steps",
     severity=Severity.WARNING,
     means="The process spends much of its time between steps: it schedules, samples, detokenizes, or waits for "
     "requests. Faster kernels change nothing about that.",
-    fires=f"{IDLE_PERCENT:g} % or more of the time shown is between steps of any phase, not counting the time since "
-    "the last step. A GPU may still run the kernels of a step after its call: if kernels were recorded, that time "
-    "does not count. Not for training steps, if some steps left no record, or if records were lost. No gain is given "
-    "if gradients are computed between steps.",
+    fires=f"{IDLE_PERCENT:g} % or more of the time shown is between steps of any phase. Time after the last step "
+    "does not count, nor time in which a GPU still runs kernels of a step (if recorded) or an engine has no request. "
+    "Not for training steps, if some steps left no record, or if records were lost. No gain is given if gradients "
+    "are computed between steps.",
     advice="Look at what the program does between its steps. A server without requests is idle for a good reason. In "
     "training, backward passes and the optimizer run there.",
     find=_find,

@@ -19,12 +19,14 @@ from cbtop.commands.shared.run_summary import WARM_UP_STEPS, SteadySource, run_s
 from cbtop.daemon.source import Source
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
+from cbtop.protocol.serving_messages import EngineWorker
 from cbtop.protocol.training_messages import PartTime, TrainingTimes
 from cbtop.protocol.vocabulary import TRAIN, BrickId
 from cbtop.reports.summary import MAX_BRICKS, MAX_VERDICTS, summary
 from cbtop.text import training_text
 from cbtop.viewmodels.guard import GuardView
 from cbtop.viewmodels.on_demand import with_parts
+from tests.cbtop.made_serving import serve
 from tests.cbtop.recorded import Clock, profiler_in
 from tests.cbtop.samples import COMPARED
 from tests.integration.hosts import CBTOP, DEADLINE_S, eventually
@@ -258,6 +260,24 @@ def test_a_phase_that_ended_before_the_steady_state_is_not_shown(runtime: Path) 
     profiler.close()
     (rates, *_) = run_summary(str(runtime), os.getpid(), [os.getpid()], "cbtop", {})
     assert rates.startswith("prefill: 4.00 tokens/s, ")
+
+
+def test_a_worker_of_an_engine_is_shown_with_the_latencies_of_its_requests(runtime: Path) -> None:
+    clock = Clock()
+    engine = profiler_in(runtime, clock)
+    serve(engine, clock, steps=0)
+    engine.close()
+    (ring,) = runtime.glob("*.ring")
+    pid = int(ring.name.split("-")[0])
+    for file in runtime.glob(f"{pid}-*"):
+        file.rename(file.with_name(file.name.replace(f"{pid}-", "7-", 1)))
+    worker = profiler_in(runtime, clock)
+    worker.announce(EngineWorker(7))
+    with worker.step("decode", tokens=1):
+        clock.sleep_us(1_000)
+    worker.close()
+    lines = run_summary(str(runtime), pid, [pid], "cbtop", {})
+    assert any(line.startswith("TTFT p50 12.00 ms, p99 80.00 ms (3 requests)") for line in lines)
 
 
 def test_a_failed_instrumentation_leaves_a_file_of_the_program_alone(tmp_path: Path) -> None:

@@ -19,10 +19,11 @@ from cbtop.errors import CbtopError, NoDataError, UntrustedError
 from cbtop.protocol.errors import ProtocolError, RecordingError
 from cbtop.protocol.recording import RecordingOrigin, RecordingWriter
 from tests.cbtop.made_recordings import made_recording
+from tests.cbtop.made_serving import record_served
 from tests.integration.hosts import cbtop as command
 
 RECORDINGS = sorted(Path(__file__).parents[1].glob("*.cbtop"))
-TABLES = ("steps", "layers", "bricks", "kernels", "calls", "verdicts")
+TABLES = ("steps", "layers", "bricks", "kernels", "calls", "requests", "verdicts")
 every_recording = pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: path.stem)
 
 
@@ -157,3 +158,15 @@ def test_any_changed_bytes_give_tables_or_an_error_of_cbtop(made: Path) -> None:
         except (CbtopError, ProtocolError):
             refused += 1
     assert 0 < refused < 60
+
+
+def test_each_request_of_an_engine_is_a_row_with_its_moments(runtime: Path, tmp_path: Path) -> None:
+    record_served(runtime, tmp_path / "served.cbtop")
+    with cbtop.read(tmp_path / "served.cbtop") as run:
+        table = run.requests()
+    assert table.column("request").tolist() == ["a", "b", "c"]
+    assert table.column("reason").tolist() == ["length", "abort", None]
+    np.testing.assert_allclose(table.column("queued_us"), [2_000, 10_000, 1_000])
+    np.testing.assert_allclose(table.column("first_token_us"), [12_000, np.nan, 10_000])
+    np.testing.assert_allclose(table.column("duration_us"), [52_000, 20_000, np.nan])
+    assert table.column("output_tokens").tolist() == [5, 0, 2]

@@ -207,6 +207,9 @@ class GPUModelRunner:
     def get_model(self):
         return self.model.unwrap() if isinstance(self.model, CUDAGraphWrapper) else self.model
 
+    def _prepare_inputs(self, scheduler_output, num_scheduled_tokens):
+        return torch.arange(scheduler_output.total_num_scheduled_tokens) % 31
+
     def _dummy_run(self, num_tokens):
         ids = torch.zeros(num_tokens, dtype=torch.long)
         return self.get_model()(input_ids=ids, positions=ids)
@@ -219,7 +222,7 @@ class GPUModelRunner:
             return "nothing"
         if scheduler_output.scheduled_new_reqs and scheduler_output.scheduled_new_reqs[0].req_id == "bad":
             raise ValueError("out of memory")
-        ids = torch.arange(scheduler_output.total_num_scheduled_tokens) % 31
+        ids = self._prepare_inputs(scheduler_output, scheduler_output.num_scheduled_tokens)
         self.execute_model_state = self.model.compute_logits(self.model(input_ids=ids, positions=ids))
         return None
 
@@ -233,6 +236,65 @@ class GPUModelRunner:
 
     def _sample(self, logits, spec_decode_metadata):
         return logits.argmax(-1)
+""",
+    "v1/core/sched/scheduler.py": """
+from types import SimpleNamespace
+from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
+
+class Scheduler:
+    def __init__(self, preempts=()):
+        self.requests, self.waiting, self.running, self.preempts = {}, [], [], preempts
+        self.kv_cache_manager = SimpleNamespace(usage=0.25)
+
+    def has_requests(self):
+        return bool(self.requests)
+
+    def add_request(self, request):
+        self.requests[request.request_id] = request
+        self.waiting.append(request)
+
+    def schedule(self):
+        new, self.waiting = self.waiting, []
+        self.running += new
+        tokens = {one.request_id: 1 for one in self.running}
+        found = SchedulerOutput([NewRequestData(one.request_id, 16) for one in new], CachedRequestData(), tokens, 1)
+        found.preempted_req_ids = set(self.preempts) & set(tokens)
+        return found
+
+    def update_from_output(self, scheduler_output, model_runner_output):
+        outputs = []
+        for request in list(self.running):
+            request.left -= 1
+            reason = None if request.left else "length"
+            if reason:
+                self.running.remove(request)
+                del self.requests[request.request_id]
+            outputs.append(SimpleNamespace(request_id=request.request_id, new_token_ids=[7], finish_reason=reason))
+        return {0: SimpleNamespace(outputs=outputs)}
+
+    def finish_requests(self, request_ids, finished_status):
+        for name in request_ids:
+            request = self.requests.pop(name)
+            self.running = [one for one in self.running if one is not request]
+            self.waiting = [one for one in self.waiting if one is not request]
+""",
+    "v1/engine/core.py": """
+from vllm.v1.core.sched.scheduler import Scheduler
+class EngineCore:
+    def __init__(self, **how):
+        self.scheduler = Scheduler(**how)
+        self.step_fn = self.step
+    def step(self):
+        if not self.scheduler.has_requests():
+            return {}, False
+        return self.scheduler.update_from_output(self.scheduler.schedule(), None), True
+    def step_with_batch_queue(self):
+        return self.step()
+""",
+    "v1/engine/output_processor.py": """
+class OutputProcessor:
+    def process_outputs(self, engine_core_outputs, engine_core_timestamp=None, iteration_stats=None):
+        return [one.request_id for one in engine_core_outputs]
 """,
 }
 

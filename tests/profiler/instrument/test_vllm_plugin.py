@@ -74,7 +74,8 @@ def test_each_vllm_run_is_one_step_with_all_model_and_sampling_bricks(memory: Me
     _step(runner, _scheduled(new={"a": (5, 0)}))
     _step(runner, _scheduled(known={"a": (1, 5, 1)}))
     assert steps_of(memory) == [("prefill", 5), ("decode", 1)]
-    assert places_of(memory) == places_of_a_step("prefill") | places_of_a_step("decode")
+    inputs = {"prefill / PrepareInputs": 1, "decode / PrepareInputs": 1}
+    assert places_of(memory) == places_of_a_step("prefill") | places_of_a_step("decode") | inputs
     assert [(said.architecture, said.backend, said.layers) for said in memory.said if isinstance(said, Manifest)] == [
         ("LlamaForCausalLM", "vLLM", 2)
     ]
@@ -136,7 +137,7 @@ def test_a_captured_graph_is_a_step_without_bricks_and_that_is_said(
         for _ in range(3):
             _step(runner, _scheduled(known={"a": (1, 9, 1)}))
     assert steps_of(memory) == [("decode", 1)] * 3
-    assert set(places_of(memory)) == {"decode", "decode / Sampling"}
+    assert set(places_of(memory)) == {"decode", "decode / PrepareInputs", "decode / Sampling"}
     assert [record.getMessage() for record in caplog.records] == [
         "cbtop: vLLM compiles its model: only decode steps have bricks, unless with enforce_eager"
     ]

@@ -14,6 +14,7 @@ from cbtop.text import comparison_text
 from cbtop.tui.app import CbtopApp
 from cbtop.tui.views.overview import OverviewDrawing
 from cbtop.tui.widgets.lines import plain, width_of
+from cbtop.viewmodels.serving import EnginePartRow, LatencyView, LoadView, ServingView
 from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.verdict import About, Severity, Subject, Verdict
 from tests.cbtop import made_machines, samples
@@ -32,7 +33,23 @@ FOUND = Verdict(
 SLOW = replace(samples.LIVE, verdicts=(FOUND, replace(FOUND, id="idle", sentence="Half of the time no step runs")))
 BUSY = replace(SLOW, machines=(made_machines.EIGHT,))
 BARE = replace(samples.LIVE, layer_times=None, bricks=(), books=None, tokens_per_sec_history=(), verdicts=())
-SOURCES = [SLOW, BUSY, BARE, samples.COMPILING, samples.DEEP, samples.SLOWEST]
+SERVED = replace(
+    SLOW,
+    serving=ServingView(
+        "vLLM",
+        9,
+        2_000.0,
+        (EnginePartRow("scheduler", 25.0, 500.0, 500.0), EnginePartRow("model", 75.0, 1_500.0, 1_500.0)),
+        3,
+        LatencyView(3, 1_000.0, 2_000.0),
+        None,
+        LoadView(0.5, 1, 2, 40.0),
+        (LoadView(0.5, 1, 2, 40.0),),
+        (),
+        0,
+    ),
+)
+SOURCES = [SLOW, BUSY, BARE, SERVED, samples.COMPILING, samples.DEEP, samples.SLOWEST]
 WIDTHS, HEIGHTS = (40, 61, 80, 100, 120, 159, 160, 200, 300), (5, 9, 18, 28, 34, 54, 100)
 
 
@@ -44,11 +61,19 @@ def drawn(source: SourceView, width: int, height: int) -> list[str]:
     return [plain(line) for line in lines]
 
 
-@pytest.mark.parametrize("source", SOURCES, ids=["slow", "eight", "bare", "compiling", "deep", "slowest"])
+@pytest.mark.parametrize("source", SOURCES, ids=["slow", "eight", "bare", "served", "compiling", "deep", "slowest"])
 def test_it_is_drawn_at_every_size_within_it(source: SourceView) -> None:
     for width in WIDTHS:
         for height in HEIGHTS:
             assert len(drawn(source, width, height)) <= height
+
+
+def test_an_engine_has_two_lines_with_its_latencies_and_its_parts() -> None:
+    text = "\n".join(drawn(SERVED, 120, 40))
+    assert "  TTFT p50 1.00 ms, p99 2.00 ms (3 requests); inter-token n/a; 1 running, 2 waiting" in text
+    assert "  engine step 2.00 ms: scheduler 25.0 %, model 75.0 % (the latest 9 steps)" in text
+    assert "TTFT" in "\n".join(drawn(SERVED, 80, 24))
+    assert "TTFT" not in "\n".join(drawn(SLOW, 120, 40))
 
 
 def test_a_large_screen_has_bars_of_bricks_by_layer_and_device_curves() -> None:

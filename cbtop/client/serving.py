@@ -1,0 +1,46 @@
+"""The announcements of a source that serves requests: its requests, its load, and the times of its engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from cbtop.protocol.serving_messages import (
+    MAX_LOADS,
+    MAX_SERVED,
+    EngineLoad,
+    EngineTimes,
+    EngineWorker,
+    ServedRequest,
+    ServingMessage,
+)
+
+
+@dataclass(slots=True)
+class AnnouncedServing:
+    """The newest requests and loads, by their number modulo the limit, and the newest times."""
+
+    requests: dict[int, ServedRequest] = field(default_factory=dict)
+    loads: dict[int, EngineLoad] = field(default_factory=dict)
+    times: EngineTimes | None = None
+    engine_pid: int | None = None  # the process of the engine, if the source runs a model for it
+
+    def take(self, message: ServingMessage) -> None:
+        """Store the announcement. It replaces an earlier one with the same key."""
+        match message:
+            case ServedRequest():
+                self.requests[message.number % MAX_SERVED] = message
+            case EngineLoad():
+                self.loads[message.number % MAX_LOADS] = message
+            case EngineTimes():
+                self.times = message
+            case EngineWorker():
+                self.engine_pid = message.engine_pid
+
+    @property
+    def is_engine(self) -> bool:
+        """Whether the source has reported an engine's requests or times."""
+        return bool(self.requests or self.loads or self.times)
+
+    def __len__(self) -> int:
+        """Return the number of entries in all announcements."""
+        return len(self.requests) + len(self.loads) + (1 + len(self.times.parts) if self.times else 0)

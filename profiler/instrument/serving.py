@@ -1,0 +1,231 @@
+"""Follows the requests of an engine, and where the engine's time goes between two steps of its model.
+
+Rules
+- An engine's own file in this folder calls these methods. This file knows no engine.
+- An iteration ends when the tokens of a step are known. Its time is that of one thread, and is divided into parts:
+  at each moment one part runs. The time that cbtop takes is in no part.
+- A request's first token comes when the engine's scheduler gets it. An engine that sends tokens to another process
+  needs more time until its user has them.
+- Announcements are limited: each request once at its end, and everything else once a second.
+"""
+
+from __future__ import annotations
+
+import statistics
+from _thread import get_ident
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from cbtop.protocol import clock
+from cbtop.protocol.codec import MAX_NAME_CHARS
+from cbtop.protocol.messages import CatalogMessage
+from cbtop.protocol.serving_messages import (
+    BETWEEN_TOKENS,
+    FIRST_TOKEN,
+    MAX_ITERATIONS,
+    MAX_LATENCIES,
+    EngineLoad,
+    EngineTimes,
+    Latencies,
+    ServedRequest,
+)
+from cbtop.protocol.training_messages import PartTime
+from cbtop.protocol.vocabulary import EnginePart
+
+TELL_NS = 1_000_000_000  # between two announcements of times and load
+MAX_TOLD = 64  # running requests that are announced at a time
+MAX_OPEN = 65_536  # requests that are followed at a time; further ones are not
+# The positions of the parts in EnginePart. A dict with its members as keys would take ten times as long.
+WAITING, SCHEDULER, MODEL, OUTPUTS, DETOKENISE, HOST = range(len(EnginePart))
+LoadOf = Callable[[], tuple[int, int, float | None]]  # returns (running, waiting, percent of the cache in use)
+
+
+@dataclass(slots=True)
+class OpenRequest:
+    """A request that has not ended."""
+
+    number: int
+    name: str
+    arrived_ns: int
+    prompt_tokens: int
+    scheduled_ns: int = 0
+    first_token_ns: int = 0
+    last_token_ns: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    preemptions: int = 0
+    is_told: bool = False  # whether an announcement has its newest moment
+
+    def said(self, ended_ns: int = 0, reason: str = "") -> ServedRequest:
+        return ServedRequest(
+            self.number,
+            self.name,
+            self.arrived_ns,
+            self.scheduled_ns,
+            self.first_token_ns,
+            ended_ns,
+            self.prompt_tokens,
+            self.cached_tokens,
+            self.output_tokens,
+            self.preemptions,
+            reason[:MAX_NAME_CHARS],
+        )
+
+
+class ServingLog:
+    """The requests and iterations of the engine called `engine`, of one process and thread.
+
+    `announce` takes the messages. `load_of` is called when the load is announced.
+    """
+
+    def __init__(
+        self,
+        engine: str,
+        announce: Callable[[CatalogMessage], None],
+        load_of: LoadOf,
+        clock_ns: Callable[[], int] = clock.perf_counter_ns,
+    ) -> None:
+        self._engine, self._announce, self._load_of, self._now_ns = engine, announce, load_of, clock_ns
+        self._thread = 0
+        self._requests: dict[str, OpenRequest] = {}
+        self._arrived = self._ended = self._loads = 0
+        self._part, self._since_ns = WAITING, 0
+        self._parts_ns = [0] * len(EnginePart)  # of the running iteration
+        self._iterations: deque[list[int]] = deque(maxlen=MAX_ITERATIONS)
+        self._first_token_ns: deque[int] = deque(maxlen=MAX_LATENCIES)
+        self._between_ns: deque[int] = deque(maxlen=MAX_LATENCIES)
+        self._told_ns = 0
+        self._is_untold = False  # whether an iteration has ended since the last announcement
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is in the engine."""
+        return not self._requests
+
+    def names(self) -> list[str]:
+        """Return the names of all requests that have not ended."""
+        return list(self._requests)
+
+    def enter(self, part: int) -> int:
+        """Let `part`, a position in EnginePart, run from now on. Returns the part that ran until now, for `leave`."""
+        before = self._part
+        if get_ident() == self._thread:
+            now_ns = self._now_ns()
+            self._parts_ns[before] += now_ns - self._since_ns
+            self._since_ns, self._part = now_ns, part
+        return before
+
+    def leave(self, before: int) -> None:
+        """End the running part. `before` runs again, except that waiting depends on whether there are requests."""
+        if before in (WAITING, HOST):
+            before = HOST if self._requests else WAITING
+        self.enter(before)
+
+    def arrived(self, name: str, ago_ns: int, prompt_tokens: int) -> None:
+        """Begin a request that arrived `ago_ns` ago."""
+        now_ns = self._now_ns()
+        if not self._thread:
+            self._thread, self._since_ns, self._told_ns = get_ident(), now_ns, now_ns
+        if len(self._requests) >= MAX_OPEN or name in self._requests:
+            return
+        arrived_ns = max(1, now_ns - max(0, ago_ns))
+        self._requests[name] = OpenRequest(self._arrived, name[:MAX_NAME_CHARS], arrived_ns, prompt_tokens)
+        self._arrived += 1
+        if self._part == WAITING:
+            self.enter(HOST)
+
+    def scheduled(self, cached_tokens: Iterable[tuple[str, int]], preempted: Iterable[str]) -> None:
+        """Note the requests of a new schedule that run for the first time, with the part of their prompts in the
+        cache. Requests in `preempted` were stopped to free memory.
+        """
+        now_ns = self._now_ns()
+        for name, cached in cached_tokens:
+            request = self._requests.get(name)
+            if request is not None and not request.scheduled_ns:
+                request.scheduled_ns, request.cached_tokens, request.is_told = now_ns, cached, False
+        for name in preempted:
+            if name in self._requests:
+                self._requests[name].preemptions += 1
+
+    def outputs(self, outputs: Iterable[tuple[str, int, object]]) -> None:
+        """End an iteration. `outputs` are (request, number of new tokens, why it has ended or None)."""
+        now_ns = self._now_ns()
+        requests, between = self._requests, self._between_ns
+        for name, tokens, reason in outputs:
+            request = requests.get(name)
+            if request is None:
+                continue
+            if tokens:
+                if request.first_token_ns:
+                    between.append(now_ns - request.last_token_ns)
+                else:
+                    request.first_token_ns, request.is_told = now_ns, False
+                    request.scheduled_ns = request.scheduled_ns or now_ns
+                    self._first_token_ns.append(now_ns - request.arrived_ns)
+                request.last_token_ns = now_ns
+                request.output_tokens += tokens
+            if reason is not None:
+                self.ended(name, str(reason))
+        self._end_iteration()
+
+    def ended(self, name: str, reason: str) -> None:
+        """End a request, for example because it was aborted."""
+        request = self._requests.pop(name, None)
+        if request is not None:
+            self._ended += 1
+            self._announce(request.said(self._now_ns(), reason))
+        if self._part == HOST and not self._requests:
+            self.enter(WAITING)
+
+    def tell(self, *, is_last: bool = False) -> None:
+        """Announce the load, and unless it was announced within a second, times and running requests, too."""
+        now_ns = self._now_ns()
+        is_time = now_ns - self._told_ns >= TELL_NS or is_last
+        if not is_time and not self.is_idle:
+            return
+        running, waiting, cache_percent = self._load_of()
+        self._announce(EngineLoad(self._loads, now_ns, running, waiting, cache_percent))
+        if is_time:
+            self._loads += 1
+            self._told_ns = now_ns
+            self._tell_times()
+            self._tell_running()
+
+    def _end_iteration(self) -> None:
+        self.enter(self._part)
+        if any(self._parts_ns):
+            self._iterations.append(self._parts_ns)
+            self._parts_ns = [0] * len(EnginePart)
+            self._is_untold = True
+        self.tell()
+        self._since_ns = self._now_ns()  # what cbtop did is in no part
+
+    def _tell_times(self) -> None:
+        if not self._is_untold:
+            return
+        self._is_untold = False
+        found = []
+        for part, each in zip(EnginePart, zip(*self._iterations, strict=True), strict=True):
+            if any(each):
+                found.append(PartTime(part, sum(each), round(statistics.median(each))))
+        wall_ns = sum(part.sum_ns for part in found)
+        kept = {FIRST_TOKEN: self._first_token_ns, BETWEEN_TOKENS: self._between_ns}
+        latencies = tuple(_latencies(name, times_ns) for name, times_ns in kept.items() if times_ns)
+        self._announce(
+            EngineTimes(self._engine, len(self._iterations), wall_ns, tuple(found), self._ended, latencies)
+        )
+
+    def _tell_running(self) -> None:
+        told = 0
+        for request in self._requests.values():
+            if not request.is_told and told < MAX_TOLD:
+                request.is_told = True
+                told += 1
+                self._announce(request.said())
+
+
+def _latencies(name: str, times_ns: deque[int]) -> Latencies:
+    ordered = sorted(times_ns)
+    last = len(ordered) - 1
+    return Latencies(name, len(ordered), ordered[round(0.5 * last)], ordered[round(0.99 * last)])

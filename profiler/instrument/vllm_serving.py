@@ -1,0 +1,290 @@
+"""Follows vLLM's requests, scheduler and engine core, and times what its front end does with tokens.
+
+This file imports nothing of vLLM.
+
+Rules
+- CONTRACT lists all classes, methods and parameters of vLLM that this file needs, with the versions that they were
+  compared with (SEEN_IN). A method with other parameters is not wrapped, and one line says so.
+- The scheduler is the source: it exists once in each engine core, also if vLLM's own statistics are off.
+- Each hook reads attributes of vLLM's objects, and changes none.
+- A front end in another process than its engine core has no requests of its own here. Its work on tokens is the brick
+  `Detokenize`, outside of steps.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import multiprocessing
+import sys
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from cbtop.profiler.definitions import BrickDefinition
+from cbtop.profiler.instrument.attachment import installed
+from cbtop.profiler.instrument.awaited import once_imported
+from cbtop.profiler.instrument.functions import TimedFunctions
+from cbtop.profiler.instrument.generation import Function
+from cbtop.profiler.instrument.serving import DETOKENISE, MODEL, OUTPUTS, SCHEDULER, ServingLog
+from cbtop.profiler.instrument.trouble import log_once, log_own_error
+from cbtop.profiler.profiler import BrickProfiler
+from cbtop.profiler.recorder import RingRecorder
+from cbtop.protocol import clock
+from cbtop.protocol.serving_messages import EngineWorker
+from cbtop.protocol.vocabulary import BrickCategory
+
+SEEN_IN = ("0.22.0", "0.32.0")  # the versions of vLLM that CONTRACT was compared with
+VLLM_SCHEDULER = "vllm.v1.core.sched.scheduler", "Scheduler"
+ENGINE_CORE = "vllm.v1.engine.core", "EngineCore"
+FRONT_END = "vllm.v1.engine.output_processor", "OutputProcessor"
+# By (module, class): the methods that are wrapped, each with its first parameters after `self`.
+CONTRACT: dict[tuple[str, str], dict[str, tuple[str, ...]]] = {
+    VLLM_SCHEDULER: {
+        "add_request": ("request",),
+        "schedule": (),
+        "update_from_output": ("scheduler_output", "model_runner_output"),
+        "finish_requests": ("request_ids", "finished_status"),
+    },
+    ENGINE_CORE: {"step": (), "step_with_batch_queue": ()},
+    FRONT_END: {"process_outputs": ("engine_core_outputs",)},
+}
+# By class: attributes of its objects that are read.
+ATTRIBUTES = {
+    "Scheduler": ("running", "waiting", "requests", "kv_cache_manager"),
+    "SchedulerOutput": ("scheduled_new_reqs",),  # and preempted_req_ids, if there is one
+    "NewRequestData": ("req_id", "num_computed_tokens"),
+    "Request": ("request_id", "arrival_time", "num_prompt_tokens"),
+    "EngineCoreOutputs": ("outputs",),
+    "EngineCoreOutput": ("request_id", "new_token_ids", "finish_reason"),
+}
+DETOKENIZE = BrickDefinition("Detokenize", BrickCategory.OTHER, backend="vLLM")
+
+_functions = TimedFunctions()
+_logs: weakref.WeakKeyDictionary[Any, ServingLog] = weakref.WeakKeyDictionary()  # by scheduler
+_newest: list[weakref.ref[ServingLog]] = []  # the log of the newest scheduler of this process
+
+
+def follow() -> None:
+    """Wrap the methods in CONTRACT when vLLM imports their modules."""
+    wrappers: dict[tuple[str, str], dict[str, Callable[[Function], Function]]] = {
+        VLLM_SCHEDULER: {
+            "add_request": _adds,
+            "schedule": _schedules,
+            "update_from_output": _updates,
+            "finish_requests": _finishes,
+        },
+        ENGINE_CORE: {"step": _steps, "step_with_batch_queue": _steps},
+        FRONT_END: {"process_outputs": _detokenises},
+    }
+    for (module, kind), methods in wrappers.items():
+        once_imported(module, functools.partial(_wrap, module, kind, methods))
+
+
+def _wrap(module: str, kind: str, methods: dict[str, Callable[[Function], Function]]) -> None:
+    owner = getattr(sys.modules[module], kind, None)
+    other = differences(owner, CONTRACT[module, kind])
+    if other:
+        seen = ", ".join(SEEN_IN)
+        log_once(
+            f"this vLLM has no {kind}.{' or '.join(other)} as in {seen}: its requests, or their times, are not shown"
+        )
+        return
+    for name, wrapper in methods.items():
+        _functions.replace(owner, name, wrapper)
+
+
+def differences(owner: Any, methods: dict[str, tuple[str, ...]]) -> list[str]:
+    """Return the names of the methods that `owner` lacks, or whose first parameters are others."""
+    found = []
+    for name, expected in methods.items():
+        try:
+            parameters = list(inspect.signature(vars(owner)[name]).parameters)
+        except (KeyError, TypeError, ValueError):
+            parameters = []
+        if parameters[: 1 + len(expected)] != ["self", *expected]:
+            found.append(name)
+    return found
+
+
+def log_of(scheduler: Any) -> ServingLog | None:
+    """Return the log of `scheduler`. It is made at the first call. Returns None if this process is not recorded."""
+    log = _logs.get(scheduler)
+    profiler = installed()
+    if log is None and profiler is not None:
+        log = _logs[scheduler] = ServingLog(
+            "vLLM", profiler.announce, functools.partial(_load, weakref.ref(scheduler))
+        )
+        _newest[:] = [weakref.ref(log)]
+        _tell_at_end(profiler, log)
+    return log
+
+
+def names_engine(original: Function) -> Function:
+    """Wrap the constructor of a runner, which runners for all devices call.
+
+    It announces the process that started this one. If this process has no engine core, that process has it.
+    """
+
+    def announce() -> None:
+        parent, profiler = multiprocessing.parent_process(), installed()
+        if parent is not None and parent.pid is not None and profiler is not None and not _newest:
+            profiler.announce(EngineWorker(parent.pid))
+
+    @functools.wraps(original)
+    def construct(*args: Any, **kwargs: Any) -> None:
+        original(*args, **kwargs)
+        _guarded(announce)
+
+    return construct
+
+
+def _tell_at_end(profiler: BrickProfiler, log: ServingLog) -> None:
+    recorder = profiler.parts.recorder
+    if isinstance(recorder, RingRecorder):
+        recorder.before_goodbye(functools.partial(_tell_last, weakref.ref(log)))
+
+
+def _tell_last(log: weakref.ref[ServingLog]) -> None:
+    found = log()
+    if found is not None:
+        found.tell(is_last=True)
+
+
+def _load(scheduler: weakref.ref[Any]) -> tuple[int, int, float | None]:
+    found = scheduler()
+    if found is None:
+        return 0, 0, None
+    waiting = len(found.waiting) + len(getattr(found, "skipped_waiting", ()))
+    return len(found.running), waiting, min(100.0, 100.0 * found.kv_cache_manager.usage)
+
+
+def _guarded(do: Callable[..., Any], *args: Any) -> Any:
+    """Call `do`. If it fails, log one line, and return None."""
+    try:
+        return do(*args)
+    except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
+        log_own_error(error, "vLLM's requests, or their times, are not shown")
+        return None
+
+
+def _adds(original: Function) -> Function:
+    def arrived(scheduler: Any, request: Any) -> None:
+        log = log_of(scheduler)
+        if log is not None:
+            ago_ns = round(1e9 * (clock.time() - request.arrival_time))
+            log.arrived(request.request_id, ago_ns, request.num_prompt_tokens)
+
+    @functools.wraps(original)
+    def add_request(self: Any, request: Any, /, *args: Any, **kwargs: Any) -> Any:
+        _guarded(arrived, self, request)
+        return original(self, request, *args, **kwargs)
+
+    return add_request
+
+
+def _schedules(original: Function) -> Function:
+    def scheduled(log: ServingLog, output: Any) -> None:
+        new = [(one.req_id, one.num_computed_tokens) for one in output.scheduled_new_reqs]
+        preempted = getattr(output, "preempted_req_ids", None) or ()
+        if new or preempted:
+            log.scheduled(new, preempted)
+
+    @functools.wraps(original)
+    def schedule(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        log = _guarded(_logs.get, self)
+        if log is None:
+            return original(self, *args, **kwargs)
+        before = log.enter(SCHEDULER)
+        try:
+            output = original(self, *args, **kwargs)
+            _guarded(scheduled, log, output)
+        finally:
+            log.leave(before)
+        return output
+
+    return schedule
+
+
+def _updates(original: Function) -> Function:
+    def outputs_of(result: Any) -> list[tuple[str, int, object]]:
+        return [
+            (one.request_id, len(one.new_token_ids), one.finish_reason)
+            for outputs in result.values()
+            for one in outputs.outputs
+        ]
+
+    @functools.wraps(original)
+    def update_from_output(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        log = _guarded(_logs.get, self)
+        if log is None:
+            return original(self, *args, **kwargs)
+        before = log.enter(OUTPUTS)
+        try:
+            result = original(self, *args, **kwargs)
+            _guarded(lambda: log.outputs(outputs_of(result)))
+        finally:
+            log.leave(before)
+        return result
+
+    return update_from_output
+
+
+def _finishes(original: Function) -> Function:
+    def finished(scheduler: Any) -> None:
+        log = _logs.get(scheduler)
+        if log is None:
+            return
+        known = scheduler.requests
+        for name in log.names():
+            request = known.get(name)
+            if request is None or request.is_finished():
+                log.ended(name, "abort")
+
+    @functools.wraps(original)
+    def finish_requests(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, *args, **kwargs)
+        _guarded(finished, self)
+        return result
+
+    return finish_requests
+
+
+def _steps(original: Function) -> Function:
+    @functools.wraps(original)
+    def step(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        log = _guarded(lambda: _logs.get(self.scheduler))
+        if log is None:
+            return original(self, *args, **kwargs)
+        before = log.enter(MODEL)
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            log.leave(before)
+
+    return step
+
+
+def _detokenises(original: Function) -> Function:
+    def begun() -> tuple[BrickProfiler | None, Any]:
+        profiler = installed()
+        return profiler, None if profiler is None else profiler.start_brick(DETOKENIZE)
+
+    def tokens_of(outputs: Any) -> int:
+        return sum([len(one.new_token_ids) for one in outputs])
+
+    @functools.wraps(original)
+    def process_outputs(self: Any, engine_core_outputs: Any, /, *args: Any, **kwargs: Any) -> Any:
+        log = _newest[0]() if _newest else None
+        profiler, timer = _guarded(begun) or (None, None)
+        before = None if log is None else log.enter(DETOKENISE)
+        try:
+            return original(self, engine_core_outputs, *args, **kwargs)
+        finally:
+            if log is not None and before is not None:
+                log.leave(before)
+            if profiler is not None:
+                tokens = _guarded(tokens_of, engine_core_outputs)
+                _guarded(profiler.stop_brick, timer, tokens or 0)
+
+    return process_outputs

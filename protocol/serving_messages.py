@@ -1,0 +1,127 @@
+"""The messages about an engine that serves requests: its requests, its load, and the parts of its time.
+
+Times are in ns, on the clock of the records.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cbtop.protocol.attributes import MAX_QUANTITY
+from cbtop.protocol.training_messages import MAX_STEP_PARTS, PartTime
+
+MAX_SERVED = 256  # limit for the kept requests; a new one replaces the oldest
+MAX_LOADS = 256  # limit for the kept loads; a new one replaces the oldest
+MAX_ITERATIONS = 256  # iterations of an EngineTimes
+MAX_LATENCIES = 4096  # latencies of a kind in an EngineTimes
+FIRST_TOKEN = "first token"  # time from the arrival of a request to its first token
+BETWEEN_TOKENS = "between tokens"  # time between two outputs of a request
+
+
+@dataclass(frozen=True, slots=True)
+class ServedRequest:
+    """One request. A later message with the same `number` replaces it.
+
+    `number` counts the requests of the process from 0. `name` is the id that the engine gave it. `arrived_ns` is the
+    time when the engine's front end received it. A time is 0 if that moment has not come. If it ended without a
+    token, `first_token_ns` stays 0. `cached_tokens` of the prompt were found in the prefix cache. `reason` says why
+    it ended, in the engine's words.
+    """
+
+    number: int
+    name: str
+    arrived_ns: int
+    scheduled_ns: int = 0
+    first_token_ns: int = 0
+    ended_ns: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    preemptions: int = 0
+    reason: str = ""
+
+    def __post_init__(self) -> None:
+        known = [ns for ns in (self.arrived_ns, self.scheduled_ns, self.first_token_ns, self.ended_ns) if ns]
+        if not self.arrived_ns or known != sorted(known) or not 0 < known[0] <= known[-1] < MAX_QUANTITY:
+            raise ValueError(f"request {self.number}: its moments are {known} ns; expected them in order")
+        counts = self.number, self.prompt_tokens, self.cached_tokens, self.output_tokens, self.preemptions
+        if not 0 <= min(counts) <= max(counts) < MAX_QUANTITY:
+            raise ValueError(f"request {self.number}: its counts are {counts}")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLoad:
+    """The requests in an engine and the use of its KV cache at one moment. `number` counts these messages from 0.
+
+    `cache_percent` is the share of the cache's blocks that are in use. None: not known.
+    """
+
+    number: int
+    at_ns: int
+    running: int
+    waiting: int
+    cache_percent: float | None = None
+
+    def __post_init__(self) -> None:
+        counts = self.number, self.at_ns, self.running, self.waiting
+        if not 0 <= min(counts) <= max(counts) < MAX_QUANTITY:
+            raise ValueError(f"load {self.number}: {self.running} requests run, {self.waiting} wait")
+        if self.cache_percent is not None and not 0 <= self.cache_percent <= 100:
+            raise ValueError(f"load {self.number}: {self.cache_percent} % of the cache are in use")
+
+
+@dataclass(frozen=True, slots=True)
+class Latencies:
+    """Quantiles of the latest `measured` latencies of one kind: FIRST_TOKEN or BETWEEN_TOKENS."""
+
+    name: str
+    measured: int
+    p50_ns: int
+    p99_ns: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.measured <= MAX_LATENCIES or not 0 <= self.p50_ns <= self.p99_ns < MAX_QUANTITY:
+            raise ValueError(f"{self.measured} times of {self.name!r}: p50 {self.p50_ns} ns, p99 {self.p99_ns} ns")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineTimes:
+    """The parts of an engine's latest `iterations` iterations, and its latencies. It replaces the previous message.
+
+    An iteration ends with the tokens of a step, and begins at the end of the iteration before. Its parts add up to
+    its time. `ended` requests have ended since the process began.
+    """
+
+    engine: str
+    iterations: int
+    wall_ns: int
+    parts: tuple[PartTime, ...]
+    ended: int
+    latencies: tuple[Latencies, ...]
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.iterations <= MAX_ITERATIONS or not 0 <= self.ended < MAX_QUANTITY:
+            raise ValueError(f"{self.iterations} iterations, {self.ended} requests; expected up to {MAX_ITERATIONS}")
+        if len(self.parts) > MAX_STEP_PARTS or len({part.name for part in self.parts}) < len(self.parts):
+            raise ValueError(f"{len(self.parts)} parts of an engine; expected up to {MAX_STEP_PARTS}, named once")
+        if len({kind.name for kind in self.latencies}) < len(self.latencies):
+            raise ValueError(f"{len(self.latencies)} kinds of latencies; expected each once")
+        if not self.wall_ns or sum(part.sum_ns for part in self.parts) != self.wall_ns:
+            raise ValueError(f"the parts of an engine do not add up to {self.wall_ns} ns")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineWorker:
+    """Names the process that started this one to run a model, in the same pid namespace.
+
+    If this process has no engine, the engine is in the process `engine_pid`.
+    """
+
+    engine_pid: int
+
+    def __post_init__(self) -> None:
+        if not 0 < self.engine_pid < MAX_QUANTITY:
+            raise ValueError(f"an engine in process {self.engine_pid}")
+
+
+ServingMessage = ServedRequest | EngineLoad | EngineTimes | EngineWorker
