@@ -141,7 +141,7 @@ class StepCalls(Capture):
         if self.is_full or (key is not None and not self._running and not self._backwards):
             return None
         self._keys.append(key)
-        self._owns.append(self.model_own if key is None else None)
+        self._owns.append(self.model_own if key is None and not self._backwards else None)
         self._around.append(self._running[-1] if self._running else OUTSIDE)
         self._ends_ns.append(0)
         self._elements.append(0)
@@ -273,26 +273,9 @@ class StepCalls(Capture):
                 keys = () if _is_layer(self._keys[number]) else renamed(keys, RECOMPUTE)
             if keys and self._keys[number] is not None and self._ends_ns[number]:
                 found.append((keys, begin_ns, end_ns, self._elements[number]))
-        found += self._model_parts()
+        found += _model_parts(self._owns, self._around, self._begins_ns, self._ends_ns)
         found += self._backward_parts(places)
         return sorted(found, key=lambda part: (part[2], -part[1]))  # inner parts come before the parts around them
-
-    def _model_parts(self) -> list[Part]:
-        """Return the own operations of the model: the ranges of its calls in which none of its modules is called."""
-        found: list[Part] = []
-        at_ns: dict[int, int] = {}  # the end of the last call inside each call of a model
-        for number, (own, around) in enumerate(zip(self._owns, self._around, strict=True)):
-            if around in at_ns:
-                if self._begins_ns[number] > at_ns[around]:
-                    found.append(((self._owns[around],), at_ns[around], self._begins_ns[number], 0))
-                at_ns[around] = max(at_ns[around], self._ends_ns[number])
-            if own is not None and around == OUTSIDE and self._ends_ns[number] and not self._repeats[number]:
-                at_ns[number] = self._begins_ns[number]
-        return found + [
-            ((self._owns[number],), from_ns, self._ends_ns[number], 0)
-            for number, from_ns in at_ns.items()
-            if self._ends_ns[number] > from_ns
-        ]
 
     def _layers_at(self, run: int, places: Sequence[Keys]) -> Keys:
         """Return the layers of the call with the backward at index `run` of `_runs`."""
@@ -306,11 +289,6 @@ class StepCalls(Capture):
             outer = () if around == OUTSIDE else places[around]
             places.append(outer if key is None else (*outer, key))
         return places
-
-    def _backward_keys(self, owner: int, keys: Keys) -> Keys:
-        """Return the place of the backward of the call `owner`, which has the keys `keys`."""
-        own = self._owns[owner]
-        return renamed(keys if own is None else (own,), BACKWARD, self.backward_scale(owner))
 
     def _backward_parts(self, places: Sequence[Keys]) -> list[Part]:
         """Return the parts of the backward: its bricks, and its layers including the calls that they recompute."""
@@ -331,7 +309,11 @@ class StepCalls(Capture):
         for (begin_ns, owner), (end_ns, _) in zip(self._runs, self._runs[1:], strict=False):
             if owner == OUTSIDE:
                 continue
-            keys = (no_call[owner],) if owner < 0 else self._backward_keys(owner, places[owner])
+            if owner < 0:
+                keys: Keys = (no_call[owner],)
+            else:
+                own = self._owns[owner]
+                keys = renamed((own,) if own else places[owner], BACKWARD, self.backward_scale(owner))
             layer = () if owner < 0 else layers_of(places[owner])
             inside = cuts[bisect_left(cut_begins_ns, begin_ns) : bisect_left(cut_begins_ns, end_ns)]
             waits = [cut for cut in inside if cut.is_communication]
@@ -344,6 +326,30 @@ class StepCalls(Capture):
                     lefts = sorted(lefts, key=lambda left: left[0] - left[1])[:1]
                 found += [(keys, *left, elements) for left in lefts]
         return found + _layers_from(of_layers)
+
+
+def _model_parts(
+    owns: Sequence[OwnOperations | None], around: Sequence[int], begins_ns: Sequence[int], ends_ns: Sequence[int]
+) -> list[Part]:
+    """Return the own operations of models: the ranges of their calls in which none of their modules is called.
+
+    The arguments have one entry for each call of the step. `owns` has the own operations of models' calls.
+    """
+    found: list[Part] = []
+    at_ns: dict[int, int] = {}  # the end of the last call inside each call of a model
+    for number, (own, outer) in enumerate(zip(owns, around, strict=True)):
+        of_outer = owns[outer] if outer in at_ns else None
+        if of_outer is not None:
+            if begins_ns[number] > at_ns[outer]:
+                found.append(((of_outer,), at_ns[outer], begins_ns[number], 0))
+            at_ns[outer] = max(at_ns[outer], ends_ns[number])
+        if own is not None and outer == OUTSIDE and ends_ns[number]:
+            at_ns[number] = begins_ns[number]
+    return found + [
+        ((owns[number],), from_ns, ends_ns[number], 0)
+        for number, from_ns in at_ns.items()
+        if ends_ns[number] > from_ns
+    ]
 
 
 _Stay = tuple[int, int, Keys | None]  # begin in ns, end in ns, and the layer; () is no layer, None is communication
