@@ -1,9 +1,10 @@
-"""The static attributes of a brick and its kernels: name, category, backend, work, budget."""
+"""The static attributes of a brick and its kernels: name, category, backend, work, budget. Keys of layers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from cbtop.profiler.analysis.budget import ByteBudget, TokenBudget
 from cbtop.profiler.checks import Check
@@ -66,3 +67,37 @@ class BrickDefinition:
     ) -> BrickDefinition:
         """Return the definition of a well-known brick, with the name and category of its BrickId."""
         return cls(brick.display_name, brick.category, brick, backend, work, kernels, budget, label, checks)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OwnOperations(BrickDefinition):
+    """The operations that a module with children runs itself, outside of its children's calls.
+
+    The brick has the name of the module's class. If the host times it, the children's bricks are inside it. If it has
+    its time on a device (`on_device`), the children's bricks are next to it, and it needs no least share.
+    """
+
+    on_device: bool = False
+
+
+class OwningKey(tuple[Any, ...]):
+    """The key of a layer or step, with the own operations of the module that is called.
+
+    It equals the tuple without them: (NodeKind.LAYER, index[, stack]) or (NodeKind.STEP, name[, model]).
+    """
+
+    own: OwnOperations | None
+
+    @classmethod
+    def of(cls, key: Iterable[Any], own: OwnOperations | None) -> OwningKey:
+        """Return `key` with the own operations `own`."""
+        made = cls(key)
+        made.own = own
+        return made
+
+
+def own_operations(key: object) -> OwnOperations | None:
+    """Return the own operations of the layer, step or module with this `key`, or None if they have no brick."""
+    if isinstance(key, OwningKey):
+        return key.own
+    return key if isinstance(key, OwnOperations) else None

@@ -118,7 +118,7 @@ class DevicePath:
                 self.emit(scope, position, start, end, elements, flags)
             # The key of a layer is a tuple. A layer may wait for the device in any mode. A brick waits only in
             # IMMEDIATE mode, or if there are MAX_PENDING timings.
-            if type(scope.key) is tuple or self.mode is SyncMode.IMMEDIATE or len(self._waiting) >= MAX_PENDING:
+            if isinstance(scope.key, tuple) or self.mode is SyncMode.IMMEDIATE or len(self._waiting) >= MAX_PENDING:
                 self._end(scope.key)
         except Exception as error:  # noqa: BLE001 - as in start_brick
             position.leave(scope)

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from cbtop.profiler.analysis.budget import ByteBudget, TokenBudget
 from cbtop.profiler.analysis.graph.nodes import AsyncTask, Function, Transfer
-from cbtop.profiler.definitions import BrickDefinition, KernelDefinition
+from cbtop.profiler.definitions import BrickDefinition, KernelDefinition, own_operations
 from cbtop.protocol.attributes import (
     NO_KERNEL,
     UNKNOWN_WORK,
@@ -30,9 +30,9 @@ def nodes_of(key: object, first_id: int, parent: int | None, inside: object) -> 
     """
     match key:
         case (NodeKind() as kind, name):
-            return [Node(first_id, parent, kind, str(name))]
+            return [Node(first_id, parent, kind, str(name), own=_own_name(key))]
         case (NodeKind() as kind, name, label):
-            return [Node(first_id, parent, kind, str(name), str(label))]
+            return [Node(first_id, parent, kind, str(name), str(label), own=_own_name(key))]
         case Function():
             return [Node(first_id, parent, NodeKind.FUNCTION, key.name, function=_only(FunctionAttributes, key))]
         case AsyncTask():
@@ -56,6 +56,11 @@ def _definition(key: object) -> BrickDefinition:
             return BrickDefinition(str(key), BrickCategory.OTHER)
 
 
+def _own_name(key: object) -> str:
+    own = own_operations(key)
+    return "" if own is None or own.on_device else own.name
+
+
 def _brick_nodes(definition: BrickDefinition, first_id: int, parent: int | None) -> list[Node]:
     budget = definition.budget
     brick = Node(
@@ -70,6 +75,7 @@ def _brick_nodes(definition: BrickDefinition, first_id: int, parent: int | None)
         budget_us_per_token=budget.us_per_token if isinstance(budget, TokenBudget) else None,
         budget_gb_per_sec=budget.gb_per_sec if isinstance(budget, ByteBudget) else None,
         work=definition.work if isinstance(definition.work, Work) else UNKNOWN_WORK,
+        own=_own_name(definition),
     )
     kernels = enumerate(definition.kernels, start=first_id + 1)
     return [brick, *(_kernel_node(kernel, at, first_id, definition.category) for at, kernel in kernels)]

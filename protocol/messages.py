@@ -86,7 +86,9 @@ class Node:
     the stack (`encoder`), for a step the model (`draft`). The static attributes of kernels, transfers and functions
     are defined in `cbtop.protocol.attributes`. In the message's map they are keys like other fields. A budget is the
     time that a token may take, or the rate at which bytes must move. The records of an async task are its polls.
-    Their `elements` is 1 if the task was not done yet.
+    Their `elements` is 1 if the task was not done yet. `own` names the row for the operations that a module runs
+    itself, outside of its children's calls. The host's times have it: a layer, a step that is the
+    call of a model, and a brick for such operations.
     """
 
     id: int
@@ -103,6 +105,7 @@ class Node:
     kernel: KernelAttributes = NO_KERNEL
     function: FunctionAttributes = NO_FUNCTION
     transfer: TransferAttributes | None = None
+    own: str = ""
 
     def __post_init__(self) -> None:
         for name in ("budget_us_per_token", "budget_gb_per_sec"):

@@ -42,7 +42,8 @@ examples:
   cbtop kernels --json | jq '.phases[0].bricks[] | {brick, us_per_step}'
 
 Launches and times are per step, over all layers. A maker is known from hooks of Triton, from inductor's code, or from
-the forms of libraries' names ("by name"). "Other kernels" are launched between bricks, or by compiled code.
+the forms of libraries' names ("by name"). "Other kernels" are launched outside of all modules' calls, or by
+compiled code.
 In a captured graph an executable of our own runs in the host's place, and computes the same. One tool holds CUPTI in
 a process: where torch.profiler, Nsight or Proton has it, or had it, the process refuses. The graph of `cbtop` shows
 the kernels of the last burst, too, and its key K asks for three steps as this command does.

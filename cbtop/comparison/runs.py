@@ -215,7 +215,7 @@ def part_of(table: NodeTable, work: StepWork, blocks: Sequence[StepBlock]) -> St
     blocks, warm_up = _warm(blocks, step)
     stats = NodeStats()
     stats.count(Growth.of([block.growth for block in blocks]))
-    totals = PhaseTotals.below(table[step], table, stats)
+    totals = PhaseTotals.below(table[step], table, stats, hides_small=False)
     growths = [block.growth for block in blocks]
     sums = _step_sums(growths, step)
     count, elements, inside, cached = sums.count, sums.elements, sums.count - sums.plain, sums.cached

@@ -204,7 +204,7 @@ def _source_parts(record: SourceRecord, now_ns: int, left_out: dict[str, int]) -
             yield _Part("phase", rank := rank + 1, values, since_ns)
         nodes: dict[tuple[str, BrickCategory], list[Node]] = {}
         for node in totals.nodes:
-            if node.kind is NodeKind.BRICK:
+            if node.kind is NodeKind.BRICK or totals.own_rows[node.id]:
                 nodes.setdefault(name_and_category(node), []).append(node)
         bricks = {(stats.name, stats.category): stats for stats in brick_stats(totals)}
         # in the order of first appearance, because this order never changes

@@ -35,7 +35,7 @@ class ClosedTime:
 
 @dataclass(frozen=True, slots=True)
 class BrickStats:
-    """All calls of the bricks with one name and category.
+    """All calls of the bricks with one name and category, or of modules of one class with own operations.
 
     `calls.elements` is the sum of the numbers that the caller passed. Tokens are counted once per step. Flops and
     bytes are computed from the declared work, and are None without it. `exclusive_ns` excludes the bricks that ran
@@ -214,7 +214,10 @@ def brick_nodes(totals: PhaseTotals) -> dict[tuple[str, BrickCategory], Column]:
 
 def _bricks(totals: PhaseTotals) -> _Bricks:
     table, ids = totals.table, totals.inside.ids
-    ran = ids[(table.column("kind_of")[ids] == NodeKind.BRICK) & (totals.columns["count"][ids] > 0)]
+    if totals.step is not None and totals.own_rows[totals.step.id]:
+        ids = np.append(ids, totals.step.id)
+    is_row = (table.column("kind_of")[ids] == NodeKind.BRICK) | totals.own_rows[ids]
+    ran = ids[is_row & (totals.columns["count"][ids] > 0)]
     return table.made_of("bricks", totals.step.id if totals.step else None, ran, lambda: _by_brick(table, ran))
 
 
@@ -250,8 +253,11 @@ def _brick(
 
 
 def name_and_category(node: Node) -> tuple[str, BrickCategory]:
-    """Return the name and category of `node`. The calls of all nodes with the same result are added up."""
-    return node.name, BrickCategory.OTHER if node.category is None else node.category
+    """Return the name and category of `node`. The calls of all nodes with the same result are added up.
+
+    For a layer or step, this is the name of its own operations.
+    """
+    return node.own or node.name, BrickCategory.OTHER if node.category is None else node.category
 
 
 def _mean_exclusive_ns(bricks: Sequence[BrickStats]) -> float | None:

@@ -15,6 +15,10 @@ from cbtop.profiler.analysis.stats import NodeStats
 from cbtop.protocol.messages import Node
 from cbtop.protocol.vocabulary import NodeKind
 
+# A module's own operations are a row if they take at least this share of the phase's time. Calls of children, and
+# cbtop's stamps around them, take 0.1 to 0.7 percent in models with small modules.
+LEAST_OWN_PERCENT = 1.0
+
 
 @dataclass(frozen=True)
 class PhaseTotals:
@@ -25,6 +29,10 @@ class PhaseTotals:
     `closed_ns` is the part of `total_ns` in steps that have ended. The exclusive time of a brick is its time without
     the bricks and steps inside it. Its kernels and layers are its own work and are not subtracted. The exclusive time
     of any other node is its time without all nodes inside it. Adopted work ran in parallel and is never subtracted.
+
+    The own operations of modules with children are rows if they take LEAST_OWN_PERCENT. For a layer, and for a step
+    that is the call of a model, their time is its exclusive time. A brick of such operations that takes less has no
+    calls and no time here.
     """
 
     step: Node | None
@@ -35,6 +43,10 @@ class PhaseTotals:
     columns: dict[str, Column]  # count, elements, total_ns, closed_ns, loose_ns, overlap_ns
     held: NDArray[np.bool_]  # mask of the bricks with time, and of all nodes inside these bricks
     adopted: NDArray[np.bool_]  # mask of adopted work: the time of its parent does not include it
+    own_rows: NDArray[
+        np.bool_
+    ]  # mask of the layers outside of bricks, and of the step, whose own operations are a row
+    small_own: Column  # ids of the bricks of own operations that are no row
 
     @classmethod
     def of(cls, table: NodeTable, stats: NodeStats, phase: str | None) -> PhaseTotals:
@@ -44,8 +56,11 @@ class PhaseTotals:
         return cls.below(step, table, stats)
 
     @classmethod
-    def below(cls, step: Node | None, table: NodeTable, stats: NodeStats) -> PhaseTotals:
-        """Return the totals below the node `step`, or of all nodes if `step` is None."""
+    def below(cls, step: Node | None, table: NodeTable, stats: NodeStats, *, hides_small: bool = True) -> PhaseTotals:
+        """Return the totals below the node `step`, or of all nodes if `step` is None.
+
+        If `hides_small` is False, all own operations are rows, however small they are.
+        """
         inside = table.inside(step.id if step else None)
         size = len(table) + 1
         stats.grow(size)
@@ -54,6 +69,11 @@ class PhaseTotals:
         columns["loose_ns"] = stats.sparse.dense("loose_ns", len(stats))[:size]
         columns["overlap_ns"] = stats.sparse.dense("overlap_ns", len(stats))[:size]
         total_ns, closed_ns = columns["total_ns"], columns["closed_ns"]
+        is_row = _own_rows(step, table, inside, columns) if hides_small else table.column("has_own") > 0
+        small = inside.ids[(table.column("kind_of") == NodeKind.BRICK)[inside.ids] & ~is_row[inside.ids]]
+        small = small[table.column("has_own")[small] > 0]
+        for name in columns:
+            columns[name][small] = 0
         # A brick without time was never stopped. The nodes inside such a brick count as parts of the node around it.
         held, adopted = _held_and_adopted(table, inside, (total_ns > 0) | (closed_ns > 0))
         return cls(
@@ -64,6 +84,8 @@ class PhaseTotals:
             columns=columns,
             held=held,
             adopted=adopted,
+            small_own=small,
+            own_rows=is_row & (table.column("kind_of") != NodeKind.BRICK) & ~held & ~adopted,
         )
 
     @cached_property
@@ -71,13 +93,21 @@ class PhaseTotals:
         """The exclusive part of `total_ns`, by node id."""
         total_ns = self.columns["total_ns"]
         nested_ns = total_ns - self.columns["loose_ns"]
-        return exclusive_of(self.table, self.inside, total_ns, nested_ns, self.columns["overlap_ns"])
+        return self._without_small(
+            exclusive_of(self.table, self.inside, total_ns, nested_ns, self.columns["overlap_ns"])
+        )
 
     @cached_property
     def closed_exclusive_ns(self) -> Column:
         """The exclusive part of `closed_ns`, by node id."""
         closed_ns = self.columns["closed_ns"]
-        return exclusive_of(self.table, self.inside, closed_ns, closed_ns, self.columns["overlap_ns"])
+        return self._without_small(
+            exclusive_of(self.table, self.inside, closed_ns, closed_ns, self.columns["overlap_ns"])
+        )
+
+    def _without_small(self, exclusive_ns: Column) -> Column:
+        exclusive_ns[self.small_own] = 0
+        return exclusive_ns
 
     @cached_property
     def count(self) -> dict[int, int]:
@@ -138,6 +168,31 @@ class PhaseTotals:
     def us_per_token(self, closed_ns: int) -> float | None:
         """Return the time per token in µs. `closed_ns` is a time in ended steps."""
         return closed_ns / self.tokens / 1e3 if self.tokens else None
+
+
+def _own_rows(step: Node | None, table: NodeTable, inside: Inside, columns: dict[str, Column]) -> NDArray[np.bool_]:
+    """Return a mask by node id of the own operations that take LEAST_OWN_PERCENT, together with others of their name.
+
+    `columns` are those of `PhaseTotals`.
+    """
+    found = np.zeros(len(table) + 1, np.bool_)
+    ids = inside.ids if step is None else np.append(inside.ids, step.id)
+    ids = ids[table.column("has_own")[ids] > 0]
+    ids = ids[columns["count"][ids] > 0]
+    if not len(ids):
+        return found
+    total_ns = columns["total_ns"]
+    nested_ns = total_ns - columns["loose_ns"]
+    own_ns = exclusive_of(table, inside, total_ns, nested_ns, columns["overlap_ns"])[ids]
+    whole_ns = int(total_ns[step.id]) if step else int(total_ns[[node.id for node in table.children[None]]].sum())
+
+    def names() -> NDArray[np.int64]:
+        _, which = np.unique([f"{table[node].kind} {table[node].own}" for node in ids.tolist()], return_inverse=True)
+        return which
+
+    which = table.made_of("own", step.id if step else None, ids, names)
+    found[ids] = (np.bincount(which, weights=own_ns) >= LEAST_OWN_PERCENT / 100 * max(1, whole_ns))[which]
+    return found
 
 
 def _held_and_adopted(

@@ -69,7 +69,8 @@ class TimeBreakdown:
 def books_of(totals: PhaseTotals, whole: PhaseTotals) -> TimeBreakdown | None:
     """Return the books of the phase in `totals`, or None for a process without steps.
 
-    All times come from measured records. The gap `inside layers` is the time of layers minus the bricks in them.
+    All times come from measured records. The gap `inside layers` is the time of layers minus the bricks in them. Own
+    operations of layers, and of the step, that are a row count as bricks instead.
     `between layers` is the time of layers that contain layers, minus the inner layers. `steps inside` is the time of
     other phases' steps inside steps of this phase. The rest of a step is unattributed. Gaps that cannot occur in this
     process are left out. The time in running steps comes from `whole`, the totals since the process began.
@@ -84,6 +85,9 @@ def books_of(totals: PhaseTotals, whole: PhaseTotals) -> TimeBreakdown | None:
     ids = totals.inside.ids
     holds_layers = np.zeros(len(parent_of), np.bool_)
     holds_layers[parent_of[ids[kind_of[ids] == NodeKind.LAYER]]] = True
+    own_ns = int(totals.closed_exclusive_ns[layers[totals.own_rows[layers]]].sum())
+    own_ns += int(totals.closed_exclusive_ns[step.id]) if totals.own_rows[step.id] else 0
+    layers = layers[~totals.own_rows[layers]]
     gaps_ns: dict[str, int] = {}
     for name, found in (
         (INSIDE_LAYERS, layers[~holds_layers[layers]]),
@@ -104,7 +108,7 @@ def books_of(totals: PhaseTotals, whole: PhaseTotals) -> TimeBreakdown | None:
     every, adopted = ids.tolist(), ids[kind_of[parent_of[ids]] == NodeKind.ADOPTED].tolist()
     return TimeBreakdown(
         wall_ns=int(closed[step.id]),
-        bricks_ns=int(closed[bricks].sum() - in_bricks_ns),
+        bricks_ns=int(closed[bricks].sum() - in_bricks_ns) + own_ns,
         gaps_ns=gaps_ns,
         overlap_ns=stats.rare("overlap_ns", [step.id, *around.tolist()]),
         open_ns=_open_ns(whole, bricks if whole is totals else _parts(whole)[0]),

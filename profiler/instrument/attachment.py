@@ -62,13 +62,12 @@ from cbtop.profiler.instrument.planning import (
     devices_in,
     has_products,
     holds_a_stack,
-    plan_of,
     state_of,
 )
 from cbtop.profiler.instrument.roofs import roofs_over
 from cbtop.profiler.instrument.steps import ModelSteps
 from cbtop.profiler.instrument.swapping import swapped_in, swaps
-from cbtop.profiler.instrument.timed_sections import CallMaker, TimedSection
+from cbtop.profiler.instrument.timed_sections import CallMaker, TimedSection, plan_for
 from cbtop.profiler.instrument.torch_internals import without_torch_function
 from cbtop.profiler.instrument.trouble import in_words, log_once, log_own_error
 from cbtop.profiler.instrument.work import adapted_in, device_of, mode_of
@@ -123,6 +122,7 @@ class Attachment:
             self.timing = Timing(self.profiler.parts.paths.host)
         self.steps.time_on(self.timing)
         self.steps.kernel_steps = KernelSteps(self.steps) if self.timing.by_kernels else None
+        self.steps.own = self._said.as_before(plan.own)
         self._state = state_of(root)
         self._look_at_mode(root)
         self._sections = self._calls().sections(plan.sections)
@@ -139,7 +139,7 @@ class Attachment:
         self.steps.named = calls
         if not self._is_timed:
             return
-        layers = [call for call in calls if type(call.key) is tuple and call.key[1] == 0]
+        layers = [call for call in calls if isinstance(call.key, tuple) and call.key[1] == 0]
         for call in (*[call for call in calls if call.may_be_first][:MAX_ASKING], *layers[:MAX_ASKING]):
             call.asks = self.steps.ask
         self.steps.calls = calls
@@ -310,14 +310,14 @@ class Attachment:
             return
         with _lock:
             known = self._known() if timing == self.timing else {}
-            plan = plan_of(root, is_timed_there=timing.is_there, known=known, mode=mode_of(root))
+            plan = plan_for(root, timing, known)
             if plan is not None and known:
                 trunk = [call.module() for call in self._trunk]
                 has_same_trunk = len(trunk) == len(plan.trunk) and all(map(operator.is_, trunk, plan.trunk))
                 if has_same_trunk and self.is_attached:
                     self._follow_changes(root, plan, state)
                     return
-                plan = plan_of(root, is_timed_there=timing.is_there, mode=mode_of(root))
+                plan = plan_for(root, timing)
             if plan is None or not self.is_attached:  # the model can no longer be planned: keep the old plan
                 self._state = state
                 return
@@ -377,8 +377,7 @@ def _attach(model: nn.Module, profiler: BrickProfiler | None) -> Attachment:
         raise ValueError(why)
     profiler = BrickProfiler() if profiler is None else profiler
     timing = timing_of(profiler, model) if holds_a_stack(model) or has_products(model) else None
-    is_there = timing is not None and timing.is_there
-    plan = plan_of(model, is_timed_there=is_there, mode=mode_of(model))
+    plan = plan_for(model, timing)
     if plan is None:
         kind = type(model).__name__
         raise ValueError(f"{kind} holds no list of layers, nor two modules with weights: nothing can be shown")
@@ -394,12 +393,11 @@ def attach_to_runner(model: nn.Module, profiler: BrickProfiler, engine: str, *, 
     with _lock:
         attachment: Attachment | None = _attached.get(model)
         if attachment is None or attachment.root() is not model:
-            is_there = timing_of(profiler, model).is_there
-            plan = plan_of(model, is_timed_there=is_there, mode=mode_of(model)) or Plan()
+            plan = plan_for(model, timing_of(profiler, model)) or Plan()
             if why_not(model) or (not shows_bricks and device_of(model) != "cuda"):
                 plan = Plan(plan.stacks)
             elif not shows_bricks:
-                plan = replace(plan, trunk=[], is_timed=False)
+                plan = replace(plan, trunk=[], own=None, is_timed=False)
             attachment = _begin(model, plan, profiler, engine)
         attachment.steps.is_of_runner = attachment.steps.in_python = True
         return attachment

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from cbtop.profiler.definitions import BrickDefinition
+from cbtop.profiler.definitions import BrickDefinition, OwningKey, OwnOperations
 from cbtop.profiler.device.graph_surgery import StampedGraph, StampSites
 from cbtop.profiler.device.pairs import NOT_HERE
 from cbtop.profiler.device.stamp_cost import StampCosts
@@ -492,7 +492,12 @@ def _put_on_device(span: CapturedCall, on_device: dict[Hashable, Hashable]) -> N
     """
     module, key = span.module, span.key
     span.module = None
-    if isinstance(key, BrickDefinition):
+    span.own = _own_on_device(span.own, on_device)
+    if isinstance(key, OwningKey):
+        span.key = OwningKey.of(key, _own_on_device(key.own, on_device))
+    elif isinstance(key, OwnOperations):
+        span.key = _own_on_device(key, on_device)
+    elif isinstance(key, BrickDefinition):
         if key not in on_device:
             work = key.work
             if module is not None:
@@ -501,6 +506,14 @@ def _put_on_device(span: CapturedCall, on_device: dict[Hashable, Hashable]) -> N
         span.key = on_device[key]
     for inner in span.inside:
         _put_on_device(inner, on_device)
+
+
+def _own_on_device(own: OwnOperations | None, on_device: dict[Hashable, Hashable]) -> OwnOperations | None:
+    """Return the own operations `own` with times of the device."""
+    if own is None:
+        return None
+    there = on_device.setdefault(own, replace(own, backend="torch on cuda", on_device=True))
+    return there if isinstance(there, OwnOperations) else None
 
 
 def _is_burst_asked(steps: ModelSteps) -> bool:

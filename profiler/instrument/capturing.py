@@ -2,6 +2,9 @@
 
 Nothing is timed, because the device runs nothing during a capture. A capture belongs to one thread. `captures` has
 the captures that are running.
+
+Kernels are assigned to the innermost call around their launch. If that is a layer, a model or a module with children,
+the kernel belongs to its own operations: a brick in the layer, next to the bricks of its children.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from cbtop.profiler.definitions import BrickDefinition
+from cbtop.profiler.definitions import BrickDefinition, OwnOperations, own_operations
 from cbtop.profiler.instrument.trouble import in_words, log_own_error
 from cbtop.protocol.vocabulary import BrickCategory
 
@@ -21,7 +24,10 @@ if TYPE_CHECKING:
     from cbtop.profiler.instrument.phases import Call
 
 MAX_CALLS = 20_000
+#: The brick for kernels that no module's `forward` launched.
 OTHER = BrickDefinition("Other kernels", BrickCategory.OTHER, backend="torch on cuda", label="between bricks")
+
+Keys = tuple[Hashable, ...]  # keys from the step, or from below it, inwards
 
 Mark = Any  # the value that `begin` returns and `end` takes; its type depends on the class
 Last = list[int] | None  # nodes that the next captured node will depend on; None if the driver does not report them
@@ -37,6 +43,7 @@ class CapturedCall:
     end: Last = None
     elements: int = 0
     inside: list[CapturedCall] = field(default_factory=list)
+    own: OwnOperations | None = None  # for the call of a model: the brick of the model's own operations
 
 
 class Capture:
@@ -52,17 +59,19 @@ class Capture:
         self.why_not = ""  # reason why times of this graph would be wrong; "" if they would be right
         self.open: list[CapturedCall] = []  # running calls, outermost first
         self._count = 0
+        self.model_own: OwnOperations | None = None  # own operations of the model that is called next
 
     def is_in_call_of(self, steps: object) -> bool:
         """Whether a call of the model of `steps` is running."""
         return self.steps is steps and bool(self.open)
 
-    def begin_model(self, steps: object, call: Call) -> Mark:
+    def begin_model(self, steps: Any, call: Call) -> Mark:
         """Begin a call of a model, described by `call`."""
         if self.steps not in (None, steps):
             self.why_not = "two models are called in it"
         self.steps = steps
         self.calls.append(call)
+        self.model_own = steps.own
         return self.begin(None, None)
 
     def begin(self, key: Hashable, module: nn.Module | None) -> Mark:
@@ -73,7 +82,7 @@ class Capture:
         if self._count >= MAX_CALLS or (key is not None and not self.open):
             return None
         self._count += 1
-        span = CapturedCall(key, module, self.last())
+        span = CapturedCall(key, module, self.last(), own=self.model_own if key is None else None)
         (self.open[-1].inside if self.open else self.spans).append(span)
         self.open.append(span)
         return span
@@ -141,6 +150,27 @@ class _Position:
         self.step = step
         self.key = key
         self.scope = self
+
+
+def keys_inside(around: Keys, key: Hashable) -> Keys:
+    """Return the keys of the call `key` inside the call with the keys `around`. `key` is None for a model's call.
+
+    Own operations contain no calls, so the call is next to them.
+    """
+    if around and isinstance(around[-1], OwnOperations):
+        around = around[:-1]
+    return around if key is None else (*around, key)
+
+
+def place(keys: Keys, model_own: OwnOperations | None = None) -> Keys:
+    """Return the keys of the brick that the kernels of the innermost call in `keys` belong to.
+
+    `model_own` is the brick for a call of the model itself.
+    """
+    if keys and not isinstance(keys[-1], tuple):
+        return keys
+    own = own_operations(keys[-1]) if keys else None
+    return (*keys, own or model_own or OTHER)
 
 
 captures: dict[int, Capture] = {}  # running captures, by id of the thread

@@ -3,6 +3,18 @@
 This file does not use torch: a `Described` holds all that the rules know of a module. If no rule matches a module
 without children, the module becomes a brick with the name of its class. The names in the rules come from models of
 Hugging Face, Meta and vLLM.
+
+Rules for a module with children that no rule matches
+- Its own operations are those that its `forward` runs outside of its children's calls. They are a brick with the name
+  of its class (`own_kind`), for layers, too. The own operations of modules around layers count as the model's.
+- If kernels are recorded, this brick has kernels of its own, or it does not appear. If a host times calls, it appears
+  if it takes LEAST_OWN_PERCENT of the phase's time (profiler/analysis/phase_totals.py). Otherwise its time counts for
+  the layer, brick or step around it.
+- A container (Sequential, ModuleList) runs nothing itself, and neither does a subclass with the `forward` of one.
+- The bricks of the table below keep their names: AttentionBlock and FeedForwardBlock are the own operations of known
+  modules. Small ones of these are not timed by a host.
+- All modules of one class are one row. If a class is called like a known brick, the row gets the word "module" after
+  its name.
 """
 
 from __future__ import annotations
@@ -53,8 +65,11 @@ CATEGORIES = {
     ROTARY_TABLES: BrickCategory.ATTENTION,
     SPLIT_HEADS: BrickCategory.ATTENTION,
 }
-# Bricks that contain other bricks. Their self time is mostly Python's, so they are shown only for models on a CPU.
+# Bricks that contain other bricks. Their self time between stamps on a device is mostly Python's.
 BLOCKS = frozenset({ATTENTION_BLOCK, FEED_FORWARD_BLOCK})
+# Names that a class cannot have as a brick: those of known bricks, and of the parts of a training step.
+KNOWN_NAMES = frozenset(CATEGORIES) | {brick.display_name for brick in BrickId}
+KNOWN_NAMES |= {"BackwardEnd", "GradientSync", "Loop", "Loss", "Optimizer"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +119,7 @@ class ModuleKind:
 
     brick: BrickId | str
     shows_inside: bool = False
+    is_own: bool = False  # whether the brick stands for the module's own operations only
 
     @property
     def name(self) -> str:
@@ -298,3 +314,9 @@ def classify(it: Described) -> ModuleKind | None:
             return kind
     runs_as_one = it.is_leaf or it.classes[0] in _RUNS_AS_ONE or it.holds == _PACKED_WEIGHT
     return ModuleKind(it.classes[0]) if runs_as_one else None
+
+
+def own_kind(class_name: str) -> ModuleKind:
+    """Return the kind of a module with children of which only its own operations are a brick."""
+    name = f"{class_name} module" if class_name in KNOWN_NAMES else class_name
+    return ModuleKind(name, shows_inside=True, is_own=True)

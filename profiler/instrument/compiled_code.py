@@ -352,6 +352,8 @@ class Watch:
             here = unit().open
             if here and here[-1].is_running:
                 self._model = capture.begin_model(here[-1].steps, here[-1].call)
+                if self._model is not None:
+                    self._model.own = None  # kernels of compiled code may compute any module of the model
         self._last = capture.last()
         self._ran.clear()
 

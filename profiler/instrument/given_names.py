@@ -10,7 +10,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from cbtop.profiler.definitions import BrickDefinition
+from cbtop.profiler.definitions import BrickDefinition, OwnOperations
 from cbtop.profiler.instrument.module_tree import WeakModuleDict
 from cbtop.profiler.instrument.planning import Plan, Product
 from cbtop.profiler.instrument.torch_internals import submodules
@@ -31,8 +31,20 @@ class Said:
     """The names that a profiler has given to one model and its bricks."""
 
     model: str  # the model's name
+    own: OwnOperations | None = None  # the model's own operations
     definitions: dict[Hashable, Hashable] = field(default_factory=dict)  # all bricks, by the result of `said_at`
     in_mode: dict[Hashable, BrickDefinition] = field(default_factory=dict)  # by (brick in the plan, mode, image size)
+
+    def as_before(self, own: OwnOperations | None) -> OwnOperations | None:
+        """Return the brick for the model's own operations, which a new plan gives as `own`.
+
+        If the model is timed as before, this is the former brick.
+        """
+        before = self.own
+        if own is not None and before is not None and before.backend == own.backend:
+            return before
+        self.own = own or before
+        return own
 
 
 class Models:

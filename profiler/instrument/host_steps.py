@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from cbtop.profiler.device.kernel_burst import Keys
-from cbtop.profiler.instrument.capturing import MAX_CALLS, Capture, captures
+from cbtop.profiler.instrument.capturing import MAX_CALLS, Capture, captures, keys_inside
 from cbtop.profiler.instrument.trouble import log_own_error
 from cbtop.profiler.instrument.wrapping import NotedCall
 from cbtop.protocol import clock
@@ -109,7 +109,7 @@ class HostCalls(Capture):
         for key, around, begin_ns, end_ns in zip(self.keys, self.around, self.begins_ns, self.ends_ns, strict=True):
             took_ns = max(0, end_ns - begin_ns)
             outer = () if around == _OUTERMOST else places[around]
-            places.append(outer if key is None else (*outer, key))
+            places.append(keys_inside(outer, key))
             own_ns.append(took_ns - cost.inside_ns)
             if around != _OUTERMOST:
                 own_ns[around] -= took_ns + cost.outside_ns

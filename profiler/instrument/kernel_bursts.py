@@ -29,7 +29,7 @@ from cbtop.profiler.device.cupti import Cupti, CuptiError, TorchsCupti
 from cbtop.profiler.device.driver import CudaDriver, Driver
 from cbtop.profiler.device.graph_surgery import Order
 from cbtop.profiler.device.kernel_burst import KernelBurstResults, KernelWindow, Keys, left_on
-from cbtop.profiler.instrument.capturing import OTHER, Capture, CapturedCall
+from cbtop.profiler.instrument.capturing import OTHER, Capture, CapturedCall, keys_inside, place
 from cbtop.profiler.instrument.host_steps import Times
 from cbtop.profiler.instrument.kernel_makers import Maker, makers_of
 from cbtop.profiler.instrument.torch_internals import is_in_bad_fork, raw_stream_of
@@ -377,9 +377,9 @@ class PlacedCalls(Capture):
     def begin(self, key: Hashable, module: nn.Module | None) -> CapturedCall | None:
         span: CapturedCall | None = super().begin(key, module)
         if span is not None:
-            keys = self._around[-1] if key is None else (*self._around[-1], key)
+            keys = keys_inside(self._around[-1], key)
             self._around.append(keys)
-            self.recording.window.enter(place(keys))
+            self.recording.window.enter(place(keys, span.own))
         return span
 
     def end(self, span: CapturedCall | None, elements: int = 0) -> None:
@@ -395,9 +395,9 @@ class PlacedCalls(Capture):
         """Add the elements of the calls `spans`, which a captured graph of cbtop's has replayed inside `around`."""
         if self._elements is not None:
             for span in spans:
-                keys = around if span.key is None else (*around, span.key)
+                keys = keys_inside(around, span.key)
                 if span.elements:
-                    self._elements[place(keys)] += span.elements
+                    self._elements[place(keys, span.own)] += span.elements
                 self.replayed(span.inside, keys)
 
     def start_brick(self, brick: Hashable, /) -> CapturedCall | None:
@@ -424,14 +424,8 @@ class GraphNodePlaces:
 
     def _put(self, order: Order, spans: Sequence[CapturedCall], around: Keys) -> None:
         for span in spans:
-            keys = around if span.key is None else (*around, span.key)
+            keys = keys_inside(around, span.key)
             if span.begin is not None and span.end is not None:
                 for node in order.between(span.begin, span.end):
-                    self._of[node] = place(keys)
+                    self._of[node] = place(keys, span.own)
             self._put(order, span.inside, keys)
-
-
-def place(keys: Keys) -> Keys:
-    """Return `keys`. If the last key is a step or layer instead of a brick, add the brick OTHER."""
-    is_brick = bool(keys) and not isinstance(keys[-1], tuple)
-    return keys if is_brick else (*keys, OTHER)

@@ -19,7 +19,7 @@ from weakref import ref
 
 import torch
 
-from cbtop.profiler.definitions import BrickDefinition
+from cbtop.profiler.definitions import BrickDefinition, OwningKey
 from cbtop.profiler.instrument import phases
 from cbtop.profiler.instrument.capturing import Capture, CapturedCall, capture_here, captures
 from cbtop.profiler.instrument.classification import CATEGORIES, GENERATE_INPUTS
@@ -192,6 +192,8 @@ class OpenStep:
             name += WARM_UP
         step = self.active = ActiveStep(steps.profiler_steps, name, tokens, steps.model)
         step.sequences, step.cached = sequences or None, cached
+        if steps.own is not None and not (steps.own.on_device or self.waits or steps.is_of_runner):
+            step.key = OwningKey.of(step.key, steps.own)  # the step is the model's call
         self._in_burst: KernelRecording | HostCalls | CountedStep | None = None
         self._noting: Noting | None = None
         # Called at the end of this step, if it interrupts a training step.

@@ -7,23 +7,27 @@ or with weights of its own. A model without stacks has a plan without layers if 
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 from torch.nn import Parameter
 
-from cbtop.profiler.definitions import BrickDefinition
+from cbtop.profiler.definitions import BrickDefinition, OwningKey, OwnOperations
 from cbtop.profiler.instrument.adapters import has_adapters, state_of_adapters
 from cbtop.profiler.instrument.builds import Builds
-from cbtop.profiler.instrument.classification import BLOCKS, MOE_EXPERTS, Described, ModuleKind, classify
+from cbtop.profiler.instrument.classification import BLOCKS, MOE_EXPERTS, Described, ModuleKind, classify, own_kind
 from cbtop.profiler.instrument.convolutions import depends_on_size, dimensions, is_convolution
 from cbtop.profiler.instrument.experts import chosen_experts
 from cbtop.profiler.instrument.module_tree import (
+    attribute_of,
     attributes_of,
     children_of,
+    dictionary_of,
     first_tensor,
     holders_of,
+    home_of,
     home_of_class,
     modules_of,
     parameters_of,
@@ -31,13 +35,17 @@ from cbtop.profiler.instrument.module_tree import (
 from cbtop.profiler.instrument.multiplied import PLAIN, Mode
 from cbtop.profiler.instrument.torch_internals import own_buffers, own_parameters, submodules
 from cbtop.profiler.instrument.work import backend_of, device_of, product_sizes, work_of
+from cbtop.profiler.instrument.wrapping import is_compiled
 from cbtop.protocol.attributes import UNKNOWN_WORK
-from cbtop.protocol.vocabulary import BrickId, NodeKind
+from cbtop.protocol.vocabulary import BrickCategory, BrickId, NodeKind
 
 if TYPE_CHECKING:
     from torch import nn
 
 _LISTS = ("ModuleList", "Sequential")
+# Files of torch with classes whose `forward` only calls children, or is not defined.
+_CONTAINERS = ("torch.nn.modules.container", "torch.nn.modules.module", "torch._dynamo", "torch.nn.parallel")
+OWN_LABEL = "outside its children"
 _NO_PRODUCTS = frozenset({BrickId.EMBEDDING, BrickId.ACTIVATION, BrickId.RMS_NORM, BrickId.LAYER_NORM})
 # Least number of weights of a block; such a block runs for some 20 us, and timing it adds 1 us.
 LEAST_BLOCK_WEIGHTS = 1 << 17
@@ -54,7 +62,7 @@ class Product:
 
 
 class TimedModule(NamedTuple):
-    """A module that is timed. `key` is a brick's definition, or (NodeKind.LAYER, index[, stack]) for a layer."""
+    """A module that is timed. `key` is a brick's definition, or a `OwningKey` for a layer."""
 
     path: str
     module: nn.Module
@@ -104,6 +112,7 @@ class Plan:
     """The timed modules of a model, and how they are timed."""
 
     stacks: dict[str, int] = field(default_factory=dict)  # number of layers by name of the stack ("" if only one)
+    own: OwnOperations | None = None  # the own operations of the model, and of modules around layers
     # Modules that contain a stack; a call of such a module begins a step.
     trunk: list[nn.Module] = field(default_factory=list)
     parts: list[TimedModule] = field(default_factory=list)  # timed modules: layers and bricks
@@ -136,24 +145,28 @@ def plan_of(
     root: nn.Module,
     *,
     is_timed_there: bool = False,
+    by_kernels: bool = False,
     known: Mapping[Hashable, Known] | None = None,
     mode: Mode = PLAIN,
 ) -> Plan | None:
     """Return the plan of `root`, or None if `root` is not a model.
 
-    `is_timed_there` is True if the model is timed on its device, not by the host. `known` are the sections of the
-    previous plan, by place. If a layer's state is that of its known section, the layer is not planned again.
+    `is_timed_there` is True if the model is timed on its device, not by the host. `by_kernels` is True if its kernels
+    are recorded, not stamps between them. `known` are the sections of the previous plan, by place. If a layer's state
+    is that of its known section, the layer is not planned again.
     """
     stacks = _Stacks(root)
     found = stacks.found
     if not found and not has_products(root):
         return None
     names = _names([path for path, _ in found])
-    planner = _Planner({id(stack): name for (_, stack), name in zip(found, names, strict=True)}, root, is_timed_there)
+    numbered = {id(stack): name for (_, stack), name in zip(found, names, strict=True)}
+    planner = _Planner(numbered, root, is_timed_there=is_timed_there, by_kernels=by_kernels)
     planner.mode = mode
     planner.known = known or {}
     planner.plan.stacks = {name: len(submodules(stack)) for (_, stack), name in zip(found, names, strict=True)}
     planner.plan.trunk = stacks.trunk or [root]
+    planner.plan.own = planner.own_of(root)
     if found and found[0][1] is root:
         planner.walk_stack(root, "", (type(root).__name__,), names[0])
     else:
@@ -275,7 +288,7 @@ def _product_of(found: _Found) -> Product:
 
 
 class _Planner:
-    def __init__(self, stacks: dict[int, str], root: nn.Module, is_timed_there: bool) -> None:
+    def __init__(self, stacks: dict[int, str], root: nn.Module, *, is_timed_there: bool, by_kernels: bool) -> None:
         self.plan = Plan()
         self.section = Section(None)  # the section that is being planned
         self.known: Mapping[Hashable, Known] = {}
@@ -283,11 +296,16 @@ class _Planner:
         self._has_met_layers = False
         self._shares_modules = False  # True if modules of the current section were planned in an earlier section
         self._is_timed_there = is_timed_there
-        self._shows_blocks = not is_timed_there and device_of(root) == "cpu"
+        self._by_kernels = by_kernels
+        self._shows_blocks = by_kernels or (not is_timed_there and device_of(root) == "cpu")
+        # Between stamps on a device, a module's own time is mostly the wait for Python. Captured graphs have no such
+        # waits, but layers and the model suffice there.
+        self._shows_own = by_kernels or not is_timed_there
+        self._own: dict[str, OwnOperations] = {}  # the own operations of layers and of the model, by class
         self._stacks = stacks
         self._backend = backend_of(root, is_timed_there=is_timed_there)  # backend of modules without weights
         self._vocabulary = _vocabulary(root)
-        self._context = (is_timed_there, self._backend, self._vocabulary, self._shows_blocks)
+        self._context = (is_timed_there, by_kernels, self._backend, self._vocabulary, self._shows_blocks)
         self._seen: set[int] = set()
         self._found: list[_Found] = []  # bricks of the current layer, or of everything outside of layers
         # By path of the list of experts, because a list of experts is one brick.
@@ -329,9 +347,7 @@ class _Planner:
         described = Described(
             path, classes, siblings, holds, in_layer, not in_layer and self._is_of_vocabulary(child)
         )
-        kind = self._kind_of(described)
-        if kind is not None and kind.brick in BLOCKS and not (self._shows_blocks and _is_large(child)):
-            kind = None
+        kind = self._shown(self._kind_of(described), child)
         if kind is None:
             self.section.others.append(child)
         else:
@@ -345,6 +361,31 @@ class _Planner:
             self.walk(child, path, classes, in_layer=in_layer)
         else:
             self.section.others += modules_of(child)[1:]
+
+    def _shown(self, kind: ModuleKind | None, module: nn.Module) -> ModuleKind | None:
+        """Return the kind that `module` is shown as. `kind` is the result of `classify`.
+
+        Returns None if `module` itself is not shown.
+        """
+        if kind is not None and kind.brick in BLOCKS:
+            if self._by_kernels:
+                return replace(kind, is_own=True)
+            return kind if self._shows_blocks and _is_large(module) else None
+        is_around_layers = any([module is one for one in self.plan.trunk])
+        if kind is None and self._shows_own and not is_around_layers and _runs_operations(module):
+            return own_kind(type(module).__name__)
+        return kind
+
+    def own_of(self, module: nn.Module) -> OwnOperations | None:
+        """Return the brick for the own operations of a layer, or of the model. Returns None for a container."""
+        if not _runs_operations(module):
+            return None
+        name = own_kind(type(module).__name__).name
+        if name not in self._own:
+            self._own[name] = OwnOperations(
+                name, BrickCategory.OTHER, backend=self._backend, label=OWN_LABEL, on_device=self._is_timed_there
+            )
+        return self._own[name]
 
     def walk_stack(self, stack: nn.Module, path: str, classes: tuple[str, ...], name: str) -> None:
         """Plan the layers of `stack`.
@@ -363,7 +404,7 @@ class _Planner:
                 continue
             self._seen.add(id(layer))
             outside, self._found = self._found, []
-            key = (NodeKind.LAYER, at, name) if name else (NodeKind.LAYER, at)
+            key = OwningKey.of((NodeKind.LAYER, at, name) if name else (NodeKind.LAYER, at), self.own_of(layer))
             self._plan_layer(layer, inside, key, around)
             self._found = outside
 
@@ -476,7 +517,8 @@ class _Planner:
         definition = None if weights is None else self._alike.get(alike)
         if definition is None:
             is_timed_there = self._is_timed_there
-            definition = self._alike[alike] = BrickDefinition(
+            make = partial(OwnOperations, on_device=self._is_timed_there) if kind.is_own else BrickDefinition
+            definition = self._alike[alike] = make(
                 kind.name,
                 kind.category,
                 brick,
@@ -496,6 +538,17 @@ class _Planner:
     def _is_of_vocabulary(self, module: nn.Module) -> bool:
         sizes = product_sizes(module)
         return sizes is not None and sizes[1] == self._vocabulary
+
+
+def _runs_operations(module: nn.Module) -> bool:
+    """Return whether the `forward` of `module` may run operations itself, outside of its children's calls.
+
+    That of a container only calls children. Compiled or scripted code runs the operations of the children, too.
+    """
+    home = home_of(type(module), "forward")
+    if not home or home.startswith(_CONTAINERS) or is_compiled(module):
+        return False
+    return attribute_of(dictionary_of(module).get("forward"), "_torchdynamo_orig_callable") is None
 
 
 def _weights_of(module: nn.Module) -> tuple[object, ...] | None:

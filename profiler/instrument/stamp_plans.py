@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Hashable
 from itertools import pairwise
 
+from cbtop.profiler.definitions import OwnOperations
 from cbtop.profiler.device.graph_surgery import START, StampSites
-from cbtop.profiler.instrument.capturing import OTHER, CapturedCall, Last
+from cbtop.profiler.instrument.capturing import OTHER, CapturedCall, Keys, Last, place
 
 
 class StampedInterval:
@@ -29,7 +30,7 @@ class StampPlan:
         self._found: list[tuple[tuple[Hashable, ...], int, int, int]] = []  # keys, begin, end, elements
         self.left_out = 0  # number of calls that cannot be stamped
         first, last = shape.places[START], shape.places[shape.end]
-        self._walk(spans, (), first, last, names_gaps=True)
+        self._walk(spans, (), first, last, (OTHER,))
         numbers = sorted({first, last}.union(*({begin, end} for _, begin, end, _ in self._found)))
         place_of = {number: place for place, number in shape.places.items()}
         self.places = [place_of[number] for number in numbers]
@@ -42,12 +43,10 @@ class StampPlan:
         place = self.shape.place_of(last)
         return None if place is None else self.shape.places[place]
 
-    def _walk(
-        self, spans: list[CapturedCall], keys: tuple[Hashable, ...], begin: int, end: int, *, names_gaps: bool
-    ) -> None:
+    def _walk(self, spans: list[CapturedCall], keys: Keys, begin: int, end: int, gap: Keys | None) -> None:
         """Store the intervals of `spans`, which are all between the places `begin` and `end`.
 
-        Spans inside a span are stored before it. If `names_gaps`, the gaps between spans are stored, too.
+        Spans inside a span are stored before it. The gaps between spans are stored with the keys `gap`, if given.
         """
         at, some = begin, False
         for span in spans:
@@ -55,26 +54,28 @@ class StampPlan:
             if first is None or last is None or not at <= first <= last <= end:
                 self.left_out += 1
                 before = len(self._found)
-                self._walk(span.inside, keys if span.key is None else (*keys, span.key), at, end, names_gaps=False)
+                is_around = span.key is not None and not isinstance(span.key, OwnOperations)
+                self._walk(span.inside, (*keys, span.key) if is_around else keys, at, end, None)
                 at = max([at, *(found[2] for found in self._found[before:])])
                 continue
             if first == last:  # the call runs nothing on the device
                 continue
-            if span.key is None:  # the call of the model itself
-                if names_gaps and first > at:
-                    self._found.append(((*keys, OTHER), at, first, 0))
-                self._walk(span.inside, keys, first, last, names_gaps=True)
-                at, some = last, True
-                continue
-            if names_gaps and first > at:
-                self._found.append(((*keys, OTHER), at, first, 0))
-            key = span.key
-            is_layer = isinstance(key, tuple)
-            self._walk(span.inside, (*keys, key), first, last, names_gaps=is_layer)
-            self._found.append(((*keys, key), first, last, span.elements))
+            if gap is not None and first > at:
+                self._found.append((gap, at, first, 0))
+            key, before = span.key, len(self._found)
+            if key is None:  # the call of the model itself
+                self._walk(span.inside, keys, first, last, (*keys, span.own or OTHER))
+            elif isinstance(key, OwnOperations):
+                self._walk(span.inside, keys, first, last, (*keys, key))
+                if len(self._found) == before:
+                    self._found.append(((*keys, key), first, last, span.elements))
+            else:
+                inside = *keys, key
+                self._walk(span.inside, inside, first, last, place(inside) if isinstance(key, tuple) else None)
+                self._found.append((inside, first, last, span.elements))
             at, some = last, True
-        if names_gaps and some and at < end:
-            self._found.append(((*keys, OTHER), at, end, 0))
+        if gap is not None and some and at < end:
+            self._found.append((gap, at, end, 0))
 
 
 def times_without_stamps(times: list[int], cost_ns: float) -> list[int]:

@@ -35,6 +35,7 @@ from cbtop.protocol.messages import Training
 if TYPE_CHECKING:
     from torch import nn
 
+    from cbtop.profiler.definitions import OwnOperations
     from cbtop.profiler.hot_path import HotPath
     from cbtop.profiler.instrument.guard import Guard
     from cbtop.profiler.instrument.kernel_steps import KernelSteps
@@ -74,6 +75,7 @@ class TimedModel(ABC):
         "model",
         "named",
         "on_device",
+        "own",
         "path",
         "profiler",
         "profiler_steps",
@@ -108,6 +110,7 @@ class TimedModel(ABC):
         # empty, and this is not.
         self.named: Sequence[BrickCall] = ()
         self.guard: Guard | None = None  # looks for values that are not finite in recorded steps
+        self.own: OwnOperations | None = None  # the model's operations outside of its children
         self.training: Any = None  # the model's TrainingSteps, if an optimizer changes its weights
         self._first_forwards = 0  # number of calls that may have been forwards of the first training step
         self.in_python = False  # whether Python handles the model's calls even if the hot path is compiled

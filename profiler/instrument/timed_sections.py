@@ -1,4 +1,4 @@
-"""Makes the wrappers that time the modules of a plan, section by section."""
+"""Plans how a model is timed, and makes the wrappers that time the modules of the plan, section by section."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING
 
 from cbtop.profiler.definitions import BrickDefinition
 from cbtop.profiler.instrument.given_names import Said, key_in, said_at
-from cbtop.profiler.instrument.planning import Product, Section, TimedModule
+from cbtop.profiler.instrument.planning import Plan, Product, Section, TimedModule, plan_of
+from cbtop.profiler.instrument.work import mode_of
 from cbtop.profiler.instrument.wrapping import BrickCall, KeyIn, SizedCall
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from cbtop.profiler.instrument.eager_stamps import Timing
     from cbtop.profiler.instrument.multiplied import Mode
     from cbtop.profiler.instrument.steps import ModelSteps
 
@@ -34,6 +36,14 @@ class TimedSection:
     def modules(self) -> list[nn.Module]:
         """The modules of this section that are alive."""
         return [module for module in (other() for other in self.others) if module is not None]
+
+
+def plan_for(
+    root: nn.Module, timing: Timing | None, known: Mapping[Hashable, TimedSection] | None = None
+) -> Plan | None:
+    """Return the plan of `root` in its current mode, timed by `timing` (None: by the host). See `plan_of`."""
+    is_there, by_kernels = (False, False) if timing is None else (timing.is_there, timing.by_kernels)
+    return plan_of(root, is_timed_there=is_there, by_kernels=by_kernels, known=known, mode=mode_of(root))
 
 
 class CallMaker:

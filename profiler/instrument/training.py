@@ -319,6 +319,7 @@ class TrainingSteps:
                 here.noting = Noting(model, here.calls)
                 here.noting.begin(call)
         elif here.calls is not None:
+            here.calls.model_own = model.own
             here.calls.begin(None, None)  # otherwise the nodes of this other model would belong to the loss
         here.tokens += call.tokens
         here.sequences += call.sequences

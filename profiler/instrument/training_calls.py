@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from cbtop.profiler.definitions import BrickDefinition
+from cbtop.profiler.definitions import BrickDefinition, OwningKey, OwnOperations, own_operations
 from cbtop.profiler.instrument.capturing import MAX_CALLS, Capture
 from cbtop.profiler.instrument.host_steps import noting_cost
 from cbtop.profiler.instrument.torch_internals import without_torch_function
@@ -115,6 +115,7 @@ class StepCalls(Capture):
         super().__init__(lambda: None)
         self._labelled = labelled
         self._keys: list[Hashable] = []  # the brick or layer of each call; None: a call of the model itself
+        self._owns: list[OwnOperations | None] = []  # own operations, for each call of a model itself
         self._around: list[int] = []  # for each call, the call around it
         self._begins_ns: list[int] = []
         self._ends_ns: list[int] = []
@@ -140,6 +141,7 @@ class StepCalls(Capture):
         if self.is_full or (key is not None and not self._running and not self._backwards):
             return None
         self._keys.append(key)
+        self._owns.append(self.model_own if key is None and not self._backwards else None)
         self._around.append(self._running[-1] if self._running else OUTSIDE)
         self._ends_ns.append(0)
         self._elements.append(0)
@@ -271,6 +273,7 @@ class StepCalls(Capture):
                 keys = () if _is_layer(self._keys[number]) else renamed(keys, RECOMPUTE)
             if keys and self._keys[number] is not None and self._ends_ns[number]:
                 found.append((keys, begin_ns, end_ns, self._elements[number]))
+        found += _model_parts(self._owns, self._around, self._begins_ns, self._ends_ns)
         found += self._backward_parts(places)
         return sorted(found, key=lambda part: (part[2], -part[1]))  # inner parts come before the parts around them
 
@@ -306,7 +309,11 @@ class StepCalls(Capture):
         for (begin_ns, owner), (end_ns, _) in zip(self._runs, self._runs[1:], strict=False):
             if owner == OUTSIDE:
                 continue
-            keys = (no_call[owner],) if owner < 0 else renamed(places[owner], BACKWARD, self.backward_scale(owner))
+            if owner < 0:
+                keys: Keys = (no_call[owner],)
+            else:
+                own = self._owns[owner]
+                keys = renamed((own,) if own else places[owner], BACKWARD, self.backward_scale(owner))
             layer = () if owner < 0 else layers_of(places[owner])
             inside = cuts[bisect_left(cut_begins_ns, begin_ns) : bisect_left(cut_begins_ns, end_ns)]
             waits = [cut for cut in inside if cut.is_communication]
@@ -319,6 +326,30 @@ class StepCalls(Capture):
                     lefts = sorted(lefts, key=lambda left: left[0] - left[1])[:1]
                 found += [(keys, *left, elements) for left in lefts]
         return found + _layers_from(of_layers)
+
+
+def _model_parts(
+    owns: Sequence[OwnOperations | None], around: Sequence[int], begins_ns: Sequence[int], ends_ns: Sequence[int]
+) -> list[Part]:
+    """Return the own operations of models: the ranges of their calls in which none of their modules is called.
+
+    The arguments have one entry for each call of the step. `owns` has the own operations of models' calls.
+    """
+    found: list[Part] = []
+    at_ns: dict[int, int] = {}  # the end of the last call inside each call of a model
+    for number, (own, outer) in enumerate(zip(owns, around, strict=True)):
+        of_outer = owns[outer] if outer in at_ns else None
+        if of_outer is not None:
+            if begins_ns[number] > at_ns[outer]:
+                found.append(((of_outer,), at_ns[outer], begins_ns[number], 0))
+            at_ns[outer] = max(at_ns[outer], ends_ns[number])
+        if own is not None and outer == OUTSIDE and ends_ns[number]:
+            at_ns[number] = begins_ns[number]
+    return found + [
+        ((owns[number],), from_ns, ends_ns[number], 0)
+        for number, from_ns in at_ns.items()
+        if ends_ns[number] > from_ns
+    ]
 
 
 _Stay = tuple[int, int, Keys | None]  # begin in ns, end in ns, and the layer; () is no layer, None is communication
@@ -402,7 +433,6 @@ def _is_layer(key: Hashable) -> bool:
     return isinstance(key, tuple) and key[0] is NodeKind.LAYER
 
 
-@functools.lru_cache(maxsize=4096)
 def renamed(keys: Keys, suffix: str, scale: float = 0.0) -> Keys:
     """Return the place of the backward, or of the recomputation, of the call at `keys`.
 
@@ -410,6 +440,12 @@ def renamed(keys: Keys, suffix: str, scale: float = 0.0) -> Keys:
     and bricks a name of their own. The backwards of bricks follow each other, so none is inside another. Recomputed
     calls are inside the backward of their layer.
     """
+    # Layers with equal keys may have different own operations.
+    return _renamed(keys, suffix, scale, tuple([key.own for key in keys if isinstance(key, OwningKey)]))
+
+
+@functools.lru_cache(maxsize=4096)
+def _renamed(keys: Keys, suffix: str, scale: float, owns: Keys) -> Keys:
     if suffix == BACKWARD:
         keys = (*layers_of(keys[:-1]), *keys[-1:])
     return tuple(_backward_layer(key) if _is_layer(key) else _brick_renamed(key, suffix, scale) for key in keys)
@@ -417,11 +453,12 @@ def renamed(keys: Keys, suffix: str, scale: float = 0.0) -> Keys:
 
 def _backward_layer(key: Any) -> Hashable:
     stack = f"{key[2]}{BACKWARD}" if len(key) > 2 else BACKWARD.strip()
-    return (NodeKind.LAYER, key[1], stack)
+    own = own_operations(key)
+    return OwningKey.of((NodeKind.LAYER, key[1], stack), None if own is None else _brick_renamed(own, BACKWARD, 0.0))
 
 
 @functools.lru_cache(maxsize=4096)
-def _brick_renamed(brick: Any, suffix: str, scale: float) -> Hashable:
+def _brick_renamed(brick: Any, suffix: str, scale: float) -> Any:
     definition = BrickDefinition.of(brick) if isinstance(brick, BrickId) else brick
     if definition.category is BrickCategory.COMMUNICATION and suffix == RECOMPUTE:
         return definition  # communication while the backward runs is no recomputation

@@ -36,10 +36,10 @@ from cbtop.profiler.definitions import BrickDefinition
 from cbtop.profiler.device.cupti import CuptiError
 from cbtop.profiler.device.kernel_burst import KernelBurstResults, KernelWindow, Keys
 from cbtop.profiler.instrument import kernel_bursts
-from cbtop.profiler.instrument.capturing import OTHER, captures
+from cbtop.profiler.instrument.capturing import OTHER, captures, keys_inside, place
 from cbtop.profiler.instrument.communication_times import StepCommunication
 from cbtop.profiler.instrument.governor import FLOOR
-from cbtop.profiler.instrument.kernel_bursts import KernelRecording, bursts_of, node_at, place
+from cbtop.profiler.instrument.kernel_bursts import KernelRecording, bursts_of, node_at
 from cbtop.profiler.instrument.kernel_steps import KEPT, STEADY, TOLD_EVERY, parts_from, together
 from cbtop.profiler.instrument.step_memory import RecordedMemory, StepMemory
 from cbtop.profiler.instrument.torch_internals import is_in_bad_fork
@@ -125,11 +125,10 @@ class StepKernels(StepCalls):
         number = super().begin(key, module)
         if number is not None:
             around = self._around[number]
-            keys = self._called[around] if around >= 0 else ()
-            keys = keys if key is None else (*keys, key)
+            keys = keys_inside(self._called[around] if around >= 0 else (), key)
             self._called.append(keys)
             is_again = self._repeats[number]
-            where = place(keys)
+            where = place(keys, self._owns[number])
             if is_again:
                 if not layers_of(keys) and self._in_backward >= 0:
                     where = (*layers_of(self._called[self._in_backward]), *where)
@@ -168,7 +167,7 @@ class StepKernels(StepCalls):
                 keys = (
                     (LOSS_BACKWARD,)
                     if owner < 0
-                    else renamed(place(self._called[owner]), BACKWARD, self.backward_scale(owner))
+                    else renamed(place(self._called[owner], self._owns[owner]), BACKWARD, self.backward_scale(owner))
                 )
                 self._of_owner[owner] = keys
                 self.elements[keys] += 0 if owner < 0 else self._elements[owner]

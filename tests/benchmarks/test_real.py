@@ -244,6 +244,14 @@ def test_kernels_that_no_brick_launched_are_compared_with_the_oracles() -> None:
     ]
 
 
+def test_a_modules_own_kernels_are_compared_with_the_time_between_modules() -> None:
+    own = [brick("GPT", "Other", 4) | {"backend": "torch on cuda"}, brick("Block", "Other", 6)]
+    kind = {"kind": "GPT 1, 1 positions", "bricks": [brick("LayerNorm", "Norm", 60)], "between_us": 20}
+    for rows, shares in ((own[:1], {"LayerNorm": 90, "Other kernels": 10}), (own[1:], {"LayerNorm": 100})):
+        snapshot = {"phase": "decode", "bricks": [brick("LayerNorm", "Norm", 36), *rows]}
+        assert {one.name: one.ours for one in comparison(snapshot, [kind, kind]).bricks} == shares
+
+
 SHARES = Comparison(
     "decode",
     "GPT 1, 1 positions",

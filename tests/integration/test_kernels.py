@@ -93,7 +93,8 @@ def test_a_process_that_runs_is_asked_for_its_kernels_twice_and_runs_on(runtime:
         assert {name: (brick["layers"], brick["launches_per_step"]) for name, brick in bricks.items()} == {
             "RmsNorm": (4, 4),
             "DownProjection": (4, 4),
-            "Other kernels": (4, 5),
+            "Layer": (4, 4),
+            "Model": (0, 1),
         }
         assert bricks["DownProjection"]["kernels"][0]["mean_us"] == 20
         again = kernels("--steps", "1")

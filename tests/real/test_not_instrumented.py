@@ -1,4 +1,4 @@
-"""Time in code that cbtop cannot see inside counts as not instrumented, and promises no gain."""
+"""Time in code that cbtop cannot see inside has the name of the module that runs it, and promises no gain."""
 
 from __future__ import annotations
 
@@ -77,7 +77,8 @@ def test_time_that_cbtop_does_not_see_inside_is_not_called_host_bound(
     )
     for view in (faulty, healthy):
         assert "host-bound" not in [verdict.id for verdict in view.verdicts]
-    assert "\nnot instrumented: " in REPORTS["text"]([faulty], ["bricks"])
+    assert faulty.bricks[0].name == ("TransformerEncoderLayer" if name == FUSED else "Experts")
+    assert "\nnot instrumented: " not in REPORTS["text"]([faulty], ["bricks"])
     assert "\nnot instrumented: " not in REPORTS["text"]([healthy], ["bricks"])
 
 
@@ -88,7 +89,6 @@ def test_time_that_cbtop_does_not_see_inside_is_not_called_host_bound(
         ("compiled_layers", "torch.compile compiled code of this process"),
         ("compiled_forward", "torch.compile compiled code of this process"),
         ("traced_layer", "a script"),
-        ("python_heavy", "the program's own"),
     ],
 )
 def test_unseen_time_is_named_with_its_reason_and_the_twin_has_none(run: Run, script: str, why: str) -> None:
@@ -100,3 +100,13 @@ def test_unseen_time_is_named_with_its_reason_and_the_twin_has_none(run: Run, sc
     assert "\nnot instrumented: " not in healthy.text
     for outcome in (faulty, healthy):
         assert not outcome.warnings
+
+
+@pytest.mark.slow
+def test_python_in_a_models_forward_has_the_models_name(run: Run) -> None:
+    faulty, healthy = run("python_heavy", "faulty"), run("python_heavy", "healthy")
+    assert faulty.view.bricks[0].name == "Model"
+    assert "Model" not in {row.name for row in healthy.view.bricks[:2]}
+    for outcome in (faulty, healthy):
+        assert not outcome.warnings
+        assert "\nnot instrumented: " not in outcome.text

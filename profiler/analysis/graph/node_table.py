@@ -48,11 +48,12 @@ class NodeTable:
         self.children: dict[int | None, list[Node]] = {None: []}
         self.step_of = array("q", [-1])  # by id: the step that contains the node (a step contains itself), or -1
         self.part_of = array("q", [-1])  # by id, in a step: the parent, if its time includes the node's; else -1
-        self.first_of = array("q", [0])  # by id: the first node in its phase with the same kind, name and category
+        self.first_of = array("q", [0])  # by id: the first node in its phase with the same kind, name, category, own
         self.like_of = array("q", [0])  # by id: the first node that also has the same work and budget
         self.parent_of = array("q", [0])  # 0 for a root
         self.kind_of = array("q", [-1])
         self.depth = array("q", [0])
+        self.has_own = array("q", [0])  # whether the node is a row for a module's own operations if they take enough
         self.backends: set[str] = set()
         # The key is phase (0 for none), kind, name and category.
         self._first: dict[tuple[int, NodeKind, str, BrickCategory], int] = {}
@@ -88,12 +89,15 @@ class NodeTable:
         is_phase = node.parent is None and node.kind is NodeKind.STEP
         self._phase.append(node.id if is_phase else self._phase[node.parent or 0])
         category = BrickCategory.OTHER if node.category is None else node.category
-        first = self._first.setdefault((self._phase[-1], node.kind, node.name, category), node.id)
+        # The row of a layer's own operations has another name than its number.
+        name = node.name if node.kind is NodeKind.BRICK else f"{node.own}{node.name}"
+        first = self._first.setdefault((self._phase[-1], node.kind, name, category), node.id)
         self.first_of.append(first)
         like = first, node.work, node.budget_us_per_token, node.budget_gb_per_sec
         self.like_of.append(self._like.setdefault(like, node.id))
         self.parent_of.append(node.parent or 0)
         self.kind_of.append(node.kind)
+        self.has_own.append(bool(node.own))
         if node.backend and node.kind is not NodeKind.KERNEL:
             self.backends.add(node.backend)
         self._columns.clear()

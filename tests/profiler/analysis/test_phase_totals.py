@@ -12,9 +12,10 @@ from cbtop.profiler.analysis.graph.node_table import NodeTable
 from cbtop.profiler.analysis.node_columns import COLUMNS, SPARSE_COLUMNS
 from cbtop.profiler.analysis.phase_totals import PhaseTotals
 from cbtop.profiler.analysis.stats import NodeStats
+from cbtop.profiler.analysis.time_breakdown import books_of
 from cbtop.protocol.attributes import Work
 from cbtop.protocol.messages import Node
-from cbtop.protocol.vocabulary import NodeKind
+from cbtop.protocol.vocabulary import BrickCategory, NodeKind
 
 KINDS = (*[NodeKind.BRICK] * 4, NodeKind.LAYER, NodeKind.KERNEL, NodeKind.STEP, NodeKind.FUNCTION, NodeKind.ADOPTED)
 WORK = (Work(8, 2, 4, 1), Work(0, 3, 16, 0))
@@ -100,3 +101,68 @@ def test_bricks_are_the_sums_of_their_places(seed: int) -> None:
         for unit in ("flops", "bytes"):
             by_place = [getattr(n.work, unit)(totals.count[n.id], totals.elements[n.id]) for n in places]
             assert getattr(stats, unit) == sum(by_place)
+
+
+def phase_of(layer_ns: int, module_ns: int) -> PhaseTotals:
+    """Return ten steps of 10 µs in a model with one layer, in which one module runs a product of 2 µs.
+
+    The layer takes `layer_ns`, and the module in it `module_ns`.
+    """
+    table, stats = NodeTable(), NodeStats()
+    table.add(Node(1, None, NodeKind.STEP, "forward", own="Net"))
+    table.add(Node(2, 1, NodeKind.LAYER, "0", own="Block"))
+    table.add(Node(3, 2, NodeKind.BRICK, "Scan", category=BrickCategory.OTHER, own="Scan"))
+    table.add(Node(4, 3, NodeKind.BRICK, "Linear", category=BrickCategory.OTHER))
+    columns = {name: np.zeros(5, np.int64) for name in COLUMNS}
+    columns["count"][1:] = 10
+    columns["total_ns"][1:] = columns["closed_ns"][1:] = (100_000, 10 * layer_ns, 10 * module_ns, 20_000)
+    none = np.zeros(0, np.int64)
+    stats.take_over(np.arange(5), np.array([columns[name] for name in COLUMNS]), none, none, {})
+    return PhaseTotals.of(table, stats, "forward")
+
+
+def rows_and_gaps(totals: PhaseTotals) -> tuple[dict[str, int], dict[str, int]]:
+    books = books_of(totals, totals)
+    assert books is not None
+    assert books.close
+    rows = {stats.name: stats.closed.exclusive_ns for stats in brick_stats(totals)}
+    assert sum(rows.values()) == books.bricks_ns
+    gaps = {**books.gaps_ns, "unattributed": books.unattributed_ns}
+    return rows, {name: ns for name, ns in gaps.items() if ns}
+
+
+def test_own_operations_of_a_module_a_layer_and_a_model_are_rows() -> None:
+    rows, gaps = rows_and_gaps(phase_of(layer_ns=8_000, module_ns=5_000))
+    assert rows == {"Linear": 20_000, "Scan": 30_000, "Block": 30_000, "Net": 20_000}
+    assert not gaps
+
+
+def test_own_operations_below_one_percent_count_for_what_is_around() -> None:
+    rows, gaps = rows_and_gaps(phase_of(layer_ns=9_990, module_ns=2_090))
+    assert rows == {"Linear": 20_000, "Block": 79_900}  # with 900 ns of the module
+    assert gaps == {"unattributed": 100}
+    rows, gaps = rows_and_gaps(phase_of(layer_ns=2_090, module_ns=2_050))
+    assert rows == {"Linear": 20_000, "Net": 79_100}
+    assert gaps == {"inside layers": 900}
+
+
+def test_a_comparison_sees_all_own_operations() -> None:
+    totals = phase_of(layer_ns=9_990, module_ns=2_090)
+    assert totals.step is not None
+    whole = PhaseTotals.below(totals.step, totals.table, totals.stats, hides_small=False)
+    assert {stats.name for stats in brick_stats(whole)} == {"Linear", "Scan", "Block", "Net"}
+
+
+def test_the_backward_of_a_layers_own_operations_is_a_row_of_its_own() -> None:
+    table, stats = NodeTable(), NodeStats()
+    table.add(Node(1, None, NodeKind.STEP, "train"))
+    table.add(Node(2, 1, NodeKind.LAYER, "0", own="Block"))
+    table.add(Node(3, 1, NodeKind.LAYER, "0", "backward", own="Block backward"))
+    columns = {name: np.zeros(4, np.int64) for name in COLUMNS}
+    columns["count"][1:] = 1
+    columns["total_ns"][1:] = columns["closed_ns"][1:] = (1_000, 300, 700)
+    none = np.zeros(0, np.int64)
+    stats.take_over(np.arange(4), np.array([columns[name] for name in COLUMNS]), none, none, {})
+    rows, gaps = rows_and_gaps(PhaseTotals.of(table, stats, "train"))
+    assert rows == {"Block": 300, "Block backward": 700}
+    assert not gaps

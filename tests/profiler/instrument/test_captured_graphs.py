@@ -241,7 +241,8 @@ def test_replays_are_steps_whose_bricks_and_named_gaps_add_up(world: World) -> N
         assert inside["layer"] == pytest.approx([layer_ns] * 4, abs=3)
         assert inside["RmsNorm"] == pytest.approx([NORM_NS] * 4, abs=3)
         assert inside["DownProjection"] == pytest.approx([PRODUCT_NS] * 4, abs=3)
-        assert inside["Other kernels"] == pytest.approx([REST_NS] * 5, abs=3)
+        assert inside["Layer"] == pytest.approx([REST_NS] * 4, abs=3)
+        assert inside["Model"] == pytest.approx([REST_NS], abs=3)
 
 
 def test_bricks_of_a_graph_are_the_devices_and_have_rates(world: World) -> None:

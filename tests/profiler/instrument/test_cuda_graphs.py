@@ -377,6 +377,6 @@ def test_cbtop_run_shows_graph_bricks_of_a_program_that_does_not_know_cbtop(tmp_
         feed.seek(feed.duration_s)
         views = [view for source in feed.sources() if (view := feed.view(source.key)) is not None]
     (view,) = views
-    assert {"DownProjection", "RmsNorm", "Other kernels"} <= {row.name for row in view.bricks}, done.stderr
+    assert {"DownProjection", "RmsNorm", "Layer"} <= {row.name for row in view.bricks}, done.stderr
     assert view.steps is not None
     assert view.steps.count > 10

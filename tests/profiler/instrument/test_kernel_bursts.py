@@ -123,12 +123,12 @@ def host(world: World, tmp_path: Path) -> Iterator[Host]:
 
 
 def in_layers(step: str) -> dict[tuple[str, ...], tuple[float, float]]:
-    found = {(step, "Other kernels", "norm_kernel"): (1.0, played.REST_NS)}
+    found = {(step, "Model", "norm_kernel"): (1.0, played.REST_NS)}
     for layer in range(4):
         at = (step, str(layer))
         found[*at, "RmsNorm", "norm_kernel"] = (1.0, played.NORM_NS)
         found[*at, "DownProjection", "gemm_kernel"] = (1.0, played.PRODUCT_NS)
-        found[*at, "Other kernels", "norm_kernel"] = (1.0, played.REST_NS)
+        found[*at, "Layer", "norm_kernel"] = (1.0, played.REST_NS)
     return found
 
 

@@ -100,7 +100,8 @@ def test_a_brick_takes_as_long_as_its_kernels_and_a_layer_as_its_bricks(world: b
         took = {name: [ns for one, ns, _ in step if one == name] for name, _, _ in step}
         assert took["RmsNorm"] == [NORM_NS] * LAYERS
         assert took["DownProjection"] == [PRODUCT_NS] * LAYERS
-        assert took["Other kernels"] == [REST_NS] * (LAYERS + 1)
+        assert took["Layer"] == [REST_NS] * LAYERS
+        assert took["Model"] == [REST_NS]
         layers = [ns for name, ns, _ in step if name.isdigit()]
         assert layers == [NORM_NS + PRODUCT_NS + REST_NS] * LAYERS
         (whole,) = took[step[-1][0]]

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("torch", reason="torch is not installed: make torch")
 
-from cbtop.profiler.definitions import BrickDefinition
+from cbtop.profiler.definitions import BrickDefinition, OwnOperations, own_operations
 from cbtop.profiler.instrument import planning
 from cbtop.profiler.instrument.planning import holds_a_stack, plan_of
 from cbtop.profiler.instrument.steps import ModelSteps
@@ -43,8 +43,9 @@ MODELS = {
     | TOP
     | NORMS
     | {"RmsNorm pre_feedforward_layernorm": 3, "RmsNorm post_feedforward_layernorm": 3},
-    "mixtral": {"AttentionBlock self_attn": 3} | QKV | MOE | TOP | NORMS,
+    "mixtral": {"AttentionBlock self_attn": 3, "MixtralSparseMoeBlock mlp": 3} | QKV | MOE | TOP | NORMS,
     "qwen2_moe": {"AttentionBlock self_attn": 3, "FeedForwardBlock shared_expert": 3, "Linear shared_expert_gate": 3}
+    | {"Qwen2MoeSparseMoeBlock mlp": 3}
     | QKV
     | GLU
     | MOE
@@ -237,9 +238,71 @@ def test_a_block_that_is_through_soon_is_no_brick(monkeypatch: pytest.MonkeyPatc
     assert {brick.name for brick in _blocks(model)} == {"FeedForwardBlock"}
 
 
-def test_on_a_device_blocks_are_no_bricks() -> None:
+def test_between_stamps_on_a_device_blocks_are_no_bricks() -> None:
     assert not _blocks(model_of("llama"), is_timed_there=True)
     assert not _blocks(model_of("llama").to("meta"))
+
+
+class Gate(nn.Module):
+    """A module with a child. It multiplies the child's result itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.inner(x).sigmoid()
+
+
+class Activation(Gate):
+    """A module that is called like a known brick."""
+
+
+class Chain(nn.Sequential):
+    """A container with a class of its own."""
+
+
+class Gated(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = Chain(nn.Linear(8, 8), Activation())
+        self.layers = nn.ModuleList(nn.ModuleDict({"gate": Gate()}) for _ in range(2))
+        self.blocks = nn.ModuleList(Gate() for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+def _own(*, is_timed_there: bool = False, by_kernels: bool = False) -> list[tuple[str, str]]:
+    """Return the path and the name of each brick of own operations in `Gated`, layers included."""
+    plan = plan_of(Gated(), is_timed_there=is_timed_there, by_kernels=by_kernels)
+    assert plan
+    assert own_operations(plan.own)
+    found = [(part.path, own_operations(part.key)) for part in plan.parts]
+    return [(path, own.name) for path, own in found if own is not None and own.on_device is is_timed_there]
+
+
+def test_operations_of_a_module_with_children_have_its_class_name() -> None:
+    inside = [("stem.1", "Activation module"), ("layers.0.gate", "Gate"), ("layers.1.gate", "Gate")]
+    of_layers = [("blocks.0", "Gate"), ("blocks.1", "Gate")]
+    assert sorted(_own()) == sorted(inside + of_layers)
+    assert sorted(_own(is_timed_there=True, by_kernels=True)) == sorted(inside + of_layers)
+    assert _own(is_timed_there=True) == of_layers  # between stamps, only layers have their class's name
+
+
+def test_a_layer_with_a_compiled_forward_has_no_operations_of_its_own() -> None:
+    model = Gated()
+    model.blocks[0].forward = torch.compile(model.blocks[0].forward, backend="eager")
+    plan = plan_of(model)
+    assert plan
+    assert [part.path for part in plan.layers if own_operations(part.key)] == ["blocks.1"]
+
+
+def test_recorded_kernels_of_a_known_block_have_its_name() -> None:
+    plan = plan_of(model_of("llama"), is_timed_there=True, by_kernels=True)
+    assert plan
+    bricks = [part.key for part in plan.bricks if isinstance(part.key, OwnOperations)]
+    assert Counter(brick.name for brick in bricks) == {"AttentionBlock": 3, "FeedForwardBlock": 3}
 
 
 class _Counted(dict[str, object]):
