@@ -83,6 +83,7 @@ def test_a_program_that_fails_is_reported_with_its_last_line() -> None:
             program.step_ms(0.1)
 
 
+@pytest.mark.slow
 def test_programs_run_only_in_their_turns() -> None:
     pytest.importorskip("torch", reason="torch is not installed: make torch")
     with turns.Turns(PROGRAMS["gpt"], []) as program:

@@ -156,6 +156,7 @@ def test_doctor_works_without_the_engine_and_names_its_extra(light: Run) -> None
     assert line.endswith("→ `pip install 'cbtop[compute]'`, then `cbtop demo --serve-only` is something to watch")
 
 
+@pytest.mark.slow
 def test_a_torch_program_is_recorded_and_compared_without_the_engine(light: Run, tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="torch is not installed: pip install torch")
     program = tmp_path / "program.py"

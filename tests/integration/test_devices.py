@@ -50,6 +50,7 @@ def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeNvml]:
         made.hangs.set()
 
 
+@pytest.mark.slow
 def test_a_real_daemon_tells_of_the_real_host_and_of_the_process_it_watches() -> None:
     with daemon(), host() as process:
         done = cbtop("--headless", "--once", *PATIENTLY, "--view", "devices", "--format", "json")
@@ -163,6 +164,7 @@ def test_the_profiled_process_loads_nothing_that_samples() -> None:
     assert done.stdout == "[]\n"
 
 
+@pytest.mark.slow
 def test_a_daemon_that_samples_ends_at_once_when_told_to() -> None:
     with daemon() as serving, host(), Feed() as feed:
         eventually(lambda: machine(feed))

@@ -486,6 +486,7 @@ def survive(disk: Path) -> str:
     return err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "image_disk",
     [["mkfs.ext4", "-q"], pytest.param(["mkfs.xfs", "-q"], marks=pytest.mark.slow)],

@@ -128,6 +128,7 @@ def test_four_commands_admit_a_viewer_and_nobody_else_hears_data_or_a_secret(the
     assert all(len(secret) == 40 and secret not in said for secret in secrets)
 
 
+@pytest.mark.slow
 def test_other_hosts_are_not_served_until_the_commands_named_were_run(theirs: Machine) -> None:
     bind = ("daemon", "--bind", "tcp://0.0.0.0:0")
     first = theirs.cbtop(*bind)

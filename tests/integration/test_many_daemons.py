@@ -49,6 +49,7 @@ def steps_of(feed: Feed, pid: int) -> int:
     return view.steps.count if view and view.steps else 0
 
 
+@pytest.mark.slow
 def test_the_loss_of_one_daemon_neither_clears_nor_freezes_the_others() -> None:
     with elsewhere() as (first, daemon, lost), elsewhere() as (second, _, kept), Feed([first, second]) as feed:
         eventually(lambda: steps_of(feed, lost.pid) > 5 and steps_of(feed, kept.pid) > 5)

@@ -47,6 +47,7 @@ def merged(mode: str, *arguments: str) -> dict[str, Any]:
     return source
 
 
+@pytest.mark.slow  # tests/cbtop/viewmodels/test_merge.py tests it without processes
 @pytest.mark.usefixtures("three_ranks")
 def test_the_sum_of_three_ranks_closes_its_books() -> None:
     source = merged("sum")
@@ -61,6 +62,7 @@ def test_the_sum_of_three_ranks_closes_its_books() -> None:
     assert "sum of 3: rank 0–2" in cbtop("--headless", "--once", "--window=all", *PATIENTLY, "--merge", "sum").stdout
 
 
+@pytest.mark.slow  # tests/cbtop/viewmodels/test_merge.py tests it without processes
 @pytest.mark.usefixtures("three_ranks")
 def test_side_by_side_and_slowest_name_the_rank_of_every_figure() -> None:
     side_by_side, slowest = merged("ranks"), merged("max")

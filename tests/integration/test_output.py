@@ -92,6 +92,7 @@ def test_a_closed_stdout_is_one_line_and_code_1(arguments: tuple[str, ...], reco
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", called("replay"))
 def test_what_stdout_cannot_encode_is_printed_in_ascii(arguments: tuple[str, ...], recording: Path) -> None:
     done = ran(arguments, recording, 'LC_ALL=C PYTHONIOENCODING=ascii exec "$@"')
@@ -163,6 +164,7 @@ def test_a_recording_on_a_full_disk_is_one_line_and_leaves_no_file(recording: Pa
     assert [path.name for path in full_disk.iterdir()] == ["filling"]
 
 
+@pytest.mark.slow
 def test_a_disk_that_fills_ends_a_recording_in_one_line_and_the_file_opens(recording: Path, full_disk: Path) -> None:
     with host():
         done = ran(("record", "-o", "disk/new.cbtop"), recording, 'exec "$@"')
@@ -175,6 +177,7 @@ def test_a_disk_that_fills_ends_a_recording_in_one_line_and_the_file_opens(recor
     reader.close()
 
 
+@pytest.mark.slow
 def test_a_place_that_takes_no_file_is_one_line_and_is_left_as_it_is(
     recording: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

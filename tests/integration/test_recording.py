@@ -58,6 +58,7 @@ def test_a_recording_holds_every_record_of_a_process_from_first_to_last(tmp_path
     assert reader.is_closed
 
 
+@pytest.mark.slow
 def test_records_of_a_real_decode_take_at_most_24_bytes_on_the_wire(tmp_path: Path) -> None:
     write_model(tmp_path / "tiny.gguf", TINY, lambda *_: None)
     command = [*CBTOP, "demo", "--serve-only", "--threads", "1", "--model", str(tmp_path / "tiny.gguf")]
@@ -180,6 +181,7 @@ def test_it_refuses_what_it_should_and_says_why(tmp_path: Path, monkeypatch: pyt
     refused(3, "no answer from", "-o", str(tmp_path / "x"), "--connect", f"ipc://{tmp_path}/none.sock")
 
 
+@pytest.mark.slow
 def test_a_recording_of_ended_processes_alone_says_so_and_ends_with_3(tmp_path: Path) -> None:
     with daemon():
         with host(steps=20) as process:

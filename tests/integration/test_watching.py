@@ -185,6 +185,7 @@ def test_a_process_left_behind_is_shown_as_ended_but_nothing_runs(monkeypatch: p
     assert f"shown is pid {process.pid}, ended" in done.stderr
 
 
+@pytest.mark.slow
 def test_many_viewers_share_a_daemon_and_one_that_joins_late_sees_everything() -> None:
     with daemon(), host(steps=300) as process, Feed() as early:
         eventually(lambda: steps_of(early, process.pid) > 10)
@@ -221,6 +222,7 @@ def test_a_host_killed_with_9_keeps_its_last_data_and_is_marked(monkeypatch: pyt
         assert (done.returncode, printed["pid"], printed["state"]) == (3, process.pid, "gone")
 
 
+@pytest.mark.slow
 def test_a_host_that_starts_later_appears_by_itself() -> None:
     with Feed() as feed:
         assert feed.is_daemon_inside
@@ -261,6 +263,7 @@ def test_another_viewer_takes_over_at_once_if_the_serving_one_quits(
         eventually(lambda: second.poll(20) or ((view := second.view()) and view.steps and view.steps.count > count))
 
 
+@pytest.mark.slow
 def test_when_the_daemon_dies_a_viewer_takes_its_place() -> None:
     with host() as process, daemon() as other, Feed() as feed:
         eventually(lambda: steps_of(feed, process.pid) > 5)
@@ -286,6 +289,7 @@ def test_a_daemon_stops_at_once_when_told_to() -> None:
             assert process.wait(DEADLINE_S) == 128 + number
 
 
+@pytest.mark.slow  # tests/protocol/test_sockets.py tests it without processes
 def test_a_stopped_viewer_holds_nobody_up() -> None:
     script = (
         "import sys, time\nfrom cbtop.feeds.feed import Feed\n"
@@ -316,6 +320,7 @@ def test_a_reader_that_goes_away_ends_it_quietly() -> None:
     assert done.stdout.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_watching_prints_what_was_seen() -> None:
     command = [sys.executable, "-c", SEEING, "--headless", *PATIENTLY, "--view", "bricks"]
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
@@ -336,6 +341,7 @@ def test_what_cannot_be_meant_is_refused_before_anything_starts(bad: list[str]) 
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_a_phase_that_has_not_run_is_waited_for_and_then_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with host() as process:
         snapshot()  # wait until the host is visible
@@ -413,6 +419,7 @@ def test_output_that_cannot_be_written_is_one_line(where: str) -> None:
     assert done.stderr.startswith("cbtop: ")
 
 
+@pytest.mark.slow  # tests/cbtop/daemon/test_daemon.py tests it without processes
 def test_hostile_files_harm_nobody_but_themselves(runtime: Path) -> None:
     os.mkfifo(runtime / "13-13-0.ring")
     with RingWriter(runtime / "14-14-0.ring").path.open("r+b") as sparse:

@@ -47,6 +47,7 @@ TRAINS = "optimizer.zero_grad(); scores.logsumexp(-1).mean().backward(); optimiz
 WAITS = "time.sleep(0.02)"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overhead", ["3%", pytest.param("100%", marks=pytest.mark.slow)])
 def test_a_training_loop_has_training_steps_and_nothing_between_them(
     tmp_path: Path, runtime: Path, overhead: str
@@ -122,6 +123,7 @@ def test_lightning_is_shown_with_its_micro_batches_and_validations(run: Run) -> 
     assert not outcome.warnings
 
 
+@pytest.mark.slow  # test_gains.py tests the gain
 def test_a_loop_that_waits_between_steps_would_gain_even_without_no_grad(tmp_path: Path, runtime: Path) -> None:
     view = view_of(GPT.format(between=WAITS), tmp_path, "3%")
     assert not view.trains

@@ -542,6 +542,7 @@ def test_a_command_is_run_to_learn_from_and_run_again_to_be_judged(
         assert said in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_machine_that_became_slower_between_runs_is_judged_only_if_wanted(
     runtime: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], steady_pace: list[Pace]
 ) -> None:
@@ -577,6 +578,7 @@ def test_a_process_killed_within_the_command_is_reported_next_to_what_holds(
         assert ("said no goodbye: it was killed, or left by os._exit or exec" in capfd.readouterr().out) is is_said
 
 
+@pytest.mark.slow
 def test_a_process_that_runs_is_recorded_and_compared(
     runtime: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -119,6 +119,7 @@ def test_a_graph_break_is_counted_with_its_reason_at_its_place(profiler: BrickPr
     assert (nodes[one.node].kind, nodes[one.node].name) == (NodeKind.LAYER, "1")
 
 
+@pytest.mark.slow
 def test_recompilations_are_counted_among_the_compilations(profiler: BrickProfiler, memory: Memory) -> None:
     model = model_of("llama")
     attach(model, profiler)

@@ -53,6 +53,7 @@ print(torch._dynamo.utils.counters["frames"]["total"])
 """
 
 
+@pytest.mark.slow  # test_wrapping.py compares what is compiled
 @pytest.mark.parametrize("first", [pytest.param("compiled", marks=pytest.mark.slow), "eager"])
 def test_dynamo_compiles_no_frame_of_cbtop(first: str, tmp_path: Path) -> None:
     program = tmp_path / "program.py"

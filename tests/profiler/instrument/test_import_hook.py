@@ -272,6 +272,7 @@ def serve():
 """
 
 
+@pytest.mark.slow
 def test_spawned_vllm_and_sglang_workers_show_each_run_of_their_runners(tmp_path: Path, runtime: Path) -> None:
     pytest.importorskip("torch", reason="torch is not installed: make torch")
     for engine in PACKAGES:

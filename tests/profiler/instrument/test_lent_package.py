@@ -219,6 +219,7 @@ def test_an_older_python_runs_its_program_and_one_line_says_why(tmp_path: Path, 
     assert "runs uninstrumented: cbtop needs CPython 3.11 to 3.13" in stderr
 
 
+@pytest.mark.slow
 def test_vllm_which_finds_no_plugin_without_an_installation_is_shown(tmp_path: Path, runtime: Path) -> None:
     pytest.importorskip("torch", reason="torch is not installed: make torch")
     venv.create(tmp_path / "other", symlinks=True)

@@ -781,6 +781,7 @@ def test_generating_with_a_static_cache_compiles_as_it_does_without_us(
     assert (ran.count("prefill"), ran.count("decode")) == (2, 8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiled", [_whole, pytest.param(_function, marks=pytest.mark.slow)])
 def test_objects_made_in_compiled_code_are_compiled_as_without_cbtop(compiled: Any, profiler: BrickProfiler) -> None:
     """The model creates a cache during its call. Dynamo cannot look up objects that are created in compiled code."""

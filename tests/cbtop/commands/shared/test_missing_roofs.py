@@ -72,6 +72,7 @@ def measurements(folder: Path) -> int:
     return len(list(folder.glob("measured-*")))
 
 
+@pytest.mark.slow
 def test_roofs_are_measured_after_a_command_whose_reader_does_not_wait_for_them(
     start: Callable[..., subprocess.Popen[str]], tmp_path: Path
 ) -> None:
@@ -103,6 +104,7 @@ def test_a_command_that_goes_on_has_them_measured_in_a_quiet_second(
     assert measurements(tmp_path) == 1
 
 
+@pytest.mark.slow
 def test_a_measurement_goes_on_when_the_command_ends(
     start: Callable[..., subprocess.Popen[str]], tmp_path: Path
 ) -> None:
@@ -151,6 +153,7 @@ def test_nothing_is_measured(
     assert measurements(tmp_path) == 0
 
 
+@pytest.mark.slow
 def test_two_runs_at_once_measure_once(start: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
     processes = [start(), start()]
     for process in processes:
