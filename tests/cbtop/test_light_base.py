@@ -126,12 +126,14 @@ def test_options_that_need_the_engine_name_its_extra(
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_demo_says_how_to_install_the_engine_in_a_process_of_its_own(light: Run) -> None:
     done = light("demo", "--headless", "--steps", "1")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "cbtop: cbtop demo needs the engine; pip install 'cbtop[compute]'\n"
 
 
+@pytest.mark.slow
 def test_a_report_of_what_runs_works_without_the_engine(light: Run) -> None:
     done = light("--headless", "--once", "--timeout", "0.1")
     assert done.returncode == 3

@@ -31,6 +31,7 @@ from cbtop.viewmodels.sources import source_row
 from cbtop.viewmodels.verdicts.data_incomplete import DATA_INCOMPLETE
 from cbtop.viewmodels.verdicts.idle_between_steps import IDLE_BETWEEN_STEPS
 from tests.cbtop.recorded import Clock, apply, profiler_in, seen_at, source_of
+from tests.representatives import first_by_default
 
 MS = 1_000_000
 
@@ -224,6 +225,7 @@ def test_times_that_cannot_be_are_refused(paced: Paced, field: str) -> None:
             apply(paced.store, [replace(said[0], **{field: value})])
 
 
+@pytest.mark.slow
 def test_the_rate_of_a_process_that_has_stopped_stepping_falls_to_zero(paced: Paced) -> None:
     paced.run(20)
     rates = []
@@ -302,6 +304,7 @@ def test_no_time_of_day_is_made_if_the_records_have_another_clock(paced: Paced) 
     assert "figures: all that was seen" in REPORTS["text"]([view], ["bricks"])
 
 
+@pytest.mark.slow
 def test_records_lost_in_the_window_are_said_however_many_were_seen_before(tmp_path: Path) -> None:
     made = Paced(tmp_path, ring_bytes=1 << 12)  # room for 128 records
     made.run(30)
@@ -334,6 +337,7 @@ def test_records_lost_before_a_viewer_came_are_not_of_its_last_seconds(tmp_path:
     made.profiler.close()
 
 
+@pytest.mark.slow
 def test_the_last_seconds_of_a_sum_are_those_of_members_that_run_and_say_so(tmp_path: Path) -> None:
     members = [Paced(tmp_path / str(at)) for at in range(3)]
     for member in members:
@@ -359,7 +363,7 @@ def test_the_last_seconds_of_a_sum_are_those_of_members_that_run_and_say_so(tmp_
         member.profiler.close()
 
 
-@pytest.mark.parametrize("ended_s", [-1, 4])
+@first_by_default("ended_s", [-1, 4])
 def test_a_range_of_a_sum_has_members_that_ended_in_it_and_not_those_before(tmp_path: Path, ended_s: int) -> None:
     members = [Paced(tmp_path / str(at)) for at in range(2)]
     for member, until_s in zip(members, (15, 15 + ended_s), strict=True):
@@ -427,7 +431,7 @@ def test_what_is_found_ended_shows_all_that_was_seen(paced: Paced) -> None:
     assert (view.steps.count, view.steps.tokens_per_sec) == (10, pytest.approx(10 / 0.57))
 
 
-@pytest.mark.parametrize("window", [True, False])
+@first_by_default("window", [True, False])
 def test_the_rate_of_a_sum_is_the_sum_of_the_rates_and_its_time_closes(tmp_path: Path, window: bool) -> None:
     members = [Paced(tmp_path / str(at)) for at in range(2)]
     for at, member in enumerate(members):

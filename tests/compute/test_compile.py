@@ -14,6 +14,7 @@ from numba.core import compiler_machinery
 from cbtop.compute.jit import compile as compiling
 from cbtop.compute.jit.compile import CODE_SETTINGS, jit, jit_as_written, jit_inlined
 from cbtop.compute.jit.compilers import UNUSED
+from tests.representatives import first_by_default
 
 
 @jit_inlined
@@ -78,7 +79,7 @@ def test_where_numba_is_told_to_compile_nothing_one_line_says_so() -> None:
     assert done.stderr.splitlines()[-1].startswith("cbtop: NUMBA_DISABLE_JIT is set: ")
 
 
-@pytest.mark.parametrize("command", [["demo", "--serve-only"], ["bench"], ["verify"]], ids=" ".join)
+@first_by_default("command", [["demo", "--serve-only"], ["bench"], ["verify"]], ids=" ".join)
 def test_where_numba_is_told_to_start_no_threads_one_line_says_so(command: list[str], tmp_path: Path) -> None:
     environment = os.environ | {"NUMBA_NUM_THREADS": "0", "CBTOP_RUNTIME_DIR": str(tmp_path)}
     tmp_path.chmod(0o700)

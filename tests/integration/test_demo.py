@@ -160,6 +160,7 @@ def test_the_tree_of_a_real_run_has_the_agreed_form(models: dict[str, Path]) -> 
     assert lines[first + 5].startswith("│   │   └── rms_norm_int8  numba")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
@@ -227,6 +228,7 @@ def test_a_model_that_is_cut_short_while_it_runs_runs_on(models: dict[str, Path]
     assert (watcher.returncode, "DownProjection" in out) == (130, True)
 
 
+@pytest.mark.slow
 def test_a_workload_that_is_killed_before_its_first_step_says_by_what(
     models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

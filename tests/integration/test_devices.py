@@ -72,6 +72,7 @@ def cpu_count() -> int:
     return psutil.cpu_count() or 1
 
 
+@pytest.mark.slow
 def test_what_was_sampled_is_shown_recorded_and_replayed_at_its_time(
     api: FakeNvml, runtime: Path, tmp_path: Path
 ) -> None:

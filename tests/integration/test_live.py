@@ -43,6 +43,7 @@ def test_a_snapshot_has_the_keys_of_the_json_report() -> None:
     assert threads() == before
 
 
+@pytest.mark.slow
 def test_it_ends_when_nothing_runs_any_longer() -> None:
     with host() as process:
         snapshots = cbtop.live(0.05, timeout_s=DEADLINE_S)

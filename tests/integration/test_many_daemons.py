@@ -91,6 +91,7 @@ def test_once_shows_what_runs_at_all_of_them_with_its_rank() -> None:
     assert found == {one.pid: (0, 2), two.pid: (1, 2)}
 
 
+@pytest.mark.slow
 def test_a_daemon_that_does_not_answer_is_named_and_the_others_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     with elsewhere() as (first, _, process), nobody() as silent:
         snapshot("--connect", first)  # wait until there is data

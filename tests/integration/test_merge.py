@@ -98,6 +98,7 @@ def test_a_merge_with_a_killed_rank_is_not_live_and_keeps_what_it_did() -> None:
         assert source["state_reason"].startswith("rank 1: no goodbye")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("three_ranks")
 def test_a_recording_of_three_ranks_is_selected_from_and_merged_the_same_way(tmp_path: Path) -> None:
     path = tmp_path / "run.cbtop"

@@ -21,6 +21,7 @@ from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
 from cbtop.protocol.ring import FIRST_SLOT_WORD, SLOT_WORDS
 from tests.integration.hosts import DEADLINE_S, HOST, cbtop, eventually
+from tests.representatives import first_by_default
 
 DIES = """
 import os, sys, threading
@@ -52,10 +53,8 @@ def autopsy(*arguments: str) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.parametrize("python", [False, True], ids=["compiled", "python"])
-@pytest.mark.parametrize(
-    "bricks", [14, 1234, *(pytest.param(bricks, marks=pytest.mark.slow) for bricks in (10, 45, 46))]
-)
+@first_by_default("python", [False, True], 2, ids=["compiled", "python"])
+@first_by_default("bricks", [14, 1234, *(pytest.param(bricks, marks=pytest.mark.slow) for bricks in (10, 45, 46))], 2)
 def test_the_brick_a_killed_process_was_in_is_named(bricks: int, python: bool) -> None:
     if not python and not compiled():
         pytest.skip("no compiled hot path here")

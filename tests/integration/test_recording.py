@@ -82,6 +82,7 @@ def test_records_of_a_real_decode_take_at_most_24_bytes_on_the_wire(tmp_path: Pa
     assert all(balanced(found) for found in tallies.values())
 
 
+@pytest.mark.slow
 def test_a_recorder_outlives_the_daemon_and_counts_no_record_twice(tmp_path: Path) -> None:
     with host() as process:
         with daemon():
@@ -128,6 +129,7 @@ def test_a_recording_killed_at_any_moment_opens_and_lacks_at_most_a_frame(tmp_pa
             assert "was not closed" in done.stdout
 
 
+@pytest.mark.slow
 def test_the_daemons_history_becomes_a_recording_of_what_happened_earlier(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,6 +194,7 @@ def test_a_recording_of_ended_processes_alone_says_so_and_ends_with_3(tmp_path: 
         refused(3, f"every process had ended before, so {path} has no records", *words[1:])
 
 
+@pytest.mark.slow
 def test_it_stops_at_its_size_and_at_ctrl_c_and_says_what_it_holds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

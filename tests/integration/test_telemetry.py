@@ -363,6 +363,7 @@ def black_hole() -> Iterator[str]:
         yield f"http://127.0.0.1:{server.getsockname()[1]}"
 
 
+@pytest.mark.slow
 def test_a_dead_endpoint_or_slow_scraper_delays_neither_daemon_nor_its_exit() -> None:
     with (
         black_hole() as address,
@@ -380,6 +381,7 @@ def test_a_dead_endpoint_or_slow_scraper_delays_neither_daemon_nor_its_exit() ->
             assert process.wait(DEADLINE_S) == 128 + signal.SIGTERM
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("option", "address", "module", "extra"),
     [

@@ -295,6 +295,7 @@ def test_the_order_that_was_chosen_is_that_of_the_next_run() -> None:
         assert screen.exit_code() == 128 + signal.SIGTERM
 
 
+@pytest.mark.slow
 def test_sigterm_ends_the_screen_if_nobody_reads_it_and_leaves_it_clean() -> None:
     with terminal("replay", RECORDING) as screen:
         screen.wait_for("costliest bricks")

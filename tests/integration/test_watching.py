@@ -154,6 +154,7 @@ def test_a_process_of_which_nothing_has_come_yet_is_named_beside_the_report() ->
     assert done.stderr == f"cbtop: not shown, for no step has come yet: pid {idle.pid}\n"
 
 
+@pytest.mark.slow
 def test_unread_messages_are_read_before_printing_or_reported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -167,6 +168,7 @@ def test_unread_messages_are_read_before_printing_or_reported(
     assert "raise --timeout" in done.stderr
 
 
+@pytest.mark.slow
 def test_without_a_terminal_it_prints_and_never_opens_the_screen() -> None:
     with host():
         done = cbtop("--window", "1", *PATIENTLY)
@@ -175,6 +177,7 @@ def test_without_a_terminal_it_prints_and_never_opens_the_screen() -> None:
     assert "\x1b" not in done.stdout
 
 
+@pytest.mark.slow
 def test_a_process_left_behind_is_shown_as_ended_but_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     once_answered(monkeypatch)
     with host(steps=20) as process:
@@ -232,6 +235,7 @@ def test_a_host_that_starts_later_appears_by_itself() -> None:
             eventually(lambda: steps_of(feed, process.pid) > 3)
 
 
+@pytest.mark.slow
 def test_a_daemon_that_is_killed_and_started_again_knows_everything_again() -> None:
     with host() as process:
         with daemon() as first, Feed() as feed:
@@ -282,6 +286,7 @@ def test_a_second_daemon_is_refused_in_one_line() -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_a_daemon_stops_at_once_when_told_to() -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         with daemon() as process:
@@ -310,6 +315,7 @@ def test_a_stopped_viewer_holds_nobody_up() -> None:
         viewer.kill()
 
 
+@pytest.mark.slow
 def test_a_reader_that_goes_away_ends_it_quietly() -> None:
     with host():
         done = subprocess.run(

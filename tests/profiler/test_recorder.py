@@ -436,6 +436,7 @@ def test_on_another_system_a_host_is_profiled_and_read_back_all_the_same(
     assert read_elsewhere(runtime, elsewhere) == f"{state} {sum(range(1000))} {locked}"
 
 
+@pytest.mark.slow
 def test_on_another_system_a_host_that_runs_is_seen_alive(runtime: Path) -> None:
     host = (
         f"{ELSEWHERE['all of it']}\n"

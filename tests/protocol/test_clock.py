@@ -44,5 +44,6 @@ def test_a_clock_that_a_test_replaces_is_not_ours(name: str) -> None:
         assert getattr(clock, name)() > 7
 
 
+@pytest.mark.slow
 def test_a_process_that_imports_them_in_frozen_time_has_them_all_the_same() -> None:
     subprocess.run([sys.executable, "-c", IMPORTED_IN_FROZEN_TIME], check=True)

@@ -24,6 +24,7 @@ from cbtop.protocol.ended import beyond_bounds, left_by, rings_of_latest, runs, 
 from cbtop.protocol.process import process_start
 from cbtop.protocol.ring import HEADER_BYTES, RECORD_BYTES, RingWriter
 from cbtop.protocol.ring_reader import RingReader
+from tests.representatives import first_by_default
 
 DEAD = 1 << 30  # no process can have this pid
 RECORDS_FOR_EVER = """
@@ -208,7 +209,7 @@ def test_within_the_bounds_nothing_goes_and_nobody_is_asked(runtime: Path, monke
     assert all(ring.exists() for ring in rings)
 
 
-@pytest.mark.parametrize("bound", ["processes", "bytes", "disk"])
+@first_by_default("bound", ["processes", "bytes", "disk"])
 def test_beyond_a_bound_the_oldest_go_and_what_runs_stays(
     runtime: Path, monkeypatch: pytest.MonkeyPatch, bound: str
 ) -> None:

@@ -89,6 +89,7 @@ def test_the_table_has_both_sides_the_ratio_its_interval_and_whether_noise(
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_commands_that_print_bench_json_are_compared_by_their_own_times(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

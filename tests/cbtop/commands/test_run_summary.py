@@ -25,6 +25,7 @@ from tests.cbtop.recorded import Clock, profiler_in
 from tests.cbtop.samples import COMPARED
 from tests.integration.hosts import CBTOP, DEADLINE_S, eventually
 from tests.profiler.instrument.under_run import MODULE, TORCH, fake_torch
+from tests.representatives import first_by_default
 
 RUN = [*CBTOP, "run"]
 MAX_LINES = 10
@@ -90,7 +91,7 @@ def test_a_run_of_which_nothing_was_instrumented_has_one_line(tmp_path: Path) ->
     assert done.stderr == "cbtop: nothing was instrumented: no call of a model was seen\n"
 
 
-@pytest.mark.parametrize(("own", "of_workers", "shown"), [(200, 30, 197), (5, 100, 97)])
+@first_by_default(("own", "of_workers", "shown"), [(200, 30, 197), (5, 100, 97)])
 def test_of_several_processes_the_one_with_most_work_is_summarized(
     own: int, of_workers: int, shown: int, tmp_path: Path
 ) -> None:
@@ -111,6 +112,7 @@ for child in children: os.waitpid(child, 0)
     assert sum("tokens/s, step p50" in line for line in lines) == 1
 
 
+@pytest.mark.slow
 def test_a_parent_without_steps_leaves_the_summary_to_its_first_worker(tmp_path: Path) -> None:
     worker = "import os\nif os.fork(): os.wait()\nelse:\n    torch.decode(15)\n    os._exit(0)"
     lines = run(tmp_path, worker).stderr.splitlines()
@@ -118,13 +120,14 @@ def test_a_parent_without_steps_leaves_the_summary_to_its_first_worker(tmp_path:
     assert not any("more process" in line for line in lines)
 
 
-@pytest.mark.parametrize("end", ["os._exit(3)", "os.kill(os.getpid(), 9)"])
+@first_by_default("end", ["os._exit(3)", "os.kill(os.getpid(), 9)"])
 def test_a_process_that_ends_past_its_exit_handlers_has_a_summary(tmp_path: Path, end: str) -> None:
     done = run(tmp_path, f"import os; torch.decode(); {end}")
     assert done.returncode in (3, -signal.SIGKILL)
     assert "cbtop: decode: " in done.stderr
 
 
+@pytest.mark.slow
 def test_a_command_that_is_no_python_ends_with_one_summary(tmp_path: Path) -> None:
     script = f"{sys.executable} -c 'import torch; torch.decode()'; {sys.executable} -c 'import torch; torch.decode()'"
     with_torch = os.environ | {"PYTHONPATH": str(fake_torch(tmp_path, TORCH_WITH_BRICKS))}

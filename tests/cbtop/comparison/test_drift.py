@@ -14,6 +14,7 @@ from cbtop.comparison.run_diff import diff_of
 from cbtop.comparison.runs import Run, part_of
 from cbtop.comparison.step_blocks import StepBlocks
 from tests.cbtop.comparison.made_runs import STEADY, Noise, made_batch, made_run, made_table
+from tests.representatives import first_by_default
 
 LATE = replace(STEADY, late=0.3)
 
@@ -65,7 +66,7 @@ def test_base_runs_that_begin_slowly_make_no_drift_of_a_steady_run() -> None:
     assert (found.is_slower, found.percent) == (False, pytest.approx(0, abs=2))
 
 
-@pytest.mark.parametrize("steps", [120, 160])
+@first_by_default("steps", [120, 160])
 def test_a_growing_cache_is_no_drift_and_hides_none(steps: int) -> None:
     """Because of the cache, the last third of the steps takes 1.2 times as long as the first."""
     grown = {"cached_from": 0, "us_a_position": 1.2}

@@ -14,6 +14,7 @@ from cbtop.comparison.quantiles import MEDIAN, MIN_BEYOND, P99, CallTimes
 from cbtop.profiler.analysis.growth import Growth
 from cbtop.profiler.analysis.histograms import BUCKETS, Column, bucket_of
 from cbtop.profiler.analysis.node_columns import SUMS
+from tests.representatives import first_by_default
 
 BLOCKS = 6
 PER_BUCKET = 1 / 64  # relative width of a bucket for values above 64 ns
@@ -194,7 +195,7 @@ def random_calls(seed: int, rate: float, blocks: int, long: float = 1.0) -> list
     return made
 
 
-@pytest.mark.parametrize("rate", [0.1, 0.3, 1.0])
+@first_by_default("rate", [0.1, 0.3, 1.0])
 def test_a_median_is_as_sure_if_blocks_have_other_numbers_of_calls(rate: float) -> None:
     found = [
         call_times(random_calls(seed, rate, 60), [[0, 1, 2]], 3).quantile(MEDIAN).figures[0] for seed in range(60)

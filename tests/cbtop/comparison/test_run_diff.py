@@ -239,6 +239,7 @@ def test_runs_taken_together_keep_clock_cut_gone_process_and_failed_check() -> N
     assert (odd.is_cut, odd.is_gone, odd.failed_checks) == (True, True, ("RmsNorm: finite",))
 
 
+@pytest.mark.slow
 def test_runs_of_other_lengths_are_said_where_nobody_says_how_much_is_cached() -> None:
     """A difference of up to 10 % in the number of steps is allowed."""
     for steps, is_said in ((240, False), (264, False), (280, True)):

@@ -18,6 +18,7 @@ from cbtop.comparison.runs import Run, TooShort
 from cbtop.protocol.vocabulary import BrickCategory
 from cbtop.reports.run_diff import diff_json, diff_text
 from tests.cbtop.comparison.made_runs import AT, STEADY, Noise, made_run, place_of
+from tests.representatives import first_by_default
 
 ATTENTION: Place = (("Attention", BrickCategory.ATTENTION), None)
 NOISE = Noise(run=0.005)
@@ -115,7 +116,7 @@ def test_a_figure_is_averaged_over_the_runs_that_have_it_if_three_do() -> None:
     assert found.typical_us is None
 
 
-@pytest.mark.parametrize("few", [0, 1])
+@first_by_default("few", [0, 1])
 def test_a_part_that_three_base_runs_have_is_judged_whatever_others_lack(few: int) -> None:
     """The additional base run has one step of six tokens, or none."""
     bases = [two_batches(seed) for seed in (0, 2, 3)]
@@ -219,6 +220,7 @@ def extras(seed: int) -> dict[str, Run]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rounds", [1, pytest.param(25, marks=pytest.mark.slow)])
 def test_one_more_base_run_never_turns_a_clear_slowdown_into_a_pass(rounds: int) -> None:
     for at in range(rounds):

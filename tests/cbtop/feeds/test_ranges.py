@@ -21,6 +21,7 @@ from cbtop.viewmodels.source import SourceView
 from tests.cbtop.feeds.test_replay import Hand, known, leaves
 from tests.cbtop.made_recordings import made_recording
 from tests.integration.hosts import cbtop
+from tests.representatives import first_by_default
 
 IMPERFECT = Path(__file__).parents[1] / "imperfect.cbtop"
 SECONDS = 40
@@ -214,7 +215,7 @@ def saved(feed: ReplayFeed, directory: Path) -> Path:
     return done.path
 
 
-@pytest.mark.parametrize(
+@first_by_default(
     "ends", [(4.3, 11.7), (0, 3), *(pytest.param(ends, marks=pytest.mark.slow) for ends in ((20, 24), (9.05, 9.95)))]
 )
 def test_a_saved_range_opens_as_that_range_with_the_same_numbers(ends: tuple[float, float], tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from tests.cbtop.conftest import screen_text, toasts
 from tests.cbtop.made_recordings import BEGIN_NS, keyframe, made_recording
 from tests.cbtop.recorded import Clock, profiler_in, source_of
 from tests.integration.hosts import cbtop
+from tests.representatives import first_by_default
 
 SECONDS = 130
 IMPERFECT = Path(__file__).parents[1] / "imperfect.cbtop"
@@ -386,6 +387,7 @@ async def test_after_a_jump_a_long_ended_process_has_its_figures_and_a_reason(ru
                 assert "of a recording its last ones are read where it ended less than two minutes before" in text
 
 
+@pytest.mark.slow
 async def test_the_filter_keeps_its_arrows(feed: ReplayFeed) -> None:
     feed.seek(60)
     async with ReplayApp(feed, interval_s=60).run_test(size=(120, 34)) as pilot:
@@ -435,6 +437,7 @@ def test_steps_are_found_of_who_began_after_what_is_looked_back_in_did(runtime: 
             assert feed.search.steps_away(20, 3, asked) == (21.5, 3)
 
 
+@pytest.mark.slow
 async def test_where_no_step_ends_it_goes_by_seconds_and_says_so_once() -> None:
     with ReplayFeed(IMPERFECT, clock_s=Hand()) as feed:
         async with ReplayApp(feed, interval_s=60).run_test(size=(120, 34), notifications=True) as pilot:
@@ -447,6 +450,7 @@ async def test_where_no_step_ends_it_goes_by_seconds_and_says_so_once() -> None:
             assert feed.at_s == 0
 
 
+@pytest.mark.slow
 async def test_a_long_way_is_gone_while_the_screen_answers_and_its_share_is_shown(
     recording: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -493,7 +497,7 @@ def test_headless_prints_the_end_or_the_moment_asked_for(recording: Path) -> Non
     assert document["sources"][0]["steps"]["count"] == 60
 
 
-@pytest.mark.parametrize(("window_s", "at_s"), [(20, 62.5), (10, 9.0), (30, 1000)])
+@first_by_default(("window_s", "at_s"), [(20, 62.5), (10, 9.0), (30, 1000)])
 def test_headless_prints_a_window_as_long_as_was_asked_for(recording: Path, window_s: int, at_s: float) -> None:
     done = cbtop("replay", str(recording), "--at", str(at_s), "--window", str(window_s), "--format", "json")
     (source,) = json.loads(done.stdout)["sources"]
@@ -572,6 +576,7 @@ def test_a_recording_is_a_baseline_as_a_whole_or_with_its_last_seconds(recording
     assert last.end_ns == pytest.approx(whole.end_ns, abs=15e9)
 
 
+@pytest.mark.slow
 def test_what_is_marked_after_a_jump_is_the_window_before_it(feed: ReplayFeed) -> None:
     feed.seek(100.0)
     view = feed.view()
@@ -592,6 +597,7 @@ def test_what_is_marked_after_a_jump_is_the_window_before_it(feed: ReplayFeed) -
     assert view.baseline.why_not == "these seconds are the baseline's own"
 
 
+@pytest.mark.slow
 def test_headless_compares_all_of_a_recording_with_all_of_another(recording: Path, tmp_path: Path) -> None:
     other = tmp_path / "host"
     other.mkdir()

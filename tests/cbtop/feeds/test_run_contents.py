@@ -121,6 +121,7 @@ def test_what_a_process_did_not_announce_is_unknown() -> None:
     assert made() == Contents((RECORDED,))
 
 
+@pytest.mark.slow
 def test_a_recording_of_own_kernels_on_an_h100_has_exact_numbers(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -66,6 +66,7 @@ from tests.cbtop.conftest import ScriptedFeed, screen_text, toasts, view_of
 from tests.cbtop.recorded import Clock, apply, profiler_in, source_of
 from tests.cbtop.test_gpu_recording import RECORDED
 from tests.integration.hosts import DEADLINE_S
+from tests.representatives import first_by_default
 
 AppPilot = Pilot[int]
 SIZE = (120, 34)
@@ -754,7 +755,7 @@ async def test_shift_k_asks_the_shown_process_for_kernels_and_the_graph_shows_th
             assert [row[-4] for row in rows] == ["1.00", "–"]
 
 
-@pytest.mark.parametrize("state", [State.TAKEN, State.NOT_ON_CUDA])
+@first_by_default("state", [State.TAKEN, State.NOT_ON_CUDA])
 async def test_shift_k_says_why_a_process_refuses(runtime: Path, state: State) -> None:
     with Host(runtime, lambda host, request: host.say(request.number, state)) as host:
         app = CbtopApp(seen_as(host), section="bricks", interval_s=60)
@@ -791,7 +792,7 @@ async def test_who_leaves_while_a_process_is_asked_takes_back_what_was_asked(run
             await asyncio.sleep(0.02)  # the requesting thread may still report something
 
 
-@pytest.mark.parametrize(
+@first_by_default(
     ("source", "keys", "why"),
     [
         (None, "K", "there is no process yet"),
@@ -809,7 +810,7 @@ async def test_shift_k_says_why_what_is_shown_cannot_be_asked(source: SourceView
         assert len(toasts(app)) == 1
 
 
-@pytest.mark.parametrize(
+@first_by_default(
     ("source", "why"),
     [(None, "there is no process yet"), (samples.LIVE, "pid 4242 alone runs this model in this program")],
 )
@@ -835,7 +836,7 @@ async def test_shift_k_asks_nobody_of_a_recording() -> None:
 HERE = replace(samples.LIVE, host=socket.gethostname())
 
 
-@pytest.mark.parametrize(
+@first_by_default(
     ("source", "keys", "why"),
     [
         (None, "C", "there is no process yet"),
@@ -885,7 +886,7 @@ def calibrations(monkeypatch: pytest.MonkeyPatch) -> list[MadeCalibration]:
     return made
 
 
-@pytest.mark.parametrize("fails", [False, True])
+@first_by_default("fails", [False, True])
 async def test_shift_c_measures_the_roofs_in_a_thread_with_progress_and_a_result(
     fails: bool, calibrations: list[MadeCalibration]
 ) -> None:
@@ -956,7 +957,7 @@ async def test_the_footer_names_the_keys_of_the_view_that_is_open(feed: Scripted
         assert "filter" not in footer
 
 
-@pytest.mark.parametrize("width", [40, 80, 120, 200])
+@first_by_default("width", [40, 80, 120, 200])
 async def test_the_footer_names_as_many_keys_as_it_has_room_for(feed: ScriptedFeed, width: int) -> None:
     app = CbtopApp(feed, section="bricks", interval_s=60)
     async with app.run_test(size=(width, 40)) as pilot:
@@ -999,7 +1000,7 @@ async def test_the_newest_process_is_shown_until_a_key_has_chosen_one(feed: Scri
         assert "third program started: < shows it" in toasts(app)
 
 
-@pytest.mark.parametrize("key", ["space", "m"])
+@first_by_default("key", ["space", "m"])
 async def test_a_held_screen_and_a_merge_stay_where_they_are(key: str, feed: ScriptedFeed) -> None:
     feed.seen.append(replace(samples.LIVE, key="alike"))
     app = CbtopApp(feed, section="bricks", interval_s=60)
@@ -1145,6 +1146,7 @@ async def test_the_palette_has_each_of_our_keys_and_none_of_textuals_own(feed: S
         assert offered <= {binding.description for _, binding in BINDINGS}
 
 
+@pytest.mark.slow
 async def test_a_click_sorts_by_a_head_or_presses_a_key_and_a_double_one_is_enter(feed: ScriptedFeed) -> None:
     app = CbtopApp(feed, section="bricks", interval_s=60)
     async with app.run_test(size=SIZE) as pilot:
@@ -1165,7 +1167,7 @@ async def test_a_click_sorts_by_a_head_or_presses_a_key_and_a_double_one_is_ente
 
 # The default test saves one view in every format and the cells of every view. The slow test saves the other
 # combinations.
-@pytest.mark.parametrize(
+@first_by_default(
     "wanted",
     [
         [(Bricks, ending) for ending, _ in KINDS.values()],
@@ -1272,6 +1274,7 @@ def test_the_refresh_rates_span_the_allowed_band() -> None:
     assert (min(INTERVALS_S), max(INTERVALS_S)) == (0.25, 5.0)
 
 
+@pytest.mark.slow
 def test_a_lost_terminal_ends_the_app_even_if_the_hang_up_signal_is_ignored() -> None:
     script = """
         import signal, sys

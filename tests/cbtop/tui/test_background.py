@@ -96,6 +96,7 @@ def screens() -> Iterator[list[Screen]]:
         screen.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("answer", "theme"), [(LIGHT_ANSWER, LIGHT), pytest.param(DARK_ANSWER, DARK, marks=pytest.mark.slow)]
 )
@@ -109,6 +110,7 @@ def test_the_theme_is_that_of_the_background_and_the_answer_presses_no_key(
     assert screen.end() == f"0 {theme.name} 0"  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_an_answer_in_pieces_among_keys_is_one_and_the_keys_are_pressed(
     screens: list[Screen],
 ) -> None:

@@ -3,7 +3,14 @@
 import runpy
 from pathlib import Path
 
-NAMES = ("save_own_getstate", "jit_script_rope", "inspect_frames", "odd_dataclass", "odd_weakref", "process_traceback")
+NAMES = (
+    "save_own_getstate",
+    "jit_script_rope",
+    "inspect_frames",
+    "odd_dataclass",
+    "odd_weakref",
+    "process_traceback",
+)
 
 for name in NAMES:
     print(name, flush=True)

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from tests.representatives import first_by_default
+
 torch = pytest.importorskip("torch", reason="torch is not installed: make torch")
 
 import torch.distributed as dist  # noqa: E402
@@ -205,7 +207,7 @@ def test_gathering_and_scattering_of_fsdp_are_exposed_by_pass(memory: Memory, fo
     assert bricks_of(memory)["BackwardEnd"] > 0
 
 
-@pytest.mark.parametrize("repeats", [False, True])
+@first_by_default("repeats", [False, True])
 def test_no_backward_of_a_layer_or_brick_contains_communication(
     memory: Memory, four_ranks: None, repeats: bool
 ) -> None:

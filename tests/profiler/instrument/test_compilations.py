@@ -57,6 +57,7 @@ def test_each_compilation_is_told_with_whether_the_code_was_compiled_before(
     assert during == [Activity("compiling"), Activity("")] * len(every)
 
 
+@pytest.mark.slow
 def test_once_no_model_is_attached_dynamo_has_none_of_ours_left_to_tell(
     profiler: BrickProfiler, memory: Memory
 ) -> None:

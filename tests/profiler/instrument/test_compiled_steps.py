@@ -31,6 +31,7 @@ from cbtop.protocol.ring import FLAG_AMOUNTS
 from cbtop.protocol.ring_reader import RingReader
 from tests.profiler.instrument.tiny import torch
 from tests.profiler.memory import Memory
+from tests.representatives import first_by_default
 
 nn = torch.nn
 pytestmark = [
@@ -367,7 +368,7 @@ NAMELESS = {
 
 
 @pytest.mark.skipif(chosen() is HotPath, reason="the compiled hot path was not built, or not chosen")
-@pytest.mark.parametrize("what", NAMELESS)
+@first_by_default("what", NAMELESS, 5)
 def test_a_call_without_known_names_is_described_in_c_too(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     argument, ran, memory = NAMELESS[what], [], Memory()
     described = ModelCall.describe

@@ -132,6 +132,7 @@ def test_a_module_of_the_program_named_cbtop_is_left_alone(tmp_path: Path, runti
     assert "runs uninstrumented" in stderr
 
 
+@pytest.mark.slow
 def test_what_was_built_for_another_python_is_not_needed(tmp_path: Path, runtime: Path) -> None:
     """The lender has no usable compiled parts, as with another minor version of Python."""
     python = other_python(tmp_path, "numpy")

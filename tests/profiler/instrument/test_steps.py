@@ -30,6 +30,7 @@ from cbtop.protocol.ring import FLAG_AMOUNTS, FLAG_CANCELLED, FLAG_FAILED
 from cbtop.protocol.vocabulary import NodeKind
 from tests.profiler.instrument.tiny import WORDS, model_of, torch, transformers, words
 from tests.profiler.memory import Memory
+from tests.representatives import first_by_default
 
 pytestmark = pytest.mark.usefixtures("without_gradients")
 
@@ -668,7 +669,7 @@ MLA = {
 }
 
 
-@pytest.mark.parametrize(
+@first_by_default(
     ("kind", "sizes", "bricks"),
     [
         ("gptj", {"n_embd": 32, "n_layer": 3, "n_head": 4, "rotary_dim": 4}, "RotaryTables SplitHeads×3 MergeHeads"),
@@ -700,7 +701,7 @@ def test_written_out_attention_is_called_so(profiler: BrickProfiler, memory: Mem
     assert (calls["Attention (eager)"], calls["Attention (fused)"]) == (3, 0)
 
 
-@pytest.mark.parametrize("what", ["describe", "close", "told"])
+@first_by_default("what", ["describe", "close", "told"])
 def test_what_a_plain_step_pays_is_told_as_its_cost(
     what: str, memory: Memory, monkeypatch: pytest.MonkeyPatch
 ) -> None:

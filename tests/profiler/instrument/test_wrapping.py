@@ -46,6 +46,7 @@ from tests.profiler.memory import Memory
 
 from torch import nn  # isort: skip
 from torch.utils.checkpoint import checkpoint  # isort: skip
+from tests.representatives import first_by_default
 
 pytestmark = pytest.mark.usefixtures("without_gradients")
 
@@ -92,7 +93,7 @@ def _saved(model: Any) -> Any:
     return torch.load(file, weights_only=False)
 
 
-@pytest.mark.parametrize("again", [_copied, _pickled, _saved])
+@first_by_default("again", [_copied, _pickled, _saved])
 @pytest.mark.parametrize("kind", ["llama", pytest.param("gpt2", marks=pytest.mark.slow)])
 def test_a_copy_runs_its_own_weights_and_is_not_attached(again: Any, kind: str, profiler: BrickProfiler) -> None:
     model, inputs = model_of(kind), words(1, 5)
@@ -164,7 +165,7 @@ def _timed(memory: Memory) -> Counter[str]:
     return Counter(path(nodes[tag & ((1 << 24) - 1)]) for tag in kept)
 
 
-@pytest.mark.parametrize("sample_every", [1, 2, 3])
+@first_by_default("sample_every", [1, 2, 3])
 def test_layers_that_two_models_share_are_timed_once_in_steps_of_either(sample_every: int, memory: Memory) -> None:
     profiler = BrickProfiler(recorder=memory, sample_every=sample_every)
     layers = [OwnState() for _ in range(2)]
@@ -324,7 +325,7 @@ class Scripted(nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
-@pytest.mark.parametrize("how", ["attached", "installed", "disabled", "uninstalled"])
+@first_by_default("how", ["attached", "installed", "disabled", "uninstalled"], 2)
 def test_modules_that_were_called_are_scripted_as_without_us(
     how: str, profiler: BrickProfiler, memory: Memory
 ) -> None:
@@ -347,7 +348,7 @@ def test_modules_that_were_called_are_scripted_as_without_us(
     assert (_timed(memory) - before)["forward/0"] == (how in ("attached", "installed"))
 
 
-@pytest.mark.parametrize("sample_every", [1, 2])
+@first_by_default("sample_every", [1, 2])
 def test_layers_that_are_called_outside_of_a_step_are_not_recorded(sample_every: int, memory: Memory) -> None:
     profiler = BrickProfiler(recorder=memory, sample_every=sample_every)
 
@@ -393,7 +394,7 @@ def _replicated(module: Any) -> Any:
     return replica
 
 
-@pytest.mark.parametrize("how", ["attached", "installed"])
+@first_by_default("how", ["attached", "installed"])
 def test_replicas_run_their_own_weights_and_a_warning_says_none_is_shown(
     how: str,
     profiler: BrickProfiler,
@@ -433,7 +434,7 @@ def test_attaching_walks_through_a_model_as_often_as_it_has_parts(
     assert walked.count(id(model)) == 1
 
 
-@pytest.mark.parametrize("is_frozen", [False, True])
+@first_by_default("is_frozen", [False, True])
 def test_many_new_objects_trigger_no_collection_and_frozen_ones_stay_frozen(
     is_frozen: bool, profiler: BrickProfiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -452,6 +453,7 @@ def test_many_new_objects_trigger_no_collection_and_frozen_ones_stay_frozen(
         gc.unfreeze()
 
 
+@pytest.mark.slow
 def test_a_model_that_the_host_drops_is_freed(profiler: BrickProfiler) -> None:
     gc.collect()
     gc.disable()
@@ -815,7 +817,7 @@ def test_what_inductor_makes_of_a_model_is_the_same(mode: str, compiled: Any, pr
     assert ours[1] == bare[1]
 
 
-@pytest.mark.parametrize("compiled", [_whole, _in_place, _regional])
+@first_by_default("compiled", [_whole, _in_place, _regional])
 @pytest.mark.parametrize("when", ["before", "installed"])
 def test_a_compiled_model_has_its_steps_all_the_same(
     compiled: Any, when: str, profiler: BrickProfiler, memory: Memory

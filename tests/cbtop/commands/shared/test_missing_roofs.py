@@ -127,6 +127,7 @@ short_roofs.main = main
     assert measurements(tmp_path) == 1
 
 
+@pytest.mark.slow
 def test_on_a_busy_machine_nothing_is_started(
     start: Callable[..., subprocess.Popen[str]], machine: QuietMachine, tmp_path: Path
 ) -> None:

@@ -24,6 +24,7 @@ from cbtop.viewmodels.time_range import NamedTime
 from tests.cbtop import made_machines, samples
 from tests.cbtop.conftest import ScriptedFeed, screen_text
 from tests.cbtop.made_machines import PID, START
+from tests.representatives import first_by_default
 
 SIZES = [(120, 40), *(pytest.param(size, marks=pytest.mark.slow) for size in ((100, 30), (80, 24))), (60, 15)]
 DEVICES = str(VIEWS.index(devices.Devices) + 1)
@@ -174,7 +175,7 @@ assert BOOKS is not None
 OUTSIDE = BesideView(10, 5_000, (NamedTime("detokenize", 5_000),))
 
 
-@pytest.mark.parametrize("size", SIZES, ids="{0[0]}x{0[1]}".format)
+@first_by_default("size", SIZES, ids="{0[0]}x{0[1]}".format)
 async def test_every_view_says_that_the_books_do_not_close_and_that_it_is_a_sample(size: tuple[int, int]) -> None:
     books = replace(BOOKS, close=False, over=3, over_us=400.0)
     source = replace(samples.LIVE, books=books, sample_every=10)
@@ -201,7 +202,7 @@ async def test_a_wide_screen_shows_every_column_of_the_bricks_beside_their_detai
         assert (title in head) == (title not in of_training)
 
 
-@pytest.mark.parametrize(
+@first_by_default(
     "size", [(200, 50), pytest.param((20, 5), marks=pytest.mark.slow), (3, 2)], ids="{0[0]}x{0[1]}".format
 )
 async def test_hostile_names_are_shown_as_they_are_and_obeyed_by_nobody(size: tuple[int, int]) -> None:
@@ -226,6 +227,7 @@ async def test_the_ways_to_start_and_a_missing_daemon_fit_in_full_if_nothing_run
         assert why in text
 
 
+@pytest.mark.slow
 async def test_where_too_few_steps_are_recorded_the_bricks_say_so() -> None:
     steps = samples.LIVE.steps
     assert steps is not None
@@ -339,7 +341,7 @@ FOUR_ROOFS = replace(
 )
 
 
-@pytest.mark.parametrize("source", [samples.LIVE, FOUR_ROOFS], ids=["two", "four"])
+@first_by_default("source", [samples.LIVE, FOUR_ROOFS], ids=["two", "four"])
 async def test_the_names_of_roofs_are_whole_or_counted_and_every_point_is_there(source: SourceView) -> None:
     sizes = [(60, 15), (70, 18), (80, 24), (100, 30), (120, 40)]
     for size, text in zip(sizes, await shown_at(source, sizes, "5"), strict=True):

@@ -21,6 +21,7 @@ from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.training import TrainingPartRow, TrainingView
 from tests.cbtop.conftest import KnownCost, ScriptedFeed, screen_text
 from tests.cbtop.made_training import NORM, STEADY_SCALE, Training, trained
+from tests.representatives import first_by_default
 
 SIZES = [(80, 24), *(pytest.param(size, marks=pytest.mark.slow) for size in ((120, 40), (200, 60)))]
 WORST = Training(recomputes=True, data_us=12_000, warm_up=3)
@@ -124,7 +125,7 @@ def test_a_brick_has_one_row_and_a_lone_backward_pass_keeps_its_own(view: Source
     assert training_rows(lone) == lone
 
 
-@pytest.mark.parametrize("size", [(120, 60), (200, 60)], ids=["below", "beside"])
+@first_by_default("size", [(120, 60), (200, 60)], ids=["below", "beside"])
 async def test_enter_shows_the_passes_of_a_brick_before_it_hides_the_details(
     size: tuple[int, int], view: SourceView
 ) -> None:

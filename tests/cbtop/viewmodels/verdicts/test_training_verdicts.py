@@ -16,6 +16,7 @@ from cbtop.viewmodels.training import TrainingPartRow
 from cbtop.viewmodels.verdict import Verdict
 from cbtop.viewmodels.verdicts import judged
 from tests.cbtop.made_training import FALLING_SCALE, NAN, NORM, Training, of_ranks, trained
+from tests.representatives import first_by_default
 
 WAITS = Training(data_us=12_000)
 EXPOSED = Training(exposed_us=9_000, overlapped_us=2_000)
@@ -156,7 +157,7 @@ def test_a_training_step_without_device_times_is_not_launch_bound(tmp_path: Path
 ALL = replace(NAN, faulty=39, finite_step=100)
 
 
-@pytest.mark.parametrize(
+@first_by_default(
     ("fault", "sentence"),
     [
         (NAN, "Gradient of layers.2.down.bias is NaN since step 118; so were 25 of the 38 others"),
@@ -179,6 +180,7 @@ ALL = replace(NAN, faulty=39, finite_step=100)
             "Gradient of layers.2.down.bias was NaN in step 118; all are finite again",
         ),
     ],
+    3,
 )
 def test_a_gradient_that_is_not_finite_is_named_with_its_step(
     tmp_path: Path, fault: GradientMessage, sentence: str

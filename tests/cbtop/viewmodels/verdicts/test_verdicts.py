@@ -32,6 +32,7 @@ from cbtop.viewmodels.verdicts.idle_between_steps import IDLE_BETWEEN_STEPS
 from tests.cbtop import samples
 from tests.cbtop.viewmodels.verdicts.cases import ALMOST, CAUSES, HEALTHY, RECORDED, WAITS
 from tests.cbtop.viewmodels.verdicts.streams import Decoding, run
+from tests.representatives import first_by_default
 
 PAGE = Path(__file__).parents[4] / "docs" / "verdicts.md"
 QUIET = {f"almost {name}": made for name, made in ALMOST.items()} | HEALTHY
@@ -115,13 +116,14 @@ def test_a_clock_that_falls_is_not_the_cache(tmp_path: Path) -> None:
     assert [verdict.id for verdict in run(tmp_path, falls).one().verdicts] == ["slows-down"]
 
 
-@pytest.mark.parametrize(
+@first_by_default(
     ("measured", "expected", "gap"),
     [
         (BY_KERNELS + IDLE_BEFORE, ["launch-bound"], "GPU waited"),
         (BY_KERNELS, [], "GPU waited, or ran what came before"),
         ("torch", [], None),
     ],
+    2,
 )
 def test_a_gpu_is_said_to_wait_only_if_it_was_idle_as_steps_began(
     tmp_path: Path, measured: str, expected: list[str], gap: str | None
