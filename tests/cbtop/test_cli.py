@@ -126,6 +126,7 @@ def test_a_daemon_that_exports_nothing_loads_nothing_of_viewers() -> None:
     assert not loaded_by("daemon", "--help") & {"cbtop.client.store", "cbtop.viewmodels.source"}
 
 
+@pytest.mark.slow
 def test_a_dumb_terminal_gets_text(runtime: Path) -> None:
     ours, theirs = pty.openpty()
     arguments = [sys.executable, "-m", "cbtop", "--timeout", "0.1"]

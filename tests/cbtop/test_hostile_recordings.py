@@ -315,6 +315,7 @@ def test_a_frame_that_is_a_bomb_takes_no_more_memory_than_it_holds(path: Path, b
     assert peak() < 4 * len(bomb) + 2 * MIB
 
 
+@pytest.mark.slow
 def test_twenty_frames_that_inflate_a_thousandfold_are_refused_uninflated(path: Path) -> None:
     ignored = bytes(msgpack.packb({"k": "SourceGone", "source": "a", "more": bytes(16 * MIB)}))
     bomb = zlib.compress(msgpack.packb([ignored]))

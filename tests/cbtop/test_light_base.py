@@ -149,6 +149,7 @@ def test_a_recording_is_shown_and_exported_without_the_engine(light: Run, tmp_pa
     assert (tmp_path / "rows.csv").stat().st_size > 1000
 
 
+@pytest.mark.slow
 def test_doctor_works_without_the_engine_and_names_its_extra(light: Run) -> None:
     done = light("doctor")
     assert done.returncode == 0, done.stderr

@@ -120,6 +120,7 @@ def shown_rates(paced: Paced, name: str, *, window: bool) -> dict[str, float]:
     return {"JSON": said[name], "JSON of ls": listed, **{where: float(value) for where, value in found.items()}}
 
 
+@pytest.mark.slow
 def test_a_process_with_sleeps_between_steps_shows_wall_clock_tokens_always(paced: Paced) -> None:
     paced.run(30)
     for window in (True, False):
@@ -255,6 +256,7 @@ def test_each_second_has_its_mean_step_next_to_its_rate_or_none_if_none_end(pace
     assert view.tokens_per_sec_history[-2:] == (0.0, 0.0)
 
 
+@pytest.mark.slow
 def test_the_figures_of_a_process_that_has_ended_end_with_its_last_step(paced: Paced) -> None:
     paced.run(20)
     before = {window: paced.view(window=window) for window in (True, False)}

@@ -204,6 +204,7 @@ def test_gradients_are_those_of_finite_differences(name: str) -> None:
         np.testing.assert_allclose(found, wanted, atol=1e-5 * np.abs(wanted).max())
 
 
+@pytest.mark.slow
 def test_adam_w_takes_the_steps_of_torch() -> None:
     torch = pytest.importorskip("torch")
     weights = normal(3, 5).astype(np.float32)

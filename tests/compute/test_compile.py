@@ -72,6 +72,7 @@ def test_code_that_variables_of_numba_change_is_kept_apart(tmp_path: Path, monke
     assert compiling.usable_numba_cache() in found
 
 
+@pytest.mark.slow
 def test_where_numba_is_told_to_compile_nothing_one_line_says_so() -> None:
     command = [sys.executable, "-m", "cbtop", "bench", "-p", "1", "-n", "0", "-r", "1"]
     done = subprocess.run(command, env=os.environ | {"NUMBA_DISABLE_JIT": "1"}, capture_output=True, text=True)

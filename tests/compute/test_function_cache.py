@@ -120,6 +120,7 @@ print(new(Path(sys.argv[1]))(1))
 """
 
 
+@pytest.mark.slow
 def test_a_function_runs_if_the_disk_is_full_and_leaves_no_partial_file(tmp_path: Path) -> None:
     command = [sys.executable, "-c", NO_ROOM, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -48,6 +48,7 @@ def test_a_flood_of_the_daemon_keeps_nobody_out_and_leaves_nothing_behind(attack
         join(endpoint)
 
 
+@pytest.mark.slow
 def test_connections_that_say_nothing_are_bounded_and_keep_nobody_out() -> None:
     with host(), serving() as (process, endpoint), Feed([endpoint]) as viewer:
         eventually(lambda: viewer.poll(20) or viewer.view())

@@ -133,6 +133,7 @@ def test_a_driver_that_hangs_leaves_old_figures_marked_and_holds_up_nobody(
     assert "cbtop-daemon" not in {thread.name for thread in threading.enumerate()}
 
 
+@pytest.mark.slow
 def test_nothing_is_sampled_while_nobody_listens(
     api: FakeNvml, runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -104,6 +104,7 @@ def test_two_processes_go_together_where_the_format_can_hold_them(tmp_path: Path
     assert len(done.stdout.splitlines()) == 200 * 7
 
 
+@pytest.mark.slow
 def test_a_process_that_left_no_record_in_a_recording_is_not_asked_about(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", HOST, "5"], check=True)
     path = tmp_path / "run.cbtop"

@@ -143,6 +143,7 @@ def test_other_hosts_are_not_served_until_the_commands_named_were_run(theirs: Ma
         assert endpoint.startswith("tcp://0.0.0.0:")
 
 
+@pytest.mark.slow
 def test_without_keys_loopback_is_served_and_it_is_said_who_can_listen(theirs: Machine, ours: Machine) -> None:
     with host() as process, theirs.daemon("--bind", "tcp://127.0.0.1:0") as endpoint:
         done = ours.cbtop_here(*ONCE, "--connect", endpoint)
@@ -150,6 +151,7 @@ def test_without_keys_loopback_is_served_and_it_is_said_who_can_listen(theirs: M
     assert "every user of this machine can listen" in theirs.said[-1]
 
 
+@pytest.mark.slow
 def test_who_is_revoked_while_watching_is_told_on_the_spot(theirs: Machine, ours: Machine) -> None:
     server, viewer = theirs.new("daemon"), ours.new("viewer")
     theirs.keys("allow", "laptop", viewer)

@@ -61,6 +61,7 @@ def test_leaving_the_loop_closes_everything() -> None:
         assert threads() == before
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_the_loop_at_once_and_leaves_no_trace() -> None:
     command = [sys.executable, "-c", PROGRAM]
     with host(), subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:

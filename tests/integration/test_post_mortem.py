@@ -85,6 +85,7 @@ def test_a_process_that_ended_by_itself_was_in_nothing() -> None:
     assert "nothing that is known of" in cbtop("post-mortem").stdout
 
 
+@pytest.mark.slow
 def test_the_newest_of_several_has_bricks_and_the_others_a_line() -> None:
     for steps in ("5", "6"):
         subprocess.run([sys.executable, "-c", HOST, steps], check=True)

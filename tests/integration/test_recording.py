@@ -82,7 +82,6 @@ def test_records_of_a_real_decode_take_at_most_24_bytes_on_the_wire(tmp_path: Pa
     assert all(balanced(found) for found in tallies.values())
 
 
-@pytest.mark.slow
 def test_a_recorder_outlives_the_daemon_and_counts_no_record_twice(tmp_path: Path) -> None:
     with host() as process:
         with daemon():

@@ -81,7 +81,7 @@ def test_a_failed_check_is_a_verdict_and_an_exit_code_of_its_own(tmp_path: Path)
     recording = tmp_path / "wrong.cbtop"
     with subprocess.Popen([sys.executable, "-c", WRONG]) as process:
         try:
-            live = cbtop("--headless", "--once", *PATIENTLY)
+            live = cbtop("--headless", "--once", "--window=all", *PATIENTLY)
             assert cbtop("record", "--duration", "1", "--output", str(recording)).returncode == 0
         finally:
             process.kill()
@@ -388,6 +388,7 @@ def test_an_address_where_nobody_answers_is_named() -> None:
     assert f"no answer from {address}" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "command",
     [

@@ -33,7 +33,7 @@ from cbtop.protocol.messages import (
 from cbtop.protocol.ring import Record, RingWriter
 from cbtop.protocol.vocabulary import NodeKind
 from tests.cbtop.recorded import Clock, source_of
-from tests.representatives import each_value_once
+from tests.representatives import each_value_once, first_by_default
 
 YEAR_NS = 365 * 86400 * 10**9
 
@@ -401,7 +401,7 @@ def read_elsewhere(directory: Path, elsewhere: str) -> str:
     return done.stdout.strip()
 
 
-@pytest.mark.parametrize(
+@first_by_default(
     ("killed", "elsewhere"),
     [
         (False, "all of it"),

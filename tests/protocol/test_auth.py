@@ -197,6 +197,7 @@ def test_as_long_as_nobody_answers_at_the_door_nobody_gets_in(hosts: Hosts) -> N
     publisher.close()
 
 
+@pytest.mark.slow
 def test_revoking_ends_a_link_that_is_up_and_leaves_the_others(hosts: Hosts) -> None:
     bad = hosts.pair("bad")
     keys.allow(hosts.theirs, "bad", bad.public)

@@ -61,6 +61,7 @@ def test_a_training_loop_has_training_steps_and_nothing_between_them(
     assert sum(part.percent for part in view.training.parts) == pytest.approx(100)
 
 
+@pytest.mark.slow  # test_training.py of viewmodels tests the parts
 def test_the_parts_of_a_step_cover_the_last_second_of_a_program(tmp_path: Path, runtime: Path) -> None:
     view = view_of(GPT.format(between=TRAINS).replace("range(150)", "range(50)"), tmp_path)
     assert view.training is not None

@@ -18,6 +18,7 @@ from cbtop.cli import main
 from cbtop.compute.decoder.decoder import Decoder
 from cbtop.compute.demo_model import TINY, write_model
 from cbtop.compute.kernels.kv_caches import CACHE_TYPES
+from tests.representatives import first_by_default
 
 # Prints JSON as `cbtop bench -o json` does. Its arguments set the times.
 PRINTS = """\
@@ -198,7 +199,7 @@ def test_ctrl_c_between_two_tokens_ends_a_turn_in_this_process(
     assert calls == 4 * 2 * 2 + 1
 
 
-@pytest.mark.parametrize(
+@first_by_default(
     ("sides", "complaint"),
     [
         (("set:-t 1", "run:true"), "--paired: A is set:, B is run:; both are to be of one kind"),
@@ -209,7 +210,7 @@ def test_ctrl_c_between_two_tokens_ends_a_turn_in_this_process(
         (("git:no-such", "git:HEAD"), "git: 'no-such' is no revision here"),
         (("git:--all", "git:HEAD"), "git: '--all' is no revision here"),
         (("git:old", "git:HEAD"), "has no `cbtop bench`"),
-    ],
+    ], 3,
 )  # fmt: skip
 def test_sides_that_cannot_be_compared_are_one_line(
     checkout: Path, sides: tuple[str, str], complaint: str, capsys: pytest.CaptureFixture[str]

@@ -96,6 +96,7 @@ def test_whether_roofs_are_known_is_said(
     assert facts(capsys)["roofs"]["value"].startswith(f"{tmp_path / 'roofs.json'} holds no roofs")
 
 
+@pytest.mark.slow
 def test_a_daemon_and_what_it_watches_are_named(
     runtime: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -200,6 +200,7 @@ raise SystemExit(6)
     assert b"run.cbtop" in again.stderr
 
 
+@pytest.mark.slow
 def test_a_sitecustomize_that_prints_empties_no_recording(tmp_path: Path, runtime: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("print('begun', flush=True)")
     file = tmp_path / "run.cbtop"

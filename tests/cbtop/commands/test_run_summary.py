@@ -140,6 +140,7 @@ def test_a_command_that_is_no_python_ends_with_one_summary(tmp_path: Path) -> No
     assert done.stderr.count("next: cbtop\n") == 1
 
 
+@pytest.mark.slow
 def test_the_command_waits_for_its_summary_no_longer_than_it_may(tmp_path: Path, runtime: Path) -> None:
     """A stopped reader prints no summary. The command ends on time anyway."""
     program = "import torch, time, atexit\ntorch.decode()\natexit.register(lambda: print(time.time(), flush=True))\n"
@@ -183,6 +184,7 @@ def _who_reads(runtime: Path) -> list[int]:
     return found
 
 
+@pytest.mark.slow
 def test_the_process_that_waits_is_no_child_and_holds_no_pipe(tmp_path: Path, runtime: Path) -> None:
     read, write = os.pipe()
     program = """

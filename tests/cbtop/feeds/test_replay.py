@@ -142,6 +142,7 @@ def test_after_a_jump_it_shows_what_it_shows_when_all_before_was_played(
                 assert [pair for pair in pairs if pair[0] != pair[1]] == []
 
 
+@pytest.mark.slow
 def test_a_jump_reads_as_far_back_as_the_curves_go_and_no_further(long: Path) -> None:
     with ReplayFeed(long, clock_s=Hand()) as feed:
         feed.playback.touched = 0
@@ -296,9 +297,12 @@ MOVES: list[tuple[tuple[str, ...], float]] = [  # moves that start in the first 
 ]
 
 
-async def test_every_key_that_moves_in_time_does(feed: ReplayFeed) -> None:
+@first_by_default("moves", [MOVES[::3], MOVES], ids=len)
+async def test_every_key_that_moves_in_time_does(
+    feed: ReplayFeed, moves: list[tuple[tuple[str, ...], float]]
+) -> None:
     async with ReplayApp(feed, interval_s=60).run_test(size=(120, 34)) as pilot:
-        for keys, at_s in MOVES:
+        for keys, at_s in moves:
             feed.seek(60)
             text = await press(pilot, "1", *keys)
             assert (keys, feed.at_s, steps(feed)) == (keys, at_s, 2 * at_s)
@@ -318,6 +322,7 @@ async def test_it_is_labelled_with_its_date_and_space_holds_it(feed: ReplayFeed)
         assert feed.is_playing
 
 
+@pytest.mark.slow
 async def test_the_footer_and_the_help_list_the_keys_except_the_key_that_saves(feed: ReplayFeed) -> None:
     async with ReplayApp(feed, interval_s=60).run_test(size=(120, 120)) as pilot:
         assert "← back 5 s" in (await press(pilot)).splitlines()[-1]
@@ -329,6 +334,7 @@ async def test_the_footer_and_the_help_list_the_keys_except_the_key_that_saves(f
         assert feed.at_s == 0  # the help screen handles these keys itself
 
 
+@pytest.mark.slow
 async def test_the_time_bar_says_where_it_is_and_a_click_goes_there(feed: ReplayFeed) -> None:
     def bar(text: str) -> str:
         return text.splitlines()[-2]
@@ -372,6 +378,7 @@ def test_the_time_bar_marks_where_a_process_ended_that_was_seen_to_run(runtime: 
         assert feed.marks == {20: Mark.ENDED}
 
 
+@pytest.mark.slow
 async def test_after_a_jump_a_long_ended_process_has_its_figures_and_a_reason(runtime: Path, tmp_path: Path) -> None:
     made_recording(runtime, tmp_path / "run.cbtop", 20, ends=True, ended_s=260)
     for way in (range(200), ()):
@@ -398,6 +405,7 @@ async def test_the_filter_keeps_its_arrows(feed: ReplayFeed) -> None:
         assert feed.at_s == 55
 
 
+@pytest.mark.slow
 async def test_a_bracket_goes_one_step_end_on_or_back_and_a_replay_stays_there() -> None:
     with ReplayFeed(IMPERFECT, clock_s=Hand()) as feed:
         feed.seek(12.0)  # the process makes no progress from before 8 s to after 13 s
@@ -563,6 +571,7 @@ def test_a_file_that_is_none_is_a_usage_error(tmp_path: Path) -> None:
 # --- a baseline ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_recording_is_a_baseline_as_a_whole_or_with_its_last_seconds(recording: Path) -> None:
     (whole,) = baselines_in(recording)
     decode = whole.of("decode")

@@ -20,10 +20,12 @@ from cbtop.protocol.errors import ProtocolError, RecordingError
 from cbtop.protocol.recording import RecordingOrigin, RecordingWriter
 from tests.cbtop.made_recordings import made_recording
 from tests.integration.hosts import cbtop as command
+from tests.representatives import first_by_default
 
 RECORDINGS = sorted(Path(__file__).parents[1].glob("*.cbtop"))
 TABLES = ("steps", "layers", "bricks", "kernels", "calls", "verdicts")
-every_recording = pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: path.stem)
+by_size = sorted(RECORDINGS, key=lambda path: path.stat().st_size)
+every_recording = first_by_default("path", by_size, ids=lambda path: path.stem)
 
 
 def read_all(path: Path, *, allow_damage: bool = False) -> int:

@@ -190,6 +190,7 @@ def is_closed(connection: socket.socket) -> bool:
         return True
 
 
+@pytest.mark.slow
 def test_connections_that_ask_nothing_hold_nobody_up_however_many_they_are(address: str) -> None:
     scrape(address)  # the first request starts threads that are not connections
     before = threading.active_count()

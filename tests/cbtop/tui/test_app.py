@@ -642,6 +642,8 @@ LEAVE_A_CHANGE = (
     merges_all_like_it, shows_another_source, refreshes_more_often, refreshes_less_often, marks_a_baseline,
     clears_the_baseline, offers_every_key_by_its_name, quits, suspends, moves_a_page_down, moves_a_page_up,
     sorts_by_the_next_column, sorts_by_the_previous_column, turns_the_order_round,
+    unfolds_the_node_or_goes_to_its_first_child, folds_or_unfolds_everything, sorts_the_children_of_each_node,
+    turns_the_order_of_children_round,
 )  # fmt: skip
 
 
@@ -649,13 +651,14 @@ def every_key() -> Iterator[Any]:
     """Return every key.
 
     Keys that leave the screen as it was are tested in turn on one screen, because opening a screen takes most of a
-    test's time. Keys that repeat the check of another key are slow tests.
+    test's time. Keys that repeat the check of another key, and the other way of a key, are slow tests.
     """
     met, in_turn = set(), defaultdict(list)
     for owner, binding in BINDINGS:
         check, one = CHECKS[owner, binding.action], (owner, binding)
-        if check in met or check in LEAVE_A_CHANGE or owner in (Graph, Layers, Sources):
-            marks = [pytest.mark.slow] if check in met else []
+        if check in met or check in LEAVE_A_CHANGE or owner is Layers:
+            is_alike = owner is Layers and binding.action in ("step(-1)", "brick(-1)", "to_end(0)")
+            marks = [pytest.mark.slow] if check in met or is_alike else []
             yield pytest.param([one], id=f"{owner.__name__}-{binding.key}", marks=marks)
         else:
             in_turn[owner].append(one)

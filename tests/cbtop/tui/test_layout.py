@@ -134,7 +134,7 @@ def watched() -> dict[str, SourceView]:
     return {"imperfect": replace(imperfect(), timeline=timeline_at(20.0)), "demo": demo}
 
 
-@pytest.mark.parametrize(
+@first_by_default(
     ("size", "name"),
     [
         pytest.param((120, 40), "imperfect", id="120x40-imperfect"),

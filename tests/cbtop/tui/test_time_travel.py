@@ -147,6 +147,7 @@ async def test_brackets_look_back_from_the_held_moment_and_space_returns_to_now(
         assert memory.asked == 1
 
 
+@pytest.mark.slow
 async def test_a_bracket_or_v_holds_what_is_live_and_end_goes_back(feed: ScriptedFeed, memory: Memory) -> None:
     async with live_app(feed, memory).run_test(size=SIZE) as pilot:
         assert "◂ PAST" in await press(pilot, "left_parenthesis")
@@ -289,6 +290,7 @@ async def test_v_begins_a_range_moving_extends_it_v_shows_it_and_escape_leaves_i
         assert memory.feed.at_s == begins_s
 
 
+@pytest.mark.slow
 async def test_v_while_live_begins_a_range_at_the_moment_that_is_held(feed: ScriptedFeed, memory: Memory) -> None:
     async with live_app(feed, memory).run_test(size=SIZE) as pilot:
         await press(pilot, "v")
@@ -310,6 +312,7 @@ async def test_a_range_wants_two_moments_and_moving_leaves_one_that_is_shown(
         assert memory.feed.range_s is None
 
 
+@pytest.mark.slow
 async def test_w_writes_the_range_and_the_file_opens_as_it(
     feed: ScriptedFeed, memory: Memory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

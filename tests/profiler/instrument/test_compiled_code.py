@@ -295,6 +295,7 @@ def test_layers_compiled_one_by_one_are_named_if_their_calls_are_captured(
         assert len(inside["layer"]) == len(inside["ResidualAdd"]) == 3
 
 
+@pytest.mark.slow
 def test_elements_are_counted_by_the_token_if_one_dimension_varies() -> None:
     found: list[Any] = []
 

@@ -321,7 +321,7 @@ def test_a_plain_call_of_a_model_is_shown_with_its_tokens_while_it_runs(in_pytho
     assert RingReader(ring).in_flight() == []
 
 
-@pytest.mark.parametrize("every", [10_000, 1], ids=["plain", "recorded"])
+@first_by_default("every", [10_000, 1], ids=["plain", "recorded"])
 def test_what_is_compared_is_c_and_python(every: int, memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
     ran = 0
     described = ModelCall.describe

@@ -493,6 +493,7 @@ def test_a_model_takes_over_name_and_steps_of_a_part_called_earlier(profiler: Br
     assert _manifests(memory)[-1].weights_bytes == stored_bytes(model)
 
 
+@pytest.mark.slow
 def test_the_largest_model_that_decodes_is_named_like_its_steps(profiler: BrickProfiler, memory: Memory) -> None:
     encoder = transformers.BertModel(transformers.BertConfig(vocab_size=5000, num_hidden_layers=3)).eval()
     models = [encoder, model_of("llama"), model_of("llama", num_hidden_layers=5), model_of("llama"), encoder]

@@ -158,6 +158,7 @@ def test_inference_with_gradients_and_without_optimizer_is_no_warm_up(
     assert steps_of(memory) == {"forward": 6}
 
 
+@pytest.mark.slow
 def test_an_optimizer_is_known_once_it_is_made() -> None:
     program = """
 import torch

@@ -48,7 +48,7 @@ def _quiet() -> Iterator[None]:
 
 
 @first_by_default("way", ["eager", "batched_mm", "grouped_mm"])
-@pytest.mark.parametrize("kind", EXPERTS)
+@first_by_default("kind", EXPERTS, 3)
 def test_experts_count_those_that_each_token_runs_through(kind: str, way: str) -> None:
     model, ids = model_of(kind, **EXPERTS[kind]), words(2, 7)
     model.set_experts_implementation(way)

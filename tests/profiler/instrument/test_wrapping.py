@@ -628,8 +628,8 @@ def _call(model: Any, **way: Any) -> Any:
 
 
 WAYS: dict[str, dict[str, Any]] = {"default": {}, "fullgraph": {"fullgraph": True}, "dynamic": {"dynamic": True}}
-# By default, each moment appears once with a different way. The other combinations are slow tests.
-BY_DEFAULT = {("before", _in_place), ("after", _function), ("installed", _regional)}
+# By default, two moments appear once with a different way. The other combinations are slow tests.
+BY_DEFAULT = {("before", _in_place), ("installed", _regional)}
 COMPILED = [
     pytest.param(
         when, compiled, way, id=f"{when}-{compiled.__name__}-{way}",
@@ -679,7 +679,7 @@ class CallingBlock(Block):
         return super().__call__(*args, **kwargs)
 
 
-@pytest.mark.parametrize(
+@first_by_default(
     ("when", "compiled"),
     [
         pytest.param(when, compiled, marks=() if (when, compiled) in WHEN_LOOKED_AT else pytest.mark.slow)

@@ -189,6 +189,7 @@ def test_a_slowdown_that_a_later_commit_fixed_is_not_the_answer(line: tuple[Made
     assert (result.end, named(result)) == (End.FOUND, [commits[6]])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slow_from", [12, pytest.param(20, marks=pytest.mark.slow)])
 def test_a_machine_that_becomes_slower_meanwhile_blames_no_commit(
     line: tuple[MadeRepository, list[str]], slow_from: int

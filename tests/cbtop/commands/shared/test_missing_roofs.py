@@ -24,6 +24,7 @@ from tests.cbtop.commands.test_run_summary import RUN, TORCH_WITH_BRICKS
 from tests.cbtop.recorded import Clock, profiler_in
 from tests.integration.hosts import DEADLINE_S, eventually
 from tests.profiler.instrument.under_run import fake_torch
+from tests.representatives import first_by_default
 
 MANIFEST = Manifest("toy", "qwen2", "torch", "f32", 1, 2, 64, 512, 1000, 4000, roofs=way_out_on_cpu(1))
 READ = Ceiling("dram_read", "bandwidth", 20.0, "GB/s", Provenance.MEASURED, 19.0, 12.5, "2026-11-22", is_short=True)
@@ -139,9 +140,7 @@ def test_on_a_busy_machine_nothing_is_started(
     assert known_roofs() == ()
 
 
-@pytest.mark.parametrize(
-    ("options", "variables"), [((), {"CI": "true"}), (("--quiet",), {})], ids=["in CI", "with --quiet"]
-)
+@first_by_default(("options", "variables"), [((), {"CI": "true"}), (("--quiet",), {})], ids=["in CI", "with --quiet"])
 def test_nothing_is_measured(
     options: tuple[str, ...],
     variables: dict[str, str],

@@ -67,6 +67,7 @@ async def test_on_a_small_screen_rows_come_first_and_enter_opens_the_details() -
     assert rows_on(before, samples.LIVE) > 12 > rows_on(opened, samples.LIVE)
 
 
+@pytest.mark.slow
 async def test_where_the_details_have_room_for_all_enter_closes_them() -> None:
     for size in ((160, 45), (120, 60)):
         before, closed, opened = await screens(FEW, size, "enter", "enter")

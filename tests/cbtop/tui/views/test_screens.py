@@ -101,9 +101,9 @@ async def test_every_view_looks_like_its_golden(size: tuple[int, int], golden: G
         ("waiting", None, ()),
         pytest.param("compiling", samples.COMPILING, (), marks=pytest.mark.slow),
         pytest.param("gone-with-losses", samples.GONE, (), marks=pytest.mark.slow),
-        ("budgets-and-checks", samples.CHECKED, ()),
-        ("brick-detail", samples.CHECKED, ("j", "enter")),
-        ("roofline-without-ceilings", samples.NO_ROOF, ("5",)),
+        pytest.param("budgets-and-checks", samples.CHECKED, (), marks=pytest.mark.slow),
+        pytest.param("brick-detail", samples.CHECKED, ("j", "enter"), marks=pytest.mark.slow),
+        pytest.param("roofline-without-ceilings", samples.NO_ROOF, ("5",), marks=pytest.mark.slow),
         ("ranks-side-by-side", samples.SIDE_BY_SIDE, ()),
         pytest.param("slowest-of-ranks", samples.SLOWEST, (), marks=pytest.mark.slow),
         ("straggler", samples.STRAGGLING, ()),
@@ -112,15 +112,15 @@ async def test_every_view_looks_like_its_golden(size: tuple[int, int], golden: G
         pytest.param("stalled-in-a-sum", samples.STALLED_IN_A_SUM, (), marks=pytest.mark.slow),
         pytest.param("suspended", samples.SUSPENDED, (), marks=pytest.mark.slow),
         pytest.param("idle", samples.IDLE, (), marks=pytest.mark.slow),
-        ("quiet", samples.QUIET, ()),
-        ("critical-path", samples.OVERLAPPED, ("6",)),
+        pytest.param("quiet", samples.QUIET, (), marks=pytest.mark.slow),
+        pytest.param("critical-path", samples.OVERLAPPED, ("6",), marks=pytest.mark.slow),
         ("overview-with-baseline", samples.COMPARED, ("1",)),
-        ("bricks-with-baseline", samples.COMPARED, ("2",)),
-        ("layers-with-baseline", samples.COMPARED, ("3",)),
+        pytest.param("bricks-with-baseline", samples.COMPARED, ("2",), marks=pytest.mark.slow),
+        pytest.param("layers-with-baseline", samples.COMPARED, ("3",), marks=pytest.mark.slow),
         ("roofline-with-baseline", samples.COMPARED, ("5", "j")),
         pytest.param("graph-with-baseline", samples.COMPARED, ("6",), marks=pytest.mark.slow),
         pytest.param("sources-with-baseline", samples.COMPARED, ("7",), marks=pytest.mark.slow),
-        ("overview-not-comparable", samples.UNLIKE, ("1",)),
+        pytest.param("overview-not-comparable", samples.UNLIKE, ("1",), marks=pytest.mark.slow),
         pytest.param("layers-not-comparable", samples.UNLIKE, ("3",), marks=pytest.mark.slow),
         ("help", samples.LIVE, ("question_mark",)),
         pytest.param("devices-h100", on("H100"), (DEVICES,), marks=pytest.mark.slow),
@@ -163,6 +163,7 @@ async def test_two_hundred_columns_show_every_figure_of_a_device() -> None:
     assert "89.0/" not in text
 
 
+@pytest.mark.slow
 async def test_the_header_has_gpu_use_of_the_process_and_nothing_that_is_old() -> None:
     assert "GPU 0 busy" in (text := await shown(on("H100"), (200, 40)))
     assert "37.0 % 315 W" in text
@@ -241,6 +242,7 @@ async def test_where_too_few_steps_are_recorded_the_bricks_say_so() -> None:
         assert "; `cbtop run --overhead PERCENT` lets it cost more" in text
 
 
+@pytest.mark.slow
 async def test_a_node_of_the_graph_has_its_time_once() -> None:
     down = next(row for row in samples.LIVE.graph if row.name == "DownProjection")
     copied = TransferAttributes("host", "gpu", 4096, TransferDirection.H2D)

@@ -217,6 +217,7 @@ async def test_the_cursor_goes_through_every_block_and_names_it_to_the_nanosecon
         assert f"{first + 5} of {len(row.parts)} in its row" in await opened(pilot, "h")
 
 
+@pytest.mark.slow
 async def test_zoom_keeps_what_is_under_the_cursor_where_it_is_and_ends_somewhere() -> None:
     app = CbtopApp(ScriptedFeed(at(20.0)), interval_s=60)
     async with app.run_test(size=(120, 30)) as pilot:
@@ -397,6 +398,7 @@ async def test_a_wide_terminal_shows_the_last_steps_of_a_phase_and_marks_slow_on
     assert like_newest(slow, 6, 99) == []
 
 
+@pytest.mark.slow
 def test_a_step_is_shown_once_a_second_unless_none_follows_or_a_user_moved() -> None:
     moments = [timeline_at(AT_S + more_s) for more_s in (0.0, 0.4, 0.8, 1.2, 1.6)]
     assert len({id(one) for one in moments}) == len(moments)

@@ -73,7 +73,6 @@ def swaps(before: Sequence[object], after: Sequence[object]) -> int:
     return turned + len(set(before[:8]) - set(after[:8]))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 6))])
 def test_at_most_one_of_the_top_eight_swaps_in_a_noisy_stationary_minute(tmp_path: Path, seed: int) -> None:
     columns = {column.title: column for column in brick_columns(100.0, budgets=False, checks=False)}

@@ -71,7 +71,11 @@ def test_a_cause_provokes_its_verdict_and_no_other(views: dict[str, SourceView],
 ALIKE = {
     "noisy", "two phases", "layers of two kinds", "steps of two lengths, little apart", "steps of two sizes in turn",
     "a cache that fills, and much else that moves", "a short life", "as the baseline, noisy",
-    "another batch than the baseline's", "three ranks",
+    "another batch than the baseline's", "three ranks", "noisy, in a window", "layers of all kinds",
+    "two phases, one as long as the other", "a batch that shrinks", "steps of many sizes", "a short, noisy life",
+    "the same, and the GPU is busy", "faster than the baseline", "a longer cache than the baseline's",
+    "another mix of phases than the baseline's", "training, in a window", "training with a gradient scaler",
+    "three replicas, one of them slow", "paused in one place since the baseline", "a warm-up that waits for data",
 }  # fmt: skip
 
 
