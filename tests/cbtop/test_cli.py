@@ -122,6 +122,7 @@ def test_a_report_is_printed_without_the_screen(runtime: Path) -> None:
     assert not loaded & {"rich", "textual", "numba"}
 
 
+@pytest.mark.slow
 def test_a_daemon_that_exports_nothing_loads_nothing_of_viewers() -> None:
     assert not loaded_by("daemon", "--help") & {"cbtop.client.store", "cbtop.viewmodels.source"}
 

@@ -142,6 +142,7 @@ def test_screen_text_list_and_json_hold_the_same_tokens_per_second(paced: Paced)
                 assert all(rate == pytest.approx(rates["JSON"], abs=0.006) for rate in rates.values()), rates
 
 
+@pytest.mark.slow
 def test_what_prometheus_computes_from_the_counter_is_the_same_number(paced: Paced) -> None:
     counted = []
     for _ in range(2):
@@ -187,6 +188,7 @@ def test_prefill_is_not_between_decode_steps_and_phases_share_the_wall_clock(
     assert "in steps 18.00 s (prefill 10.00 s, decode 8.00 s) + between" in REPORTS["text"]([view], ["bricks"])
 
 
+@pytest.mark.slow
 def test_steps_that_run_at_the_same_time_in_two_phases_count_that_time_once(paced: Paced) -> None:
     for _ in range(2):
         with paced.profiler.step("outer", 1):
@@ -394,6 +396,7 @@ def test_a_range_of_a_sum_has_members_that_ended_in_it_and_not_those_before(tmp_
         member.profiler.close()
 
 
+@pytest.mark.slow
 def test_a_clock_ahead_of_the_host_gives_no_since_and_no_time_since_an_end(
     tmp_path: Path,
 ) -> None:
@@ -433,6 +436,7 @@ def test_what_is_found_ended_shows_all_that_was_seen(paced: Paced) -> None:
     assert (view.steps.count, view.steps.tokens_per_sec) == (10, pytest.approx(10 / 0.57))
 
 
+@pytest.mark.slow
 @first_by_default("window", [True, False])
 def test_the_rate_of_a_sum_is_the_sum_of_the_rates_and_its_time_closes(tmp_path: Path, window: bool) -> None:
     members = [Paced(tmp_path / str(at)) for at in range(2)]

@@ -625,6 +625,7 @@ def test_what_runs_at_every_brick_makes_no_system_call(tmp_path: Path, pure: str
     assert between <= {"brk", "mmap", "munmap", "mremap", "madvise"}  # memory management of Python
 
 
+@pytest.mark.slow
 def test_a_clock_that_is_set_takes_nothing_from_what_runs(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = "steps(5); print('up', flush=True); sys.stdin.readline(); steps(5)"
     command = [sys.executable, "-c", COUNTING + script]

@@ -52,6 +52,7 @@ def test_it_ends_when_nothing_runs_any_longer() -> None:
         assert len(list(snapshots)) < 1_000
 
 
+@pytest.mark.slow
 def test_leaving_the_loop_closes_everything() -> None:
     before = threads()
     with host():

@@ -72,6 +72,7 @@ def test_the_loss_of_one_daemon_neither_clears_nor_freezes_the_others() -> None:
         }
 
 
+@pytest.mark.slow
 def test_two_daemons_of_one_boot_have_one_clock() -> None:
     with elsewhere() as (first, _, process), Feed([first]) as feed:
         eventually(lambda: (view := see(feed, process.pid)) is not None and view.clock is not None)

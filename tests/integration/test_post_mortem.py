@@ -76,6 +76,7 @@ def test_the_brick_a_killed_process_was_in_is_named(bricks: int, python: bool) -
     assert "GONE (no goodbye" in text
 
 
+@pytest.mark.slow
 def test_a_process_that_ended_by_itself_was_in_nothing() -> None:
     with subprocess.Popen([sys.executable, "-c", HOST, "5"]) as process:
         process.wait()

@@ -148,6 +148,7 @@ def test_the_daemons_history_becomes_a_recording_of_what_happened_earlier(
     assert '"count": 400' in done.stdout
 
 
+@pytest.mark.slow
 def test_a_daemon_that_keeps_no_history_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream_recorder, "ANSWER_WITHIN_S", DEADLINE_S)
     with daemon("--history", "0"), Feed() as feed, host(steps=10) as process:

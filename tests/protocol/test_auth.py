@@ -219,6 +219,7 @@ def test_revoking_ends_a_link_that_is_up_and_leaves_the_others(hosts: Hosts) -> 
         assert (out.trouble, out.is_refused) == ("", False)
 
 
+@pytest.mark.slow
 def test_who_is_let_in_later_needs_no_restart_and_disturbs_nobody(hosts: Hosts) -> None:
     late = hosts.pair("late")
     with serving(hosts.daemon) as daemon, listening(daemon.endpoint, hosts.viewer()) as good:

@@ -157,6 +157,7 @@ def test_a_closed_or_dropped_profiler_leaves_only_the_used_part_of_its_ring(runt
         assert len(RingReader(ring).read(final=True).node) == 1
 
 
+@pytest.mark.slow
 def test_profilers_made_and_dropped_without_end_leave_bounded_files(
     runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,6 +170,7 @@ def test_profilers_made_and_dropped_without_end_leave_bounded_files(
             assert len(list(runtime.glob("*.ring"))) <= 10 + ended_module.SWEPT_AT_ONCE
 
 
+@pytest.mark.slow
 def test_profilers_opened_in_turns_do_not_look_at_the_directory_each_time(
     runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

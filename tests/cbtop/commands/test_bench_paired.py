@@ -147,6 +147,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return root
 
 
+@pytest.mark.slow
 def test_revisions_run_from_a_directory_of_their_own_which_is_removed(
     checkout: Path, tmp_path: Path, tiny: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -310,6 +310,7 @@ def test_of_a_file_with_both_tables_every_budget_is_judged(runs: dict[str, Path]
     assert check("--budget", budget, "--new", runs["same"]) == 4
 
 
+@pytest.mark.slow
 def test_what_definitions_say_a_brick_may_cost_is_judged_beside_the_rest(
     runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -324,6 +325,7 @@ def test_what_definitions_say_a_brick_may_cost_is_judged_beside_the_rest(
     assert "holds    Attention.per_token<=180us, its budget" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_contracts_of_kernels_say_how_many_times_as_long_a_call_may_take(
     runs: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:

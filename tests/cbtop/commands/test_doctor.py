@@ -139,6 +139,7 @@ def test_numba_with_settings_that_kernels_cannot_use_is_missing_and_no_more(told
     assert "terminal" in said
 
 
+@pytest.mark.slow
 def test_the_gpus_are_one_line_with_what_is_missing(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

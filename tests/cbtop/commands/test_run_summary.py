@@ -80,6 +80,7 @@ def test_quiet_prints_no_summary_and_starts_no_process_for_it(tmp_path: Path) ->
     assert (done.returncode, done.stdout, done.stderr) == (0, "[]\n", "")
 
 
+@pytest.mark.slow
 def test_a_recorded_run_names_the_replay_of_its_file_as_next(tmp_path: Path) -> None:
     file = tmp_path / "run.cbtop"
     done = run(tmp_path, "torch.decode()", "--record", str(file))
@@ -261,6 +262,7 @@ def test_a_phase_that_ended_before_the_steady_state_is_not_shown(runtime: Path) 
     assert rates.startswith("prefill: 4.00 tokens/s, ")
 
 
+@pytest.mark.slow
 def test_a_failed_instrumentation_leaves_a_file_of_the_program_alone(tmp_path: Path) -> None:
     (tmp_path / ".end").write_text("the program's own")
     torch = fake_torch(tmp_path, f"{MODULE}\nimport sys; sys.modules['msgpack'] = None")

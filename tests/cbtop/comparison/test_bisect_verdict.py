@@ -35,6 +35,7 @@ def verdict(assessment: Assessment, of: Wanted, *, is_last: bool = False) -> Com
     return verdict_of(assessment, of, is_last=is_last)
 
 
+@pytest.mark.slow
 def test_a_run_that_is_not_slower_has_no_breakage() -> None:
     assert wanted_of(assessed()) is None
 
@@ -58,6 +59,7 @@ def test_a_commit_is_good_only_if_half_of_the_slowdown_is_excluded() -> None:
     assert verdict(wide, bad, is_last=True) is CommitVerdict.UNCLEAR
 
 
+@pytest.mark.slow
 def test_another_slowdown_is_not_that_of_bad() -> None:
     bad = wanted(slower=1.5)
     waits = assessed(between_steps_us=3000.0)
@@ -67,6 +69,7 @@ def test_another_slowdown_is_not_that_of_bad() -> None:
     assert verdict(other_brick, bad) is not CommitVerdict.BAD
 
 
+@pytest.mark.slow
 def test_a_wait_between_steps_is_found_by_the_typical_step() -> None:
     bad = wanted(between_steps_us=3000.0)
     assert bad.slowdown is not None

@@ -239,6 +239,7 @@ def test_with_several_tokens_a_step_each_side_counts_its_own() -> None:
         assert (judged.outcome, judged.guilty == "between steps") == (Outcome.BROKEN, is_between)
 
 
+@pytest.mark.slow
 def test_where_no_change_would_have_been_found_nothing_holds() -> None:
     """The sensitivity of a comparison decides the result.
 

@@ -60,6 +60,7 @@ def test_a_warm_up_of_either_side_is_no_drift() -> None:
         assert found.change.now == pytest.approx(1.0, abs=0.03)
 
 
+@pytest.mark.slow
 def test_base_runs_that_begin_slowly_make_no_drift_of_a_steady_run() -> None:
     found = drift(three(replace(STEADY, late=-0.3)), made_run(4, STEADY, 120))
     assert found.change.percent == pytest.approx(43, abs=4)

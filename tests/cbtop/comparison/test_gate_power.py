@@ -67,6 +67,7 @@ def test_ten_percent_on_one_brick_of_one_layer_are_named_on_any_machine(name: st
     assert (found.named, found.wrong) == (comparisons, 0)
 
 
+@pytest.mark.slow
 def test_the_gate_says_how_much_slower_than_others_a_brick_is_on_clock_drift() -> None:
     """The clock drifts by 6 % in each run, so absolute changes below 10 % cannot be found."""
     noise = MACHINES["a drifting clock"]

@@ -206,6 +206,7 @@ def test_a_median_is_as_sure_if_blocks_have_other_numbers_of_calls(rate: float) 
     assert np.median([one.blocks for one in figures]) <= 60 * min(1.0, 5 * rate)
 
 
+@pytest.mark.slow
 def test_a_median_between_two_kinds_of_calls_is_as_unsure_as_they_are_apart() -> None:
     found = [call_times(random_calls(seed, 1.0, 60, 2.0), [[0, 1, 2]], 3).quantile(MEDIAN) for seed in range(40)]
     figures = [one.figures[0] for one in found]

@@ -87,6 +87,7 @@ def test_a_set_has_the_sums_of_its_runs_work_and_the_means_of_their_times() -> N
         assert times.calls == replace(calls, blocks=60, runs=3)
 
 
+@pytest.mark.slow
 def test_a_set_is_compared_at_the_cache_length_that_most_of_its_runs_have() -> None:
     grown = {"cached_from": 0, "us_a_position": 0.2}
     runs = [made_run(seed, STEADY, steps, **grown) for seed, steps in ((1, 240), (2, 220), (3, 230), (4, 40))]
@@ -185,6 +186,7 @@ def test_the_first_of_two_base_runs_keeps_what_the_second_lacks() -> None:
     assert together([replace(first, parts=(other_unit,)), two_batches(2)]).parts[0] == other_unit
 
 
+@pytest.mark.slow
 def test_a_brick_that_one_base_run_never_called_is_judged_by_the_others() -> None:
     bases = [made_run(seed, NOISE, 120) for seed in range(3)]
     now = made_run(9, NOISE, 120, slower=2.0, in_layer=None)

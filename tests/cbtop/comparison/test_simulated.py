@@ -91,6 +91,7 @@ def test_two_runs_of_the_same_program_differ_in_nothing(program: Program) -> Non
             assert abs(rare.change.now / rare.change.before - 1) < 0.03
 
 
+@pytest.mark.slow
 def test_a_p50_is_that_of_a_call_in_a_brick_of_a_tenth_of_the_steps() -> None:
     found = diff(run_of(RATES, 1), run_of(RATES, 3, Planted("In 10 %", call=1.8)))
     for text in ("In 10 %.p50<=1.05x", "In 10 %@1.p50<=1.05x"):
@@ -155,6 +156,7 @@ def test_a_renamed_brick_is_judged_as_that_brick_by_noisy_base_runs(brick: str, 
     assert only(three, "Another").renamed_from == brick
 
 
+@pytest.mark.slow
 def test_a_rare_brick_that_a_run_does_not_call_is_not_gone() -> None:
     rarest = Program((*USUAL, SimulatedBrick("In 1 %", 120.0, rate=0.01)), layers=1, steps=80)
     runs = [run_of(rarest, seed) for seed in range(1, 7)]

@@ -113,6 +113,7 @@ def test_the_interval_is_the_wider_of_that_between_runs_and_that_inside() -> Non
     assert inside.half > inside.before  # the error of a simple ratio would be smaller
 
 
+@pytest.mark.slow
 def test_a_p99_among_pauses_is_as_unsure_as_the_step_down_from_them() -> None:
     """1 % of the calls pause. By chance, the p99 is the duration of a pause or of a normal call."""
     figures = [made_run(seed, Noise(pauses=4e-4), 480).parts[0].places[None, None].p99 for seed in (2, 7)]

@@ -115,6 +115,7 @@ def test_of_a_range_in_which_nothing_ended_nothing_is_shown(feed: ReplayFeed) ->
     assert range_text.shown_time(view).endswith(", 0 steps")
 
 
+@pytest.mark.slow
 def test_a_range_is_no_other_whichever_way_it_was_come_to() -> None:
     with ReplayFeed(IMPERFECT, clock_s=Hand()) as feed:
         found = []

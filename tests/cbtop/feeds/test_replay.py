@@ -153,6 +153,7 @@ def test_a_jump_reads_as_far_back_as_the_curves_go_and_no_further(long: Path) ->
         assert len(feed.view(None, "decode").tokens_per_sec_history) == source_record.HISTORY_S
 
 
+@pytest.mark.slow
 def test_steps_to_and_fro_read_a_few_seconds(long: Path) -> None:
     with ReplayFeed(long, clock_s=Hand()) as feed:
         feed.seek(300)
@@ -216,6 +217,7 @@ def test_a_recording_that_was_not_closed_shows_the_same(runtime: Path, tmp_path:
         assert not feed.replay().is_complete
 
 
+@pytest.mark.slow
 def test_last_steps_before_an_end_appear_whether_seek_or_timeline_was_first(runtime: Path, tmp_path: Path) -> None:
     made_recording(runtime, tmp_path / "run.cbtop", 20, ends=True, ended_s=60)
     found = []
@@ -235,6 +237,7 @@ def test_last_steps_before_an_end_appear_whether_seek_or_timeline_was_first(runt
     assert found[0] == found[1]
 
 
+@pytest.mark.slow
 def test_of_each_that_ended_the_records_before_its_end_are_read(runtime: Path, tmp_path: Path) -> None:
     made_recording(runtime, tmp_path / "run.cbtop", 20, ends=True, ended_s=260)
     with ReplayFeed(tmp_path / "run.cbtop", clock_s=Hand()) as feed:

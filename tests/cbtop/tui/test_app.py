@@ -781,6 +781,7 @@ async def test_shift_k_waits_a_set_time_for_an_idle_process_and_then_withdraws(
             assert "waiting" not in screen_text(app)
 
 
+@pytest.mark.slow
 async def test_who_leaves_while_a_process_is_asked_takes_back_what_was_asked(runtime: Path) -> None:
     is_asked = threading.Event()
     with Host(runtime, lambda host, request: is_asked.set()) as host:
@@ -829,6 +830,7 @@ async def test_a_merge_of_fewer_than_two_is_refused_with_why_and_changes_nothing
         assert (app.merge, app.source) == (None, before)
 
 
+@pytest.mark.slow
 async def test_shift_k_asks_nobody_of_a_recording() -> None:
     with ReplayFeed(RECORDED) as feed:
         async with ReplayApp(feed, interval_s=60).run_test(size=SIZE, notifications=True) as pilot:
@@ -937,6 +939,7 @@ async def test_the_first_source_opens_the_view_and_gets_the_keys(feed: ScriptedF
         assert table(pilot).cursor == 1
 
 
+@pytest.mark.slow
 async def test_a_process_with_steps_and_no_bricks_is_shown_by_its_steps() -> None:
     bare = replace(
         samples.LIVE, bricks=(), categories=(), graph=(), roofline=RooflineView((), (), ()), critical_path=None
@@ -951,6 +954,7 @@ async def test_a_process_with_steps_and_no_bricks_is_shown_by_its_steps() -> Non
         assert all(steps.phase in text for steps in bare.phases)
 
 
+@pytest.mark.slow
 async def test_the_footer_names_the_keys_of_the_view_that_is_open(feed: ScriptedFeed) -> None:
     app = CbtopApp(feed, section="bricks", interval_s=60)
     async with app.run_test(size=SIZE) as pilot:
@@ -1026,6 +1030,7 @@ async def test_a_process_that_ended_gives_way_to_the_newest_that_runs(feed: Scri
         assert "has ended: second program runs and is shown now" in await what_is_told(pilot)
 
 
+@pytest.mark.slow
 async def test_the_last_process_stays_on_the_screen_when_it_has_ended(feed: ScriptedFeed) -> None:
     app = CbtopApp(feed, section="bricks", interval_s=60)
     async with app.run_test(size=SIZE) as pilot:
@@ -1112,6 +1117,7 @@ async def test_the_cursor_keeps_its_row_and_a_sort_tops_it_unless_a_user_placed_
         assert table(pilot).current == first
 
 
+@pytest.mark.slow
 async def test_a_filter_finds_names_and_categories_and_says_how_many_of_all(feed: ScriptedFeed) -> None:
     app = CbtopApp(feed, section="bricks", interval_s=60)
     async with app.run_test(size=(80, 24)) as pilot:

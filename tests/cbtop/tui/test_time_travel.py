@@ -159,6 +159,7 @@ async def test_a_bracket_or_v_holds_what_is_live_and_end_goes_back(feed: Scripte
         assert "LIVE" in await press(pilot, "space")
 
 
+@pytest.mark.slow
 async def test_time_that_is_held_is_counted(feed: ScriptedFeed, memory: Memory, hand: Hand) -> None:
     async with live_app(feed, memory).run_test(size=SIZE) as pilot:
         await press(pilot, "space")
@@ -253,6 +254,7 @@ async def test_where_the_process_shown_was_not_there_then_that_is_said_once(
         assert said == ["time\nthe process that is shown now was not there then: another is"]
 
 
+@pytest.mark.slow
 async def test_a_report_made_in_a_look_back_says_so(feed: ScriptedFeed, memory: Memory) -> None:
     async with live_app(feed, memory).run_test(size=SIZE) as pilot:
         await press(pilot, "left_parenthesis")

@@ -231,7 +231,7 @@ SAYS_MORE = """
     def step"""
 
 
-@pytest.mark.parametrize(
+@first_by_default(
     ("program", "says"),
     [
         ("import torch", "nothing was instrumented: no call of a model was seen"),

@@ -352,6 +352,7 @@ def test_models_that_are_called_to_choose_a_token_end_no_step_but_their_own(
     assert _calls(memory, "decode")["Sampling"] == 2
 
 
+@pytest.mark.slow
 def test_steps_of_a_draft_and_its_target_follow_one_another(profiler: BrickProfiler, memory: Memory) -> None:
     target, draft = model_of("llama"), model_of("llama", num_hidden_layers=2)
     install(profiler)
@@ -398,6 +399,7 @@ class Head(torch.nn.Module):  # type: ignore[misc, name-defined]
         return self.trunk(ids).last_hidden_state
 
 
+@pytest.mark.slow
 def test_the_first_caller_of_a_shared_trunk_takes_over_its_earlier_name(
     profiler: BrickProfiler, memory: Memory
 ) -> None:

@@ -166,6 +166,7 @@ def test_an_adapter_counts_with_what_it_is_added_to(kind: str) -> None:
     _products(model, lambda: model(ids), ("c_attn",) if kind == "gpt2" else ("q_proj", "down_proj"))
 
 
+@pytest.mark.slow
 def test_an_adapter_that_is_not_active_counts_nothing() -> None:
     model, ids = _adapted(), words(1, 7)
     _add(model, "other", 8)
@@ -216,6 +217,7 @@ def test_adapters_that_change_between_steps_count_in_each_as_they_are() -> None:
     assert len(set(found)) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [{"use_dora": True}, {"target_modules": ["q_proj"], "use_bdlora": None}])
 def test_variants_of_adapters_are_unknown_or_as_torch_counts(more: dict[str, Any]) -> None:
     model, ids = _adapted(**{name: value for name, value in more.items() if value is not None}), words(1, 7)

@@ -276,6 +276,7 @@ def test_what_the_host_changes_in_a_model_is_followed(sample_every: int, memory:
     assert not _attributes(model)
 
 
+@pytest.mark.slow
 def test_a_model_whose_weights_the_host_changes_is_said_anew_once(profiler: BrickProfiler, memory: Memory) -> None:
     model, inputs = model_of("llama"), words(1, 4)
     attach(model, profiler)
@@ -304,6 +305,7 @@ def test_weights_that_the_host_resizes_in_place_are_followed(profiler: BrickProf
     assert [parameters - said[0] for parameters in said] == [0, 202 * 32]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_a_model_of_scripted_layers_has_steps_and_layers(profiler: BrickProfiler, memory: Memory) -> None:
     model = Shared([torch.jit.script(nn.Sequential(nn.Linear(4, 4))) for _ in range(2)])

@@ -125,6 +125,7 @@ def test_good_is_compared_with_itself_and_the_bad_commit_with_its_parent(
     assert f"beside its parent {commits[4][:10]}: {GUILTY}: 1." in result.commits[-1].said
 
 
+@pytest.mark.slow
 def test_a_bad_commit_that_is_equally_fast_leaves_nothing_to_find(line: tuple[MadeRepository, list[str]]) -> None:
     repository, commits = line
     runs = MadeRuns({commits[3]: 2.0})
@@ -182,6 +183,7 @@ def test_commits_whose_interval_does_not_decide_are_left_as_a_range(line: tuple[
     assert result.why == "1 of the last 2 commits could not be judged"
 
 
+@pytest.mark.slow
 def test_a_slowdown_that_a_later_commit_fixed_is_not_the_answer(line: tuple[MadeRepository, list[str]]) -> None:
     repository, commits = line
     changed = {commit: {"between_steps_us": 3000.0} for commit in commits[2:5]}

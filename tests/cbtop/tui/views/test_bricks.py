@@ -59,6 +59,7 @@ async def test_details_stand_open_where_rows_would_be_blank_and_hide_no_row(size
     assert rows_on(text, FEW) == 5
 
 
+@pytest.mark.slow
 async def test_on_a_small_screen_rows_come_first_and_enter_opens_the_details() -> None:
     before, opened, closed = await screens(samples.LIVE, (80, 24), "enter", "enter")
     assert "durations" not in before

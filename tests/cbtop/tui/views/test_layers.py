@@ -50,6 +50,7 @@ async def test_the_slow_layer_of_eighty_is_named_and_stands_highest(
     golden(f"layers-of-eighty-{size[0]}x{size[1]}", text)
 
 
+@pytest.mark.slow
 async def test_a_layer_that_is_slow_in_a_few_steps_is_not_said_to_stand_out() -> None:
     layers = samples.DEEP.layer_times
     assert layers
@@ -70,6 +71,7 @@ async def test_median_is_one_figure_and_the_median_call_is_called_p50() -> None:
         assert len(re.findall(r"p50 1\.4\d× that of its peers", text)) == 2
 
 
+@pytest.mark.slow
 async def test_arrows_move_the_cursor_and_the_foot_says_what_is_under_it() -> None:
     app = CbtopApp(ScriptedFeed(samples.LIVE), interval_s=60)
     async with app.run_test(size=(120, 40)) as pilot:

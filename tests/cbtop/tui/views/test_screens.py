@@ -185,6 +185,7 @@ async def test_every_view_says_that_the_books_do_not_close_and_that_it_is_a_samp
         assert "a sample: one step in 10" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", SIZES, ids="{0[0]}x{0[1]}".format)
 async def test_work_outside_of_steps_stands_beside_the_books(size: tuple[int, int]) -> None:
     bricks, overview = await shown_in_turn(replace(samples.LIVE, outside=OUTSIDE), size, "2", "1")
@@ -215,6 +216,7 @@ async def test_hostile_names_are_shown_as_they_are_and_obeyed_by_nobody(size: tu
             assert "[red]" in text
 
 
+@pytest.mark.slow
 async def test_the_ways_to_start_and_a_missing_daemon_fit_in_full_if_nothing_runs() -> None:
     why = "ipc:///tmp/cbtop-1000/daemon.sock: pid 31210 serves it and is stopped: fg or kill -CONT 31210 resumes it"
     for size in ((60, 14), (80, 24), (120, 34)):
@@ -263,6 +265,7 @@ async def test_a_node_of_the_graph_has_its_time_once() -> None:
         assert said in " ".join((await shown(replace(samples.LIVE, graph=graph), (120, 30), "6")).split())
 
 
+@pytest.mark.slow
 async def test_where_the_time_of_a_token_is_unknown_the_head_says_why() -> None:
     assert samples.LIVE.steps is not None
     uneven = replace(samples.LIVE.steps, us_per_token_p50=None, why_no_us_per_token="steps differ in tokens")

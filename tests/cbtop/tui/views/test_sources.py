@@ -54,6 +54,7 @@ def line_of(text: str, word: str) -> str:
     return next(line for line in text.splitlines() if word in line)
 
 
+@pytest.mark.slow
 async def test_at_two_hundred_columns_every_figure_of_every_source_is_there(golden: Golden) -> None:
     folded, *_, unfolded = await shown(samples.LIVE, WIDE, *["j"] * 4, "enter")
     for title, _ in Sources.columns_doc:

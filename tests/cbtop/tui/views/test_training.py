@@ -143,6 +143,7 @@ async def test_enter_shows_the_passes_of_a_brick_before_it_hides_the_details(
     assert others == [f"{forward} backward", f"{forward} recompute", "hidden", forward]
 
 
+@pytest.mark.slow
 async def test_another_row_shows_its_first_pass(view: SourceView) -> None:
     app = CbtopApp(ScriptedFeed(view), interval_s=60)
     async with app.run_test(size=(120, 60)) as pilot:
@@ -153,6 +154,7 @@ async def test_another_row_shows_its_first_pass(view: SourceView) -> None:
         assert "backward" not in plain(detail.draw(*detail.size)[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [(120, 40), (80, 12)], ids="{0[0]}x{0[1]}".format)
 async def test_the_head_of_training_has_tokens_per_second_and_ms_per_step(
     size: tuple[int, int], tmp_path: Path

@@ -105,7 +105,7 @@ def test_other_steps_than_those_shown_give_no_gain(tmp_path: Path) -> None:
     assert verdict_of(judged(with_parts(view, training=longer))).gain_tokens_per_sec is None
 
 
-@pytest.mark.parametrize("plan", [WAITS, Training(optimizer_us=15_000), Training(recomputes=True), EXPOSED])
+@first_by_default("plan", [WAITS, Training(optimizer_us=15_000), Training(recomputes=True), EXPOSED], 2)
 def test_a_process_that_waits_for_a_processor_is_only_starved(tmp_path: Path, plan: Training) -> None:
     view = with_parts(trained(tmp_path, plan).one(), waiting_percent=40.0)
     assert [verdict.id for verdict in judged(view).verdicts] == ["starved"]

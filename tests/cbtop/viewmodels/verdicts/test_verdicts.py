@@ -168,6 +168,7 @@ def test_a_check_that_met_a_nan_says_so_everywhere(tmp_path: Path) -> None:
     assert [(check["max_error"], check["not_finite"]) for check in source["checks"]] == [(None, "NaN")]
 
 
+@pytest.mark.slow
 def test_of_failed_checks_the_one_that_bears_the_others_is_named_first(tmp_path: Path) -> None:
     """DownProjection returns a NaN. --check-contracts finds it after each brick has run, then the guard finds it."""
     of_norm, of_down = ("precondition finite(x)", "postcondition finite(out)"), ("postcondition finite(out)",)
