@@ -84,6 +84,7 @@ def test_extras_that_use_the_engine_install_it() -> None:
     assert with_engine == {"bench", "cuda", "dev", "text"}
 
 
+@pytest.mark.slow
 def test_help_of_each_command_works_without_the_engine() -> None:
     script = f"""{BLOCK}
 from contextlib import suppress

@@ -98,7 +98,7 @@ def test_a_quantile_is_unknown_if_blocks_leave_open_whether_calls_exceed_it() ->
     assert call_times(blocks).quantile(P99).figures == [None]
 
 
-@pytest.mark.parametrize("fraction", [MEDIAN, 0.9])
+@first_by_default("fraction", [MEDIAN, 0.9])
 def test_a_quantile_is_off_by_what_its_error_says(fraction: float) -> None:
     found = [call_times(wandering(seed, 40, 24)).quantile(fraction).figures[0] for seed in range(60)]
     figures = [one for one in found if one is not None]

@@ -357,7 +357,7 @@ def test_the_stretch_of_a_sum_is_the_sum_of_the_stretches(tmp_path: Path) -> Non
     ]
 
 
-@pytest.mark.parametrize("fails", [0, 1])
+@first_by_default("fails", [0, 1])
 def test_what_fails_in_one_member_fails_in_the_sum_whatever_the_others_found(tmp_path: Path, fails: int) -> None:
     records = [rank_run(tmp_path, rank, [10] * 2) for rank in range(2)]
     for at, record in enumerate(records):

@@ -294,7 +294,7 @@ def test_any_calls_of_models_leave_in_c_what_they_leave_in_python(
     assert in_c == in_python
 
 
-@pytest.mark.parametrize("in_python", [False, True], ids=["in C", "in Python"])
+@first_by_default("in_python", [False, True], ids=["in C", "in Python"])
 def test_a_plain_call_of_a_model_is_shown_with_its_tokens_while_it_runs(in_python: bool, runtime: Path) -> None:
     recorder = RingRecorder(runtime)
     host = Host(recorder, 10_000, in_python=in_python)
@@ -516,7 +516,7 @@ def test_any_tokens_that_are_generated_leave_in_c_what_they_leave_in_python(
     assert in_c == in_python
 
 
-@pytest.mark.parametrize("in_python", [False, True], ids=["in C", "in Python"])
+@first_by_default("in_python", [False, True], ids=["in C", "in Python"])
 def test_a_plain_step_of_generate_lasts_from_its_inputs_to_its_token(in_python: bool, memory: Memory) -> None:
     host = Generating(memory, 10_000, in_python=in_python)
     host.generate(0, [Token()] * 4)
@@ -532,7 +532,7 @@ def test_a_plain_step_of_generate_lasts_from_its_inputs_to_its_token(in_python: 
     assert unit().open == []
 
 
-@pytest.mark.parametrize("in_python", [False, True], ids=["in C", "in Python"])
+@first_by_default("in_python", [False, True], ids=["in C", "in Python"])
 def test_what_cbtop_pays_beside_the_model_is_counted_in_the_step(in_python: bool, memory: Memory) -> None:
     host = Generating(memory, 10_000, in_python=in_python)
     host.generate(0, [Token()] * 6)

@@ -276,7 +276,6 @@ def test_what_the_host_changes_in_a_model_is_followed(sample_every: int, memory:
     assert not _attributes(model)
 
 
-@pytest.mark.slow
 def test_a_model_whose_weights_the_host_changes_is_said_anew_once(profiler: BrickProfiler, memory: Memory) -> None:
     model, inputs = model_of("llama"), words(1, 4)
     attach(model, profiler)

@@ -91,6 +91,7 @@ def test_roofs_are_measured_after_a_command_whose_reader_does_not_wait_for_them(
     assert measurements(tmp_path) == 1
 
 
+@pytest.mark.slow  # test_short_measurement.py measures
 def test_a_command_that_goes_on_has_them_measured_in_a_quiet_second(
     start: Callable[..., subprocess.Popen[str]], tmp_path: Path
 ) -> None:
