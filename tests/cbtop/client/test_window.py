@@ -149,6 +149,7 @@ def test_the_command_line_watches_on_until_there_is_a_window_to_print(
     assert view.window.covers_s == 1.0
 
 
+@pytest.mark.slow
 def test_the_command_line_prints_all_that_was_seen_at_once_if_asked_for_it() -> None:
     with host():
         done = run("--once", "--window", "all", "--format", "json", *PATIENTLY)

@@ -117,6 +117,7 @@ def test_a_figure_is_averaged_over_the_runs_that_have_it_if_three_do() -> None:
     assert found.typical_us is None
 
 
+@pytest.mark.slow
 @first_by_default("few", [0, 1])
 def test_a_part_that_three_base_runs_have_is_judged_whatever_others_lack(few: int) -> None:
     """The additional base run has one step of six tokens, or none."""

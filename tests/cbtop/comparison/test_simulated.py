@@ -142,6 +142,7 @@ def test_a_second_call_in_every_step_is_structure() -> None:
     assert (broken.outcome, broken.guilty) == (Outcome.BROKEN, "Attention")
 
 
+@pytest.mark.slow
 @first_by_default(("brick", "call"), [("In 30 %", 1.5), ("Attention", 1.3)])
 def test_a_renamed_brick_is_judged_as_that_brick_by_noisy_base_runs(brick: str, call: float) -> None:
     bases = [run_of(RATES, seed) for seed in (1, 2, 6, 7, 8, 9)]

@@ -302,6 +302,7 @@ def test_where_something_of_ours_fails_the_collective_is_called_all_the_same(
     assert trouble.first_said() == "some calls of AllReduce are not timed: LookupError: no such group"
 
 
+@pytest.mark.slow
 @first_by_default("name", ["all_reduce", "functional", pytest.param("broadcast", marks=pytest.mark.slow)])
 def test_dynamo_compiles_collectives_into_the_graphs_of_the_bare_model(name: str, profiler: BrickProfiler) -> None:
     does, _ = CALLS[name]

@@ -209,6 +209,7 @@ def test_gathering_and_scattering_of_fsdp_are_exposed_by_pass(memory: Memory, fo
     assert bricks_of(memory)["BackwardEnd"] > 0
 
 
+@pytest.mark.slow
 @first_by_default("repeats", [False, True])
 def test_no_backward_of_a_layer_or_brick_contains_communication(
     memory: Memory, four_ranks: None, repeats: bool

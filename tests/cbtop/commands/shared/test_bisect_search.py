@@ -135,6 +135,7 @@ def test_a_bad_commit_that_is_equally_fast_leaves_nothing_to_find(line: tuple[Ma
     assert {len(sides) for sides in runs.measured} == {3}
 
 
+@pytest.mark.slow
 def test_a_good_commit_that_differs_from_itself_is_not_trusted(line: tuple[MadeRepository, list[str]]) -> None:
     repository, commits = line
     number = count()

@@ -176,6 +176,7 @@ assert BOOKS is not None
 OUTSIDE = BesideView(10, 5_000, (NamedTime("detokenize", 5_000),))
 
 
+@pytest.mark.slow
 @first_by_default("size", SIZES, ids="{0[0]}x{0[1]}".format)
 async def test_every_view_says_that_the_books_do_not_close_and_that_it_is_a_sample(size: tuple[int, int]) -> None:
     books = replace(BOOKS, close=False, over=3, over_us=400.0)
@@ -204,6 +205,7 @@ async def test_a_wide_screen_shows_every_column_of_the_bricks_beside_their_detai
         assert (title in head) == (title not in of_training)
 
 
+@pytest.mark.slow
 @first_by_default(
     "size", [(200, 50), pytest.param((20, 5), marks=pytest.mark.slow), (3, 2)], ids="{0[0]}x{0[1]}".format
 )
@@ -302,6 +304,7 @@ async def test_roofs_without_a_point_show_their_day_and_what_may_keep_them_low()
     assert "not placed, no FLOP or no bytes declared: RmsNorm" in text
 
 
+@pytest.mark.slow
 async def test_what_has_stopped_never_reads_live_and_an_older_end_or_silence_wins() -> None:
     stopped = (samples.STALLED, samples.STALLED_IN_A_SUM, samples.SUSPENDED, samples.IDLE, samples.QUIET)
     large, silent = await shown_one_by_one(stopped, (80, 24)), [replace(source, stale_s=5.0) for source in stopped]
@@ -346,6 +349,7 @@ FOUR_ROOFS = replace(
 )
 
 
+@pytest.mark.slow
 @first_by_default("source", [samples.LIVE, FOUR_ROOFS], ids=["two", "four"])
 async def test_the_names_of_roofs_are_whole_or_counted_and_every_point_is_there(source: SourceView) -> None:
     sizes = [(60, 15), (70, 18), (80, 24), (100, 30), (120, 40)]
