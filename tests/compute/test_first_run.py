@@ -102,6 +102,7 @@ def test_where_no_process_can_be_had_nothing_happens(monkeypatch: pytest.MonkeyP
 @first_by_default(
     ("is_kept", "read"),
     [((True,), 1), ((False, True), 2), ((False, False), 1)],
+    2,
     ids=["not the first", "the first", "nothing can be kept"],
 )
 def test_a_first_run_forks_and_reads_the_model_there_if_the_cache_is_kept(

@@ -50,7 +50,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         ("base", "short", (), 3),
         ("base", "single", (), 3),
     ],
-    5,
+    6,
 )
 def test_every_format_agrees_with_the_exit_code(
     runs: dict[str, Path], tmp_path: Path, base: str, new: str, thresholds: tuple[str, ...], code: int

@@ -213,7 +213,7 @@ FORKED = "import os, torch\npid = os.fork()\nif not pid: torch.forward()\nelse: 
         ("import sys; sys.stderr.close(); import torch", True, ""),
         pytest.param("import sys; sys.stderr = None", True, "", marks=pytest.mark.slow),
     ],
-    3,
+    4,
 )
 def test_a_run_that_instrumented_nothing_says_so_once_at_its_end(
     tmp_path: Path, program: str, launched: bool, says: str
