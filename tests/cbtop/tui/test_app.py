@@ -667,7 +667,7 @@ def every_key() -> Iterator[Any]:
         yield pytest.param(keys, id=owner.__name__)
 
 
-@pytest.mark.parametrize("keys", every_key())
+@pytest.mark.parametrize("keys", [*every_key()])
 async def test_every_key_does_what_it_says(keys: list[tuple[type, Binding]], feed: ScriptedFeed) -> None:
     app = CbtopApp(feed, section="bricks", interval_s=0.5)
     async with app.run_test(size=SIZE, notifications=True) as pilot:
