@@ -28,7 +28,7 @@ FOREIGN_PREFIXES = ("OTEL_", "TEXTUAL", "XDG_")
 # Examples have no deadline because the machine may be busy. Each run draws new examples and stores none. `make soak`
 # draws more.
 settings.register_profile(
-    "cbtop", max_examples=12, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
+    "cbtop", max_examples=6, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.register_profile("soak", settings.get_profile("cbtop"), max_examples=400)
 settings.load_profile("cbtop")

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
+from _pytest.mark import ParameterSet
 
 
 def each_value_once(rows: Iterable[Sequence[Any]]) -> list[Any]:
@@ -23,3 +24,15 @@ def each_value_once(rows: Iterable[Sequence[Any]]) -> list[Any]:
         taken.add(best)
         missing -= wanted[best]
     return [pytest.param(*row, marks=() if at in taken else pytest.mark.slow) for at, row in enumerate(table)]
+
+
+def first_by_default(
+    names: str | tuple[str, ...], rows: Iterable[Any], count: int = 1, **options: Any
+) -> pytest.MarkDecorator:
+    """Return `parametrize` for a family of cases. The first `count` rows run by default, the others are slow."""
+    is_one = isinstance(names, str) and "," not in names
+    table = [
+        row if isinstance(row, ParameterSet) else pytest.param(row) if is_one else pytest.param(*row) for row in rows
+    ]
+    rest = [pytest.param(*row.values, marks=[*row.marks, pytest.mark.slow], id=row.id) for row in table[count:]]
+    return pytest.mark.parametrize(names, [*table[:count], *rest], **options)

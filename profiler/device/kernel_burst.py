@@ -250,9 +250,9 @@ class KernelWindow:
         if not is_through:
             raise CuptiError(f"a step did not end within {WAIT_S:g} s")
 
-    def _wait(self, most_s: float = WAIT_S) -> bool:
+    def _wait(self, most_s: float | None = None) -> bool:
         """Wait until all launches have ended. Returns whether they have ended."""
-        deadline_s = clock.monotonic() + most_s
+        deadline_s = clock.monotonic() + (WAIT_S if most_s is None else most_s)
         with self._driver.relaxed():  # another thread may be capturing a graph
             for stream in self._streams:
                 while not self._driver.is_done(stream):

@@ -43,12 +43,14 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     return World(monkeypatch)
 
 
+@pytest.mark.slow
 def test_a_ratio_is_that_of_steps_that_have_settled_and_of_no_switch(world: World) -> None:
     again, dearer = Variant(world.switch(1000)), Variant(world.switch(1100))
     assert world.run(again, dearer) == 1000
     assert (again.ratios, dearer.ratios) == ([1.0], [pytest.approx(1.1)])
 
 
+@pytest.mark.slow
 def test_what_a_recorded_step_adds_is_its_own_and_what_those_after_it_pay(world: World) -> None:
     told: list[bool] = []
     pays = {0: 3000, 1: 1500}  # duration of a step in ns, by its distance from the recorded step
@@ -73,6 +75,7 @@ def test_the_median_is_inside_its_interval_also_if_several_are_combined() -> Non
     assert median_of(one, other, made=lambda a, b: b - a).median == pytest.approx(0.99)
 
 
+@pytest.mark.slow
 def test_garbage_is_collected_again_behind_a_run_that_failed(world: World) -> None:
     def fails() -> Callable[[], None]:
         raise OSError("no variant")

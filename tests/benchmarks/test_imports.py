@@ -12,6 +12,7 @@ import benchmarks
 MODULES = [found.name for found in walk_packages(benchmarks.__path__, "benchmarks.") if not found.name.endswith("__")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODULES)
 def test_a_benchmark_finds_all_that_it_is_made_of(name: str) -> None:
     try:

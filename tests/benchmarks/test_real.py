@@ -17,7 +17,6 @@ from benchmarks.real.names import brick_of
 from benchmarks.real.programs import FOLDER, PROGRAMS, Program, ProgramError
 
 HELPERS = {"steady", "llama", "blocks", "slow_layer"}
-QUICK = ("gpt", "train")  # neither imports transformers
 DEADLINE_S = 300
 ROOT = FOLDER.parents[1]
 
@@ -40,9 +39,8 @@ def test_no_program_imports_cbtop() -> None:
     assert [path.name for path in FOLDER.glob("*.py") if "cbtop" in path.read_text()] == []
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in PROGRAMS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program_runs_on_a_cpu_and_prints_its_steps(name: str) -> None:
     program = PROGRAMS[name]
     pytest.importorskip("torch", reason="torch is not installed: make torch")
@@ -83,6 +81,7 @@ def test_a_program_that_fails_is_reported_with_its_last_line() -> None:
             program.step_ms(0.1)
 
 
+@pytest.mark.slow
 def test_programs_run_only_in_their_turns() -> None:
     pytest.importorskip("torch", reason="torch is not installed: make torch")
     with turns.Turns(PROGRAMS["gpt"], []) as program:

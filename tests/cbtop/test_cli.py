@@ -23,6 +23,7 @@ from cbtop.tui.views.looks import CATEGORY_LOOKS
 from tests.cbtop.help_examples import examples_of
 from tests.integration.hosts import DEADLINE_S
 from tests.integration.hosts import cbtop as run
+from tests.representatives import first_by_default
 
 ROOT = Path(__file__).parents[2]
 ENDPOINT = "tcp://localhost:5555"  # for E1 and E2 in examples
@@ -84,7 +85,7 @@ def test_each_example_in_a_commands_help_is_a_valid_command_line(name: str, monk
     assert len(seen) == len(examples)
 
 
-@pytest.mark.parametrize(("name", "others"), [("keys", set()), ("doctor", set()), ("ls", {"top", "replay"})])
+@first_by_default(("name", "others"), [("keys", set()), ("doctor", set()), ("ls", {"top", "replay"})])
 def test_a_command_loads_no_other_that_it_has_no_use_for(name: str, others: set[str]) -> None:
     script = (
         f"import contextlib, sys; from cbtop.cli import main\n"
@@ -121,10 +122,12 @@ def test_a_report_is_printed_without_the_screen(runtime: Path) -> None:
     assert not loaded & {"rich", "textual", "numba"}
 
 
+@pytest.mark.slow
 def test_a_daemon_that_exports_nothing_loads_nothing_of_viewers() -> None:
     assert not loaded_by("daemon", "--help") & {"cbtop.client.store", "cbtop.viewmodels.source"}
 
 
+@pytest.mark.slow
 def test_a_dumb_terminal_gets_text(runtime: Path) -> None:
     ours, theirs = pty.openpty()
     arguments = [sys.executable, "-m", "cbtop", "--timeout", "0.1"]
@@ -198,7 +201,7 @@ cli.main(["doctor"])
 """
 
 
-@pytest.mark.parametrize(
+@first_by_default(
     ("limit", "arguments", "said"),
     [
         ("-f 1", ["-m", "cbtop", "--help"], "standard output: File too large (ulimit -f allows 1 kB a file)"),

@@ -19,6 +19,7 @@ from cbtop.profiler.recorder import RingRecorder
 from cbtop.protocol.endpoint import default_endpoint
 from tests.cbtop.made_recordings import made_recording
 from tests.integration.hosts import eventually
+from tests.representatives import first_by_default
 
 TIMES = 3
 
@@ -92,7 +93,7 @@ def a_recording_that_is_replayed(ring: Path) -> None:
         feed.seek(3.0)
 
 
-@pytest.mark.parametrize(
+@first_by_default(
     "whoever",
     [
         a_profiler_that_is_asked_for_its_statistics,
@@ -103,6 +104,7 @@ def a_recording_that_is_replayed(ring: Path) -> None:
         a_viewer_with_the_daemon_inside,
         a_recording_that_is_replayed,
     ],
+    4,
     ids=lambda whoever: whoever.__name__.replace("_", " "),
 )
 def test_no_more_are_open_after_than_before(

@@ -71,6 +71,7 @@ def test_no_rate_is_made_of_what_waited_for_the_host(view: SourceView) -> None:
     assert all(0 < (brick.percent_of_roof or 1) <= 100 for brick in view.roofline.points)
 
 
+@pytest.mark.slow
 def test_a_run_knows_the_gpu_it_was_on_and_the_clock_while_it_ran() -> None:
     """The idle clock before the first and after the last step is 345 MHz. It does not count."""
     (run,) = runs_in(RECORDED)

@@ -53,6 +53,7 @@ from tests.descriptors import descriptor_of
 from tests.integration.hosts import cbtop
 from tests.protocol.test_codec import instances
 from tests.protocol.test_hostile import I64, many, mutated, peak_of
+from tests.representatives import first_by_default
 
 HEADER, HEAD = recording.HEADER.size, recording.FRAME_HEAD.size
 HELLO = HostHello(2, 0, 7, 1, "here", "", "forged", "3", "python", 1, 1)
@@ -301,7 +302,7 @@ BOMBS = {
 }
 
 
-@pytest.mark.parametrize("bomb", BOMBS.values(), ids=BOMBS.keys())
+@first_by_default("bomb", BOMBS.values(), 3, ids=BOMBS.keys())
 def test_a_frame_that_is_a_bomb_takes_no_more_memory_than_it_holds(path: Path, bomb: bytes) -> None:
     written(path, frame_bytes(FrameKind.LIVE, 0, zlib.compress(bomb)), live(1, SourceGone("a")))
     with peak_of() as peak:
@@ -314,6 +315,7 @@ def test_a_frame_that_is_a_bomb_takes_no_more_memory_than_it_holds(path: Path, b
     assert peak() < 4 * len(bomb) + 2 * MIB
 
 
+@pytest.mark.slow
 def test_twenty_frames_that_inflate_a_thousandfold_are_refused_uninflated(path: Path) -> None:
     ignored = bytes(msgpack.packb({"k": "SourceGone", "source": "a", "more": bytes(16 * MIB)}))
     bomb = zlib.compress(msgpack.packb([ignored]))
@@ -444,6 +446,7 @@ def test_sources_without_end_are_not_all_kept(path: Path, monkeypatch: pytest.Mo
     reader.close()
 
 
+@pytest.mark.slow
 def test_a_large_message_of_a_keyframe_is_not_kept_decoded(path: Path) -> None:
     more = random.Random(0).randbytes(2 * MIB)
 

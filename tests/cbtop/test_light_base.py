@@ -84,6 +84,7 @@ def test_extras_that_use_the_engine_install_it() -> None:
     assert with_engine == {"bench", "cuda", "dev", "text"}
 
 
+@pytest.mark.slow
 def test_help_of_each_command_works_without_the_engine() -> None:
     script = f"""{BLOCK}
 from contextlib import suppress
@@ -126,12 +127,14 @@ def test_options_that_need_the_engine_name_its_extra(
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_demo_says_how_to_install_the_engine_in_a_process_of_its_own(light: Run) -> None:
     done = light("demo", "--headless", "--steps", "1")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "cbtop: cbtop demo needs the engine; pip install 'cbtop[compute]'\n"
 
 
+@pytest.mark.slow
 def test_a_report_of_what_runs_works_without_the_engine(light: Run) -> None:
     done = light("--headless", "--once", "--timeout", "0.1")
     assert done.returncode == 3
@@ -147,6 +150,7 @@ def test_a_recording_is_shown_and_exported_without_the_engine(light: Run, tmp_pa
     assert (tmp_path / "rows.csv").stat().st_size > 1000
 
 
+@pytest.mark.slow
 def test_doctor_works_without_the_engine_and_names_its_extra(light: Run) -> None:
     done = light("doctor")
     assert done.returncode == 0, done.stderr
@@ -156,6 +160,7 @@ def test_doctor_works_without_the_engine_and_names_its_extra(light: Run) -> None
     assert line.endswith("→ `pip install 'cbtop[compute]'`, then `cbtop demo --serve-only` is something to watch")
 
 
+@pytest.mark.slow
 def test_a_torch_program_is_recorded_and_compared_without_the_engine(light: Run, tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="torch is not installed: pip install torch")
     program = tmp_path / "program.py"

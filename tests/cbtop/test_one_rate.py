@@ -145,6 +145,7 @@ def test_a_recording_that_began_late_has_the_rates_of_the_recorded_time(tmp_path
     assert decode.per_sec("in_steps") == pytest.approx(late.rate_in_steps(), rel=5e-4)
 
 
+@pytest.mark.slow
 def test_a_file_of_runs_keeps_the_rates_and_one_without_them_is_read(tmp_path: Path, served: list[Served]) -> None:
     runs = runs_in(served[0].path)
     write_runs(tmp_path / "runs.json", runs)

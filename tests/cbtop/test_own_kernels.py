@@ -28,6 +28,7 @@ def inside(source: dict[str, Any], node: dict[str, Any]) -> list[dict[str, Any]]
     return [one for one in source["graph"] if one["parent"] == node["id"]]
 
 
+@pytest.mark.slow
 def test_every_launch_stands_under_its_brick_with_how_it_was_launched(source: dict[str, Any]) -> None:
     graph = source["graph"]
     layers = [one for one in graph if one["kind"] == "layer"]

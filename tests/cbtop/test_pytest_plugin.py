@@ -220,6 +220,7 @@ def test_the_fixture_adds_thresholds_that_are_known_in_the_test(pytester: pytest
     )
 
 
+@pytest.mark.slow
 def test_each_end_of_a_check_says_what_to_do(pytester: pytest.Pytester) -> None:
     more = """
         @pytest.mark.cbtop("step <= 1.05x")
@@ -274,6 +275,7 @@ def test_each_end_of_a_check_says_what_to_do(pytester: pytest.Pytester) -> None:
     assert [line for line in checks(pytester) if line.startswith(("base", "threshold", "keyword", "skipped"))] == []
 
 
+@pytest.mark.slow
 def test_options_reach_the_check_and_accept_only_what_is_unsure(pytester: pytest.Pytester) -> None:
     made_tests(pytester, NAMES)
     done = session(pytester, "--cbtop-allow-unsure", "--cbtop-anyway")
@@ -281,6 +283,7 @@ def test_options_reach_the_check_and_accept_only_what_is_unsure(pytester: pytest
     assert [line for line in checks(pytester) if "--anyway --allow-unsure" not in line] == []
 
 
+@pytest.mark.slow
 def test_an_update_learns_what_is_compared_and_judges_the_rest(pytester: pytest.Pytester) -> None:
     more = """
         @pytest.mark.cbtop

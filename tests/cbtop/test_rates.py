@@ -31,6 +31,7 @@ from cbtop.viewmodels.sources import source_row
 from cbtop.viewmodels.verdicts.data_incomplete import DATA_INCOMPLETE
 from cbtop.viewmodels.verdicts.idle_between_steps import IDLE_BETWEEN_STEPS
 from tests.cbtop.recorded import Clock, apply, profiler_in, seen_at, source_of
+from tests.representatives import first_by_default
 
 MS = 1_000_000
 
@@ -119,6 +120,7 @@ def shown_rates(paced: Paced, name: str, *, window: bool) -> dict[str, float]:
     return {"JSON": said[name], "JSON of ls": listed, **{where: float(value) for where, value in found.items()}}
 
 
+@pytest.mark.slow
 def test_a_process_with_sleeps_between_steps_shows_wall_clock_tokens_always(paced: Paced) -> None:
     paced.run(30)
     for window in (True, False):
@@ -140,6 +142,7 @@ def test_screen_text_list_and_json_hold_the_same_tokens_per_second(paced: Paced)
                 assert all(rate == pytest.approx(rates["JSON"], abs=0.006) for rate in rates.values()), rates
 
 
+@pytest.mark.slow
 def test_what_prometheus_computes_from_the_counter_is_the_same_number(paced: Paced) -> None:
     counted = []
     for _ in range(2):
@@ -185,6 +188,7 @@ def test_prefill_is_not_between_decode_steps_and_phases_share_the_wall_clock(
     assert "in steps 18.00 s (prefill 10.00 s, decode 8.00 s) + between" in REPORTS["text"]([view], ["bricks"])
 
 
+@pytest.mark.slow
 def test_steps_that_run_at_the_same_time_in_two_phases_count_that_time_once(paced: Paced) -> None:
     for _ in range(2):
         with paced.profiler.step("outer", 1):
@@ -224,6 +228,7 @@ def test_times_that_cannot_be_are_refused(paced: Paced, field: str) -> None:
             apply(paced.store, [replace(said[0], **{field: value})])
 
 
+@pytest.mark.slow
 def test_the_rate_of_a_process_that_has_stopped_stepping_falls_to_zero(paced: Paced) -> None:
     paced.run(20)
     rates = []
@@ -253,6 +258,7 @@ def test_each_second_has_its_mean_step_next_to_its_rate_or_none_if_none_end(pace
     assert view.tokens_per_sec_history[-2:] == (0.0, 0.0)
 
 
+@pytest.mark.slow
 def test_the_figures_of_a_process_that_has_ended_end_with_its_last_step(paced: Paced) -> None:
     paced.run(20)
     before = {window: paced.view(window=window) for window in (True, False)}
@@ -302,6 +308,7 @@ def test_no_time_of_day_is_made_if_the_records_have_another_clock(paced: Paced) 
     assert "figures: all that was seen" in REPORTS["text"]([view], ["bricks"])
 
 
+@pytest.mark.slow
 def test_records_lost_in_the_window_are_said_however_many_were_seen_before(tmp_path: Path) -> None:
     made = Paced(tmp_path, ring_bytes=1 << 12)  # room for 128 records
     made.run(30)
@@ -334,6 +341,7 @@ def test_records_lost_before_a_viewer_came_are_not_of_its_last_seconds(tmp_path:
     made.profiler.close()
 
 
+@pytest.mark.slow
 def test_the_last_seconds_of_a_sum_are_those_of_members_that_run_and_say_so(tmp_path: Path) -> None:
     members = [Paced(tmp_path / str(at)) for at in range(3)]
     for member in members:
@@ -359,7 +367,7 @@ def test_the_last_seconds_of_a_sum_are_those_of_members_that_run_and_say_so(tmp_
         member.profiler.close()
 
 
-@pytest.mark.parametrize("ended_s", [-1, 4])
+@first_by_default("ended_s", [-1, 4])
 def test_a_range_of_a_sum_has_members_that_ended_in_it_and_not_those_before(tmp_path: Path, ended_s: int) -> None:
     members = [Paced(tmp_path / str(at)) for at in range(2)]
     for member, until_s in zip(members, (15, 15 + ended_s), strict=True):
@@ -388,6 +396,7 @@ def test_a_range_of_a_sum_has_members_that_ended_in_it_and_not_those_before(tmp_
         member.profiler.close()
 
 
+@pytest.mark.slow
 def test_a_clock_ahead_of_the_host_gives_no_since_and_no_time_since_an_end(
     tmp_path: Path,
 ) -> None:
@@ -427,7 +436,8 @@ def test_what_is_found_ended_shows_all_that_was_seen(paced: Paced) -> None:
     assert (view.steps.count, view.steps.tokens_per_sec) == (10, pytest.approx(10 / 0.57))
 
 
-@pytest.mark.parametrize("window", [True, False])
+@pytest.mark.slow
+@first_by_default("window", [True, False])
 def test_the_rate_of_a_sum_is_the_sum_of_the_rates_and_its_time_closes(tmp_path: Path, window: bool) -> None:
     members = [Paced(tmp_path / str(at)) for at in range(2)]
     for at, member in enumerate(members):

@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from tests.cbtop.steady_pace import CUSTOMIZED
+from tests.representatives import first_by_default
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "ci/gate.sh"
@@ -151,7 +152,7 @@ def test_equal_speed_passes_and_a_slower_brick_fails_by_its_layer(
     assert (runner.checkout / "set-up").exists()
 
 
-@pytest.mark.parametrize(
+@first_by_default(
     ("inputs", "code", "said"),
     [
         ({"command": ""}, 2, "the input command is empty"),
@@ -166,6 +167,7 @@ def test_equal_speed_passes_and_a_slower_brick_fails_by_its_layer(
             {"command": "exit 9", "learn": "1"}, 1, "the base commit cannot be measured", marks=pytest.mark.slow
         ),
     ],
+    2,
 )
 def test_an_input_that_cannot_be_used_is_named_and_leaves_nothing(
     runtime: Path, tmp_path: Path, inputs: dict[str, str], code: int, said: str

@@ -14,10 +14,11 @@ from cbtop.compute.kernels import attention_bf16
 from cbtop.compute.settings import DecoderSettings
 from cbtop.compute.verification import Variant, verified
 from cbtop.profiler.profiler import BrickProfiler
+from tests.representatives import first_by_default
 
 
-@pytest.mark.parametrize(("tokens", "threads"), [(1, 1), (1, 2), (6, 1), (70, 2)])
-@pytest.mark.parametrize(("slides", "cap"), [(False, 0.0), (True, 0.0), (True, 2.0)])
+@first_by_default(("tokens", "threads"), [(1, 1), (1, 2), (6, 1), (70, 2)], 4)
+@first_by_default(("slides", "cap"), [(False, 0.0), (True, 0.0), (True, 2.0)], 4)
 def test_it_computes_what_its_contract_says_and_every_planted_fault_is_found(
     tokens: int, threads: int, slides: bool, cap: float
 ) -> None:
@@ -33,7 +34,7 @@ def test_what_is_cut_off_numbers_of_every_size_is_put_back_on_average() -> None:
     assert abs(left - 1).max() < 2**-7
 
 
-@pytest.mark.parametrize(
+@first_by_default(
     ("is_exact", "cache_type", "pays", "expected"),
     [
         (False, "f16", True, "attention_bf16"),
@@ -41,6 +42,7 @@ def test_what_is_cut_off_numbers_of_every_size_is_put_back_on_average() -> None:
         (True, "f16", True, "attention"),
         (False, "f16", False, "attention"),
     ],
+    2,
 )
 def test_a_decoder_uses_it_if_products_are_int8_the_cache_f16_and_it_pays(
     is_exact: bool,

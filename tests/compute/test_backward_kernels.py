@@ -29,6 +29,7 @@ from cbtop.compute.kernels.kv_caches import plain_caches
 from cbtop.compute.quantization.base import QuantizedMatrix
 from cbtop.compute.quantization.floats import F32
 from cbtop.compute.quantization.q4_k import Q4_K
+from tests.representatives import first_by_default
 
 STEP = 1e-5  # step of the finite differences, in float64
 NO_BIAS = np.zeros(0, np.float32)
@@ -189,7 +190,7 @@ def differences(forward: Forward, inputs: Inputs, d_out: Any) -> Inputs:
     return gradients
 
 
-@pytest.mark.parametrize("name", CASES)
+@first_by_default("name", CASES, 5)
 def test_gradients_are_those_of_finite_differences(name: str) -> None:
     case, how, (reference, implementation) = CASES[name]
     inputs, forward, exact = case(*how, reference)
@@ -203,6 +204,7 @@ def test_gradients_are_those_of_finite_differences(name: str) -> None:
         np.testing.assert_allclose(found, wanted, atol=1e-5 * np.abs(wanted).max())
 
 
+@pytest.mark.slow
 def test_adam_w_takes_the_steps_of_torch() -> None:
     torch = pytest.importorskip("torch")
     weights = normal(3, 5).astype(np.float32)

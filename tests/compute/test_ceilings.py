@@ -13,6 +13,7 @@ import pytest
 from cbtop.compute import backends, ceilings
 from cbtop.protocol.messages import Ceiling
 from cbtop.protocol.vocabulary import Provenance
+from tests.representatives import first_by_default
 
 
 def test_a_ceiling_is_the_best_round_and_stores_the_median_and_the_lowest() -> None:
@@ -80,7 +81,7 @@ print(next(iter(function.inspect_asm().values())))
 """
 
 
-@pytest.mark.parametrize(
+@first_by_default(
     ("tier", "function", "instruction", "at_once"),
     [
         (f"haswell {AVX2}", "_multiply_bytes", "vpmaddubsw", 12),  # instructions on 32 bytes each

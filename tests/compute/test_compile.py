@@ -14,6 +14,7 @@ from numba.core import compiler_machinery
 from cbtop.compute.jit import compile as compiling
 from cbtop.compute.jit.compile import CODE_SETTINGS, jit, jit_as_written, jit_inlined
 from cbtop.compute.jit.compilers import UNUSED
+from tests.representatives import first_by_default
 
 
 @jit_inlined
@@ -71,6 +72,7 @@ def test_code_that_variables_of_numba_change_is_kept_apart(tmp_path: Path, monke
     assert compiling.usable_numba_cache() in found
 
 
+@pytest.mark.slow
 def test_where_numba_is_told_to_compile_nothing_one_line_says_so() -> None:
     command = [sys.executable, "-m", "cbtop", "bench", "-p", "1", "-n", "0", "-r", "1"]
     done = subprocess.run(command, env=os.environ | {"NUMBA_DISABLE_JIT": "1"}, capture_output=True, text=True)
@@ -78,7 +80,7 @@ def test_where_numba_is_told_to_compile_nothing_one_line_says_so() -> None:
     assert done.stderr.splitlines()[-1].startswith("cbtop: NUMBA_DISABLE_JIT is set: ")
 
 
-@pytest.mark.parametrize("command", [["demo", "--serve-only"], ["bench"], ["verify"]], ids=" ".join)
+@first_by_default("command", [["demo", "--serve-only"], ["bench"], ["verify"]], ids=" ".join)
 def test_where_numba_is_told_to_start_no_threads_one_line_says_so(command: list[str], tmp_path: Path) -> None:
     environment = os.environ | {"NUMBA_NUM_THREADS": "0", "CBTOP_RUNTIME_DIR": str(tmp_path)}
     tmp_path.chmod(0o700)

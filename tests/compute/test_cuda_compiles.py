@@ -20,6 +20,7 @@ from cbtop.profiler.analysis.machine_code.resources import Spills, spills_of
 from cbtop.profiler.analysis.ptx.lints import findings
 from cbtop.profiler.analysis.ptx.lints.base import LintSeverity
 from cbtop.profiler.analysis.ptx.parser import parse
+from tests.representatives import first_by_default
 
 OF_MODELS = (  # compiled only for models that have these formats; those of Q4_K_M files are among the variants
     qkv.kernel_for((Q5_K.code, Q5_K.code, Q6_K.code), is_int8=True),
@@ -53,7 +54,7 @@ def builds() -> Iterator[Any]:
         turn += not is_slow
 
 
-@pytest.mark.parametrize(("module", "which", "stamped"), [*builds()])
+@first_by_default(("module", "which", "stamped"), [*builds()], 10)
 def test_a_module_compiles_without_errors_in_its_ptx_and_with_the_listed_spills(
     module: CudaModule, which: str, stamped: bool
 ) -> None:

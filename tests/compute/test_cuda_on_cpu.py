@@ -47,7 +47,7 @@ from tests.compute import cuda_on_cpu
 from tests.compute.cuda_on_cpu import CpuAsGpu
 from tests.compute.test_cuda_kernels import error_of_product
 from tests.compute.test_on_gpu import MIXTURES, NORMS, PROMPT, of_family, off, sums_and_norms, weights_of
-from tests.representatives import each_value_once
+from tests.representatives import each_value_once, first_by_default
 
 SIZES = (7, 32)
 QUICK = ("add_rms_norm", "combine", "embedding", "greedy", "drawn", "kv_write", "layer_norm", "quantize_rows",
@@ -85,7 +85,7 @@ def test_a_cuda_version_on_the_host_agrees_with_its_reference(variant: Variant, 
     assert (found.failed, found.missed) == ((), ())
 
 
-@pytest.mark.parametrize(
+@first_by_default(
     ("top_k", "top_p", "weird"),
     each_value_once([(0, 1.0, np.nan), (0, 1.0, np.inf), (5, 0.9, np.nan), (5, 0.9, np.inf), (5, 0.9, -np.inf)]),
 )
@@ -413,6 +413,7 @@ def test_a_pass_launches_what_the_plan_says(
     assert names.count("quantize_rows") == 2 * layers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_exact", [pytest.param(True, marks=pytest.mark.slow), False], ids=["exact", "int8"])
 @pytest.mark.parametrize(
     "family", [MIXTURES[0], *(pytest.param(one, marks=pytest.mark.slow) for one in MIXTURES[1:])]

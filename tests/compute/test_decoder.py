@@ -26,7 +26,7 @@ from cbtop.compute.settings import GREEDY, DecoderSettings, TokenSampling
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.messages import Node
 from cbtop.protocol.vocabulary import NodeKind
-from tests.representatives import each_value_once
+from tests.representatives import each_value_once, first_by_default
 
 from .conftest import ListRecorder, Norms, in_every_family, of_each_kind, of_one_family
 
@@ -350,7 +350,7 @@ def not_a_number(out: Any) -> None:
     out[-1, 0] = np.nan
 
 
-@pytest.mark.parametrize(("threads", "alone"), each_value_once([(1, True), (2, False), (2, True), (1, False)]))
+@first_by_default(("threads", "alone"), each_value_once([(1, True), (2, False), (2, True), (1, False)]), 8)
 @in_every_family("fault", {fault.__name__: fault for fault in (scaled, swapped, not_a_number)})
 def test_a_product_wrong_only_for_one_token_or_only_for_many_fails_its_check(
     model: Model,

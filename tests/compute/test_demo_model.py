@@ -66,6 +66,7 @@ except Exception as error:
 """
 
 
+@pytest.mark.slow
 def test_a_disk_that_takes_no_more_is_named_with_the_way_out(tmp_path: Path) -> None:
     variables = os.environ | {"XDG_CACHE_HOME": str(tmp_path)}
     said = subprocess.check_output([sys.executable, "-c", WITHOUT_ROOM], env=variables, text=True)

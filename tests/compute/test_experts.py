@@ -27,6 +27,7 @@ from cbtop.compute.quantization.interleaved import InterleavedMatrix
 from cbtop.compute.quantization.q8_0 import Q8_0
 from cbtop.profiler.instrument import classification
 from cbtop.protocol.messages import Node
+from tests.representatives import first_by_default
 
 from .conftest import ListRecorder
 
@@ -109,7 +110,7 @@ def one_skipped(call: Any) -> None:
     weights[:, -1] = 0
 
 
-@pytest.mark.parametrize("fault", [wrong_order, not_renormalised, one_skipped])
+@first_by_default("fault", [wrong_order, not_renormalised, one_skipped], 3)
 def test_a_router_that_is_wrong_gives_other_logits_and_fails_its_check(
     path: Path, decoder_for: MakeDecoder, monkeypatch: pytest.MonkeyPatch, fault: Callable[[Any], None]
 ) -> None:
@@ -230,7 +231,7 @@ def test_a_count_of_no_experts_is_a_dense_model(write: Write, shape: ModelShape)
     assert model.experts is None
 
 
-@pytest.mark.parametrize(
+@first_by_default(
     ("shape", "keys", "wanted"),
     [
         (TINY_MIXTRAL, {"expert_gating_func": 2}, "has llama.expert_gating_func = 2; supported is 1, a softmax"),
@@ -238,6 +239,7 @@ def test_a_count_of_no_experts_is_a_dense_model(write: Write, shape: ModelShape)
         (TINY_MIXTRAL, {"expert_shared_count": 1}, "'llama.expert_shared_count' = '1', which a llama decoder would"),
         (TINY_QWEN3, {"expert_count": 4}, "is a mixture of experts, which no qwen3 decoder here is"),
     ],
+    2,
 )
 def test_what_would_mix_in_another_way_is_refused_by_its_name(
     write: Write, shape: ModelShape, keys: dict[str, Any], wanted: str

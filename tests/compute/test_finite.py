@@ -17,12 +17,13 @@ from cbtop.compute.errors import ModelError
 from cbtop.compute.finite import first_not_finite, scale_offsets
 from cbtop.compute.quantization import FORMATS
 from cbtop.compute.quantization.base import BlockFormat
+from tests.representatives import first_by_default
 
 WORDS = {"NaN": (0x7E00, 0x7C01, 0xFFFF), "an infinity": (0x7C00, 0xFC00)}
 QUANTISED = [one for one in FORMATS.values() if one.block_elements > 1]
 
 
-@pytest.mark.parametrize("block_format", FORMATS.values(), ids=lambda one: one.name)
+@first_by_default("block_format", FORMATS.values(), 5, ids=lambda one: one.name)
 @given(data=st.data())
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_what_the_format_makes_of_it_is_not_finite_where_it_is_found(

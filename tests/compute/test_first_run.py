@@ -19,6 +19,7 @@ from cbtop.compute.first_run import compile_in_fork
 from cbtop.compute.settings import WorkloadOptions
 from cbtop.compute.workload import run
 from cbtop.profiler.profiler import BrickProfiler
+from tests.representatives import first_by_default
 
 from .conftest import ListRecorder
 
@@ -98,9 +99,10 @@ def test_where_no_process_can_be_had_nothing_happens(monkeypatch: pytest.MonkeyP
     compile_in_fork(lambda: pytest.fail("it ran here"), lambda: None)
 
 
-@pytest.mark.parametrize(
+@first_by_default(
     ("is_kept", "read"),
     [((True,), 1), ((False, True), 2), ((False, False), 1)],
+    2,
     ids=["not the first", "the first", "nothing can be kept"],
 )
 def test_a_first_run_forks_and_reads_the_model_there_if_the_cache_is_kept(

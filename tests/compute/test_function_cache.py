@@ -13,6 +13,7 @@ import numba
 import pytest
 
 from cbtop.compute.jit.function_cache import HASH_BYTES, FunctionCache
+from tests.representatives import first_by_default
 
 ONE = (numba.types.int64,)
 
@@ -46,6 +47,7 @@ def kept(tmp_path: Path) -> Path:
     return file
 
 
+@pytest.mark.slow
 def test_it_is_said_whether_a_function_is_kept_for_any_types(tmp_path: Path) -> None:
     def one_is_kept() -> bool:
         return bool(new(tmp_path)._cache.is_kept())
@@ -76,7 +78,7 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+@first_by_default("damage", DAMAGE.values(), 2, ids=DAMAGE)
 def test_a_damaged_file_is_compiled_again_and_written_anew(kept: Path, damage: Callable[[bytes], bytes]) -> None:
     whole = kept.read_bytes()
     kept.write_bytes(damage(whole))
@@ -118,6 +120,7 @@ print(new(Path(sys.argv[1]))(1))
 """
 
 
+@pytest.mark.slow
 def test_a_function_runs_if_the_disk_is_full_and_leaves_no_partial_file(tmp_path: Path) -> None:
     command = [sys.executable, "-c", NO_ROOM, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -135,6 +138,7 @@ print(function(float(sys.argv[2])), function(int(sys.argv[2])))
 """
 
 
+@pytest.mark.slow
 def test_processes_that_compile_at_once_leave_each_signature_its_own_code(tmp_path: Path) -> None:
     command = [sys.executable, "-c", ONE_OF_TWO, str(tmp_path)]
     processes = [

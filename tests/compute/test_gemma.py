@@ -24,6 +24,7 @@ from cbtop.compute.errors import ModelError
 from cbtop.compute.quantization.floats import F32
 from cbtop.compute.settings import DecoderSettings
 from cbtop.profiler.profiler import BrickProfiler
+from tests.representatives import first_by_default
 
 from .rewritten import rewritten
 
@@ -123,12 +124,13 @@ def error_of(found: np.ndarray, expected: np.ndarray) -> float:
     return float(np.abs(found - expected).max() / np.abs(expected).max())
 
 
-@pytest.mark.parametrize(
+@first_by_default(
     ("shape", "keys", "faults"),
     [
         pytest.param(*case, id=name, marks=pytest.mark.slow if case[0].layers > 40 else ())  # decoding takes seconds
         for name, case in CASES.items()
     ],
+    5,
 )
 def test_logits_are_llama_cpps_beyond_the_window_and_no_part_can_be_omitted(
     write: Write, shape: ModelShape, keys: Keys, faults: list[Callable[[Model], Model]]
@@ -148,8 +150,8 @@ def test_logits_are_llama_cpps_beyond_the_window_and_no_part_can_be_omitted(
         assert error(fault(model)) > 1e-2
 
 
-@pytest.mark.parametrize(("shape", "keys"), [(GEMMA2, CAPS), (WHOLE_GEMMA3, LINEAR)], ids=["gemma2", "gemma3"])
-@pytest.mark.parametrize("threads", [1, 2])
+@first_by_default(("shape", "keys"), [(GEMMA2, CAPS), (WHOLE_GEMMA3, LINEAR)], 2, ids=["gemma2", "gemma3"])
+@first_by_default("threads", [1, 2], 2)
 def test_a_decoder_agrees_with_float64_in_several_passes_beyond_the_window(
     write: Write,
     profiler: BrickProfiler,

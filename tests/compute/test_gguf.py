@@ -399,6 +399,7 @@ def test_a_header_is_written_as_ggufs_own_writer_does(
     assert ours == (tmp_path / "theirs.gguf").read_bytes()
 
 
+@pytest.mark.slow
 def test_a_model_is_written_and_read_without_the_package_gguf(tmp_path: Path) -> None:
     code = (
         "import sys; sys.modules['gguf'] = None\n"

@@ -20,7 +20,7 @@ from cbtop.compute.decoder.reference import forward_reference
 from cbtop.compute.errors import ModelError
 from cbtop.compute.settings import DecoderSettings
 from cbtop.profiler.profiler import BrickProfiler
-from tests.representatives import each_value_once
+from tests.representatives import each_value_once, first_by_default
 
 from .rewritten import rewritten
 
@@ -150,8 +150,8 @@ def test_products_of_one_tensor_are_multiplied_where_they_lie(
             assert ends[:-1] == [data.ctypes.data for data in rows[1:]]
 
 
-@pytest.mark.parametrize("architecture", ["llama"])
-@pytest.mark.parametrize(
+@first_by_default("architecture", ["llama"], 3)
+@first_by_default(
     ("keys", "tensors", "faults"),
     [
         (
@@ -172,6 +172,7 @@ def test_products_of_one_tensor_are_multiplied_where_they_lie(
         (LONGROPE | {"rope.scaling.factor": 4.0}, FACTORS, ({"scale": 1.0},)),
         (LONGROPE, {}, ({"magnitude": 1.0},)),
     ],
+    3,
     ids=["yarn", "yarn times a factor", "yarn that shrinks", "long", "short", "long and scaled", "no factors"],
 )
 def test_an_extended_context_is_llama_cpps_and_no_other_one(
@@ -193,8 +194,8 @@ def test_an_extended_context_is_llama_cpps_and_no_other_one(
         assert error(replace(model.rope, **fault)) > 2e-2
 
 
-@pytest.mark.parametrize("architecture", ["llama"])
-@pytest.mark.parametrize(
+@first_by_default("architecture", ["llama"], 3)
+@first_by_default(
     ("keys", "tensors"),
     [
         (YARN, {}),
@@ -202,8 +203,9 @@ def test_an_extended_context_is_llama_cpps_and_no_other_one(
         (YARN | {"rope.scaling.yarn_ext_factor": 0.0, "rope.scaling.yarn_attn_factor": 1.5}, {}),
         (LONGROPE, FACTORS),
     ],
+    3,
 )
-@pytest.mark.parametrize("context", [256, 32])
+@first_by_default("context", [256, 32], 3)
 def test_a_decoder_turns_by_the_context_that_it_has(
     saying: Rewrite, profiler: BrickProfiler, keys: dict[str, Any], tensors: dict[str, Any], context: int
 ) -> None:

@@ -34,6 +34,7 @@ from cbtop.compute.settings import STATIC_CROSSOVERS, Crossovers, DecoderSetting
 from cbtop.compute.verification import SIZES
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.crossovers import NEVER
+from tests.representatives import first_by_default
 
 from .conftest import Norms
 
@@ -147,7 +148,7 @@ def test_int8_products_differ_from_float64_by_activation_rounding(
         assert errors[0] < 1e-5 < errors[1] < 0.03
 
 
-@pytest.mark.parametrize("threads", [1, 2])
+@first_by_default("threads", [1, 2], 8)
 def test_int8_bricks_pass_their_checks_and_repeat_the_next_token_and_logits(
     model: Model, decoder_for: Callable[[Model, int], Decoder], threads: int
 ) -> None:

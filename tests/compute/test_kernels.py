@@ -29,6 +29,7 @@ from cbtop.compute.kernels.linear import kernel_for
 from cbtop.compute.quantization import FORMATS
 from cbtop.compute.quantization.base import BlockFormat
 from cbtop.compute.verification import REFERENCE, SIZES, Variant, variants, verified
+from tests.representatives import first_by_default
 
 FEW = (7, 200)  # sizes; the last one is enough work for two threads
 EVERY_WAY = "q4_k"  # this format is compared in every way; others in one way each by default
@@ -83,7 +84,7 @@ def test_weights_of_an_unknown_format_are_an_error_that_says_what_is_known(name:
 
 
 # No caller uses this order, so it must be compiled. By default one accepted and one rejected case.
-@pytest.mark.parametrize(
+@first_by_default(
     "block_format",
     [
         pytest.param(one, id=one.name, marks=() if one.name in ("F32", "Q4_K") else pytest.mark.slow)

@@ -28,7 +28,7 @@ from cbtop.compute.errors import ModelError
 from cbtop.compute.quantization import FORMATS
 from cbtop.compute.quantization.base import BlockFormat
 from cbtop.compute.quantization.floats import F32
-from tests.representatives import each_value_once
+from tests.representatives import each_value_once, first_by_default
 
 # These shapes have fewer layers and columns than the real models. Their columns have the same divisors.
 SHAPES = {
@@ -103,7 +103,7 @@ def test_a_file_of_llama_cpp_decodes_to_what_its_weights_mean(
     assert np.abs(decoder.logits - expected).max() < 1e-3 * np.abs(expected).max()
 
 
-@pytest.mark.parametrize(("shape", "file_type"), REFUSED)
+@first_by_default(("shape", "file_type"), REFUSED, 2)
 def test_the_refusal_of_a_file_advises_files_of_the_same_model_that_run(
     shape: str, file_type: str, write: Write
 ) -> None:

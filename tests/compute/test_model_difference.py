@@ -21,6 +21,7 @@ from cbtop.compute.quantization import FORMATS
 from cbtop.compute.quantization.base import BlockFormat
 from cbtop.compute.quantization.floats import F16, F32
 from cbtop.compute.quantization.q4_k import Q4_K
+from tests.representatives import first_by_default
 
 Wide = NDArray[np.float64]
 
@@ -164,7 +165,7 @@ def test_long_tails_pass_in_each_format_and_broken_tensors_do_not(block_format: 
     assert [name for name, one in broken.items() if of_weights(block_format.name, one, original).passed] == []
 
 
-@pytest.mark.parametrize(
+@first_by_default(
     ("change", "complaint"),
     [
         ({"layers": 1}, r"two has no tensor 'blk\.1\.attn_norm\.weight' and \d+ more"),
@@ -172,6 +173,7 @@ def test_long_tails_pass_in_each_format_and_broken_tensors_do_not(block_format: 
         ({"rope_base": 5e5}, r"rope base is 10000\.0 and 500000\.0"),
         ({"context_length": 32}, r"context_length is 64 and 32"),
     ],
+    2,
 )
 def test_files_of_two_models_are_refused_in_one_line(tmp_path: Path, change: dict[str, Any], complaint: str) -> None:
     one, two = written(tmp_path / "one", TINY), written(tmp_path / "two", replace(TINY, **change))

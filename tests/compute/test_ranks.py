@@ -260,6 +260,7 @@ class InTurn(CpuAsGpu):
             super().launch(one, stamp, is_early=is_early)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("count", "split"),
     [*(pytest.param(count, "layers", marks=pytest.mark.slow) for count in (2, 3)), (2, "heads")],

@@ -29,6 +29,7 @@ from cbtop.protocol.messages import Ceiling, CheckResult, Manifest, Node
 from cbtop.protocol.structure_messages import Conditions
 from cbtop.protocol.training_messages import TrainingTimes
 from cbtop.protocol.vocabulary import TRAIN, NodeKind, TrainingPart
+from tests.representatives import first_by_default
 
 from .conftest import ListRecorder
 
@@ -102,7 +103,7 @@ def loss_of(model: Model, batch: list[int]) -> float:
     return float(losses.mean())
 
 
-@pytest.mark.parametrize(
+@first_by_default(
     "family",
     [
         one if one in ("qwen2", "gemma3", "stablelm") else pytest.param(one, marks=pytest.mark.slow)

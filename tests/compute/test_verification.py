@@ -18,6 +18,7 @@ from cbtop.compute.kernels import all_kernels, attention, gated, linear, product
 from cbtop.compute.kernels.sampling import FEW
 from cbtop.compute.quantization import FORMATS
 from cbtop.compute.verification import FAULTS, PARTS, PEERS, SIZES, Variant, variants, variants_on_gpu, verified
+from tests.representatives import first_by_default
 
 
 def test_every_kernel_and_every_brick_of_a_decoder_is_verified() -> None:
@@ -114,7 +115,7 @@ def found_by_sorting(arguments: Any) -> None:
         out[0] = logits[0].argmin()
 
 
-@pytest.mark.parametrize(
+@first_by_default(
     ("name", "fault"),
     [
         ("q8_0_linear", late_tokens),
@@ -124,6 +125,7 @@ def found_by_sorting(arguments: Any) -> None:
         ("attention", far_positions),
         ("drawn", found_by_sorting),
     ],
+    3,
 )
 def test_a_fault_that_few_calls_have_is_found(name: str, fault: Callable[[Any], None]) -> None:
     def passes(variant: Variant) -> bool:

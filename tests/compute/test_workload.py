@@ -37,6 +37,7 @@ from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.messages import Ceiling, CheckResult, Manifest, Node
 from cbtop.protocol.structure_messages import Conditions
 from cbtop.protocol.vocabulary import NodeKind, Provenance
+from tests.representatives import first_by_default
 
 from .conftest import ListRecorder
 from .rewritten import rewritten
@@ -419,7 +420,7 @@ def test_a_pass_agrees_with_float64_and_reports_the_window_it_does_not_reach(tmp
             assert found.note == (f"the window of {unseen} tokens is not reached" if unseen else "")
 
 
-@pytest.mark.parametrize(
+@first_by_default(
     "fault",
     [
         pytest.param(
@@ -430,6 +431,7 @@ def test_a_pass_agrees_with_float64_and_reports_the_window_it_does_not_reach(tmp
         pytest.param(lambda model: replace(model, rope=replace(model.rope, layout="normal")), id="RoPE's layout"),
         pytest.param(lambda model: replace(model, embedding_scale=1.0), id="the embedding's scale"),
     ],
+    2,
 )
 def test_a_decoder_that_combines_sound_bricks_wrongly_fails_only_as_a_whole(
     fault: Callable[[Model], Model], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -8,7 +8,8 @@ To add a program
 - Write `programs/KIND_WHAT.py`. It may import `small` (in `lib/`), which fixes the seed and takes one thread.
 - Print numbers with `show`, which prints every bit. Print no times, addresses or paths of the working directory.
 - It takes 0.5 to 6 s, needs no network, and prints the same in each run: `python -m tests.identity.runs KIND_WHAT`.
-- `make soak` runs it. Add it to `BY_DEFAULT` only if no other program in there covers its kind.
+- `make soak` runs it. Add it to `NAMES` in `programs/several_in_turn.py` if no other program in there covers its kind
+  and it does not import transformers, which takes longer than all of them.
 """
 
 from __future__ import annotations
@@ -19,15 +20,7 @@ from tests.identity.runs import PROGRAMS, differences, missing_packages, repeate
 
 pytest.importorskip("torch", reason="torch is not installed: make torch")
 
-# These programs take about 45 s on a quiet machine with 2 cores.
-BY_DEFAULT = {
-    "save_own_getstate",
-    "jit_script_rope",
-    "inspect_vars",
-    "odd_dataclass",
-    "odd_weakref",
-    "process_traceback",
-}
+BY_DEFAULT = {"several_in_turn"}  # about 10 s on a quiet machine with 2 cores
 
 
 @pytest.mark.parametrize(

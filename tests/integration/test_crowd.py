@@ -25,6 +25,7 @@ LOOPBACK = "tcp://127.0.0.1:0"
 MUCH_BYTES = 200 << 20  # without limits, attacks used 2 GiB within a minute; now they use about 20 MiB
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(  # by default one attack that reconnects and one that never reads
     "attack",
     [
@@ -47,6 +48,7 @@ def test_a_flood_of_the_daemon_keeps_nobody_out_and_leaves_nothing_behind(attack
         join(endpoint)
 
 
+@pytest.mark.slow
 def test_connections_that_say_nothing_are_bounded_and_keep_nobody_out() -> None:
     with host(), serving() as (process, endpoint), Feed([endpoint]) as viewer:
         eventually(lambda: viewer.poll(20) or viewer.view())
@@ -79,6 +81,7 @@ def test_those_who_join_within_a_moment_are_answered_together(monkeypatch: pytes
         assert 1 <= answered <= 2 + took_s / daemon_module.JOIN_S
 
 
+@pytest.mark.slow
 def test_a_daemon_is_watched_through_a_forwarded_socket_as_ssh_forwards_it(runtime: Path) -> None:
     there, here = f"ipc://{runtime}/there.sock", f"ipc://{runtime}/here.sock"
     with attackers.forwarding(here, there), Feed([here]) as viewer, host():

@@ -67,6 +67,7 @@ TRAINED_BRICKS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow  # tests/compute/test_training.py tests it without processes
 def test_headless_trains_the_steps_asked_for_and_the_loss_falls(models: dict[str, Path]) -> None:
     asked = "--headless", "--train", "--steps", "40", "--format", "json"
     done = cbtop_apart("demo", "--model", str(models["qwen2"]), *asked)
@@ -93,6 +94,7 @@ def speaking(models: dict[str, Path]) -> Path:
     return rewritten(models["qwen2"], path, byte_level())
 
 
+@pytest.mark.slow
 def test_a_prompt_is_gone_on_from_once_beside_a_report_that_stays_whole(
     speaking: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -131,6 +133,7 @@ def test_with_check_contracts_every_condition_is_a_check(models: dict[str, Path]
     assert {brick for brick, assertion in checked if assertion.startswith("postcondition")} == DECODED_BRICKS
 
 
+@pytest.mark.slow  # test_watching.py tests the exit code
 def test_a_contract_that_is_violated_is_a_verdict_in_json_and_exit_code_4(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,6 +160,7 @@ def test_the_tree_of_a_real_run_has_the_agreed_form(models: dict[str, Path]) -> 
     assert lines[first + 5].startswith("│   │   └── rms_norm_int8  numba")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
@@ -200,6 +204,7 @@ def test_serve_only_runs_the_workload_alone_and_stops_when_told(models: dict[str
         assert process.stdout.read() == b""
 
 
+@pytest.mark.slow
 def test_a_workload_does_not_outlive_who_watches_it(models: dict[str, Path]) -> None:
     command = [*CBTOP, "demo", "--headless", "--model", str(models["qwen2"])]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as watcher, Feed() as feed:
@@ -223,6 +228,7 @@ def test_a_model_that_is_cut_short_while_it_runs_runs_on(models: dict[str, Path]
     assert (watcher.returncode, "DownProjection" in out) == (130, True)
 
 
+@pytest.mark.slow
 def test_a_workload_that_is_killed_before_its_first_step_says_by_what(
     models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

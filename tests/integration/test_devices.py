@@ -50,6 +50,7 @@ def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeNvml]:
         made.hangs.set()
 
 
+@pytest.mark.slow
 def test_a_real_daemon_tells_of_the_real_host_and_of_the_process_it_watches() -> None:
     with daemon(), host() as process:
         done = cbtop("--headless", "--once", *PATIENTLY, "--view", "devices", "--format", "json")
@@ -71,6 +72,7 @@ def cpu_count() -> int:
     return psutil.cpu_count() or 1
 
 
+@pytest.mark.slow
 def test_what_was_sampled_is_shown_recorded_and_replayed_at_its_time(
     api: FakeNvml, runtime: Path, tmp_path: Path
 ) -> None:
@@ -131,6 +133,7 @@ def test_a_driver_that_hangs_leaves_old_figures_marked_and_holds_up_nobody(
     assert "cbtop-daemon" not in {thread.name for thread in threading.enumerate()}
 
 
+@pytest.mark.slow
 def test_nothing_is_sampled_while_nobody_listens(
     api: FakeNvml, runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,6 +166,7 @@ def test_the_profiled_process_loads_nothing_that_samples() -> None:
     assert done.stdout == "[]\n"
 
 
+@pytest.mark.slow
 def test_a_daemon_that_samples_ends_at_once_when_told_to() -> None:
     with daemon() as serving, host(), Feed() as feed:
         eventually(lambda: machine(feed))

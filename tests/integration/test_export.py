@@ -17,6 +17,7 @@ from cbtop.exporters.recorded import processes_of_recording
 from cbtop.protocol.recording import RecordingReader
 from tests.cbtop.made_recordings import made_recording
 from tests.integration.hosts import CBTOP, HOST, cbtop, eventually
+from tests.representatives import first_by_default
 
 
 @pytest.fixture
@@ -37,7 +38,7 @@ def test_every_record_of_a_recording_is_exported_and_lost_ones_are_counted(recor
 
 
 # By default one text format and one binary format. tests/cbtop/exporters tests their contents.
-@pytest.mark.parametrize(
+@first_by_default(
     "name",
     [one if one in ("csv", "perfetto") else pytest.param(one, marks=pytest.mark.slow) for one in EXPORTERS],
 )
@@ -83,6 +84,7 @@ def test_what_does_not_fit_together_is_said(recording: Path, tmp_path: Path) -> 
         assert words in done.stderr
 
 
+@pytest.mark.slow
 def test_two_processes_go_together_where_the_format_can_hold_them(tmp_path: Path) -> None:
     path = tmp_path / "run.cbtop"
     recorder = StreamRecorder(path, None, 1 << 30)
@@ -102,6 +104,7 @@ def test_two_processes_go_together_where_the_format_can_hold_them(tmp_path: Path
     assert len(done.stdout.splitlines()) == 200 * 7
 
 
+@pytest.mark.slow
 def test_a_process_that_left_no_record_in_a_recording_is_not_asked_about(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", HOST, "5"], check=True)
     path = tmp_path / "run.cbtop"

@@ -217,7 +217,7 @@ def a_node_table_that_is_too_long(scene: Scene) -> None:
 # Faults that do not affect each other share a scene, because a scene starts four Python processes.
 FAULTS: list[Any] = [
     (nothing, viewer_is_slow, viewer_stops, daemon_stops_for_a_while),
-    (daemon_is_killed_and_started_again, a_ring_whose_cursor_jumps),
+    pytest.param((daemon_is_killed_and_started_again, a_ring_whose_cursor_jumps), marks=pytest.mark.slow),
     (
         viewer_is_killed, a_second_daemon_on_the_same_address, a_second_daemon_on_another_address,
         stale_rings_of_the_dead, a_ring_whose_header_lies, a_node_table_with_cycles,
@@ -412,6 +412,7 @@ def test_a_host_on_a_full_disk_goes_on_unprofiled_and_leaves_no_partial_file(sma
     assert [path.name for path in small_disk.iterdir()] == ["filling"]
 
 
+@pytest.mark.slow
 def test_a_disk_that_fills_during_a_run_costs_no_record_once_there_is_room(small_disk: Path) -> None:
     script = """
 steps(5)
@@ -486,6 +487,7 @@ def survive(disk: Path) -> str:
     return err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "image_disk",
     [["mkfs.ext4", "-q"], pytest.param(["mkfs.xfs", "-q"], marks=pytest.mark.slow)],
@@ -576,6 +578,7 @@ def test_a_host_is_profiled_with_16_descriptors_and_viewers_ask_for_more(runtime
         assert "ulimit -n 1024" in last
 
 
+@pytest.mark.slow
 def test_a_daemon_without_descriptors_serves_on_what_it_has(runtime: Path) -> None:
     with ExitStack() as running:
         script = "steps(1); print('up', flush=True); sys.stdin.readline(); steps(20)"
@@ -622,6 +625,7 @@ def test_what_runs_at_every_brick_makes_no_system_call(tmp_path: Path, pure: str
     assert between <= {"brk", "mmap", "munmap", "mremap", "madvise"}  # memory management of Python
 
 
+@pytest.mark.slow
 def test_a_clock_that_is_set_takes_nothing_from_what_runs(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = "steps(5); print('up', flush=True); sys.stdin.readline(); steps(5)"
     command = [sys.executable, "-c", COUNTING + script]
@@ -700,7 +704,7 @@ def state_of(feed: Feed, stem: str = "", pid: int = 0) -> str:
 
 
 @pytest.mark.parametrize(
-    "files", [24, 64, *(pytest.param(files, marks=pytest.mark.slow) for files in (8, 16, 32, 48))]
+    "files", [24, *(pytest.param(files, marks=pytest.mark.slow) for files in (64, 8, 16, 32, 48))]
 )
 @pytest.mark.parametrize(
     "command",

@@ -19,6 +19,7 @@ import pytest
 from cbtop.feeds.replay import ReplayFeed
 from tests.integration.hosts import CBTOP, DEADLINE_S, cbtop
 from tests.profiler.instrument.under_run import fake_torch
+from tests.representatives import first_by_default
 
 SERVER = """
 import asyncio, torch
@@ -316,7 +317,7 @@ sys.path.insert(0, own)
 """
 
 
-@pytest.mark.parametrize("site", [SITE, SITE + NEXT_SITE], ids=["alone", "chained"])
+@first_by_default("site", [SITE, SITE + NEXT_SITE], ids=["alone", "chained"])
 def test_a_wrapper_that_puts_its_sitecustomize_first_is_reached(
     site: str, tmp_path: Path, runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

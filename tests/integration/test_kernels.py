@@ -81,6 +81,7 @@ def kernels(*options: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+@pytest.mark.slow  # test_kernel_bursts.py tests bursts
 def test_a_process_that_runs_is_asked_for_its_kernels_twice_and_runs_on(runtime: Path) -> None:
     with host(ON_CUDA) as process:
         eventually(lambda: list(runtime.glob("*.ring")))

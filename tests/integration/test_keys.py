@@ -128,6 +128,7 @@ def test_four_commands_admit_a_viewer_and_nobody_else_hears_data_or_a_secret(the
     assert all(len(secret) == 40 and secret not in said for secret in secrets)
 
 
+@pytest.mark.slow
 def test_other_hosts_are_not_served_until_the_commands_named_were_run(theirs: Machine) -> None:
     bind = ("daemon", "--bind", "tcp://0.0.0.0:0")
     first = theirs.cbtop(*bind)
@@ -142,6 +143,7 @@ def test_other_hosts_are_not_served_until_the_commands_named_were_run(theirs: Ma
         assert endpoint.startswith("tcp://0.0.0.0:")
 
 
+@pytest.mark.slow
 def test_without_keys_loopback_is_served_and_it_is_said_who_can_listen(theirs: Machine, ours: Machine) -> None:
     with host() as process, theirs.daemon("--bind", "tcp://127.0.0.1:0") as endpoint:
         done = ours.cbtop_here(*ONCE, "--connect", endpoint)
@@ -149,6 +151,7 @@ def test_without_keys_loopback_is_served_and_it_is_said_who_can_listen(theirs: M
     assert "every user of this machine can listen" in theirs.said[-1]
 
 
+@pytest.mark.slow
 def test_who_is_revoked_while_watching_is_told_on_the_spot(theirs: Machine, ours: Machine) -> None:
     server, viewer = theirs.new("daemon"), ours.new("viewer")
     theirs.keys("allow", "laptop", viewer)

@@ -43,6 +43,7 @@ def test_a_snapshot_has_the_keys_of_the_json_report() -> None:
     assert threads() == before
 
 
+@pytest.mark.slow
 def test_it_ends_when_nothing_runs_any_longer() -> None:
     with host() as process:
         snapshots = cbtop.live(0.05, timeout_s=DEADLINE_S)
@@ -51,6 +52,7 @@ def test_it_ends_when_nothing_runs_any_longer() -> None:
         assert len(list(snapshots)) < 1_000
 
 
+@pytest.mark.slow
 def test_leaving_the_loop_closes_everything() -> None:
     before = threads()
     with host():
@@ -60,6 +62,7 @@ def test_leaving_the_loop_closes_everything() -> None:
         assert threads() == before
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_the_loop_at_once_and_leaves_no_trace() -> None:
     command = [sys.executable, "-c", PROGRAM]
     with host(), subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:

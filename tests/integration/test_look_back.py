@@ -53,6 +53,7 @@ def test_what_the_daemon_remembers_ends_with_what_is_live_and_leaves_no_file(
         assert watched.at_s == watched.duration_s
 
 
+@pytest.mark.slow
 def test_a_daemon_without_history_or_of_an_older_version_gives_a_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -42,6 +42,7 @@ def test_it_lists_what_runs_and_text_and_json_agree() -> None:
         assert (source["clock_offset_us"], source["clock_uncertainty_us"]) == (0, 0)
 
 
+@pytest.mark.slow
 def test_rates_are_of_the_last_seconds_or_of_all_if_there_is_no_history() -> None:
     def only(*arguments: str) -> dict[str, Any]:
         return next(iter(sources(*arguments)), {})
@@ -56,6 +57,7 @@ def test_rates_are_of_the_last_seconds_or_of_all_if_there_is_no_history() -> Non
         assert source["window_covers_s"] is None
 
 
+@pytest.mark.slow
 def test_a_source_can_be_selected_by_pid_rank_or_key(monkeypatch: pytest.MonkeyPatch) -> None:
     with elsewhere(0) as (first, _, one), elsewhere(1) as (second, _, two):
         links = ["--connect", first, "--connect", second]

@@ -49,6 +49,7 @@ def steps_of(feed: Feed, pid: int) -> int:
     return view.steps.count if view and view.steps else 0
 
 
+@pytest.mark.slow
 def test_the_loss_of_one_daemon_neither_clears_nor_freezes_the_others() -> None:
     with elsewhere() as (first, daemon, lost), elsewhere() as (second, _, kept), Feed([first, second]) as feed:
         eventually(lambda: steps_of(feed, lost.pid) > 5 and steps_of(feed, kept.pid) > 5)
@@ -71,6 +72,7 @@ def test_the_loss_of_one_daemon_neither_clears_nor_freezes_the_others() -> None:
         }
 
 
+@pytest.mark.slow
 def test_two_daemons_of_one_boot_have_one_clock() -> None:
     with elsewhere() as (first, _, process), Feed([first]) as feed:
         eventually(lambda: (view := see(feed, process.pid)) is not None and view.clock is not None)
@@ -90,6 +92,7 @@ def test_once_shows_what_runs_at_all_of_them_with_its_rank() -> None:
     assert found == {one.pid: (0, 2), two.pid: (1, 2)}
 
 
+@pytest.mark.slow
 def test_a_daemon_that_does_not_answer_is_named_and_the_others_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     with elsewhere() as (first, _, process), nobody() as silent:
         snapshot("--connect", first)  # wait until there is data

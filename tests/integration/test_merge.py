@@ -47,6 +47,7 @@ def merged(mode: str, *arguments: str) -> dict[str, Any]:
     return source
 
 
+@pytest.mark.slow  # tests/cbtop/viewmodels/test_merge.py tests it without processes
 @pytest.mark.usefixtures("three_ranks")
 def test_the_sum_of_three_ranks_closes_its_books() -> None:
     source = merged("sum")
@@ -61,6 +62,7 @@ def test_the_sum_of_three_ranks_closes_its_books() -> None:
     assert "sum of 3: rank 0–2" in cbtop("--headless", "--once", "--window=all", *PATIENTLY, "--merge", "sum").stdout
 
 
+@pytest.mark.slow  # tests/cbtop/viewmodels/test_merge.py tests it without processes
 @pytest.mark.usefixtures("three_ranks")
 def test_side_by_side_and_slowest_name_the_rank_of_every_figure() -> None:
     side_by_side, slowest = merged("ranks"), merged("max")
@@ -96,6 +98,7 @@ def test_a_merge_with_a_killed_rank_is_not_live_and_keeps_what_it_did() -> None:
         assert source["state_reason"].startswith("rank 1: no goodbye")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("three_ranks")
 def test_a_recording_of_three_ranks_is_selected_from_and_merged_the_same_way(tmp_path: Path) -> None:
     path = tmp_path / "run.cbtop"

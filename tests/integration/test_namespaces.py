@@ -19,7 +19,7 @@ from cbtop.daemon.source import Source
 from cbtop.protocol.ended import runs
 from cbtop.protocol.process import pid_namespace, process_start
 from tests.integration.hosts import HOST, eventually
-from tests.representatives import each_value_once
+from tests.representatives import each_value_once, first_by_default
 
 UNSHARE = ["unshare", "--pid", "--fork", "--kill-child"]
 
@@ -120,7 +120,7 @@ def test_a_process_of_another_time_namespace_is_live_until_killed(runtime: Path,
             outside.kill()
 
 
-@pytest.mark.parametrize(
+@first_by_default(
     ("child", "end"),
     each_value_once(
         product(

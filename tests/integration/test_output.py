@@ -17,6 +17,7 @@ from cbtop.protocol.recording import RecordingReader
 from tests.cbtop.made_recordings import made_recording
 from tests.cbtop.recorded import Clock, profiler_in
 from tests.integration.hosts import CBTOP, DEADLINE_S, cbtop, host
+from tests.representatives import first_by_default
 
 PRINTING = {
     "help": ("--help",),
@@ -72,19 +73,20 @@ def ran(arguments: tuple[str, ...], recording: Path, shell: str) -> subprocess.C
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("arguments", called("JSON", "binary"))
+@first_by_default("arguments", called("JSON", "binary"))
 def test_a_full_disk_behind_stdout_is_one_line_and_code_1(arguments: tuple[str, ...], recording: Path) -> None:
     done = ran(arguments, recording, 'exec "$@" > /dev/full')
     assert (done.returncode, done.stderr) == (1, b"cbtop: standard output: No space left on device\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", called("export"))
 def test_a_stdout_that_nobody_reads_is_code_141_and_no_word(arguments: tuple[str, ...], recording: Path) -> None:
     done = ran(arguments, recording, 'exec 3> >(exec true); wait $!; exec "$@" >&3 3>&-')
     assert (done.returncode, done.stderr) == (141, b"")
 
 
-@pytest.mark.parametrize("arguments", [("--help",), ("ls",), ("no-such-command",)])
+@first_by_default("arguments", [("--help",), ("ls",), ("no-such-command",)])
 def test_a_closed_stdout_is_one_line_and_code_1(arguments: tuple[str, ...], recording: Path) -> None:
     done = ran(arguments, recording, 'exec "$@" >&-')
     assert (done.returncode, done.stderr) == (
@@ -92,6 +94,7 @@ def test_a_closed_stdout_is_one_line_and_code_1(arguments: tuple[str, ...], reco
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", called("replay"))
 def test_what_stdout_cannot_encode_is_printed_in_ascii(arguments: tuple[str, ...], recording: Path) -> None:
     done = ran(arguments, recording, 'LC_ALL=C PYTHONIOENCODING=ascii exec "$@"')
@@ -108,7 +111,7 @@ def test_head_reads_as_many_lines_as_it_likes(recording: Path) -> None:
         assert (len(done.stdout.splitlines()), done.stderr) == (1, b"")
 
 
-@pytest.mark.parametrize(
+@first_by_default(
     "arguments",
     [
         *called("export"),
@@ -163,6 +166,7 @@ def test_a_recording_on_a_full_disk_is_one_line_and_leaves_no_file(recording: Pa
     assert [path.name for path in full_disk.iterdir()] == ["filling"]
 
 
+@pytest.mark.slow
 def test_a_disk_that_fills_ends_a_recording_in_one_line_and_the_file_opens(recording: Path, full_disk: Path) -> None:
     with host():
         done = ran(("record", "-o", "disk/new.cbtop"), recording, 'exec "$@"')
@@ -175,6 +179,7 @@ def test_a_disk_that_fills_ends_a_recording_in_one_line_and_the_file_opens(recor
     reader.close()
 
 
+@pytest.mark.slow
 def test_a_place_that_takes_no_file_is_one_line_and_is_left_as_it_is(
     recording: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

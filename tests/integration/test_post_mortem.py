@@ -21,6 +21,7 @@ from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
 from cbtop.protocol.ring import FIRST_SLOT_WORD, SLOT_WORDS
 from tests.integration.hosts import DEADLINE_S, HOST, cbtop, eventually
+from tests.representatives import first_by_default
 
 DIES = """
 import os, sys, threading
@@ -52,10 +53,8 @@ def autopsy(*arguments: str) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.parametrize("python", [False, True], ids=["compiled", "python"])
-@pytest.mark.parametrize(
-    "bricks", [14, 1234, *(pytest.param(bricks, marks=pytest.mark.slow) for bricks in (10, 45, 46))]
-)
+@first_by_default("python", [False, True], 2, ids=["compiled", "python"])
+@first_by_default("bricks", [14, 1234, *(pytest.param(bricks, marks=pytest.mark.slow) for bricks in (10, 45, 46))], 2)
 def test_the_brick_a_killed_process_was_in_is_named(bricks: int, python: bool) -> None:
     if not python and not compiled():
         pytest.skip("no compiled hot path here")
@@ -77,6 +76,7 @@ def test_the_brick_a_killed_process_was_in_is_named(bricks: int, python: bool) -
     assert "GONE (no goodbye" in text
 
 
+@pytest.mark.slow
 def test_a_process_that_ended_by_itself_was_in_nothing() -> None:
     with subprocess.Popen([sys.executable, "-c", HOST, "5"]) as process:
         process.wait()
@@ -86,6 +86,7 @@ def test_a_process_that_ended_by_itself_was_in_nothing() -> None:
     assert "nothing that is known of" in cbtop("post-mortem").stdout
 
 
+@pytest.mark.slow
 def test_the_newest_of_several_has_bricks_and_the_others_a_line() -> None:
     for steps in ("5", "6"):
         subprocess.run([sys.executable, "-c", HOST, steps], check=True)

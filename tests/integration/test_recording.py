@@ -58,6 +58,7 @@ def test_a_recording_holds_every_record_of_a_process_from_first_to_last(tmp_path
     assert reader.is_closed
 
 
+@pytest.mark.slow
 def test_records_of_a_real_decode_take_at_most_24_bytes_on_the_wire(tmp_path: Path) -> None:
     write_model(tmp_path / "tiny.gguf", TINY, lambda *_: None)
     command = [*CBTOP, "demo", "--serve-only", "--threads", "1", "--model", str(tmp_path / "tiny.gguf")]
@@ -127,6 +128,7 @@ def test_a_recording_killed_at_any_moment_opens_and_lacks_at_most_a_frame(tmp_pa
             assert "was not closed" in done.stdout
 
 
+@pytest.mark.slow
 def test_the_daemons_history_becomes_a_recording_of_what_happened_earlier(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,6 +148,7 @@ def test_the_daemons_history_becomes_a_recording_of_what_happened_earlier(
     assert '"count": 400' in done.stdout
 
 
+@pytest.mark.slow
 def test_a_daemon_that_keeps_no_history_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream_recorder, "ANSWER_WITHIN_S", DEADLINE_S)
     with daemon("--history", "0"), Feed() as feed, host(steps=10) as process:
@@ -180,6 +183,7 @@ def test_it_refuses_what_it_should_and_says_why(tmp_path: Path, monkeypatch: pyt
     refused(3, "no answer from", "-o", str(tmp_path / "x"), "--connect", f"ipc://{tmp_path}/none.sock")
 
 
+@pytest.mark.slow
 def test_a_recording_of_ended_processes_alone_says_so_and_ends_with_3(tmp_path: Path) -> None:
     with daemon():
         with host(steps=20) as process:
@@ -190,6 +194,7 @@ def test_a_recording_of_ended_processes_alone_says_so_and_ends_with_3(tmp_path: 
         refused(3, f"every process had ended before, so {path} has no records", *words[1:])
 
 
+@pytest.mark.slow
 def test_it_stops_at_its_size_and_at_ctrl_c_and_says_what_it_holds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -69,6 +69,7 @@ def test_viewers_watch_through_it_and_it_ends_with_its_host(address: str, end: s
         eventually(lambda: not is_running(sidecar))
 
 
+@pytest.mark.slow
 def test_whoever_reads_the_hosts_output_does_not_wait_for_the_sidecar(address: str) -> None:
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     with started(WAITING, address, **pipes, text=True) as host, Feed([address]) as feed:
@@ -83,6 +84,7 @@ def test_whoever_reads_the_hosts_output_does_not_wait_for_the_sidecar(address: s
         eventually(lambda: not is_running(sidecar))
 
 
+@pytest.mark.slow
 def test_an_address_that_is_taken_is_said_and_the_host_goes_on() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -47,6 +47,7 @@ sys.exit(main())
 """
 
 
+@pytest.mark.slow
 def test_every_record_is_reported_under_load_and_no_descriptor_leaks(runtime: Path) -> None:
     loads = [Load(runtime, RING_BYTES, spread_ns=64) for _ in range(HOSTS)]
     with daemon("--history", "0") as process:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from cbtop.feeds.feed import Feed
 from cbtop.viewmodels.sources import ProcessCost
 from tests.integration.hosts import PATIENTLY, cbtop, daemon, eventually, host
@@ -17,6 +19,7 @@ def costs(feed: Feed) -> dict[str, ProcessCost]:
     return {cost.name: cost for cost in found} if known else {}
 
 
+@pytest.mark.slow
 def test_text_and_json_list_processes_with_their_devices_and_our_lag() -> None:
     arguments = ("--headless", "--once", "--window=1", *PATIENTLY, "--view", "sources")
     with daemon() as serving, host() as first, host() as second:

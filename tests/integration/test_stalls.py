@@ -77,6 +77,7 @@ def test_a_process_that_hangs_in_a_brick_is_stalled_there_and_recovers(tmp_path:
         assert becomes(process, "live")["stall"] is None
 
 
+@pytest.mark.slow  # tests/cbtop/viewmodels/test_stall.py tests it without processes
 @compiled
 def test_a_late_viewer_sees_a_long_stall_at_once_even_without_a_daemon(tmp_path: Path) -> None:
     hangs = tmp_path / "hangs"
@@ -92,6 +93,7 @@ def test_a_late_viewer_sees_a_long_stall_at_once_even_without_a_daemon(tmp_path:
         assert source["stall"]["age_s"] > known["age_s"]
 
 
+@pytest.mark.slow
 @compiled
 def test_a_stalled_process_that_is_killed_is_gone_and_was_never_live_again(tmp_path: Path) -> None:
     hangs = tmp_path / "hangs"

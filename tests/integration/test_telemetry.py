@@ -114,6 +114,7 @@ def value_of(families: dict[str, Family], sample: str, **labels: str) -> float:
     return found[0]
 
 
+@pytest.mark.slow
 def test_a_scrape_at_rest_gives_the_numbers_of_the_json_report() -> None:
     with exporting_daemon("--metrics", "0") as (_, line), resting_host() as process:
 
@@ -208,6 +209,7 @@ def test_no_counter_goes_down_while_processes_are_reset_end_and_are_killed() -> 
             look(line)
 
 
+@pytest.mark.slow
 def test_a_daemon_that_serves_other_hosts_with_keys_exports_as_well(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -321,6 +323,7 @@ def test_a_collector_receives_whole_steps_as_traces(collector: CollectorStub) ->
         assert down.end_time_unix_nano - down.start_time_unix_nano > 500_000  # the brick sleeps longer than this
 
 
+@pytest.mark.slow
 def test_at_its_end_the_daemon_sends_what_it_knows_once_more(collector: CollectorStub) -> None:
     with (
         exporting_daemon("--metrics", "0", "--otlp", collector.address, OTEL_METRIC_EXPORT_INTERVAL="3600000") as (
@@ -337,6 +340,7 @@ def test_at_its_end_the_daemon_sends_what_it_knows_once_more(collector: Collecto
     assert collector.value_of("cbtop.brick.duration", "RmsNorm") == 100
 
 
+@pytest.mark.slow
 def test_a_collector_that_refuses_is_named_once_and_once_when_it_accepts(collector: CollectorStub) -> None:
     collector.status = 404
     with exporting_daemon("--otlp", collector.address, OTEL_METRIC_EXPORT_INTERVAL="50") as (process, _):
@@ -359,6 +363,7 @@ def black_hole() -> Iterator[str]:
         yield f"http://127.0.0.1:{server.getsockname()[1]}"
 
 
+@pytest.mark.slow
 def test_a_dead_endpoint_or_slow_scraper_delays_neither_daemon_nor_its_exit() -> None:
     with (
         black_hole() as address,
@@ -376,6 +381,7 @@ def test_a_dead_endpoint_or_slow_scraper_delays_neither_daemon_nor_its_exit() ->
             assert process.wait(DEADLINE_S) == 128 + signal.SIGTERM
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("option", "address", "module", "extra"),
     [

@@ -155,6 +155,7 @@ sys.exit(cli.main([]))
 """
 
 
+@pytest.mark.slow
 def test_a_signal_ends_the_screen_also_where_python_ignores_exceptions() -> None:
     screen = Terminal([sys.executable, "-c", SIGNALLED_WHERE_EXCEPTIONS_ARE_IGNORED])
     try:
@@ -166,6 +167,7 @@ def test_a_signal_ends_the_screen_also_where_python_ignores_exceptions() -> None
         screen.close()
 
 
+@pytest.mark.slow  # tests/cbtop/tui/test_app.py tests it without processes
 def test_every_view_opens_by_its_key_and_is_redrawn_after_a_suspension() -> None:
     with host(), terminal() as screen:
         screen.wait_for("costliest bricks", "LIVE")
@@ -251,6 +253,7 @@ def test_quitting_during_a_request_for_kernels_leaves_a_clean_terminal() -> None
 RECORDING = str(Path(__file__).parents[1] / "cbtop" / "imperfect.cbtop")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "locale"), [(["--ascii"], "C.UTF-8"), pytest.param([], "C", marks=pytest.mark.slow)]
 )
@@ -292,6 +295,7 @@ def test_the_order_that_was_chosen_is_that_of_the_next_run() -> None:
         assert screen.exit_code() == 128 + signal.SIGTERM
 
 
+@pytest.mark.slow
 def test_sigterm_ends_the_screen_if_nobody_reads_it_and_leaves_it_clean() -> None:
     with terminal("replay", RECORDING) as screen:
         screen.wait_for("costliest bricks")

@@ -19,6 +19,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
+@pytest.mark.slow
 def test_all_traces_of_a_run_are_reported_and_its_books_still_balance(model: str) -> None:
     done = cbtop("demo", "--model", model, "--headless", "--steps", "40", "--trace", "all", "--format", "json")
     assert done.returncode == 0, done.stderr

@@ -110,6 +110,7 @@ def _both(*look: str) -> list[dict[str, Any]]:
     return sources if len(sources) == 2 and all(source["straggler"] for source in sources) else []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("launched", ["by a shell", pytest.param("by torchrun, as a sample", marks=pytest.mark.slow)])
 def test_two_ranks_are_one_report_with_collectives_by_layer_and_a_straggler(launched: str, tmp_path: Path) -> None:
     (tmp_path / "main.py").write_text(PARALLEL)

@@ -81,7 +81,7 @@ def test_a_failed_check_is_a_verdict_and_an_exit_code_of_its_own(tmp_path: Path)
     recording = tmp_path / "wrong.cbtop"
     with subprocess.Popen([sys.executable, "-c", WRONG]) as process:
         try:
-            live = cbtop("--headless", "--once", *PATIENTLY)
+            live = cbtop("--headless", "--once", "--window=all", *PATIENTLY)
             assert cbtop("record", "--duration", "1", "--output", str(recording)).returncode == 0
         finally:
             process.kill()
@@ -154,6 +154,7 @@ def test_a_process_of_which_nothing_has_come_yet_is_named_beside_the_report() ->
     assert done.stderr == f"cbtop: not shown, for no step has come yet: pid {idle.pid}\n"
 
 
+@pytest.mark.slow
 def test_unread_messages_are_read_before_printing_or_reported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -167,6 +168,7 @@ def test_unread_messages_are_read_before_printing_or_reported(
     assert "raise --timeout" in done.stderr
 
 
+@pytest.mark.slow
 def test_without_a_terminal_it_prints_and_never_opens_the_screen() -> None:
     with host():
         done = cbtop("--window", "1", *PATIENTLY)
@@ -175,6 +177,7 @@ def test_without_a_terminal_it_prints_and_never_opens_the_screen() -> None:
     assert "\x1b" not in done.stdout
 
 
+@pytest.mark.slow
 def test_a_process_left_behind_is_shown_as_ended_but_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     once_answered(monkeypatch)
     with host(steps=20) as process:
@@ -185,6 +188,7 @@ def test_a_process_left_behind_is_shown_as_ended_but_nothing_runs(monkeypatch: p
     assert f"shown is pid {process.pid}, ended" in done.stderr
 
 
+@pytest.mark.slow
 def test_many_viewers_share_a_daemon_and_one_that_joins_late_sees_everything() -> None:
     with daemon(), host(steps=300) as process, Feed() as early:
         eventually(lambda: steps_of(early, process.pid) > 10)
@@ -221,6 +225,7 @@ def test_a_host_killed_with_9_keeps_its_last_data_and_is_marked(monkeypatch: pyt
         assert (done.returncode, printed["pid"], printed["state"]) == (3, process.pid, "gone")
 
 
+@pytest.mark.slow
 def test_a_host_that_starts_later_appears_by_itself() -> None:
     with Feed() as feed:
         assert feed.is_daemon_inside
@@ -230,6 +235,7 @@ def test_a_host_that_starts_later_appears_by_itself() -> None:
             eventually(lambda: steps_of(feed, process.pid) > 3)
 
 
+@pytest.mark.slow
 def test_a_daemon_that_is_killed_and_started_again_knows_everything_again() -> None:
     with host() as process:
         with daemon() as first, Feed() as feed:
@@ -261,6 +267,7 @@ def test_another_viewer_takes_over_at_once_if_the_serving_one_quits(
         eventually(lambda: second.poll(20) or ((view := second.view()) and view.steps and view.steps.count > count))
 
 
+@pytest.mark.slow
 def test_when_the_daemon_dies_a_viewer_takes_its_place() -> None:
     with host() as process, daemon() as other, Feed() as feed:
         eventually(lambda: steps_of(feed, process.pid) > 5)
@@ -279,6 +286,7 @@ def test_a_second_daemon_is_refused_in_one_line() -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_a_daemon_stops_at_once_when_told_to() -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         with daemon() as process:
@@ -286,6 +294,7 @@ def test_a_daemon_stops_at_once_when_told_to() -> None:
             assert process.wait(DEADLINE_S) == 128 + number
 
 
+@pytest.mark.slow  # tests/protocol/test_sockets.py tests it without processes
 def test_a_stopped_viewer_holds_nobody_up() -> None:
     script = (
         "import sys, time\nfrom cbtop.feeds.feed import Feed\n"
@@ -306,6 +315,7 @@ def test_a_stopped_viewer_holds_nobody_up() -> None:
         viewer.kill()
 
 
+@pytest.mark.slow
 def test_a_reader_that_goes_away_ends_it_quietly() -> None:
     with host():
         done = subprocess.run(
@@ -316,6 +326,7 @@ def test_a_reader_that_goes_away_ends_it_quietly() -> None:
     assert done.stdout.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_watching_prints_what_was_seen() -> None:
     command = [sys.executable, "-c", SEEING, "--headless", *PATIENTLY, "--view", "bricks"]
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
@@ -336,6 +347,7 @@ def test_what_cannot_be_meant_is_refused_before_anything_starts(bad: list[str]) 
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_a_phase_that_has_not_run_is_waited_for_and_then_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with host() as process:
         snapshot()  # wait until the host is visible
@@ -376,6 +388,7 @@ def test_an_address_where_nobody_answers_is_named() -> None:
     assert f"no answer from {address}" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "command",
     [
@@ -413,6 +426,7 @@ def test_output_that_cannot_be_written_is_one_line(where: str) -> None:
     assert done.stderr.startswith("cbtop: ")
 
 
+@pytest.mark.slow  # tests/cbtop/daemon/test_daemon.py tests it without processes
 def test_hostile_files_harm_nobody_but_themselves(runtime: Path) -> None:
     os.mkfifo(runtime / "13-13-0.ring")
     with RingWriter(runtime / "14-14-0.ring").path.open("r+b") as sparse:

@@ -28,7 +28,11 @@ of_either = pytest.mark.parametrize(
 )
 
 
-@pytest.fixture(params=["python", "compiled"])
+# Tests of stamps run with Python by default only if the compiled stamps were not built.
+_IN_PYTHON = () if compiled.chosen(pairs.PairStamps) is pairs.PairStamps else pytest.mark.slow
+
+
+@pytest.fixture(params=[pytest.param("python", marks=_IN_PYTHON), "compiled"])
 def stamping(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Select whether launches are stamped by Python or by C."""
     name: str = request.param

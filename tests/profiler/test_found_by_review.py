@@ -227,6 +227,7 @@ def test_a_step_that_is_sampled_as_a_trace_holds_no_other_lanes_records() -> Non
     assert found.start_ns.tolist() == [11, 10]
 
 
+@pytest.mark.slow
 @of_either
 def test_a_post_mortem_reads_a_long_catalog_to_its_end(make: MAKE, runtime: Path) -> None:
     script = (

@@ -33,7 +33,7 @@ from cbtop.protocol.messages import (
 from cbtop.protocol.ring import Record, RingWriter
 from cbtop.protocol.vocabulary import NodeKind
 from tests.cbtop.recorded import Clock, source_of
-from tests.representatives import each_value_once
+from tests.representatives import each_value_once, first_by_default
 
 YEAR_NS = 365 * 86400 * 10**9
 
@@ -401,7 +401,7 @@ def read_elsewhere(directory: Path, elsewhere: str) -> str:
     return done.stdout.strip()
 
 
-@pytest.mark.parametrize(
+@first_by_default(
     ("killed", "elsewhere"),
     [
         (False, "all of it"),
@@ -436,6 +436,7 @@ def test_on_another_system_a_host_is_profiled_and_read_back_all_the_same(
     assert read_elsewhere(runtime, elsewhere) == f"{state} {sum(range(1000))} {locked}"
 
 
+@pytest.mark.slow
 def test_on_another_system_a_host_that_runs_is_seen_alive(runtime: Path) -> None:
     host = (
         f"{ELSEWHERE['all of it']}\n"

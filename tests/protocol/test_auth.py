@@ -24,6 +24,7 @@ from cbtop.protocol.messages import Heartbeat, SourceGone
 from cbtop.protocol.publisher import JOIN_PREFIX, LIVE, Publisher
 from cbtop.protocol.subscriber import Subscriber
 from tests.integration.hosts import DEADLINE_S, eventually
+from tests.representatives import first_by_default
 
 LOOPBACK = "tcp://127.0.0.1:0"
 
@@ -129,7 +130,7 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("who", "why"), REFUSED)
+@first_by_default(("who", "why"), REFUSED, 2)
 def test_who_may_not_listen_receives_nothing_and_is_told_why(
     hosts: Hosts, who: Callable[[Hosts], ViewerKeys | None], why: str
 ) -> None:
@@ -171,7 +172,7 @@ def curve_with_the_public_key_of_a_good_one(socket: zmq.Socket[bytes], hosts: Ho
     socket.curve_publickey = hosts.good.public
 
 
-@pytest.mark.parametrize("attempt", [null, plain, curve_with_a_fresh_key, curve_with_the_public_key_of_a_good_one])
+@first_by_default("attempt", [null, plain, curve_with_a_fresh_key, curve_with_the_public_key_of_a_good_one], 2)
 def test_a_client_that_is_none_of_ours_receives_nothing_either(
     hosts: Hosts, attempt: Callable[[zmq.Socket[bytes], Hosts], None]
 ) -> None:
@@ -196,6 +197,7 @@ def test_as_long_as_nobody_answers_at_the_door_nobody_gets_in(hosts: Hosts) -> N
     publisher.close()
 
 
+@pytest.mark.slow
 def test_revoking_ends_a_link_that_is_up_and_leaves_the_others(hosts: Hosts) -> None:
     bad = hosts.pair("bad")
     keys.allow(hosts.theirs, "bad", bad.public)
@@ -217,6 +219,7 @@ def test_revoking_ends_a_link_that_is_up_and_leaves_the_others(hosts: Hosts) -> 
         assert (out.trouble, out.is_refused) == ("", False)
 
 
+@pytest.mark.slow
 def test_who_is_let_in_later_needs_no_restart_and_disturbs_nobody(hosts: Hosts) -> None:
     late = hosts.pair("late")
     with serving(hosts.daemon) as daemon, listening(daemon.endpoint, hosts.viewer()) as good:
@@ -330,8 +333,8 @@ def stranger(says: bytes | None) -> Iterator[str]:
             thread.join()
 
 
-@pytest.mark.parametrize("with_keys", [False, True])
-@pytest.mark.parametrize("says", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"SSH-2.0-OpenSSH_9.9\r\n", b"\xff" * 64])
+@first_by_default("with_keys", [False, True], 2)
+@first_by_default("says", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"SSH-2.0-OpenSSH_9.9\r\n", b"\xff" * 64], 2)
 def test_who_is_no_daemon_is_recognised(hosts: Hosts, says: bytes, with_keys: bool) -> None:
     keys = hosts.viewer() if with_keys else None
     with stranger(says) as endpoint, listening(endpoint, keys) as viewer:

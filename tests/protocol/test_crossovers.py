@@ -58,6 +58,7 @@ def test_a_machine_measured_again_is_replaced_by_any_version_and_others_stay() -
     assert known_crossovers() == (other, HERE)
 
 
+@pytest.mark.slow
 def test_the_newest_of_many_machines_are_kept_and_the_largest_file_is_read() -> None:
     long = replace(STATIC, note="é" * 200)
     for number in range(1, MAX_MACHINES + 3):

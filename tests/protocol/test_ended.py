@@ -24,6 +24,7 @@ from cbtop.protocol.ended import beyond_bounds, left_by, rings_of_latest, runs, 
 from cbtop.protocol.process import process_start
 from cbtop.protocol.ring import HEADER_BYTES, RECORD_BYTES, RingWriter
 from cbtop.protocol.ring_reader import RingReader
+from tests.representatives import first_by_default
 
 DEAD = 1 << 30  # no process can have this pid
 RECORDS_FOR_EVER = """
@@ -156,6 +157,7 @@ def test_a_closed_or_dropped_profiler_leaves_only_the_used_part_of_its_ring(runt
         assert len(RingReader(ring).read(final=True).node) == 1
 
 
+@pytest.mark.slow
 def test_profilers_made_and_dropped_without_end_leave_bounded_files(
     runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,6 +170,7 @@ def test_profilers_made_and_dropped_without_end_leave_bounded_files(
             assert len(list(runtime.glob("*.ring"))) <= 10 + ended_module.SWEPT_AT_ONCE
 
 
+@pytest.mark.slow
 def test_profilers_opened_in_turns_do_not_look_at_the_directory_each_time(
     runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -208,7 +211,7 @@ def test_within_the_bounds_nothing_goes_and_nobody_is_asked(runtime: Path, monke
     assert all(ring.exists() for ring in rings)
 
 
-@pytest.mark.parametrize("bound", ["processes", "bytes", "disk"])
+@first_by_default("bound", ["processes", "bytes", "disk"])
 def test_beyond_a_bound_the_oldest_go_and_what_runs_stays(
     runtime: Path, monkeypatch: pytest.MonkeyPatch, bound: str
 ) -> None:

@@ -135,6 +135,7 @@ def test_a_bomb_is_an_error_and_takes_no_more_memory_than_its_bound(
     assert peak() < BYTES_A_PART * (100_000 + 65_535)  # a list is allocated before it is counted
 
 
+@pytest.mark.slow
 def test_a_catalog_of_bombs_takes_no_more_memory_than_a_piece(runtime: Path) -> None:
     path = runtime / "1-2-0.catalog"
     said = msgpack.packb({"k": "Weather", "lists": [[]] * 20_000})

@@ -18,6 +18,7 @@ from cbtop.protocol.subscriber import Subscriber
 from tests.integration import attackers
 from tests.integration.attackers import connect, greet, question, word
 from tests.integration.hosts import eventually
+from tests.representatives import first_by_default
 
 PIECE = [SourceGone("x" * 1000)] * 1000
 
@@ -79,6 +80,7 @@ def test_a_question_that_was_given_up_or_whose_viewer_left_is_forgotten(publishe
     eventually(lambda: publisher.hear(20) or len(known(publisher)) == 0)
 
 
+@pytest.mark.slow
 def test_who_does_not_read_is_answered_no_more_until_he_does(publisher: Publisher) -> None:
     answered = 0
     with subscribed(publisher) as stuck:
@@ -102,7 +104,7 @@ def test_who_does_not_read_is_answered_no_more_until_he_does(publisher: Publishe
         eventually(lambda: is_cut_off(publisher, stuck) or publisher.questions(HISTORY_PREFIX) == [topic])
 
 
-@pytest.mark.parametrize("reads", [False, True])
+@first_by_default("reads", [False, True])
 def test_who_takes_nothing_or_answers_no_heartbeat_is_gone_after_a_while(
     monkeypatch: pytest.MonkeyPatch, reads: bool
 ) -> None:

@@ -12,6 +12,7 @@ from tests.real.programs import Run
 pytest.importorskip("torch", reason="torch is not installed: make torch")
 
 
+@pytest.mark.slow  # test_verdicts.py tests the rule
 @pytest.mark.parametrize(
     ("script", "layer", "bricks"),
     [

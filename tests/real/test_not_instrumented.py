@@ -66,6 +66,7 @@ PROGRAMS = {
 }
 
 
+@pytest.mark.slow  # test_unseen.py tests the line
 @pytest.mark.parametrize(
     "name", [FUSED, *(pytest.param(name, marks=pytest.mark.slow) for name in PROGRAMS if name != FUSED)]
 )

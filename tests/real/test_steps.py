@@ -33,6 +33,7 @@ def test_what_makes_steps_slow_is_named_and_a_twin_gets_no_warning(run: Run, scr
     assert not healthy.warnings
 
 
+@pytest.mark.slow  # test_verdicts.py tests the rule
 def test_a_process_that_shares_its_cpu_is_starved_one_alone_is_not(run: Run) -> None:
     faulty, healthy = run.faulty("starved", "starved"), run.healthy("starved")
     assert [verdict.id for verdict in faulty.view.verdicts] == ["starved"]

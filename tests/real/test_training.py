@@ -47,6 +47,7 @@ TRAINS = "optimizer.zero_grad(); scores.logsumexp(-1).mean().backward(); optimiz
 WAITS = "time.sleep(0.02)"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overhead", ["3%", pytest.param("100%", marks=pytest.mark.slow)])
 def test_a_training_loop_has_training_steps_and_nothing_between_them(
     tmp_path: Path, runtime: Path, overhead: str
@@ -60,6 +61,7 @@ def test_a_training_loop_has_training_steps_and_nothing_between_them(
     assert sum(part.percent for part in view.training.parts) == pytest.approx(100)
 
 
+@pytest.mark.slow  # test_training.py of viewmodels tests the parts
 def test_the_parts_of_a_step_cover_the_last_second_of_a_program(tmp_path: Path, runtime: Path) -> None:
     view = view_of(GPT.format(between=TRAINS).replace("range(150)", "range(50)"), tmp_path)
     assert view.training is not None
@@ -122,6 +124,7 @@ def test_lightning_is_shown_with_its_micro_batches_and_validations(run: Run) -> 
     assert not outcome.warnings
 
 
+@pytest.mark.slow  # test_gains.py tests the gain
 def test_a_loop_that_waits_between_steps_would_gain_even_without_no_grad(tmp_path: Path, runtime: Path) -> None:
     view = view_of(GPT.format(between=WAITS), tmp_path, "3%")
     assert not view.trains

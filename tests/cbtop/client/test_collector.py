@@ -17,6 +17,7 @@ from cbtop.protocol.publisher import JOIN_PREFIX, LIVE, RECORDS, Publisher
 from cbtop.protocol.vocabulary import NodeKind
 from tests.cbtop.recorded import Clock, profiler_in, source_of
 from tests.integration.hosts import eventually
+from tests.representatives import first_by_default
 
 HELLO = DaemonHello(2, 0, 77, "here", "boot", "0.1.0", 0, 0)
 
@@ -36,7 +37,7 @@ def uneven(update: WireMessage) -> WireMessage:
     return replace(update, count=b"")
 
 
-@pytest.mark.parametrize("broken", ["no message", "an update", "a catalog"])
+@first_by_default("broken", ["no message", "an update", "a catalog"])
 def test_one_source_that_cannot_be_read_does_not_silence_those_after_it(runtime: Path, broken: str) -> None:
     bad, good = said_of(runtime, "bad"), said_of(runtime, "good")
     frames = [codec.encode(message) for message in bad]

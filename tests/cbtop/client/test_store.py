@@ -251,6 +251,7 @@ def test_a_hostile_daemon_costs_the_sources_of_another_nothing(monkeypatch: pyte
     assert len(hostile.left_out) > 30
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param("brick", marks=pytest.mark.slow), 256 * "𝔹"], ids=["short names", "wide names"]
 )

@@ -116,6 +116,7 @@ def test_where_a_step_gives_no_count_of_tokens_there_is_none(runtime: Path) -> N
     assert (row.us_per_token, row.trend_us) == (None, ())
 
 
+@pytest.mark.slow
 def test_sixty_seconds_are_kept_and_a_bounded_number_of_bricks(runtime: Path) -> None:
     run = Run(runtime)
     for second in range(1, SECONDS + 20):

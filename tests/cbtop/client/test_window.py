@@ -30,6 +30,7 @@ from cbtop.viewmodels.source import SourceView, source_view
 from tests.cbtop.recorded import Clock, apply, profiler_in, source_of
 from tests.integration.hosts import DEADLINE_S, PATIENTLY, host
 from tests.integration.hosts import cbtop as run
+from tests.representatives import first_by_default
 
 
 class Watched:
@@ -110,7 +111,7 @@ def test_the_window_holds_what_ran_in_it_and_nothing_before(runtime: Path) -> No
     assert view.loss == life.loss
 
 
-@pytest.mark.parametrize("arguments", ["--once", "--once --window 1.5", "--duration 1.5"])
+@first_by_default("arguments", ["--once", "--once --window 1.5", "--duration 1.5"])
 def test_the_command_line_watches_a_window_long_and_prints_only_that(
     arguments: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,6 +149,7 @@ def test_the_command_line_watches_on_until_there_is_a_window_to_print(
     assert view.window.covers_s == 1.0
 
 
+@pytest.mark.slow
 def test_the_command_line_prints_all_that_was_seen_at_once_if_asked_for_it() -> None:
     with host():
         done = run("--once", "--window", "all", "--format", "json", *PATIENTLY)
@@ -267,7 +269,7 @@ def test_a_process_that_has_gone_quiet_has_an_empty_window(runtime: Path) -> Non
     assert balanced(view)
 
 
-@pytest.mark.parametrize("window_s", [1.0, 10.0, 600.0])
+@first_by_default("window_s", [1.0, 10.0, 600.0])
 def test_a_window_keeps_few_slices_however_long_it_is(window_s: float) -> None:
     kept = window.Window(window_s)
     for tick in range(8_000):

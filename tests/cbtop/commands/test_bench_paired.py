@@ -18,6 +18,7 @@ from cbtop.cli import main
 from cbtop.compute.decoder.decoder import Decoder
 from cbtop.compute.demo_model import TINY, write_model
 from cbtop.compute.kernels.kv_caches import CACHE_TYPES
+from tests.representatives import first_by_default
 
 # Prints JSON as `cbtop bench -o json` does. Its arguments set the times.
 PRINTS = """\
@@ -89,6 +90,7 @@ def test_the_table_has_both_sides_the_ratio_its_interval_and_whether_noise(
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_commands_that_print_bench_json_are_compared_by_their_own_times(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -145,6 +147,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return root
 
 
+@pytest.mark.slow
 def test_revisions_run_from_a_directory_of_their_own_which_is_removed(
     checkout: Path, tmp_path: Path, tiny: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -197,7 +200,7 @@ def test_ctrl_c_between_two_tokens_ends_a_turn_in_this_process(
     assert calls == 4 * 2 * 2 + 1
 
 
-@pytest.mark.parametrize(
+@first_by_default(
     ("sides", "complaint"),
     [
         (("set:-t 1", "run:true"), "--paired: A is set:, B is run:; both are to be of one kind"),
@@ -208,7 +211,7 @@ def test_ctrl_c_between_two_tokens_ends_a_turn_in_this_process(
         (("git:no-such", "git:HEAD"), "git: 'no-such' is no revision here"),
         (("git:--all", "git:HEAD"), "git: '--all' is no revision here"),
         (("git:old", "git:HEAD"), "has no `cbtop bench`"),
-    ],
+    ], 3,
 )  # fmt: skip
 def test_sides_that_cannot_be_compared_are_one_line(
     checkout: Path, sides: tuple[str, str], complaint: str, capsys: pytest.CaptureFixture[str]

@@ -27,6 +27,7 @@ from tests.cbtop.commands.made_repository import (
     made_repository,
     state_of_checkout,
 )
+from tests.representatives import first_by_default
 
 COMMAND = ("--", sys.executable, "bench.py")
 BROKEN = "raise SystemExit('no bench today')\n"
@@ -261,7 +262,7 @@ def test_a_brick_that_spins_longer_is_found_in_a_folder_of_the_repository(
     assert (found["first_bad"]["name"], found["broken"][0]["guilty"]) == (commits[4], GUILTY)
 
 
-@pytest.mark.parametrize(
+@first_by_default(
     ("arguments", "code", "said"),
     [
         (("HEAD~1", "HEAD"), 2, "pass the command to measure after --: cbtop bisect GOOD BAD -- python bench.py"),
@@ -292,6 +293,7 @@ def test_a_brick_that_spins_longer_is_found_in_a_folder_of_the_repository(
             marks=pytest.mark.slow,  # waits five seconds, because a process could still come
         ),
     ],
+    3,
 )
 def test_what_cannot_be_bisected_is_one_line(
     line: MadeRepository, arguments: tuple[str, ...], code: int, said: str, capfd: pytest.CaptureFixture[str]

@@ -23,6 +23,7 @@ from cbtop.errors import CbtopError, NoDataError
 from cbtop.feeds.run_reader import runs_in
 from cbtop.protocol.messages import Quiet
 from tests.cbtop.made_runs_on_disk import Recordings, record
+from tests.representatives import first_by_default
 
 GUILTY = "DownProjection in Layer 2"
 
@@ -231,7 +232,7 @@ def test_formats_in_files_are_written_before_a_closed_pipe_ends_the_command(
     assert 'failures="0"' in into.read_text()
 
 
-@pytest.mark.parametrize(
+@first_by_default(
     ("second", "code", "said"),
     [
         (CbtopError("bench.py ended with exit code 3"), 1, "the second run failed: bench.py ended with exit code 3"),
@@ -241,6 +242,7 @@ def test_formats_in_files_are_written_before_a_closed_pipe_ends_the_command(
         ("short", 3, "the second run failed: not judged: too little in the new run: 15 decode steps of 20 needed"),
         ("other model", 5, "the second run failed: not judged: another model"),
     ],
+    3,
 )
 def test_what_the_first_run_showed_is_written_when_the_second_fails(
     runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
@@ -308,6 +310,7 @@ def test_of_a_file_with_both_tables_every_budget_is_judged(runs: dict[str, Path]
     assert check("--budget", budget, "--new", runs["same"]) == 4
 
 
+@pytest.mark.slow
 def test_what_definitions_say_a_brick_may_cost_is_judged_beside_the_rest(
     runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -322,6 +325,7 @@ def test_what_definitions_say_a_brick_may_cost_is_judged_beside_the_rest(
     assert "holds    Attention.per_token<=180us, its budget" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_contracts_of_kernels_say_how_many_times_as_long_a_call_may_take(
     runs: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -456,7 +460,7 @@ def runs_in_one_file(runs: dict[str, Path], tmp_path: Path, *names: str) -> Path
     return together
 
 
-@pytest.mark.parametrize(
+@first_by_default(
     ("third", "code", "said"),
     [
         ("third", 4, ""),
@@ -466,7 +470,7 @@ def runs_in_one_file(runs: dict[str, Path], tmp_path: Path, *names: str) -> Path
         ("lossy", 5, "of the records were lost"),
     ],
 )
-@pytest.mark.parametrize("format_", FORMATS)
+@first_by_default("format_", FORMATS)
 def test_several_runs_without_a_baseline_are_told_of_none(
     runs: dict[str, Path],
     tmp_path: Path,
@@ -542,6 +546,7 @@ def test_a_command_is_run_to_learn_from_and_run_again_to_be_judged(
         assert said in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_machine_that_became_slower_between_runs_is_judged_only_if_wanted(
     runtime: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], steady_pace: list[Pace]
 ) -> None:
@@ -565,6 +570,7 @@ def test_the_smallest_detectable_change_is_shown_if_enough_runs_are_learned(
         assert (said in capfd.readouterr().err) is is_said
 
 
+@pytest.mark.slow
 def test_a_process_killed_within_the_command_is_reported_next_to_what_holds(
     runtime: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -577,6 +583,7 @@ def test_a_process_killed_within_the_command_is_reported_next_to_what_holds(
         assert ("said no goodbye: it was killed, or left by os._exit or exec" in capfd.readouterr().out) is is_said
 
 
+@pytest.mark.slow
 def test_a_process_that_runs_is_recorded_and_compared(
     runtime: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

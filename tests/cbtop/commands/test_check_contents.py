@@ -78,6 +78,7 @@ def test_what_differs_exactly_counts_even_if_times_cannot_be_compared(
     assert main([*words, written(tmp_path / "equal.json", contents(), key="here:2:1:0")]) == 3  # too few steps
 
 
+@pytest.mark.slow
 def test_beside_thresholds_on_times_all_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bases = tmp_path / "bases.json"
     write_runs(bases, [replace(made_run(seed), contents=contents()) for seed in (1, 2, 3)])

@@ -12,6 +12,7 @@ from cbtop.cli import main
 from cbtop.commands.check import FORMATS
 from cbtop.protocol.messages import Quiet
 from tests.cbtop.made_runs_on_disk import Recordings
+from tests.representatives import first_by_default
 
 STALLED = Quiet(10_000_000_000, in_flight=3, is_watched=True)
 
@@ -31,7 +32,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return Recordings(tmp_path_factory.mktemp("runs"), odd)
 
 
-@pytest.mark.parametrize(
+@first_by_default(
     ("base", "new", "thresholds", "code"),
     [
         ("base", "same", (), 0),
@@ -49,6 +50,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         ("base", "short", (), 3),
         ("base", "single", (), 3),
     ],
+    6,
 )
 def test_every_format_agrees_with_the_exit_code(
     runs: dict[str, Path], tmp_path: Path, base: str, new: str, thresholds: tuple[str, ...], code: int

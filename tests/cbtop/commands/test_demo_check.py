@@ -45,7 +45,8 @@ profiler.close("done")
     ("odd", "runs", "code", "said"),
     [
         pytest.param("no", 7, 0, "", marks=pytest.mark.slow),
-        ("over a budget", 7, 0, ""),  # each run measures its own roof, so this budget is shown but not judged
+        # each run measures its own roof, so this budget is shown but not judged
+        pytest.param("over a budget", 7, 0, "", marks=pytest.mark.slow),
         ("slower", 8, 4, "broken [Attention in Layer 2]: decode: Attention in Layer 2: 1.1"),
         pytest.param("slower once", 8, 0, "", marks=pytest.mark.slow),  # test_default_gate.py tests the rule
         pytest.param("drifts", 7, 5, "only a change of ", marks=pytest.mark.slow),  # test_check.py tests exit code 5

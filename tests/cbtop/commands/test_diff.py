@@ -12,6 +12,7 @@ import pytest
 from cbtop.cli import main
 from cbtop.exporters.differential import DiffStack, folded
 from tests.cbtop.made_runs_on_disk import Recordings
+from tests.representatives import first_by_default
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +75,7 @@ def test_what_bricks_and_gaps_cost_more_is_what_a_token_takes_longer(
     assert rates["tokens_per_sec"][1] == pytest.approx(1e6 / balance["wall"][1], rel=0.01)
 
 
-@pytest.mark.parametrize(
+@first_by_default(
     ("name", "said", "code"),
     [
         ("other host", "another host: elsewhere", 5),
@@ -84,6 +85,7 @@ def test_what_bricks_and_gaps_cost_more_is_what_a_token_takes_longer(
         ("lossy", "of the records were lost", 5),
         ("short", "too little in the new run: 15 decode steps of 20 needed", 3),
     ],
+    2,
 )
 def test_what_does_not_compare_says_why(
     runs: dict[str, Path], capsys: pytest.CaptureFixture[str], name: str, said: str, code: int

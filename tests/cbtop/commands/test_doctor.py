@@ -23,6 +23,7 @@ from cbtop.protocol.vocabulary import Provenance
 from cbtop.version import __version__
 from tests.cbtop.daemon.devices.fake_nvml import FakeNvml, FakeNVMLError, Gpu
 from tests.integration.hosts import DEADLINE_S, daemon, eventually, host
+from tests.representatives import first_by_default
 
 
 def facts(capsys: pytest.CaptureFixture[str], exit_code: int = 0) -> dict[str, dict[str, str]]:
@@ -95,6 +96,7 @@ def test_whether_roofs_are_known_is_said(
     assert facts(capsys)["roofs"]["value"].startswith(f"{tmp_path / 'roofs.json'} holds no roofs")
 
 
+@pytest.mark.slow
 def test_a_daemon_and_what_it_watches_are_named(
     runtime: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,7 +129,7 @@ def test_what_cannot_be_imported_is_missing_and_no_more(
     assert facts(capsys)[fact]["state"] == "missing"
 
 
-@pytest.mark.parametrize("told", ["NUMBA_DISABLE_JIT=1", "NUMBA_NUM_THREADS=0", "NUMBA_THREADING_LAYER=none"])
+@first_by_default("told", ["NUMBA_DISABLE_JIT=1", "NUMBA_NUM_THREADS=0", "NUMBA_THREADING_LAYER=none"])
 def test_numba_with_settings_that_kernels_cannot_use_is_missing_and_no_more(told: str, runtime: Path) -> None:
     command = ["env", told, sys.executable, "-m", "cbtop", "doctor", "--json"]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -137,6 +139,7 @@ def test_numba_with_settings_that_kernels_cannot_use_is_missing_and_no_more(told
     assert "terminal" in said
 
 
+@pytest.mark.slow
 def test_the_gpus_are_one_line_with_what_is_missing(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,7 @@ from cbtop import cli
 from cbtop.compute.ptx_registry import PtxRegistry
 from cbtop.profiler.analysis.machine_code.examination import Toolbox
 from cbtop.profiler.analysis.machine_code.tools import Tool
+from tests.representatives import first_by_default
 
 CORPUS = Path(__file__).parents[2] / "profiler" / "analysis" / "ptx" / "corpus"
 CLEAN = CORPUS.parent / "clean"
@@ -83,7 +84,7 @@ def test_json_has_entries_and_findings(capsys: pytest.CaptureFixture[str]) -> No
     assert (finding["id"], finding["severity"], finding["line"]) == ("missing-barrier", "correctness", 33)
 
 
-@pytest.mark.parametrize("path", sorted(CORPUS.glob("*_bad.ptx")), ids=lambda path: path.stem)
+@first_by_default("path", sorted(CORPUS.glob("*_bad.ptx")), 12, ids=lambda path: path.stem)
 def test_strict_finds_everything_that_bugs_finds(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """F-PTX-EXPLAIN-004: --strict finds at least as much as --bugs, and --bugs as much as neither."""
     default, bugs, strict = (
@@ -172,6 +173,7 @@ def test_an_assumed_block_is_named(tmp_path: Path, capsys: pytest.CaptureFixture
     assert (entry["checked_threads"], entry["is_assumed"]) == (None, True)
 
 
+@pytest.mark.slow
 def test_accesses_with_an_unknown_address_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
     out = called(capsys, CLEAN / "nvrtc_rms_norm.ptx")[1]
     assert re.search(r"in (\d+) of (\d+) loads and stores \((\d+) with an unknown address\)", out)

@@ -200,6 +200,7 @@ raise SystemExit(6)
     assert b"run.cbtop" in again.stderr
 
 
+@pytest.mark.slow
 def test_a_sitecustomize_that_prints_empties_no_recording(tmp_path: Path, runtime: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("print('begun', flush=True)")
     file = tmp_path / "run.cbtop"
@@ -216,6 +217,7 @@ def test_a_sitecustomize_that_prints_empties_no_recording(tmp_path: Path, runtim
     assert view.steps.count == 5
 
 
+@pytest.mark.slow
 def test_what_ran_before_or_has_ended_is_not_in_the_recording_of_a_run(tmp_path: Path, runtime: Path) -> None:
     subprocess.run([sys.executable, "-c", HOST, "1"], check=True)
     file = tmp_path / "run.cbtop"

@@ -31,6 +31,7 @@ from tests.cbtop.recorded import Clock, profiler_in
 from tests.cbtop.samples import COMPARED
 from tests.integration.hosts import CBTOP, DEADLINE_S, eventually
 from tests.profiler.instrument.under_run import MODULE, TORCH, fake_torch
+from tests.representatives import first_by_default
 
 RUN = [*CBTOP, "run"]
 MAX_LINES = 10
@@ -85,6 +86,7 @@ def test_quiet_prints_no_summary_and_starts_no_process_for_it(tmp_path: Path) ->
     assert (done.returncode, done.stdout, done.stderr) == (0, "[]\n", "")
 
 
+@pytest.mark.slow
 def test_a_recorded_run_names_the_replay_of_its_file_as_next(tmp_path: Path) -> None:
     file = tmp_path / "run.cbtop"
     done = run(tmp_path, "torch.decode()", "--record", str(file))
@@ -96,7 +98,7 @@ def test_a_run_of_which_nothing_was_instrumented_has_one_line(tmp_path: Path) ->
     assert done.stderr == "cbtop: nothing was instrumented: no call of a model was seen\n"
 
 
-@pytest.mark.parametrize(("own", "of_workers", "shown"), [(200, 30, 197), (5, 100, 97)])
+@first_by_default(("own", "of_workers", "shown"), [(200, 30, 197), (5, 100, 97)])
 def test_of_several_processes_the_one_with_most_work_is_summarized(
     own: int, of_workers: int, shown: int, tmp_path: Path
 ) -> None:
@@ -117,6 +119,7 @@ for child in children: os.waitpid(child, 0)
     assert sum("tokens/s, step p50" in line for line in lines) == 1
 
 
+@pytest.mark.slow
 def test_a_parent_without_steps_leaves_the_summary_to_its_first_worker(tmp_path: Path) -> None:
     worker = "import os\nif os.fork(): os.wait()\nelse:\n    torch.decode(15)\n    os._exit(0)"
     lines = run(tmp_path, worker).stderr.splitlines()
@@ -124,13 +127,14 @@ def test_a_parent_without_steps_leaves_the_summary_to_its_first_worker(tmp_path:
     assert not any("more process" in line for line in lines)
 
 
-@pytest.mark.parametrize("end", ["os._exit(3)", "os.kill(os.getpid(), 9)"])
+@first_by_default("end", ["os._exit(3)", "os.kill(os.getpid(), 9)"])
 def test_a_process_that_ends_past_its_exit_handlers_has_a_summary(tmp_path: Path, end: str) -> None:
     done = run(tmp_path, f"import os; torch.decode(); {end}")
     assert done.returncode in (3, -signal.SIGKILL)
     assert "cbtop: decode: " in done.stderr
 
 
+@pytest.mark.slow
 def test_a_command_that_is_no_python_ends_with_one_summary(tmp_path: Path) -> None:
     script = f"{sys.executable} -c 'import torch; torch.decode()'; {sys.executable} -c 'import torch; torch.decode()'"
     with_torch = os.environ | {"PYTHONPATH": str(fake_torch(tmp_path, TORCH_WITH_BRICKS))}
@@ -143,6 +147,7 @@ def test_a_command_that_is_no_python_ends_with_one_summary(tmp_path: Path) -> No
     assert done.stderr.count("next: cbtop\n") == 1
 
 
+@pytest.mark.slow
 def test_the_command_waits_for_its_summary_no_longer_than_it_may(tmp_path: Path, runtime: Path) -> None:
     """A stopped reader prints no summary. The command ends on time anyway."""
     program = "import torch, time, atexit\ntorch.decode()\natexit.register(lambda: print(time.time(), flush=True))\n"
@@ -186,6 +191,7 @@ def _who_reads(runtime: Path) -> list[int]:
     return found
 
 
+@pytest.mark.slow
 def test_the_process_that_waits_is_no_child_and_holds_no_pipe(tmp_path: Path, runtime: Path) -> None:
     read, write = os.pipe()
     program = """
@@ -280,6 +286,7 @@ def test_a_worker_of_an_engine_is_shown_with_the_latencies_of_its_requests(runti
     assert any(line.startswith("TTFT p50 12.00 ms, p99 80.00 ms (3 requests)") for line in lines)
 
 
+@pytest.mark.slow
 def test_a_failed_instrumentation_leaves_a_file_of_the_program_alone(tmp_path: Path) -> None:
     (tmp_path / ".end").write_text("the program's own")
     torch = fake_torch(tmp_path, f"{MODULE}\nimport sys; sys.modules['msgpack'] = None")

@@ -95,6 +95,7 @@ def test_a_brick_that_is_not_there_is_told_with_the_nearest(capsys: pytest.Captu
     assert "unknown brick 'DownProj'; did you mean DownProjection? there are" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_bricks_of_a_model_are_checked_in_both_kinds_of_pass(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,6 +11,7 @@ from cbtop.comparison.judged import Judged, Outcome
 from cbtop.comparison.runs import Run
 from cbtop.comparison.threshold_grammar import parse
 from tests.cbtop.comparison.made_runs import Noise, made_run
+from tests.representatives import first_by_default
 
 QUIET = Noise(memory=0, machine=0.003, brick=0.003, call=0.01, pauses=0)
 DOWN = "DownProjection in Layer 4"
@@ -35,6 +36,7 @@ def verdict(assessment: Assessment, of: Wanted, *, is_last: bool = False) -> Com
     return verdict_of(assessment, of, is_last=is_last)
 
 
+@pytest.mark.slow
 def test_a_run_that_is_not_slower_has_no_breakage() -> None:
     assert wanted_of(assessed()) is None
 
@@ -58,6 +60,7 @@ def test_a_commit_is_good_only_if_half_of_the_slowdown_is_excluded() -> None:
     assert verdict(wide, bad, is_last=True) is CommitVerdict.UNCLEAR
 
 
+@pytest.mark.slow
 def test_another_slowdown_is_not_that_of_bad() -> None:
     bad = wanted(slower=1.5)
     waits = assessed(between_steps_us=3000.0)
@@ -67,6 +70,7 @@ def test_another_slowdown_is_not_that_of_bad() -> None:
     assert verdict(other_brick, bad) is not CommitVerdict.BAD
 
 
+@pytest.mark.slow
 def test_a_wait_between_steps_is_found_by_the_typical_step() -> None:
     bad = wanted(between_steps_us=3000.0)
     assert bad.slowdown is not None
@@ -76,7 +80,7 @@ def test_a_wait_between_steps_is_found_by_the_typical_step() -> None:
     assert said_of(assessed(), bad).startswith("typical decode step: 1.0")
 
 
-@pytest.mark.parametrize(("wait_us", "name"), [(200.0, "typical decode step"), (100.0, DOWN)])
+@first_by_default(("wait_us", "name"), [(200.0, "typical decode step"), (100.0, DOWN)])
 def test_the_larger_part_of_a_longer_step_decides(wait_us: float, name: str) -> None:
     """DownProjection takes 120 µs longer. The wait between steps is `wait_us` longer than 30 µs."""
     bad = wanted(slower=1.5, between_steps_us=30 + wait_us)

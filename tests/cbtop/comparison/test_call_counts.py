@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from cbtop.comparison.call_counts import CallsChange, call_figures, calls_change, learned_calls, looks, new_calls
 from cbtop.comparison.noise import Figure, telling_blocks
+from tests.representatives import first_by_default
 
 STEPS = np.full(60, 4.0)
 
@@ -36,7 +37,7 @@ def test_a_place_that_is_never_called_changes_no_error_of_another() -> None:
     assert never == Figure(0.0, 0.0, 60)
 
 
-@pytest.mark.parametrize("rate", [0.03, 0.1, 0.3, 0.7, 0.97])
+@first_by_default("rate", [0.03, 0.1, 0.3, 0.7, 0.97], 2)
 def test_chance_moves_calls_by_no_more_than_their_interval(rate: float) -> None:
     places = 40
     beyond = 0

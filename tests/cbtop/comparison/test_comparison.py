@@ -244,6 +244,7 @@ def test_a_brick_slower_everywhere_is_named_with_the_layer_with_most_of_it(tmp_p
     assert verdict.gain_tokens_per_sec == pytest.approx(40.9 * 1_250 / 25_400, rel=0.1)
 
 
+@pytest.mark.slow
 def test_a_slower_brick_costs_no_larger_part_of_steps_if_a_few_take_long(tmp_path: Path) -> None:
     """The brick takes 960 µs.
 

@@ -20,6 +20,7 @@ from cbtop.comparison.threshold_grammar import parse
 from cbtop.comparison.thresholds import judge
 from cbtop.protocol.vocabulary import BrickCategory
 from tests.cbtop.comparison.made_runs import STEADY, Noise, made_run, place_of, steady
+from tests.representatives import first_by_default
 
 
 def test_where_a_threshold_stands_is_said_with_what_became_of_it() -> None:
@@ -238,6 +239,7 @@ def test_with_several_tokens_a_step_each_side_counts_its_own() -> None:
         assert (judged.outcome, judged.guilty == "between steps") == (Outcome.BROKEN, is_between)
 
 
+@pytest.mark.slow
 def test_where_no_change_would_have_been_found_nothing_holds() -> None:
     """The sensitivity of a comparison decides the result.
 
@@ -291,7 +293,7 @@ def test_a_step_with_a_too_wide_interval_is_unknown_and_says_what_to_do() -> Non
     assert "more or longer runs (--learn 6)" in found[RATE].said
 
 
-@pytest.mark.parametrize(
+@first_by_default(
     ("planted", "guilty"),
     [({}, ""), ({"unnamed_us": 1_000.0}, "between bricks"), ({"between_steps_us": 2_030.0}, "between steps")],
 )
@@ -558,6 +560,7 @@ def test_where_each_of_two_new_runs_breaks_something_else_neither_is_known() -> 
         }
 
 
+@pytest.mark.slow
 def test_a_brick_slower_in_two_layers_is_confirmed_whichever_a_run_names() -> None:
     bases = [made_run(seed, Noise(run=0.005)) for seed in range(6)]
     first, second = (

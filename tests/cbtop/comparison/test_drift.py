@@ -14,6 +14,7 @@ from cbtop.comparison.run_diff import diff_of
 from cbtop.comparison.runs import Run, part_of
 from cbtop.comparison.step_blocks import StepBlocks
 from tests.cbtop.comparison.made_runs import STEADY, Noise, made_batch, made_run, made_table
+from tests.representatives import first_by_default
 
 LATE = replace(STEADY, late=0.3)
 
@@ -59,13 +60,14 @@ def test_a_warm_up_of_either_side_is_no_drift() -> None:
         assert found.change.now == pytest.approx(1.0, abs=0.03)
 
 
+@pytest.mark.slow
 def test_base_runs_that_begin_slowly_make_no_drift_of_a_steady_run() -> None:
     found = drift(three(replace(STEADY, late=-0.3)), made_run(4, STEADY, 120))
     assert found.change.percent == pytest.approx(43, abs=4)
     assert (found.is_slower, found.percent) == (False, pytest.approx(0, abs=2))
 
 
-@pytest.mark.parametrize("steps", [120, 160])
+@first_by_default("steps", [120, 160])
 def test_a_growing_cache_is_no_drift_and_hides_none(steps: int) -> None:
     """Because of the cache, the last third of the steps takes 1.2 times as long as the first."""
     grown = {"cached_from": 0, "us_a_position": 1.2}

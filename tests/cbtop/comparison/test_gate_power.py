@@ -18,6 +18,7 @@ from cbtop.comparison.run_diff import diff, diff_of
 from cbtop.comparison.run_sets import together
 from cbtop.reports.run_diff import diff_json, diff_text
 from tests.cbtop.comparison.made_runs import Noise, made_run
+from tests.representatives import first_by_default
 
 PLANTED = "DownProjection in Layer 4"
 USUAL, LOUD = Noise(), Noise(call=0.2)
@@ -53,19 +54,20 @@ def tally(comparisons: int, noise: Noise, steps: int = 240, slower: float = 1.0,
 
 
 @pytest.mark.parametrize("comparisons", [2, pytest.param(8, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("noise", MACHINES.values(), ids=MACHINES)
+@first_by_default("noise", MACHINES.values(), 3, ids=MACHINES)
 def test_what_machines_do_breaks_no_gate(noise: Noise, comparisons: int) -> None:
     found = tally(comparisons, noise)
     assert (found.named, found.wrong) == (0, 0)
 
 
 @pytest.mark.parametrize("comparisons", [1, pytest.param(4, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", MACHINES)
+@first_by_default("name", MACHINES, 3)
 def test_ten_percent_on_one_brick_of_one_layer_are_named_on_any_machine(name: str, comparisons: int) -> None:
     found = tally(comparisons, MACHINES[name], slower=1.1)
     assert (found.named, found.wrong) == (comparisons, 0)
 
 
+@pytest.mark.slow
 def test_the_gate_says_how_much_slower_than_others_a_brick_is_on_clock_drift() -> None:
     """The clock drifts by 6 % in each run, so absolute changes below 10 % cannot be found."""
     noise = MACHINES["a drifting clock"]
@@ -82,6 +84,7 @@ def test_the_gate_says_how_much_slower_than_others_a_brick_is_on_clock_drift() -
     assert place["typical_us"]["ratio_half"] > 0.1 > place["beside_others_us"]["ratio_half"]
 
 
+@pytest.mark.slow
 def test_a_gate_says_how_small_a_change_it_finds() -> None:
     """The smallest change that can be found grows with more variation and with fewer records.
 

@@ -25,6 +25,7 @@ from cbtop.comparison.noise import (
     learned,
 )
 from tests.cbtop.viewmodels.made_snapshots import DOWN, Noise, made
+from tests.representatives import first_by_default
 
 COMPARISONS = 200
 NOISES = {
@@ -42,15 +43,14 @@ NOISES = {
         for name, noise in NOISES.items()
     ],
 )
-def test_at_most_one_of_100_comparisons_of_a_stationary_process_has_a_change(
-    noise: Noise,
-) -> None:
+@first_by_default("comparisons", [COMPARISONS // 2, COMPARISONS])
+def test_at_most_one_of_100_comparisons_of_a_stationary_process_has_a_change(noise: Noise, comparisons: int) -> None:
     found = 0
-    for seed in range(COMPARISONS):
+    for seed in range(comparisons):
         comparison = compare(made(2 * seed, noise), made(2 * seed + 1, noise), "decode")
         found += any(one.change.is_beyond_noise for one in comparison.changes)
-    print(f"{found} of {COMPARISONS} comparisons of the same find a change")  # noqa: T201
-    assert found <= COMPARISONS // 100
+    print(f"{found} of {comparisons} comparisons of the same find a change")  # noqa: T201
+    assert found <= comparisons // 100
 
 
 @pytest.mark.parametrize(
@@ -60,15 +60,16 @@ def test_at_most_one_of_100_comparisons_of_a_stationary_process_has_a_change(
         pytest.param(Noise(memory=0.9), 0.95, id="of ten steps"),
     ],
 )
-def test_ten_percent_on_one_brick_of_one_layer_is_named(noise: Noise, share: float) -> None:
+@first_by_default("comparisons", [COMPARISONS // 4, COMPARISONS])
+def test_ten_percent_on_one_brick_of_one_layer_is_named(noise: Noise, share: float, comparisons: int) -> None:
     named = wrong = 0
-    for seed in range(COMPARISONS):
+    for seed in range(comparisons):
         comparison = compare(made(2 * seed, noise), made(2 * seed + 1, noise, slower=1.1), "decode")
         worst = [(one.brick, one.layer) for one in comparison.slower[:1]]
         named += worst == [(DOWN, "Layer 5")]
         wrong += bool(worst) and worst != [(DOWN, "Layer 5")]
-    print(f"{named} of {COMPARISONS} planted changes are named, {wrong} times another is")  # noqa: T201
-    assert named >= share * COMPARISONS
+    print(f"{named} of {comparisons} planted changes are named, {wrong} times another is")  # noqa: T201
+    assert named >= share * comparisons
     assert wrong == 0
 
 

@@ -16,6 +16,7 @@ from cbtop.comparison.run_diff import diff
 from cbtop.comparison.threshold_grammar import parse
 from cbtop.comparison.thresholds import judge
 from tests.cbtop.comparison.made_runs import STEADY, made_run, wander
+from tests.representatives import first_by_default
 
 (PART,) = made_run(1, STEADY, 40).parts
 
@@ -43,7 +44,7 @@ def test_a_batch_that_differs_by_over_two_percent_is_named(name: str) -> None:
 
 
 @pytest.mark.parametrize("memory", [0.0, 0.9])
-@pytest.mark.parametrize("bases", [1, 3, 6])
+@first_by_default("bases", [1, 3, 6])
 def test_batches_of_random_size_are_told_apart_in_one_of_fifty_pairs(memory: float, bases: int) -> None:
     rng = np.random.default_rng(7)
     apart = 0

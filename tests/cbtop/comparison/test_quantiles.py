@@ -14,6 +14,7 @@ from cbtop.comparison.quantiles import MEDIAN, MIN_BEYOND, P99, CallTimes
 from cbtop.profiler.analysis.growth import Growth
 from cbtop.profiler.analysis.histograms import BUCKETS, Column, bucket_of
 from cbtop.profiler.analysis.node_columns import SUMS
+from tests.representatives import first_by_default
 
 BLOCKS = 6
 PER_BUCKET = 1 / 64  # relative width of a bucket for values above 64 ns
@@ -97,7 +98,7 @@ def test_a_quantile_is_unknown_if_blocks_leave_open_whether_calls_exceed_it() ->
     assert call_times(blocks).quantile(P99).figures == [None]
 
 
-@pytest.mark.parametrize("fraction", [MEDIAN, 0.9])
+@first_by_default("fraction", [MEDIAN, 0.9])
 def test_a_quantile_is_off_by_what_its_error_says(fraction: float) -> None:
     found = [call_times(wandering(seed, 40, 24)).quantile(fraction).figures[0] for seed in range(60)]
     figures = [one for one in found if one is not None]
@@ -194,7 +195,7 @@ def random_calls(seed: int, rate: float, blocks: int, long: float = 1.0) -> list
     return made
 
 
-@pytest.mark.parametrize("rate", [0.1, 0.3, 1.0])
+@first_by_default("rate", [0.1, 0.3, 1.0])
 def test_a_median_is_as_sure_if_blocks_have_other_numbers_of_calls(rate: float) -> None:
     found = [
         call_times(random_calls(seed, rate, 60), [[0, 1, 2]], 3).quantile(MEDIAN).figures[0] for seed in range(60)
@@ -205,6 +206,7 @@ def test_a_median_is_as_sure_if_blocks_have_other_numbers_of_calls(rate: float) 
     assert np.median([one.blocks for one in figures]) <= 60 * min(1.0, 5 * rate)
 
 
+@pytest.mark.slow
 def test_a_median_between_two_kinds_of_calls_is_as_unsure_as_they_are_apart() -> None:
     found = [call_times(random_calls(seed, 1.0, 60, 2.0), [[0, 1, 2]], 3).quantile(MEDIAN) for seed in range(40)]
     figures = [one.figures[0] for one in found]

@@ -79,6 +79,7 @@ def test_a_batch_is_named_where_a_phase_has_several() -> None:
     assert batch_text(replace(parts[2], sequences=9.0)) == "9"
 
 
+@pytest.mark.slow
 def test_a_threshold_on_a_batch_is_on_no_other_and_a_wrong_one_lists_them() -> None:
     found = diff(batches(1, 6, 2), batches(2, 6, 2))
     for text, about in (

@@ -108,6 +108,7 @@ def test_longer_caches_are_compared_at_a_length_that_both_have_seen() -> None:
     assert "other KV lengths" in diff(base, made_run(2, STEADY, 400, cached_from=900)).why_not
 
 
+@pytest.mark.slow
 def test_calls_and_typical_times_are_compared_at_one_length_too() -> None:
     """Attention takes 100 µs plus 0.2 µs per position. Its raw median and p99 are 40 µs higher in the new run."""
     base, later = (made_run(at, STEADY, 400, cached_from=200 * at, us_a_position=0.2) for at in (0, 1))
@@ -239,6 +240,7 @@ def test_runs_taken_together_keep_clock_cut_gone_process_and_failed_check() -> N
     assert (odd.is_cut, odd.is_gone, odd.failed_checks) == (True, True, ("RmsNorm: finite",))
 
 
+@pytest.mark.slow
 def test_runs_of_other_lengths_are_said_where_nobody_says_how_much_is_cached() -> None:
     """A difference of up to 10 % in the number of steps is allowed."""
     for steps, is_said in ((240, False), (264, False), (280, True)):

@@ -18,6 +18,7 @@ from cbtop.comparison.runs import Run, TooShort
 from cbtop.protocol.vocabulary import BrickCategory
 from cbtop.reports.run_diff import diff_json, diff_text
 from tests.cbtop.comparison.made_runs import AT, STEADY, Noise, made_run, place_of
+from tests.representatives import first_by_default
 
 ATTENTION: Place = (("Attention", BrickCategory.ATTENTION), None)
 NOISE = Noise(run=0.005)
@@ -86,6 +87,7 @@ def test_a_set_has_the_sums_of_its_runs_work_and_the_means_of_their_times() -> N
         assert times.calls == replace(calls, blocks=60, runs=3)
 
 
+@pytest.mark.slow
 def test_a_set_is_compared_at_the_cache_length_that_most_of_its_runs_have() -> None:
     grown = {"cached_from": 0, "us_a_position": 0.2}
     runs = [made_run(seed, STEADY, steps, **grown) for seed, steps in ((1, 240), (2, 220), (3, 230), (4, 40))]
@@ -115,7 +117,8 @@ def test_a_figure_is_averaged_over_the_runs_that_have_it_if_three_do() -> None:
     assert found.typical_us is None
 
 
-@pytest.mark.parametrize("few", [0, 1])
+@pytest.mark.slow
+@first_by_default("few", [0, 1])
 def test_a_part_that_three_base_runs_have_is_judged_whatever_others_lack(few: int) -> None:
     """The additional base run has one step of six tokens, or none."""
     bases = [two_batches(seed) for seed in (0, 2, 3)]
@@ -184,6 +187,7 @@ def test_the_first_of_two_base_runs_keeps_what_the_second_lacks() -> None:
     assert together([replace(first, parts=(other_unit,)), two_batches(2)]).parts[0] == other_unit
 
 
+@pytest.mark.slow
 def test_a_brick_that_one_base_run_never_called_is_judged_by_the_others() -> None:
     bases = [made_run(seed, NOISE, 120) for seed in range(3)]
     now = made_run(9, NOISE, 120, slower=2.0, in_layer=None)
@@ -219,6 +223,7 @@ def extras(seed: int) -> dict[str, Run]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rounds", [1, pytest.param(25, marks=pytest.mark.slow)])
 def test_one_more_base_run_never_turns_a_clear_slowdown_into_a_pass(rounds: int) -> None:
     for at in range(rounds):

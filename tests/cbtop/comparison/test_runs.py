@@ -20,6 +20,7 @@ from cbtop.protocol.ring import FLAG_AMOUNTS, FLAG_FAILED, FLAG_PLAIN
 from cbtop.protocol.ring_reader import Batch
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind
 from tests.cbtop.comparison.made_runs import BRICKS, Noise, made_batch, made_run, made_table
+from tests.representatives import first_by_default
 
 STEADY = Noise(pauses=0)
 
@@ -201,7 +202,7 @@ def blocks_of(us: Sequence[float]) -> list[StepBlock]:
 USUAL = [100.0, 101.0, 99.0, 100.5, 99.5] * 4  # the median distance from the median is 0.5 µs
 
 
-@pytest.mark.parametrize(
+@first_by_default(
     ("us", "left_out"),
     [
         (USUAL, 0),
@@ -215,6 +216,7 @@ USUAL = [100.0, 101.0, 99.0, 100.5, 99.5] * 4  # the median distance from the me
         ([140.0, 130.0, 100.0, 99.0, 101.0, 100.0], 1),  # at least five blocks must remain
         ([140.0, 100.0, 99.0, 101.0, 100.0], 0),
     ],
+    4,
 )
 def test_blocks_at_the_beginning_that_are_slower_than_almost_all_are_warm_up(
     us: Sequence[float], left_out: int

@@ -23,6 +23,7 @@ from cbtop.comparison.thresholds import judge
 from cbtop.reports.run_diff import diff_json, diff_markdown, diff_text
 from tests.cbtop.comparison.made_runs import Noise, made_run, place_of
 from tests.cbtop.comparison.simulator import NOTHING, USUAL, Planted, Program, SimulatedBrick, simulated
+from tests.representatives import first_by_default
 
 RARE = tuple(SimulatedBrick(f"In {percent} %", 120.0, rate=percent / 100) for percent in (3, 10, 30, 70))
 RATES = Program((*USUAL, *RARE), layers=2)
@@ -75,7 +76,7 @@ def broken_quantiles(found: RunDiff) -> list[Judged]:
     return [one for text in texts for one in judge(parse(text), found) if one.outcome is Outcome.BROKEN]
 
 
-@pytest.mark.parametrize("program", [RATES, EXPERTS, MIXED], ids=["rates", "experts", "batches, phases and a sample"])
+@first_by_default("program", [RATES, EXPERTS, MIXED], ids=["rates", "experts", "batches, phases and a sample"])
 def test_two_runs_of_the_same_program_differ_in_nothing(program: Program) -> None:
     found = diff(run_of(program, 1), run_of(program, 2))
     assert found.parts
@@ -90,6 +91,7 @@ def test_two_runs_of_the_same_program_differ_in_nothing(program: Program) -> Non
             assert abs(rare.change.now / rare.change.before - 1) < 0.03
 
 
+@pytest.mark.slow
 def test_a_p50_is_that_of_a_call_in_a_brick_of_a_tenth_of_the_steps() -> None:
     found = diff(run_of(RATES, 1), run_of(RATES, 3, Planted("In 10 %", call=1.8)))
     for text in ("In 10 %.p50<=1.05x", "In 10 %@1.p50<=1.05x"):
@@ -140,7 +142,8 @@ def test_a_second_call_in_every_step_is_structure() -> None:
     assert (broken.outcome, broken.guilty) == (Outcome.BROKEN, "Attention")
 
 
-@pytest.mark.parametrize(("brick", "call"), [("In 30 %", 1.5), ("Attention", 1.3)])
+@pytest.mark.slow
+@first_by_default(("brick", "call"), [("In 30 %", 1.5), ("Attention", 1.3)])
 def test_a_renamed_brick_is_judged_as_that_brick_by_noisy_base_runs(brick: str, call: float) -> None:
     bases = [run_of(RATES, seed) for seed in (1, 2, 6, 7, 8, 9)]
     now = run_of(RATES, 3, Planted(brick, call=call, name="Another"))
@@ -154,6 +157,7 @@ def test_a_renamed_brick_is_judged_as_that_brick_by_noisy_base_runs(brick: str, 
     assert only(three, "Another").renamed_from == brick
 
 
+@pytest.mark.slow
 def test_a_rare_brick_that_a_run_does_not_call_is_not_gone() -> None:
     rarest = Program((*USUAL, SimulatedBrick("In 1 %", 120.0, rate=0.01)), layers=1, steps=80)
     runs = [run_of(rarest, seed) for seed in range(1, 7)]
@@ -176,6 +180,7 @@ def intervals(found: RunDiff) -> list[tuple[float, float]]:
     return printed + [(one["ratio"], one["ratio_half"]) for one in told]
 
 
+@pytest.mark.slow
 def test_nothing_is_called_slower_or_faster_if_its_interval_includes_one() -> None:
     drifting, scattered = Noise(drift=0.06), Noise(call=0.2, run=0.02)
     diffs = [diff(run_of(RATES, 1), run_of(RATES, 4, Planted("In 30 %", rate=2.0)))]

@@ -12,6 +12,7 @@ from cbtop.comparison.run_diff import diff_of
 from cbtop.comparison.runs import Run
 from cbtop.comparison.tails import Tail, tails_of
 from tests.cbtop.comparison.made_runs import STEADY, Noise, made_run, steady
+from tests.representatives import first_by_default
 
 TAIL = replace(STEADY, tail=9.0)
 
@@ -29,6 +30,7 @@ def three(noise: Noise = STEADY, steps: int = 240) -> list[Run]:
     return [made_run(seed, noise, steps) for seed in (1, 2, 3)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bases", [1, 3])
 def test_a_brick_with_a_few_calls_ten_times_as_long_has_a_longer_p99(bases: int) -> None:
     found = tails(three()[:bases], made_run(4, TAIL))
@@ -56,13 +58,14 @@ def test_a_brick_without_a_p99_takes_that_of_no_other_away() -> None:
     assert [tail.place for tail in tails_of(replace(part, places=others))] == rest
 
 
+@pytest.mark.slow
 def test_a_step_has_a_p99_from_400_steps_on() -> None:
     assert "step" not in tails(three(), made_run(4, TAIL))
     found = tails(three(steps=800), made_run(4, replace(TAIL, tail=20.0), 800))
     assert [name for name, tail in found.items() if tail.is_longer] == ["step", "DownProjection"]
 
 
-@pytest.mark.parametrize("noise", [replace(STEADY, late=0.3), replace(STEADY, late=0.5)])
+@first_by_default("noise", [replace(STEADY, late=0.3), replace(STEADY, late=0.5)])
 def test_a_drift_or_calls_that_are_longer_anyway_are_not_named_again(noise: Noise) -> None:
     assert longer(three(), made_run(4, noise)) == []
     for planted in ({"all_longer": 1.5}, {"slower": 1.5}, {"slower": 2.0, "in_layer": None}):
@@ -110,6 +113,7 @@ def test_the_interval_is_the_wider_of_that_between_runs_and_that_inside() -> Non
     assert inside.half > inside.before  # the error of a simple ratio would be smaller
 
 
+@pytest.mark.slow
 def test_a_p99_among_pauses_is_as_unsure_as_the_step_down_from_them() -> None:
     """1 % of the calls pause. By chance, the p99 is the duration of a pause or of a normal call."""
     figures = [made_run(seed, Noise(pauses=4e-4), 480).parts[0].places[None, None].p99 for seed in (2, 7)]

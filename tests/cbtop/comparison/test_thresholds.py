@@ -67,6 +67,7 @@ def test_a_figure_of_a_phase_is_that_of_its_step(text: str) -> None:
     assert replace(short, rule="") == replace(full, rule="")
 
 
+@pytest.mark.slow
 def test_a_brick_that_is_called_like_the_phase_is_preferred_to_its_step() -> None:
     base, now = made_run(1, STEADY, rename="Decode"), made_run(2, STEADY, rename="Decode")
     (judged,) = judge(parse("decode.p50<=1.05x"), diff(base, now))

@@ -41,6 +41,7 @@ from cbtop.protocol.ring_reader import Batch, RingReader
 from cbtop.protocol.vocabulary import SourceStatus
 from tests.integration.hosts import daemon as daemon_process
 from tests.integration.hosts import eventually, host, snapshot
+from tests.representatives import first_by_default
 
 DEAD = 1 << 30  # no process can have this pid
 
@@ -318,6 +319,7 @@ def test_one_running_process_among_thousands_ended_is_found_in_one_round(
     assert lives.exists()
 
 
+@pytest.mark.slow
 def test_bad_rings_by_the_thousand_are_named_a_few_times(
     daemon: Daemon, runtime: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -331,6 +333,7 @@ def test_bad_rings_by_the_thousand_are_named_a_few_times(
     assert "nothing more is said" in caplog.records[-1].getMessage()
 
 
+@pytest.mark.slow
 def test_a_daemon_whose_complaints_nobody_reads_serves_on(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     deep = runtime / ("x" * 150)
     deep.mkdir(mode=0o700)
@@ -345,7 +348,7 @@ def test_a_daemon_whose_complaints_nobody_reads_serves_on(runtime: Path, monkeyp
         assert serving.poll() is None
 
 
-@pytest.mark.parametrize("says", ["delta", "snapshot", "records"])
+@first_by_default("says", ["delta", "snapshot", "records"])
 def test_a_source_that_cannot_say_what_it_has_is_faulty_and_the_others_go_on(
     runtime: Path, monkeypatch: pytest.MonkeyPatch, says: str
 ) -> None:

@@ -53,6 +53,7 @@ from cbtop.tui.views.header import drops
 from cbtop.viewmodels.source import source_view
 from cbtop.viewmodels.sources import source_row
 from tests.cbtop.recorded import Clock, apply, profiler_in, record_of, source_of
+from tests.representatives import first_by_default
 
 decode = codec.decode
 
@@ -335,7 +336,7 @@ AGAIN_AND_AGAIN: dict[str, Callable[[int], CatalogMessage]] = {
 }
 
 
-@pytest.mark.parametrize("what", AGAIN_AND_AGAIN)
+@first_by_default("what", AGAIN_AND_AGAIN, 2)
 def test_of_what_is_said_again_and_again_only_the_last_is_kept_and_shown(
     runtime: Path, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

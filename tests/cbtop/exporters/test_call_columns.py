@@ -37,7 +37,10 @@ def exported(name: str, process: RecordedProcess) -> str:
     return out.getvalue().decode()
 
 
-@pytest.fixture(params=RECORDINGS, ids=lambda path: path.stem)
+@pytest.fixture(
+    params=[pytest.param(path, marks=() if path.stem == "h100" else pytest.mark.slow) for path in RECORDINGS],
+    ids=lambda path: path.stem,
+)
 def process(request: pytest.FixtureRequest) -> Iterator[RecordedProcess]:
     """Return the process with the most records of a recording."""
     reader = RecordingReader(request.param)

@@ -27,6 +27,7 @@ from cbtop.protocol.messages import Node
 from cbtop.protocol.vocabulary import NodeKind
 from tests.cbtop.exporters.made_processes import any_process, recorded_process, records_of
 from tests.integration.hosts import DEADLINE_S
+from tests.representatives import first_by_default
 
 TEXTS = [name for name, exporter in EXPORTERS.items() if not exporter.is_binary]
 SHELL = shutil.which("trace_processor_shell")
@@ -46,7 +47,7 @@ def names(recorded: RecordedProcess) -> list[str]:
     return [display_name(recorded.nodes[record.node]) for record in recorded.records]
 
 
-@pytest.mark.parametrize("name", EXPORTERS)
+@first_by_default("name", EXPORTERS, 3)
 @given(recorded=any_process())
 def test_every_format_can_be_written_to_a_file_and_again(name: str, recorded: RecordedProcess) -> None:
     assert exported_bytes(name, recorded) == exported_bytes(name, recorded)

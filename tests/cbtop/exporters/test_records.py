@@ -18,6 +18,7 @@ from cbtop.protocol.messages import Node
 from cbtop.protocol.ring_reader import Batch
 from cbtop.protocol.vocabulary import NodeKind
 from tests.cbtop.exporters.made_processes import batch_of
+from tests.representatives import first_by_default
 
 SMALL = 64  # records sorted at a time; the real limit is 250,000
 CHUNK = 32
@@ -103,7 +104,7 @@ BUFFERED = 8192 // LEAST_BYTES  # records that the buffer of a text writer may c
 
 
 @pytest.mark.usefixtures("few_at_a_time")
-@pytest.mark.parametrize("name", EXPORTERS)
+@first_by_default("name", EXPORTERS, 3)
 def test_every_format_holds_a_bounded_number_of_records(name: str) -> None:
     table, out = NodeTable(), Written()
     table.add(Node(1, None, NodeKind.STEP, "decode"))

@@ -21,6 +21,7 @@ from cbtop.viewmodels.source import SourceView
 from tests.cbtop.feeds.test_replay import Hand, known, leaves
 from tests.cbtop.made_recordings import made_recording
 from tests.integration.hosts import cbtop
+from tests.representatives import first_by_default
 
 IMPERFECT = Path(__file__).parents[1] / "imperfect.cbtop"
 SECONDS = 40
@@ -114,6 +115,7 @@ def test_of_a_range_in_which_nothing_ended_nothing_is_shown(feed: ReplayFeed) ->
     assert range_text.shown_time(view).endswith(", 0 steps")
 
 
+@pytest.mark.slow
 def test_a_range_is_no_other_whichever_way_it_was_come_to() -> None:
     with ReplayFeed(IMPERFECT, clock_s=Hand()) as feed:
         found = []
@@ -214,7 +216,7 @@ def saved(feed: ReplayFeed, directory: Path) -> Path:
     return done.path
 
 
-@pytest.mark.parametrize(
+@first_by_default(
     "ends", [(4.3, 11.7), (0, 3), *(pytest.param(ends, marks=pytest.mark.slow) for ends in ((20, 24), (9.05, 9.95)))]
 )
 def test_a_saved_range_opens_as_that_range_with_the_same_numbers(ends: tuple[float, float], tmp_path: Path) -> None:

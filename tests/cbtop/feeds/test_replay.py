@@ -30,6 +30,7 @@ from tests.cbtop.conftest import screen_text, toasts
 from tests.cbtop.made_recordings import BEGIN_NS, keyframe, made_recording
 from tests.cbtop.recorded import Clock, profiler_in, source_of
 from tests.integration.hosts import cbtop
+from tests.representatives import first_by_default
 
 SECONDS = 130
 IMPERFECT = Path(__file__).parents[1] / "imperfect.cbtop"
@@ -141,6 +142,7 @@ def test_after_a_jump_it_shows_what_it_shows_when_all_before_was_played(
                 assert [pair for pair in pairs if pair[0] != pair[1]] == []
 
 
+@pytest.mark.slow
 def test_a_jump_reads_as_far_back_as_the_curves_go_and_no_further(long: Path) -> None:
     with ReplayFeed(long, clock_s=Hand()) as feed:
         feed.playback.touched = 0
@@ -151,6 +153,7 @@ def test_a_jump_reads_as_far_back_as_the_curves_go_and_no_further(long: Path) ->
         assert len(feed.view(None, "decode").tokens_per_sec_history) == source_record.HISTORY_S
 
 
+@pytest.mark.slow
 def test_steps_to_and_fro_read_a_few_seconds(long: Path) -> None:
     with ReplayFeed(long, clock_s=Hand()) as feed:
         feed.seek(300)
@@ -214,6 +217,7 @@ def test_a_recording_that_was_not_closed_shows_the_same(runtime: Path, tmp_path:
         assert not feed.replay().is_complete
 
 
+@pytest.mark.slow
 def test_last_steps_before_an_end_appear_whether_seek_or_timeline_was_first(runtime: Path, tmp_path: Path) -> None:
     made_recording(runtime, tmp_path / "run.cbtop", 20, ends=True, ended_s=60)
     found = []
@@ -233,6 +237,7 @@ def test_last_steps_before_an_end_appear_whether_seek_or_timeline_was_first(runt
     assert found[0] == found[1]
 
 
+@pytest.mark.slow
 def test_of_each_that_ended_the_records_before_its_end_are_read(runtime: Path, tmp_path: Path) -> None:
     made_recording(runtime, tmp_path / "run.cbtop", 20, ends=True, ended_s=260)
     with ReplayFeed(tmp_path / "run.cbtop", clock_s=Hand()) as feed:
@@ -295,9 +300,12 @@ MOVES: list[tuple[tuple[str, ...], float]] = [  # moves that start in the first 
 ]
 
 
-async def test_every_key_that_moves_in_time_does(feed: ReplayFeed) -> None:
+@first_by_default("moves", [MOVES[::3], MOVES], ids=len)
+async def test_every_key_that_moves_in_time_does(
+    feed: ReplayFeed, moves: list[tuple[tuple[str, ...], float]]
+) -> None:
     async with ReplayApp(feed, interval_s=60).run_test(size=(120, 34)) as pilot:
-        for keys, at_s in MOVES:
+        for keys, at_s in moves:
             feed.seek(60)
             text = await press(pilot, "1", *keys)
             assert (keys, feed.at_s, steps(feed)) == (keys, at_s, 2 * at_s)
@@ -317,6 +325,7 @@ async def test_it_is_labelled_with_its_date_and_space_holds_it(feed: ReplayFeed)
         assert feed.is_playing
 
 
+@pytest.mark.slow
 async def test_the_footer_and_the_help_list_the_keys_except_the_key_that_saves(feed: ReplayFeed) -> None:
     async with ReplayApp(feed, interval_s=60).run_test(size=(120, 120)) as pilot:
         assert "← back 5 s" in (await press(pilot)).splitlines()[-1]
@@ -328,6 +337,7 @@ async def test_the_footer_and_the_help_list_the_keys_except_the_key_that_saves(f
         assert feed.at_s == 0  # the help screen handles these keys itself
 
 
+@pytest.mark.slow
 async def test_the_time_bar_says_where_it_is_and_a_click_goes_there(feed: ReplayFeed) -> None:
     def bar(text: str) -> str:
         return text.splitlines()[-2]
@@ -371,6 +381,7 @@ def test_the_time_bar_marks_where_a_process_ended_that_was_seen_to_run(runtime: 
         assert feed.marks == {20: Mark.ENDED}
 
 
+@pytest.mark.slow
 async def test_after_a_jump_a_long_ended_process_has_its_figures_and_a_reason(runtime: Path, tmp_path: Path) -> None:
     made_recording(runtime, tmp_path / "run.cbtop", 20, ends=True, ended_s=260)
     for way in (range(200), ()):
@@ -386,6 +397,7 @@ async def test_after_a_jump_a_long_ended_process_has_its_figures_and_a_reason(ru
                 assert "of a recording its last ones are read where it ended less than two minutes before" in text
 
 
+@pytest.mark.slow
 async def test_the_filter_keeps_its_arrows(feed: ReplayFeed) -> None:
     feed.seek(60)
     async with ReplayApp(feed, interval_s=60).run_test(size=(120, 34)) as pilot:
@@ -396,6 +408,7 @@ async def test_the_filter_keeps_its_arrows(feed: ReplayFeed) -> None:
         assert feed.at_s == 55
 
 
+@pytest.mark.slow
 async def test_a_bracket_goes_one_step_end_on_or_back_and_a_replay_stays_there() -> None:
     with ReplayFeed(IMPERFECT, clock_s=Hand()) as feed:
         feed.seek(12.0)  # the process makes no progress from before 8 s to after 13 s
@@ -435,6 +448,7 @@ def test_steps_are_found_of_who_began_after_what_is_looked_back_in_did(runtime: 
             assert feed.search.steps_away(20, 3, asked) == (21.5, 3)
 
 
+@pytest.mark.slow
 async def test_where_no_step_ends_it_goes_by_seconds_and_says_so_once() -> None:
     with ReplayFeed(IMPERFECT, clock_s=Hand()) as feed:
         async with ReplayApp(feed, interval_s=60).run_test(size=(120, 34), notifications=True) as pilot:
@@ -447,6 +461,7 @@ async def test_where_no_step_ends_it_goes_by_seconds_and_says_so_once() -> None:
             assert feed.at_s == 0
 
 
+@pytest.mark.slow
 async def test_a_long_way_is_gone_while_the_screen_answers_and_its_share_is_shown(
     recording: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -493,7 +508,7 @@ def test_headless_prints_the_end_or_the_moment_asked_for(recording: Path) -> Non
     assert document["sources"][0]["steps"]["count"] == 60
 
 
-@pytest.mark.parametrize(("window_s", "at_s"), [(20, 62.5), (10, 9.0), (30, 1000)])
+@first_by_default(("window_s", "at_s"), [(20, 62.5), (10, 9.0), (30, 1000)])
 def test_headless_prints_a_window_as_long_as_was_asked_for(recording: Path, window_s: int, at_s: float) -> None:
     done = cbtop("replay", str(recording), "--at", str(at_s), "--window", str(window_s), "--format", "json")
     (source,) = json.loads(done.stdout)["sources"]
@@ -559,6 +574,7 @@ def test_a_file_that_is_none_is_a_usage_error(tmp_path: Path) -> None:
 # --- a baseline ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_recording_is_a_baseline_as_a_whole_or_with_its_last_seconds(recording: Path) -> None:
     (whole,) = baselines_in(recording)
     decode = whole.of("decode")
@@ -572,6 +588,7 @@ def test_a_recording_is_a_baseline_as_a_whole_or_with_its_last_seconds(recording
     assert last.end_ns == pytest.approx(whole.end_ns, abs=15e9)
 
 
+@pytest.mark.slow
 def test_what_is_marked_after_a_jump_is_the_window_before_it(feed: ReplayFeed) -> None:
     feed.seek(100.0)
     view = feed.view()
@@ -592,6 +609,7 @@ def test_what_is_marked_after_a_jump_is_the_window_before_it(feed: ReplayFeed) -
     assert view.baseline.why_not == "these seconds are the baseline's own"
 
 
+@pytest.mark.slow
 def test_headless_compares_all_of_a_recording_with_all_of_another(recording: Path, tmp_path: Path) -> None:
     other = tmp_path / "host"
     other.mkdir()

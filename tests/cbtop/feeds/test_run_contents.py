@@ -121,6 +121,7 @@ def test_what_a_process_did_not_announce_is_unknown() -> None:
     assert made() == Contents((RECORDED,))
 
 
+@pytest.mark.slow
 def test_a_recording_of_own_kernels_on_an_h100_has_exact_numbers(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -133,6 +134,7 @@ def test_a_recording_of_own_kernels_on_an_h100_has_exact_numbers(
     assert "313 launches a step" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_recording_of_torch_on_an_h100_has_its_bricks_and_no_kernels() -> None:
     (run,) = runs_in(H100 / "h100.cbtop")
     found = {one.phase: one for one in run.contents.phases}

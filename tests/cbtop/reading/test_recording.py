@@ -21,10 +21,12 @@ from cbtop.protocol.recording import RecordingOrigin, RecordingWriter
 from tests.cbtop.made_recordings import made_recording
 from tests.cbtop.made_serving import record_served
 from tests.integration.hosts import cbtop as command
+from tests.representatives import first_by_default
 
 RECORDINGS = sorted(Path(__file__).parents[1].glob("*.cbtop"))
 TABLES = ("steps", "layers", "bricks", "kernels", "calls", "requests", "verdicts")
-every_recording = pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: path.stem)
+by_size = sorted(RECORDINGS, key=lambda path: path.stat().st_size)
+every_recording = first_by_default("path", by_size, ids=lambda path: path.stem)
 
 
 def read_all(path: Path, *, allow_damage: bool = False) -> int:

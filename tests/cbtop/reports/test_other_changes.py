@@ -83,6 +83,7 @@ def test_a_rate_that_grew_beyond_noise_is_faster() -> None:
     assert NOTHING not in text
 
 
+@pytest.mark.slow
 def test_drift_and_long_calls_are_lines_of_a_diff_in_text_markdown_and_json() -> None:
     found = diff_of([made_run(1, STEADY)], [made_run(4, replace(STEADY, late=0.3))])
     for text in (diff_text(found), diff_markdown(found)):

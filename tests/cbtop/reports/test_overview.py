@@ -15,6 +15,7 @@ from cbtop.text.row_filter import RowChoice
 from cbtop.viewmodels.source import SourceView, source_view
 from tests.cbtop import samples
 from tests.cbtop.recorded import decode_run
+from tests.representatives import first_by_default
 
 GOLDEN = Path(__file__).parent / "goldens" / "overview.txt"
 SAMPLES = {name: value for name, value in vars(samples).items() if isinstance(value, SourceView)}
@@ -42,7 +43,7 @@ def test_whatever_is_shown_fits_on_one_screen(name: str) -> None:
     assert lines[-1] == "the rest: --view all"
 
 
-@pytest.mark.parametrize("recording", RECORDINGS, ids=lambda path: path.stem)
+@first_by_default("recording", RECORDINGS, ids=lambda path: path.stem)
 def test_a_replay_prints_one_screen_by_default_and_the_rest_for_all(
     recording: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

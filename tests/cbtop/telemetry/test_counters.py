@@ -32,6 +32,7 @@ from cbtop.telemetry.counters import Counters
 from cbtop.telemetry.metrics import DurationHistogram, Metric, Point
 from tests.cbtop.recorded import Clock, profiler_in, source_of
 from tests.integration.hosts import DEADLINE_S, eventually
+from tests.representatives import first_by_default
 
 HELLO = DaemonHello(2, 0, 77, "here", "boot", "0.1.0", 0, 0)
 BEACON = "beacon"  # a source that only shows how far the daemon's messages were received
@@ -197,7 +198,7 @@ def test_no_counter_goes_down_from_scrape_to_scrape(history: list[tuple[str, str
                 wire.scrape()
 
 
-@pytest.mark.parametrize(
+@first_by_default(
     "history",
     [
         pytest.param(["late", "keyframe", "finalize", "delta"], id="what ran inside a brick is told late"),
@@ -206,6 +207,7 @@ def test_no_counter_goes_down_from_scrape_to_scrape(history: list[tuple[str, str
         pytest.param(["step", "keyframe", "reset", "step", "delta", "keyframe"], id="the profiler is reset"),
         pytest.param(["step", "keyframe", "gone", "step", "keyframe", "end", "delta"], id="it leaves and comes back"),
     ],
+    2,
 )
 def test_no_counter_goes_down_when(history: list[str]) -> None:
     with told() as wire:

@@ -190,6 +190,7 @@ def is_closed(connection: socket.socket) -> bool:
         return True
 
 
+@pytest.mark.slow
 def test_connections_that_ask_nothing_hold_nobody_up_however_many_they_are(address: str) -> None:
     scrape(address)  # the first request starts threads that are not connections
     before = threading.active_count()
@@ -224,6 +225,7 @@ def test_connections_that_ask_byte_by_byte_are_cut_off_and_hold_nobody_up(
             connection.close()
 
 
+@pytest.mark.slow
 def test_who_asks_and_does_not_read_the_answer_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(openmetrics, "SLOW_S", 1.0)
     asked = threading.Event()

@@ -220,6 +220,7 @@ def many_bricks(key: str, bricks: int, phases: int = 1, checks: int = 0) -> Sour
     return record
 
 
+@pytest.mark.slow
 def test_the_export_stays_bounded_for_any_input_and_says_what_it_left_out() -> None:
     records = [many_bricks(f"h:{n}", bricks=300, phases=20, checks=100) for n in range(20)]
     found = snapshot(store_of(*records), NOW_NS)

@@ -27,6 +27,7 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(subscription_module, name, DEADLINE_S)
 
 
+@pytest.mark.slow
 def test_however_many_ask_it_keeps_listening(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     did: list[str] = []
 

@@ -15,6 +15,7 @@ from cbtop.tui.widgets.sorted_table import SortedTable
 from cbtop.viewmodels.merged import RankRow, RanksView
 from tests.cbtop import samples
 from tests.cbtop.conftest import ScriptedFeed, screen_text
+from tests.representatives import first_by_default
 
 
 def names_in(text: str) -> list[str]:
@@ -26,12 +27,13 @@ def names_in(text: str) -> list[str]:
 
 # The default test sorts by name, a share, a time, a count and a figure of another table. The slow test sorts by all
 # figures.
-@pytest.mark.parametrize(
+@first_by_default(
     "column",
     [
         pytest.param(one, marks=() if one in (BY_NAME, "wall %", "µs/tok", "count", "% roof") else pytest.mark.slow)
         for one in SORT_COLUMNS
     ],
+    2,
 )
 async def test_by_every_column_a_text_has_its_bricks_in_the_order_of_the_screen(column: str) -> None:
     choice = RowChoice(column)

@@ -66,6 +66,7 @@ from tests.cbtop.conftest import ScriptedFeed, screen_text, toasts, view_of
 from tests.cbtop.recorded import Clock, apply, profiler_in, source_of
 from tests.cbtop.test_gpu_recording import RECORDED
 from tests.integration.hosts import DEADLINE_S
+from tests.representatives import first_by_default
 
 AppPilot = Pilot[int]
 SIZE = (120, 34)
@@ -641,6 +642,8 @@ LEAVE_A_CHANGE = (
     merges_all_like_it, shows_another_source, refreshes_more_often, refreshes_less_often, marks_a_baseline,
     clears_the_baseline, offers_every_key_by_its_name, quits, suspends, moves_a_page_down, moves_a_page_up,
     sorts_by_the_next_column, sorts_by_the_previous_column, turns_the_order_round,
+    unfolds_the_node_or_goes_to_its_first_child, folds_or_unfolds_everything, sorts_the_children_of_each_node,
+    turns_the_order_of_children_round,
 )  # fmt: skip
 
 
@@ -648,13 +651,14 @@ def every_key() -> Iterator[Any]:
     """Return every key.
 
     Keys that leave the screen as it was are tested in turn on one screen, because opening a screen takes most of a
-    test's time. Keys that repeat the check of another key are slow tests.
+    test's time. Keys that repeat the check of another key, and the other way of a key, are slow tests.
     """
     met, in_turn = set(), defaultdict(list)
     for owner, binding in BINDINGS:
         check, one = CHECKS[owner, binding.action], (owner, binding)
-        if check in met or check in LEAVE_A_CHANGE or owner in (Graph, Layers, Sources):
-            marks = [pytest.mark.slow] if check in met else []
+        if check in met or check in LEAVE_A_CHANGE or owner is Layers:
+            is_alike = owner is Layers and binding.action in ("step(-1)", "brick(-1)", "to_end(0)")
+            marks = [pytest.mark.slow] if check in met or is_alike else []
             yield pytest.param([one], id=f"{owner.__name__}-{binding.key}", marks=marks)
         else:
             in_turn[owner].append(one)
@@ -663,7 +667,7 @@ def every_key() -> Iterator[Any]:
         yield pytest.param(keys, id=owner.__name__)
 
 
-@pytest.mark.parametrize("keys", every_key())
+@pytest.mark.parametrize("keys", [*every_key()])
 async def test_every_key_does_what_it_says(keys: list[tuple[type, Binding]], feed: ScriptedFeed) -> None:
     app = CbtopApp(feed, section="bricks", interval_s=0.5)
     async with app.run_test(size=SIZE, notifications=True) as pilot:
@@ -754,7 +758,7 @@ async def test_shift_k_asks_the_shown_process_for_kernels_and_the_graph_shows_th
             assert [row[-4] for row in rows] == ["1.00", "–"]
 
 
-@pytest.mark.parametrize("state", [State.TAKEN, State.NOT_ON_CUDA])
+@first_by_default("state", [State.TAKEN, State.NOT_ON_CUDA])
 async def test_shift_k_says_why_a_process_refuses(runtime: Path, state: State) -> None:
     with Host(runtime, lambda host, request: host.say(request.number, state)) as host:
         app = CbtopApp(seen_as(host), section="bricks", interval_s=60)
@@ -777,6 +781,7 @@ async def test_shift_k_waits_a_set_time_for_an_idle_process_and_then_withdraws(
             assert "waiting" not in screen_text(app)
 
 
+@pytest.mark.slow
 async def test_who_leaves_while_a_process_is_asked_takes_back_what_was_asked(runtime: Path) -> None:
     is_asked = threading.Event()
     with Host(runtime, lambda host, request: is_asked.set()) as host:
@@ -791,7 +796,7 @@ async def test_who_leaves_while_a_process_is_asked_takes_back_what_was_asked(run
             await asyncio.sleep(0.02)  # the requesting thread may still report something
 
 
-@pytest.mark.parametrize(
+@first_by_default(
     ("source", "keys", "why"),
     [
         (None, "K", "there is no process yet"),
@@ -809,7 +814,7 @@ async def test_shift_k_says_why_what_is_shown_cannot_be_asked(source: SourceView
         assert len(toasts(app)) == 1
 
 
-@pytest.mark.parametrize(
+@first_by_default(
     ("source", "why"),
     [(None, "there is no process yet"), (samples.LIVE, "pid 4242 alone runs this model in this program")],
 )
@@ -825,6 +830,7 @@ async def test_a_merge_of_fewer_than_two_is_refused_with_why_and_changes_nothing
         assert (app.merge, app.source) == (None, before)
 
 
+@pytest.mark.slow
 async def test_shift_k_asks_nobody_of_a_recording() -> None:
     with ReplayFeed(RECORDED) as feed:
         async with ReplayApp(feed, interval_s=60).run_test(size=SIZE, notifications=True) as pilot:
@@ -835,7 +841,7 @@ async def test_shift_k_asks_nobody_of_a_recording() -> None:
 HERE = replace(samples.LIVE, host=socket.gethostname())
 
 
-@pytest.mark.parametrize(
+@first_by_default(
     ("source", "keys", "why"),
     [
         (None, "C", "there is no process yet"),
@@ -885,7 +891,7 @@ def calibrations(monkeypatch: pytest.MonkeyPatch) -> list[MadeCalibration]:
     return made
 
 
-@pytest.mark.parametrize("fails", [False, True])
+@first_by_default("fails", [False, True])
 async def test_shift_c_measures_the_roofs_in_a_thread_with_progress_and_a_result(
     fails: bool, calibrations: list[MadeCalibration]
 ) -> None:
@@ -933,6 +939,7 @@ async def test_the_first_source_opens_the_view_and_gets_the_keys(feed: ScriptedF
         assert table(pilot).cursor == 1
 
 
+@pytest.mark.slow
 async def test_a_process_with_steps_and_no_bricks_is_shown_by_its_steps() -> None:
     bare = replace(
         samples.LIVE, bricks=(), categories=(), graph=(), roofline=RooflineView((), (), ()), critical_path=None
@@ -947,6 +954,7 @@ async def test_a_process_with_steps_and_no_bricks_is_shown_by_its_steps() -> Non
         assert all(steps.phase in text for steps in bare.phases)
 
 
+@pytest.mark.slow
 async def test_the_footer_names_the_keys_of_the_view_that_is_open(feed: ScriptedFeed) -> None:
     app = CbtopApp(feed, section="bricks", interval_s=60)
     async with app.run_test(size=SIZE) as pilot:
@@ -956,7 +964,7 @@ async def test_the_footer_names_the_keys_of_the_view_that_is_open(feed: Scripted
         assert "filter" not in footer
 
 
-@pytest.mark.parametrize("width", [40, 80, 120, 200])
+@first_by_default("width", [40, 80, 120, 200])
 async def test_the_footer_names_as_many_keys_as_it_has_room_for(feed: ScriptedFeed, width: int) -> None:
     app = CbtopApp(feed, section="bricks", interval_s=60)
     async with app.run_test(size=(width, 40)) as pilot:
@@ -999,7 +1007,7 @@ async def test_the_newest_process_is_shown_until_a_key_has_chosen_one(feed: Scri
         assert "third program started: < shows it" in toasts(app)
 
 
-@pytest.mark.parametrize("key", ["space", "m"])
+@first_by_default("key", ["space", "m"])
 async def test_a_held_screen_and_a_merge_stay_where_they_are(key: str, feed: ScriptedFeed) -> None:
     feed.seen.append(replace(samples.LIVE, key="alike"))
     app = CbtopApp(feed, section="bricks", interval_s=60)
@@ -1022,6 +1030,7 @@ async def test_a_process_that_ended_gives_way_to_the_newest_that_runs(feed: Scri
         assert "has ended: second program runs and is shown now" in await what_is_told(pilot)
 
 
+@pytest.mark.slow
 async def test_the_last_process_stays_on_the_screen_when_it_has_ended(feed: ScriptedFeed) -> None:
     app = CbtopApp(feed, section="bricks", interval_s=60)
     async with app.run_test(size=SIZE) as pilot:
@@ -1108,6 +1117,7 @@ async def test_the_cursor_keeps_its_row_and_a_sort_tops_it_unless_a_user_placed_
         assert table(pilot).current == first
 
 
+@pytest.mark.slow
 async def test_a_filter_finds_names_and_categories_and_says_how_many_of_all(feed: ScriptedFeed) -> None:
     app = CbtopApp(feed, section="bricks", interval_s=60)
     async with app.run_test(size=(80, 24)) as pilot:
@@ -1145,6 +1155,7 @@ async def test_the_palette_has_each_of_our_keys_and_none_of_textuals_own(feed: S
         assert offered <= {binding.description for _, binding in BINDINGS}
 
 
+@pytest.mark.slow
 async def test_a_click_sorts_by_a_head_or_presses_a_key_and_a_double_one_is_enter(feed: ScriptedFeed) -> None:
     app = CbtopApp(feed, section="bricks", interval_s=60)
     async with app.run_test(size=SIZE) as pilot:
@@ -1165,7 +1176,7 @@ async def test_a_click_sorts_by_a_head_or_presses_a_key_and_a_double_one_is_ente
 
 # The default test saves one view in every format and the cells of every view. The slow test saves the other
 # combinations.
-@pytest.mark.parametrize(
+@first_by_default(
     "wanted",
     [
         [(Bricks, ending) for ending, _ in KINDS.values()],
@@ -1272,6 +1283,7 @@ def test_the_refresh_rates_span_the_allowed_band() -> None:
     assert (min(INTERVALS_S), max(INTERVALS_S)) == (0.25, 5.0)
 
 
+@pytest.mark.slow
 def test_a_lost_terminal_ends_the_app_even_if_the_hang_up_signal_is_ignored() -> None:
     script = """
         import signal, sys

@@ -96,6 +96,7 @@ def screens() -> Iterator[list[Screen]]:
         screen.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("answer", "theme"), [(LIGHT_ANSWER, LIGHT), pytest.param(DARK_ANSWER, DARK, marks=pytest.mark.slow)]
 )
@@ -109,6 +110,7 @@ def test_the_theme_is_that_of_the_background_and_the_answer_presses_no_key(
     assert screen.end() == f"0 {theme.name} 0"  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_an_answer_in_pieces_among_keys_is_one_and_the_keys_are_pressed(
     screens: list[Screen],
 ) -> None:
@@ -121,6 +123,7 @@ def test_an_answer_in_pieces_among_keys_is_one_and_the_keys_are_pressed(
     assert screen.end() == f"0 {LIGHT.name} 2"
 
 
+@pytest.mark.slow
 def test_leaving_before_the_answer_comes_leaves_nothing_of_it_to_the_shell(screens: list[Screen]) -> None:
     screens.append(screen := Screen(ANSWER_WITHIN_S=str(2 * DEADLINE_S)))  # long enough for a busy machine
     screen.wait_for(ASK.encode())
@@ -138,6 +141,7 @@ def test_a_terminal_that_never_answers_holds_nobody_up(screens: list[Screen]) ->
     assert screen.end() == f"0 {DARK.name} 0"
 
 
+@pytest.mark.slow
 def test_who_names_a_theme_gets_it_and_the_terminal_is_not_asked(screens: list[Screen]) -> None:
     screens.append(screen := Screen("dark"))
     screen.wait_for(b"Overview")
@@ -146,6 +150,7 @@ def test_who_names_a_theme_gets_it_and_the_terminal_is_not_asked(screens: list[S
     assert ASK.encode() not in screen.said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("environment", "theme"), [pytest.param({}, DARK_16, marks=pytest.mark.slow), ({"COLORFGBG": "0;15"}, LIGHT_16)]
 )

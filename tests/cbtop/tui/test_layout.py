@@ -22,6 +22,7 @@ from tests.cbtop import made_machines, samples
 from tests.cbtop.conftest import ScriptedFeed, screen_text
 from tests.cbtop.seen_timelines import timeline_at
 from tests.cbtop.viewmodels.verdicts.cases import IMPERFECT
+from tests.representatives import first_by_default
 
 LEAST = (40, 10)
 SIZES = {
@@ -88,7 +89,7 @@ async def shows(pilot: Pilot[int], number: int) -> None:
     await pilot.pause()
 
 
-@pytest.mark.parametrize(("name", "sizes"), SIZES.items(), ids=list(SIZES))
+@first_by_default(("name", "sizes"), SIZES.items(), 2, ids=list(SIZES))
 async def test_no_widget_lies_on_another_or_draws_beyond_its_place(name: str, sizes: list[tuple[int, int]]) -> None:
     await at_every_size(source_of(name), sizes)
 
@@ -133,7 +134,7 @@ def watched() -> dict[str, SourceView]:
     return {"imperfect": replace(imperfect(), timeline=timeline_at(20.0)), "demo": demo}
 
 
-@pytest.mark.parametrize(
+@first_by_default(
     ("size", "name"),
     [
         pytest.param((120, 40), "imperfect", id="120x40-imperfect"),

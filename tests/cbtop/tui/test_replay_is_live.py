@@ -20,6 +20,7 @@ from cbtop.tui.views import VIEWS
 from cbtop.viewmodels.time_travel import TimeView
 from tests.cbtop.conftest import screen_text
 from tests.cbtop.feeds.test_replay import IMPERFECT, Hand, leaves
+from tests.representatives import first_by_default
 
 
 class Watching(StoreViews):
@@ -80,7 +81,7 @@ async def screens(app: CbtopApp, size: tuple[int, int]) -> dict[str, tuple[list[
 
 
 @pytest.mark.usefixtures("known_cost")
-@pytest.mark.parametrize(
+@first_by_default(
     ("size", "at_s", "before_s"),
     [
         pytest.param((80, 24), 19.3, (22, 3), id="80x24"),

@@ -24,6 +24,7 @@ from tests.cbtop import samples
 from tests.cbtop.conftest import ScriptedFeed, screen_text, toasts
 from tests.cbtop.feeds.test_replay import IMPERFECT, Hand
 from tests.integration.hosts import DEADLINE_S
+from tests.representatives import first_by_default
 
 SIZE = (120, 34)
 
@@ -146,6 +147,7 @@ async def test_brackets_look_back_from_the_held_moment_and_space_returns_to_now(
         assert memory.asked == 1
 
 
+@pytest.mark.slow
 async def test_a_bracket_or_v_holds_what_is_live_and_end_goes_back(feed: ScriptedFeed, memory: Memory) -> None:
     async with live_app(feed, memory).run_test(size=SIZE) as pilot:
         assert "◂ PAST" in await press(pilot, "left_parenthesis")
@@ -157,6 +159,7 @@ async def test_a_bracket_or_v_holds_what_is_live_and_end_goes_back(feed: Scripte
         assert "LIVE" in await press(pilot, "space")
 
 
+@pytest.mark.slow
 async def test_time_that_is_held_is_counted(feed: ScriptedFeed, memory: Memory, hand: Hand) -> None:
     async with live_app(feed, memory).run_test(size=SIZE) as pilot:
         await press(pilot, "space")
@@ -165,6 +168,7 @@ async def test_time_that_is_held_is_counted(feed: ScriptedFeed, memory: Memory, 
         assert memory.feed.at_s == pytest.approx(memory.feed.duration_s - 17)
 
 
+@pytest.mark.slow
 async def test_keys_while_the_daemon_is_asked_add_up_and_space_asks_no_more(
     feed: ScriptedFeed, memory: Memory
 ) -> None:
@@ -186,7 +190,7 @@ async def test_keys_while_the_daemon_is_asked_add_up_and_space_asks_no_more(
         assert memory.asked == 2
 
 
-@pytest.mark.parametrize(
+@first_by_default(
     "why", ["the daemon at ipc:///x keeps no history", "… did not answer: it is gone, or older than this cbtop"]
 )
 async def test_a_missing_memory_is_explained_in_one_line_and_the_screen_stays_held(
@@ -200,6 +204,7 @@ async def test_a_missing_memory_is_explained_in_one_line_and_the_screen_stays_he
         assert "LIVE" in await press(pilot, "space")
 
 
+@pytest.mark.slow
 async def test_the_phase_the_view_and_the_timeline_are_those_of_then(feed: ScriptedFeed, memory: Memory) -> None:
     async with live_app(feed, memory).run_test(size=SIZE) as pilot:
         await press(pilot, "left_parenthesis")
@@ -211,6 +216,7 @@ async def test_the_phase_the_view_and_the_timeline_are_those_of_then(feed: Scrip
         assert "LIVE" in await press(pilot, "space")
 
 
+@pytest.mark.slow
 async def test_a_timeline_that_was_held_of_then_is_not_shown_of_now(feed: ScriptedFeed, memory: Memory) -> None:
     async with live_app(feed, memory).run_test(size=SIZE) as pilot:
         await press(pilot, "left_parenthesis", "4")
@@ -238,6 +244,7 @@ async def test_a_held_screen_has_a_bar_of_the_last_minutes_with_a_sign_per_mark(
         assert len((await press(pilot, "space")).splitlines()) == len(before.splitlines())
 
 
+@pytest.mark.slow
 async def test_where_the_process_shown_was_not_there_then_that_is_said_once(
     feed: ScriptedFeed, memory: Memory
 ) -> None:
@@ -247,6 +254,7 @@ async def test_where_the_process_shown_was_not_there_then_that_is_said_once(
         assert said == ["time\nthe process that is shown now was not there then: another is"]
 
 
+@pytest.mark.slow
 async def test_a_report_made_in_a_look_back_says_so(feed: ScriptedFeed, memory: Memory) -> None:
     async with live_app(feed, memory).run_test(size=SIZE) as pilot:
         await press(pilot, "left_parenthesis")
@@ -284,6 +292,7 @@ async def test_v_begins_a_range_moving_extends_it_v_shows_it_and_escape_leaves_i
         assert memory.feed.at_s == begins_s
 
 
+@pytest.mark.slow
 async def test_v_while_live_begins_a_range_at_the_moment_that_is_held(feed: ScriptedFeed, memory: Memory) -> None:
     async with live_app(feed, memory).run_test(size=SIZE) as pilot:
         await press(pilot, "v")
@@ -292,6 +301,7 @@ async def test_v_while_live_begins_a_range_at_the_moment_that_is_held(feed: Scri
         assert memory.feed.range_s == pytest.approx((duration_s - 10, duration_s))
 
 
+@pytest.mark.slow
 async def test_a_range_wants_two_moments_and_moving_leaves_one_that_is_shown(
     feed: ScriptedFeed, memory: Memory
 ) -> None:
@@ -304,6 +314,7 @@ async def test_a_range_wants_two_moments_and_moving_leaves_one_that_is_shown(
         assert memory.feed.range_s is None
 
 
+@pytest.mark.slow
 async def test_w_writes_the_range_and_the_file_opens_as_it(
     feed: ScriptedFeed, memory: Memory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -325,6 +336,7 @@ async def test_w_writes_the_range_and_the_file_opens_as_it(
             assert again.range_s is None
 
 
+@pytest.mark.slow
 async def test_w_in_a_replay_says_how_to_choose_a_range_and_space_plays_on_from_it() -> None:
     with ReplayFeed(IMPERFECT, clock_s=Hand()) as replay:
         async with ReplayApp(replay, interval_s=60).run_test(size=SIZE, notifications=True) as pilot:
@@ -336,6 +348,7 @@ async def test_w_in_a_replay_says_how_to_choose_a_range_and_space_plays_on_from_
             assert (replay.range_s, replay.is_playing, replay.at_s) == (None, True, 15)
 
 
+@pytest.mark.slow
 async def test_the_filter_keeps_its_v_its_brackets_and_its_escape(feed: ScriptedFeed, memory: Memory) -> None:
     async with live_app(feed, memory).run_test(size=SIZE) as pilot:
         await press(pilot, "left_parenthesis", "v", "slash", "v", "left_square_bracket")

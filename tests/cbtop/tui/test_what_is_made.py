@@ -7,6 +7,8 @@ from dataclasses import fields
 from functools import partial
 from typing import Any
 
+import pytest
+
 from cbtop.tui.app import CbtopApp
 from cbtop.tui.views import VIEWS
 from cbtop.viewmodels.on_demand import Lazy, LazyValue, with_parts
@@ -70,6 +72,7 @@ async def test_a_part_that_the_shown_view_does_not_show_is_not_made() -> None:
             assert dict(feed.made) == dict.fromkeys(READ[view.title], 1), view.title
 
 
+@pytest.mark.slow
 async def test_a_screen_that_is_paused_holds_all_of_its_moment() -> None:
     feed = CountedFeed()
     app = CbtopApp(feed, interval_s=3600)

@@ -19,6 +19,7 @@ from cbtop.viewmodels.source import SourceView
 from tests.cbtop import samples, seen_timelines
 from tests.cbtop.conftest import ScriptedFeed
 from tests.cbtop.made_machines import GPU, NVML, machine
+from tests.representatives import first_by_default
 
 MOVE = re.compile(r"\x1b\[(\d+);(\d+)H")
 
@@ -66,7 +67,7 @@ async def stands_still(app: CbtopApp, pilot: Pilot[int], sent: list[str]) -> Non
     raise AssertionError(f"never at rest: {sent}")
 
 
-@pytest.mark.parametrize("source", [samples.LIVE, samples.COMPARED], ids=["alone", "beside a baseline"])
+@first_by_default("source", [samples.LIVE, samples.COMPARED], ids=["alone", "beside a baseline"])
 async def test_nothing_is_sent_while_nothing_changes(sent: list[str], source: SourceView) -> None:
     feed = ScriptedFeed(source)
     app = CbtopApp(feed, interval_s=60)
@@ -79,6 +80,7 @@ async def test_nothing_is_sent_while_nothing_changes(sent: list[str], source: So
             assert sent == [], view.title
 
 
+@pytest.mark.slow
 async def test_a_timeline_sends_nothing_without_new_records_or_while_it_is_held(
     sent: list[str],
 ) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from cbtop.comparison.noise import MIN_BLOCKS
 from cbtop.tuning.paired import CONFIDENCE_PERCENT, PairedTest, in_turns, mean_and_deviation, pairs_of, with_deviation
+from tests.representatives import first_by_default
 
 RUNS = 1000
 ROUNDS = 10
@@ -111,7 +112,7 @@ def test_too_few_rounds_have_no_interval_and_no_verdict() -> None:
     assert PairedTest("pp8", 8, times, times).verdict == "noise"
 
 
-@pytest.mark.parametrize(
+@first_by_default(
     "noise",
     [
         pytest.param({"own": 0.03}, id="steady"),

@@ -16,6 +16,7 @@ from cbtop.compute.settings import Crossovers, with_crossovers
 from cbtop.tuning import tuner as tuner_module
 from cbtop.tuning.measuring import Bench, InterruptedTurnError, Setting, TuningRequest
 from cbtop.tuning.tuner import BrickTuner, Share, Tuned, changed, named
+from tests.representatives import first_by_default
 
 IN_USE = Setting(threads=1)
 PRODUCTS = Share("DownProjection", 0.80, 8e4, True, frozenset({"linear_int8", "linear_bf16"}))
@@ -124,9 +125,9 @@ def test_of_a_model_whose_weights_are_read_as_they_lie_no_product_is_of_int8(
             assert BrickTuner(Bench(path, 20), setting, TuningRequest(16, 4)).has_int8() == has_int8
 
 
-@pytest.mark.parametrize("cache_type", ["f16", "f32"])
-@pytest.mark.parametrize("is_exact", [True, False])
-@pytest.mark.parametrize("pays", [True, False])
+@first_by_default("cache_type", ["f16", "f32"], 2)
+@first_by_default("is_exact", [True, False], 2)
+@first_by_default("pays", [True, False], 2)
 def test_attention_counts_with_products_where_it_is_rounded_with_them(
     pays: bool, is_exact: bool, cache_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

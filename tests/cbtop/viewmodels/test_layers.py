@@ -23,6 +23,7 @@ from cbtop.viewmodels.layers import LayerBrick, LayersView
 from cbtop.viewmodels.source import source_view
 from tests.cbtop import samples
 from tests.cbtop.recorded import Clock, profiler_in, record_of, source_of
+from tests.representatives import first_by_default
 
 STEPS = 4
 
@@ -188,7 +189,7 @@ def test_time_between_bricks_may_be_what_makes_a_layer_slow(runtime: Path) -> No
     assert layers.slowest.excess == ("between bricks", pytest.approx(100, rel=0.02))
 
 
-@pytest.mark.parametrize("steps", [20, 60, 200])
+@first_by_default("steps", [20, 60, 200])
 def test_of_layers_that_are_alike_none_stands_out_however_noisy_they_are(steps: int, runtime: Path) -> None:
     """Half of the calls wait for a processor, twice as long as they run."""
     chance, found = random.Random(steps), 0

@@ -24,6 +24,7 @@ from cbtop.viewmodels.merge import members_of, merged_view
 from cbtop.viewmodels.merge_mode import MergeMode
 from cbtop.viewmodels.source import SourceView, source_view
 from tests.cbtop.recorded import Clock, profiler_in, record_of, source_of
+from tests.representatives import first_by_default
 
 LAYERS = 2
 
@@ -163,7 +164,7 @@ def test_where_the_rate_of_one_rank_is_unknown_so_is_that_of_the_sum(tmp_path: P
     assert (steps.tokens_per_sec, steps.tokens_per_sec_in_steps) == (None, None)
 
 
-@pytest.mark.parametrize(
+@first_by_default(
     ("states", "worst"),
     [
         ("live live", "live"),
@@ -172,8 +173,9 @@ def test_where_the_rate_of_one_rank_is_unknown_so_is_that_of_the_sum(tmp_path: P
         ("gone faulty ended live", "faulty"),
         ("ended ended", "ended"),
     ],
+    6,
 )
-@pytest.mark.parametrize("mode", MergeMode)
+@first_by_default("mode", MergeMode, 6)
 def test_a_merge_is_in_the_state_of_its_worst_member(
     tmp_path: Path, states: str, worst: str, mode: MergeMode
 ) -> None:
@@ -355,7 +357,7 @@ def test_the_stretch_of_a_sum_is_the_sum_of_the_stretches(tmp_path: Path) -> Non
     ]
 
 
-@pytest.mark.parametrize("fails", [0, 1])
+@first_by_default("fails", [0, 1])
 def test_what_fails_in_one_member_fails_in_the_sum_whatever_the_others_found(tmp_path: Path, fails: int) -> None:
     records = [rank_run(tmp_path, rank, [10] * 2) for rank in range(2)]
     for at, record in enumerate(records):

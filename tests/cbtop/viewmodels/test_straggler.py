@@ -24,6 +24,7 @@ from cbtop.protocol.training_messages import PartTime, TrainingTimes
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind, TrainingPart
 from cbtop.viewmodels.straggler import MIN_SLICES, bound_of_median, job_of, straggler
 from tests.cbtop.recorded import Clock, apply, profiler_in, said_at, source_of
+from tests.representatives import first_by_default
 
 SLICE_NS = round(SLICE_S * 1e9)
 
@@ -109,7 +110,7 @@ def test_the_slow_one_is_named_with_the_brick_that_makes_it_slow(three: list[Ran
     assert (verdict.busy_us, verdict.others_us, verdict.brick_excess_us) == (1150, 1000, 150)
 
 
-@pytest.mark.parametrize("name", ["AllReduce", "all_gather", "ncclDevKernel_ReduceScatter", "barrier", "recv"])
+@first_by_default("name", ["AllReduce", "all_gather", "ncclDevKernel_ReduceScatter", "barrier", "recv"], 2)
 def test_who_waits_for_the_slow_one_is_not_taken_for_it(three: list[RankRun], name: str) -> None:
     run_slices(three, [{"Ffn": 1000, name: 900}, {"Ffn": 1200, name: 10}, {"Ffn": 1000, name: 900}])
     assert found(three) == 1
@@ -355,7 +356,7 @@ def test_two_ranks_that_are_equally_slow_name_nobody(
     assert verdict_on([[us * factor for us in h] if at in slow else h for at, h in enumerate(ranks)]) is None
 
 
-@pytest.mark.parametrize("count", [2, 4, 8])
+@first_by_default("count", [2, 4, 8])
 def test_ten_of_ten_looks_are_right_both_ways(count: int) -> None:
     """Each of ten seeded runs has 3 % noise. In 10 % of the slices there is a pause as long as 20 steps."""
 

@@ -13,6 +13,7 @@ from cbtop.protocol.ring_reader import Batch
 from tests.profiler.analysis.made_batches import NO_STEPS, STEP_AND_BRICK, records
 
 
+@pytest.mark.slow
 def test_a_step_that_ends_in_the_future_keeps_no_later_interval_for_ever() -> None:
     stats = NodeStats()
     step_of = np.array([-1, 1], np.int64)

@@ -56,8 +56,8 @@ def test_who_asks_whether_a_model_is_compiled_is_told_that_it_is_not(profiler: B
 def test_threads_that_make_the_first_call_at_once_all_succeed(monkeypatch: pytest.MonkeyPatch) -> None:
     install(BrickProfiler(recorder=Memory()))
     inputs = torch.ones(1, 3, 8)
-    for _ in range(5):
-        model, begin = Stack(8).eval(), threading.Barrier(CALLERS)
+    for _ in range(2):
+        model, begin = Stack(2).eval(), threading.Barrier(CALLERS)
 
         def call(model: nn.Module = model, begin: threading.Barrier = begin) -> Any:
             begin.wait()

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from tests.representatives import first_by_default
+
 torch = pytest.importorskip("torch", reason="torch is not installed: make torch")
 
 from cbtop.profiler.device import pairs  # noqa: E402
@@ -603,7 +605,7 @@ def lost_in(memory: Memory) -> int:
     return sum(tag & 0xFFFFFF == NO_NODE for tag, *_ in memory.records)
 
 
-@pytest.mark.parametrize("is_first", [True, False], ids=["stamps inside", "stamps at the ends"])
+@first_by_default("is_first", [True, False], ids=["stamps inside", "stamps at the ends"])
 def test_a_launch_the_driver_refuses_is_counted_and_leaves_nothing_behind(is_first: bool, world: World) -> None:
     memory = Memory()
     profiler = profiler_of(world, memory, every=1)
@@ -708,7 +710,7 @@ def test_a_replay_in_a_step_that_could_have_no_stamps_is_counted_as_lost(world: 
     assert lost_in(memory) == 4
 
 
-@pytest.mark.parametrize("in_steps", [False, True])
+@first_by_default("in_steps", [False, True])
 def test_replays_the_device_has_not_reported_at_detach_are_counted_as_lost(
     in_steps: bool, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

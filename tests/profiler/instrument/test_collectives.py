@@ -36,6 +36,7 @@ from torch.distributed.distributed_c10d import Work as TorchWork  # isort: skip
 from torch.distributed.distributed_c10d import _coalescing_manager  # isort: skip
 from torch.distributed.tensor import DTensor, Shard, init_device_mesh  # isort: skip
 from torch.testing._internal.distributed.fake_pg import FakeStore  # isort: skip
+from tests.representatives import first_by_default
 
 RANKS = 4
 SHAPE = (2, 3, 8)
@@ -157,7 +158,7 @@ def _elements(memory: Memory, node: Node) -> list[int]:
     return [elements for tag, _, _, elements in memory.records if tag & MAX_NODE == node.id]
 
 
-@pytest.mark.parametrize("name", CALLS)
+@first_by_default("name", CALLS, 6)
 def test_each_collective_is_a_brick_of_its_layer_with_all_elements(
     name: str, profiler: BrickProfiler, memory: Memory
 ) -> None:
@@ -301,7 +302,8 @@ def test_where_something_of_ours_fails_the_collective_is_called_all_the_same(
     assert trouble.first_said() == "some calls of AllReduce are not timed: LookupError: no such group"
 
 
-@pytest.mark.parametrize("name", ["all_reduce", "functional", pytest.param("broadcast", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@first_by_default("name", ["all_reduce", "functional", pytest.param("broadcast", marks=pytest.mark.slow)])
 def test_dynamo_compiles_collectives_into_the_graphs_of_the_bare_model(name: str, profiler: BrickProfiler) -> None:
     does, _ = CALLS[name]
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from tests.representatives import first_by_default
+
 torch = pytest.importorskip("torch", reason="torch is not installed: make torch")
 
 import torch.distributed as dist  # noqa: E402
@@ -146,6 +148,7 @@ def test_a_backward_inside_a_backward_waits_for_gradients_once(memory: Memory, g
     assert part.sum_ns > 0
 
 
+@pytest.mark.slow
 def test_micro_batches_of_which_the_last_sends_are_one_step(memory: Memory, gloo: None) -> None:
     model = DistributedDataParallel(plain())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -193,6 +196,7 @@ def test_ddp_trains_bit_equal_with_and_without_us(gloo: None) -> None:
     assert all(torch.equal(one, other) for one, other in zip(bare, shown, strict=True))
 
 
+@pytest.mark.slow
 def test_gathering_and_scattering_of_fsdp_are_exposed_by_pass(memory: Memory, four_ranks: None) -> None:
     model = plain()
     for layer in model:
@@ -205,7 +209,8 @@ def test_gathering_and_scattering_of_fsdp_are_exposed_by_pass(memory: Memory, fo
     assert bricks_of(memory)["BackwardEnd"] > 0
 
 
-@pytest.mark.parametrize("repeats", [False, True])
+@pytest.mark.slow
+@first_by_default("repeats", [False, True])
 def test_no_backward_of_a_layer_or_brick_contains_communication(
     memory: Memory, four_ranks: None, repeats: bool
 ) -> None:

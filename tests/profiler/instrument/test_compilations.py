@@ -57,6 +57,7 @@ def test_each_compilation_is_told_with_whether_the_code_was_compiled_before(
     assert during == [Activity("compiling"), Activity("")] * len(every)
 
 
+@pytest.mark.slow
 def test_once_no_model_is_attached_dynamo_has_none_of_ours_left_to_tell(
     profiler: BrickProfiler, memory: Memory
 ) -> None:
@@ -119,6 +120,7 @@ def test_a_graph_break_is_counted_with_its_reason_at_its_place(profiler: BrickPr
     assert (nodes[one.node].kind, nodes[one.node].name) == (NodeKind.LAYER, "1")
 
 
+@pytest.mark.slow
 def test_recompilations_are_counted_among_the_compilations(profiler: BrickProfiler, memory: Memory) -> None:
     model = model_of("llama")
     attach(model, profiler)

@@ -223,6 +223,7 @@ def test_kernels_of_a_compiled_model_are_its_bricks_and_fused_ones_name_all(
     assert not work["Fused: ResidualAdd, RmsNorm"].flops_per_element
 
 
+@pytest.mark.slow
 def test_a_model_compiled_before_its_first_call_is_named_if_all_are_attached(
     inductor: Inductor, world: played.World, profiler: BrickProfiler, memory: Memory
 ) -> None:
@@ -231,6 +232,7 @@ def test_a_model_compiled_before_its_first_call_is_named_if_all_are_attached(
     assert bricks(memory) == {"in layers": IN_LAYERS | {"RmsNorm input_layernorm"}, "outside": OUTSIDE}
 
 
+@pytest.mark.slow
 def test_code_moved_out_of_its_layer_is_outside_and_each_layer_stays_whole(
     inductor: Inductor, world: played.World, profiler: BrickProfiler, memory: Memory
 ) -> None:
@@ -249,6 +251,7 @@ def test_code_moved_out_of_its_layer_is_outside_and_each_layer_stays_whole(
         assert len(inside["Activation"]) == 3
 
 
+@pytest.mark.slow
 def test_a_graph_captured_around_a_compiled_model_has_its_bricks(
     inductor: Inductor, world: played.World, profiler: BrickProfiler, memory: Memory
 ) -> None:
@@ -295,6 +298,7 @@ def test_layers_compiled_one_by_one_are_named_if_their_calls_are_captured(
         assert len(inside["layer"]) == len(inside["ResidualAdd"]) == 3
 
 
+@pytest.mark.slow
 def test_elements_are_counted_by_the_token_if_one_dimension_varies() -> None:
     found: list[Any] = []
 

@@ -31,6 +31,7 @@ from cbtop.protocol.ring import FLAG_AMOUNTS
 from cbtop.protocol.ring_reader import RingReader
 from tests.profiler.instrument.tiny import torch
 from tests.profiler.memory import Memory
+from tests.representatives import first_by_default
 
 nn = torch.nn
 pytestmark = [
@@ -293,7 +294,7 @@ def test_any_calls_of_models_leave_in_c_what_they_leave_in_python(
     assert in_c == in_python
 
 
-@pytest.mark.parametrize("in_python", [False, True], ids=["in C", "in Python"])
+@first_by_default("in_python", [False, True], ids=["in C", "in Python"])
 def test_a_plain_call_of_a_model_is_shown_with_its_tokens_while_it_runs(in_python: bool, runtime: Path) -> None:
     recorder = RingRecorder(runtime)
     host = Host(recorder, 10_000, in_python=in_python)
@@ -320,7 +321,7 @@ def test_a_plain_call_of_a_model_is_shown_with_its_tokens_while_it_runs(in_pytho
     assert RingReader(ring).in_flight() == []
 
 
-@pytest.mark.parametrize("every", [10_000, 1], ids=["plain", "recorded"])
+@first_by_default("every", [10_000, 1], ids=["plain", "recorded"])
 def test_what_is_compared_is_c_and_python(every: int, memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
     ran = 0
     described = ModelCall.describe
@@ -367,7 +368,7 @@ NAMELESS = {
 
 
 @pytest.mark.skipif(chosen() is HotPath, reason="the compiled hot path was not built, or not chosen")
-@pytest.mark.parametrize("what", NAMELESS)
+@first_by_default("what", NAMELESS, 5)
 def test_a_call_without_known_names_is_described_in_c_too(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     argument, ran, memory = NAMELESS[what], [], Memory()
     described = ModelCall.describe
@@ -515,7 +516,7 @@ def test_any_tokens_that_are_generated_leave_in_c_what_they_leave_in_python(
     assert in_c == in_python
 
 
-@pytest.mark.parametrize("in_python", [False, True], ids=["in C", "in Python"])
+@first_by_default("in_python", [False, True], ids=["in C", "in Python"])
 def test_a_plain_step_of_generate_lasts_from_its_inputs_to_its_token(in_python: bool, memory: Memory) -> None:
     host = Generating(memory, 10_000, in_python=in_python)
     host.generate(0, [Token()] * 4)
@@ -531,7 +532,7 @@ def test_a_plain_step_of_generate_lasts_from_its_inputs_to_its_token(in_python: 
     assert unit().open == []
 
 
-@pytest.mark.parametrize("in_python", [False, True], ids=["in C", "in Python"])
+@first_by_default("in_python", [False, True], ids=["in C", "in Python"])
 def test_what_cbtop_pays_beside_the_model_is_counted_in_the_step(in_python: bool, memory: Memory) -> None:
     host = Generating(memory, 10_000, in_python=in_python)
     host.generate(0, [Token()] * 6)

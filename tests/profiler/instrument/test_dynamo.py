@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from tests.representatives import first_by_default
+
 torch = pytest.importorskip("torch", reason="torch is not installed: make torch")
 
 from cbtop.profiler.instrument import attach, dynamo, install  # noqa: E402
@@ -53,6 +55,7 @@ print(torch._dynamo.utils.counters["frames"]["total"])
 """
 
 
+@pytest.mark.slow  # test_wrapping.py compares what is compiled
 @pytest.mark.parametrize("first", [pytest.param("compiled", marks=pytest.mark.slow), "eager"])
 def test_dynamo_compiles_no_frame_of_cbtop(first: str, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
@@ -154,7 +157,7 @@ def compiling_elsewhere() -> Iterator[None]:
         thread.join()
 
 
-@pytest.mark.parametrize("is_compiled", [False, True])
+@first_by_default("is_compiled", [False, True])
 @pytest.mark.usefixtures("_nothing_is_compiled")
 def test_calls_of_a_thread_are_steps_while_another_thread_compiles(
     is_compiled: bool, profiler: BrickProfiler, memory: Memory

@@ -31,6 +31,7 @@ from cbtop.reports import REPORTS
 from cbtop.viewmodels.source import source_view
 from tests.cbtop.recorded import Clock, record_of, source_of
 from tests.profiler.memory import Memory, is_plain
+from tests.representatives import first_by_default
 
 MS = 1_000_000
 
@@ -162,7 +163,7 @@ def test_recording_stays_within_the_overhead_allowed_whatever_the_steps_are(
     assert host.governor.every < MOST_EVERY
 
 
-@pytest.mark.parametrize("cost_percent", [20, 100, 400])
+@first_by_default("cost_percent", [20, 100, 400])
 def test_it_records_as_many_steps_as_the_overhead_allowed_lets_it(cost_percent: int) -> None:
     host = Host(cost_ns=cost_percent / 100 * MS).live(decoding(30_000))
     all_of_it = 100 * host.paid_ns / host.recorded / (host.lived_ns / host.steps)
@@ -229,7 +230,7 @@ def test_the_time_to_decide_is_part_of_the_overhead_reported_next(
     assert said[-1].overhead_percent == pytest.approx(100 / LOOK_TIMES, rel=0.02)
 
 
-@pytest.mark.parametrize(
+@first_by_default(
     "workload", ["decoding", "prompts and their tokens", "without a cache, each step longer than the last"]
 )
 def test_every_step_is_recorded_if_that_is_cheap_and_its_cost_stays_measured(workload: str) -> None:

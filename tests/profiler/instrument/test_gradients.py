@@ -11,6 +11,8 @@ from weakref import ref
 
 import pytest
 
+from tests.representatives import first_by_default
+
 torch = pytest.importorskip("torch", reason="torch is not installed: make torch")
 
 from cbtop.profiler.instrument import (  # noqa: E402
@@ -134,7 +136,7 @@ def said(heard: Memory, kind: type[Kind]) -> list[Kind]:
     return [message for message in heard.said if isinstance(message, kind)]
 
 
-@pytest.mark.parametrize(
+@first_by_default(
     ("options", "clipping"),
     [
         ({}, ""),
@@ -143,6 +145,7 @@ def said(heard: Memory, kind: type[Kind]) -> list[Kind]:
         ({"scales": True, "clips": True}, "before"),
         ({"scales": True, "fused": True}, ""),
     ],
+    3,
 )
 def test_the_norm_of_each_step_is_that_of_the_unscaled_gradients_before_clipping(
     heard: Memory, options: dict[str, Any], clipping: str
@@ -283,7 +286,7 @@ def test_an_infinite_gradient_is_inf_and_a_norm_that_overflows_is_no_fault(heard
     assert (fault.parameter, fault.kind, fault.step, fault.faulty) == ("head.weight", "Inf", 5, 1)
 
 
-@pytest.mark.parametrize("options", [{}, {"clips": True}, {"fused": True}])
+@first_by_default("options", [{}, {"clips": True}, {"fused": True}], 2)
 def test_an_overflow_that_the_scaler_skips_is_no_fault_but_lowers_the_scale(
     heard: Memory, options: dict[str, Any]
 ) -> None:
@@ -450,6 +453,7 @@ def test_weights_with_an_optimizer_of_their_own_are_not_looked_at(heard: Memory)
     assert not said(heard, GradientNorm)
 
 
+@pytest.mark.slow
 def test_200_steps_with_clipping_and_a_scaler_are_bit_equal_without_us(heard: Memory) -> None:
     watched = Loop(clips=True, scales=True)
     watched.steps(200)
@@ -490,7 +494,7 @@ class Operations(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("make", [Functions, Operations])
+@first_by_default("make", [Functions, Operations])
 def test_modes_of_the_host_see_nothing_of_ours(heard: Memory, make: Callable[[], Any]) -> None:
     def seen() -> list[str]:
         loop = Loop(clips=True, scales=True)

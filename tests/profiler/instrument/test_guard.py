@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from tests.representatives import first_by_default
+
 torch = pytest.importorskip("torch", reason="torch is not installed: make torch")
 
 from cbtop.profiler.guard_setting import NotFiniteError  # noqa: E402
@@ -135,8 +137,8 @@ def spoil(model: Any, kind: str) -> None:
 KINDS = ["weight", "bias", "norm", "embedding", "head", "between", "after"]
 
 
-@pytest.mark.parametrize("grad", [False, True], ids=["without a graph", "with a graph"])
-@pytest.mark.parametrize("kind", KINDS)
+@first_by_default("grad", [False, True], 4, ids=["without a graph", "with a graph"])
+@first_by_default("kind", KINDS, 4)
 def test_the_first_faulty_module_is_the_one_that_plain_hooks_find(memory: Memory, kind: str, grad: bool) -> None:
     model = Model()
     attached = guarded(model, memory)
@@ -305,7 +307,7 @@ def test_training_steps_are_guarded_and_weights_stay_the_same_to_the_bit(memory:
     assert fault(memory).step == 13
 
 
-@pytest.mark.parametrize("scales", [False, True])
+@first_by_default("scales", [False, True])
 def test_a_training_step_has_the_number_that_its_gradients_have(memory: Memory, scales: bool) -> None:
     loop = Loop(scales=scales)
     guarded(loop.model, memory)

@@ -15,6 +15,7 @@ from cbtop.protocol.vocabulary import WARM_UP, NodeKind
 from tests.integration.hosts import CBTOP, DEADLINE_S
 from tests.profiler.instrument.engines import PACKAGES, write_engine
 from tests.profiler.instrument.under_run import MODULE, TORCH, fake_torch, run_python
+from tests.representatives import first_by_default
 
 SEES = """
 import atexit, sys  # the first is a part of Python that we load
@@ -188,7 +189,7 @@ NOT_REACHED = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'su
 FORKED = "import os, torch\npid = os.fork()\nif not pid: torch.forward()\nelse: os.waitpid(pid, 0)"
 
 
-@pytest.mark.parametrize(
+@first_by_default(
     ("program", "launched", "says"),
     [
         ("pass", True, "nothing was instrumented: torch was never imported"),
@@ -212,6 +213,7 @@ FORKED = "import os, torch\npid = os.fork()\nif not pid: torch.forward()\nelse: 
         ("import sys; sys.stderr.close(); import torch", True, ""),
         pytest.param("import sys; sys.stderr = None", True, "", marks=pytest.mark.slow),
     ],
+    4,
 )
 def test_a_run_that_instrumented_nothing_says_so_once_at_its_end(
     tmp_path: Path, program: str, launched: bool, says: str
@@ -229,7 +231,7 @@ SAYS_MORE = """
     def step"""
 
 
-@pytest.mark.parametrize(
+@first_by_default(
     ("program", "says"),
     [
         ("import torch", "nothing was instrumented: no call of a model was seen"),
@@ -272,6 +274,7 @@ def serve():
 """
 
 
+@pytest.mark.slow
 def test_spawned_vllm_and_sglang_workers_show_each_run_of_their_runners(tmp_path: Path, runtime: Path) -> None:
     pytest.importorskip("torch", reason="torch is not installed: make torch")
     for engine in PACKAGES:

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests.representatives import first_by_default
+
 torch = pytest.importorskip("torch", reason="torch is not installed: make torch")
 
 from cbtop.profiler.instrument import (  # noqa: E402
@@ -334,7 +336,7 @@ def test_another_owner_of_cupti_is_left_alone(world: World, host: Host, replays:
 
 
 @pytest.mark.parametrize("what", ["begin", "push", "node_number", "end", "finalize"])
-@pytest.mark.parametrize("replays", [True, False])
+@first_by_default("replays", [True, False])
 def test_whatever_fails_ends_the_burst_in_one_line_and_the_host_goes_on(
     world: World, host: Host, what: str, replays: bool, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -132,6 +132,7 @@ def test_a_module_of_the_program_named_cbtop_is_left_alone(tmp_path: Path, runti
     assert "runs uninstrumented" in stderr
 
 
+@pytest.mark.slow
 def test_what_was_built_for_another_python_is_not_needed(tmp_path: Path, runtime: Path) -> None:
     """The lender has no usable compiled parts, as with another minor version of Python."""
     python = other_python(tmp_path, "numpy")
@@ -219,6 +220,7 @@ def test_an_older_python_runs_its_program_and_one_line_says_why(tmp_path: Path, 
     assert "runs uninstrumented: cbtop needs CPython 3.11 to 3.13" in stderr
 
 
+@pytest.mark.slow
 def test_vllm_which_finds_no_plugin_without_an_installation_is_shown(tmp_path: Path, runtime: Path) -> None:
     pytest.importorskip("torch", reason="torch is not installed: make torch")
     venv.create(tmp_path / "other", symlinks=True)

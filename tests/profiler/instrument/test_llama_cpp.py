@@ -173,6 +173,7 @@ def test_two_contexts_that_share_a_callback_give_whole_graphs_or_none(
         llama.close()
 
 
+@pytest.mark.slow
 def test_the_last_run_before_exit_is_recorded_and_a_forked_child_exits_well(
     models: dict[str, Path], runtime: Path
 ) -> None:

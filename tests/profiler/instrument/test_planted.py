@@ -42,7 +42,7 @@ GUARDS = {
     "_call_after",
     "call_in",
 }
-EACH = 9  # by default one function in EACH is tested
+EACH = 30  # by default one function in EACH is tested
 
 
 class PlantedError(Exception):

@@ -30,6 +30,7 @@ from cbtop.protocol.ring import FLAG_AMOUNTS, FLAG_CANCELLED, FLAG_FAILED
 from cbtop.protocol.vocabulary import NodeKind
 from tests.profiler.instrument.tiny import WORDS, model_of, torch, transformers, words
 from tests.profiler.memory import Memory
+from tests.representatives import first_by_default
 
 pytestmark = pytest.mark.usefixtures("without_gradients")
 
@@ -366,6 +367,7 @@ def test_models_that_are_called_to_choose_a_token_end_no_step_but_their_own(
     assert _calls(memory, "decode")["Sampling"] == 2
 
 
+@pytest.mark.slow
 def test_steps_of_a_draft_and_its_target_follow_one_another(profiler: BrickProfiler, memory: Memory) -> None:
     target, draft = model_of("llama"), model_of("llama", num_hidden_layers=2)
     install(profiler)
@@ -412,6 +414,7 @@ class Head(torch.nn.Module):  # type: ignore[misc, name-defined]
         return self.trunk(ids).last_hidden_state
 
 
+@pytest.mark.slow
 def test_the_first_caller_of_a_shared_trunk_takes_over_its_earlier_name(
     profiler: BrickProfiler, memory: Memory
 ) -> None:
@@ -507,6 +510,7 @@ def test_a_model_takes_over_name_and_steps_of_a_part_called_earlier(profiler: Br
     assert _manifests(memory)[-1].weights_bytes == stored_bytes(model)
 
 
+@pytest.mark.slow
 def test_the_largest_model_that_decodes_is_named_like_its_steps(profiler: BrickProfiler, memory: Memory) -> None:
     encoder = transformers.BertModel(transformers.BertConfig(vocab_size=5000, num_hidden_layers=3)).eval()
     models = [encoder, model_of("llama"), model_of("llama", num_hidden_layers=5), model_of("llama"), encoder]
@@ -683,7 +687,7 @@ MLA = {
 }
 
 
-@pytest.mark.parametrize(
+@first_by_default(
     ("kind", "sizes", "bricks"),
     [
         ("gptj", {"n_embd": 32, "n_layer": 3, "n_head": 4, "rotary_dim": 4}, "RotaryTables SplitHeads×3 MergeHeads"),
@@ -715,7 +719,7 @@ def test_written_out_attention_is_called_so(profiler: BrickProfiler, memory: Mem
     assert (calls["Attention (eager)"], calls["Attention (fused)"]) == (3, 0)
 
 
-@pytest.mark.parametrize("what", ["describe", "close", "told"])
+@first_by_default("what", ["describe", "close", "told"])
 def test_what_a_plain_step_pays_is_told_as_its_cost(
     what: str, memory: Memory, monkeypatch: pytest.MonkeyPatch
 ) -> None:

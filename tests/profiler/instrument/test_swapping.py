@@ -120,6 +120,7 @@ def _graphs_of(called: Any, graphs: list[Any]) -> int:
     return len(graphs)
 
 
+@pytest.mark.slow  # test_wrapping.py compares what is compiled
 @pytest.mark.parametrize(
     ("steps_before", "resets"),
     [

@@ -16,6 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.representatives import first_by_default
+
 torch = pytest.importorskip("torch", reason="torch is not installed: make torch")
 
 from cbtop.profiler.instrument import install, timed_model, training, training_calls, uninstall  # noqa: E402
@@ -158,6 +160,7 @@ def test_inference_with_gradients_and_without_optimizer_is_no_warm_up(
     assert steps_of(memory) == {"forward": 6}
 
 
+@pytest.mark.slow
 def test_an_optimizer_is_known_once_it_is_made() -> None:
     program = """
 import torch
@@ -227,6 +230,7 @@ def test_two_optimizers_after_one_backward_are_in_one_step(memory: Memory) -> No
     assert steps_of(memory) == {"forward (warm-up)": 1, "train": 3}
 
 
+@pytest.mark.slow
 def test_two_models_that_train_in_turns_have_steps_of_their_names(memory: Memory) -> None:
     one, other = Training(), Training()
     for _ in range(4):
@@ -235,6 +239,7 @@ def test_two_models_that_train_in_turns_have_steps_of_their_names(memory: Memory
     assert steps_of(memory) == {"forward (warm-up)": 2, "train": 3, "train AdamW 2": 3}
 
 
+@pytest.mark.slow
 def test_the_name_of_an_optimizer_that_is_gone_is_free_again(memory: Memory) -> None:
     for _ in range(3):
         Training().steps(3)
@@ -572,7 +577,7 @@ def test_what_is_repeated_does_the_work_of_its_forward(memory: Memory) -> None:
     assert flops["UpProjection backward"] == 2 * flops["UpProjection"]
 
 
-@pytest.mark.parametrize("is_reentrant", [True, False])
+@first_by_default("is_reentrant", [True, False])
 def test_a_backward_that_a_checkpoint_interrupts_is_one_call(memory: Memory, is_reentrant: bool) -> None:
     Training(is_reentrant).steps(4)
     bricks = bricks_of(memory)
@@ -590,6 +595,7 @@ def test_gradients_cleared_after_the_loss_leave_it_one_call(memory: Memory) -> N
     assert bricks["Loss"] == bricks["ZeroGrad"] == 3
 
 
+@pytest.mark.slow
 def test_a_frozen_product_inside_a_brick_does_not_count_in_its_backward(memory: Memory) -> None:
     peft = pytest.importorskip("peft", reason="peft is not installed: make torch")
     trained = Training()

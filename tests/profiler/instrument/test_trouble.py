@@ -139,8 +139,10 @@ def _nodes(memory: Memory) -> dict[int, Node]:
 # A signal arrives at every n-th function of cbtop.
 SIGNALS = [
     pytest.param(TimeoutError, "attached", 23, marks=pytest.mark.slow),
-    (KeyboardInterrupt, "attached", 29),
-    (TimeoutError, "installed", 401),
+    (KeyboardInterrupt, "attached", 97),
+    (TimeoutError, "installed", 997),
+    pytest.param(KeyboardInterrupt, "attached", 29, marks=pytest.mark.slow),
+    pytest.param(TimeoutError, "installed", 401, marks=pytest.mark.slow),
     pytest.param(TimeoutError, "attached", 1, marks=pytest.mark.slow),
     pytest.param(KeyboardInterrupt, "installed", 11, marks=pytest.mark.slow),
 ]

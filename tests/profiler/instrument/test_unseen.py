@@ -115,6 +115,7 @@ def test_a_model_called_only_inside_a_compiled_function_is_said() -> None:
     assert unseen.why() == "no call of a model was seen outside of functions that torch.compile has compiled"
 
 
+@pytest.mark.slow  # test_import_hook.py tests the line
 def test_a_run_says_at_its_end_what_was_called_and_not_shown(tmp_path: Path) -> None:
     (tmp_path / "main.py").write_text(LAYERS)
     command = [*CBTOP, "run", "--", sys.executable, str(tmp_path / "main.py")]

@@ -23,6 +23,7 @@ from cbtop.protocol.messages import Manifest, Node
 from tests.profiler.instrument.engines import importable, places_of, places_of_a_step, steps_of, write_engine
 from tests.profiler.instrument.tiny import torch
 from tests.profiler.memory import Memory
+from tests.representatives import first_by_default
 
 RUNNER = "vllm.v1.worker.gpu_model_runner"
 
@@ -81,7 +82,7 @@ def test_each_vllm_run_is_one_step_with_all_model_and_sampling_bricks(memory: Me
     ]
 
 
-@pytest.mark.parametrize(
+@first_by_default(
     ("scheduled", "expected"),
     [
         ({"new": {"a": (5, 0), "b": (3, 0)}}, ("prefill", 8)),
@@ -95,6 +96,7 @@ def test_each_vllm_run_is_one_step_with_all_model_and_sampling_bricks(memory: Me
         ({"known": {"a": (3, 9, 1), "b": (1, 9, 1)}, "drafts": {"a": [7, 8]}}, ("verify", 4)),
         ({"new": {"c": (5, 0)}, "known": {"a": (3, 9, 1)}, "drafts": {"a": [7, 8]}}, ("mixed", 8)),
     ],
+    3,
 )
 def test_what_is_scheduled_is_the_phase(scheduled: Any, expected: tuple[str, int], memory: Memory) -> None:
     _step(_runner(), _scheduled(**scheduled))

@@ -23,6 +23,7 @@ from tests.profiler.instrument.oracle import Brick, bricks_of, counted, counted_
 from tests.profiler.instrument.tiny import model_of, torch, transformers, words
 from tests.profiler.instrument.tiny_unet import pictures, unet
 from tests.profiler.memory import Memory
+from tests.representatives import first_by_default
 
 nn = torch.nn
 of_a_builtin = pytest.mark.skipif(chosen() is HotPath, reason="torch's attention is timed on a compiled hot path")
@@ -46,8 +47,8 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("way", ["eager", "batched_mm", "grouped_mm"])
-@pytest.mark.parametrize("kind", EXPERTS)
+@first_by_default("way", ["eager", "batched_mm", "grouped_mm"])
+@first_by_default("kind", EXPERTS, 3)
 def test_experts_count_those_that_each_token_runs_through(kind: str, way: str) -> None:
     model, ids = model_of(kind, **EXPERTS[kind]), words(2, 7)
     model.set_experts_implementation(way)
@@ -159,12 +160,13 @@ def _products(model: Any, call: Any, names: tuple[str, ...] = ("q_proj", "down_p
     return {name: ours[name] for name in names}
 
 
-@pytest.mark.parametrize("kind", ["qwen2", "llama", "gpt2"])
+@first_by_default("kind", ["qwen2", "llama", "gpt2"])
 def test_an_adapter_counts_with_what_it_is_added_to(kind: str) -> None:
     model, ids = _adapted(kind), words(2, 7)
     _products(model, lambda: model(ids), ("c_attn",) if kind == "gpt2" else ("q_proj", "down_proj"))
 
 
+@pytest.mark.slow
 def test_an_adapter_that_is_not_active_counts_nothing() -> None:
     model, ids = _adapted(), words(1, 7)
     _add(model, "other", 8)
@@ -215,6 +217,7 @@ def test_adapters_that_change_between_steps_count_in_each_as_they_are() -> None:
     assert len(set(found)) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [{"use_dora": True}, {"target_modules": ["q_proj"], "use_bdlora": None}])
 def test_variants_of_adapters_are_unknown_or_as_torch_counts(more: dict[str, Any]) -> None:
     model, ids = _adapted(**{name: value for name, value in more.items() if value is not None}), words(1, 7)
@@ -299,7 +302,7 @@ def _attention(given: Any, **more: Any) -> tuple[Brick, int]:
 
 
 @of_a_builtin
-@pytest.mark.parametrize(
+@first_by_default(
     "shapes",
     [
         ((2, 3, 5, 8), (2, 3, 7, 8), (2, 3, 7, 4)),
@@ -307,6 +310,7 @@ def _attention(given: Any, **more: Any) -> tuple[Brick, int]:
         ((2, 2, 3, 5, 8), (2, 2, 3, 7, 8), (2, 2, 3, 7, 8)),
         ((2, 3, 1, 8), (2, 3, 7, 8), (2, 3, 7, 4)),
     ],
+    2,
 )
 def test_attention_of_any_shape_counts_as_torch_does(shapes: tuple[tuple[int, ...], ...]) -> None:
     ours, theirs = _attention([torch.randn(shape) for shape in shapes])
@@ -320,7 +324,7 @@ def test_a_query_that_several_sequences_share_is_unknown() -> None:
 
 
 @of_a_builtin
-@pytest.mark.parametrize(("new", "kept"), [(5, 5), (5, 7), (7, 5)])
+@first_by_default(("new", "kept"), [(5, 5), (5, 7), (7, 5)])
 def test_causal_attention_of_torch_begins_at_the_first_key(new: int, kept: int) -> None:
     ours, _ = _attention([torch.randn(1, 2, length, 8) for length in (new, kept, kept)], is_causal=True)
     pairs = torch.ones(new, kept).tril().sum()  # the mask as documented by torch
@@ -387,6 +391,7 @@ def test_a_convolution_counts_as_torch_does(module: Any, shape: tuple[int, ...])
     assert without in (Work(), work)  # equal for every size, or unknown without the size
 
 
+@pytest.mark.slow
 def test_images_of_very_many_sizes_leave_the_work_unknown() -> None:
     model = unet()
     memory = Memory()

@@ -46,6 +46,7 @@ from tests.profiler.memory import Memory
 
 from torch import nn  # isort: skip
 from torch.utils.checkpoint import checkpoint  # isort: skip
+from tests.representatives import first_by_default
 
 pytestmark = pytest.mark.usefixtures("without_gradients")
 
@@ -92,7 +93,7 @@ def _saved(model: Any) -> Any:
     return torch.load(file, weights_only=False)
 
 
-@pytest.mark.parametrize("again", [_copied, _pickled, _saved])
+@first_by_default("again", [_copied, _pickled, _saved])
 @pytest.mark.parametrize("kind", ["llama", pytest.param("gpt2", marks=pytest.mark.slow)])
 def test_a_copy_runs_its_own_weights_and_is_not_attached(again: Any, kind: str, profiler: BrickProfiler) -> None:
     model, inputs = model_of(kind), words(1, 5)
@@ -164,7 +165,7 @@ def _timed(memory: Memory) -> Counter[str]:
     return Counter(path(nodes[tag & ((1 << 24) - 1)]) for tag in kept)
 
 
-@pytest.mark.parametrize("sample_every", [1, 2, 3])
+@first_by_default("sample_every", [1, 2, 3])
 def test_layers_that_two_models_share_are_timed_once_in_steps_of_either(sample_every: int, memory: Memory) -> None:
     profiler = BrickProfiler(recorder=memory, sample_every=sample_every)
     layers = [OwnState() for _ in range(2)]
@@ -303,6 +304,7 @@ def test_weights_that_the_host_resizes_in_place_are_followed(profiler: BrickProf
     assert [parameters - said[0] for parameters in said] == [0, 202 * 32]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_a_model_of_scripted_layers_has_steps_and_layers(profiler: BrickProfiler, memory: Memory) -> None:
     model = Shared([torch.jit.script(nn.Sequential(nn.Linear(4, 4))) for _ in range(2)])
@@ -324,7 +326,7 @@ class Scripted(nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
-@pytest.mark.parametrize("how", ["attached", "installed", "disabled", "uninstalled"])
+@first_by_default("how", ["attached", "installed", "disabled", "uninstalled"], 2)
 def test_modules_that_were_called_are_scripted_as_without_us(
     how: str, profiler: BrickProfiler, memory: Memory
 ) -> None:
@@ -347,7 +349,7 @@ def test_modules_that_were_called_are_scripted_as_without_us(
     assert (_timed(memory) - before)["forward/0"] == (how in ("attached", "installed"))
 
 
-@pytest.mark.parametrize("sample_every", [1, 2])
+@first_by_default("sample_every", [1, 2])
 def test_layers_that_are_called_outside_of_a_step_are_not_recorded(sample_every: int, memory: Memory) -> None:
     profiler = BrickProfiler(recorder=memory, sample_every=sample_every)
 
@@ -393,7 +395,7 @@ def _replicated(module: Any) -> Any:
     return replica
 
 
-@pytest.mark.parametrize("how", ["attached", "installed"])
+@first_by_default("how", ["attached", "installed"])
 def test_replicas_run_their_own_weights_and_a_warning_says_none_is_shown(
     how: str,
     profiler: BrickProfiler,
@@ -433,7 +435,7 @@ def test_attaching_walks_through_a_model_as_often_as_it_has_parts(
     assert walked.count(id(model)) == 1
 
 
-@pytest.mark.parametrize("is_frozen", [False, True])
+@first_by_default("is_frozen", [False, True])
 def test_many_new_objects_trigger_no_collection_and_frozen_ones_stay_frozen(
     is_frozen: bool, profiler: BrickProfiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -452,6 +454,7 @@ def test_many_new_objects_trigger_no_collection_and_frozen_ones_stay_frozen(
         gc.unfreeze()
 
 
+@pytest.mark.slow
 def test_a_model_that_the_host_drops_is_freed(profiler: BrickProfiler) -> None:
     gc.collect()
     gc.disable()
@@ -626,8 +629,8 @@ def _call(model: Any, **way: Any) -> Any:
 
 
 WAYS: dict[str, dict[str, Any]] = {"default": {}, "fullgraph": {"fullgraph": True}, "dynamic": {"dynamic": True}}
-# By default, each moment appears once with a different way. The other combinations are slow tests.
-BY_DEFAULT = {("before", _in_place), ("after", _function), ("installed", _regional)}
+# By default, two moments appear once with a different way. The other combinations are slow tests.
+BY_DEFAULT = {("before", _in_place), ("installed", _regional)}
 COMPILED = [
     pytest.param(
         when, compiled, way, id=f"{when}-{compiled.__name__}-{way}",
@@ -677,7 +680,7 @@ class CallingBlock(Block):
         return super().__call__(*args, **kwargs)
 
 
-@pytest.mark.parametrize(
+@first_by_default(
     ("when", "compiled"),
     [
         pytest.param(when, compiled, marks=() if (when, compiled) in WHEN_LOOKED_AT else pytest.mark.slow)
@@ -781,6 +784,7 @@ def test_generating_with_a_static_cache_compiles_as_it_does_without_us(
     assert (ran.count("prefill"), ran.count("decode")) == (2, 8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiled", [_whole, pytest.param(_function, marks=pytest.mark.slow)])
 def test_objects_made_in_compiled_code_are_compiled_as_without_cbtop(compiled: Any, profiler: BrickProfiler) -> None:
     """The model creates a cache during its call. Dynamo cannot look up objects that are created in compiled code."""
@@ -814,7 +818,7 @@ def test_what_inductor_makes_of_a_model_is_the_same(mode: str, compiled: Any, pr
     assert ours[1] == bare[1]
 
 
-@pytest.mark.parametrize("compiled", [_whole, _in_place, _regional])
+@first_by_default("compiled", [_whole, _in_place, _regional])
 @pytest.mark.parametrize("when", ["before", "installed"])
 def test_a_compiled_model_has_its_steps_all_the_same(
     compiled: Any, when: str, profiler: BrickProfiler, memory: Memory

@@ -87,6 +87,7 @@ def test_an_anomaly_is_told_at_once_and_kept() -> None:
     assert [anomaly.text for anomaly in summary.anomalies] == ["layer 0 output: 1 NaN"]
 
 
+@pytest.mark.slow
 def test_kept_traces_are_bounded_for_any_run_length_and_model_depth() -> None:
     tracer = ModelTracer(TracerConfig.full())
     for position in range(HISTORY_FORWARDS + 5):

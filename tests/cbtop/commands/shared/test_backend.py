@@ -24,6 +24,7 @@ from cbtop.protocol.crossovers import NEVER, Crossover, MachineCrossovers, keep_
 from cbtop.protocol.roofs import cpu_name
 from cbtop.protocol.vocabulary import Provenance
 from cbtop.version import __version__
+from tests.representatives import first_by_default
 
 NAME = "Made 100"
 Keep = Callable[..., None]
@@ -144,7 +145,7 @@ def test_demo_runs_where_it_was_settled_and_what_a_cpu_alone_computes_there(
     assert capsys.readouterr().err.count("backend cuda: ") == (expected == "cuda")
 
 
-@pytest.mark.parametrize(("tests", "expected"), [(["-p", "8", "-n", "0"], "cpu"), (["-p", "8", "-n", "1"], "cuda")])
+@first_by_default(("tests", "expected"), [(["-p", "8", "-n", "0"], "cpu"), (["-p", "8", "-n", "1"], "cuda")])
 @pytest.mark.usefixtures("asked")
 def test_bench_goes_by_prompts_where_nothing_is_decoded(
     tests: list[str], expected: str, model: Path, monkeypatch: pytest.MonkeyPatch

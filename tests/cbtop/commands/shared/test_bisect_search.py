@@ -20,6 +20,7 @@ from cbtop.comparison.threshold_grammar import parse
 from cbtop.reports.bisect import BisectResult, End
 from tests.cbtop.commands.made_repository import MadeRepository, made_repository
 from tests.cbtop.comparison.made_runs import Noise, made_run
+from tests.representatives import first_by_default
 
 COMMITS = 8
 QUIET = Noise(memory=0, machine=0.003, brick=0.003, call=0.01, pauses=0)  # three rounds are enough for a verdict
@@ -111,6 +112,7 @@ def test_a_search_measures_about_as_many_commits_as_halving_needs(line: tuple[Ma
         assert (result.between, result.end) == (COMMITS - 1, End.FOUND)
 
 
+@pytest.mark.slow
 def test_good_is_compared_with_itself_and_the_bad_commit_with_its_parent(
     line: tuple[MadeRepository, list[str]],
 ) -> None:
@@ -123,6 +125,7 @@ def test_good_is_compared_with_itself_and_the_bad_commit_with_its_parent(
     assert f"beside its parent {commits[4][:10]}: {GUILTY}: 1." in result.commits[-1].said
 
 
+@pytest.mark.slow
 def test_a_bad_commit_that_is_equally_fast_leaves_nothing_to_find(line: tuple[MadeRepository, list[str]]) -> None:
     repository, commits = line
     runs = MadeRuns({commits[3]: 2.0})
@@ -132,6 +135,7 @@ def test_a_bad_commit_that_is_equally_fast_leaves_nothing_to_find(line: tuple[Ma
     assert {len(sides) for sides in runs.measured} == {3}
 
 
+@pytest.mark.slow
 def test_a_good_commit_that_differs_from_itself_is_not_trusted(line: tuple[MadeRepository, list[str]]) -> None:
     repository, commits = line
     number = count()
@@ -146,6 +150,7 @@ def test_a_good_commit_that_differs_from_itself_is_not_trusted(line: tuple[MadeR
     assert "GOOD compared with itself breaks the gate" in result.why
 
 
+@pytest.mark.slow
 def test_a_commit_that_is_as_fast_as_its_parent_is_not_confirmed(line: tuple[MadeRepository, list[str]]) -> None:
     """Noise has caused a wrong verdict on this commit or on an earlier one."""
     repository, commits = line
@@ -179,6 +184,7 @@ def test_commits_whose_interval_does_not_decide_are_left_as_a_range(line: tuple[
     assert result.why == "1 of the last 2 commits could not be judged"
 
 
+@pytest.mark.slow
 def test_a_slowdown_that_a_later_commit_fixed_is_not_the_answer(line: tuple[MadeRepository, list[str]]) -> None:
     repository, commits = line
     changed = {commit: {"between_steps_us": 3000.0} for commit in commits[2:5]}
@@ -186,6 +192,7 @@ def test_a_slowdown_that_a_later_commit_fixed_is_not_the_answer(line: tuple[Made
     assert (result.end, named(result)) == (End.FOUND, [commits[6]])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slow_from", [12, pytest.param(20, marks=pytest.mark.slow)])
 def test_a_machine_that_becomes_slower_meanwhile_blames_no_commit(
     line: tuple[MadeRepository, list[str]], slow_from: int
@@ -205,6 +212,7 @@ def test_a_machine_that_becomes_slower_meanwhile_blames_no_commit(
     assert result.end in (End.FOUND, End.RANGE)
 
 
+@pytest.mark.slow
 def test_thresholds_replace_the_default_gate(line: tuple[MadeRepository, list[str]]) -> None:
     repository, commits = line
     slower = since(commits, 2, 1.2) | since(commits, 5, 1.6)
@@ -215,9 +223,7 @@ def test_thresholds_replace_the_default_gate(line: tuple[MadeRepository, list[st
     assert (result.end, named(result)) == (End.FOUND, [commits[2]])
 
 
-@pytest.mark.parametrize(
-    ("error", "end"), [(OverdueError("over"), End.UNFINISHED), (KeyboardInterrupt(), End.INTERRUPTED)]
-)
+@first_by_default(("error", "end"), [(OverdueError("over"), End.UNFINISHED), (KeyboardInterrupt(), End.INTERRUPTED)])
 def test_a_search_that_was_stopped_names_the_commits_that_are_left(
     line: tuple[MadeRepository, list[str]], error: BaseException, end: End
 ) -> None:
@@ -244,7 +250,7 @@ def test_good_that_does_not_run_ends_the_search(line: tuple[MadeRepository, list
             search(repository, MadeRuns({}, [commits[end]]), commits[0], commits[-1])
 
 
-@pytest.mark.parametrize("first_parent", [False, True])
+@first_by_default("first_parent", [False, True])
 def test_a_slow_commit_of_a_merged_branch_is_found_or_its_merge(tmp_path: Path, first_parent: bool) -> None:
     repository = made_repository(tmp_path / "repository")
     good = repository.commit("base", {"a": "1"})

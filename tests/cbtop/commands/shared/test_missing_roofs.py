@@ -24,6 +24,7 @@ from tests.cbtop.commands.test_run_summary import RUN, TORCH_WITH_BRICKS
 from tests.cbtop.recorded import Clock, profiler_in
 from tests.integration.hosts import DEADLINE_S, eventually
 from tests.profiler.instrument.under_run import fake_torch
+from tests.representatives import first_by_default
 
 MANIFEST = Manifest("toy", "qwen2", "torch", "f32", 1, 2, 64, 512, 1000, 4000, roofs=way_out_on_cpu(1))
 READ = Ceiling("dram_read", "bandwidth", 20.0, "GB/s", Provenance.MEASURED, 19.0, 12.5, "2026-11-22", is_short=True)
@@ -72,6 +73,7 @@ def measurements(folder: Path) -> int:
     return len(list(folder.glob("measured-*")))
 
 
+@pytest.mark.slow
 def test_roofs_are_measured_after_a_command_whose_reader_does_not_wait_for_them(
     start: Callable[..., subprocess.Popen[str]], tmp_path: Path
 ) -> None:
@@ -89,6 +91,7 @@ def test_roofs_are_measured_after_a_command_whose_reader_does_not_wait_for_them(
     assert measurements(tmp_path) == 1
 
 
+@pytest.mark.slow  # test_short_measurement.py measures
 def test_a_command_that_goes_on_has_them_measured_in_a_quiet_second(
     start: Callable[..., subprocess.Popen[str]], tmp_path: Path
 ) -> None:
@@ -103,6 +106,7 @@ def test_a_command_that_goes_on_has_them_measured_in_a_quiet_second(
     assert measurements(tmp_path) == 1
 
 
+@pytest.mark.slow
 def test_a_measurement_goes_on_when_the_command_ends(
     start: Callable[..., subprocess.Popen[str]], tmp_path: Path
 ) -> None:
@@ -125,6 +129,7 @@ short_roofs.main = main
     assert measurements(tmp_path) == 1
 
 
+@pytest.mark.slow
 def test_on_a_busy_machine_nothing_is_started(
     start: Callable[..., subprocess.Popen[str]], machine: QuietMachine, tmp_path: Path
 ) -> None:
@@ -136,9 +141,7 @@ def test_on_a_busy_machine_nothing_is_started(
     assert known_roofs() == ()
 
 
-@pytest.mark.parametrize(
-    ("options", "variables"), [((), {"CI": "true"}), (("--quiet",), {})], ids=["in CI", "with --quiet"]
-)
+@first_by_default(("options", "variables"), [((), {"CI": "true"}), (("--quiet",), {})], ids=["in CI", "with --quiet"])
 def test_nothing_is_measured(
     options: tuple[str, ...],
     variables: dict[str, str],
@@ -151,6 +154,7 @@ def test_nothing_is_measured(
     assert measurements(tmp_path) == 0
 
 
+@pytest.mark.slow
 def test_two_runs_at_once_measure_once(start: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
     processes = [start(), start()]
     for process in processes:

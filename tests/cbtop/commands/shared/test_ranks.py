@@ -12,6 +12,7 @@ import pytest
 from cbtop.commands.shared import ranks
 from cbtop.commands.shared.ranks import FirstRank, job_of, run_ranks
 from cbtop.errors import CbtopError
+from tests.representatives import first_by_default
 
 # Each rank writes its number and its settings into a file. The end of the program decides how the rank ends.
 RANK = """
@@ -76,7 +77,7 @@ def test_all_stop_at_the_same_step_when_the_first_is_told_to(tmp_path: Path) -> 
     assert have_ended(tmp_path, 3)
 
 
-@pytest.mark.parametrize(
+@first_by_default(
     ("rest", "words", "code"),
     [
         (DIES, r"^rank 1 was killed by signal 9 \(Killed\); the others are ended$", 1),

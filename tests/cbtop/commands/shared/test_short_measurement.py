@@ -15,6 +15,7 @@ from cbtop.protocol.cache import cache_dir
 from cbtop.protocol.roofs import cpu_name, known_roofs
 from tests.cbtop.commands.shared.quiet_machine import QuietMachine
 from tests.integration.hosts import CBTOP, DEADLINE_S, eventually
+from tests.representatives import first_by_default
 
 pytestmark = pytest.mark.usefixtures("runtime")
 CALIBRATE = [*CBTOP, "calibrate", "--short", "--threads", "1"]
@@ -85,7 +86,7 @@ def test_a_disturbed_measurement_says_by_what_and_stores_nothing(more: str, why:
     assert known_roofs() == ()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@first_by_default("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_in_the_middle_leaves_nothing(
     number: signal.Signals, machine: QuietMachine, tmp_path: Path
 ) -> None:
@@ -111,7 +112,7 @@ def test_two_do_not_measure_at_once(machine: QuietMachine) -> None:
     assert known_roofs() == ()
 
 
-@pytest.mark.parametrize(
+@first_by_default(
     ("options", "why"), [(["--threads", "100000"], "may use"), (["--weights", "1000"], "leave out --weights")]
 )
 def test_options_that_it_cannot_follow_are_refused(options: list[str], why: str, machine: QuietMachine) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from cbtop.cli import main
 from cbtop.commands.shared.names import unknown
+from tests.representatives import first_by_default
 
 RECORDING = str(Path(__file__).parents[2] / "imperfect.cbtop")
 PRINTED = ["replay", RECORDING, "--headless"]
@@ -44,7 +45,7 @@ def test_a_report_is_sorted_and_filtered_as_asked(capsys: pytest.CaptureFixture[
     assert [line.split()[0] for line in table[1:]] == ["AttentionScore", "QkvProjection", "AttentionOutput"]
 
 
-@pytest.mark.parametrize(("tab", "holds"), [("Graph", "Execution Graph"), ("Overview", "the rest: --view all")])
+@first_by_default(("tab", "holds"), [("Graph", "Execution Graph"), ("Overview", "the rest: --view all")])
 def test_a_view_may_be_called_as_its_tab_on_the_screen_is(
     tab: str, holds: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -65,6 +65,7 @@ while time.monotonic() < end_s:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/proc/self/schedstat"), reason="the kernel does not count waits")
 def test_a_process_that_shares_its_processor_waits_half_of_the_time() -> None:
     processor = str(max(os.sched_getaffinity(0)))

@@ -27,6 +27,7 @@ from cbtop.viewmodels.source import SourceView, source_view
 from tests.cbtop import samples
 from tests.cbtop.conftest import ScriptedFeed, screen_text
 from tests.cbtop.recorded import decode_run
+from tests.representatives import first_by_default
 
 FEW = replace(samples.LIVE, bricks=samples.BRICKS[:5])
 DOWN = next(row for row in samples.CHECKED.bricks if row.name == "DownProjection")
@@ -51,13 +52,14 @@ def rows_on(text: str, source: SourceView) -> int:
     return sum(any(row.name in line[:24] and "─" not in line for line in text.splitlines()) for row in source.bricks)
 
 
-@pytest.mark.parametrize("size", [(80, 24), (100, 30), (120, 40), (200, 60)], ids="{0[0]}x{0[1]}".format)
+@first_by_default("size", [(80, 24), (100, 30), (120, 40), (200, 60)], ids="{0[0]}x{0[1]}".format)
 async def test_details_stand_open_where_rows_would_be_blank_and_hide_no_row(size: tuple[int, int]) -> None:
     (text,) = await screens(FEW, size)
     assert "durations" in text
     assert rows_on(text, FEW) == 5
 
 
+@pytest.mark.slow
 async def test_on_a_small_screen_rows_come_first_and_enter_opens_the_details() -> None:
     before, opened, closed = await screens(samples.LIVE, (80, 24), "enter", "enter")
     assert "durations" not in before
@@ -66,6 +68,7 @@ async def test_on_a_small_screen_rows_come_first_and_enter_opens_the_details() -
     assert rows_on(before, samples.LIVE) > 12 > rows_on(opened, samples.LIVE)
 
 
+@pytest.mark.slow
 async def test_where_the_details_have_room_for_all_enter_closes_them() -> None:
     for size in ((160, 45), (120, 60)):
         before, closed, opened = await screens(FEW, size, "enter", "enter")
@@ -87,10 +90,10 @@ async def test_the_details_follow_the_cursor() -> None:
     assert f"{samples.BRICKS[1].name} ──" in second
 
 
-@pytest.mark.parametrize(
-    "heights", [(*range(1, 60, 7), 59), pytest.param(range(1, 60), marks=pytest.mark.slow)], ids=["some", "every"]
+@first_by_default(
+    "heights", [(*range(1, 60, 7), 59), pytest.param(range(1, 60), marks=pytest.mark.slow)], 2, ids=["some", "every"]
 )
-@pytest.mark.parametrize("width", [1, 12, 40, 59, 80, 118, 200])
+@first_by_default("width", [1, 12, 40, 59, 80, 118, 200], 2)
 def test_details_are_drawn_at_every_size_within_it(width: int, heights: Sequence[int]) -> None:
     for height in heights:
         for source in (samples.CHECKED, samples.HOSTILE, replace(samples.LIVE, layer_times=None, phase=None)):

@@ -18,6 +18,7 @@ from cbtop.tui.widgets.table import Table
 from cbtop.viewmodels.source import SourceView
 from tests.cbtop import samples
 from tests.cbtop.conftest import ScriptedFeed, screen_text, view_of
+from tests.representatives import first_by_default
 
 KEY = str(1 + VIEWS.index(Layers))
 SIZES = [(80, 24), (120, 40), (200, 60)]
@@ -30,7 +31,7 @@ async def opened(pilot: Pilot[int], *keys: str) -> str:
     return screen_text(pilot.app)
 
 
-@pytest.mark.parametrize("size", SIZES, ids="{0[0]}x{0[1]}".format)
+@first_by_default("size", SIZES, ids="{0[0]}x{0[1]}".format)
 async def test_the_slow_layer_of_eighty_is_named_and_stands_highest(
     size: tuple[int, int], golden: Callable[[str, str], None]
 ) -> None:
@@ -49,6 +50,7 @@ async def test_the_slow_layer_of_eighty_is_named_and_stands_highest(
     golden(f"layers-of-eighty-{size[0]}x{size[1]}", text)
 
 
+@pytest.mark.slow
 async def test_a_layer_that_is_slow_in_a_few_steps_is_not_said_to_stand_out() -> None:
     layers = samples.DEEP.layer_times
     assert layers
@@ -58,6 +60,7 @@ async def test_a_layer_that_is_slow_in_a_few_steps_is_not_said_to_stand_out() ->
             assert said in await opened(pilot)
 
 
+@pytest.mark.slow
 async def test_median_is_one_figure_and_the_median_call_is_called_p50() -> None:
     """The median of the layers uses mean steps. The median call of each layer is a different figure."""
     for source in (samples.LIVE, samples.DEEP):
@@ -68,6 +71,7 @@ async def test_median_is_one_figure_and_the_median_call_is_called_p50() -> None:
         assert len(re.findall(r"p50 1\.4\d× that of its peers", text)) == 2
 
 
+@pytest.mark.slow
 async def test_arrows_move_the_cursor_and_the_foot_says_what_is_under_it() -> None:
     app = CbtopApp(ScriptedFeed(samples.LIVE), interval_s=60)
     async with app.run_test(size=(120, 40)) as pilot:
@@ -94,7 +98,7 @@ async def test_enter_opens_the_layer_in_the_graph() -> None:
         assert (current.id, current.unfolded) == (layer.id, True)
 
 
-@pytest.mark.parametrize("source", [samples.LIVE, samples.DEEP, samples.SLOWEST], ids=["ten", "eighty", "none"])
+@first_by_default("source", [samples.LIVE, samples.DEEP, samples.SLOWEST], ids=["ten", "eighty", "none"])
 async def test_it_is_drawn_at_any_size_and_no_line_is_too_long(source: SourceView) -> None:
     app = CbtopApp(ScriptedFeed(source), interval_s=60)
     async with app.run_test(size=(80, 24)) as pilot:
@@ -108,7 +112,7 @@ async def test_it_is_drawn_at_any_size_and_no_line_is_too_long(source: SourceVie
         assert "several ranks" in plain(view.draw(80, 20)[0])
 
 
-@pytest.mark.parametrize("size", SIZES, ids="{0[0]}x{0[1]}".format)
+@first_by_default("size", SIZES, ids="{0[0]}x{0[1]}".format)
 async def test_the_layer_slower_than_the_baseline_by_most_is_marked_and_named(size: tuple[int, int]) -> None:
     app = CbtopApp(ScriptedFeed(samples.COMPARED), interval_s=60)
     async with app.run_test(size=size) as pilot:

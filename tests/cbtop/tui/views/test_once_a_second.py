@@ -82,6 +82,7 @@ def test_pictures_of_a_slow_replay_are_drawn_once_a_second_of_the_watcher() -> N
     assert "highest bar 222" in drawn(at(7, 222), pictures)[0]
 
 
+@pytest.mark.slow
 async def test_what_is_paused_has_pictures_of_the_same_moment_as_its_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cbtop.tui.views.brick_detail.Pictures", partial(Pictures, lambda: 0.0))
     feed = ScriptedFeed(at(7, 111))

@@ -19,6 +19,7 @@ from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.verdict import About, Severity, Subject, Verdict
 from tests.cbtop import made_machines, samples
 from tests.cbtop.conftest import ScriptedFeed, screen_text, view_of
+from tests.representatives import first_by_default
 
 FOUND = Verdict(
     "odd-layer",
@@ -61,7 +62,7 @@ def drawn(source: SourceView, width: int, height: int) -> list[str]:
     return [plain(line) for line in lines]
 
 
-@pytest.mark.parametrize("source", SOURCES, ids=["slow", "eight", "bare", "served", "compiling", "deep", "slowest"])
+@first_by_default("source", SOURCES, 2, ids=["slow", "eight", "bare", "served", "compiling", "deep", "slowest"])
 def test_it_is_drawn_at_every_size_within_it(source: SourceView) -> None:
     for width in WIDTHS:
         for height in HEIGHTS:

@@ -13,11 +13,12 @@ from tests.cbtop import samples
 from tests.cbtop.conftest import ScriptedFeed
 from tests.cbtop.seen_states import states
 from tests.cbtop.tui.views.test_states import Seen
+from tests.representatives import first_by_default
 
 pytestmark = pytest.mark.usefixtures("utc")
 
 
-@pytest.mark.parametrize("key", ["1", "2", "3", "5"], ids=["overview", "bricks", "layers", "roofline"])
+@first_by_default("key", ["1", "2", "3", "5"], ids=["overview", "bricks", "layers", "roofline"])
 def test_a_screen_is_drawn_as_its_picture(key: str, snap_compare: Callable[..., bool]) -> None:
     app = CbtopApp(ScriptedFeed(samples.LIVE), interval_s=60)
     assert snap_compare(app, press=[key], terminal_size=(120, 34))

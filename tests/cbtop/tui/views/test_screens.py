@@ -24,6 +24,7 @@ from cbtop.viewmodels.time_range import NamedTime
 from tests.cbtop import made_machines, samples
 from tests.cbtop.conftest import ScriptedFeed, screen_text
 from tests.cbtop.made_machines import PID, START
+from tests.representatives import first_by_default
 
 SIZES = [(120, 40), *(pytest.param(size, marks=pytest.mark.slow) for size in ((100, 30), (80, 24))), (60, 15)]
 DEVICES = str(VIEWS.index(devices.Devices) + 1)
@@ -100,9 +101,9 @@ async def test_every_view_looks_like_its_golden(size: tuple[int, int], golden: G
         ("waiting", None, ()),
         pytest.param("compiling", samples.COMPILING, (), marks=pytest.mark.slow),
         pytest.param("gone-with-losses", samples.GONE, (), marks=pytest.mark.slow),
-        ("budgets-and-checks", samples.CHECKED, ()),
-        ("brick-detail", samples.CHECKED, ("j", "enter")),
-        ("roofline-without-ceilings", samples.NO_ROOF, ("5",)),
+        pytest.param("budgets-and-checks", samples.CHECKED, (), marks=pytest.mark.slow),
+        pytest.param("brick-detail", samples.CHECKED, ("j", "enter"), marks=pytest.mark.slow),
+        pytest.param("roofline-without-ceilings", samples.NO_ROOF, ("5",), marks=pytest.mark.slow),
         ("ranks-side-by-side", samples.SIDE_BY_SIDE, ()),
         pytest.param("slowest-of-ranks", samples.SLOWEST, (), marks=pytest.mark.slow),
         ("straggler", samples.STRAGGLING, ()),
@@ -111,15 +112,15 @@ async def test_every_view_looks_like_its_golden(size: tuple[int, int], golden: G
         pytest.param("stalled-in-a-sum", samples.STALLED_IN_A_SUM, (), marks=pytest.mark.slow),
         pytest.param("suspended", samples.SUSPENDED, (), marks=pytest.mark.slow),
         pytest.param("idle", samples.IDLE, (), marks=pytest.mark.slow),
-        ("quiet", samples.QUIET, ()),
-        ("critical-path", samples.OVERLAPPED, ("6",)),
+        pytest.param("quiet", samples.QUIET, (), marks=pytest.mark.slow),
+        pytest.param("critical-path", samples.OVERLAPPED, ("6",), marks=pytest.mark.slow),
         ("overview-with-baseline", samples.COMPARED, ("1",)),
-        ("bricks-with-baseline", samples.COMPARED, ("2",)),
-        ("layers-with-baseline", samples.COMPARED, ("3",)),
+        pytest.param("bricks-with-baseline", samples.COMPARED, ("2",), marks=pytest.mark.slow),
+        pytest.param("layers-with-baseline", samples.COMPARED, ("3",), marks=pytest.mark.slow),
         ("roofline-with-baseline", samples.COMPARED, ("5", "j")),
         pytest.param("graph-with-baseline", samples.COMPARED, ("6",), marks=pytest.mark.slow),
         pytest.param("sources-with-baseline", samples.COMPARED, ("7",), marks=pytest.mark.slow),
-        ("overview-not-comparable", samples.UNLIKE, ("1",)),
+        pytest.param("overview-not-comparable", samples.UNLIKE, ("1",), marks=pytest.mark.slow),
         pytest.param("layers-not-comparable", samples.UNLIKE, ("3",), marks=pytest.mark.slow),
         ("help", samples.LIVE, ("question_mark",)),
         pytest.param("devices-h100", on("H100"), (DEVICES,), marks=pytest.mark.slow),
@@ -162,6 +163,7 @@ async def test_two_hundred_columns_show_every_figure_of_a_device() -> None:
     assert "89.0/" not in text
 
 
+@pytest.mark.slow
 async def test_the_header_has_gpu_use_of_the_process_and_nothing_that_is_old() -> None:
     assert "GPU 0 busy" in (text := await shown(on("H100"), (200, 40)))
     assert "37.0 % 315 W" in text
@@ -174,7 +176,8 @@ assert BOOKS is not None
 OUTSIDE = BesideView(10, 5_000, (NamedTime("detokenize", 5_000),))
 
 
-@pytest.mark.parametrize("size", SIZES, ids="{0[0]}x{0[1]}".format)
+@pytest.mark.slow
+@first_by_default("size", SIZES, ids="{0[0]}x{0[1]}".format)
 async def test_every_view_says_that_the_books_do_not_close_and_that_it_is_a_sample(size: tuple[int, int]) -> None:
     books = replace(BOOKS, close=False, over=3, over_us=400.0)
     source = replace(samples.LIVE, books=books, sample_every=10)
@@ -183,6 +186,7 @@ async def test_every_view_says_that_the_books_do_not_close_and_that_it_is_a_samp
         assert "a sample: one step in 10" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", SIZES, ids="{0[0]}x{0[1]}".format)
 async def test_work_outside_of_steps_stands_beside_the_books(size: tuple[int, int]) -> None:
     bricks, overview = await shown_in_turn(replace(samples.LIVE, outside=OUTSIDE), size, "2", "1")
@@ -201,7 +205,8 @@ async def test_a_wide_screen_shows_every_column_of_the_bricks_beside_their_detai
         assert (title in head) == (title not in of_training)
 
 
-@pytest.mark.parametrize(
+@pytest.mark.slow
+@first_by_default(
     "size", [(200, 50), pytest.param((20, 5), marks=pytest.mark.slow), (3, 2)], ids="{0[0]}x{0[1]}".format
 )
 async def test_hostile_names_are_shown_as_they_are_and_obeyed_by_nobody(size: tuple[int, int]) -> None:
@@ -213,6 +218,7 @@ async def test_hostile_names_are_shown_as_they_are_and_obeyed_by_nobody(size: tu
             assert "[red]" in text
 
 
+@pytest.mark.slow
 async def test_the_ways_to_start_and_a_missing_daemon_fit_in_full_if_nothing_runs() -> None:
     why = "ipc:///tmp/cbtop-1000/daemon.sock: pid 31210 serves it and is stopped: fg or kill -CONT 31210 resumes it"
     for size in ((60, 14), (80, 24), (120, 34)):
@@ -226,6 +232,7 @@ async def test_the_ways_to_start_and_a_missing_daemon_fit_in_full_if_nothing_run
         assert why in text
 
 
+@pytest.mark.slow
 async def test_where_too_few_steps_are_recorded_the_bricks_say_so() -> None:
     steps = samples.LIVE.steps
     assert steps is not None
@@ -239,6 +246,7 @@ async def test_where_too_few_steps_are_recorded_the_bricks_say_so() -> None:
         assert "; `cbtop run --overhead PERCENT` lets it cost more" in text
 
 
+@pytest.mark.slow
 async def test_a_node_of_the_graph_has_its_time_once() -> None:
     down = next(row for row in samples.LIVE.graph if row.name == "DownProjection")
     copied = TransferAttributes("host", "gpu", 4096, TransferDirection.H2D)
@@ -259,6 +267,7 @@ async def test_a_node_of_the_graph_has_its_time_once() -> None:
         assert said in " ".join((await shown(replace(samples.LIVE, graph=graph), (120, 30), "6")).split())
 
 
+@pytest.mark.slow
 async def test_where_the_time_of_a_token_is_unknown_the_head_says_why() -> None:
     assert samples.LIVE.steps is not None
     uneven = replace(samples.LIVE.steps, us_per_token_p50=None, why_no_us_per_token="steps differ in tokens")
@@ -295,6 +304,7 @@ async def test_roofs_without_a_point_show_their_day_and_what_may_keep_them_low()
     assert "not placed, no FLOP or no bytes declared: RmsNorm" in text
 
 
+@pytest.mark.slow
 async def test_what_has_stopped_never_reads_live_and_an_older_end_or_silence_wins() -> None:
     stopped = (samples.STALLED, samples.STALLED_IN_A_SUM, samples.SUSPENDED, samples.IDLE, samples.QUIET)
     large, silent = await shown_one_by_one(stopped, (80, 24)), [replace(source, stale_s=5.0) for source in stopped]
@@ -339,7 +349,8 @@ FOUR_ROOFS = replace(
 )
 
 
-@pytest.mark.parametrize("source", [samples.LIVE, FOUR_ROOFS], ids=["two", "four"])
+@pytest.mark.slow
+@first_by_default("source", [samples.LIVE, FOUR_ROOFS], ids=["two", "four"])
 async def test_the_names_of_roofs_are_whole_or_counted_and_every_point_is_there(source: SourceView) -> None:
     sizes = [(60, 15), (70, 18), (80, 24), (100, 30), (120, 40)]
     for size, text in zip(sizes, await shown_at(source, sizes, "5"), strict=True):

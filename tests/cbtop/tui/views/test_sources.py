@@ -25,6 +25,7 @@ from tests.cbtop import samples
 from tests.cbtop.conftest import ScriptedFeed, screen_text
 from tests.cbtop.samples import ALONE, ROWS, list_of, row_of
 from tests.cbtop.tui.views.test_screens import SIZES
+from tests.representatives import first_by_default
 
 IMPERFECT = Path(__file__).parents[2] / "imperfect.cbtop"
 TAB = str(VIEWS.index(Sources) + 1)
@@ -53,6 +54,7 @@ def line_of(text: str, word: str) -> str:
     return next(line for line in text.splitlines() if word in line)
 
 
+@pytest.mark.slow
 async def test_at_two_hundred_columns_every_figure_of_every_source_is_there(golden: Golden) -> None:
     folded, *_, unfolded = await shown(samples.LIVE, WIDE, *["j"] * 4, "enter")
     for title, _ in Sources.columns_doc:
@@ -129,7 +131,7 @@ async def test_one_that_is_shown_and_folded_away_is_said() -> None:
     assert "▸ 2 ended ●" in text
 
 
-@pytest.mark.parametrize("size", SIZES, ids="{0[0]}x{0[1]}".format)
+@first_by_default("size", SIZES, ids="{0[0]}x{0[1]}".format)
 async def test_what_was_lost_before_anybody_looked_is_said_here_and_nowhere_else(size: tuple[int, int]) -> None:
     loss = LossView(208_000, 206_500, 1_500, 1_500, 0)
     source = replace(listing(replace(ALONE, loss=loss)), loss=loss)
@@ -173,7 +175,7 @@ def test_the_overview_has_what_this_viewer_costs_where_that_is_known(width: int)
 
 
 @pytest.mark.usefixtures("utc", "known_cost")
-@pytest.mark.parametrize("size", [(80, 24), (120, 40)], ids="{0[0]}x{0[1]}".format)
+@first_by_default("size", [(80, 24), (120, 40)], ids="{0[0]}x{0[1]}".format)
 async def test_of_the_imperfect_recording_it_looks_like_its_golden(size: tuple[int, int], golden: Golden) -> None:
     with ReplayFeed(IMPERFECT) as feed:
         feed.is_playing = False

@@ -30,6 +30,7 @@ from cbtop.viewmodels.source import SourceView
 from tests.cbtop import samples
 from tests.cbtop.conftest import ScriptedFeed, screen_text
 from tests.cbtop.seen_timelines import RECORDED, at, timeline_at
+from tests.representatives import first_by_default
 
 KEY = str(1 + VIEWS.index(Timeline))
 SIZES = [(80, 24), (120, 40), (200, 60)]
@@ -156,7 +157,7 @@ async def test_every_key_that_moves_it_holds_it(keys: list[str]) -> None:
         assert HELD in await opened(pilot, *keys)
 
 
-@pytest.mark.parametrize(
+@first_by_default(
     "keys",
     [
         ["left"],
@@ -216,6 +217,7 @@ async def test_the_cursor_goes_through_every_block_and_names_it_to_the_nanosecon
         assert f"{first + 5} of {len(row.parts)} in its row" in await opened(pilot, "h")
 
 
+@pytest.mark.slow
 async def test_zoom_keeps_what_is_under_the_cursor_where_it_is_and_ends_somewhere() -> None:
     app = CbtopApp(ScriptedFeed(at(20.0)), interval_s=60)
     async with app.run_test(size=(120, 30)) as pilot:
@@ -241,6 +243,7 @@ async def test_zoom_keeps_what_is_under_the_cursor_where_it_is_and_ends_somewher
         assert drawn.in_sight_ns == whole_ns
 
 
+@pytest.mark.slow
 async def test_rows_are_chosen_at_the_same_time_and_panning_stops_at_the_ends() -> None:
     app = CbtopApp(ScriptedFeed(at(20.0)), interval_s=60)
     async with app.run_test(size=(120, 30)) as pilot:
@@ -348,7 +351,7 @@ async def test_its_export_has_what_is_in_sight_with_exact_times() -> None:
         assert {row[4] for row in cells.rows} >= {"between steps", "inside layers", "LmHead", "Layer 8"}
 
 
-@pytest.mark.parametrize("size", [(40, 10), *SIZES_BY_DEFAULT], ids="{0[0]}x{0[1]}".format)
+@first_by_default("size", [(40, 10), *SIZES_BY_DEFAULT], ids="{0[0]}x{0[1]}".format)
 async def test_the_step_and_block_under_the_cursor_have_the_median_of_the_baseline(
     size: tuple[int, int], golden: Callable[[str, str], None]
 ) -> None:
@@ -395,6 +398,7 @@ async def test_a_wide_terminal_shows_the_last_steps_of_a_phase_and_marks_slow_on
     assert like_newest(slow, 6, 99) == []
 
 
+@pytest.mark.slow
 def test_a_step_is_shown_once_a_second_unless_none_follows_or_a_user_moved() -> None:
     moments = [timeline_at(AT_S + more_s) for more_s in (0.0, 0.4, 0.8, 1.2, 1.6)]
     assert len({id(one) for one in moments}) == len(moments)

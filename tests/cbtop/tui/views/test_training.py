@@ -21,6 +21,7 @@ from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.training import TrainingPartRow, TrainingView
 from tests.cbtop.conftest import KnownCost, ScriptedFeed, screen_text
 from tests.cbtop.made_training import NORM, ROOMY, STEADY_SCALE, Training, trained
+from tests.representatives import first_by_default
 
 SIZES = [(80, 24), *(pytest.param(size, marks=pytest.mark.slow) for size in ((120, 40), (200, 60)))]
 WORST = Training(recomputes=True, data_us=12_000, warm_up=3)
@@ -125,7 +126,7 @@ def test_a_brick_has_one_row_and_a_lone_backward_pass_keeps_its_own(view: Source
     assert training_rows(lone) == lone
 
 
-@pytest.mark.parametrize("size", [(120, 60), (200, 60)], ids=["below", "beside"])
+@first_by_default("size", [(120, 60), (200, 60)], ids=["below", "beside"])
 async def test_enter_shows_the_passes_of_a_brick_before_it_hides_the_details(
     size: tuple[int, int], view: SourceView
 ) -> None:
@@ -143,6 +144,7 @@ async def test_enter_shows_the_passes_of_a_brick_before_it_hides_the_details(
     assert others == [f"{forward} backward", f"{forward} recompute", "hidden", forward]
 
 
+@pytest.mark.slow
 async def test_another_row_shows_its_first_pass(view: SourceView) -> None:
     app = CbtopApp(ScriptedFeed(view), interval_s=60)
     async with app.run_test(size=(120, 60)) as pilot:
@@ -153,6 +155,7 @@ async def test_another_row_shows_its_first_pass(view: SourceView) -> None:
         assert "backward" not in plain(detail.draw(*detail.size)[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [(120, 40), (80, 12)], ids="{0[0]}x{0[1]}".format)
 async def test_the_head_of_training_has_tokens_per_second_and_ms_per_step(
     size: tuple[int, int], tmp_path: Path

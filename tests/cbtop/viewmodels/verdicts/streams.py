@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from math import exp
 from pathlib import Path
 
 from cbtop.client.store import Store
@@ -131,8 +132,19 @@ def _updates(directory: Path, rank: int, plan: Decoding) -> Iterator[list[Messag
     def brick(name: str, us: float) -> None:
         waits = plan.waits_every and step % plan.waits_every == 0
         with profiler.brick(waiting[name] if waits else bricks[name], 64):
-            clock.sleep_us(us * noise.lognormvariate(0, plan.noise))
+            clock.sleep_us(us * exp(noise.normalvariate(0, plan.noise)))
 
+    cells = [
+        [
+            (
+                each, us, plan.down_factor if each == "DownProjection" else 1.0, plan.brick_factor.get(each, usual),
+                plan.layer_factor.get(index, 1.0) * plan.cell_factor.get((index, each), 1.0),
+                plan.cell_pauses.get((index, each), 0),
+            )
+            for each, us in IN_LAYERS.items()
+        ]
+        for index in range(LAYERS)
+    ]  # fmt: skip
     source = None if plan.attach_s else _attached(directory)
     begin_ns = said_ns = clock()
     if source:
@@ -147,14 +159,11 @@ def _updates(directory: Path, rank: int, plan: Decoding) -> Iterator[list[Messag
                 running.sequences, running.cached = 1, plan.cached(step)
             if plan.sequences is not None:
                 running.sequences = plan.sequences(step)
-            for index in range(LAYERS):
+            for index, in_layer in enumerate(cells):
                 with profiler.layer(index):
-                    for each, us in IN_LAYERS.items():
-                        down = plan.down_factor if each == "DownProjection" else 1.0
-                        down *= plan.brick_factor.get(each, usual)(step)
-                        own = plan.layer_factor.get(index, 1.0) * plan.cell_factor.get((index, each), 1.0)
-                        every = plan.cell_pauses.get((index, each), 0)
-                        brick(each, us * factor * down * own + (4_000 if every and step % every == 0 else 0))
+                    for each, us, down, of_step, own, every in in_layer:
+                        took_us = us * factor * (down * of_step(step)) * own
+                        brick(each, took_us + (4_000 if every and step % every == 0 else 0))
                     if plan.reduce_us:
                         with profiler.brick("AllReduce", 64):
                             clock.sleep_us(plan.reduce_us)

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
 from cbtop.viewmodels.on_demand import with_parts
 from cbtop.viewmodels.verdicts import judged
 from tests.cbtop.viewmodels.verdicts.streams import Decoding, run
+from tests.representatives import first_by_default
 
 # the long part takes 13 % of the time
 TWO_KINDS = Decoding(step_factor=lambda step: 1.5 if step * 7_919 % 100 < 30 else 1.0)
@@ -17,10 +16,10 @@ OUTLIERS = Decoding(step_factor=lambda step: 20.0 if step % 100 == 50 else 1.0) 
 SLOW_START = Decoding(step_factor=lambda step: 30.0 if step < 6 else 1.0)  # the slow start takes 29 % of the time
 
 
-@pytest.mark.parametrize(
-    ("plan", "id"), [(TWO_KINDS, "bimodal-latency"), (OUTLIERS, "outlier-mean"), (SLOW_START, "warm-up")]
+@first_by_default(
+    ("plan", "id"), [(TWO_KINDS, "bimodal-latency"), (OUTLIERS, "outlier-mean"), (SLOW_START, "warm-up")], 3
 )
-@pytest.mark.parametrize(("waited", "is_explained"), [(19.0, True), (3.0, False)])
+@first_by_default(("waited", "is_explained"), [(19.0, True), (3.0, False)], 3)
 def test_longer_steps_are_no_verdict_if_waits_explain_half_of_them(
     tmp_path: Path, plan: Decoding, id: str, waited: float, is_explained: bool
 ) -> None:

@@ -21,6 +21,7 @@ from cbtop.viewmodels.verdicts.outlier_mean import OUTLIER_MEAN
 from tests.cbtop.test_steps_in_the_window import MS, SECOND, Host, Span, Viewer, a_host, covered_ns
 from tests.cbtop.viewmodels.verdicts.cases import beside_a_gpu
 from tests.cbtop.viewmodels.verdicts.streams import Decoding, run
+from tests.representatives import first_by_default
 
 DECODE, STEP_NS, SAID_NS = 2, 20 * MS, SECOND // 2
 
@@ -80,7 +81,7 @@ def test_the_gain_of_a_long_step_in_the_window_is_what_the_median_allows(seconds
         assert 0.95 * 50 <= view.steps.tokens_per_sec + verdict.gain_tokens_per_sec <= 50
 
 
-@pytest.mark.parametrize("id", INSIDE)
+@first_by_default("id", INSIDE)
 def test_recorded_steps_unlike_the_rest_give_no_gain_and_the_verdict_says_so(tmp_path: Path, id: str) -> None:
     """Every tenth step is longer, and exactly these steps are recorded."""
     (rule,) = [rule for rule in VERDICTS if rule.id == id]
@@ -106,7 +107,7 @@ def _each_tenth(factor: float, step: int) -> float:
     return factor if step % 10 == 0 else 1.0
 
 
-@pytest.mark.parametrize(
+@first_by_default(
     "factors",
     [
         (1.0, 2.0),

@@ -16,6 +16,7 @@ from cbtop.viewmodels.training import TrainingPartRow
 from cbtop.viewmodels.verdict import Severity, Verdict
 from cbtop.viewmodels.verdicts import judged
 from tests.cbtop.made_training import FALLING_SCALE, NAN, NORM, Training, memory, of_ranks, trained
+from tests.representatives import first_by_default
 
 WAITS = Training(data_us=12_000)
 EXPOSED = Training(exposed_us=9_000, overlapped_us=2_000)
@@ -104,7 +105,7 @@ def test_other_steps_than_those_shown_give_no_gain(tmp_path: Path) -> None:
     assert verdict_of(judged(with_parts(view, training=longer))).gain_tokens_per_sec is None
 
 
-@pytest.mark.parametrize("plan", [WAITS, Training(optimizer_us=15_000), Training(recomputes=True), EXPOSED])
+@first_by_default("plan", [WAITS, Training(optimizer_us=15_000), Training(recomputes=True), EXPOSED], 2)
 def test_a_process_that_waits_for_a_processor_is_only_starved(tmp_path: Path, plan: Training) -> None:
     view = with_parts(trained(tmp_path, plan).one(), waiting_percent=40.0)
     assert [verdict.id for verdict in judged(view).verdicts] == ["starved"]
@@ -202,7 +203,7 @@ def test_retries_of_the_allocator_are_counted_with_what_is_unused(tmp_path: Path
 ALL = replace(NAN, faulty=39, finite_step=100)
 
 
-@pytest.mark.parametrize(
+@first_by_default(
     ("fault", "sentence"),
     [
         (NAN, "Gradient of layers.2.down.bias is NaN since step 118; so were 25 of the 38 others"),
@@ -225,6 +226,7 @@ ALL = replace(NAN, faulty=39, finite_step=100)
             "Gradient of layers.2.down.bias was NaN in step 118; all are finite again",
         ),
     ],
+    3,
 )
 def test_a_gradient_that_is_not_finite_is_named_with_its_step(
     tmp_path: Path, fault: GradientMessage, sentence: str

@@ -33,6 +33,7 @@ from cbtop.viewmodels.verdicts.idle_between_steps import IDLE_BETWEEN_STEPS
 from tests.cbtop import samples
 from tests.cbtop.viewmodels.verdicts.cases import ALMOST, CAUSES, HEALTHY, RECORDED, WAITS
 from tests.cbtop.viewmodels.verdicts.streams import Decoding, run
+from tests.representatives import first_by_default
 
 PAGE = Path(__file__).parents[4] / "docs" / "verdicts.md"
 PAGE_OF_TRAINING = PAGE.with_name("verdicts-training.md")
@@ -83,7 +84,11 @@ def test_a_cause_provokes_its_verdict_and_no_other(views: dict[str, SourceView],
 ALIKE = {
     "noisy", "two phases", "layers of two kinds", "steps of two lengths, little apart", "steps of two sizes in turn",
     "a cache that fills, and much else that moves", "a short life", "as the baseline, noisy",
-    "another batch than the baseline's", "three ranks",
+    "another batch than the baseline's", "three ranks", "noisy, in a window", "layers of all kinds",
+    "two phases, one as long as the other", "a batch that shrinks", "steps of many sizes", "a short, noisy life",
+    "the same, and the GPU is busy", "faster than the baseline", "a longer cache than the baseline's",
+    "another mix of phases than the baseline's", "training, in a window", "training with a gradient scaler",
+    "three replicas, one of them slow", "paused in one place since the baseline", "a warm-up that waits for data",
 }  # fmt: skip
 
 
@@ -128,13 +133,14 @@ def test_a_clock_that_falls_is_not_the_cache(tmp_path: Path) -> None:
     assert [verdict.id for verdict in run(tmp_path, falls).one().verdicts] == ["slows-down"]
 
 
-@pytest.mark.parametrize(
+@first_by_default(
     ("measured", "expected", "gap"),
     [
         (BY_KERNELS + IDLE_BEFORE, ["launch-bound"], "GPU waited"),
         (BY_KERNELS, [], "GPU waited, or ran what came before"),
         ("torch", [], None),
     ],
+    2,
 )
 def test_a_gpu_is_said_to_wait_only_if_it_was_idle_as_steps_began(
     tmp_path: Path, measured: str, expected: list[str], gap: str | None
@@ -175,6 +181,7 @@ def test_a_check_that_met_a_nan_says_so_everywhere(tmp_path: Path) -> None:
     assert [(check["max_error"], check["not_finite"]) for check in source["checks"]] == [(None, "NaN")]
 
 
+@pytest.mark.slow
 def test_of_failed_checks_the_one_that_bears_the_others_is_named_first(tmp_path: Path) -> None:
     """DownProjection returns a NaN. --check-contracts finds it after each brick has run, then the guard finds it."""
     of_norm, of_down = ("precondition finite(x)", "postcondition finite(out)"), ("postcondition finite(out)",)

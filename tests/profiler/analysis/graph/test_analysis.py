@@ -191,6 +191,7 @@ def test_any_graph_has_either_a_path_or_a_cycle(graph: ExecutionGraph) -> None:
     assert {found.slack_ns[node] for node in found.nodes} <= {0.0}
 
 
+@pytest.mark.slow
 def test_a_full_graph_is_analysed_in_seconds() -> None:
     graph = ExecutionGraph()
     graph.push_scope(Step("decode"))

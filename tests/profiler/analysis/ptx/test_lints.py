@@ -12,6 +12,7 @@ import pytest
 from cbtop.profiler.analysis.ptx.lints import LINTS, findings
 from cbtop.profiler.analysis.ptx.lints.base import LintSeverity
 from cbtop.profiler.analysis.ptx.parser import parse
+from tests.representatives import first_by_default
 
 CORPUS = Path(__file__).parent / "corpus"
 CLEAN = sorted((Path(__file__).parent / "clean").glob("*.ptx"))
@@ -48,7 +49,7 @@ def test_its_repaired_twin_has_none(name: str) -> None:
     assert found(CORPUS / f"{name}_good.ptx") == []
 
 
-@pytest.mark.parametrize("path", CLEAN, ids=[path.stem for path in CLEAN])
+@first_by_default("path", CLEAN, 2, ids=[path.stem for path in CLEAN])
 def test_kernels_that_compilers_made_have_no_error(path: Path) -> None:
     severities = (LintSeverity.CORRECTNESS, LintSeverity.LIKELY)
     assert [(one.lint.id, one.line) for one in findings(parse(path.read_text()), severities)] == []

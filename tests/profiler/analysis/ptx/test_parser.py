@@ -13,6 +13,7 @@ from cbtop.profiler.analysis.ptx.control_flow import ControlFlow
 from cbtop.profiler.analysis.ptx.lints import findings
 from cbtop.profiler.analysis.ptx.model import Module, PtxError, PtxFunction, Variable, shown
 from cbtop.profiler.analysis.ptx.parser import MAX_DEPTH, parse
+from tests.representatives import first_by_default
 
 HEAD = ".version 8.7\n.target sm_90a, debug\n.address_size 64\n"
 WHOLE = (
@@ -189,7 +190,7 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("what", HOSTILE)
+@first_by_default("what", HOSTILE, 4)
 def test_no_text_takes_long(what: str) -> None:
     begun = time.process_time()
     with pytest.raises(PtxError) as error:
