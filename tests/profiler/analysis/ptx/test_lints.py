@@ -18,6 +18,11 @@ CLEAN = sorted((Path(__file__).parent / "clean").glob("*.ptx"))
 NAMES = sorted(path.name.removesuffix("_bad.ptx") for path in CORPUS.glob("*_bad.ptx"))
 LAUNCH = {"launch_shape": (256, 1, 1)}
 MARK = "// finding"
+REFUSED = {  # by ptxas
+    "shared_size_bad",
+    "maybe_divergent_barrier_reduced_bad",  # redux, which is of sm_80, with the barriers of sm_60
+    "maybe_divergent_barrier_reduced_good",
+}
 PTXAS = shutil.which("ptxas")
 
 
@@ -84,6 +89,8 @@ def test_severities_limit_the_findings() -> None:
 @pytest.mark.parametrize("path", [*sorted(CORPUS.glob("*.ptx"))], ids=lambda path: path.stem)
 def test_the_corpus_assembles(path: Path, tmp_path: Path) -> None:
     assert PTXAS
-    command = [PTXAS, "-arch=sm_90", str(path), "-o", str(tmp_path / "out.cubin")]
+    target = parse(path.read_text()).target
+    architecture = target if target.endswith("a") else "sm_90"
+    command = [PTXAS, f"-arch={architecture}", str(path), "-o", str(tmp_path / "out.cubin")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
+    assert (done.returncode == 0) is (path.stem not in REFUSED), done.stderr
