@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
+from cbtop.commands.shared.launches import launch, launches_of, require_entries
 from cbtop.commands.shared.sarif import Failure, SarifRule, sarif
 from cbtop.compute.ptx_registry import PtxRegistry
 from cbtop.errors import FailedCheckError, NoDataError, UsageError
@@ -17,7 +17,6 @@ from cbtop.profiler.analysis.graph.nodes import printable
 from cbtop.profiler.analysis.machine_code.examination import Toolbox, examined
 from cbtop.profiler.analysis.machine_code.resources import ARCHITECTURE
 from cbtop.profiler.analysis.machine_code.waste import WASTES
-from cbtop.profiler.analysis.ptx.lane_values import MAX_THREADS
 from cbtop.profiler.analysis.ptx.lints import LINTS, findings
 from cbtop.profiler.analysis.ptx.lints.base import LintSeverity
 from cbtop.profiler.analysis.ptx.model import PtxError
@@ -36,6 +35,7 @@ examples:
   cbtop ptx kernel.ptx                  entries and errors of correctness
   cbtop ptx kernel.ptx --bugs           also likely errors
   cbtop ptx kernel.ptx --launch 256     also whether blocks of 256 threads fit the kernel
+  cbtop ptx kernel.ptx --launch 256 --launch scan=32x8   another block for the entry scan
   cbtop ptx kernel.ptx --arch sm_80     registers, spills and occupancy on another GPU
   cbtop ptx ~/.triton/cache --strict    every PTX of a folder, with advice
   cbtop ptx dc4ab6be0f3e6bd5            the same for a module that was compiled here
@@ -69,8 +69,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--bugs", action="store_true", help="also report likely errors")
     parser.add_argument("--strict", action="store_true", help="report everything: likely errors and advice")
     parser.add_argument(
-        "--launch", type=_block, metavar="X[,Y[,Z]]",
-        help="threads of a block: also check whether the entries allow it, and which threads do what",
+        "--launch", type=launch, action="append", default=[], metavar="[NAME=]X[,Y[,Z]]",
+        help="threads of a block: also check whether the entries, or the entry NAME, allow it, and which threads do "
+        "what (may be repeated)",
     )  # fmt: skip
     parser.add_argument("--verbose", action="store_true", help="also print how to repair each finding")
     parser.add_argument("--format", choices=FORMATS, default="text", help="what to print (default: %(default)s)")
@@ -95,6 +96,7 @@ def run(options: argparse.Namespace) -> int:
     files, unusable = _analysed_files(options, severities, toolbox)
     if not files and len(unusable) == 1:
         raise unusable[0]
+    require_entries(options.launch, [entry.name for file in files for entry in file.entries])
     if files:
         sys.stdout.write(_written(files, options) + "\n")
         sys.stdout.flush()
@@ -166,26 +168,18 @@ def _relative(path: str) -> str:
     return relative if not relative.startswith(os.pardir) else str(Path(path).absolute())
 
 
-def _block(text: str) -> tuple[int, ...]:
-    """Return the numbers of threads of `X`, `X,Y` or `X,Y,Z`, or of `XxYxZ`."""
-    parts = text.replace("x", ",").split(",")
-    numbers = tuple(int(one) for one in parts if one.isascii() and one.isdigit())
-    if len(numbers) < len(parts) or len(parts) > 3 or not 1 <= math.prod(numbers) <= MAX_THREADS:
-        raise argparse.ArgumentTypeError(f"{text!r} is no block of 1 to {MAX_THREADS} threads, such as 256 or 32x8")
-    return numbers
-
-
 def _analysed(
     name: str, text: str, severities: list[LintSeverity], options: argparse.Namespace, toolbox: Toolbox
 ) -> PtxFile:
     try:
         module = parse(text)
+        launches = launches_of(module, options.launch)
         return PtxFile(
             name,
             module,
-            [summary_of(module, entry, options.launch) for entry in module.entries],
-            findings(module, severities, options.launch),
-            examined(text.encode(), module, options.arch or module.target, toolbox, options.launch),
+            [summary_of(module, entry, launches.get(entry.name)) for entry in module.entries],
+            findings(module, severities, launches),
+            examined(text.encode(), module, options.arch or module.target, toolbox, launches),
         )
     except PtxError as error:
         raise UsageError(f"{printable(name)}: {printable(str(error))}") from error

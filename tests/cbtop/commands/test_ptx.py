@@ -184,6 +184,51 @@ def test_accesses_with_an_unknown_address_are_counted(capsys: pytest.CaptureFixt
                 assert not known or counts in called(capsys, file["file"])[1]
 
 
+def test_an_entry_of_several_has_a_block_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = (CORPUS / "launch_shape_bad.ptx").read_text()
+    _, entry, body = text.partition("	// .globl")
+    path = tmp_path / "two.ptx"
+    path.write_text(text + (entry + body).replace("kernel", "other"))
+    for options, wrong in (
+        (["--launch", "128"], []),
+        (["--launch", "256"], ["kernel", "other"]),
+        (["--launch", "other=256"], ["other"]),
+        (["--launch", "256", "--launch", "kernel=128"], ["other"]),
+        (["--launch", "kernel=32x4", "--launch", "other=128x1x1"], ["kernel"]),
+    ):
+        _, out, _ = called(capsys, path, *options, "--json")
+        (file,) = json.loads(out)["files"]
+        assert [one["function"] for one in file["findings"] if one["id"] == "launch-shape"] == wrong, options
+    (file,) = json.loads(called(capsys, path, "--launch", "kernel=128", "--json")[1])["files"]
+    assert [one["checked_threads"] for one in file["entries"]] == [128, 128]
+    code, out, err = called(capsys, path, "--launch", "scan=128")
+    assert (code, out) == (2, "")
+    assert err == "cbtop: --launch names scan, which is no entry; the entries are kernel, other\n"
+
+
+def test_findings_of_one_cause_are_one_line_unless_verbose(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Eight loads with one mask each are one finding; a different message, or another lint, is another."""
+    path = tmp_path / "layer_norm.ptx"
+    path.write_bytes((CLEAN / "triton_layer_norm.ptx").read_bytes())
+
+    def split() -> list[str]:
+        return [line for line in out.splitlines() if " split-loop: " in line]
+
+    code, out, _ = called(capsys, path, "--strict")
+    grouped, last = split(), out.splitlines()[-1]
+    assert code == 0
+    assert (
+        f"{path}:77: advice split-loop: layer_norm: this check is true in all iterations but the last" in grouped[0]
+    )
+    assert "(2 times, also at PTX line 78; --verbose has each)" in grouped[0]
+    _, out, _ = called(capsys, path, "--strict", "--verbose")
+    assert (len(grouped), len(split())) == (3, 6)
+    assert out.splitlines()[-1] == last
+    assert len([one for one in ids(called(capsys, path, "--strict", "--json")[1]) if one == "split-loop"]) == 6
+
+
 @pytest.mark.parametrize("block", ["0", "a", "1,2,3,4", "2048", "-1", "32,"])
 def test_what_is_no_block_is_a_usage_error(block: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as error:

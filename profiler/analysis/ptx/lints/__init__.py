@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from cbtop.profiler.analysis.ptx.analysis import FunctionAnalysis
 from cbtop.profiler.analysis.ptx.lints.alignment import MISALIGNED
@@ -44,17 +44,17 @@ LINTS: tuple[Lint, ...] = (
 def findings(
     module: Module,
     severities: Sequence[LintSeverity] = tuple(LintSeverity),
-    launch: Sequence[int] | None = None,
+    launches: Mapping[str, Sequence[int]] | None = None,
 ) -> list[LintFinding]:
     """Return the findings of these severities in all functions of a module, by line.
 
-    `launch` is the size of the blocks of a launch (threads in x, y, z), if it is known.
+    `launches` has the threads of a block along x, y and z by function, where they are known.
     """
     found = []
     for function in module.functions:
         if function.is_declaration or not function.instructions:
             continue
-        analysis = FunctionAnalysis(module, function, launch)
+        analysis = FunctionAnalysis(module, function, (launches or {}).get(function.name))
         for lint in LINTS:
             if lint.severity in severities:
                 for index, message in lint.find(analysis):

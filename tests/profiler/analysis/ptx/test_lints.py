@@ -16,7 +16,7 @@ from cbtop.profiler.analysis.ptx.parser import parse
 CORPUS = Path(__file__).parent / "corpus"
 CLEAN = sorted((Path(__file__).parent / "clean").glob("*.ptx"))
 NAMES = sorted(path.name.removesuffix("_bad.ptx") for path in CORPUS.glob("*_bad.ptx"))
-LAUNCH = {"launch_shape": (256, 1, 1)}
+LAUNCHES = {"launch_shape": {"kernel": (256, 1, 1)}}
 MARK = "// finding"
 REFUSED = {  # by ptxas
     "shared_size_bad",
@@ -27,8 +27,8 @@ PTXAS = shutil.which("ptxas")
 
 
 def found(path: Path) -> list[tuple[str, int]]:
-    launch = LAUNCH.get(path.stem.rpartition("_")[0])
-    return [(one.lint.id, one.line) for one in findings(parse(path.read_text()), launch=launch)]
+    launches = LAUNCHES.get(path.stem.rpartition("_")[0])
+    return [(one.lint.id, one.line) for one in findings(parse(path.read_text()), launches=launches)]
 
 
 def lint_of(name: str) -> str:
