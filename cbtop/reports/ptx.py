@@ -51,8 +51,8 @@ def ptx_text(files: Sequence[PtxFile], *, verbose: bool) -> str:
 
 
 def _grouped(findings: Sequence[LintFinding]) -> list[list[LintFinding]]:
-    """Return the findings of one cause together: those of one lint whose messages differ in registers and lines only,
-    in one function, or at one line of the source."""
+    """Return the findings of one cause together. They have one lint, and messages that differ in registers and lines
+    only, in one function or at one line of the source."""
     groups: dict[tuple[object, ...], list[LintFinding]] = {}
     for one in findings:
         key = one.lint.id, one.source or one.function, _PLACES.sub("", one.message)

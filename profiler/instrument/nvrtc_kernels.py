@@ -1,8 +1,8 @@
 """Finds the kernels that a process compiles itself with NVRTC: through NVIDIA's bindings for Python, or torch.
 
-NVRTC has no hook. So two functions of `cuda.bindings.nvrtc`, and that of `torch.cuda._compile_kernel`, are replaced
-by ones that call them, and that remember the names of the kernels in the source, and the options. A call of NVRTC
-from C or through the program's own ctypes is not seen, nor one before the first model is followed.
+NVRTC has no hook. So two functions of `cuda.bindings.nvrtc`, and one behind `torch.cuda._compile_kernel`, are
+replaced. Ours call them, and remember the names of the kernels in the source, and the options. A call of NVRTC from C
+or through the program's own ctypes is not seen, nor one before the first model is followed.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ def _place(frame: FrameType | None) -> str:
 
 
 def _remember(source: str, name: str, place: str, options: Iterable[object]) -> None:
-    """Store the kernels of a source. If the source has no name, the place of the call stands for it."""
+    """Store the kernels of a source. If the source has no name, the place of the call is used."""
     words = " ".join(one for one in map(_text, options) if not _PATHS.match(one))
     cut = words if len(words) <= MAX_OPTIONS_CHARS else words[: MAX_OPTIONS_CHARS - 1] + "…"
     for kernel, line in _definitions(source[:MAX_SOURCE_CHARS]):

@@ -25,7 +25,7 @@ def launch(text: str) -> tuple[str, Block]:
 
 
 def launches_of(module: Module, given: Sequence[tuple[str, Block]]) -> Mapping[str, Block]:
-    """Return the block of each function of a module: that of its name, or else that of all entries, if any."""
+    """Return the block of each function of a module: by its name, or else the block of all entries, if any."""
     by_name = dict(given)
     named = {one.name: by_name.get(one.name, by_name.get("")) for one in module.functions}
     return {name: block for name, block in named.items() if block is not None}

@@ -66,7 +66,7 @@ def examined(
 ) -> Examination:
     """Assemble and examine `ptx`, of which `module` is the contents, for an architecture (sm_90a).
 
-    `launches` has the threads of a block along x, y and z by entry, where they are known.
+    `launches` has the threads of a block along x, y and z by entry, if they are known.
     If a tool is missing or fails, the rest is examined, and `problems` names the tool.
     """
     result, instructions, problem = _machine_code(ptx, architecture, toolbox)

@@ -34,7 +34,7 @@ class NaturalLoop:
 
 
 def natural_loops(flow: ControlFlow) -> list[NaturalLoop]:
-    """Return the loops of a function, also those inside of others, by header."""
+    """Return the loops of a function, also inner loops, by header."""
     latches: dict[int, set[int]] = {}
     for number in sorted(flow.in_loop & flow.reachable):
         for successor in flow.blocks[number].successors:
@@ -110,7 +110,7 @@ class CountedLoop:
             self._updates[name] = at
 
     def _values_of_counters(self) -> LaneValues:
-        """Return values whose terms are counters and registers that the loop does not change."""
+        """Return values with terms that are counters and registers that the loop does not change."""
         base = self._data.most_lane_values
         known = {name: LaneValue({name: 1}, (0,)) for name in self.steps}
         writers: dict[str, PtxInstruction] = {}
@@ -127,7 +127,7 @@ class CountedLoop:
         return LaneValues(threads, writers, frozenset(), self._analysis.variables, known)
 
     def margin(self, name: str, *, is_negated: bool = False) -> LaneValue | None:
-        """Return a value that is above 0 if and only if a predicate holds, or None if there is none.
+        """Return a value that is above 0 if and only if a predicate holds, or None if it is not known.
 
         Terms are counters, with the value that they have when an iteration starts, and invariant registers.
         """

@@ -48,7 +48,7 @@ def findings(
 ) -> list[LintFinding]:
     """Return the findings of these severities in all functions of a module, by line.
 
-    `launches` has the threads of a block along x, y and z by function, where they are known.
+    `launches` has the threads of a block along x, y and z by function, if they are known.
     """
     found = []
     for function in module.functions:

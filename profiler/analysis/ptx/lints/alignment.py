@@ -1,4 +1,4 @@
-"""Addresses that are no multiples of what an access needs."""
+"""Addresses that an access can't have, because they are not multiples of its size."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cbtop.profiler.analysis.ptx.opcodes import ROW_BYTES, matrix_rows, opcode
 
 
 def _find(analysis: FunctionAnalysis) -> Iterator[Problem]:
-    """Yield accesses whose addresses in two threads can't both be aligned, whatever the address of the array is.
+    """Yield accesses with addresses in two threads that can't both be aligned, at any address of the array.
 
     Nothing is found if the addresses, or the threads that execute the access, are not known.
     """

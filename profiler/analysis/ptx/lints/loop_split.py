@@ -112,6 +112,6 @@ def _how_it_changes(analysis: FunctionAnalysis, loop: CountedLoop, name: str, *,
 SPLIT_LOOP = Lint(
     "split-loop", LintSeverity.ADVICE,
     "A loop compares its counter with a fixed value in each iteration, to decide on memory or tensor-core work. "
-    "The result changes at most once, as that of a bounds check does.",
+    "The result changes at most once, as in a bounds check.",
     "split the loop there: one loop without the check, and then the rest", _find,
 )  # fmt: skip

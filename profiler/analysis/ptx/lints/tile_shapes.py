@@ -1,7 +1,7 @@
 """The shape of a block and its tiles against the hardware: whole warps, whole fragments, and 48 KiB of shared memory.
 
 The PTX does not have the rows and columns of a tile: an array is a number of bytes. So the bytes that threads access
-are compared with what the hardware demands, and no power of two is asked for, because padded rows have none.
+are compared with what the hardware demands, and a power of two is not required, because rows can be padded.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _too_much_shared(analysis: FunctionAnalysis) -> Iterator[Problem]:
 
 
 def _idle_threads(analysis: FunctionAnalysis) -> Iterator[Problem]:
-    """Yield an entry if threads of its block have no work. A block of one thread is meant to be serial."""
+    """Yield an entry if threads of its block have no work. A block of one thread is serial on purpose."""
     values = analysis.data.lane_values
     if values is None or not analysis.function.is_entry or not values.threads.is_whole_block:
         return
