@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
+import select
+import stat
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import BinaryIO
 
 from cbtop.commands.shared.launches import launch, launches_of, require_entries
 from cbtop.commands.shared.sarif import Failure, SarifRule, sarif
@@ -51,6 +55,7 @@ ENTRY = ".entry "
 SUFFIX = ".ptx"
 LIST, SHOW = "list", "show"
 MAX_FILES = 10_000
+MAX_WAIT_S = 10.0  # for the next data of a pipe
 LEVELS = {LintSeverity.CORRECTNESS: "error", LintSeverity.LIKELY: "warning", LintSeverity.ADVICE: "note"}
 FORMATS = ("text", "json", "sarif")
 
@@ -202,13 +207,34 @@ def _texts(what: str) -> list[tuple[str, Callable[[], str]]]:
 
 def _read(path: Path) -> str:
     try:
-        with path.open("rb") as file:
-            content = file.read(MAX_BYTES + 1)
+        with open(path, "rb", opener=_without_waiting) as file:
+            content = _whole(file)
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from error
     if len(content) > MAX_BYTES:
         raise UsageError(f"{path}: more than {MAX_BYTES >> 20} MiB")
     return content.rstrip(b"\0").decode("utf-8", "replace")
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    """Open a file. A FIFO that nobody writes to would be waited for without end."""
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def _whole(file: BinaryIO) -> bytes:
+    """Return the content of a file, up to a byte more than the limit. A pipe must send something every MAX_WAIT_S."""
+    if not stat.S_ISFIFO(os.fstat(file.fileno()).st_mode):
+        return file.read(MAX_BYTES + 1)
+    content = b""
+    while len(content) <= MAX_BYTES:
+        ready, _, _ = select.select([file], [], [], MAX_WAIT_S)
+        part = os.read(file.fileno(), 1 << 16) if ready else None
+        if part is None:
+            raise TimeoutError(errno.ETIMEDOUT, f"no data for {MAX_WAIT_S:g} s")
+        if not part:
+            break
+        content += part
+    return content
 
 
 def _is_hash(text: str) -> bool:

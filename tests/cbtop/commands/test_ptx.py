@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import threading
 from pathlib import Path
 
 import pytest
 
 from cbtop import cli
+from cbtop.commands import ptx
 from cbtop.compute.ptx_registry import PtxRegistry
 from cbtop.profiler.analysis.machine_code.examination import Toolbox
 from cbtop.profiler.analysis.machine_code.tools import Tool
@@ -105,6 +108,23 @@ def test_what_cannot_be_read_is_an_error_in_one_line(
     code, out, err = called(capsys, tmp_path / name)
     assert (code, out, len(err.splitlines())) == (2, "", 1)
     assert "\x1b" not in err
+
+
+def test_a_pipe_is_read_and_one_without_a_writer_is_not_waited_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (CLEAN / "triton_sum.ptx").read_bytes()
+    reading, writing = os.pipe()
+    writer = threading.Thread(target=lambda: (os.write(writing, text), os.close(writing)))
+    writer.start()
+    code, out, _ = called(capsys, f"/dev/fd/{reading}")
+    writer.join()
+    os.close(reading)
+    assert (code, "sum2d (line " in out) == (0, True)
+    monkeypatch.setattr(ptx, "MAX_WAIT_S", 0.01)
+    os.mkfifo(tmp_path / "fifo")
+    code, out, err = called(capsys, tmp_path / "fifo")
+    assert (code, out, err) == (2, "", f"cbtop: {tmp_path}/fifo: no data for 0.01 s\n")
 
 
 def test_an_error_of_correctness_ends_with_exit_code_4(capsys: pytest.CaptureFixture[str]) -> None:

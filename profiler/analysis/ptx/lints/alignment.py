@@ -22,7 +22,7 @@ def _find(analysis: FunctionAnalysis) -> Iterator[Problem]:
             continue
         size = ROW_BYTES if rows else parsed.bytes
         address = analysis.address(at) if size > 1 else None
-        if address is None or len(address.lanes) == 1:
+        if address is None or len({lane % size for lane in address.lanes}) == 1:
             continue
         threads = analysis.threads_at(at) or ()
         offsets = {thread: address.lanes[thread] for thread in threads if not rows or thread % WARP_THREADS < rows}

@@ -29,8 +29,9 @@ def _partial_fragments(analysis: FunctionAnalysis) -> Iterator[Problem]:
     """Yield tensor-core instructions of warps that are not whole. Nothing is found if the threads are not known."""
     values = analysis.data.lane_values
     for at, one in analysis.reachable() if values else ():
-        unit, threads = _threads_of_fragment(one), analysis.threads_at(at)
-        if not unit or not threads or values is None:
+        unit = _threads_of_fragment(one)
+        threads = analysis.threads_at(at) if unit else None
+        if not threads or values is None:
             continue
         for group, present in Counter(thread // unit for thread in threads).items():
             is_known = values.threads.is_whole_block or (group + 1) * unit <= values.threads.count

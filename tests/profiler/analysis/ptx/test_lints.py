@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from cbtop.profiler.analysis.ptx.analysis import MAX_SHARED_ACCESSES, FunctionAnalysis
 from cbtop.profiler.analysis.ptx.lints import LINTS, findings
 from cbtop.profiler.analysis.ptx.lints.base import LintSeverity
 from cbtop.profiler.analysis.ptx.parser import parse
@@ -82,6 +83,24 @@ def test_severities_limit_the_findings() -> None:
     module = parse((CORPUS / "shared_64_bit_bad.ptx").read_text())
     assert findings(module, [LintSeverity.CORRECTNESS, LintSeverity.ADVICE]) == []
     assert len(findings(module, [LintSeverity.LIKELY])) == 1
+
+
+def test_the_threads_of_a_long_block_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block with thousands of accesses took minutes: each lint computed the same threads for each access."""
+    stores = "\n".join(f"st.shared.f32 [%r4+{4 * (at % 8)}], %f1;\nld.shared.f32 %f2, [%r4+32];" for at in range(600))
+    text = (CORPUS / "idle_threads_good.ptx").read_text()
+    text = text.replace(
+        "ret;", f"mov.f32 %f1, 0f00000000;\nmov.u32 %r3, tile;\nadd.s32 %r4, %r3, %r1;\n{stores}\nret;"
+    )
+    module = parse(text.replace(".reg .pred", ".shared .align 4 .b8 tile[512];\n.reg .pred"))
+    computed = []
+    real = FunctionAnalysis._threads_at
+    monkeypatch.setattr(FunctionAnalysis, "_threads_at", lambda self, at: (computed.append(at), real(self, at))[1])
+    analysis = FunctionAnalysis(module, module.entries[0])
+    for lint in LINTS:
+        list(lint.find(analysis))
+    assert len(computed) == 1
+    assert len(analysis.shared_accesses) == MAX_SHARED_ACCESSES
 
 
 @pytest.mark.slow
