@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import wraps
+from inspect import currentframe
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
@@ -105,7 +106,7 @@ def _creating(create: Callable[..., Any]) -> Callable[..., Any]:
         try:
             source, name = (*arguments, *(named.get(key) for key in ("src", "name")[len(arguments) :]))[:2]
             if not int(answer[0]):
-                _created[int(answer[1])] = _text(source), _text(name), _place(sys._getframe(1))
+                _created[int(answer[1])] = _text(source), _text(name), _place(_caller())
                 _shrink(_created, MAX_PROGRAMS)
         except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
             log_own_error(error, _FAILED)
@@ -138,7 +139,7 @@ def _compiling_in_torch(compile_: Callable[..., Any]) -> Callable[..., Any]:
     def compiled(kernel_source: str, kernel_name: str, *arguments: Any, **named: Any) -> Any:
         answer = compile_(kernel_source, kernel_name, *arguments, **named)
         try:
-            frame: FrameType | None = sys._getframe(1)
+            frame = _caller()
             inside = str(Path(compile_.__code__.co_filename).parents[1]) if hasattr(compile_, "__code__") else "\0"
             while frame is not None and frame.f_code.co_filename.startswith(inside):
                 frame = frame.f_back
@@ -148,6 +149,12 @@ def _compiling_in_torch(compile_: Callable[..., Any]) -> Callable[..., Any]:
         return answer
 
     return compiled
+
+
+def _caller() -> FrameType | None:
+    """Return the frame that called the function that calls this one."""
+    frame = currentframe()
+    return frame.f_back.f_back if frame is not None and frame.f_back is not None else None
 
 
 def _text(value: object) -> str:
