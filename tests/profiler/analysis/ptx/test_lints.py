@@ -85,6 +85,13 @@ def test_severities_limit_the_findings() -> None:
     assert len(findings(module, [LintSeverity.LIKELY])) == 1
 
 
+@pytest.mark.parametrize(("name", "count"), [("partial_fragment_bad", 1), ("partial_fragment_of_warps_bad", 0)])
+def test_a_fragment_without_a_block_size_is_judged_by_whole_warps(name: str, count: int) -> None:
+    """Threads 32 to 47 are a part of a warp in each block, but a block can have the four warps of a wgmma."""
+    text = re.sub(r"\.reqntid .*\n", "", (CORPUS / f"{name}.ptx").read_text())
+    assert [one.lint.id for one in findings(parse(text))] == ["partial-fragment"] * count
+
+
 def test_the_threads_of_a_long_block_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A block with thousands of accesses took minutes: each lint computed the same threads for each access."""
     stores = "\n".join(f"st.shared.f32 [%r4+{4 * (at % 8)}], %f1;\nld.shared.f32 %f2, [%r4+32];" for at in range(600))
