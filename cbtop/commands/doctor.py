@@ -270,6 +270,27 @@ def _cuda() -> Iterator[Fact]:
         yield Fact("cuda", f"CuPy {version}, kernels are compiled for {known[0]} to {known[-1]}")
 
 
+def _nvidia_tools() -> Iterator[Fact]:
+    """Yield a fact for each tool of NVIDIA's that reads machine code."""
+    from cbtop.profiler.analysis.machine_code.tools import HOW_TO_GET, tools
+
+    uses = {
+        "ptxas": "`cbtop ptx` then has registers, spills and occupancy",
+        "nvdisasm": "`cbtop ptx` then has accesses and intensity",
+        "cuobjdump": "`cuobjdump -ptx PROGRAM` then prints the PTX of a program, for `cbtop ptx`",
+    }
+    for name, use in uses.items():
+        found = tools(name)
+        if not found:
+            yield Fact(
+                name, "not found on the PATH, in CUDA_HOME, or in packages", "missing", f"{HOW_TO_GET[name]}: {use}"
+            )
+            continue
+        version = ".".join(map(str, found[0].version)) or "of an unknown version"
+        others = f", and {len(found) - 1} older" if len(found) > 1 else ""
+        yield Fact(name, f"{version}, {found[0].path}{others}")
+
+
 def _is_installed(distribution: str) -> bool:
     try:
         metadata.version(distribution)
@@ -329,6 +350,7 @@ FACTS: tuple[Callable[[], Iterator[Fact]], ...] = (
     _roofs,
     _numba,
     _cuda,
+    _nvidia_tools,
     _terminal,
     _config,
     _extras,

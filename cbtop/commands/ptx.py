@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import math
+import errno
 import os
+import select
+import stat
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import BinaryIO
 
+from cbtop.commands.shared.launches import launch, launches_of, require_entries
 from cbtop.commands.shared.sarif import Failure, SarifRule, sarif
 from cbtop.compute.ptx_registry import PtxRegistry
 from cbtop.errors import FailedCheckError, NoDataError, UsageError
@@ -17,7 +21,6 @@ from cbtop.profiler.analysis.graph.nodes import printable
 from cbtop.profiler.analysis.machine_code.examination import Toolbox, examined
 from cbtop.profiler.analysis.machine_code.resources import ARCHITECTURE
 from cbtop.profiler.analysis.machine_code.waste import WASTES
-from cbtop.profiler.analysis.ptx.lane_values import MAX_THREADS
 from cbtop.profiler.analysis.ptx.lints import LINTS, findings
 from cbtop.profiler.analysis.ptx.lints.base import LintSeverity
 from cbtop.profiler.analysis.ptx.model import PtxError
@@ -36,6 +39,7 @@ examples:
   cbtop ptx kernel.ptx                  entries and errors of correctness
   cbtop ptx kernel.ptx --bugs           also likely errors
   cbtop ptx kernel.ptx --launch 256     also whether blocks of 256 threads fit the kernel
+  cbtop ptx kernel.ptx --launch 256 --launch scan=32x8   another block for the entry scan
   cbtop ptx kernel.ptx --arch sm_80     registers, spills and occupancy on another GPU
   cbtop ptx ~/.triton/cache --strict    every PTX of a folder, with advice
   cbtop ptx dc4ab6be0f3e6bd5            the same for a module that was compiled here
@@ -51,6 +55,7 @@ ENTRY = ".entry "
 SUFFIX = ".ptx"
 LIST, SHOW = "list", "show"
 MAX_FILES = 10_000
+MAX_WAIT_S = 10.0  # for the next data of a pipe
 LEVELS = {LintSeverity.CORRECTNESS: "error", LintSeverity.LIKELY: "warning", LintSeverity.ADVICE: "note"}
 FORMATS = ("text", "json", "sarif")
 
@@ -69,8 +74,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--bugs", action="store_true", help="also report likely errors")
     parser.add_argument("--strict", action="store_true", help="report everything: likely errors and advice")
     parser.add_argument(
-        "--launch", type=_block, metavar="X[,Y[,Z]]",
-        help="threads of a block: also check whether the entries allow it, and which threads do what",
+        "--launch", type=launch, action="append", default=[], metavar="[NAME=]X[,Y[,Z]]",
+        help="threads of a block: also check whether the entries, or the entry NAME, allow it, and which threads do "
+        "what (may be repeated)",
     )  # fmt: skip
     parser.add_argument("--verbose", action="store_true", help="also print how to repair each finding")
     parser.add_argument("--format", choices=FORMATS, default="text", help="what to print (default: %(default)s)")
@@ -95,6 +101,7 @@ def run(options: argparse.Namespace) -> int:
     files, unusable = _analysed_files(options, severities, toolbox)
     if not files and len(unusable) == 1:
         raise unusable[0]
+    require_entries(options.launch, [entry.name for file in files for entry in file.entries])
     if files:
         sys.stdout.write(_written(files, options) + "\n")
         sys.stdout.flush()
@@ -166,26 +173,18 @@ def _relative(path: str) -> str:
     return relative if not relative.startswith(os.pardir) else str(Path(path).absolute())
 
 
-def _block(text: str) -> tuple[int, ...]:
-    """Return the numbers of threads of `X`, `X,Y` or `X,Y,Z`, or of `XxYxZ`."""
-    parts = text.replace("x", ",").split(",")
-    numbers = tuple(int(one) for one in parts if one.isascii() and one.isdigit())
-    if len(numbers) < len(parts) or len(parts) > 3 or not 1 <= math.prod(numbers) <= MAX_THREADS:
-        raise argparse.ArgumentTypeError(f"{text!r} is no block of 1 to {MAX_THREADS} threads, such as 256 or 32x8")
-    return numbers
-
-
 def _analysed(
     name: str, text: str, severities: list[LintSeverity], options: argparse.Namespace, toolbox: Toolbox
 ) -> PtxFile:
     try:
         module = parse(text)
+        launches = launches_of(module, options.launch)
         return PtxFile(
             name,
             module,
-            [summary_of(module, entry, options.launch) for entry in module.entries],
-            findings(module, severities, options.launch),
-            examined(text.encode(), module, options.arch or module.target, toolbox, options.launch),
+            [summary_of(module, entry, launches.get(entry.name)) for entry in module.entries],
+            findings(module, severities, launches),
+            examined(text.encode(), module, options.arch or module.target, toolbox, launches),
         )
     except PtxError as error:
         raise UsageError(f"{printable(name)}: {printable(str(error))}") from error
@@ -208,13 +207,34 @@ def _texts(what: str) -> list[tuple[str, Callable[[], str]]]:
 
 def _read(path: Path) -> str:
     try:
-        with path.open("rb") as file:
-            content = file.read(MAX_BYTES + 1)
+        with open(path, "rb", opener=_without_waiting) as file:
+            content = _whole(file)
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from error
     if len(content) > MAX_BYTES:
         raise UsageError(f"{path}: more than {MAX_BYTES >> 20} MiB")
     return content.rstrip(b"\0").decode("utf-8", "replace")
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    """Open a file. A FIFO that nobody writes to would be waited for without end."""
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def _whole(file: BinaryIO) -> bytes:
+    """Return the content of a file, up to a byte more than the limit. A pipe must send something every MAX_WAIT_S."""
+    if not stat.S_ISFIFO(os.fstat(file.fileno()).st_mode):
+        return file.read(MAX_BYTES + 1)
+    content = b""
+    while len(content) <= MAX_BYTES:
+        ready, _, _ = select.select([file], [], [], MAX_WAIT_S)
+        part = os.read(file.fileno(), 1 << 16) if ready else None
+        if part is None:
+            raise TimeoutError(errno.ETIMEDOUT, f"no data for {MAX_WAIT_S:g} s")
+        if not part:
+            break
+        content += part
+    return content
 
 
 def _is_hash(text: str) -> bool:

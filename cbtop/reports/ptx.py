@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -16,7 +17,8 @@ from cbtop.reports.machine_code import entry_json, entry_lines
 from cbtop.units import counted
 
 SCHEMA = "cbtop.ptx/1"
-MAX_NAMES = 4  # of entries in a line
+MAX_NAMES = 4  # of entries, or lines, in a line
+_PLACES = re.compile(r"%\w+|\bline \d+|\S+:\d+ \(PTX line \d+\)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +40,31 @@ def ptx_text(files: Sequence[PtxFile], *, verbose: bool) -> str:
             lines.append(f"  {_entry(entry)}")
             lines += [f"    {line}" for line in entry_lines(file.machine_code, entry.name, verbose=verbose)]
         lines += [f"  machine code: {problem}" for problem in file.machine_code.problems]
-        for one in file.findings:
-            lines.append(f"{file.name}:{one.line}: {one.lint.severity} {one.lint.id}: {_message(one)}")
+        for alike in [[one] for one in file.findings] if verbose else _grouped(file.findings):
+            one = alike[0]
+            lines.append(f"{file.name}:{one.line}: {one.lint.severity} {one.lint.id}: {_message(one)}{_times(alike)}")
             if verbose:
                 lines.append(f"    fix: {one.lint.fix}")
     lines += _assumptions(files)
     lines.append(_conclusion(files))
     return "\n".join(map(printable, lines))
+
+
+def _grouped(findings: Sequence[LintFinding]) -> list[list[LintFinding]]:
+    """Return the findings of one cause together. They have one lint, and messages that differ in registers and lines
+    only, in one function or at one line of the source."""
+    groups: dict[tuple[object, ...], list[LintFinding]] = {}
+    for one in findings:
+        key = one.lint.id, one.source or one.function, _PLACES.sub("", one.message)
+        groups.setdefault(key, []).append(one)
+    return list(groups.values())
+
+
+def _times(alike: Sequence[LintFinding]) -> str:
+    if len(alike) == 1:
+        return ""
+    lines = [str(line) for line in dict.fromkeys(one.line for one in alike[1:])]
+    return f" ({len(alike)} times, also at PTX line{'s' * (len(lines) > 1)} {_listed(lines)}; --verbose has each)"
 
 
 def _assumptions(files: Sequence[PtxFile]) -> Iterator[str]:

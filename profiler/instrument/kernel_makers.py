@@ -1,4 +1,4 @@
-"""Finds the makers of kernels: Triton functions, with file and line, inductor's generated code, and CuPy's kernels.
+"""Finds the makers of kernels: Triton functions, with file and line, inductor's generated code, CuPy and NVRTC.
 
 Rules
 - Triton calls `_loaded` after it has loaded a kernel. Only the name and the paths of the kernel's files are stored
@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import torch
 
 from cbtop.profiler.device.kernel_burst import LaunchedKernel
-from cbtop.profiler.instrument import cupy_kernels
+from cbtop.profiler.instrument import cupy_kernels, nvrtc_kernels
 from cbtop.profiler.instrument.awaited import once_imported, stop_awaiting
 from cbtop.profiler.instrument.trouble import log_once, log_own_error
 
@@ -70,12 +70,13 @@ _files: dict[str, dict[str, str]] = {}  # by kernel: path of its metadata, path 
 
 
 def follow() -> None:
-    """Store which kernels Triton loads from now on."""
+    """Store which kernels Triton loads, and NVRTC compiles, from now on."""
     once_imported(KNOBS, _add_hook)
+    nvrtc_kernels.follow()
 
 
 def follow_no_more() -> None:
-    """Stop following Triton, and forget all kernels."""
+    """Stop following Triton and NVRTC, and forget all kernels."""
     stop_awaiting(KNOBS)
     hooks: Any = _hooks()
     held: Any = getattr(hooks, HOOK, None)
@@ -84,6 +85,7 @@ def follow_no_more() -> None:
     elif hasattr(held, "remove"):
         held.remove(_loaded)
     _files.clear()
+    nvrtc_kernels.follow_no_more()
 
 
 def _hooks() -> object:
@@ -137,7 +139,18 @@ def makers_of(kernels: Iterable[LaunchedKernel]) -> dict[LaunchedKernel, Maker]:
     for one in wanted:
         if one not in found and one.name in by_cupy:
             found[one] = Maker(f"CuPy {cupy_kernels.version()}".rstrip(), _listed(by_cupy[one.name]))
+    by_nvrtc = nvrtc_kernels.of_nvrtc({one.name for one in wanted if one not in found})
+    version = nvrtc_kernels.version() if by_nvrtc else ""
+    for one in wanted:
+        if one not in found and one.name in by_nvrtc:
+            found[one] = _by_nvrtc(version, by_nvrtc[one.name])
     return found
+
+
+def _by_nvrtc(version: str, kernels: Sequence[nvrtc_kernels.NvrtcKernel]) -> Maker:
+    options = {one.options for one in kernels}
+    words = [f"NVRTC {version}".rstrip(), *(options if len(options) == 1 else ())]
+    return Maker(", ".join(filter(None, words)), _listed(list(dict.fromkeys(one.source for one in kernels))))
 
 
 def _by_triton(variants: Sequence[_Variant], kernel: LaunchedKernel) -> Maker:

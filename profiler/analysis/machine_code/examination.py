@@ -58,18 +58,25 @@ class Examination:
 
 
 def examined(
-    ptx: bytes, module: Module, architecture: str, toolbox: Toolbox, launch: Sequence[int] | None = None
+    ptx: bytes,
+    module: Module,
+    architecture: str,
+    toolbox: Toolbox,
+    launches: Mapping[str, Sequence[int]] | None = None,
 ) -> Examination:
     """Assemble and examine `ptx`, of which `module` is the contents, for an architecture (sm_90a).
 
-    `launch` is the threads of a block along x, y and z, if they are known.
+    `launches` has the threads of a block along x, y and z by entry, if they are known.
     If a tool is missing or fails, the rest is examined, and `problems` names the tool.
     """
     result, instructions, problem = _machine_code(ptx, architecture, toolbox)
     kernels = {one.name: one for one in result.kernels} if result is not None else {}
     entries = {
         one.name: _entry(
-            FunctionAnalysis(module, one, launch), result, kernels.get(one.name), instructions.get(one.name)
+            FunctionAnalysis(module, one, (launches or {}).get(one.name)),
+            result,
+            kernels.get(one.name),
+            instructions.get(one.name),
         )
         for one in module.entries
     }

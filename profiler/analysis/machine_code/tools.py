@@ -1,4 +1,4 @@
-"""Find NVIDIA's `ptxas` and `nvdisasm`, and run them with limits of time and output.
+"""Find NVIDIA's `ptxas`, `nvdisasm` and `cuobjdump`, and run them with limits of time and output.
 
 Each run has a temporary folder of its own, in which we name the files. No text of a file becomes an argument.
 """
@@ -24,10 +24,12 @@ VERSION_SECONDS = 10.0
 FILES = {  # of a tool: the names of its program
     "ptxas": ("ptxas", "ptxas-blackwell"),  # Triton has a second one for newer GPUs
     "nvdisasm": ("nvdisasm",),
+    "cuobjdump": ("cuobjdump",),  # cbtop does not run it; with it a user gets the PTX out of a program
 }
 HOW_TO_GET = {
     "ptxas": "pip install nvidia-cuda-nvcc",
     "nvdisasm": "pip install nvidia-cuda-nvdisasm",
+    "cuobjdump": "pip install nvidia-cuda-cuobjdump",
 }
 
 

@@ -22,6 +22,7 @@ from cbtop.profiler.analysis.ptx.opcodes import (
 from cbtop.profiler.analysis.ptx.thread_bits import shared_results
 
 FIRST_WITHOUT_EXITED = 70  # the architecture
+MAX_SHARED_ACCESSES = 400  # with known addresses: each is compared with each
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,7 @@ class FunctionAnalysis:
         self.function = function
         self.launch = launch
         self.instructions: Sequence[PtxInstruction] = function.instructions
+        self._threads: dict[tuple[int, str, bool], tuple[int, ...] | None] = {}  # by block and guard
 
     @cached_property
     def flow(self) -> ControlFlow:
@@ -172,6 +174,13 @@ class FunctionAnalysis:
 
     def threads_at(self, at: int) -> tuple[int, ...] | None:
         """Return the numbers of the threads that execute an instruction, or None if they are not known."""
+        one = self.instructions[at]
+        key = self.flow.block_of[at], one.guard, one.is_negated
+        if key not in self._threads:
+            self._threads[key] = self._threads_at(at)
+        return self._threads[key]
+
+    def _threads_at(self, at: int) -> tuple[int, ...] | None:
         values = self.data.lane_values
         if values is None:
             return None
@@ -209,11 +218,13 @@ class FunctionAnalysis:
 
     def facts(self, at: int) -> frozenset[tuple[object, ...]]:
         """Return what is known to be true when an instruction runs. Equal comparisons give equal facts."""
-        found = set()
-        for name, is_true in self.conditions(self.flow.block_of[at]).values():
-            writer = self.data.only_writer(name)
-            found.add(((writer.opcode, writer.operands[1:]) if writer else name, is_true))
-        return frozenset(found)
+        conditions = self.conditions(self.flow.block_of[at]).values()
+        return frozenset(self.fact_of(name, is_true=is_true) for name, is_true in conditions)
+
+    def fact_of(self, name: str, *, is_true: bool) -> tuple[object, ...]:
+        """Return the fact that a predicate has a value."""
+        writer = self.data.only_writer(name)
+        return (writer.opcode, writer.operands[1:]) if writer else name, is_true
 
     def depends_on_threads_alone(self, at: int) -> bool:
         """Whether the thread ids alone decide if an instruction runs, and no parameter or loaded value does."""
@@ -232,7 +243,7 @@ class FunctionAnalysis:
 
     @cached_property
     def shared_accesses(self) -> list[SharedAccess]:
-        """The weak loads and stores of shared memory with known addresses and known threads."""
+        """The first weak loads and stores of shared memory with known addresses and known threads."""
         values = self.data.lane_values
         if values is None:
             return []
@@ -250,6 +261,8 @@ class FunctionAnalysis:
                 offsets = address.lanes * count if len(address.lanes) == 1 else address.lanes
                 root = tuple(sorted(address.terms.items()))
                 found.append(SharedAccess(at, parsed.base == "st", root, offsets, parsed.bytes, threads))
+                if len(found) == MAX_SHARED_ACCESSES:
+                    break
         return found
 
 

@@ -239,16 +239,20 @@ class Dataflow:
 
     @cached_property
     def possibly_unwritten(self) -> list[tuple[int, str, bool]]:
-        """The reads of registers that some path leaves unwritten: instruction, register, and whether all paths do."""
+        """The reads of registers that some path leaves unwritten: instruction, register, and whether all paths do.
+
+        A write with a guard may leave a register unwritten.
+        """
         names = sorted(self.readers.keys() - self._function.registers.given)
         bit = {name: 1 << place for place, name in enumerate(names)}
         everything = (1 << len(names)) - 1
         blocks = self._flow.blocks
-        written = [0] * len(blocks)
+        written, on_any = [0] * len(blocks), [0] * len(blocks)  # by all instructions, and also by those with a guard
         for number in self._flow.reachable:
             for at in range(blocks[number].start, blocks[number].end):
                 for name in self.writes[at]:
-                    written[number] |= bit.get(name, 0)
+                    on_any[number] |= bit.get(name, 0)
+                    written[number] |= 0 if self._function.instructions[at].guard else bit.get(name, 0)
         some = [everything if number else 0 for number in range(len(blocks))]  # written on all paths
         any_path = [0] * len(blocks)  # written on any path
         work = sorted(self._flow.reachable, reverse=True)
@@ -256,7 +260,7 @@ class Dataflow:
             number = work.pop()
             for successor in blocks[number].successors:
                 all_new = some[successor] & (some[number] | written[number])
-                any_new = any_path[successor] | any_path[number] | written[number]
+                any_new = any_path[successor] | any_path[number] | on_any[number]
                 if all_new != some[successor] or any_new != any_path[successor]:
                     some[successor], any_path[successor] = all_new, any_new
                     work.append(successor)
@@ -268,7 +272,7 @@ class Dataflow:
                     if name in bit and not always & bit[name]:
                         found.append((at, name, not ever & bit[name]))
                 for name in self.writes[at]:
-                    always |= bit.get(name, 0)
+                    always |= 0 if self._function.instructions[at].guard else bit.get(name, 0)
                     ever |= bit.get(name, 0)
         return found
 

@@ -100,15 +100,15 @@ class LaneValues:
 
     def __init__(
         self, threads: Threads, writer_of: Mapping[str, PtxInstruction], steady: frozenset[str],
-        variables: Mapping[str, Variable],
+        variables: Mapping[str, Variable], known: Mapping[str, LaneValue] | None = None,
     ) -> None:  # fmt: skip
         """`writer_of` has the only instruction that writes a register. `steady` are the registers among them that
-        keep their value and have it in all threads."""
+        keep their value and have it in all threads. `known` has values that replace computed ones."""
         self.threads = threads
         self._writer_of = writer_of
         self._steady = steady
         self._variables = variables
-        self._known: dict[str, LaneValue | None] = {}
+        self._known: dict[str, LaneValue | None] = dict(known or {})
         self._work = 0
 
     def of_register(self, name: str) -> LaneValue | None:
@@ -143,7 +143,7 @@ class LaneValues:
             return number(value)
         if text in self._special:
             return self._special[text]
-        if text in self._writer_of or text in self._steady:
+        if text in self._writer_of or text in self._known or text in self._steady:
             return self._register(text, depth)
         name, _, offset = text.partition("+")
         variable = self._variables.get(name.strip())

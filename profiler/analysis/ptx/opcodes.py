@@ -14,6 +14,7 @@ NO_RESULT = frozenset({
     "applypriority", "discard", "cp", "pmevent", "nanosleep", "setmaxnreg", "griddepcontrol", "sust", "sured",
     "stackrestore", "tensormap", "multimem", "wgmma", "tcgen05", "bar", "barrier",
 })  # fmt: skip
+ROW_BYTES = 16  # of a matrix of ldmatrix and stmatrix
 STATE_SPACES = frozenset({"global", "shared", "local", "param", "const"})
 STRONG_ORDERS = ("volatile", "relaxed", "acquire", "release", "acq_rel", "mmio", "sc")
 _WITH_RESULT = re.compile(r"wgmma\.mma_async|tcgen05\.ld\b|multimem\.ld_reduce|(?:bar|barrier)(?:\.cta)?\.red")
@@ -123,6 +124,14 @@ def is_plain_access(one: PtxInstruction, space: str) -> bool:
     """Whether the instruction is a weak load or store of a state space."""
     parsed = opcode(one.opcode)
     return parsed.base in ("ld", "st") and parsed.space == space and not is_strong(one)
+
+
+def matrix_rows(one: PtxInstruction) -> int:
+    """Return how many threads of a warp give the address of a row to `ldmatrix` or `stmatrix`: 8 a matrix, or 0."""
+    parts = opcode(one.opcode).parts
+    if parts[0] not in ("ldmatrix", "stmatrix") or "m8n8" not in parts:
+        return 0
+    return 8 * next((int(part[1:]) for part in parts if part in ("x1", "x2", "x4")), 1)
 
 
 def address_in(one: PtxInstruction) -> str:

@@ -16,6 +16,7 @@ import pytest
 from cbtop.cli import main
 from cbtop.commands import doctor
 from cbtop.daemon.devices.nvml import Nvml
+from cbtop.profiler.analysis.machine_code import tools
 from cbtop.protocol import roofs
 from cbtop.protocol.messages import Ceiling
 from cbtop.protocol.roofs import DeviceRoofs, cpu_name, keep_roofs
@@ -55,8 +56,28 @@ def test_every_fact_is_one_line_and_what_is_missing_has_a_way_out(
     assert all(fact["way_out"] for fact in said.values() if fact["state"] != "ok")
     assert all(line.startswith("–") and " → " in line for line in lines if not line.startswith("✓"))
     assert {"python", "platform", "recorder", "clock", "runtime directory", "daemon", "sources", "GPU", "roofs",
-            "numba", "cuda", "terminal", "config", "prometheus", "opentelemetry"} == set(said)  # fmt: skip
+            "numba", "cuda", "ptxas", "nvdisasm", "cuobjdump", "terminal", "config",
+            "prometheus", "opentelemetry"} == set(said)  # fmt: skip
     assert str(runtime) in said["runtime directory"]["value"]
+
+
+def test_the_tools_of_nvidia_are_listed_with_version_and_place(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder, name, version in (("a", "ptxas", "12.8.93"), ("b", "ptxas", "13.5.37"), ("a", "nvdisasm", "")):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        program = tmp_path / folder / name
+        program.write_text(f"#!/bin/sh\necho '{version and f'Cuda compilation tools, V{version}'}'\n")
+        program.chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path}/a:{tmp_path}/b:/bin")
+    monkeypatch.delenv("CUDA_HOME", raising=False)
+    monkeypatch.delenv("CUDA_PATH", raising=False)
+    monkeypatch.setattr(tools, "_packages", lambda path: iter(()))
+    found = facts(capsys)
+    assert found["ptxas"]["value"] == f"13.5.37, {tmp_path}/b/ptxas, and 1 older"
+    assert found["nvdisasm"]["value"] == f"of an unknown version, {tmp_path}/a/nvdisasm"
+    assert (found["cuobjdump"]["state"], found["ptxas"]["state"]) == ("missing", "ok")
+    assert found["cuobjdump"]["way_out"].startswith("pip install nvidia-cuda-cuobjdump: ")
 
 
 def test_an_unsafe_runtime_directory_ends_profiling_and_says_how_to_fix_it(

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import threading
 from pathlib import Path
 
 import pytest
 
 from cbtop import cli
+from cbtop.commands import ptx
 from cbtop.compute.ptx_registry import PtxRegistry
 from cbtop.profiler.analysis.machine_code.examination import Toolbox
 from cbtop.profiler.analysis.machine_code.tools import Tool
@@ -108,6 +111,23 @@ def test_what_cannot_be_read_is_an_error_in_one_line(
     assert "\x1b" not in err
 
 
+def test_a_pipe_is_read_and_one_without_a_writer_is_not_waited_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (CLEAN / "triton_sum.ptx").read_bytes()
+    reading, writing = os.pipe()
+    writer = threading.Thread(target=lambda: (os.write(writing, text), os.close(writing)))
+    writer.start()
+    code, out, _ = called(capsys, f"/dev/fd/{reading}")
+    writer.join()
+    os.close(reading)
+    assert (code, "sum2d (line " in out) == (0, True)
+    monkeypatch.setattr(ptx, "MAX_WAIT_S", 0.01)
+    os.mkfifo(tmp_path / "fifo")
+    code, out, err = called(capsys, tmp_path / "fifo")
+    assert (code, out, err) == (2, "", f"cbtop: {tmp_path}/fifo: no data for 0.01 s\n")
+
+
 def test_an_error_of_correctness_ends_with_exit_code_4(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = called(capsys, CORPUS / "divergent_barrier_bad.ptx", "--verbose")
     assert (code, err) == (4, "cbtop: 1 error of correctness in the PTX\n")
@@ -184,6 +204,51 @@ def test_accesses_with_an_unknown_address_are_counted(capsys: pytest.CaptureFixt
                 known = sum(one["space"] == space for one in code["transactions"])
                 counts = f"in {known} of {known + code['unknown_addresses'][space]} loads"
                 assert not known or counts in called(capsys, file["file"])[1]
+
+
+def test_an_entry_of_several_has_a_block_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = (CORPUS / "launch_shape_bad.ptx").read_text()
+    _, entry, body = text.partition("	// .globl")
+    path = tmp_path / "two.ptx"
+    path.write_text(text + (entry + body).replace("kernel", "other"))
+    for options, wrong in (
+        (["--launch", "128"], []),
+        (["--launch", "256"], ["kernel", "other"]),
+        (["--launch", "other=256"], ["other"]),
+        (["--launch", "256", "--launch", "kernel=128"], ["other"]),
+        (["--launch", "kernel=32x4", "--launch", "other=128x1x1"], ["kernel"]),
+    ):
+        _, out, _ = called(capsys, path, *options, "--json")
+        (file,) = json.loads(out)["files"]
+        assert [one["function"] for one in file["findings"] if one["id"] == "launch-shape"] == wrong, options
+    (file,) = json.loads(called(capsys, path, "--launch", "kernel=128", "--json")[1])["files"]
+    assert [one["checked_threads"] for one in file["entries"]] == [128, 128]
+    code, out, err = called(capsys, path, "--launch", "scan=128")
+    assert (code, out) == (2, "")
+    assert err == "cbtop: --launch names scan, which is no entry; the entries are kernel, other\n"
+
+
+def test_findings_of_one_cause_are_one_line_unless_verbose(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Eight loads with one mask each are one finding; a different message, or another lint, is another."""
+    path = tmp_path / "layer_norm.ptx"
+    path.write_bytes((CLEAN / "triton_layer_norm.ptx").read_bytes())
+
+    def split() -> list[str]:
+        return [line for line in out.splitlines() if " split-loop: " in line]
+
+    code, out, _ = called(capsys, path, "--strict")
+    grouped, last = split(), out.splitlines()[-1]
+    assert code == 0
+    assert (
+        f"{path}:77: advice split-loop: layer_norm: this check is true in all iterations but the last" in grouped[0]
+    )
+    assert "(2 times, also at PTX line 78; --verbose has each)" in grouped[0]
+    _, out, _ = called(capsys, path, "--strict", "--verbose")
+    assert (len(grouped), len(split())) == (3, 6)
+    assert out.splitlines()[-1] == last
+    assert len([one for one in ids(called(capsys, path, "--strict", "--json")[1]) if one == "split-loop"]) == 6
 
 
 @pytest.mark.parametrize("block", ["0", "a", "1,2,3,4", "2048", "-1", "32,"])

@@ -46,3 +46,7 @@ class LintFinding:
     line: int
     source: tuple[str, int] | None
     message: str
+
+
+def counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' * (count != 1)}"

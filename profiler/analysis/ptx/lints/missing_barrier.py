@@ -10,7 +10,6 @@ from cbtop.profiler.analysis.ptx.lints.base import Lint, LintSeverity, Problem
 from cbtop.profiler.analysis.ptx.opcodes import is_warp_sync, may_order
 from cbtop.profiler.analysis.ptx.paths import has_unordered_path
 
-MAX_ACCESSES = 400  # with known addresses
 MAX_PAIRS = 500  # of different accesses that are compared, each in milliseconds
 
 
@@ -31,15 +30,17 @@ def _races(analysis: FunctionAnalysis, *, in_warps: bool) -> Iterator[Problem]:
     A path without a barrier leads from the first to the second, and each run that contains one contains the other. Or
     thread ids alone decide on both, and the thread of the second takes such a path from the first.
     """
-    accesses = analysis.shared_accesses[:MAX_ACCESSES]
+    accesses = analysis.shared_accesses
+    partners: dict[tuple[object, bool], list[SharedAccess]] = {}  # by array, and whether they store
+    for one in accesses:
+        partners.setdefault((one.root, one.is_store), []).append(one)
     reported: set[int] = set()
     pairs: dict[tuple[object, ...], tuple[int, int] | None] = {}
     for first in accesses:
-        reached = _reached_unordered(analysis, first.at, in_warps=in_warps)
-        for second in accesses:
-            if first.is_store == second.is_store or first.root != second.root or second.at in reported:
-                continue
-            if second.at not in reached:
+        others = partners.get((first.root, not first.is_store), ())
+        reached = _reached_unordered(analysis, first.at, in_warps=in_warps) if others else frozenset()
+        for second in others:
+            if second.at in reported or second.at not in reached:
                 continue
             is_together = _belong_together(analysis, first.at, second.at)
             if not is_together and not _is_always_run(analysis, first, second):

@@ -5,23 +5,27 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from cbtop.profiler.analysis.ptx.analysis import FunctionAnalysis
+from cbtop.profiler.analysis.ptx.lane_values import WARP_THREADS
 from cbtop.profiler.analysis.ptx.lints.base import Lint, LintSeverity, Problem
 from cbtop.profiler.analysis.ptx.model import shown
-from cbtop.profiler.analysis.ptx.opcodes import opcode
+from cbtop.profiler.analysis.ptx.opcodes import ROW_BYTES, matrix_rows, opcode
 
-_ACCESSES = frozenset({"ld", "st", "atom", "red"})
+_ACCESSES = frozenset({"ld", "st", "atom", "red", "ldmatrix", "stmatrix"})
 
 
 def _find(analysis: FunctionAnalysis) -> Iterator[Problem]:
     """Yield accesses at a known distance from a shared variable of known size that are outside of it.
 
-    If the number depends on the thread, the size of the block must be known. An access that a parameter or a loaded
-    value decides is left out: compilers unroll loops to constant indexes that no launch reaches.
+    If the number depends on the thread, and the size of the block is not known, thread 0 must be outside. An access
+    that a parameter or a loaded value decides is left out: compilers unroll loops to constant indexes that no launch
+    reaches.
     """
     values = analysis.data.lane_values
     for at, one in analysis.reachable() if values else ():
         parsed = opcode(one.opcode)
-        if parsed.base not in _ACCESSES or parsed.space not in ("shared", "") or not parsed.bytes:
+        rows = matrix_rows(one)
+        size = ROW_BYTES if rows else parsed.bytes
+        if parsed.base not in _ACCESSES or parsed.space not in ("shared", "") or not size:
             continue
         address = analysis.address(at)
         if address is None or len(address.terms) != 1:
@@ -32,14 +36,18 @@ def _find(analysis: FunctionAnalysis) -> Iterator[Problem]:
         if kind not in ("shared", "generic") or factor != 1 or variable is None or variable.size_bytes is None:
             continue
         offsets = address.lanes
+        if min(offsets) >= 0 and max(offsets) + size <= variable.size_bytes:
+            continue
         if len(offsets) > 1:
-            threads = analysis.threads_at(at) if values and values.threads.is_whole_block else None
-            offsets = tuple(offsets[thread] for thread in threads or ())
-        outside = [one for one in offsets if one < 0 or one + parsed.bytes > variable.size_bytes]
+            threads = analysis.threads_at(at)
+            if values is not None and not values.threads.is_whole_block:
+                threads = (0,) if threads and threads[0] == 0 else ()  # each block has a thread 0
+            offsets = tuple(offsets[thread] for thread in threads or () if not rows or thread % WARP_THREADS < rows)
+        outside = [one for one in offsets if one < 0 or one + size > variable.size_bytes]
         if outside and not one.guard and analysis.depends_on_threads_alone(at):
             yield Problem(
                 at,
-                f"{parsed.bytes} bytes at byte {max(outside, key=abs)} of {shown(variable.name)}, which has "
+                f"{size} bytes at byte {max(outside, key=abs)} of {shown(variable.name)}, which has "
                 f"{variable.size_bytes} bytes",
             )
 

@@ -29,12 +29,22 @@ def _sometimes(analysis: FunctionAnalysis) -> Iterator[Problem]:
 
 
 def _is_written_on_same_facts(analysis: FunctionAnalysis, at: int, name: str) -> bool:
-    """Whether the register is written under conditions that hold at the read, too.
+    """Whether the register is written under conditions that hold at the read, too, or under one and its opposite.
 
     Then the path without a write does not exist: `if (i < n) x = 1; ...; if (i < n) use(x);`.
     """
+    facts = _facts_with_guard(analysis, at)
+    rest = [_facts_with_guard(analysis, writer) - facts for writer in analysis.data.writers.get(name, ())]
+    if not all(rest):
+        return True
+    single = {fact for one in rest if len(one) == 1 for fact in one}
+    return any((what, not is_true) in single for what, is_true in single)
+
+
+def _facts_with_guard(analysis: FunctionAnalysis, at: int) -> frozenset[tuple[object, ...]]:
+    one = analysis.instructions[at]
     facts = analysis.facts(at)
-    return any(analysis.facts(writer) <= facts for writer in analysis.data.writers.get(name, ()))
+    return facts | {analysis.fact_of(one.guard, is_true=not one.is_negated)} if one.guard else facts
 
 
 def _matters(analysis: FunctionAnalysis, at: int, name: str) -> bool:
