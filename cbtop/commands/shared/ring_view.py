@@ -13,7 +13,7 @@ from cbtop.viewmodels.verdicts import judged
 def view_of(source: Source, waiting_percent: float | None = None) -> SourceView | None:
     """Read all records of `source`. Returns its view with verdicts, or None if the source cannot be read.
 
-    `waiting_percent` is the percentage of its last seconds that the process waited for a processor, or None if
+    `waiting_percent` says how much of its last seconds the process waited for a processor, in percent, or None if
     unknown. The view shows the phase that the screen shows first. If that phase has no step, it shows the phase with
     the most time.
     """

@@ -20,16 +20,18 @@ from cbtop.protocol.vocabulary import NodeKind, is_warm_up
 from cbtop.reports.summary import summary
 from cbtop.viewmodels.source import SourceView
 
-MAX_RECORDS = 1 << 17  # maximum number of records to read from a ring; adding them up takes 0.1 s
-# Number of steps at the start that are left out, unless the process marks its own warm-up. They allocate, compile or
-# read from disk.
+MAX_RECORDS = 1 << 17  # Read at most this many records from a ring. Adding them up takes 0.1 s.
+# Leave out this many steps at the start, unless the process marks its own warm-up. The first steps allocate memory,
+# compile code or read from disk.
 WARM_UP_STEPS = 3
-MAX_READ = 16  # maximum number of processes to read; reading one takes 0.1 to 0.2 s
-MIN_STEPS = 10  # minimum number of steps to leave out a warm-up; if there are fewer, all count
+MAX_READ = 16  # Read at most this many processes. Reading one takes 0.1 to 0.2 s.
+MIN_STEPS = 10  # If a process has fewer steps than this, all of its steps count, and no warm-up is left out.
 
 
 class SteadySource(Source):
-    """A ring that is read once. It counts only the steps of the last ten seconds, without the warm-up."""
+    """A ring that is read once, after its process has ended. It counts only the steps of the last ten seconds,
+    without the warm-up.
+    """
 
     def _count(self, batch: Batch) -> None:
         if not self._totals.received and len(batch.node):
@@ -38,7 +40,7 @@ class SteadySource(Source):
         super()._count(batch)
 
     def _first_steady(self, batch: Batch) -> int:
-        """Return the index of the first record to count.
+        """Return the index of the first record of the ring to count.
 
         It directly follows the end of a step, so only whole steps are counted.
         """
@@ -58,7 +60,7 @@ class SteadySource(Source):
             return 0
         first = int(early[-1]) + 1
         says_size = batch.are(FLAG_AMOUNTS) & (batch.node == batch.node[first - 1])
-        # This record belongs to the previous step: it contains that step's number of sequences.
+        # The record belongs to the previous step, because it only contains the number of sequences of that step.
         while first < len(says_size) and says_size[first]:
             first += 1
         return first
@@ -74,9 +76,9 @@ def run_summary(
 ) -> list[str]:
     """Return the lines of the summary. It covers the process with the most time in steps.
 
-    Among equals, the command's own process is chosen. `pids` are the processes that recorded steps. `waits` maps a
-    process to the percentage of its last seconds that it waited for a processor. `note` is an additional line.
-    Returns an empty list if no ring can be read.
+    If several have the same time, the command's own process is chosen. `pids` are the processes that recorded steps.
+    `waits` maps a process to the percentage of its last seconds that it waited for a processor. `note` is an
+    additional line. Returns an empty list if no ring can be read.
     """
     found: list[tuple[float, SourceView]] = []
     for pid in sorted(pids, key=lambda pid: pid != command_pid)[:MAX_READ]:
@@ -95,7 +97,7 @@ def _rings(directory: str, pid: int) -> list[Path]:
 
 
 def _view(ring: Path, waiting_percent: float | None) -> SourceView | None:
-    """Return the view of the process of `ring`, or None if the ring cannot be read."""
+    """Return the view of the process that wrote `ring`, or None if the ring cannot be read."""
     try:
         source = SteadySource(ring)
     except (ProtocolError, OSError):
