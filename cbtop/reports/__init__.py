@@ -1,6 +1,6 @@
-"""Reports write the view models as text to stdout. Each format has its own file."""
+"""Reports write view models as text, JSON or other formats to stdout. Each format has its own file."""
 
-# `cbtop --help` imports this list. Slow modules such as numpy are therefore imported by the first report.
+# `cbtop --help` imports this list of reports. So slow modules such as numpy are imported only when a report is made.
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
 
 class ReportMaker(Protocol):
-    """A function that makes a report of sources. `rows` is the user's filter and order of bricks."""
+    """A function that makes a report about sources.
+
+    `rows` is the user's filter and order of bricks.
+    """
 
     def __call__(
         self,
@@ -25,10 +28,11 @@ class ReportMaker(Protocol):
     ) -> str: ...
 
 
-OVERVIEW = "overview"  # name of the section that fits on one screen; it is printed alone
-SOURCES, DEVICES = "sources", "devices"  # names of the sections about all sources together
-TIMELINE = "timeline"  # name of the section that needs every record; records are only received if it is requested
-# names of all other sections, which must be the same as in text.py
+OVERVIEW = "overview"  # Name of the section that fits on one screen. It is printed alone.
+SOURCES, DEVICES = "sources", "devices"  # names of the sections that cover all sources together
+# Name of the section that needs every single record. Records are only received if it is requested.
+TIMELINE = "timeline"
+# Names of all sections except the overview. They must be the same as in text.py.
 VIEWS = ("training", "bricks", "categories", "layers", TIMELINE, "roofline", "tree", "trace", SOURCES, DEVICES)
 
 
@@ -53,7 +57,10 @@ def _json(
     replay: ReplayView | None = None,
     rows: RowChoice | None = None,
 ) -> str:
-    """Return all sections as JSON. `sections` and `rows` are ignored, because programs select the data themselves."""
+    """Return all sections of the report as JSON.
+
+    `sections` and `rows` are ignored, because programs select the data themselves.
+    """
     from cbtop.reports.json import json_report
 
     return json_report(views, replay)

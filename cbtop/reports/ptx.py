@@ -1,4 +1,4 @@
-"""Print the analysis of PTX files as text and as JSON."""
+"""Write the analysis of PTX files as text and as JSON."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from cbtop.reports.machine_code import entry_json, entry_lines
 from cbtop.units import counted
 
 SCHEMA = "cbtop.ptx/1"
-MAX_NAMES = 4  # of entries in a line
+MAX_NAMES = 4  # One line names at most this many entries.
 
 
 @dataclass(frozen=True, slots=True)
 class PtxFile:
-    """The analysis of a file: its module, a summary of each entry, the findings, and its machine code."""
+    """The analysis of a PTX file: its module, a summary of each entry, the problems found, and its machine code."""
 
     name: str
     module: Module
@@ -48,7 +48,7 @@ def ptx_text(files: Sequence[PtxFile], *, verbose: bool) -> str:
 
 
 def _assumptions(files: Sequence[PtxFile]) -> Iterator[str]:
-    """Yield a line for each assumption about the blocks that the lints were made with."""
+    """Yield a line for each assumption that the checks of the PTX make about thread blocks."""
     assumed: dict[int | None, list[str]] = {}
     for file in files:
         for entry in file.entries:
@@ -68,7 +68,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _conclusion(files: Sequence[PtxFile]) -> str:
-    """Return the number of findings of each kind in one line."""
+    """Return one line with the number of problems of each kind."""
     severities = Counter(one.lint.severity for file in files for one in file.findings)
     errors = severities[LintSeverity.CORRECTNESS]
     parts = [counted(errors, "error") if errors else "no error found"]
