@@ -1,1 +1,3 @@
-"""Benchmarks of the cost of cbtop itself. Each figure is a ratio to a peer or to a limit measured in the same run."""
+"""Benchmarks of the cost of cbtop itself. Each figure is a ratio to a peer, or to a limit that was measured in the
+same run.
+"""

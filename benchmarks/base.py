@@ -10,7 +10,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """The median of the ratios of all rounds, and the bounds of the middle half of these ratios."""
+    """A ratio of two measured values: the median of the ratios of all rounds, and the bounds of the middle half of
+    these ratios.
+    """
 
     median: float
     low: float
@@ -18,9 +20,9 @@ class Ratio:
 
     @classmethod
     def of(cls, values: Sequence[float], peers: Sequence[float]) -> Ratio:
-        """Divide values by peers round by round.
+        """Divide values by the peer's values, round by round.
 
-        A disturbance in a round affects both, so it hardly changes the ratio.
+        A disturbance in a round affects both values, so it hardly changes the ratio.
         """
         low, median, high = statistics.quantiles(
             [value / peer for value, peer in zip(values, peers, strict=True)], n=4, method="inclusive"
@@ -30,7 +32,7 @@ class Ratio:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One line of the table: what was measured, its value, its peer, and the ratio of value to peer."""
+    """One line of the printed table: what was measured, its value, its peer, and the ratio of value to peer."""
 
     what: str
     value: float
@@ -59,9 +61,9 @@ def interleaved_ns(calls: dict[str, Callable[[], object]], repeats: int, rounds:
 def interleaved_loops_ns(
     loops: dict[str, Callable[[int], None]], repeats: int, rounds: int
 ) -> dict[str, list[float]]:
-    """Return the time (ns) of one turn of each loop, for every round.
+    """Return the time (ns) of one turn of each loop, in every round.
 
-    The argument of a loop is the number of its turns.
+    A loop is a function. Its argument is the number of turns that it makes.
     """
     found: dict[str, list[float]] = {name: [] for name in loops}
     for _ in range(rounds):
@@ -75,7 +77,7 @@ def interleaved_loops_ns(
 def interleaved_cpu_ns(
     calls: Mapping[str, Callable[[], object]], repeats: int, rounds: int
 ) -> dict[str, list[float]]:
-    """Return the processor time (ns) of one call of each function, for every round except the first."""
+    """Return the processor time (ns) of one call of each function, in every round except the first."""
     found: dict[str, list[float]] = {name: [] for name in calls}
     for turn in range(rounds + 1):
         for name, call in calls.items():

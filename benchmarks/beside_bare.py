@@ -1,13 +1,14 @@
 """Compare variants of a step with the bare step: short blocks in random order, each between two bare blocks.
 
-A block begins by switching its variant on. It then runs steps until the interpreter has specialised its code again,
-because the switch undid that. The next steps are timed, by the thread's CPU time unless a clock is given. Then the
-variant is switched off. The ratio of a block is its mean divided by the mean of both bare neighbours. The result is
-the median of a variant's ratios, with a 95 % interval from a bootstrap.
+A variant is a way to run the step, for example with cbtop attached. A block begins by switching its variant on. It
+then runs steps until the interpreter has specialised its code again, because the switch undid that. The next steps
+are timed, by the thread's CPU time unless a clock is given. Then the variant is switched off. The ratio of a block is
+its mean divided by the mean of both bare neighbours. The result is the median of a variant's ratios, with a 95 %
+interval from a bootstrap.
 
-Attaching makes the interpreter forget what it has learnt. That takes far longer than a single recorded step. So a
-recorded step is compared with the plain steps before and after it, and all of these run attached
-(`run_beside_plain`).
+Attaching makes the interpreter forget what it has learnt. Learning it again takes far longer than a single recorded
+step. So a recorded step is compared with the plain steps before and after it. All of these steps run with cbtop
+attached (`run_beside_plain`).
 """
 
 from __future__ import annotations
@@ -24,18 +25,19 @@ from benchmarks.base import Ratio
 from cbtop.profiler.instrument.governor import Governor
 
 RESAMPLED = 1000
-NEVER = 1 << 62  # a sampling interval that is so long that no step is recorded
-# Numbers of steps. PAYING is the recorded step and the next ones, in which the recording code is removed and the
-# interpreter specialises its code again.
+NEVER = 1 << 62  # With this sampling interval, no step is ever recorded.
+# Numbers of steps before, during and after the cost of a recording. PAYING is the recorded step and the next ones,
+# while the recording code is removed and the interpreter specialises its code again.
 PLAIN_BEFORE, PAYING, PLAIN_AFTER = 4, 4, 8
-Switch = Callable[[], Callable[[], None]]  # switches a variant on, and returns a function that switches it off again
+# a function that switches a variant on, and returns a function that switches it off again
+Switch = Callable[[], Callable[[], None]]
 
 
 def record_when_told(governor: Governor) -> Callable[[bool], None]:
     """Return a function that sets whether the next steps are recorded.
 
-    It changes the governor's own settings, so that steps take the default path. The governor makes no decisions
-    afterwards.
+    It changes the settings of the governor (which decides what is recorded), so that steps take the default path. The
+    governor makes no decisions afterwards.
     """
     governor.look_at_step = NEVER
     governor.floor = 0
@@ -48,11 +50,11 @@ def record_when_told(governor: Governor) -> Callable[[bool], None]:
 
 @dataclass
 class Variant:
-    """One way to run the step. It runs once in every `every` cycles."""
+    """One way to run the step, such as with cbtop attached. It runs once in every `every` cycles."""
 
     begin: Switch
     every: int = 1
-    # for each block, its time divided by the time of the bare blocks next to it
+    # For each block: its time divided by the time of the bare blocks (blocks of the bare step) next to it.
     ratios: list[float] = field(default_factory=list)
 
 
@@ -66,7 +68,7 @@ def run_beside_bare(
     timed: int,
     clock_ns: Callable[[], int] | None = None,
 ) -> float:
-    """Run as many cycles as fit into `seconds`, and add the ratios of all variants.
+    """Run as many cycles of blocks as fit into `seconds`, and add the ratios to all variants.
 
     Returns the median time (ns) of a bare step.
     """
@@ -101,7 +103,10 @@ def run_beside_bare(
 
 @contextmanager
 def _without_collections() -> Iterator[None]:
-    """Prevent garbage collection while the context is open. Later collections ignore objects from before it."""
+    """Prevent garbage collection while the context is open.
+
+    Later collections ignore objects that were made before.
+    """
     gc.collect()
     gc.freeze()
     gc.disable()
@@ -119,7 +124,7 @@ def run_beside_plain(
     seconds: float,
     clock_ns: Callable[[], int] | None = None,
 ) -> Variant:
-    """Return a variant with the additional cost of recording a step, as a multiple of a plain step, in `ratios`.
+    """Return a variant. Its `ratios` are the additional cost of recording a step, as a multiple of a plain step.
 
     The cost includes the slower steps after the recorded step.
     """

@@ -1,10 +1,14 @@
-"""Compare our decoder with llama.cpp on the same file: decode, prefill, and the distance of both logits from float64.
+"""Compare our decoder with llama.cpp on the same file: decode, prefill, and how far the logits of both are from
+float64.
 
-One thread each, CPU time of the process, in rounds that take turns. llama.cpp is PyPI's `xllamacpp` with its
-defaults, which repack the weights if possible. It reads them from its heap: run this with
-GLIBC_TUNABLES=glibc.malloc.hugetlb=1, so that its heap is on huge pages, as our weights are. The model is the demo's:
-82 MB, Q4_K and Q6_K. Distances are root mean squares of the logits' differences, in their standard deviations, over
-all tokens of some prompts, decoded one by one. The last figure is how often the first choice differs from float64's.
+Each decoder uses one thread. The CPU time of the process is measured, and the decoders take turns in rounds.
+
+llama.cpp is PyPI's `xllamacpp` with its defaults, which repack the weights if possible. It reads them from its heap.
+Run this with GLIBC_TUNABLES=glibc.malloc.hugetlb=1, so that its heap is on huge pages, as our weights are.
+
+The model is the demo's: 82 MB, Q4_K and Q6_K. Distances are root mean squares of the logits' differences, in units of
+the logits' standard deviation. They are taken over all tokens of some prompts, decoded one by one. The last figure is
+how often the most likely token differs from the one in float64.
 """
 
 from __future__ import annotations
@@ -28,11 +32,11 @@ from cbtop.compute.demo_model import DEMO, ModelShape
 
 PEER = "llama.cpp"
 QWEN3 = ModelShape("qwen3", 1024, 16, 8, 3072, 28, 151_936, 0, key_length=128)
-MODELS = {"82 MB": (DEMO, 11), "0.6 B": (QWEN3, 5)}  # shape of the model, and number of rounds
+MODELS = {"82 MB": (DEMO, 11), "0.6 B": (QWEN3, 5)}  # shape of the model, and number of rounds of the measurement
 DECODED, CACHED = 24, 64
 PREFILLS = (128, 512)
 CONTEXT = max(PREFILLS) + DECODED
-COMPARED, PROMPT_TOKENS = 48, 24  # number of prompts, and of tokens per prompt, to compare logits with
+COMPARED, PROMPT_TOKENS = 48, 24  # number of prompts, and of tokens per prompt, that the comparison of logits uses
 HUGE_PAGES = "glibc.malloc.hugetlb=1"
 
 
@@ -155,7 +159,9 @@ def _figures(what: str, times: dict[str, list[float]]) -> Iterator[Figure]:
 
 
 def _distances(ways: Mapping[str, Any], expected: Callable[[list[int]], Logits]) -> Iterator[Figure]:
-    """Yield, for each decoder, how far the logits of each token are from float64, over COMPARED prompts."""
+    """For each decoder, yield how far the logits of each token are from the logits in float64, over
+    COMPARED prompts.
+    """
     off: dict[str, list[float]] = {name: [] for name in ways}
     missed = dict.fromkeys(ways, 0)
     for seed in range(COMPARED):

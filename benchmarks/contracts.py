@@ -1,11 +1,14 @@
-"""The cost of checking contracts at every call of a debug run, per condition, with the demo's model and half a
-billion.
+"""Measure the cost of checking contracts at every call of a debug run, per condition.
 
-Processor time, one thread, rounds that take turns. Evaluated: the conditions of all calls of a decode step, in the
-step's order, over copies of each call's arguments; minus the same loop without them. All told: a step of a checking
-decoder compared with one that does not check, which includes the copies for `old(x)`, Python, and caches that the
-kernels in between have filled. Then the slowest conditions, each alone again and again, and those of the greedy
-choice among as many logits as Qwen has, which are bound by reading.
+The models are the demo's and one with half a billion weights. Processor time is measured, with one thread, in rounds
+that take turns.
+
+- "Evaluated" is the time of all conditions of a decode step, in the step's order. They get copies of each call's
+  arguments. The time of the same loop without the conditions is subtracted.
+- "All told" compares a step of a checking decoder with one that does not check. It includes the copies for `old(x)`,
+  Python, and caches that the kernels in between have filled.
+- Then follow the slowest conditions, each alone again and again. The conditions of the greedy choice among as many
+  logits as Qwen has follow last. They are limited by reading.
 """
 
 from __future__ import annotations
@@ -32,18 +35,20 @@ from cbtop.compute.settings import DecoderSettings
 from cbtop.profiler.profiler import BrickProfiler
 
 ROUNDS, ROUND_STEPS = 41, 5
-PAIRS = 400  # number of steps of each decoder
-CONTEXT = 32  # tokens in the KV cache before each step
+PAIRS = 400  # Each of the compared decoders runs this many steps.
+CONTEXT = 32  # number of tokens in the KV cache before each step
 LOGITS = 151_936
 LARGEST, CALLS, ALONE_ROUNDS = 8, 1_000, 9
-# Arguments up to this size are copied, because a later call of the step may overwrite them. Caches and weights are
-# larger.
+# Copy arguments with at most this many elements, because a later call of the step may overwrite them. Caches and
+# weights are larger.
 COPIED_ELEMENTS = 1 << 17
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """The conditions before or after a kernel's call, the function that evaluates them, and the arguments' values."""
+    """The conditions before or after one call of a kernel, the function that evaluates them, and the values of the
+    arguments.
+    """
 
     contract: Contract
     conditions: Sequence[Condition]
@@ -52,7 +57,8 @@ class Call:
 
     @classmethod
     def of(cls, contract: Contract, conditions: Sequence[Condition], checks: Checks, values: Arguments) -> Call:
-        assert checks.failed(values) == 0, contract.name  # the first call compiles the function
+        # The first call compiles the function that evaluates the conditions.
+        assert checks.failed(values) == 0, contract.name
         return cls(contract, conditions, checks.failed, values)
 
     def alone_ns(self) -> Iterator[tuple[float, str]]:
@@ -69,7 +75,7 @@ class Call:
 
 
 def run() -> list[Figure]:
-    cpu_backend(1)  # one thread, because waiting threads spin and so use processor time
+    cpu_backend(1)  # Use one thread. Waiting threads spin, which would count as processor time.
     found = []
     for name, path in (("the demo's", demo_model(lambda *_: None)), ("0.5 billion", half_a_billion())):
         found += _of_model(name, path)
@@ -106,7 +112,7 @@ def _of_model(name: str, path: Path) -> Iterator[Figure]:
 
 
 def _calls_of(decoder: Decoder, token: int, profiler: BrickProfiler) -> list[Call]:
-    """Return the calls of a decode step with the values of their arguments."""
+    """Return the calls of kernels in a decode step, with the values of their arguments."""
     calls: list[Call] = []
 
     def kept(values: Arguments) -> Arguments:
@@ -135,7 +141,7 @@ def _may_change(value: Any) -> bool:
 
 
 def _in_step(calls: list[Call]) -> float:
-    """Return the time (ns) that all conditions of a step take, evaluated one call after another."""
+    """Return the time (ns) of evaluating all conditions of a step, one call of a kernel after another."""
     functions = [(call.failed, call.values) for call in calls]
 
     def all_of() -> None:
@@ -150,14 +156,15 @@ def _in_step(calls: list[Call]) -> float:
 
 
 def _less(taken: dict[str, list[float]]) -> float:
-    """Return the median time (ns) of a call, without the time of the loop itself."""
+    """Return the median time (ns) of one call of `call`, without the time of the loop itself."""
     return statistics.median(taken["own"]) - statistics.median(taken["none"])
 
 
 def _of_logits() -> Iterator[Figure]:
     said = contract("greedy")
     logits = np.random.default_rng(1).standard_normal((1, LOGITS), np.float32)
-    reading = said.preconditions[0], said.postconditions[-1]  # the two conditions that read all logits
+    # Take the two conditions of the contract that read all logits.
+    reading = said.preconditions[0], said.postconditions[-1]
     call = Call(said, reading, said.before.failed, (logits, logits.argmax(axis=1)))
     for each_ns, condition in call.alone_ns():
         yield Figure(f"{LOGITS:,} logits: {condition}", each_ns, "ns")

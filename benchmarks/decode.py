@@ -1,8 +1,11 @@
-"""The cost of profiling a decode: one step with every brick on against one with the profiler off, taking turns.
+"""Measure the cost of profiling a decode: a step with every brick profiled, compared with a step with the profiler
+off.
 
-One thread that never waits, so its processor time is its wall time, without other processes. The last figure is the
-share of attention in a step at position 2,000, with the demo's model and enough context. It is taken from its ten
-recorded bricks, in rounds of some steps, by the wall clock.
+The steps take turns. One thread runs them and never waits, so its processor time is its wall time, without other
+processes.
+
+The last figure is the share of attention in a step at position 2,000, with the demo's model and enough context. It is
+taken from ten recorded bricks, in rounds of some steps, by the wall clock.
 """
 
 from __future__ import annotations
@@ -15,9 +18,10 @@ from pathlib import Path
 
 from benchmarks.base import Figure, Ratio
 
-STEPS = 600  # number of steps with the profiler on; the same number runs with it off
-CONTEXT = 32  # tokens in the KV cache before each step; the time of attention grows with it
-FAR, FAR_ROUNDS, FAR_STEPS = 2000, 21, 20  # position, number of rounds, and number of steps per round
+STEPS = 600  # This many steps run with the profiler on, and as many with it off.
+CONTEXT = 32  # Number of tokens in the KV cache before each step. Attention takes longer with more.
+# for the share of attention: position of the step, number of rounds, and number of steps per round
+FAR, FAR_ROUNDS, FAR_STEPS = 2000, 21, 20
 
 
 def half_a_billion() -> Path:
@@ -42,7 +46,7 @@ def run() -> list[Figure]:
     from cbtop.profiler.profiler import BrickProfiler
 
     profiler = BrickProfiler()
-    backend = cpu_backend(1)  # one thread, because other programs may be using a second core
+    backend = cpu_backend(1)  # Use one thread, because other programs may be using a second core.
     decoder = Decoder(model_to_run(half_a_billion()), backend.label, backend.threads, profiler, context=512)
     token = decoder.prefill(list(range(CONTEXT)))
     times: dict[bool, list[float]] = {True: [], False: []}

@@ -1,8 +1,11 @@
-"""A decoder's kernels other than products, compared with NumPy and, if installed, torch: 128 to 32,768 float32.
+"""Compare a decoder's kernels other than products with NumPy and, if installed, torch, for 128 to 32,768 float32
+numbers.
 
-One thread, processor time, in rounds that take turns. NumPy and torch are called in the usual way, in float32.
-Softmax is attention's own: pieces of 64 scores, without the division by their sum. The transposition writes keys and
-values into their cache. Adding reads two rows and writes one, as NumPy does in place.
+One thread is used. Processor time is measured, in rounds that take turns. NumPy and torch are called in the usual
+way, in float32.
+
+Softmax is the one inside attention: pieces of 64 scores, without the division by their sum. The transposition writes
+keys and values into their cache. Adding reads two rows and writes one, as NumPy does in place.
 """
 
 from __future__ import annotations
@@ -96,9 +99,9 @@ def _gates(size: int, torch: Any) -> Calls:
 
 
 def _rotations(size: int, torch: Any) -> Calls:
-    """Rotate heads of HEAD_DIM.
+    """Rotate heads of HEAD_DIM numbers (RoPE).
 
-    Each number is paired with one of the other half. NumPy and torch write a new array.
+    Each number is paired with one of the other half of the head. NumPy and torch write a new array.
     """
     half = HEAD_DIM // 2
     x, table = _row(size), angle_table(8, 1e4 ** -(np.arange(half) / half))
@@ -123,7 +126,7 @@ def _weigh_all(scores: Any, scratch: Any) -> None:
     """For each piece i, set scratch[i] to powers of two of the scores, followed by the running maximum and sum."""
     zero, positions, state = np.uint64(0), np.uint64(POSITIONS), np.uint64(POSITIONS)
     for piece in range(np.uint64(scores.shape[0])):
-        for p in range(zero, positions, np.uint64(LANES)):  # copies vectors, as attention does with scores
+        for p in range(zero, positions, np.uint64(LANES)):  # Copy vectors of scores, as attention does.
             store_floats(scratch, piece, p, load_floats(scores, piece, p))
         for i in range(np.uint64(2)):
             scratch[piece, state + i] = (

@@ -1,4 +1,6 @@
-"""The cost of a fault to the host: the p99 of its steps compared with that of an unwatched host, taking turns."""
+"""Measure how cbtop's faults affect the host process: the p99 of its steps, compared with that of an unwatched host.
+Both take turns.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,8 @@ from benchmarks.base import Figure, Ratio
 
 TURN_S = 0.2
 TURNS = 40
-# The program of the host. For each line that it reads, it runs steps of the same work for TURN_S and prints their p99
-# time.
+# The program of the host process. For each line that it reads, it runs steps of the same work for TURN_S and prints
+# their p99 time.
 HOST = """
 import hashlib, sys, time
 from cbtop import BrickId, BrickProfiler
@@ -44,7 +46,7 @@ VIEWER = "from cbtop.feeds.feed import Feed\nfeed = Feed()\nwhile True: feed.pol
 
 
 class Scene:
-    """A host that is being watched, with a daemon and a viewer."""
+    """A host process that cbtop watches, with a daemon and a viewer."""
 
     def __init__(self, directory: Path, running: ExitStack) -> None:
         self.directory = directory
@@ -68,7 +70,7 @@ class Scene:
 
 
 def nothing(scene: Scene) -> None:
-    """Do nothing. The host is then only watched."""
+    """Cause no fault: the host is only watched."""
 
 
 def stop_the_viewer(scene: Scene) -> None:
@@ -137,7 +139,7 @@ def measured(name: str, fault: Callable[[Scene], None]) -> list[Figure]:
 
 @contextmanager
 def unwatched() -> Iterator[subprocess.Popen[str]]:
-    """Run a host that has a directory of its own and no daemon."""
+    """Start a host process with a directory of its own that no daemon reads."""
     with tempfile.TemporaryDirectory(prefix="cbtop-") as directory:
         environment = os.environ | {"CBTOP_RUNTIME_DIR": directory}
         command = [sys.executable, "-c", HOST, str(TURN_S)]
@@ -149,7 +151,7 @@ def unwatched() -> Iterator[subprocess.Popen[str]]:
 
 
 def ask(host: subprocess.Popen[str]) -> str:
-    """Let `host` run for one turn. Returns the p99 time of its steps."""
+    """Let `host` run steps for one turn. Returns the p99 time of its steps."""
     assert host.stdin
     host.stdin.write("\n")
     host.stdin.flush()

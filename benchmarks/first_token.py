@@ -1,10 +1,15 @@
-"""CPU time from the start of a process to the first token of the demo's model, and its memory.
+"""Measure the CPU time from the start of a process to the first token of the demo's model, and the memory of the
+process.
 
-Cold: the cache of compiled kernels is empty, and the workload of `cbtop demo` runs. It compiles in a fork, whose CPU
-time counts. Warm: another process has filled the cache, and a decoder is called. One thread, and no threads of
-NumPy's BLAS, which spin at its import: 2.2 s in all on 16 cores. Python's own files are compiled, as in an installed
-package. Memory is what is resident beyond the weights: cold after 64 tokens, warm after prompts of one token and of a
-full context.
+In the cold case, the cache of compiled kernels is empty, and the workload of `cbtop demo` runs. It compiles in a
+forked process, whose CPU time counts. In the warm case, another process has filled the cache, and a decoder is
+called.
+
+The process uses one thread, and no threads of NumPy's BLAS. Those spin when NumPy is imported, for 2.2 s in all on 16
+cores. Python's own files are compiled, as in an installed package.
+
+Memory is the resident memory beyond the weights: in the cold case after 64 tokens, in the warm case after prompts of
+one token and of a full context.
 """
 
 from __future__ import annotations
@@ -21,7 +26,7 @@ from benchmarks.base import Figure
 from cbtop.compute.demo_model import demo_model
 
 COLD_ROUNDS, WARM_ROUNDS = 3, 7
-PROMPTS = (1, 128, 511)  # tokens per prompt; the demo's context has 512
+PROMPTS = (1, 128, 511)  # number of tokens of a prompt; the demo's context has 512
 RESIDENT = """
 import json, re, sys, time
 from pathlib import Path
@@ -69,7 +74,7 @@ def run() -> list[Figure]:
     with tempfile.TemporaryDirectory(prefix="cbtop-bench-") as root:
         caches = (str(Path(root, f"cache {number}")) for number in range(COLD_ROUNDS + 1))
         last = next(caches)
-        # This result is not used, because the run also compiles Python's own files.
+        # Run once without using the result, because this first run also compiles Python's own files.
         _measured(COLD, path, last, root)
         cold = [_measured(COLD, path, last := cache, root) for cache in caches]
         warm = [_measured(WARM, path, last, root) for _ in range(WARM_ROUNDS)]

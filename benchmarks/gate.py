@@ -1,10 +1,11 @@
-"""False alarms of the gate: short demos recorded one after another, then the same compared with the same.
+"""Count the false alarms of the gate: record short demos one after another, then compare runs that do the same work.
 
     python -m benchmarks.gate FOLDER [--runs 50] [--steps 480] [--base 6] [--comparisons 1000]
 
-Recordings that FOLDER lacks are made first, about ten seconds each. A comparison draws, by a seed, a base of runs and
-one more, and judges that one as `cbtop demo --check` does. A broken result must be confirmed by the next recorded
-run, which is not in the base then. With `--base 1` every pair is compared, and nothing confirmed.
+Recordings that FOLDER lacks are made first, about ten seconds each. A comparison draws some runs as a base and one
+more run at random, with a fixed seed. It judges the additional run as `cbtop demo --check` does. A broken result must
+be confirmed by the run that was recorded next, which is then not part of the base. With `--base 1`, every pair of
+runs is compared, and nothing is confirmed.
 """
 
 from __future__ import annotations
@@ -56,15 +57,15 @@ def recorded(path: Path, steps: int) -> Run:
 
 
 def drawn_runs(runs: list[Run], base: int, rng: random.Random) -> tuple[list[Run], Run, Run]:
-    """Return random runs: a base, one more run, and the run that was recorded right after that one."""
+    """Draw runs at random: some runs as a base, one more run, and the run that was recorded right after that one."""
     at = rng.randrange(len(runs) - 1)
     return rng.sample(runs[:at] + runs[at + 2 :], base), runs[at], runs[at + 1]
 
 
 def judged(bases: list[Run], now: Run, again: Run | None = None) -> Outcome:
-    """Return the worst outcome of the default gate for `now`.
+    """Return the worst outcome of the default gate for the run `now`.
 
-    If `again` is given, only results that it confirms count as broken.
+    If the run `again` is given, only results that it confirms count as broken.
     """
     found = default_gate(diff_of(bases, [now]))
     if again is not None and any(one.outcome is Outcome.BROKEN for one in found):

@@ -1,10 +1,14 @@
-"""One token times a matrix of every format: the weights' bytes a second, compared with reading and with llama.cpp.
+"""Multiply one token by a matrix of every weight format, and compare the weights' bytes a second with reading and
+with llama.cpp.
 
-With a matrix of L2's size, one of L3's, and one larger than any cache, one thread, processor time, in rounds that
-take turns. Reading is the faster of a plain loop and of one that prefetches; both of them, and each kernel, have
-their own memory on huge pages. Kernels are those of a decoder on this processor. llama.cpp is PyPI's `xllamacpp`, if
-installed, by ggml's own functions, which repack the weights if possible; its heap is on huge pages with
-GLIBC_TUNABLES=glibc.malloc.hugetlb=1.
+Three matrices are used: one that fits into L2, one that fits into L3, and one that is larger than any cache. One
+thread is used. Processor time is measured, in rounds that take turns.
+
+Reading is the faster of a plain loop and of one that prefetches. Both of them, and each kernel, have memory of their
+own on huge pages. The kernels are the same as in a decoder on this processor.
+
+llama.cpp is PyPI's `xllamacpp`, if installed. ggml's own functions are called, which repack the weights if possible.
+Its heap is on huge pages with GLIBC_TUNABLES=glibc.malloc.hugetlb=1.
 """
 
 from __future__ import annotations
@@ -33,16 +37,16 @@ from cbtop.compute.quantization.base import BlockFormat, QuantizedMatrix
 from cbtop.compute.quantization.interleaved import InterleavedMatrix, can_interleave
 
 COLUMNS, ROUNDS = 2048, 11
-# sizes in bytes, chosen for an L2 of 1 MiB and an L3 of 32 MiB or more
+# sizes of the matrices in bytes, chosen for an L2 of 1 MiB and an L3 of 32 MiB or more
 SIZES = {"L2": 512 << 10, "L3": 8 << 20, "memory": 300_000_000}
-ROUND_BYTES = 100_000_000  # a round reads at least this many bytes, so that the clock's resolution does not matter
+ROUND_BYTES = 100_000_000  # A round reads at least this many bytes, so that the clock's resolution does not matter.
 LINE_FLOATS, AHEAD_FLOATS = 16, 512
 NO_BIAS = np.zeros(0, np.float32)
 
 
 @jit
 def _read_ahead(rows: Any, sums: Any) -> None:
-    """Read float32 (1, numbers) by cache lines, with a prefetch 2 KiB ahead."""
+    """Read an array of float32, shape (1, numbers), by cache lines, with a prefetch 2 KiB ahead."""
     even, odd, row = splat(np.float32(0)), splat(np.float32(0)), np.uint64(0)
     for pair in range(np.uint64(rows.shape[1] // (2 * LINE_FLOATS))):
         first = pair * np.uint64(2 * LINE_FLOATS)
@@ -54,7 +58,7 @@ def _read_ahead(rows: Any, sums: Any) -> None:
 
 
 def plain_reading(of: Any) -> Callable[[], object]:
-    """Return a function that reads all numbers of an array in order, as measurements of roofs do."""
+    """Return a function that reads all numbers of an array in order, as the measurement of roofs does."""
     nothing, once, out = np.zeros((1, 1), np.uint8), np.array([1, 0], np.float32), np.zeros((1, 1), np.float32)
     return partial(_read, nothing, once, nothing, of.reshape(1, -1).view(np.float32), out, 0, 1)
 
@@ -64,7 +68,7 @@ def run() -> list[Figure]:
 
 
 def _figures() -> Iterator[Figure]:
-    cpu_backend(1)  # one thread, because waiting threads spin and so use processor time
+    cpu_backend(1)  # Use one thread. Waiting threads spin, which would count as processor time.
     try:
         library()
     except ImportError:
@@ -81,7 +85,7 @@ def _figures_of(
     place: str, block_format: BlockFormat, size_bytes: int, peer: type[Product] | None
 ) -> Iterator[Figure]:
     matrix = _weights(block_format, size_bytes)
-    # Each of the two ways to read has its own memory.
+    # Each of the two ways to read has memory of its own.
     words, numbers = (np.frombuffer(on_huge_pages(matrix.size_bytes), np.float32).reshape(1, -1) for _ in range(2))
     words[:], numbers[:] = 1, 1
     theirs = peer and peer(block_format.code, matrix.data, COLUMNS, np.ones((1, COLUMNS), np.float32))
@@ -95,7 +99,7 @@ def _figures_of(
         calls["theirs"] = theirs
     taken: dict[str, list[float]] = {name: [] for name in calls}
     repeats = max(ROUND_BYTES // matrix.size_bytes, 1)
-    for turn in range(ROUNDS + 1):  # the first turn compiles the code and touches every page
+    for turn in range(ROUNDS + 1):  # Leave out the first turn, which compiles the code and touches every page.
         for each, call in calls.items():
             begun_ns = time.process_time_ns()
             for _ in range(repeats):
@@ -125,7 +129,10 @@ def _product(matrix: QuantizedMatrix) -> tuple[str, Callable[[], object]]:
 
 
 def _weights(block_format: BlockFormat, size_bytes: int) -> QuantizedMatrix:
-    """Return a matrix of a few rows that are repeated. Quantising different rows would take minutes."""
+    """Return a matrix of the given size that repeats a few rows.
+
+    Quantising different rows would take minutes.
+    """
     some = block_format.quantize(np.random.default_rng(1).standard_normal((16, COLUMNS), dtype=np.float32))
     times = size_bytes // some.nbytes
     data = np.frombuffer(on_huge_pages(times * some.nbytes), np.uint8).reshape(times, *some.shape)

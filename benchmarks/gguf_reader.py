@@ -1,9 +1,11 @@
-"""Read the keys of a model with a large vocabulary: with our reader, and with the one in the package `gguf`.
+"""Measure how long reading the keys of a model with a large vocabulary takes, with our reader and with the package
+`gguf`.
 
-The file has 151,936 tokens and 280,147 merges, of a few letters each, as many as a Qwen model, and no tensors. Our
-reader skips them when it opens a file, and checks them against its length; then their texts become strings of Python,
-as a tokenizer takes them. The peer makes an array of each string when it opens a file. It gets a file with a
-thirtieth of them, because all of them take it half a minute.
+The file has no tensors. It has 151,936 tokens and 280,147 merges, of a few letters each, as many as a Qwen model.
+
+Our reader skips the texts when it opens a file, and checks that they are within the file. In a second step, they
+become strings of Python, as a tokenizer takes them. The peer makes an array of each string when it opens a file. It
+gets a file with a thirtieth of the texts, because all of them take it half a minute.
 """
 
 from __future__ import annotations

@@ -1,8 +1,12 @@
-"""The cost of the guard in a recorded step on a CPU: a 12-layer llama, eager, one thread.
+"""Measure the cost of the guard (a check for NaN and Inf) in a recorded step on a CPU, for an eager 12-layer llama
+with one thread.
 
-Ratios of thread CPU time to the same model bare, in short blocks that take turns (benchmarks/beside_bare.py), each
-with its 95 % interval. The step is a prompt of 128 tokens, a decode step, and a decode step of a model too small for
-this. The control is one more bare block. "one step in 16" is derived from the step that is recorded and guarded.
+Results are ratios of the thread's CPU time with cbtop to its CPU time without, each with its 95 % interval. They come
+from short blocks that take turns (benchmarks/beside_bare.py).
+
+Three steps are measured: a prompt of 128 tokens, a decode step, and a decode step of a model so small that the guard
+must be expensive. The control is one more bare block. The line "one step in 16" is derived from the step that is
+recorded and guarded.
 """
 
 from __future__ import annotations
@@ -16,10 +20,11 @@ from benchmarks.beside_bare import Variant, median_of, run_beside_bare
 from cbtop.profiler.profiler import BrickProfiler
 
 SECONDS = 40
-SETTLE_STEPS = 4  # untimed steps at the begin of each block
+SETTLE_STEPS = 4  # Each block begins with this many steps that are not timed.
 TIMED_STEPS = 4
 EVERY = 16
-STEPS = (("a prompt of 128 tokens", 512, 128), ("decode", 512, 1), ("decode", 64, 1))  # name, hidden size, tokens
+# the measured steps: (name, hidden size of the model, tokens)
+STEPS = (("a prompt of 128 tokens", 512, 128), ("decode", 512, 1), ("decode", 64, 1))
 BARE = "bare model"
 
 
@@ -63,7 +68,7 @@ def _of_step(name: str, hidden: int, tokens: int) -> list[Figure]:
 
 
 def _model(hidden: int, tokens: int) -> tuple[Any, Callable[[], None]]:
-    """Return a model, and a function that runs `tokens` tokens after 64 that are in its cache."""
+    """Return a model, and a function that runs it on `tokens` tokens. Its cache already has 64 positions."""
     import torch
     from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 

@@ -1,14 +1,15 @@
-"""The cost of timing one brick, against two clock reads. CBTOP_PURE_PYTHON selects the hot path.
+"""Measure the cost of timing one brick, as a multiple of two clock reads. CBTOP_PURE_PYTHON selects the hot path.
 
-The ratios: each line is written out in a loop of its own, `for _ in repeat(None, n): …`, without a function call that
-the others lack. The time of an empty loop is subtracted from every one, and nothing else. The peer, two calls of
-time.perf_counter_ns, is measured the same way in the same round. The result is the median of the rounds' ratios, with
-the bounds of their middle half. All records are written into a real ring.
+Each measured line is written out in a loop of its own, `for _ in repeat(None, n): …`, so that none has a function
+call that the others lack. Only the time of an empty loop is subtracted from each. The peer, two calls of
+time.perf_counter_ns, is measured in the same way in the same round. The result is the median of the rounds' ratios,
+with the bounds of their middle half. All records are written into a real ring.
 
-One brick follows itself again and again, so the order that the compiled hot path remembers always holds, as in a
-decoder. The caches are warm, unlike in a decoder: the decode benchmark gives the cost of a brick there.
+One brick follows itself again and again. So the next brick is always the one that the compiled hot path expects, as
+in a decoder. The caches are warm, unlike in a decoder: the decode benchmark gives the cost of a brick there.
 
-The first use of a brick with one kernel, which creates the nodes of both, is in processor time, without a peer.
+The first use of a brick with one kernel, which creates the nodes of both, is measured in processor time, without a
+peer.
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.attributes import Work
 from cbtop.protocol.vocabulary import BrickId
 
-# a round takes a fifth of a millisecond, so most rounds are not interrupted even on a busy machine
+# Number of bricks per turn. A round takes a fifth of a millisecond, so most rounds are not interrupted even on a busy
+# machine.
 TURNS, ROUNDS = 2_000, 401
-TURNS_BESIDE_TORCH = 100  # fewer turns, because record_function takes 60 times as long as the clock
-NEW_BRICKS = 50  # number of bricks per round
+TURNS_BESIDE_TORCH = 100  # record_function takes 60 times as long as the clock, so it has fewer turns.
+NEW_BRICKS = 50  # number of bricks that are timed per round
 CLOCK = "two clock reads"
 TORCH = "torch.profiler.record_function"
 NOTHING = "nothing"
@@ -39,7 +41,7 @@ Loop = Callable[[int], None]
 def run() -> list[Figure]:
     profiler, disabled = BrickProfiler(), BrickProfiler(enabled=False)
     sampled_out = BrickProfiler(sample_every=1 << 40)
-    # The first step is recorded. The second step is not recorded, and never ends.
+    # The first step is recorded. The second step is not recorded, and it is left open.
     with sampled_out.step("decode", tokens=1):
         pass
     sampled_out.step("decode", tokens=1).__enter__()
@@ -112,7 +114,9 @@ def _span(profiler: BrickProfiler) -> Loop:
 
 
 def _record_function() -> Loop | None:
-    """Return the same loop with PyTorch's record_function instead. No profiler of PyTorch is active meanwhile."""
+    """Return the same loop with PyTorch's record_function in place of a brick. No profiler of PyTorch is active
+    meanwhile.
+    """
     try:
         from torch.profiler import record_function
     except ImportError:

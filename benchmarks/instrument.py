@@ -1,14 +1,21 @@
-"""The cost of instrumenting an unedited model for a decode step: a 12-layer llama, eager, one sequence, one thread.
+"""Measure the cost of instrumenting an unedited model for a decode step: an eager 12-layer llama, one sequence, one
+thread.
 
-Ratios of thread CPU time to the same model bare, in short blocks that take turns (benchmarks/beside_bare.py), each
-with its 95 % interval. Variants near 1 take turns first, those far above after them. Each block, even a bare one,
-begins with attaching and ends with nothing attached, which makes the interpreter forget what it had learnt of
-classes. The control is one more bare block: if its interval does not hold 1, or is wider than the effect, do not
-trust the others. Intervals are narrower on a core of its own: `taskset -c 0 python -m benchmarks instrument`. The
-peers are forward hooks, `record_function` around each leaf and Kineto (torch.profiler, CPU) on the same step. A step
-is one call with a cache of 64 positions. The cost of the default is derived: from its plain steps, from what a
-recorded step adds to those around it, and from the cost of deciding. The last figure compares the displayed tokens/s
-of generating threads with the wall clock.
+Results are ratios of the thread's CPU time with cbtop to its CPU time without, each with its 95 % interval. They come
+from short blocks that take turns (benchmarks/beside_bare.py). Variants with a ratio near 1 take turns first, those
+with a far higher ratio after them.
+
+Each block, even a bare one, begins with attaching cbtop and ends with nothing attached. This makes the interpreter
+forget what it has learnt of classes. The control is one more bare block. If its interval does not contain 1, or is
+wider than the effect, do not trust the other results. Intervals are narrower on a core of its own: `taskset -c 0
+python -m benchmarks instrument`.
+
+The peers are forward hooks, `record_function` around each leaf module, and Kineto (torch.profiler, CPU) on the same
+step. A step is one call with a cache of 64 positions.
+
+The cost of the default is derived from its plain steps, from the time that a recorded step adds to the steps around
+it, and from the cost of deciding which steps to record. The last figure compares the displayed tokens/s of generating
+threads with the wall clock.
 """
 
 from __future__ import annotations
@@ -27,14 +34,14 @@ from cbtop.profiler.instrument.governor import LOOK_NS, LOOK_STEPS, GovernedProf
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
 
-NEAR_SECONDS = {512: 100, 64: 40}  # seconds for the variants with ratios near 1, by hidden size
+NEAR_SECONDS = {512: 100, 64: 40}  # for each hidden size: seconds for measuring the variants with ratios near 1
 SECONDS = {512: 50, 64: 20}
 RECORDED_SECONDS = {512: 40, 64: 15}
-SETTLE_STEPS = 6  # untimed steps at the begin of each block
+SETTLE_STEPS = 6  # Each block begins with this many steps that are not timed.
 TIMED_STEPS = 6
-SELDOM = 6  # a peer with a ratio far above 1 runs in one of this many cycles
-TOKENS = 64  # tokens that each thread generates
-LEARN_STEPS = 400  # number of steps after which the governor knows how many steps it may record
+SELDOM = 6  # A peer with a ratio far above 1 runs in only one of this many cycles.
+TOKENS = 64  # number of tokens that each thread generates
+LEARN_STEPS = 400  # After this many steps, the governor knows how many steps it may record.
 BARE = "bare model"
 
 
@@ -196,9 +203,8 @@ def _kineto() -> Callable[[], None]:
 
 
 def _tokens(threads: int) -> Figure:
-    """Compare the tokens/s that cbtop displays with the tokens/s by the wall clock.
-
-    Several threads generate meanwhile.
+    """Compare the tokens/s that cbtop displays with the true tokens/s by the wall clock, while several threads
+    generate text.
     """
     import torch
 
@@ -221,7 +227,8 @@ def _tokens(threads: int) -> Figure:
         for thread in running:
             thread.join()
         wall_ns = time.perf_counter_ns() - begun_ns
-        measured.append(threads * (8 + TOKENS - 1) / wall_ns * 1e9)  # the tokens of a step are its input tokens
+        # Count the input tokens of each step, as cbtop does.
+        measured.append(threads * (8 + TOKENS - 1) / wall_ns * 1e9)
         shown.append(profiler.tokens_per_sec or 0.0)
     end()
     what = f"tokens/s shown, {threads} threads that generate"

@@ -1,10 +1,12 @@
-"""The share of intervals of two equal runs that contain their true ratio: by batch means, and by bootstrap.
+"""Count how often the interval of two equal runs contains their true ratio, for intervals by batch means and by
+bootstrap.
 
     python -m benchmarks.intervals [--comparisons 400]
 
-A simulated machine of 24 bricks, with steps that resemble their neighbours. Its true ratio is 1, so a 95 % interval
-should contain 1 in 95 of 100 cases. Both get the same blocks of steps, as `cbtop diff` makes them. The bootstrap
-draws from them, one by one or several in a row as its name says, and takes the middle 95 % of 1,000 ratios.
+The runs are of a simulated machine with 24 bricks, and consecutive steps take similar times. The true ratio is 1, so
+a 95 % interval should contain 1 in 95 of 100 cases. Both methods get the same blocks of steps, as `cbtop diff` makes
+them. The bootstrap draws blocks, one by one or several in a row as its name says, and takes the middle 95 % of 1,000
+ratios.
 """
 
 from __future__ import annotations
@@ -20,14 +22,15 @@ from cbtop.comparison.noise import CONFIDENCE, change, figures
 from cbtop.comparison.step_blocks import MAX_BLOCKS, STEPS_A_BLOCK
 
 Floats = NDArray[np.float64]
-# returns, for each column, whether its interval contains 1
+# a function that returns, for each column, whether its interval contains 1
 Interval = Callable[[Floats, Floats, np.random.Generator], NDArray[np.bool_]]
 
 NOMINAL = 0.95
-# From docs/gate.md: the mean time of a brick varies slowly by 1 %, and each call varies by 3 %.
+# The mean time of a brick varies slowly by 1 %, and each call varies by 3 %. These figures are from docs/gate.md.
 PLACES, BRICK, CALL = 24, 0.01, 0.03
 DRAWS = 1000
-MEMORIES = (0.0, 0.9, 0.97, 0.99)  # correlation of neighbouring steps; it lasts for 0, 10, 33 and 100 steps
+# Correlations of neighbouring steps. The correlation lasts for 0, 10, 33 and 100 steps.
+MEMORIES = (0.0, 0.9, 0.97, 0.99)
 STEPS = (60, 240, 480)
 
 
@@ -51,12 +54,12 @@ def main() -> int:
     return 0
 
 
-# Number of consecutive blocks that are drawn together. It is the number of blocks to this power.
+# How many consecutive blocks the bootstrap draws together: the number of blocks to this power.
 DRAWN = {"one by one": 0.0, "cube root": 1 / 3, "square root": 1 / 2}
 
 
 def blocks_of(steps: int, memory: float, rng: np.random.Generator) -> Floats:
-    """Return the mean time of a step at each place, for each block, shape (blocks, places)."""
+    """Return the mean time of a step for each block and brick, shape (blocks, places), of a simulated run."""
     chance = rng.standard_normal((steps, PLACES)) * np.sqrt(1 - memory**2)
     wander = np.empty((steps, PLACES))
     wander[0] = rng.standard_normal(PLACES)
@@ -71,20 +74,20 @@ def blocks_of(steps: int, memory: float, rng: np.random.Generator) -> Floats:
 
 
 def by_batch_means(then: Floats, now: Floats, rng: np.random.Generator) -> NDArray[np.bool_]:
-    """Return for each figure whether the interval of `cbtop diff` contains 1.
+    """For each figure, return whether the interval of `cbtop diff` contains the true ratio 1.
 
     Each figure has its own interval, without a correction for the number of figures.
     """
     sides = (figures(one, np.ones(len(one))) for one in (then, now))
-    # CONFIDENCE is for all figures of a comparison together. With this share, each interval has the confidence
-    # NOMINAL.
+    # CONFIDENCE is for all figures of a comparison together. With this number of figures, each interval has the
+    # confidence NOMINAL.
     share = (1 - CONFIDENCE) / (1 - NOMINAL)
     changes = (change(was, one, share) for was, one in zip(*sides, strict=True))  # type: ignore[arg-type]
     return np.array([abs(one.delta) <= one.half for one in changes])
 
 
 def by_bootstrap(power: float) -> Interval:
-    """Return a function whose intervals are the middle of ratios of bootstrapped means.
+    """Return a function that computes intervals by bootstrap: the middle of the ratios of resampled means.
 
     It draws several consecutive blocks at a time, with replacement. After the last block comes the first.
     """

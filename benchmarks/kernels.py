@@ -1,9 +1,12 @@
-"""The share of its roof that each kernel reaches, compared with its contract's: one thread, all data from memory.
+"""Measure which share of its roof each kernel reaches, and compare it with the share in the kernel's contract.
 
-Processor time, in rounds that take turns with plain reading of the largest array, or with products of tiles alone.
-The bytes that a kernel must read and write count once, whatever the processor does. A share below the contract's by
-more than its regression threshold is reported as a regression. A contract measured on another maker's processor, or
-with other instructions, cannot show one. A product of tiles is measured if the processor has tiles.
+One thread is used, and all data comes from memory. Processor time is measured, in rounds that take turns with plain
+reading of the largest array, or with products of tiles alone.
+
+The bytes that a kernel must read and write count once, whatever the processor does. If a share is below the
+contract's by more than its regression threshold, it is reported as a regression. A contract that was measured on
+another maker's processor, or with other instructions, cannot show a regression. A product of tiles is measured if the
+processor has tiles.
 """
 
 from __future__ import annotations
@@ -67,12 +70,14 @@ from cbtop.protocol.roofs import cpu_name
 
 COLUMNS, WEIGHTS_BYTES, ROUNDS = 4096, 600_000_000, 15
 NO_BIAS = np.zeros(0, np.float32)
-TOKENS, HIDDEN, HEAD_DIM = 1 << 14, 2048, 128  # sizes for kernels of activations; an array has 128 MB
-PROMPT, ROWS = 512, 4096  # sizes for products of tiles
+# Number of elements for kernels of activations. An array of them has 128 MB.
+TOKENS, HIDDEN, HEAD_DIM = 1 << 14, 2048, 128
+PROMPT, ROWS = 512, 4096  # sizes of the matrices for products of tiles
 GRADIENT_TOKENS = 16
 EXPERTS, USED, LOGITS = 64, 8, 1 << 24
-TILES = "tiles_bfloat16"  # the roof of kernels that are limited by multiplication, not by reading
-# kernel, arguments of a call, and the bytes that the call must read and write (for products of tiles: its FLOP)
+TILES = "tiles_bfloat16"  # Kernels that are limited by multiplication, not by reading, have this roof.
+# (kernel, arguments of a call, bytes that the call must read and write); products of tiles have FLOP in place of
+# bytes
 Case = tuple[Kernel, Arguments, float]
 
 
@@ -81,7 +86,7 @@ def run() -> list[Figure]:
 
 
 def _figures() -> Iterator[Figure]:
-    cpu_backend(1)  # one thread, because waiting threads spin and so use processor time
+    cpu_backend(1)  # Use one thread. Waiting threads spin, which would count as processor time.
     for name in all_names():
         bound = contract(name).performance
         if (bound.roof == TILES and not HAS_TILES) or (name == "attention_bf16" and not BF16_PAYS):
@@ -96,21 +101,21 @@ def _figures() -> Iterator[Figure]:
 
 
 def _shares(kernel: Kernel, arguments: Arguments, amount: float, roof: str) -> list[float]:
-    """Return the kernel's share of its roof in every round.
+    """Return the share of its roof that the kernel reaches in every round.
 
-    This is the time that the same amount takes at the roof, divided by the kernel's time.
+    It is the time that the same amount takes at the roof, divided by the kernel's time.
     """
     largest = max((one for one in arguments if isinstance(one, np.ndarray)), key=lambda one: one.nbytes)
     at_roof, as_much = _tiles() if roof == TILES else (plain_reading(largest), largest.nbytes)
     shares = []
-    for _ in range(ROUNDS + 1):  # the first round compiles the code and touches every page
+    for _ in range(ROUNDS + 1):  # Leave out the first round, which compiles the code and touches every page.
         taken_ns = _cpu_ns(lambda: kernel.implementation(*arguments))
         shares.append(_cpu_ns(at_roof) * amount / as_much / taken_ns)
     return shares[1:]
 
 
 def _tiles() -> tuple[Callable[[], object], float]:  # pragma: no cover - AMX
-    """Return a function that only multiplies tiles, and the number of FLOP that it does."""
+    """Return a function that only multiplies tiles (Intel AMX), and the number of FLOP that it does."""
     on = ceilings._Threads(1)
     run = on.runner(ceilings._multiply_four_tiles, np.ones((1, ceilings.LANES), np.float32), ceilings.TILE_REPEATS)
     return run, 2.0 * ceilings.TILE_REPEATS * ceilings.PRODUCTS_OF_TILES
@@ -123,10 +128,10 @@ def _cpu_ns(call: Callable[[], object]) -> float:
 
 
 def _weights(parts: int = 1) -> QuantizedMatrix:
-    """Return a matrix that is larger than any cache. It consists of a few rows that repeat.
+    """Return a matrix that is larger than any cache. The matrix repeats a few rows.
 
-    With `parts`, the matrix has only one of `parts` equal parts of these bytes. The format is Q6_K, because this is
-    the common format that is farthest from its roof.
+    With `parts`, it has only one of `parts` equal parts of these bytes. The format is Q6_K, because this is the
+    common format that is farthest from its roof.
     """
     some = QuantizedMatrix.of(Q6_K, np.random.default_rng(1).standard_normal((64, COLUMNS), dtype=np.float32)).data
     times = max(WEIGHTS_BYTES // parts // some.nbytes, 1)
@@ -181,13 +186,16 @@ def _gated() -> Case:
 
 
 def _of_experts(parts: int) -> list[Any]:
-    """Return the weights of all experts for `parts` matrices. Each expert has whole groups of rows."""
+    """Return the weights of all experts of a mixture of experts. Each is `parts` matrices in one.
+
+    Each expert has whole groups of rows.
+    """
     rows = len(_interleaved(parts * EXPERTS)) // 16 * 16
     return [_interleaved(parts)[: rows * EXPERTS].reshape(EXPERTS, rows, -1) for _ in range(parts)]
 
 
 def _expert_linear() -> Case:
-    """Return a call with a single token that uses each expert once."""
+    """Return a call of a mixture of experts with a single token that uses each expert once."""
     (data,) = _of_experts(1)
     out, scratch = np.zeros((EXPERTS, data.shape[1]), np.float32), linear_int8.Int8Scratch.of(EXPERTS, COLUMNS, 1)
     call = Q6_K.code, data, np.arange(EXPERTS), _x(), out, scratch
@@ -243,13 +251,13 @@ def _greedy() -> Case:
 
 
 def _drawn() -> Case:
-    """Return a call that draws from the likeliest tokens, with common settings."""
+    """Return a call that draws a token from the likeliest ones, with common settings."""
     logits = np.random.default_rng(1).standard_normal((1, LOGITS), np.float32)
     return sampling.DRAWN, (logits, 0.8, 40, 0.95, 1, 1, 0, np.zeros(1, np.int64)), logits.nbytes
 
 
 def _rows() -> Any:
-    """Return activations that are larger than any cache. They consist of a few rows that repeat."""
+    """Return activations that are larger than any cache. They repeat a few rows."""
     some = np.random.default_rng(1).standard_normal((64, HIDDEN), dtype=np.float32)
     return np.tile(some, (TOKENS // len(some), 1))
 
@@ -284,7 +292,7 @@ def _add_rms_norm_int8() -> Case:
 
 
 def _residual_add() -> Case:
-    # The pages must have been written to. Otherwise all pages of zeros would be a single page, which stays in the
+    # Write to every page of the array. Otherwise all of its pages would be one page of zeros, which stays in the
     # cache.
     x, delta = _rows(), _rows()
     return residual_add.RESIDUAL_ADD, (x, delta), 2 * x.nbytes + delta.nbytes

@@ -1,7 +1,8 @@
-"""The cost of the callback to a llama.cpp decode step: the demo's shape, one thread, the real one from `xllamacpp`.
+"""Measure what the callback of cbtop costs in a decode step of llama.cpp.
 
-Ratios of the process's CPU time, round by round, to the same model without a callback; a second run without one is
-the control. The process includes the thread that hands over the records.
+The model has the demo's shape and one thread. llama.cpp is the real one from `xllamacpp`. Results are ratios of the
+process's CPU time, round by round, to the same model without a callback. A second run without a callback is the
+control. The CPU time includes the thread that passes the records on.
 """
 
 from __future__ import annotations

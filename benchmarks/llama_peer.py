@@ -1,4 +1,4 @@
-"""llama.cpp from PyPI's `xllamacpp`, called through its exported C functions. Its Python API does not have `cb_eval`.
+"""Call llama.cpp from PyPI's `xllamacpp` through its exported C functions, because its Python API lacks `cb_eval`.
 
 The structures of llama.cpp's parameters differ between versions. They are passed as blobs that are larger than in any
 version and contain the library's defaults. The callback's position in the blob is found by the default values around
@@ -20,8 +20,8 @@ from cbtop.compute import demo_model
 from cbtop.compute.demo_model import ModelShape
 
 CONTEXT_LENGTH = 256
-_F16 = 1  # ggml's number for the default type of keys and values in a cache
-# Default values of the fields cb_eval, cb_eval_user_data, type_k and type_v.
+_F16 = 1  # ggml's number of the default type of keys and values in a cache
+# The default values of the fields cb_eval, cb_eval_user_data, type_k and type_v in llama.cpp's parameters.
 _NO_CALLBACK = struct.pack("<QQii", 0, 0, _F16, _F16)
 
 
@@ -33,7 +33,7 @@ _Pointer = ctypes.c_void_p
 
 
 def write_model(path: Path, shape: ModelShape) -> None:
-    """Write a GGUF file with this shape, random weights and an empty vocabulary.
+    """Write a GGUF file of a model with this shape, random weights and an empty vocabulary.
 
     It has the keys that only llama.cpp needs.
     """
@@ -65,13 +65,17 @@ def library() -> ctypes.CDLL:
 
 def _call(name: str, result: Any, *arguments: tuple[Any, Any]) -> Any:
     """Call the function `name` of the library. Each argument is a pair (type, value)."""
-    function = library()[name]  # indexing returns a new object each time, so its types can be set
+    # Indexing the library returns a new function object each time, so its types can be set.
+    function = library()[name]
     function.restype, function.argtypes = result, [kind for kind, _ in arguments]
     return function(*(value for _, value in arguments))
 
 
 class Llama:
-    """A model with one context. `callback` and `user_data` are passed to llama.cpp as its `cb_eval`."""
+    """A model in llama.cpp with one context.
+
+    `callback` and `user_data` are passed to llama.cpp as its `cb_eval`.
+    """
 
     def __init__(
         self, path: Path, callback: int = 0, user_data: int = 0, *, threads: int = 1, context: int = CONTEXT_LENGTH
@@ -103,7 +107,7 @@ class Llama:
         self._decode.argtypes = [_Pointer, _Parameters]
 
     def decode(self, tokens: Sequence[int]) -> np.ndarray:
-        """Add `tokens` to the sequence. Returns the logits of the last one."""
+        """Add `tokens` to the sequence, and return the logits of the last token."""
         array = (ctypes.c_int32 * len(tokens))(*tokens)
         batch = _call(
             "llama_batch_get_one", _Parameters, (_Pointer, ctypes.addressof(array)), (ctypes.c_int32, len(tokens))
@@ -155,7 +159,7 @@ class Llama:
         return is_end
 
     def forget(self) -> None:
-        """Begin a new sequence."""
+        """Begin a new sequence of tokens with an empty cache."""
         memory = _call("llama_get_memory", _Pointer, (_Pointer, self._context))
         _call("llama_memory_clear", None, (_Pointer, memory), (ctypes.c_bool, True))
 
@@ -170,22 +174,23 @@ class _Init(ctypes.Structure):
     _fields_ = (("size", ctypes.c_size_t), ("buffer", _Pointer), ("no_alloc", ctypes.c_bool))
 
 
-# Offset of the field `extra` in ggml_tensor. A buffer for repacked weights sets this field if it repacks the tensor.
+# Offset in bytes of the field `extra` in ggml_tensor. A buffer for repacked weights sets this field if it repacks the
+# tensor.
 _EXTRA = 320
 _REPACKED, _PLAIN = "_Z35ggml_backend_cpu_repack_buffer_typev", "ggml_backend_cpu_buffer_type"
-_ROOM = 1 << 20  # size in bytes of a context without data
+_ROOM = 1 << 20  # size in bytes of a ggml context that contains no data
 
 
 class Product:
-    """The product of a matrix and some tokens, computed by ggml on one thread.
+    """The product of a weight matrix and some tokens, computed by ggml on one thread.
 
     Weights are repacked if llama.cpp would repack them.
     """
 
     def __init__(self, code: int, weights: np.ndarray, columns: int, x: np.ndarray) -> None:
-        """Prepare the product. `weights`: uint8 (rows, row_bytes) in the format with ggml's number `code`.
+        """Prepare the product of a weight matrix and some tokens.
 
-        `x`: float32 (tokens, columns).
+        `weights`: uint8 (rows, row_bytes) in the format with ggml's number `code`. `x`: float32 (tokens, columns).
         """
         self._contexts: list[int] = []
         self._buffers: list[int] = []

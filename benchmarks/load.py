@@ -1,4 +1,6 @@
-"""The capacity of the daemon: records a second on one core, many hosts at once, many viewers, and at rest."""
+"""Measure the capacity of the daemon: records a second on one core, with many hosts at once, with many viewers, and
+at rest.
+"""
 
 from __future__ import annotations
 
@@ -25,38 +27,41 @@ from cbtop.protocol.ring_reader import RingReader
 from cbtop.protocol.subscriber import Subscriber
 from cbtop.protocol.vocabulary import BrickId, SourceStatus
 
-LAYERS, BRICKS = 28, list(BrickId)[:12]  # a decode step of a 7B model has 365 nodes and 365 records
+# The sizes of a 7B model. One decode step of it has 365 nodes and 365 records.
+LAYERS, BRICKS = 28, list(BrickId)[:12]
 ROUNDS = 60
 HOSTS, RECORDS_PER_S, LOADED_S = 64, 50_000, 10.0
-HOST_RING_BYTES = 2 << 20  # has room for 1.3 s of records
+HOST_RING_BYTES = 2 << 20  # A ring of this size has room for 1.3 s of records.
 FILL_S = 0.02
-FINAL_S = 300  # long enough for any busy machine
+FINAL_S = 300  # Wait this many seconds for the final state of the sources. This is enough for any busy machine.
 IDLE_HOSTS, IDLE_S = 8, 10.0
-SETTLE_S = 12.0  # time in which the daemon sends two keyframes
+SETTLE_S = 12.0  # In this many seconds, the daemon sends two keyframes.
 JOINS = 1000
 DAEMON = [sys.executable, "-m", "cbtop", "daemon"]
 
 
 class Load:
-    """A real host. Its ring is filled with whole columns, so that one process can write as much as many processes."""
+    """A real host process. Its ring is filled with whole columns of records, so that one process can write as much as
+    many processes.
+    """
 
     def __init__(self, directory: Path | None = None, ring_bytes: int = 8 << 20, spread_ns: int = 50_000) -> None:
         self._spread_ns = spread_ns
         self._recorder = RingRecorder(directory, ring_bytes)
         self._profiler = BrickProfiler(recorder=self._recorder)
         decode_once(self._profiler)
-        self._begin_ns = time.perf_counter_ns()  # later records begin after this first step
+        self._begin_ns = time.perf_counter_ns()  # Records that are written later begin after this first step.
         ring = self._recorder._ring
         assert ring is not None
         self.ring: RingWriter = ring
         self.path = ring.path
         reader = RingReader(ring.path)
-        self._order = reader.read().node  # the node of each record of a step, in order
+        self._order = reader.read().node  # the node of each record of a step, in the order of the records
         self.written = reader.read_to
         reader.close()
 
     def write(self, count: int) -> None:
-        """Write `count` more records, each with a different duration, in the layout of `ring.py`."""
+        """Write `count` more records into the ring, each with a different duration, in the layout of `ring.py`."""
         words = np.frombuffer(self.ring.memory, dtype="<i8", offset=HEADER_BYTES).reshape(-1, 4)
         number = np.arange(self.written, self.written + count)
         slot = number % self.ring.capacity
@@ -73,7 +78,7 @@ class Load:
 
 
 def decode_once(profiler: BrickProfiler) -> None:
-    """Run one decode step. The first call also creates every node."""
+    """Run one decode step of the model. The first call also creates every node."""
     with profiler.step("decode", tokens=1):
         for layer in range(LAYERS):
             with profiler.layer(layer):
@@ -87,7 +92,7 @@ def run() -> list[Figure]:
 
 
 def ingest(count: int) -> list[Figure]:
-    """Measure how fast `count` records at a time are read from the ring and turned into statistics and messages.
+    """Measure how fast records are read from the ring, `count` at a time, and turned into statistics and messages.
 
     The peer is copying the same bytes.
     """
@@ -116,9 +121,8 @@ def ingest(count: int) -> list[Figure]:
 
 
 def many_hosts() -> list[Figure]:
-    """Fill HOSTS rings for a real daemon, each with RECORDS_PER_S.
-
-    Measure the daemon's reading, resources and losses.
+    """Fill the rings of HOSTS hosts for a real daemon, each with RECORDS_PER_S. Measure how much the daemon reads,
+    uses and loses.
     """
     with daemon() as process:
         used, begun_s = process.cpu_times(), time.monotonic()
@@ -148,7 +152,7 @@ def many_hosts() -> list[Figure]:
 
 
 def fill_many() -> None:
-    """Fill HOSTS rings for LOADED_S at the set rate. Print the number of records and the seconds."""
+    """Fill the rings of HOSTS hosts for LOADED_S at the set rate. Print the number of records and the seconds."""
     loads = [Load(ring_bytes=HOST_RING_BYTES) for _ in range(HOSTS)]
     begun_s = time.monotonic()
     while (elapsed_s := time.monotonic() - begun_s) < LOADED_S:
@@ -164,7 +168,7 @@ def fill_many() -> None:
 
 
 def final_states(count: int) -> list[SourceState]:
-    """Return the final states of `count` sources, received as a viewer."""
+    """Return the final states of `count` sources, as a viewer receives them from the daemon."""
     subscriber = Subscriber(default_endpoint())
     states: dict[str, SourceState] = {}
     deadline_s = time.monotonic() + FINAL_S
@@ -223,7 +227,7 @@ def daemon() -> Iterator[psutil.Process]:
 
 @contextmanager
 def idle_hosts() -> Iterator[None]:
-    """Run hosts that each run one step and then wait."""
+    """Start host processes that each run one step and then wait."""
     script = "import sys; from benchmarks import load; from cbtop import BrickProfiler; "
     script += "load.decode_once(BrickProfiler()); sys.stdin.read()"
     hosts = [subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE) for _ in range(IDLE_HOSTS)]
@@ -233,7 +237,7 @@ def idle_hosts() -> Iterator[None]:
 
 
 def wait_for_hosts() -> None:
-    """Wait until the daemon has found all hosts."""
+    """Wait until the daemon has found all host processes."""
     subscriber = Subscriber(default_endpoint())
     found = 0
     while found < IDLE_HOSTS:

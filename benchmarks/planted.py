@@ -2,8 +2,8 @@
 
     python -m benchmarks planted [--runs N] [--seconds S]
 
-One of eight layers takes 1.5 times as long (`benchmarks/programs/slow_layer.py`). Each run begins with the start of
-Python, has the default settings, and is judged when it ends.
+One of eight layers takes 1.5 times as long (`benchmarks/programs/slow_layer.py`). Each run starts a new Python
+process with the default settings of cbtop, and is judged when it ends.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from cbtop.commands.run import DEFAULT_OVERHEAD
 PROGRAM = Path(__file__).parent / "programs" / "slow_layer.py"
 CBTOP = [sys.executable, "-m", "cbtop"]
 NAMED = ("odd-layer", "Layer 5")
-LEAST_NAMED = 0.95  # smallest allowed share of runs that name the slow layer
+LEAST_NAMED = 0.95  # At least this share of the runs must name the slow layer.
 LIMIT_S = 300.0
 
 
 def main(arguments: Sequence[str]) -> int:
     """Print each run and both counts.
 
-    Returns 1 if a healthy twin got a warning, or if too few runs named the layer.
+    Returns 1 if the healthy program got a warning, or if too few runs of the faulty program named the slow layer.
     """
     parser = argparse.ArgumentParser(prog="python -m benchmarks planted", description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=20, help="of each program (default: 20)")
@@ -52,7 +52,9 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def warnings_of(kind: str, seconds: float) -> list[tuple[str, str]]:
-    """Run the program. Returns the id and the subject of each warning and error that remains at its end."""
+    """Run the faulty or the healthy program. Return the id and the subject of each warning and error that remains at
+    its end.
+    """
     with tempfile.TemporaryDirectory(prefix="cbtop-planted-") as folder:
         file = str(Path(folder, "run.cbtop"))
         _run("run", "--quiet", "--overhead", DEFAULT_OVERHEAD, "--record", file, "--",

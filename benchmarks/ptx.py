@@ -1,7 +1,7 @@
-"""Parse PTX, and lint it, compared with finding its instructions by one regular expression.
+"""Measure parsing and linting PTX, compared with finding its instructions by one regular expression.
 
-The text is a matmul that Triton compiled, again and again under other names, about a megabyte. The peer finds the
-opcode and the operands of each instruction, the least that any reader in Python must do.
+The text is a matmul that Triton compiled, repeated under other names, about a megabyte. The peer finds the opcode and
+the operands of each instruction. Any reader in Python must do at least that.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def run() -> list[Figure]:
 
 
 def _megabyte() -> str:
-    """Return the kernel under many names, in one module."""
+    """Return a PTX module that contains the kernel many times under different names."""
     head, begin, body = KERNEL.read_text().partition(".visible .entry ")
     name = body.partition("(")[0]
     count = MEGABYTE // len(body)

@@ -1,4 +1,4 @@
-"""The cost of recording, and the time until a moment of a one-hour recording is on the screen."""
+"""Measure the cost of recording, and how long it takes until a moment of a one-hour recording is on the screen."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from cbtop.protocol.record_batch import pack, unpack
 from cbtop.protocol.recording import FrameKind, RecordingReader, RecordingWriter, frame_bytes
 
 RECORDED_S = 20.0
-PATIENCE_S = 120.0  # long enough for the first run, which writes a model and compiles kernels
+# Wait this many seconds. It is enough for the first run, which writes a model and compiles kernels.
+PATIENCE_S = 120.0
 HOUR_S = 3600
 SEEKS = 50
 DEMO = [sys.executable, "-m", "cbtop", "demo", "--serve-only", "--threads", "1"]
@@ -34,7 +35,7 @@ def run() -> list[Figure]:
 
 
 def _record(path: Path) -> None:
-    """Record a real decode. The recording begins when times have become stable."""
+    """Record a decode of the real demo. The recording begins when step times have become stable."""
     with subprocess.Popen(DEMO, stderr=subprocess.DEVNULL) as process:
         try:
             recorder, deadline_s = StreamRecorder(path, None, 1 << 30), time.monotonic() + PATIENCE_S
@@ -95,7 +96,7 @@ def _seeks(hour: Path) -> list[Figure]:
         feed.seek(target_s)
         times.append(1e3 * (time.perf_counter() - begun))
     feed.close()
-    hour.write_bytes(hour.read_bytes()[:-20])  # removes the end of the index, as if the recorder had been killed
+    hour.write_bytes(hour.read_bytes()[:-20])  # Remove the end of the index, as if the recorder had been killed.
     begun = time.perf_counter()
     ReplayFeed(hour).close()
     rebuilt_ms = 1e3 * (time.perf_counter() - begun)

@@ -1,10 +1,12 @@
-"""The cost of the screen on a real terminal of 120×40: CPU time and bytes a frame, and the time to the first true
-one.
+"""Measure the cost of the screen on a real terminal of 120×40 cells: CPU time and bytes a frame, and the time to the
+first true one.
 
-A process of 365 places writes 10,000 records a second. The floor is Textual alone: an app of that size that changes
-one number as often. CPU time is that of the viewer's threads, counted by the kernel: on a busy machine frames come
-later and cost about the same. A loop of plain Python is timed in the same round, so that multiples of it can be
-compared between machines.
+The watched process has 365 places and writes 10,000 records a second. The floor is Textual alone: an app of the same
+size that changes one number as often.
+
+CPU time is the time of the viewer's threads, counted by the kernel. On a busy machine, frames come later and cost
+about the same. A loop of plain Python is timed in the same round, so that multiples of its time can be compared
+between machines.
 """
 
 from __future__ import annotations
@@ -34,13 +36,13 @@ from cbtop.tui.views import VIEWS
 
 RECORDS_PER_S = 10_000
 RECORDS_A_STEP = 1 + LAYERS * (1 + len(BRICKS))
-COLUMNS, ROWS, INTERVAL_S = 120, 40, 0.5  # the default size and refresh interval
+COLUMNS, ROWS, INTERVAL_S = 120, 40, 0.5  # size of the terminal and refresh interval, as cbtop has them by default
 SETTLE_S, WATCHED_S, ROUNDS = 1.0, 3.0, 3
 ENDED, STARTS = 50, 3
-# numbers of steps that processes leave: 100 steps take 1.2 MB, and 720 steps are more than a ring of 8 MiB holds
+# Ended processes leave this many steps. 100 steps take 1.2 MB, and 720 steps are more than a ring of 8 MiB can hold.
 LEFT_STEPS = {"small": 100, "full": 720}
 PATIENCE_S = 120.0
-TRUE = b"RmsNorm"  # the name of a brick, which the screen shows only if the brick has a measured time
+TRUE = b"RmsNorm"  # Name of a brick. If the screen shows it, the screen shows measured data.
 LOOP = "a loop of 100,000"
 FLOOR = "the floor"
 CBTOP = ["-m", "cbtop", "--interval", str(INTERVAL_S)]
@@ -64,7 +66,8 @@ def run() -> list[Figure]:
 
 
 def frames(where: str) -> list[Figure]:
-    """Measure the CPU time of a frame in each view, compared with the floor, and the bytes sent to the terminal.
+    """Measure the CPU time of a frame in each view, compared with the floor, and the number of bytes sent to the
+    terminal.
 
     The views take turns in rounds.
     """
@@ -93,7 +96,7 @@ def frames(where: str) -> list[Figure]:
 
 
 def first_frame(beside: str) -> list[Figure]:
-    """Measure the CPU and wall time until the screen shows measured data, and the memory at that moment and later."""
+    """Measure the CPU and wall time until the screen shows measured data, and the viewer's memory then and later."""
     wall_s, cpu_s, first_mb, later_mb = [], [], [], []
     for _ in range(STARTS):
         with _Screen(CBTOP) as screen:
@@ -117,7 +120,8 @@ class _Screen(AbstractContextManager["_Screen"]):
         self.terminal, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
         environment = os.environ | {"TERM": "xterm-256color"}
-        for name in ("COLUMNS", "LINES"):  # programs would use these variables instead of the terminal's size
+        # Remove these variables. Programs would use them in place of the terminal's size.
+        for name in ("COLUMNS", "LINES"):
             environment.pop(name, None)
         self._begun_s = time.perf_counter()
         command = [sys.executable, *arguments]
@@ -127,7 +131,7 @@ class _Screen(AbstractContextManager["_Screen"]):
     def __exit__(self, *_: object) -> None:
         self._process.terminate()
         while self._process.poll() is None:
-            self._read()  # The program cannot end while its output waits to be read.
+            self._read()  # Read the remaining output. The program cannot end while its output waits to be read.
         os.close(self.terminal)
 
     def wait_for(self, word: bytes) -> float:
@@ -140,9 +144,8 @@ class _Screen(AbstractContextManager["_Screen"]):
         return time.perf_counter() - self._begun_s
 
     def watch(self, seconds: float) -> tuple[float, int]:
-        """Read for `seconds`.
-
-        Returns the CPU time (ms) that the program used, and the number of bytes that it wrote.
+        """Read the program's output for `seconds`. Returns the CPU time (ms) that it used meanwhile, and the number
+        of bytes that it wrote.
         """
         used_ms, sent, until_s = self.cpu_ms, 0, time.perf_counter() + seconds
         while time.perf_counter() < until_s:
@@ -151,27 +154,30 @@ class _Screen(AbstractContextManager["_Screen"]):
 
     @property
     def cpu_ms(self) -> float:
-        """CPU time (ms) of all threads of the program so far. The resolution of psutil's figure is only 10 ms."""
+        """CPU time (ms) of all threads of the program until now.
+
+        psutil is not used, because the resolution of its figure is only 10 ms.
+        """
         threads = Path(f"/proc/{self._process.pid}/task").glob("*/schedstat")
         return sum(int(thread.read_text().split()[0]) for thread in threads) / 1e6
 
     @property
     def most_resident_mb(self) -> float:
-        """The program's largest resident memory so far, in MB."""
+        """The largest resident memory of the program until now, in MB."""
         status = Path(f"/proc/{self._process.pid}/status").read_text(encoding="utf-8")
         return int(status.partition("VmHWM:")[2].split()[0]) * 1024 / 1e6
 
     def _read(self) -> bytes:
-        """Wait for a moment, and return the bytes that the program has written."""
+        """Wait for a moment, and return the bytes that the program has written meanwhile."""
         ready, _, _ = select.select([self.terminal], [], [], 0.05)
         try:
             return os.read(self.terminal, 65536) if ready else b""
-        except OSError:  # the program has closed its end
+        except OSError:  # The program has closed its end of the terminal.
             return b""
 
 
 class _Number(Static):
-    """A widget that shows a growing number."""
+    """A Textual widget that shows a growing number."""
 
     def on_mount(self) -> None:
         numbers = count()
@@ -186,12 +192,12 @@ class _ShowsNumber(App[None]):
 
 
 def show_number() -> None:
-    """Show the number until this process is killed."""
+    """Show a growing number on the screen until this process is killed."""
     _ShowsNumber().run()
 
 
 def write() -> None:
-    """Write RECORDS_PER_S records a second until this process is killed."""
+    """Write RECORDS_PER_S records a second into a ring until this process is killed."""
     profiler, due_s = BrickProfiler(), time.monotonic()
     while True:
         decode_once(profiler)
@@ -220,7 +226,7 @@ def _run(call: str) -> subprocess.Popen[bytes]:
 
 
 def _empty(*, ended_only: bool = False) -> None:
-    """Remove the contents of the runtime directory."""
+    """Remove all files from the runtime directory."""
     for path in Path(os.environ["CBTOP_RUNTIME_DIR"]).iterdir():
         if not ended_only or _has_ended(path):
             path.unlink(missing_ok=True)
@@ -232,7 +238,7 @@ def _has_ended(path: Path) -> bool:
 
 
 def _loop_ms() -> float:
-    """Return the CPU time (ms) of one turn of the loop that other times are compared with."""
+    """Return the CPU time (ms) of one turn of the Python loop that other times are compared with."""
     begun_s = time.thread_time()
     total = 0
     for number in range(100_000):

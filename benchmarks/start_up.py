@@ -1,7 +1,8 @@
-"""The CPU time that `cbtop run` adds to the start of a program, in rounds: bare, and bare again as control.
+"""Measure the CPU time that `cbtop run` adds to the start of a program.
 
-Each Python process of the command pays for the hook; the command pays once for the launcher. Python is that of an
-environment with cbtop's files as from a wheel, because an editable install makes each start slower than we do.
+Rounds alternate between bare starts, and a second series of bare starts is the control. Each Python process of the
+command pays for the import hook. The command as a whole pays once for the launcher. Python has cbtop's files as from
+a wheel, because an editable install makes each start slower than cbtop does.
 """
 
 from __future__ import annotations
@@ -45,16 +46,17 @@ def run() -> list[Figure]:
 
 
 def _follows_torch(python: str) -> Figure:
-    """Measure only the work that the hook does after an import of torch.
-
-    In the other figures, the seconds that torch takes hide it.
+    """Measure only the work that the import hook does after an import of torch. In the other figures, this work is
+    hidden by the seconds that the import itself takes.
     """
     found = [int(subprocess.check_output([python, "-c", FOLLOWS])) / 1e6 for _ in range(ROUNDS_WITH_TORCH)]
     return Figure("import torch, of that the hook once it is there", statistics.median(found), "ms")
 
 
 def _environment(directory: Path) -> str:
-    """Make a virtual environment. Returns its Python, which also finds the packages of our own environment."""
+    """Make a virtual environment. Returns the path of its Python, which also finds the packages of our own
+    environment.
+    """
     venv.create(directory, symlinks=True)
     (packages,) = directory.glob("lib/python*/site-packages")
     (packages / "cbtop").symlink_to(Path(cbtop.__file__).parent)
@@ -64,7 +66,7 @@ def _environment(directory: Path) -> str:
 
 def _measured(interpreter: str, what: str, program: str, rounds: int) -> list[Figure]:
     python = [interpreter, "-c", program]
-    # the file of a run; it has nothing to report at its end
+    # The mark of a run. The run records no step, so it has nothing to report at its end.
     nothing_yet = Path(os.environ["CBTOP_RUNTIME_DIR"]) / "run-1-1"
     hook = {"CBTOP_RUN": "1", "CBTOP_RUN_ID": f"1,1:{nothing_yet}", "PYTHONPATH": HOOK}
     ways: dict[str, tuple[list[str], dict[str, str]]] = {

@@ -1,11 +1,12 @@
-"""The time that tiles of int8 would take compared with tiles of bfloat16, and the cost of configuring tiles (Intel
-AMX).
+"""Compare the times of int8 tiles and of bfloat16 tiles, and measure the cost of configuring tiles (Intel AMX).
 
 Products of quantised weights have a scale for every 32 columns, and so have activations. Tiles of bfloat16 hold
 scaled numbers, so that sums stay in tiles over all columns. Tiles of int8 multiply 32 columns in half of the time,
-but then all their sums must be scaled and added up outside tiles. That is done here as cheaply as possible: one scale
-each of a token and of a row, no minimum. Both multiply 32 tokens by 32 rows, from a cache. Neither includes making
-tiles of weights. Processor time, in turns. Prints nothing without AMX.
+but then all their sums must be scaled and added up outside of tiles. Here, this is done as cheaply as possible: one
+scale for a token and one for a row, and no minimum.
+
+Both multiply 32 tokens by 32 rows, from a cache. Neither includes making tiles of weights. Processor time is
+measured, in turns. Without AMX, nothing is printed.
 """
 
 from __future__ import annotations
@@ -42,12 +43,12 @@ from cbtop.compute.quantization.q4_k import Q4_K
 from cbtop.compute.settings import STATIC_CROSSOVERS
 
 U = np.uint64
-STEPS = 32  # number of steps, of 32 columns each
+STEPS = 32  # number of steps of a product, each over 32 columns
 TOKENS = ROWS = 32
 REPEATS, ROUNDS, PAIRS = 200, 15, 10_000
-HALF = 512  # bytes of a tile of 16 x 32 or 32 x 16 int8
-# In the order of ldtilecfg: four tiles of 16 x 16 sums, two of 16 tokens x 32 columns, and two of 32 columns x 16
-# rows. In the last two, columns are grouped by four.
+HALF = 512  # size in bytes of a tile of 16 x 32 or 32 x 16 int8 numbers
+# The shapes of the tiles, in the order of ldtilecfg: four tiles of 16 x 16 sums, two of 16 tokens x 32 columns, and
+# two of 32 columns x 16 rows. In the last two, columns are grouped by four.
 _ROW_BYTES, _ROWS = (64, 64, 64, 64, 32, 32, 64, 64), (16, 16, 16, 16, 16, 16, 8, 8)
 _CONFIGURATION = bytes(
     [1, *[0] * 15, *[byte for one in _ROW_BYTES for byte in (one, 0)], *[0] * 16, *_ROWS, *[0] * 8]
@@ -71,7 +72,7 @@ def multiply_bytes(typing: Any, total: Any, a: Any, b: Any) -> tuple[Any, Any]:
 
 @constant_intrinsic
 def load_half(typing: Any, tile: Any, array: Any, row: Any, column: Any) -> tuple[Any, Any]:
-    """Load 512 bytes from array[row, column] on into `tile`, 32 bytes a row."""
+    """Load 512 bytes into `tile`, 32 bytes a row, beginning at array[row, column]."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         pointer = tiles._address(context, builder, array, *values[1:])
@@ -172,10 +173,10 @@ def configure(repeats: Any) -> None:
 
 def _figures() -> Iterator[Figure]:  # pragma: no cover - AMX
     rng = np.random.default_rng(1)
-    # shape: (steps, tokens or rows, columns)
+    # x and w have the shape (steps, tokens or rows, columns).
     x, w = (rng.integers(-100, 100, (STEPS, 32, 32), np.int8) for _ in range(2))
     of_tokens, of_rows = (rng.random((STEPS, 32), np.float32) for _ in range(2))
-    # Group the columns by four: b[k // 4, 4 n + k % 4] = w[n, k].
+    # Group the columns of the weights by four: b[k // 4, 4 n + k % 4] = w[n, k].
     by_fours = w.reshape(STEPS, 2, 16, 8, 4).transpose(0, 1, 3, 2, 4)
     given = x.view(np.uint8).reshape(1, -1), np.ascontiguousarray(by_fours).view(np.uint8).reshape(1, -1)
     ints, sums = np.zeros((1, 4096), np.uint8), np.zeros((TOKENS, ROWS), np.float32)
@@ -183,7 +184,8 @@ def _figures() -> Iterator[Figure]:  # pragma: no cover - AMX
     exact = np.einsum("stk,srk,st,sr->tr", *(one.astype(np.float64) for one in (x, w, of_tokens, of_rows)))
     np.testing.assert_allclose(sums, exact, rtol=0, atol=1e-5 * np.abs(exact).max())
 
-    ones = np.full((1, STEPS * 512), 0x3F803F80, np.uint32)  # each word contains two bfloat16 of value 1
+    # Each 32-bit word contains two bfloat16 numbers with the value 1.
+    ones = np.full((1, STEPS * 512), 0x3F803F80, np.uint32)
     totals = np.zeros((4, 256), np.float32)
     of_bfloat16(ones, ones, totals, 1)
     assert (totals == 32 * STEPS).all()

@@ -1,4 +1,6 @@
-"""The cost of a view of a large graph, compared with writing the names and counts of its nodes as JSON."""
+"""Measure the cost of making a view of a large graph, compared with writing the names and counts of its nodes as
+JSON.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,9 @@ from cbtop.profiler.recorder import RingRecorder
 from cbtop.viewmodels.graph import rows_at
 from cbtop.viewmodels.source import source_view
 
-LAYERS, BRICKS = 909, 10  # these numbers make 10,000 nodes
+LAYERS, BRICKS = 909, 10  # A model of this size has 10,000 nodes.
 SHOWN, ROUNDS = 40, 25
-LIMIT_MS = 50.0  # a tenth of the time between two redraws
+LIMIT_MS = 50.0  # A view may take this many ms, which is a tenth of the time between two redraws.
 
 
 def run() -> list[Figure]:

@@ -1,4 +1,6 @@
-"""The cost of our footer and our table compared with Textual's own, drawn as often and showing the same."""
+"""Measure the cost of our footer and our table compared with Textual's own. Both are drawn as often and show the
+same.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ Row = tuple[str, ...]
 
 
 class Panes(App[None]):
-    """An app with the measured widget and two panes.
+    """An app that contains the measured widget and two panes.
 
     Each pane has its own keys. The focus switches between the panes.
     """
@@ -47,13 +49,13 @@ class Panes(App[None]):
 
 
 class Pane(Static, can_focus=True):
-    """A pane with three keys."""
+    """A pane of the app that has three keys."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding(key, "app.bell", f"here {key}") for key in "abc"]
 
 
 class OtherPane(Static, can_focus=True):
-    """A pane with four keys."""
+    """A pane of the app that has four keys."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding(key, "app.bell", f"there {key}") for key in "defg"]
 
@@ -116,7 +118,7 @@ def _cell(at: int) -> Callable[[Row, int], Line]:
 
 
 def _fill(table: DataTable[str], rows: list[Row]) -> None:
-    """Fill the table as its documentation advises: add rows once, and update single cells afterwards."""
+    """Fill Textual's table as its documentation advises: add rows once, and update single cells afterwards."""
     if not table.columns:
         table.add_columns(*map(str, range(COLUMNS)))
         for row in rows:

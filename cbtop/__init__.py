@@ -2,15 +2,17 @@
 
 No slow module is imported here. The public names are imported on first use (PEP 562).
 
-PYTEST_DONT_REWRITE: this word keeps pytest from rewriting the asserts of this package. Otherwise pytest warns if the
-package was imported before.
+The word PYTEST_DONT_REWRITE tells pytest not to rewrite the asserts of this package. Without the word, pytest warns
+if the package was imported before pytest could rewrite it.
 """
 
 from __future__ import annotations
 
 from cbtop.version import __version__
 
-TYPE_CHECKING = False  # false at run time, because importing `typing` takes longer than starting Python
+# Only type checkers take this for true. Importing the real `TYPE_CHECKING` from `typing` takes longer than starting
+# Python.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from cbtop.compute.ceilings import measure_ceilings
     from cbtop.compute.ptx_registry import PtxRegistry

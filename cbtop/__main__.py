@@ -1,10 +1,12 @@
 """Run `cbtop` as `python -m cbtop`."""
 
-import _signal  # Python has already loaded this part of `signal`. Every other import here delays `cbtop run`.
+# `_signal` is the C part of `signal`, and Python has already loaded it. Any other import here would delay `cbtop
+# run`.
+import _signal
 import sys
 
-# At this point, Ctrl-C must end the process at once. Otherwise it would print a traceback from the middle of an
-# import.
+# Let Ctrl-C end the process at once while modules are imported. Otherwise Python would print a traceback from the
+# middle of an import.
 _catches = _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler
 if _catches:
     _signal.signal(_signal.SIGINT, _signal.SIG_DFL)

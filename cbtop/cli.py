@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 
 class Command(Protocol):
-    """The interface of a module of `cbtop.commands`.
+    """The interface of the modules in `cbtop.commands`, one for each subcommand.
 
-    A module with the attribute TAKES_COMMAND gets the words after `--` in `options.command`.
+    If a module has the attribute TAKES_COMMAND, it gets the words after `--` in `options.command`.
     """
 
     DESCRIPTION: str
@@ -46,7 +46,8 @@ class Command(Protocol):
 
 STDOUT = "standard output"
 HELP, HELP_OPTION = "help", "--help"
-RECORDING_SUFFIX = ".cbtop"  # as `cbtop.protocol.recording.SUFFIX`, which loads msgpack
+# the same value as `cbtop.protocol.recording.SUFFIX`, which is not imported because that loads msgpack
+RECORDING_SUFFIX = ".cbtop"
 DESCRIPTION = "Watch the bricks of running LLM inference processes: every number measured, or labelled."
 
 
@@ -54,9 +55,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run `cbtop` with `argv` (default: the arguments of the process), and return the exit code."""
     if sys.stdout is None:
         return _fail("standard output is closed; there is nowhere to print to", 1)
-    for stream in (sys.stdout, sys.__stderr__):  # stdout is for reports, stderr for the screen
+    for stream in (sys.stdout, sys.__stderr__):  # Reports are written to stdout, and the screen is drawn on stderr.
         if isinstance(stream, io.TextIOWrapper):
-            # Replace special signs only on a terminal. Text for a file or another program stays unchanged.
+            # Write special signs in ASCII only on a terminal. Text for a file or another program stays unchanged.
             is_ascii = stream.isatty() and ascii_signs.are_wanted()
             stream.reconfigure(encoding="ascii" if is_ascii else None, errors=ascii_signs.ERRORS)
     _name_errors_of(sys.stdout)
@@ -65,18 +66,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         command, options = _parsed(list(sys.argv[1:] if argv is None else argv))
         debug = options.debug
         logging.basicConfig(format="cbtop: %(message)s", level=logging.DEBUG if debug else logging.WARNING)
-        # `cbtop run` restores these signal handlers before the process becomes another program.
+        # `cbtop run` restores the previous handlers of these signals before the process becomes the user's program.
         options.signals = {
             number: signal.signal(number, _exit_on_signal) for number in (signal.SIGTERM, signal.SIGHUP)
         }
         code = command.run(options)
-        sys.stdout.flush()  # writes now, while an error can still be reported
+        sys.stdout.flush()  # Write the buffered output now. An error in the flush at exit could not be reported.
         return code
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # The reader has closed the pipe. Replace stdout by /dev/null, because otherwise the flush at exit fails
-        # again.
+        # The reader has closed the pipe. Python flushes stdout again at exit, and this would fail. So replace stdout
+        # by /dev/null.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except OSError as error:
@@ -84,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         if error.filename == STDOUT:
             with contextlib.suppress(OSError):
-                # Replace stdout by /dev/null, because otherwise the flush at exit fails again.
+                # Python flushes stdout again at exit, and this would fail again. So replace stdout by /dev/null.
                 os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return _fail(f"{error.filename}: {reason(error)}" if error.filename else reason(error), 1)
     except MemoryError:
@@ -98,9 +99,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _name_errors_of(stdout: TextIO) -> None:
-    """Add the file name STDOUT to write errors of `stdout`, because Python gives such errors no file name."""
+    """Let errors in writing to `stdout` name it as STDOUT, because Python gives such errors no file name."""
     buffer = getattr(stdout, "buffer", None)
-    raw: Any = getattr(buffer, "raw", buffer)  # with -u (unbuffered), `buffer` is the file itself
+    # If Python runs with -u (unbuffered), `buffer` is already the raw file.
+    raw: Any = getattr(buffer, "raw", buffer)
     if not isinstance(raw, io.FileIO):
         return
     write = raw.write
@@ -121,14 +123,19 @@ def _fail(message: str, exit_code: int) -> int:
 
 
 def _in_one_line(message: str) -> str:
-    """Return the message with unprintable characters escaped. A name in the message may contain such characters."""
-    from cbtop.profiler.analysis.graph.nodes import printable  # takes 40 ms to import, so only for errors
+    """Return an error message with its unprintable characters escaped. A name in the message may contain such
+    characters.
+    """
+    # Imported only for errors, because this import takes 40 ms.
+    from cbtop.profiler.analysis.graph.nodes import printable
 
     return printable(message)
 
 
 class _Parser(argparse.ArgumentParser):
-    """Reports an error in one line and where to read on. Raises an error if its help cannot be written."""
+    """An argument parser. It reports an error in one line that names the `--help` to read. It raises an error if its
+    help cannot be written.
+    """
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: error: {_in_one_line(message)}\ntry: {self.prog} --help\n")
@@ -154,7 +161,7 @@ def _parsed(arguments: list[str]) -> tuple[Command, argparse.Namespace]:
         hint = "" if name else f"; commands come first: {', '.join(COMMANDS)}"
         parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
     if name in NEED_ENGINE:
-        # only here, because every import at the top delays all commands
+        # Imported only for commands that need it, because every import at the top of this file delays all commands.
         from cbtop.commands.shared.engine import require_engine
 
         require_engine(f"cbtop {name}")
@@ -174,7 +181,8 @@ def _in_full(arguments: list[str]) -> list[str]:
     if first.endswith(RECORDING_SUFFIX):
         return ["replay", *arguments]
     if first and not first.startswith("-") and first not in COMMANDS:
-        from cbtop.commands.shared.names import unknown  # only for errors, because every import delays all commands
+        # Imported only for errors, because every import at the top of this file delays all commands.
+        from cbtop.commands.shared.names import unknown
 
         _Parser(prog="cbtop").error(unknown("command", first, COMMANDS))
     return arguments

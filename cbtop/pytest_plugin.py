@@ -1,5 +1,5 @@
-"""A pytest plugin. `cbtop check` measures each test with the mark `cbtop`, and compares it with a base file next to
-it.
+"""A pytest plugin. `cbtop check` measures each test that has the mark `cbtop`, and compares it with a file of earlier
+runs.
 
 PYTEST_DONT_REWRITE
 """
@@ -27,12 +27,14 @@ import pytest
 
 MARK, FIXTURE, PROPERTY = "cbtop", "cbtop_budget", "cbtop"
 FOLDER = "cbtop-baselines"
-EXCHANGE = "CBTOP_PYTEST"  # variable of a measured process: the folder for its reports to the session
-# names of files in the folder EXCHANGE
+# This environment variable tells a measured process the folder for its reports to the pytest session.
+EXCHANGE = "CBTOP_PYTEST"
+# names of the files in the folder that EXCHANGE names
 BUDGET, SKIPPED, VERDICTS, NEW = "budget", "skipped", "verdicts.json", "new.json"
-# With 6 runs, an interval is 5.6 times the scatter. With 3 runs, it is 20 times the scatter (docs/gate.md).
+# Number of base runs that are measured. With 6 runs, an interval is 5.6 times the scatter. With 3 runs, it is 20
+# times the scatter (docs/gate.md).
 LEARNED_RUNS = 6
-FAILED, TOO_LITTLE, UNTRUSTED = 1, 3, 5  # exit codes of `cbtop check`
+FAILED, TOO_LITTLE, UNTRUSTED = 1, 3, 5  # `cbtop check` ends with these exit codes.
 STEPS_NEEDED = (
     "a measured test needs at least 20 steps of a phase: `with profiler.step(…)` of a BrickProfiler, or calls of a "
     "torch model; see docs/pytest.md"
@@ -43,16 +45,16 @@ WAYS_OUT = {
     "unknown": "let the test run more steps, or learn from more runs: --cbtop-update --cbtop-runs N",
     "different": "to compare them anyway: --cbtop-anyway; to write a base file on this machine: --cbtop-update",
 }
-# Prefixes of variables that pytest and coverage set for the session. A measured process must not inherit them.
+# Pytest and coverage set variables with these prefixes for the session. A measured process must not inherit them.
 _OF_THE_SESSION = ("PYTEST_ADDOPTS", "COV_CORE_", "COVERAGE_PROCESS_")
 
 
 class ParallelRunWarning(pytest.PytestWarning):
-    """A test was measured while xdist ran other tests."""
+    """A test was to be measured while xdist ran other tests."""
 
 
 class MeasurementError(Exception):
-    """The test is too slow, or could not be measured or judged."""
+    """The measured test is too slow, or could not be measured or judged."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -76,7 +78,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Replace each test with the mark by a MeasuredTest. In a measured process, do nothing."""
+    """Replace each test that has the mark `cbtop` by a MeasuredTest. In a measured process, do nothing."""
     if EXCHANGE in os.environ:
         return
     for at, item in enumerate(items):
@@ -91,7 +93,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """In a measured process, report to the session that the test skips itself, and why."""
+    """If the measured test skips itself, tell the pytest session why. This runs in the measured process."""
     if report.skipped and EXCHANGE in os.environ:
         why = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
         Path(os.environ[EXCHANGE], SKIPPED).write_text(why.removeprefix("Skipped: "), encoding="utf-8")
@@ -128,13 +130,15 @@ def cbtop_budget() -> Callable[..., None]:
 
 
 class MeasuredTest(pytest.Function):
-    """A test that runs in measured processes, and not in this session."""
+    """A test with the mark `cbtop`. It runs in measured processes, and not in this session."""
 
     def setup(self) -> None:
-        """Set up no fixture, because the measured processes set up their own."""
+        """Set up no fixture, because the measured processes set up fixtures of their own."""
 
     def runtest(self) -> None:
-        """Measure the test and judge it. Raises MeasurementError if it is too slow or could not be judged."""
+        """Measure the test in other processes and judge it. Raises MeasurementError if it is too slow or could not be
+        judged.
+        """
         if getattr(self.config, "workerinput", {}).get("workercount", 1) > 1:
             warnings.warn(ParallelRunWarning(AT_THE_SAME_TIME), stacklevel=1)
         with TemporaryDirectory(prefix="cbtop-pytest-") as exchange:
@@ -145,7 +149,9 @@ class MeasuredTest(pytest.Function):
 
     @property
     def base_file(self) -> Path:
-        """The file of runs to compare with, next to the test's file: cbtop-baselines/test_file/test_name.json."""
+        """The file of runs that the test is compared with, next to the test's file:
+        cbtop-baselines/test_file/test_name.json.
+        """
         name = self.nodeid.partition("::")[2].replace("::", ".")
         return self.path.parent / FOLDER / self.path.stem / f"{quote(name, safe='[],=. ')}.json"
 
@@ -155,7 +161,7 @@ class MeasuredTest(pytest.Function):
         thresholds = [text for mark in reversed(marks) for text in mark.args]
         if any(mark.kwargs for mark in marks) or not all(isinstance(text, str) for text in thresholds):
             raise MeasurementError(f"the mark {MARK} takes thresholds as texts: @pytest.mark.{MARK}('step <= 1.05x')")
-        may_add = FIXTURE in self.fixturenames  # the fixture adds thresholds during a run
+        may_add = FIXTURE in self.fixturenames  # The fixture `cbtop_budget` may add thresholds while the test runs.
         needs_base = _need_base(thresholds)
         if options.cbtop_update and (needs_base or may_add):
             self.base_file.parent.mkdir(parents=True, exist_ok=True)
@@ -181,7 +187,7 @@ class MeasuredTest(pytest.Function):
         self._check(exchange, *words, "--format", "text", "--format", f"json={exchange / VERDICTS}", *thresholds)
 
     def _check(self, exchange: Path, *words: str) -> subprocess.CompletedProcess[str]:
-        """Run `cbtop check` with `words` and with a command that runs this test.
+        """Run `cbtop check` with the arguments `words` and with a command that runs this test.
 
         If `words` contain --new, the run already exists and no command is added. Raises MeasurementError if the check
         fails. Skips this test if it skips itself in the measured process.
@@ -218,8 +224,8 @@ class MeasuredTest(pytest.Function):
 
 
 def _need_base(thresholds: Sequence[str]) -> bool:
-    """Whether the thresholds need a base file. Without any threshold, the default gate needs one."""
-    # imported here, because few sessions need this module
+    """Whether the thresholds need a base file. Without thresholds, the default gate needs one."""
+    # imported here, because few pytest sessions need this module
     from cbtop.comparison.structure import is_about_base, parse_any, split
     from cbtop.errors import UsageError
 
@@ -254,7 +260,10 @@ def check_names(thresholds: Sequence[str], base_file: Path) -> None:
 
 
 def _added(exchange: Path) -> list[str]:
-    """Return the thresholds that the test added. They are the same in every run, so each counts once."""
+    """Return the thresholds that the test has added while it ran.
+
+    Every run adds the same ones, so each counts once.
+    """
     file = exchange / BUDGET
     lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
     return [json.loads(line) for line in dict.fromkeys(lines)]
@@ -265,14 +274,17 @@ def _own_lines(stderr: str) -> list[str]:
 
 
 def _reason(done: subprocess.CompletedProcess[str], exchange: Path) -> str:
-    """Return why a check did not pass: `unsure`, `unknown`, `different` or `untrusted`. Return "" if it is broken."""
+    """Return why `cbtop check` did not pass: `unsure`, `unknown`, `different` or `untrusted`. Return "" if a
+    threshold is broken.
+    """
     if done.returncode != UNTRUSTED or not (exchange / VERDICTS).exists():
         return ""
     document = json.loads((exchange / VERDICTS).read_text(encoding="utf-8"))
     diff = document["diff"]
-    if diff is None:  # the new run could not be read
+    if diff is None:  # `cbtop check` could not read the new run.
         return "untrusted"
-    if any(side["untrusted"] for side in (diff["base"], diff["now"]) if side):  # without a baseline, base is null
+    # Without a baseline, the field `base` is null.
+    if any(side["untrusted"] for side in (diff["base"], diff["now"]) if side):
         return "untrusted"
     if diff["not_comparable"]:
         return "different"
@@ -281,13 +293,15 @@ def _reason(done: subprocess.CompletedProcess[str], exchange: Path) -> str:
 
 
 def _explained(done: subprocess.CompletedProcess[str], exchange: Path) -> str:
-    """Return why a check failed, and advice. If the test itself failed, the text contains the output of the test."""
+    """Return why `cbtop check` failed, and advice. If the test itself failed, the text contains the output of the
+    test.
+    """
     own = _own_lines(done.stderr)
     if done.returncode == FAILED or not (own or done.stdout):
         return f"{done.stderr}\n`cbtop check` ended with exit code {done.returncode}"
     lines = [*own, done.stdout]
     others = [line for line in done.stderr.splitlines() if line not in own]
-    sys.stderr.write("".join(f"{line}\n" for line in others))  # pytest shows it below the failure
+    sys.stderr.write("".join(f"{line}\n" for line in others))  # Pytest shows this text below the failure.
     if done.returncode == TOO_LITTLE:
         lines.append(STEPS_NEEDED)
     lines.append(WAYS_OUT.get(_reason(done, exchange), ""))

@@ -10,8 +10,8 @@ NOT_MEASURED = "n/a"
 NONE_THERE = "–"
 
 _SI_PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
-_LEAST_TWO_DECIMALS, _LEAST = 0.005, 0.00005  # values below these would be written as 0.00 and 0.0000
-_MAX_PLAIN = 9_999_999  # seven digits and two separators, the width of the widest number in a column
+_LEAST_TWO_DECIMALS, _LEAST = 0.005, 0.00005  # Smaller values would be written as 0.00 and 0.0000.
+_MAX_PLAIN = 9_999_999  # width of the widest number in a column: seven digits and two separators
 
 
 def number(value: float | None) -> str:
@@ -75,7 +75,7 @@ def duration(us: float | None) -> str:
 
 
 def milliseconds(us: float | None) -> str:
-    """Format microseconds as a number of milliseconds without the unit."""
+    """Format microseconds as a number of milliseconds, without the unit."""
     return NOT_MEASURED if us is None else number(us / 1e3)
 
 
@@ -102,12 +102,12 @@ def bytes_per_second(value: float | None) -> str:
 
 
 def whole(value: float | None) -> str:
-    """Format a number without decimals: watts, megahertz or degrees."""
+    """Format a number without decimals, such as watts, megahertz or degrees."""
     return NOT_MEASURED if value is None else count(round(value))
 
 
 def with_unit(text: str, unit: str) -> str:
-    """Return `text` with its unit. The text n/a gets no unit."""
+    """Return the formatted number `text` with its unit. The text n/a gets no unit."""
     return text if text == NOT_MEASURED else f"{text} {unit}"
 
 
@@ -128,5 +128,5 @@ def exact(ns: int) -> str:
 
 
 def scientific(value: float | None) -> str:
-    """Format an error or a tolerance: `1.2e-06`."""
+    """Format a numerical error or a tolerance: `1.2e-06`."""
     return NOT_MEASURED if value is None else f"{value:.1e}"

@@ -47,7 +47,9 @@ KERNEL read(const uint4* from, int64_t size, uint32_t* out STAMP)
 
 
 class Layers:
-    """Caches of `context` positions with random contents. There are enough layers to exceed the device's cache."""
+    """Key-value caches of `context` positions with random contents. They are for enough layers to exceed the device's
+    cache.
+    """
 
     def __init__(self, gpu: Gpu, context: int) -> None:
         self.context = context
@@ -58,13 +60,12 @@ class Layers:
         self.numbers = random.standard_normal(shape, dtype=np.float32).astype(np.float16).view(np.uint16)
 
 
-kept: list[object] = []  # keeps the arrays of captured launches alive until the process ends
+kept: list[object] = []  # Keep the arrays of captured launches alive until the process ends.
 
 
 def graph_of(gpu: Gpu, enqueue: Callable[[], None]) -> Callable[[], float]:
-    """Return a function that replays the launches of `enqueue`.
-
-    It returns the duration of a replay in microseconds.
+    """Capture the launches that `enqueue` makes. Return a function that replays them, and returns the duration of a
+    replay in microseconds.
     """
     cupy = gpu.cupy
     stream = cupy.cuda.Stream()

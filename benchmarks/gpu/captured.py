@@ -1,4 +1,5 @@
-"""The cost of brick times inside a captured graph: `python -m benchmarks.gpu.captured [transformers] [batch ...]`.
+"""Measure the cost of timing bricks inside a captured CUDA graph: `python -m benchmarks.gpu.captured [transformers]
+[batch ...]`.
 
 A decode step of a 7B-shaped model in bf16 is one captured graph. It is replayed and waited for, as in an engine that
 reads its tokens. These variants take turns in rounds:
@@ -32,7 +33,7 @@ from cbtop.profiler.instrument.stamp_plans import StampPlan
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
 
-ROUNDS, STEPS, WARM_UP = 20, 30, 20  # number of rounds, steps per round, and warm-up rounds
+ROUNDS, STEPS, WARM_UP = 20, 30, 20  # number of rounds, of steps per round, and of warm-up rounds
 PEER_ROUNDS = 5
 PERCENT = 1.0
 
@@ -48,8 +49,8 @@ def timed_ns(engine: Engine, step: Callable[[], None], steps: int) -> float:
 
 
 def build_bytes(engine: Engine) -> tuple[int, float]:
-    """Return what the stamped clones of an engine's graph cost: memory on the device (bytes) and time to make them
-    (s).
+    """Return what the clones of an engine's graph that record stamps cost: memory on the device (bytes) and time to
+    make them (s).
 
     The time is the longest of the first replays.
     """
@@ -81,16 +82,15 @@ def with_events(model: Any, batch: int) -> Engine:
 
 
 def with_layer_stamps(engine: Engine) -> Callable[[], None]:
-    """Return a function that runs a step of a clone of the engine's graph.
-
-    The clone has stamps only between layers.
+    """Return a function that runs a step of a clone of the engine's graph. The clone records time stamps only between
+    layers.
     """
     captured = captured_graphs.graphs[engine.graph]
     device = captured.on.device
     plan = StampPlan(StampSites.of(device.driver, captured.clone), captured._spans)
     ends = {0, len(plan.places) - 1}
     for interval in plan.intervals:
-        if isinstance(interval.keys[-1], tuple):  # this interval belongs to a layer
+        if isinstance(interval.keys[-1], tuple):  # This interval between two stamps belongs to a layer.
             ends |= {interval.begin, interval.end}
     stream = torch.cuda.current_stream().cuda_stream
     stamped = StampedGraph(device, captured.clone, [plan.places[end] for end in sorted(ends)], stream)
@@ -157,7 +157,7 @@ def of_batch(batch: int, make: Callable[[int], Any]) -> None:
 
 
 def peers(engine: Engine, step: Callable[[], None], bare_ns: float) -> None:
-    """Measure torch.profiler on the same replays."""
+    """Measure the cost of torch.profiler on the same replays of the graph."""
     both = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
     for name, activities in (("Kineto", both[1:]), ("torch.profiler", both)):
         times = []

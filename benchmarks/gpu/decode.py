@@ -1,10 +1,10 @@
 """Time a token of a 7B in Q4_K_M on a GPU: `python -m benchmarks.gpu.decode [eager]`.
 
 The first result is the ratio of a step to the least time for reading its weights. That time is measured in the same
-run, with a kernel that only reads. The second result is the cost of stamping every kernel, in every step and as often
-as `--overhead 1%` allows. All variants take turns in rounds and use the same decoder. A second decoder would have
-arrays at different addresses, which alone changed times by 1 %. The variant without a profiler runs twice, and the
-ratio of both is the noise.
+run, with a kernel that only reads. The second result is the cost of stamping (recording the times of) every kernel:
+in every step, and as often as `--overhead 1%` allows. All variants take turns in rounds and use the same decoder. A
+second decoder would have arrays at different addresses, which alone changed times by 1 %. The variant without a
+profiler runs twice, and the ratio of both is the noise.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
 
 ROUNDS, STEPS, CONTEXT, PROMPT = 15, 30, 4096, 32
-READ_BYTES = 300 * 8192 * 128  # bytes to read; 315 MB exceed every cache
+READ_BYTES = 300 * 8192 * 128  # number of bytes to read; 315 MB do not fit into any cache
 
 
 def read_gb_per_s(gpu: Gpu) -> float:
-    """Return the rate (GB/s) of a kernel that only reads."""
+    """Return the rate (GB/s) of a kernel that only reads memory."""
     cupy = gpu.cupy
     kernel, out = cupy.RawKernel(SOURCE, "memory_read"), cupy.zeros(64, "u1")
     buffers = [cupy.zeros(READ_BYTES, "u1") for _ in range(2)]

@@ -1,11 +1,11 @@
 """The cost of instrumenting an eager decode step on a CUDA device: a llama of 16 layers of 4096, bf16, batch 1.
 
 Results are ratios of wall time to the same model bare, each with its 95 % interval. They come from short blocks that
-take turns (benchmarks/beside_bare.py). The program waits for each step, as an engine does that reads its token. The
-control is one more bare block. If its interval does not contain 1, or is wider than the effect, do not trust the
-other results. The cost of the default is derived from its plain steps and from the additional time of recorded steps.
-That time includes inserting and removing the recording code. At the end, torch.profiler (CPU and CUDA) is measured on
-the model without cbtop.
+take turns (benchmarks/beside_bare.py). The program waits for the end of each step, as an engine must that reads the
+step's token. The control is one more bare block. If its interval does not contain 1, or is wider than the effect, do
+not trust the other results. The cost of the default is derived from its plain steps and from the additional time of
+recorded steps. That time includes inserting and removing the recording code. At the end, torch.profiler (CPU and
+CUDA) is measured on the model without cbtop.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
 
 Shapes are from the projections of a 7B. For weights in blocks, two variants are measured: int8 activations, without
 the time to quantise them, and unrounded float32 activations. Launches are in a captured graph. They use several
-copies of the matrix one after the other. Together these exceed the second-level cache. The kernel with which `cbtop
-calibrate` measures reading does the same. All variants take turns in rounds. Ratios are medians over the rounds.
+copies of the matrix one after the other, which together exceed the second-level cache. The kernel that `cbtop
+calibrate` measures reading with does the same. All variants take turns in rounds. Ratios are medians over the rounds.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from cbtop.compute.kernels.linear_int8 import Int8Scratch
 from cbtop.compute.quantization import FORMATS
 from cbtop.compute.quantization.base import BlockFormat
 
-SHAPES = ((3584, 18944), (18944, 3584), (3584, 3584), (152064, 3584))  # (rows, columns) of each matrix
+# (rows, columns) of each matrix that is measured
+SHAPES = ((3584, 18944), (18944, 3584), (3584, 3584), (152064, 3584))
 COPIES_BYTES = 400_000_000
 ROUND_BYTES = 1_500_000_000
 ROUNDS = 11
@@ -45,7 +46,8 @@ def captured(gpu: Gpu, launches: Sequence[Launch], count: int) -> Callable[[], f
     cuda = gpu.cupy.cuda
     stream = cuda.Stream(non_blocking=True)
     with stream:
-        prepared = [gpu.prepared(one, is_early=True) for one in launches]  # prepared in the same way as in a decoder
+        # Prepare the weights in the same way as in a decoder.
+        prepared = [gpu.prepared(one, is_early=True) for one in launches]
         for launch in prepared:
             launch()
         stream.synchronize()
@@ -91,7 +93,7 @@ def products(gpu: Gpu, block_format: BlockFormat, rows: int, columns: int) -> di
 
 
 def figures(gpu: Gpu, block_format: BlockFormat, rows: int, columns: int) -> Iterator[str]:
-    """Yield a line of results for each way to multiply."""
+    """Yield a line of results for each way to multiply one token by a matrix."""
     ways = products(gpu, block_format, rows, columns)
     size_bytes = rows * columns // block_format.block_elements * block_format.block_bytes
     count = max(ROUND_BYTES // size_bytes, len(ways["read"]))
@@ -100,7 +102,7 @@ def figures(gpu: Gpu, block_format: BlockFormat, rows: int, columns: int) -> Ite
     for turn in range(ROUNDS + 2):
         for name, seconds in timed.items():
             took = seconds()
-            if turn > 1:  # the first two turns are left out, until the clocks are stable
+            if turn > 1:  # Leave out the first two turns, until the clocks of the GPU are stable.
                 taken[name].append(took)
     for name in list(timed)[1:]:
         ratio = Ratio.of(taken["read"], taken[name])

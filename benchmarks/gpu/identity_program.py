@@ -1,7 +1,8 @@
-"""Run a llama that decodes and an encoder that trains on a GPU, with deterministic algorithms.
+"""Run a llama that decodes and an encoder that trains on a GPU, with deterministic algorithms, and print their
+results.
 
 Run this program bare, under `cbtop run`, and under `cbtop run --record FILE`, with CUBLAS_WORKSPACE_CONFIG=:4096:8.
-Then compare the standard outputs.
+Then compare the standard outputs, which must be equal.
 """
 
 from __future__ import annotations

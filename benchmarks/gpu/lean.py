@@ -96,7 +96,7 @@ class Lean(nn.Module):
 
 
 class Engine:
-    """A model, its static buffers, and a captured graph of its step."""
+    """An engine: a model, its static buffers, and a captured graph of its step."""
 
     def __init__(self, model: Any, batch: int) -> None:
         self.model = model
@@ -104,7 +104,7 @@ class Engine:
         self.words = torch.ones((batch, 1), dtype=torch.long, device=device)
         self.at = torch.zeros(1, dtype=torch.long, device=device)
         self.graph = torch.cuda.CUDAGraph()
-        self.events: list[torch.cuda.Event] = []  # events that the graph records
+        self.events: list[torch.cuda.Event] = []  # CUDA events that the captured graph records when it runs
 
     @torch.no_grad()
     def capture(self) -> Engine:
@@ -138,7 +138,7 @@ def lean(batch: int = 1, *, seed: int = 0, **sizes: int) -> Any:
 
 
 class _Called(torch.nn.Module):
-    """A model of transformers with a static cache, with the call signature that `Engine` uses."""
+    """A model of transformers with a static cache. It is called in the way that `Engine` calls its model."""
 
     def __init__(self, model: Any, cache: Any) -> None:
         super().__init__()

@@ -32,7 +32,7 @@ def main() -> None:
         for layer in model.layers
         for one in (layer.q, layer.k, layer.v, layer.output, layer.gate, layer.up, layer.down)
     )
-    flop = 2.0 * TOKENS * weights  # The head is left out, because it only multiplies the last token.
+    flop = 2.0 * TOKENS * weights  # Leave out the head of the model, because it only multiplies the last token.
     took_s, peaks = [], []
     for turn in range(ROUNDS + 2):
         decoder.restart()

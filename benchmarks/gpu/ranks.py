@@ -30,7 +30,7 @@ ALONE_AGAIN = "one GPU again"
 
 
 def rounds(decoder: GpuDecoder) -> float:
-    """Decode STEPS tokens. Returns the nanoseconds per token."""
+    """Decode STEPS tokens. Returns the nanoseconds that one token takes."""
     decoder.restart()
     token = decoder.decode(decoder.prefill([*range(PROMPT)]))
     begun_ns = time.perf_counter_ns()
@@ -40,7 +40,7 @@ def rounds(decoder: GpuDecoder) -> float:
 
 
 def of_rank(number: int, ids: Connection, together: Any) -> None:
-    """Run all variants in the process of rank `number`. The first rank prints the results."""
+    """Run all variants in the process of rank `number`. The process of the first rank prints the results."""
     gpu = Gpu(number)
     if number == 0:
         ids.send(new_id(gpu))

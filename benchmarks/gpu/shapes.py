@@ -14,14 +14,15 @@ from cbtop.compute.quantization.base import BlockFormat
 from cbtop.compute.quantization.q4_k import Q4_K
 from cbtop.compute.quantization.q6_k import Q6_K
 
-# the sizes of qwen2 7B
+# The sizes of the model Qwen2 7B.
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, FEED_FORWARD, LAYERS, VOCABULARY = 3584, 28, 4, 128, 18944, 28, 152064
-SCALE = 2.0**-14  # the scale of all blocks; with it, products are about 1
-SCALES_AT = {Q4_K.code: (0, 2), Q6_K.code: (208,)}  # offsets of the binary16 scales in a block, by format
+SCALE = 2.0**-14  # The scale of all blocks of weights. It is chosen so that the results of products are about 1.
+# for each format, the offsets in bytes of the binary16 scales in a block
+SCALES_AT = {Q4_K.code: (0, 2), Q6_K.code: (208,)}
 
 
 def matrix(gpu: Gpu, rows: int, columns: int, block_format: BlockFormat, *, takes_int8: bool = True) -> DeviceMatrix:
-    """Return a matrix of random codes, scales and minima. Its binary16 scales are all SCALE."""
+    """Return a matrix of random codes, scales and minima in a block format. Its binary16 scales are all SCALE."""
     cupy, layout = gpu.cupy, block_format.planes
     assert layout is not None
     blocks = cupy.random.randint(

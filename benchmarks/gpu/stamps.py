@@ -1,4 +1,4 @@
-"""Check the times that kernels stamp themselves: `python -m benchmarks.gpu.stamps`.
+"""Check the time stamps that kernels write themselves: `python -m benchmarks.gpu.stamps`.
 
 A pass of one token through a 7B in Q4_K_M is launched kernel by kernel while CUPTI records it. For each launch, the
 stamped duration is compared with CUPTI's, which is from the start to the end of the kernel in the hardware.

@@ -16,7 +16,7 @@ from torch.nn.functional import scaled_dot_product_attention, silu
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """The sizes of the whole model."""
+    """The sizes of the whole model, over all ranks."""
 
     layers: int
     hidden: int
@@ -32,9 +32,10 @@ TOY = Sizes(layers=2, hidden=256, heads=4, intermediate=512, context=32, words=1
 
 
 class RowParallel(nn.Linear):
-    """The product with this rank's columns, added up over all ranks.
+    """A product with the rank's part of a matrix, added up over all ranks.
 
-    `extra` is a number of additional products that slow this rank down on purpose.
+    The part has some of the matrix's columns. `extra` is a number of additional products that slow this rank down on
+    purpose.
     """
 
     def __init__(self, columns: int, rows: int) -> None:
@@ -50,7 +51,7 @@ class RowParallel(nn.Linear):
 
 
 class Attention(nn.Module):
-    """Attention of this rank's heads over a full cache."""
+    """Attention over a full cache with this rank's part of the heads."""
 
     def __init__(self, sizes: Sizes, ranks: int) -> None:
         super().__init__()
@@ -151,6 +152,6 @@ class Rank:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(
             graph, capture_error_mode="thread_local"
-        ):  # a thread of NCCL queries events during the capture
+        ):  # In this mode, a thread of NCCL may query events meanwhile.
             logits = self.step()
         return graph, logits

@@ -1,4 +1,5 @@
-"""The cost of cbtop for two tensor-parallel ranks on two GPUs. Their step is as long as the slower rank's.
+"""Measure the cost of cbtop for two tensor-parallel ranks on two GPUs. A step lasts until the slower rank has ended
+it.
 
     torchrun --standalone --nproc-per-node 2 -m benchmarks.gpu.two_ranks
 
@@ -28,8 +29,8 @@ from cbtop.profiler.instrument.governor import GovernedProfiler
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
 
-ROUNDS, STEPS = 15, 20  # number of rounds, and number of steps of each variant per round
-WARM_UP = 400  # warm-up steps of each variant; after them, the governor knows the cost of recording
+ROUNDS, STEPS = 15, 20  # number of rounds, and number of steps that each variant runs in a round
+WARM_UP = 400  # Each variant runs this many warm-up steps. After them, the governor knows the cost of recording.
 PERCENT = 1.0
 BARE, AGAIN, DEFAULT, EVERY = "bare", "bare again", "default", "every step"
 
@@ -45,7 +46,10 @@ def timed_us(step: Callable[[], object], steps: int) -> float:
 
 
 def measure(what: str, rank: int, ways: dict[str, Callable[[int], float]]) -> None:
-    """Print a line for each variant. A variant is a function of the number of steps, and returns the µs per step."""
+    """Print a line of results for each variant.
+
+    A variant is a function of the number of steps, and returns the µs per step.
+    """
     for run in ways.values():
         run(WARM_UP)
     found: dict[str, list[float]] = {way: [] for way in ways}

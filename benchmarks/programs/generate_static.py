@@ -9,7 +9,8 @@ TOKENS = 32
 model = llama()
 words = torch.randint(0, VOCABULARY, (1, 32), device=DEVICE)
 compiled = CompileConfig()
-compiled._compile_all_devices = True  # makes torch also compile on a CPU
+# Without this setting, generation is compiled on GPUs only. Let it be compiled on a CPU, too.
+compiled._compile_all_devices = True
 
 
 def generate():

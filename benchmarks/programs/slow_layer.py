@@ -1,4 +1,6 @@
-"""Eight equal layers run. In the faulty program, one takes 1.5 times as long: `slow_layer.py [SECONDS] [faulty]`."""
+"""Run eight equal layers. In the faulty program, one of them takes 1.5 times as long: `slow_layer.py [SECONDS]
+[faulty]`.
+"""
 
 import sys
 
@@ -12,8 +14,8 @@ LAYERS, SLOW = 8, 5
 
 model = GPT(WIDTH, LAYERS)
 if "faulty" in sys.argv:
-    # The weights of a layer are 12 x width², of which the feed-forward network has 8 x width². Making the network
-    # 1.75 times as wide makes the layer 1.5 times as large.
+    # A layer has 12 x width² weights, and 8 x width² of them are in the feed-forward network. If the network is 1.75
+    # times as wide, the layer is 1.5 times as large.
     network, wide = model.layers[SLOW].mlp, 7 * WIDTH
     network.fc1, network.fc2 = nn.Linear(WIDTH, wide), nn.Linear(wide, WIDTH)
 model = model.eval().to(DEVICE, DTYPE)

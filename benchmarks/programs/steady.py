@@ -19,13 +19,13 @@ DTYPE = torch.bfloat16 if DEVICE == "cuda" else torch.float32
 WARM_UP_CALLS = 3
 
 torch.manual_seed(0)
-torch.set_num_threads(1)  # one thread, because two threads would wait for each other on a shared machine
+torch.set_num_threads(1)  # Use one thread, because two threads would wait for each other on a shared machine.
 
 
 def run(call, steps_a_call=1):
     """Call `call` for SECONDS after a warm-up, and print `steps N seconds S processor P`.
 
-    P is the processor time of these calls. It varies less than S if the machine is busy.
+    P is the processor time of these calls. On a busy machine, it varies less than S.
     """
     repeat(call, SECONDS / 4, WARM_UP_CALLS)
     for turn in sys.stdin if IN_TURNS else [SECONDS]:

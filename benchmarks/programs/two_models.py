@@ -12,7 +12,8 @@ models = [GPT(WIDTH, LAYERS).eval().to(DEVICE, DTYPE), GPT(WIDTH // 2, LAYERS).e
 words = torch.randint(0, 2000, (BATCH, LENGTH), device=DEVICE)
 streams = [torch.cuda.Stream() for _ in models] if DEVICE == "cuda" else [None, None]
 if DEVICE == "cuda":
-    torch.cuda.synchronize()  # wait until the models have been made, because the new streams do not wait for that
+    # Wait until the models have been made. The new CUDA streams do not wait for that by themselves.
+    torch.cuda.synchronize()
 threads = ThreadPoolExecutor(len(models))
 
 

@@ -41,5 +41,5 @@ def main():
     run(lambda: engine.generate(prompts, sampling, use_tqdm=False), TOKENS)
 
 
-if __name__ == "__main__":  # required because the engine starts processes that import this file
+if __name__ == "__main__":  # This condition is required, because the engine starts processes that import this file.
     main()

@@ -32,25 +32,30 @@ Times = dict[tuple[str, str], float]  # microseconds by (brick, category)
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A brick's or category's share of the time in bricks, in percent, as measured by cbtop and by the oracle."""
+    """The share of a brick or category in the time of all bricks, in percent, as measured by cbtop and by the oracle.
+
+    The oracle times the same program without cbtop.
+    """
 
     name: str
     ours: float
-    oracle: float  # mean of both runs of the oracle
-    spread: float  # difference between both runs of the oracle, in percentage points
+    oracle: float  # the share by the oracle, as the mean of its two runs
+    spread: float  # difference between the two runs of the oracle, in percentage points
 
     @property
     def difference(self) -> float:
-        """cbtop minus oracle, in percentage points"""
+        """How far the share by cbtop is above the share by the oracle, in percentage points."""
         return self.ours - self.oracle
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The shares of categories, and of bricks with a share of 3 % or more. The largest share comes first."""
+    """The shares of the categories, and of those bricks that have a share of 3 % or more. The largest share comes
+    first.
+    """
 
-    phase: str  # name of the phase in cbtop
-    kind: str  # kind of the root call in the oracle
+    phase: str  # name of the compared phase in cbtop
+    kind: str  # kind of the compared calls of the root module in the oracle
     categories: Sequence[Share]
     bricks: Sequence[Share]
 
@@ -64,8 +69,8 @@ class Overhead:
 
     bare_ms: float
     ratio: Ratio
-    control: Ratio  # time of a bare turn divided by the time of the bare turn before it
-    processor: Ratio  # ratio of the processor times with and without cbtop
+    control: Ratio  # Time of a bare turn, divided by the time of the bare turn before it. This is the noise.
+    processor: Ratio  # processor time with cbtop, divided by the processor time without
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +85,7 @@ class Row:
 
 
 def comparison(snapshot: Mapping[str, Any], kinds: Sequence[Mapping[str, Any]]) -> Comparison:
-    """Compare a source in cbtop's JSON with the same kind of root call in both runs of the oracle."""
+    """Compare a phase in cbtop's JSON with the same kind of root call in both runs of the oracle."""
     ours: Times = defaultdict(float)
     named = {row["name"] for kind in kinds for row in kind["bricks"]}
     for row in snapshot["bricks"]:
@@ -135,7 +140,7 @@ HEADER = (
 
 
 def line(row: Row) -> str:
-    """Return a program's line of the table. `!` marks figures beyond a limit."""
+    """Return the line of a program in the table. The sign `!` marks figures beyond a limit."""
     if isinstance(row.overhead, str):
         cost = f"{'n/a':>8}  {'n/a':24}{'n/a':24}{'n/a':24}"
     else:
@@ -168,7 +173,7 @@ def _verdicts(row: Row) -> str:
 
 
 def details(row: Row) -> list[str]:
-    """Return lines with each share by cbtop and by the oracle, and the reason for each missing part."""
+    """Return lines with each brick's share by cbtop and by the oracle, and the reason for each missing part."""
     missing = [part for part in (row.overhead, row.compared, row.verdicts) if isinstance(part, str)]
     lines = [f"  {part}" for part in dict.fromkeys(missing)]
     if not isinstance(row.compared, str):
@@ -187,7 +192,7 @@ def _sides(compared: Comparison) -> tuple[tuple[str, Sequence[Share]], ...]:
 
 
 def beyond(row: Row) -> list[str]:
-    """Return a sentence for each figure of a program that is beyond its limit."""
+    """Return a sentence for each of the program's figures that is beyond its limit."""
     found = []
     if not isinstance(row.overhead, str) and row.overhead.ratio.median > MAX_RATIO:
         ratio = row.overhead.ratio

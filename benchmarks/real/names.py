@@ -1,6 +1,6 @@
-"""Find the brick of a module by the module's path and class.
+"""Find the brick that a module belongs to, by the module's path and class.
 
-The rules are only in this file and use no code of cbtop.
+The rules are only in this file and use no code of cbtop, so that they can check cbtop.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ ATTENTION, FFN, NORM, OTHER = "Attention", "FFN", "Norm", "Other"
 FUSED_ATTENTION = "Attention (fused)"
 ATTENTION_REST, FEED_FORWARD_REST = "AttentionBlock", "FeedForwardBlock"
 
-# Each row has a pattern for a name in a module's path, the brick, and its category. A module inside a projection,
-# such as a LoRA adapter, belongs to the projection.
+# Each row has a pattern that matches a name in a module's path, the brick, and its category. A module inside a
+# projection, such as a LoRA adapter, belongs to the projection.
 PROJECTIONS = (
     (r"(q|k|v|qkv)_proj|query|key|value|qkv", "QkvProjection", ATTENTION),
     (r"o_proj|out_proj|proj", "OutputProjection", ATTENTION),
@@ -29,9 +29,10 @@ CLASSES = (
     (r"Rotary", "RotaryTables", ATTENTION),
     (r"GELU|SiLU|Activation|SiluAndMul", "Activation", FFN),
     (r"Embedding$", "Embedding", OTHER),
-    (r"^Attention$", FUSED_ATTENTION, ATTENTION),  # this class of vLLM runs one kernel
+    (r"^Attention$", FUSED_ATTENTION, ATTENTION),  # In vLLM, a module of this class runs a single kernel.
 )
-# In cbtop, these bricks are functions and not modules. The oracle counts their time as part of this module.
+# In cbtop, these bricks are functions and not modules. The oracle, which only times modules, counts their time as
+# part of the module named here.
 INSIDE = {
     "RopeEmbedding": ATTENTION_REST,
     "KvWrite": ATTENTION_REST,
@@ -40,10 +41,10 @@ INSIDE = {
     "MergeHeads": ATTENTION_REST,
     "Attention (eager)": FUSED_ATTENTION,
 }
-# These bricks of cbtop are not part of any module with a name here, so they are not compared.
+# These bricks of cbtop are not inside any module that has a name here, so they are not compared.
 BETWEEN_MODULES = frozenset({"AttentionMask", "GenerateInputs", "ResidualAdd", "Sampling"})
-# These bricks of a training step are not compared either. They are not forward calls, and the oracle only times calls
-# of modules.
+# These bricks of a training step are not compared, because they are not forward calls. The oracle only times calls of
+# modules.
 OF_TRAINING = frozenset({"DataWait", "Loss", "BackwardEnd", "GradientSync", "ClipGradients", "Optimizer", "ZeroGrad"})
 NO_FORWARD = (" backward", " recompute")
 

@@ -32,8 +32,8 @@ GRAPH_LAUNCH = "cudaGraphLaunch"
 ROOT, BRICK = "root:", "brick:"
 POSITIONS = ("input_ids", "decoder_input_ids")
 Brick = tuple[str, str] | None
-Kinds = dict[str, dict[Brick, float]]  # microseconds by kind of root call and brick
-# Begins the time of a module. Returns a function that ends it.
+Kinds = dict[str, dict[Brick, float]]  # for each kind of root call and each brick: its time in microseconds
+# A function that begins the time of a module. It returns a function that ends it.
 Enter = Callable[[str | None, Brick], Callable[[], None]]
 
 
@@ -87,7 +87,9 @@ def by_hooks(program: str) -> tuple[Kinds, Counter[str]]:
 
 
 def hook_modules(enter: Enter) -> None:
-    """Call `enter` when a module or a fused attention begins. Call the function that it returns when that ends."""
+    """Call `enter` when a module or a fused attention begins. `enter` returns a function, which is called when that
+    ends.
+    """
     here = threading.local()
     known: dict[int, tuple[Any, Brick]] = {}
     roots: dict[int, int] = {}
@@ -118,7 +120,7 @@ def hook_modules(enter: Enter) -> None:
 
     original = torch.nn.Module.__call__
 
-    # Replace the method, because torch's global hooks do not receive keyword arguments.
+    # Replace the method of the module, because torch's global hooks do not receive keyword arguments.
     def call(module: Any, *args: Any, **keywords: Any) -> Any:
         before(module, args, keywords)
         try:
@@ -130,17 +132,17 @@ def hook_modules(enter: Enter) -> None:
     functional = torch.nn.functional
     functional.scaled_dot_product_attention = timed(functional.scaled_dot_product_attention)
     if importlib.util.find_spec("transformers"):
-        # The function in transformers also prepares keys and values. cbtop counts this time as part of the same
-        # brick.
+        # The attention function in transformers also prepares keys and values. cbtop counts this time as part of the
+        # same brick.
         from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
         ALL_ATTENTION_FUNCTIONS["sdpa"] = timed(ALL_ATTENTION_FUNCTIONS["sdpa"])
 
 
 def positions(args: Any, keywords: Any) -> str:
-    """Return the number of positions of a call, or `input` if it has no words.
+    """Return the number of positions in the input of a call, or `input` without token ids.
 
-    It distinguishes decode from prefill.
+    This number distinguishes decode from prefill.
     """
     words = next((keywords[name] for name in POSITIONS if keywords.get(name) is not None), None)
     if words is None:
@@ -179,9 +181,11 @@ def of_trace(events: Iterable[dict[str, Any]]) -> tuple[Kinds, Counter[str]]:
 
     A kernel belongs to the range in which it was launched.
     """
-    ranges: dict[int, list[tuple[float, float, str]]] = defaultdict(list)  # (begin, end, name) by thread
-    launches: dict[int, tuple[int, float, str]] = {}  # (thread, begin, name) by correlation id
-    # (begin, duration, name) by correlation id
+    # ranges of calls in the trace, by thread: (begin, end, name)
+    ranges: dict[int, list[tuple[float, float, str]]] = defaultdict(list)
+    # launches of kernels in the trace, by correlation id: (thread, begin, name)
+    launches: dict[int, tuple[int, float, str]] = {}
+    # kernels in the trace, by correlation id: (begin, duration, name)
     kernels: dict[int, list[tuple[float, float, str]]] = defaultdict(list)
     for event in events:
         category, name = event.get("cat"), event.get("name", "")
@@ -224,7 +228,7 @@ def of_trace(events: Iterable[dict[str, Any]]) -> tuple[Kinds, Counter[str]]:
 def owners_of(
     ranges: dict[int, list[tuple[float, float, str]]], launches: Iterable[tuple[int, float, int]]
 ) -> dict[int, tuple[tuple[int, float], str, Brick]]:
-    """Return the root call, its kind, and the innermost brick of each launch, by correlation id."""
+    """For each launch by its correlation id, return the root call, the kind of this call, and the innermost brick."""
     owners: dict[int, tuple[tuple[int, float], str, Brick]] = {}
     by_thread: dict[int, list[tuple[float, int]]] = defaultdict(list)
     for tid, begun, correlation in launches:

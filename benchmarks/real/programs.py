@@ -7,22 +7,23 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "benchmarks" / "programs"
-# expected because the time between steps contains the backward pass and the optimizer
+# These warnings are expected in training, because the time between steps contains the backward pass and the
+# optimizer.
 BETWEEN_STEPS = frozenset({"idle-between-steps"})
-# expected because eager decoding of one token at a time makes a GPU wait for Python
+# This warning is expected in eager decoding, because a GPU waits for Python if one token is decoded at a time.
 LAUNCHES = frozenset({"launch-bound"})
 NONE: frozenset[str] = frozenset()
 VLLM_ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_USE_FLASHINFER_SAMPLER": "0",
-    # The program has already used CUDA, so a forked engine could not use it.
+    # This program uses CUDA before it starts the engine. A forked engine could not use CUDA then.
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
 }
 
 
 class ProgramError(Exception):
-    """A program failed. The text is the last line of its output, or the reason."""
+    """A program has failed. The text is the last line of its output, or the reason."""
 
 
 def last_line(errors: str) -> str:
@@ -39,7 +40,8 @@ class Program:
     on_cuda: frozenset[str] = NONE
     needs: tuple[str, ...] = ()  # required Python modules
     needs_cuda: bool = False
-    has_modules: bool = True  # False for compiled code, which calls no modules, so that no times can be compared
+    # Whether the program calls modules. Compiled code does not, so its times cannot be compared with the oracle's.
+    has_modules: bool = True
     file: str = ""
     arguments: tuple[str, ...] = ()
 

@@ -20,8 +20,9 @@ from benchmarks.real.comparison import HEADER, Comparison, Overhead, Row, beyond
 from benchmarks.real.programs import PROGRAMS, ROOT, VLLM_ENVIRONMENT, Program, ProgramError, last_line
 from benchmarks.real.turns import CBTOP, MORE_SECONDS, pair
 
-ORACLE_RUNS = 2  # the difference between these runs is the noise
-TRACED_SECONDS = 1.0  # maximum on a GPU, because a second of eager steps makes half a million events in a trace
+ORACLE_RUNS = 2  # The program runs this often by itself. The difference between these runs is the noise.
+# Maximum seconds under the oracle on a GPU. In a second, eager steps make half a million events in a trace.
+TRACED_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +83,14 @@ def _has_cuda() -> bool:
 
 
 def skipped(program: Program, has_cuda: bool) -> str:
-    """Return the reason why a program cannot run here, or ""."""
+    """Return why a program cannot run on this machine, or ""."""
     if missing := [name for name in ("torch", *program.needs) if importlib.util.find_spec(name) is None]:
         return f"{missing[0]} is not installed"
     return "it needs a CUDA device" if program.needs_cuda and not has_cuda else ""
 
 
 def measured(program: Program, options: Options, folder: Path) -> Row:
-    """Measure a program. If a part fails, the reason is the result of that part."""
+    """Measure a program in all ways. If one of them fails, its result is the reason."""
     overhead: Overhead | str
     verdicts: Sequence[str] | str
     compared: Comparison | str
@@ -113,7 +114,7 @@ def measured(program: Program, options: Options, folder: Path) -> Row:
 
 
 def overhead_of(program: Program, options: Options) -> Overhead:
-    """Compare several pairs of processes, because the times of each process are off by about 2 %."""
+    """Use several pairs of processes, because the times of a single process are off by about 2 %."""
     if not options.pairs:
         raise ProgramError("--pairs 0")
     bare, *ratios = zip(*[pair(program, options.turns, options.overhead) for _ in range(options.pairs)], strict=True)
@@ -121,7 +122,7 @@ def overhead_of(program: Program, options: Options) -> Overhead:
 
 
 def recorded(program: Program, options: Options, folder: Path) -> dict[str, Any]:
-    """Record every step of the program. Returns cbtop's JSON of the phase that took most time."""
+    """Run the program with every step recorded. Return cbtop's JSON of the phase that took most time."""
     if not options.seconds:
         raise ProgramError("--seconds 0")
     file = folder / "run.cbtop"
@@ -142,7 +143,7 @@ def _largest(report: dict[str, Any]) -> dict[str, Any]:
 
 
 def timed(program: Program, options: Options, folder: Path) -> dict[str, Any]:
-    """Run the oracle. Returns its figures of the kind of call that took most time."""
+    """Run the program under the oracle. Return the figures of the kind of call that took most time."""
     if not program.has_modules:
         raise ProgramError("no shares: compiled code calls no module that an oracle could time")
     file = folder / "oracle.json"

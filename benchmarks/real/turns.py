@@ -20,26 +20,27 @@ from benchmarks.real.programs import ROOT, VLLM_ENVIRONMENT, Program, ProgramErr
 
 CBTOP = [sys.executable, "-m", "cbtop"]
 STEPS = re.compile(r"^steps (\d+) seconds ([\d.]+) processor ([\d.]+)$", re.MULTILINE)
-SETTLE_SECONDS = 4.0  # duration of a process's first turn, which is not counted
-# Each turn begins with this time, which is not counted. On a GPU, cbtop records steps at intervals of wall-clock
-# time. While the process waits, an interval may end, so a step may be recorded as soon as a turn begins.
+SETTLE_SECONDS = 4.0  # The first turn of a process takes this many seconds. It is not counted.
+# Each turn begins with this many seconds, which are not counted. On a GPU, cbtop records steps at intervals of
+# wall-clock time. While the process waits, an interval may end, so a step may be recorded as soon as a turn begins.
 LATE_SECONDS = 0.5
-# Turns with cbtop are longer than its intervals between two recordings on a GPU. These are up to 2.5 s by default.
+# Turns with cbtop last this many seconds. On a GPU, this is longer than the interval between two recordings, which is
+# up to 2.5 s by default.
 WATCHED_SECONDS, BARE_SECONDS = 3.0, 1.0
-MORE_SECONDS = 420  # additional seconds that a program may take to start, compile and warm up
-ENDING_SECONDS = 60  # seconds that a process may take to end
+MORE_SECONDS = 420  # A program may take this many additional seconds to start, compile and warm up.
+ENDING_SECONDS = 60  # A process may take this many seconds to end.
 
 
 @dataclass(frozen=True, slots=True)
 class StepMs:
-    """Milliseconds per step, by the wall clock and by the processor time of the process."""
+    """The time of a step in milliseconds, by the wall clock and by the processor time of the process."""
 
     wall: float
     processor: float
 
 
 class Turns:
-    """A program, started with the command `before` in front. It runs only during a call of `step_ms`."""
+    """A process of a program, started with the command `before` in front. It runs only during a call of `step_ms`."""
 
     def __init__(self, program: Program, before: Sequence[str]) -> None:
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with this object

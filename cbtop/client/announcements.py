@@ -1,4 +1,4 @@
-"""Applies the announcements in a catalog to the record of the catalog's source."""
+"""Apply what a process has announced (nodes, models, settings) to the viewer's record of the process."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ def apply_announcement(record: SourceRecord, message: CatalogMessage) -> None:
                 record.busy = BusySlices()
         case Node():
             if message.id <= len(record.nodes):
-                return  # a repeated node, sent in a delta and in a keyframe
+                # The node is known already. The daemon sends each node in a delta, and again in every keyframe.
+                return
             try:
                 record.nodes.add(message)
             except ValueError as error:
@@ -98,7 +99,7 @@ def apply_announcement(record: SourceRecord, message: CatalogMessage) -> None:
 
 
 def _check_numbers(record: SourceRecord) -> None:
-    """Raise DecodeError if a process has announced more of a kind than a viewer stores."""
+    """Raise DecodeError if a process has sent more announcements of one kind than a viewer stores."""
     kept = len(record.dependencies), len(record.ceilings), len(record.checks), len(record.traces)
     contents = len(record.contents.operations), len(record.contents.allocations)
     training = len(record.training_times), len(record.gradients), len(record.guarded)

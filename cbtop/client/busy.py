@@ -1,6 +1,6 @@
-"""The time of each brick in one rank during its last seconds, in slices of at least 0.1 s. Ranks are compared by it.
+"""Divide the last seconds of one rank into slices of at least 0.1 s, with the time of each brick in each slice.
 
-A daemon that updates 4 times a second fills 20 slices in 5 s.
+Viewers compare the ranks of a job by these slices. A daemon that updates 4 times a second fills 20 slices in 5 s.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from cbtop.profiler.analysis.stats import NodeStats
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind
 
 # Minimum length of a slice. Each update of the daemon begins at most one slice. Slices are aligned to the daemon's
-# clock, so all viewers see the same slices.
+# clock, so all viewers have the same slices.
 SLICE_S = 0.1
 _SLICE_NS = round(SLICE_S * 1e9)
 SLICES = 20
-MAX_SILENT_SLICES = 20  # after this many slices without a step, the rank counts as stopped
+MAX_SILENT_SLICES = 20  # A rank counts as stopped if no step has ended for this many times the length of a slice.
 
 Brick = tuple[str, BrickCategory]
 
@@ -38,7 +38,7 @@ class Slice:
 
 
 class BusySlices:
-    """The totals of one source, stored at each update with ended steps.
+    """Stores the totals of one source at each update that has ended steps.
 
     A slice is the time between two stored totals.
     """
@@ -48,9 +48,9 @@ class BusySlices:
         self._now_ns = 0
 
     def tick(self, monotonic_ns: int, nodes: NodeTable, stats: NodeStats) -> None:
-        """Set the daemon's clock to `monotonic_ns` and begin a slice if one is due."""
+        """Set the daemon's clock to `monotonic_ns`. Begin a new slice if the current one has its minimum length."""
         self._now_ns = monotonic_ns
-        # count only recorded steps, because other steps do not show which brick was busy
+        # Count only steps that were recorded with their bricks. The other steps do not show which brick was busy.
         count = stats.of_recorded("count")
         steps = [n.id for n in nodes.children[None] if n.kind is NodeKind.STEP and n.id < len(count)]
         if self._taken:
@@ -63,19 +63,21 @@ class BusySlices:
 
     @property
     def count(self) -> int:
-        """Number of all slices, whether or not they contain steps of the shown phase."""
+        """Number of all slices of the rank, whether or not they contain steps of the shown phase."""
         return max(0, len(self._taken) - 1)
 
     @property
     def has_stopped(self) -> bool:
-        """Whether no step has ended for MAX_SILENT_SLICES times as long as the longest slice."""
+        """Whether the rank has stopped: no step has ended for MAX_SILENT_SLICES times the length of the longest
+        slice.
+        """
         if not self._taken:
             return True
         longest_ns = max((b.monotonic_ns - a.monotonic_ns for a, b in pairwise(self._taken)), default=0)
         return self._now_ns - self._taken[-1].monotonic_ns > MAX_SILENT_SLICES * max(longest_ns, SLICE_S * 1e9)
 
     def slices(self, nodes: NodeTable, phase: str) -> list[Slice]:
-        """Return the slices with ended steps of `phase`, among the last SLICES, oldest first."""
+        """Of the last SLICES slices, return the ones with ended steps of `phase`, oldest first."""
         step = next((n for n in nodes.children[None] if n.kind is NodeKind.STEP and display_name(n) == phase), None)
         if step is None:
             return []
@@ -95,7 +97,7 @@ class BusySlices:
 
 @dataclass(frozen=True, slots=True)
 class _Taken:
-    """The totals of each node at one moment, over recorded steps only.
+    """The totals of each node until one moment, over recorded steps only.
 
     `closed_ns` is the node's time inside ended steps.
     """
@@ -116,12 +118,13 @@ def _own(took_ns: list[int], plus: list[int], minus: list[int]) -> int:
 
 
 def _owners(nodes: NodeTable, step: int) -> dict[Brick, tuple[list[int], list[int]]]:
-    """Return the nodes of each brick (name, category), and the nodes of other bricks inside the brick."""
+    """For each brick (name, category) in `step`, return its own nodes, and the nodes of other bricks inside it."""
     found: dict[Brick, tuple[list[int], list[int]]] = {}
-    holder: dict[int, Brick | None] = {step: None}  # the brick that contains each node, or None
+    # maps the id of a node to the brick that contains the node, or to None
+    holder: dict[int, Brick | None] = {step: None}
     for node in nodes.descendants(step):
         if node.kind is NodeKind.ADOPTED or (node.parent is not None and node.parent not in holder):
-            continue  # an adopted node ran in parallel with the step, so it is not part of it
+            continue  # An adopted node ran in parallel with the step, so its time is not part of the step.
         inside = holder[node.parent] if node.parent is not None else None
         holder[node.id] = inside
         if node.kind is NodeKind.STEP and inside is not None:

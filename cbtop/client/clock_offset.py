@@ -13,10 +13,13 @@ from dataclasses import dataclass
 
 from cbtop.protocol.messages import ClockReading
 
-EXCHANGES = 8  # maximum number of stored answers
-FIRST_EXCHANGES = 4  # number of questions at the start without a pause; later questions are REFRESH_S apart
-REFRESH_S = 5.0  # seconds between two questions; an answer that takes longer is ignored
-DRIFT = 100e-6  # s/s: a quartz clock may be off by 50e-6, and two clocks may be off in opposite directions
+EXCHANGES = 8  # At most this many answers of a daemon about its clocks are stored.
+# A viewer first asks for the clocks this many times without a pause. Later questions are REFRESH_S apart.
+FIRST_EXCHANGES = 4
+REFRESH_S = 5.0  # Seconds between two questions for the clocks. An answer that takes longer is ignored.
+# Drift of two clocks against each other, in seconds per second. A quartz clock may be off by 50e-6, and two clocks
+# may be off in opposite directions.
+DRIFT = 100e-6
 _DRIFT_NS_PER_S = DRIFT * 1e9
 
 
@@ -32,18 +35,17 @@ class ClockOffset:
     uncertainty_ns: int
 
 
-SAME_CLOCK = ClockOffset(0, 0, 0)  # two processes on one host since the same boot read the same clocks
+SAME_CLOCK = ClockOffset(0, 0, 0)  # Two processes on one host read the same clocks, so their offset is zero.
 
 
 @dataclass(frozen=True, slots=True)
 class _Exchange:
-    at_ns: int  # when the answer arrived, on our monotonic clock
+    at_ns: int  # our monotonic clock in ns when the daemon's answer arrived
     offset: ClockOffset
 
 
 class ClockExchange:
-    """Decides when to ask for the clocks, and estimates the offset from the answers.
-
+    """Decides when to ask a daemon for its clocks, and estimates their offset from its answers. In all methods,
     `now_ns` is our monotonic clock.
     """
 
@@ -51,29 +53,33 @@ class ClockExchange:
         self._found: deque[_Exchange] = deque(maxlen=EXCHANGES)
         self._count = 0
         self._number = 0
-        self._asked_ns: int | None = None  # when the unanswered question was sent, or None
+        # our monotonic clock when the unanswered question was sent, or None without such a question
+        self._asked_ns: int | None = None
         self._due_ns = 0
 
     @property
     def is_open(self) -> bool:
-        """Whether a question is still unanswered."""
+        """Whether a question for the daemon's clocks is still unanswered."""
         return self._asked_ns is not None
 
     def is_due(self, now_ns: int) -> bool:
-        """Whether it is time for the next question."""
+        """Whether it is time to ask for the daemon's clocks again."""
         return now_ns >= self._due_ns
 
     def ask(self, now_ns: int) -> int:
-        """Record that a question is sent now. Returns the question's number, which the answer repeats."""
+        """Record that a question for the clocks is sent now.
+
+        Returns the question's number, which the answer repeats.
+        """
         self._number += 1
         self._asked_ns = now_ns
         self._due_ns = now_ns + round(REFRESH_S * 1e9)
         return self._number
 
     def answer(self, reading: ClockReading, now_ns: int, realtime_ns: int) -> None:
-        """Store an answer that arrived when our clocks showed `now_ns` and `realtime_ns`."""
+        """Store the daemon's answer. It arrived when our clocks showed `now_ns` and `realtime_ns`."""
         if reading.asked != self._number or self._asked_ns is None:
-            return  # this answer is to an earlier question and came too late
+            return  # This answer belongs to an earlier question and came too late.
         half_ns = (now_ns - self._asked_ns) // 2 + 1
         offset = ClockOffset(
             monotonic_ns=reading.monotonic_ns - (now_ns - half_ns),
@@ -87,7 +93,7 @@ class ClockExchange:
             self._due_ns = now_ns
 
     def estimate(self, now_ns: int) -> ClockOffset | None:
-        """Return the offset with the smallest uncertainty at `now_ns`, or None before the first answer."""
+        """Return the clock offset with the smallest uncertainty at `now_ns`, or None before the first answer."""
         aged = [
             ClockOffset(
                 found.offset.monotonic_ns,

@@ -1,4 +1,4 @@
-"""Reads one daemon's socket into a store and reports the state of the link."""
+"""Read the messages of one daemon into a store, and report the state of the connection."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from cbtop.protocol.publisher import RECORDS
 from cbtop.protocol.subscriber import Subscriber
 
 SILENT_AFTER_S = 3.0  # seconds without a message until the daemon counts as silent: three missed heartbeats
-# Block this long to wait for the answer with the daemon's clock. Without waiting, the arrival time would be
-# inaccurate.
+# Wait at most this long for the daemon's answer about its clocks. Otherwise the answer would be noticed only at the
+# next poll, and its arrival time would be wrong.
 CLOCK_WAIT_S = 0.2
-ASK_AGAIN_S = 2.0  # repeat the request for an ended source after this time, because the answer may be lost
-MAX_DRAINED = 200  # maximum number of messages per poll, because more would block the screen
-# Apply no further message in a poll after this time. Applying the catalog of 100,000 nodes takes a second.
+# seconds until an unanswered request for the data of an ended process is repeated, because the answer may be lost
+ASK_AGAIN_S = 2.0
+MAX_DRAINED = 200  # Maximum number of messages that one poll applies. More would block the screen.
+# Seconds after which a poll applies no further message. Applying the catalog of 100,000 nodes takes a second.
 MAX_DRAIN_S = 0.25
 
 
@@ -37,15 +38,16 @@ class Collector:
         keys: ViewerKeys | None = None,
     ) -> None:
         self.store = store
-        self.damaged = 0  # messages that could not be decoded
+        self.damaged = 0  # number of messages that could not be decoded
         self._clock_s = clock_s
         self._heard_s = clock_s()
         self._has_left = False
         self._exchange = ClockExchange()
         self._boot_id = boot_id()
         self._other_version = ""
-        self._waiting: deque[bytes] = deque()  # messages received but not applied yet
-        self._asked_for, self._asked_s = "", 0.0  # the key of the source requested last, and the time of the request
+        self._waiting: deque[bytes] = deque()  # messages that were received but not applied yet
+        # the key of the ended process in the last request for data, and the time of this request
+        self._asked_for, self._asked_s = "", 0.0
         self._subscriber = Subscriber(endpoint, keys)
 
     @property
@@ -54,32 +56,34 @@ class Collector:
 
     @property
     def refused(self) -> str:
-        """Why the daemon and this viewer will never accept each other. Empty if they may."""
+        """Why the daemon and this viewer will never accept each other, such as different versions or keys. Empty if
+        they may.
+        """
         return self._other_version or (self.trouble if self._subscriber.is_refused else "")
 
     @property
     def trouble(self) -> str:
-        """Why the connection is missing. Empty if it exists, or if the reason is unknown."""
+        """Why the connection to the daemon is missing. Empty if it exists, or if the reason is unknown."""
         return self._subscriber.trouble
 
     @property
     def is_behind(self) -> bool:
-        """Whether received messages wait for the next poll, for example after a large snapshot."""
+        """Whether the last poll has left received messages for the next poll, for example after a large snapshot."""
         return bool(self._waiting)
 
     @property
     def received(self) -> int:
-        """Number of messages received."""
+        """Number of messages received from the daemon."""
         return self._subscriber.received
 
     @property
     def silent_s(self) -> float:
-        """Seconds since the last message. If none has arrived, seconds since the start."""
+        """Seconds since the daemon's last message. If none has arrived, seconds since the collector was made."""
         return self._clock_s() - self._heard_s
 
     @property
     def is_silent(self) -> bool:
-        """Whether the daemon has said goodbye or was silent for three heartbeats."""
+        """Whether the daemon has said goodbye, or has sent nothing for the time of three heartbeats."""
         return self._has_left or self.silent_s > SILENT_AFTER_S
 
     @property
@@ -90,7 +94,7 @@ class Collector:
         return self._exchange.estimate(time.perf_counter_ns())
 
     def poll(self, timeout_ms: int = 0) -> None:
-        """Apply the messages that have arrived. Wait up to `timeout_ms` for the first message."""
+        """Apply the messages of the daemon that have arrived. Wait up to `timeout_ms` for the first message."""
         self._drain(timeout_ms)
         daemon = self.store.daemon
         if daemon is None or self._same_boot or self.is_silent:
@@ -99,7 +103,7 @@ class Collector:
             self._ask_clock()
 
     def want(self, source: str) -> None:
-        """Request the data of an ended source, unless it was read already.
+        """Request the data of an ended process from the daemon, unless it was read already.
 
         Only one request is sent at a time. A later poll receives the answer.
         """
@@ -113,7 +117,9 @@ class Collector:
         return record is not None and record.is_unread
 
     def follow_records(self, on: bool) -> None:
-        """Start or stop receiving every record. The store keeps the newest records of each source."""
+        """Start or stop receiving every single record from the daemon. The store keeps the newest records of each
+        source.
+        """
         self._subscriber.follow(RECORDS, on)
         self.store.keep_records(on)
 
@@ -137,7 +143,7 @@ class Collector:
                 try:
                     _topic, frames = self._subscriber.receive_frames(timeout_ms)
                 except DecodeError:
-                    frames = [b""]  # not a cbtop message, but it shows that the daemon is alive
+                    frames = [b""]  # These bytes are not a cbtop message, but they show that the daemon is alive.
                 self._waiting.extend(frames)
                 timeout_ms = 0
             if not self._waiting:
@@ -145,8 +151,8 @@ class Collector:
             self._has_left = False
             while self._waiting:
                 self._take(self._waiting.popleft())
-                # Read the clock again after each message. Applying a long message takes time, and more messages may
-                # arrive meanwhile.
+                # Read the clock after each message, and not once per poll. Applying a long message takes time, and
+                # more messages may arrive meanwhile.
                 self._heard_s = self._clock_s()
                 if time.monotonic() > until_s:
                     return
@@ -162,7 +168,8 @@ class Collector:
             if isinstance(message, DaemonHello):
                 self._other_version = ""
                 if self.store.daemon and self.store.daemon.boot_id != message.boot_id:
-                    # the daemon now runs on a different host or boot, so measure the offset again from the start
+                    # The daemon runs on a different host now, or the host was rebooted. Measure the clock offset
+                    # again from the start.
                     self._exchange = ClockExchange()
             if isinstance(message, ClockReading):
                 self._exchange.answer(message, time.perf_counter_ns(), time.time_ns())

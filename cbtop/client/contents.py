@@ -1,6 +1,5 @@
-"""The announcements of a source about its steps, its compiled code and its conditions.
-
-These values do not vary by chance.
+"""The parts of a run that do not vary by chance: what a process announced about its steps, compiled code and
+conditions.
 """
 
 from __future__ import annotations
@@ -15,12 +14,15 @@ from cbtop.protocol.structure_messages import (
     StructureMessage,
 )
 
-Phase = tuple[str, str]  # name of the phase without a warm-up suffix, and name of the model
+Phase = tuple[str, str]  # key of an announcement: (name of the phase without a warm-up suffix, name of the model)
 
 
 @dataclass(slots=True)
 class AnnouncedContents:
-    """The newest announcement of each kind. A kind that was not announced is None or has no entry."""
+    """The newest announcement of each kind from one process.
+
+    A kind that was not announced is None or has no entry.
+    """
 
     conditions: dict[str, str] = field(default_factory=dict)
     operations: dict[Phase, StepOperations] = field(default_factory=dict)
@@ -28,7 +30,7 @@ class AnnouncedContents:
     compiled: CompiledCode | None = None
 
     def take(self, message: StructureMessage) -> None:
-        """Store the announcement. It replaces an earlier one of the same kind and phase."""
+        """Store an announcement of the process. It replaces an earlier announcement of the same kind and phase."""
         match message:
             case Conditions():
                 self.conditions = {one.name: one.value for one in message.conditions}
@@ -40,7 +42,7 @@ class AnnouncedContents:
                 self.compiled = message
 
     def __len__(self) -> int:
-        """Return the number of entries in all announcements."""
+        """Return the total number of entries in all stored announcements."""
         operations = sum(1 + len(one.operations) for one in self.operations.values())
         breaks = 1 + len(self.compiled.breaks) if self.compiled else 0
         return len(self.conditions) + operations + len(self.allocations) + breaks

@@ -1,6 +1,5 @@
-"""Find roofs that were measured on this machine after a process had announced its roofs.
-
-A roof is a speed limit of the hardware.
+"""Find roofs (speed limits of the hardware) that were measured on this machine after a process had
+announced its own.
 """
 
 from __future__ import annotations
@@ -22,17 +21,20 @@ from cbtop.protocol.roofs import (
 )
 from cbtop.protocol.vocabulary import Provenance
 
-WEIGHTS = "weights_read"  # name of the roof that is measured over a working set as large as the model's weights
+# Name of the roof for reading a model's weights. It is measured over as many bytes as the weights have.
+WEIGHTS = "weights_read"
 
 
 def lacks_roofs(record: SourceRecord) -> bool:
-    """Return whether a torch model on the CPU announced that its roofs are unknown."""
+    """Return whether the process runs a torch model on the CPU and announced that its roofs (speed limits) are
+    unknown.
+    """
     manifest = record.manifest
     return manifest is not None and not record.ceilings and manifest.roofs == way_out_on_cpu(manifest.threads)
 
 
 class StoredRoofs:
-    """Reads the file of measured roofs, and reads it again whenever it changes."""
+    """Reads the file with the measured roofs of this machine, and reads it again whenever it changes."""
 
     def __init__(self) -> None:
         self._boot_id = boot_id()
@@ -40,9 +42,8 @@ class StoredRoofs:
         self._known: tuple[DeviceRoofs, ...] = ()
 
     def over(self, record: SourceRecord) -> Iterable[Ceiling]:
-        """Return the roofs of a source.
-
-        If a roof was measured later on the same device, it replaces the announced roof.
+        """Return the roofs of a process. A roof that was measured later on the same device replaces the announced
+        roof.
         """
         announced = record.ceilings.values()
         hello, manifest = record.hello, record.manifest
@@ -74,5 +75,6 @@ class StoredRoofs:
             stamp = (found.st_mtime_ns, found.st_size, found.st_ino)
             if stamp != self._stamp:
                 self._stamp, self._known = stamp, known_roofs()
-        except (OSError, RoofsError):  # no file, or it is not readable; `cbtop calibrate` reports the reason
+        except (OSError, RoofsError):
+            # The file does not exist or is not readable. `cbtop calibrate` reports the reason.
             self._known = ()

@@ -1,4 +1,4 @@
-"""A viewer's link to one daemon: the received data, and the seconds since the last message."""
+"""A viewer's link to one daemon: the data received from it, and the seconds since its last message."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ class Link:
         self._collector = Collector(self._daemon.endpoint, self.store, keys=keys)
 
     def poll(self, timeout_ms: int = 0) -> None:
-        """Apply the messages that have arrived. Wait at most `timeout_ms` for the first message."""
+        """Apply the messages of the daemon that have arrived. Wait at most `timeout_ms` for the first message."""
         self._collector.poll(timeout_ms)
         self._daemon.check(is_silent=self._collector.is_silent)
 
     def want(self, source: str) -> None:
-        """Request the data of an ended source, unless it was read already."""
+        """Request the data of an ended process from the daemon, unless it was read already."""
         self._collector.want(source)
 
     def follow_records(self, on: bool) -> None:
-        """Start or stop receiving every record."""
+        """Start or stop receiving every single record from the daemon."""
         self._collector.follow_records(on)
 
     @property
@@ -51,22 +51,24 @@ class Link:
 
     @property
     def endpoint(self) -> str:
-        """The address of the daemon."""
+        """The address that this link is connected to."""
         return self._collector.endpoint
 
     @property
     def is_complete(self) -> bool:
-        """Whether the daemon has sent all of its data."""
+        """Whether the daemon has sent all data that it has at the moment."""
         return self.store.daemon is not None
 
     @property
     def is_behind(self) -> bool:
-        """Whether some received messages are not applied yet."""
+        """Whether some messages of the daemon were received but not applied yet."""
         return self._collector.is_behind
 
     @property
     def refused(self) -> str:
-        """Why the daemon and this viewer will never accept each other. Empty if they may."""
+        """Why the daemon and this viewer will never accept each other, such as different versions or keys. Empty if
+        they may.
+        """
         return self._collector.refused
 
     @property
@@ -83,7 +85,7 @@ class Link:
 
     @property
     def stale_s(self) -> float | None:
-        """Seconds since the last message, or None if the daemon is not silent."""
+        """Seconds since the daemon's last message if the daemon is silent, otherwise None."""
         return self._collector.silent_s if self._collector.is_silent else None
 
     @property
@@ -98,7 +100,7 @@ class Link:
 
     @property
     def complaint(self) -> str:
-        """The problem with this link in one line, or ""."""
+        """The problem with the link to this daemon in one line, or "" without a problem."""
         inside = self._daemon.inside
         if self.refused or self.trouble:
             return f"{self.endpoint}: {'refused' if self.refused else self.trouble}"

@@ -35,20 +35,21 @@ class Links:
         return iter(self._links)
 
     def poll(self, timeout_ms: int = 0) -> None:
-        """Apply the messages that have arrived. Wait at most `timeout_ms` for the first message."""
+        """Apply the messages of all daemons that have arrived. Wait at most `timeout_ms` for the first message."""
         for link in self._links:
             link.poll(timeout_ms // len(self._links))
 
     def follow_records(self, on: bool) -> None:
-        """Start or stop receiving every record."""
+        """Start or stop receiving every single record from the daemons."""
         if on != self._follows_records:
             self._follows_records = on
             for link in self._links:
                 link.follow_records(on)
 
     def want(self, key: str) -> None:
-        """Request the unread data of an ended source, one source per daemon at a time. A later poll reads the
-        answer.
+        """Request the data of ended processes that is not read yet, from each daemon for one process at a time.
+
+        A later poll reads the answer.
         """
         for link in self._links:
             link.want(key)
@@ -99,7 +100,7 @@ class Links:
 
     @property
     def unread(self) -> tuple[str, ...]:
-        """The addresses of the daemons with received messages that are not applied yet."""
+        """The addresses of the daemons that have sent messages which are not applied yet."""
         return tuple(link.endpoint for link in self._links if link.is_behind)
 
     @property
@@ -114,20 +115,19 @@ class Links:
 
     @property
     def refused(self) -> str:
-        """Why no daemon and this viewer will ever accept each other.
-
-        Empty if at least one link works or may still work.
+        """Why no daemon and this viewer will ever accept each other, such as different versions or keys. Empty if at
+        least one link works or may still work.
         """
         refused = [link.refused for link in self._links]
         return "; ".join(refused) if all(refused) else ""
 
     def status(self) -> str:
-        """Return one line about the state of the links."""
+        """Return one line about the state of the links to all daemons."""
         complaints = [link.complaint for link in self._links if link.complaint]
         if len(self._links) == 1:
             return complaints[0] if complaints else self._links[0].name
         return " · ".join((f"{len(self._links)} daemons", *complaints))
 
     def close(self) -> None:
-        """Close the links, and stop the daemon in this process."""
+        """Close all links, and stop the daemon if it runs in this process."""
         self._close()

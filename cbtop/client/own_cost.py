@@ -1,4 +1,4 @@
-"""The CPU time and memory of this process."""
+"""Measure the CPU time and memory of the viewer's own process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from collections.abc import Callable
 
 from cbtop.client import DEFAULT_WINDOW_S
 
-SPACING_S = 1.0  # seconds between two readings; a figure that changes with every redraw is hard to read
+# Seconds between two readings of the CPU time. A figure that changes with every redraw is hard to read.
+SPACING_S = 1.0
 
 
 def resident_bytes() -> int | None:
@@ -37,7 +38,7 @@ class OwnCost:
         self.resident_bytes = resident()
 
     def tick(self) -> None:
-        """Take a reading if one is due."""
+        """Read the CPU time, if a second has passed since the last reading."""
         now_s = self._clock_s()
         if now_s - self._read[-1][0] < SPACING_S:
             return
@@ -48,11 +49,16 @@ class OwnCost:
 
     @property
     def over_s(self) -> float:
-        """Seconds covered by the readings. 0 during the first second."""
+        """Seconds between the oldest and the newest stored reading of the CPU time.
+
+        It is 0 during the first second.
+        """
         return self._read[-1][0] - self._read[0][0]
 
     @property
     def cpu_percent(self) -> float | None:
-        """CPU time over `over_s` in percent of one processor. None during the first second."""
+        """CPU time of this process over the last `over_s` seconds, in percent of one processor. None during the first
+        second.
+        """
         worked_s = self._read[-1][1] - self._read[0][1]
         return 100 * worked_s / self.over_s if self.over_s else None

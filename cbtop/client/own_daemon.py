@@ -1,4 +1,4 @@
-"""The daemon that runs inside of a viewer if no other daemon runs."""
+"""The daemon that runs inside a viewer if no other daemon runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from cbtop.protocol.endpoint import default_endpoint
 from cbtop.protocol.errors import EndpointError
 
 RETRY_INSIDE_S = 1.0
-NO_ANSWER = "check the address, or start `cbtop daemon` there"  # the hint if no reason is known
+# hint for the user if it is not known why the daemon does not answer
+NO_ANSWER = "check the address, or start `cbtop daemon` there"
 
 
 class DaemonIfNone:
@@ -24,16 +25,15 @@ class DaemonIfNone:
     def __init__(self, endpoint: str | None, history_s: float = MAX_HISTORY_S) -> None:
         self.endpoint = default_endpoint() if endpoint is None else endpoint
         self.inside: DaemonInside | None = None
-        self.trouble = ""  # why no daemon could be started in this process
+        self.trouble = ""  # why no daemon could be started in this process, or ""
         self._own, self._history_s = endpoint is None, history_s
         self._tried_s = time.monotonic()
         if self._own:
             self._start()
 
     def check(self, *, is_silent: bool) -> None:
-        """Start a daemon in this process if the other daemon is silent.
-
-        No data is lost, because both daemons read the same files.
+        """Start a daemon in this process if the other daemon has fallen silent. No data is lost, because both daemons
+        read the same files.
         """
         alone = self._own and self.inside is None and is_silent
         if alone and time.monotonic() - self._tried_s > RETRY_INSIDE_S:
@@ -41,7 +41,7 @@ class DaemonIfNone:
             self._start()
 
     def close(self) -> None:
-        """Stop the daemon in this process."""
+        """Stop the daemon, if it runs in this process."""
         if self.inside:
             self.inside.close()
 
@@ -50,5 +50,5 @@ class DaemonIfNone:
         try:
             self.inside = DaemonInside(self.endpoint, history_s=self._history_s)
         except EndpointError as error:
-            self.inside = None  # Another daemon runs or is starting, so connect to it.
+            self.inside = None  # Another daemon already runs or is starting. Connect to that daemon.
             self.trouble = str(error)

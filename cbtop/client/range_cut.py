@@ -1,4 +1,4 @@
-"""Write a range of a recording to a new recording.
+"""Write a time range of a recording to a new recording.
 
 The copy begins at the last keyframe before the range, because a keyframe contains the complete state.
 """
@@ -11,20 +11,21 @@ from cbtop.client.stream_recorder import SavedHistory, new_path
 from cbtop.protocol.errors import RecordingError
 from cbtop.protocol.recording import FrameKind, RecordingReader, RecordingWriter, encode_frame, frame_bytes
 
-# Also copy the records of the second before the range. Only with them, missing records in the range can be counted.
+# The copy also contains the records of the second before the range. Without them, the records that are missing in the
+# range could not be counted.
 LEAD_NS = 1_000_000_000
-MAX_RANGE_BYTES = 1 << 30  # the size limit of every recording
+MAX_RANGE_BYTES = 1 << 30  # maximum size of the new recording, the same as for every recording
 
 
 class RangeCut:
-    """The range from `begin_ns` to `end_ns` of the recording in `reader`. `close` also closes the reader."""
+    """The time range from `begin_ns` to `end_ns` of the recording in `reader`. `close` also closes the reader."""
 
     def __init__(self, reader: RecordingReader, begin_ns: int, end_ns: int) -> None:
         self._reader = reader
         self._begin_ns, self._end_ns = begin_ns, end_ns
 
     def save(self, directory: Path) -> SavedHistory:
-        """Write the range to a new file in `directory`. Raises RecordingError with the reason."""
+        """Write the range to a new recording in `directory`. Raises RecordingError with the reason if that fails."""
         writer = RecordingWriter(new_path(directory, "range"), self._reader.origin, MAX_RANGE_BYTES)
         try:
             writer.append(encode_frame(FrameKind.RANGE, self._begin_ns, ()))

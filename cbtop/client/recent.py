@@ -1,4 +1,4 @@
-"""The newest records of a source, in order of arrival. The timeline is drawn from them."""
+"""Keep the newest records of a process in order of arrival. The screen's timeline is drawn from them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from cbtop.protocol.messages import RecordBatch
 from cbtop.protocol.record_batch import RecordTally, joined, unpack
 from cbtop.protocol.ring_reader import Batch
 
-MAX_RECENT = 1 << 15  # maximum number of stored records per source
-RECENT_BYTES = 40  # approximate bytes of memory per record
+MAX_RECENT = 1 << 15  # The newest records of each source are stored, at most this many.
+RECENT_BYTES = 40  # approximate bytes of memory that one record takes
 MAX_HOLES = 64
 
 
@@ -24,16 +24,16 @@ class Hole(NamedTuple):
 
 
 class RecentRecords:
-    """The newest MAX_RECENT records in the order of their end, and the time ranges with missing records.
+    """Keeps the newest MAX_RECENT records in the order of their end, and the time ranges with missing records.
 
-    Records that ended before `horizon_ns` are dropped. `missing` is the number of records that were lost after
-    `horizon_ns`. They were overwritten, rejected, or lost on the way.
+    Records that ended before `horizon_ns` are dropped. `missing` is the number of later records that did not arrive,
+    because they were overwritten, rejected, or lost on the way.
     """
 
     def __init__(self) -> None:
         self.horizon_ns = 0
         self.missing = 0
-        self.version = 0  # changes whenever the records change
+        self.version = 0  # a number that changes whenever the stored records change
         self.holes: deque[Hole] = deque(maxlen=MAX_HOLES)
         self._parts: deque[Batch] = deque()
         self._count = 0
@@ -49,7 +49,7 @@ class RecentRecords:
         return RECENT_BYTES * self._count
 
     def take(self, message: RecordBatch) -> None:
-        """Keep the new records of `message`. Raises DecodeError if the message is malformed."""
+        """Add the records in `message` to the newest records. Raises DecodeError if the message is malformed."""
         batch = unpack(message)
         self.version += 1
         is_first, before = self._tally.before is None, self._tally.missed + self._tally.dropped
@@ -78,7 +78,7 @@ class RecentRecords:
         self.holes.clear()
 
     def shorten(self, length: int) -> None:
-        """Keep only the newest `length` records."""
+        """Keep only the newest `length` records, and drop the others."""
         self.version += self._count > length
         while self._count > length:
             first = self._parts.popleft()

@@ -1,4 +1,4 @@
-"""The samples of a daemon's devices and processes from the last two minutes."""
+"""Keep the samples of devices and processes that a daemon has sent in the last two minutes."""
 
 from __future__ import annotations
 
@@ -10,27 +10,29 @@ from cbtop.client.source_record import HISTORY_S
 from cbtop.protocol.device_messages import DeviceProcess, DeviceSample
 from cbtop.protocol.vocabulary import DeviceKind
 
-MAX_FOLLOWED = 64  # maximum number of processes per sampler with stored samples
+MAX_FOLLOWED = 64  # Each sampler has samples of at most this many processes.
 KeyT = TypeVar("KeyT")
 ValueT = TypeVar("ValueT")
 
 
 class DeviceMoment(NamedTuple):
-    """The figures of a device in one sample. None means not available."""
+    """The figures of a GPU or CPU in one sample. None means that a figure is not available."""
 
     busy_percent: float | None
     memory_bytes: float | None
-    watts: float | None  # mean power as in DeviceRow.watts, or the momentary power if the mean is not available
+    # mean power in watts as in DeviceRow.watts, or the momentary power if the mean is not available
+    watts: float | None
     clock_mhz: float | None
     celsius: float | None
 
 
 class ProcessMoment(NamedTuple):
-    """The use of the host's CPU and memory by a process in one sample. None means not available."""
+    """The use of CPU and memory by one process in one sample. None means that a figure is not available."""
 
     cpu_percent: float | None
     resident_bytes: float | None
-    waiting_percent: float | None = None  # share of time that its busiest thread spent waiting for a processor
+    # share of time that the process's busiest thread spent waiting for a processor
+    waiting_percent: float | None = None
 
 
 @dataclass(slots=True)
@@ -38,12 +40,15 @@ class SampledDevices:
     """The newest sample of one sampler of the daemon, and its samples of the last two minutes, oldest first."""
 
     newest: DeviceSample
-    history: dict[str, deque[DeviceMoment]] = field(default_factory=dict)  # keys are uuids of devices
-    # keys are (pid, start time)
+    # the samples of each device, by the device's uuid
+    history: dict[str, deque[DeviceMoment]] = field(default_factory=dict)
+    # the samples of each process, by (pid, start time)
     of_processes: dict[tuple[int, int], deque[ProcessMoment]] = field(default_factory=dict)
 
     def take(self, sample: DeviceSample) -> None:
-        """Store `sample` as the newest. Add it to the history, unless a keyframe only repeats an earlier sample."""
+        """Store `sample` as the newest of its sampler. Add it to the history, unless a keyframe only repeats an
+        earlier sample.
+        """
         is_new = not self.history or sample.monotonic_ns > self.newest.monotonic_ns
         self.newest = sample
         processes = [one for device in sample.devices if device.kind is DeviceKind.CPU for one in device.processes]

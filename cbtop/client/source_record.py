@@ -1,4 +1,4 @@
-"""A viewer's data of one profiled process: its catalog, its totals and its bounded history."""
+"""A viewer's data about one profiled process: its catalog, its totals and its limited history."""
 
 from __future__ import annotations
 
@@ -37,25 +37,25 @@ from cbtop.protocol.training_messages import GradientMessage, TrainingTimes
 from cbtop.protocol.vocabulary import NodeKind, SourceStatus
 
 HISTORY_S = 120
-MAX_PHASES = 64  # maximum number of phases per source with stored rates
-# Approximate bytes of memory of: a source, a node without its names, a dependency, an announcement with texts of
-# maximum length, and a phase.
+MAX_PHASES = 64  # A source has token rates for at most this many phases.
+# Approximate memory in bytes of a source, of a node without its names, of a dependency, of an announcement with texts
+# of maximum length, and of a phase.
 SOURCE_BYTES, NODE_BYTES, DEPENDENCY_BYTES, SAID_BYTES, PHASE_BYTES = 16 << 10, 600, 300, 3 << 10, 48 << 10
-BUSY_BYTES = 16 * (SLICES + 1)  # bytes per node for the slices of a rank
+BUSY_BYTES = 16 * (SLICES + 1)  # bytes of memory per node for the slices of time that ranks are compared by
 _HAVE_ENDED = (SourceStatus.ENDED, SourceStatus.GONE, SourceStatus.FAULTY)
 
 
 @dataclass(frozen=True, slots=True)
 class StepSample:
-    """The totals of one phase at one moment."""
+    """The totals of one phase from the start of the process until one moment."""
 
     monotonic_ns: int
     tokens: int
-    count: int = 0  # number of steps since the start
-    time_ns: int = 0  # sum over the steps
-    sequences: int = 0  # sum over the steps that reported sequences
+    count: int = 0  # number of steps of the phase since the process started
+    time_ns: int = 0  # total time in ns of the steps of the phase since the process started
+    sequences: int = 0  # number of sequences, summed over the steps that reported them
     sequences_given: int = 0  # number of steps that reported sequences
-    cached: int = 0  # cached positions before a step, summed over the steps that reported them
+    cached: int = 0  # number of cached positions before each step, summed over the steps that reported them
     cached_given: int = 0
 
 
@@ -67,67 +67,71 @@ class SourceRecord:
     window: Window
     hello: HostHello | None = None
     nodes: NodeTable = field(default_factory=NodeTable)
-    dependencies: dict[Dependency, None] = field(default_factory=dict)  # a set in order of arrival
+    # a dict that is used as a set, because it keeps the order of arrival
+    dependencies: dict[Dependency, None] = field(default_factory=dict)
     manifest: Manifest | None = None
     ceilings: dict[str, Ceiling] = field(default_factory=dict)
     checks: dict[tuple[str, str], CheckResult] = field(default_factory=dict)
-    traces: dict[str, TraceSummary] = field(default_factory=dict)  # by id, such as MLT-01
+    traces: dict[str, TraceSummary] = field(default_factory=dict)  # the model traces, by their id, such as MLT-01
     activity: Activity = Activity("")  # noqa: RUF009 - frozen
-    # If this is None, one step in `hello.sample_every` is recorded, and the cost of recording is unknown.
+    # The sampling of steps that the process announced. If None, one step in `hello.sample_every` is recorded, and the
+    # cost of recording is unknown.
     sampling: Sampling | None = None
-    # the newest compilations, by their number modulo MAX_COMPILATIONS
+    # the newest compilations, each at its number modulo MAX_COMPILATIONS
     compilations: dict[int, Compilation] = field(default_factory=dict)
     burst: KernelBurst | None = None
     host_times: HostTimes | None = None
     training_times: dict[tuple[str, str], TrainingTimes] = field(default_factory=dict)  # by phase and model
     training_memory: dict[tuple[str, str], TrainingMemory] = field(default_factory=dict)  # by phase and model
     guarded: dict[str, GuardedSteps] = field(default_factory=dict)  # by model
-    gradients: dict[tuple[type, str, str], GradientMessage] = field(default_factory=dict)  # by kind, phase and model
+    # the newest messages about gradients, by (kind, phase, model)
+    gradients: dict[tuple[type, str, str], GradientMessage] = field(default_factory=dict)
     contents: AnnouncedContents = field(default_factory=AnnouncedContents)
     serving: AnnouncedServing = field(default_factory=AnnouncedServing)
     goodbye: Goodbye | None = None
     state: SourceState | None = None
     stats: NodeStats = field(default_factory=NodeStats)
-    history: dict[str, deque[StepSample]] = field(default_factory=dict)  # phase -> one sample a second
+    # for each phase, one sample of its totals per second
+    history: dict[str, deque[StepSample]] = field(default_factory=dict)
     trend: BrickTrend = field(default_factory=BrickTrend)
-    busy: BusySlices | None = None  # None if the process is not one of several ranks
-    recent: RecentRecords = field(default_factory=RecentRecords)  # empty unless the store keeps records
-    names_bytes: int = 0  # total length of node names
+    busy: BusySlices | None = None  # the data for comparing ranks; None if the process is not one of several ranks
+    # the newest single records; empty unless the store keeps records
+    recent: RecentRecords = field(default_factory=RecentRecords)
+    names_bytes: int = 0  # total number of characters in the names of nodes
     trains: bool = False
 
     @property
     def has_ended(self) -> bool:
-        """Whether the process can send no more data."""
+        """Whether the process has ended or is lost, so that no further data can come from it."""
         return self.state is not None and self.state.state in _HAVE_ENDED
 
     @property
     def is_unread(self) -> bool:
-        """Whether the process has ended and its data is still unread. The daemon reads the data on request."""
+        """Whether the process has ended and its data was not read yet. The daemon reads this data on request."""
         state = self.state
         return self.has_ended and state is not None and not self.stats.received and state.received + state.unread > 0
 
     @property
     def steps_ended(self) -> int:
-        """Number of counted steps of this process."""
+        """Number of steps that this process has counted."""
         return sum(int(self.stats.column("count")[step.id]) for step in _steps_of(self))
 
     @property
     def sample_every(self) -> int:
-        """N if one step in N is recorded."""
+        """The sampling interval: N if one step in N is recorded."""
         if self.sampling is not None:
             return self.sampling.every
         return self.hello.sample_every if self.hello else 1
 
     @property
     def leaves_steps_out(self) -> bool:
-        """Whether some steps are not recorded.
-
-        A process with a limit on its recording cost skips steps to keep that limit.
+        """Whether some steps are not recorded. A process with a limit on the cost of recording skips steps to keep
+        the limit.
         """
         return self.sampling is not None or self.sample_every > 1
 
     def kept(self) -> int:
-        """Number of nodes, announcements, and entries in announcements."""
+        """Number of entries that use memory: nodes, announcements, and the entries in announcements."""
         places = max(len(self.nodes), len(self.stats))
         traced = sum(len(trace.numbers) + len(trace.anomalies) for trace in self.traces.values())
         traced += len(self.burst.kernels) if self.burst else 0
@@ -154,13 +158,14 @@ class SourceRecord:
         return known + slices + sum(one.size_bytes for one in kept) + self.window.sum_bytes
 
     def begin_range(self, now_ns: int, length_s: float) -> None:
-        """Restart windows, curves and records for a range of `length_s` seconds that begins now.
+        """Restart windows, curves and records of this source for a range of `length_s` seconds that begins now.
 
         `now_ns` is the daemon's clock. It is only used if nothing was received from this source yet.
         """
         self.window = self.window.from_now_on(length_s)
         if not self.window.has_begun and not self.has_ended:
-            # Begin the window now. Otherwise a report about an earlier time could count as part of the range.
+            # Begin the window now, and not with the next update. A report about an earlier time could otherwise count
+            # as part of the range.
             self.window.tick(now_ns, losses=Losses())
         self.recent, self.trend = RecentRecords(), BrickTrend()
         at_ns = self.window.now_ns
@@ -176,7 +181,8 @@ class SourceRecord:
         }
 
     def forget_catalog(self) -> None:
-        """Forget the announcements that a process may withdraw, before a snapshot repeats the current ones.
+        """Forget the announcements that a process may withdraw. The snapshot that follows repeats those that are
+        still valid.
 
         Nodes and statistics stay, because they only grow.
         """
@@ -194,12 +200,12 @@ class SourceRecord:
 
 
 def remember(record: SourceRecord, monotonic_ns: int, growth: Growth | None = None) -> None:
-    """Set the clock of a source to `monotonic_ns`, and store samples. `growth` is already part of the statistics.
+    """Set the clock of this source to `monotonic_ns`, and store samples for its curves.
 
-    The window of an ended source ends when the source ended.
+    `growth` is already part of the statistics. If the source has ended, its window ends when it ended.
     """
-    # A heartbeat carries the time when the daemon read its first source. This time is wrong for a source that was
-    # read later or has ended, so keep the source's own time.
+    # A heartbeat carries the time when the daemon last read its first source. For an ended source, or one that was
+    # read later, this time is wrong. So keep the source's own time.
     monotonic_ns = (
         record.window.now_ns or monotonic_ns if record.has_ended else max(monotonic_ns, record.window.now_ns)
     )
@@ -210,8 +216,8 @@ def remember(record: SourceRecord, monotonic_ns: int, growth: Growth | None = No
         )
     record.window.tick(monotonic_ns, growth, losses)
     if record.history and growth is not None and growth.is_empty:
-        # A keyframe only repeats statistics. Add no sample, because not every viewer receives keyframes and all
-        # should show the same curves.
+        # Add no sample to the curves, because a keyframe only repeats statistics. Not every viewer receives
+        # keyframes, and all should show the same curves.
         return
     record.trend.tick(monotonic_ns, record.nodes, record.stats)
     if record.busy:
@@ -226,7 +232,7 @@ def remember(record: SourceRecord, monotonic_ns: int, growth: Growth | None = No
 
 
 def _steps_of(record: SourceRecord) -> Iterator[Node]:
-    """Yield the step nodes that have totals."""
+    """Yield the step nodes of the source that have statistics."""
     for node in record.nodes.children[None]:
         if node.kind is NodeKind.STEP and node.id < len(record.stats):
             yield node

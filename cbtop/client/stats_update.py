@@ -1,4 +1,4 @@
-"""Applies an update of statistics to the record of its source, after checking every number."""
+"""Apply an update of statistics to the record of its process, after checking every number."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from cbtop.protocol.columns import unpack_columns
 from cbtop.protocol.errors import DecodeError
 from cbtop.protocol.messages import StatsUpdate
 
-MAX_RARE = 1e30  # upper limit of sparse columns, such as FLOP and bytes
+MAX_RARE = 1e30  # largest accepted value in a sparse column, such as FLOP and bytes
 CELLS_END = (MAX_NODES + 1) * BUCKETS
-SANE = 1 << 62  # upper limit of totals; the sum of two such totals fits int64
-# A node without records has the largest int64 in this row, so the row has no upper limit.
+SANE = 1 << 62  # largest accepted total: the sum of two such totals still fits into int64
+# The row with the shortest times has no upper limit, because a node without records has the largest int64 there.
 _MIN_ROW = COLUMNS.index("min_ns")
 _UNION, _FIRST = SPARSE_COLUMNS.index("union_ns"), SPARSE_COLUMNS.index("first_ns")
 
@@ -59,7 +59,7 @@ def _column(data: bytes) -> Column:
 
 
 def _are_amounts(values: NDArray[np.float64]) -> bool:
-    # NaN compares as false, so it is rejected, too.
+    # A NaN compares as false, so NaN values are also rejected.
     return not len(values) or bool(values.min() >= 0 and values.max() < MAX_RARE)
 
 

@@ -1,4 +1,4 @@
-"""All data of a viewer about one daemon: its sources and devices, updated by messages."""
+"""Keep all data of a viewer about one daemon: its processes and devices, updated by messages."""
 
 from __future__ import annotations
 
@@ -36,19 +36,20 @@ from cbtop.protocol.messages import (
 from cbtop.protocol.vocabulary import SourceStatus
 
 MAX_SOURCES = 1024
-# Memory limit for all daemons together. 64 processes with 365 nodes each use a quarter of it.
+# Memory limit in bytes for the data of all daemons together. 64 processes with 365 nodes each use a quarter of it.
 MAX_BYTES = 256 << 20
-MAX_WINDOW_BYTES = 64 << 20  # the part of MAX_BYTES that recent windows may use
-MAX_RECENT_BYTES = 32 << 20  # the part of MAX_BYTES that the newest records may use while a timeline is shown
+MAX_WINDOW_BYTES = 64 << 20  # Recent windows may use this part of MAX_BYTES.
+# The newest single records may use this part of MAX_BYTES. They are stored while a timeline is shown.
+MAX_RECENT_BYTES = 32 << 20
 # Limits for all samplers of a daemon together. Their data is not part of MAX_BYTES. If every text has the maximum
 # length, it takes 24 MiB.
 MAX_SAMPLERS, MAX_DEVICES, MAX_TOLD = 4, 256, 8_192
-NAMED = 3  # number of dropped sources that `complaint` lists by name
+NAMED = 3  # `complaint` names at most this many dropped sources.
 
 
 class Budget:
-    """The memory limit for all stores of a viewer. Above the limit, windows are shortened first, then sources are
-    dropped.
+    """The memory limit for all stores of a viewer. Above the limit, recent windows are shortened first, then whole
+    sources are dropped.
 
     The largest source of the largest daemon is dropped first. So a daemon with much data does not displace the data
     of other daemons.
@@ -58,7 +59,7 @@ class Budget:
         self.stores: list[Store] = []
 
     def hold(self) -> None:
-        """Drop data until every limit is met."""
+        """Drop data until the memory is within every limit."""
         while sum(store.recent_bytes for store in self.stores) > MAX_RECENT_BYTES:
             max(self.stores, key=lambda store: store.recent_bytes).shorten_records()
         while sum(store.window_bytes for store in self.stores) > MAX_WINDOW_BYTES:
@@ -68,22 +69,27 @@ class Budget:
 
 
 class Store:
-    """Applies messages to sources. Data of an unknown source is ignored, because its catalog will follow."""
+    """Applies a daemon's messages to its sources.
+
+    Data of an unknown source is ignored until its catalog has arrived.
+    """
 
     def __init__(self, window_s: float = DEFAULT_WINDOW_S, budget: Budget | None = None) -> None:
         self.window_s = window_s
         self.sources: dict[str, SourceRecord] = {}
-        self.left_out: dict[str, str] = {}  # dropped sources, each with the reason
+        self.left_out: dict[str, str] = {}  # the keys of dropped sources, each with the reason
         self.daemon: DaemonHello | None = None
-        self.devices: dict[str, SampledDevices] = {}  # by name of the sampler, in order of arrival
-        self.heard_ns = 0  # the daemon's clock in its latest message
+        # the samples of devices, by the name of the sampler, in order of arrival
+        self.devices: dict[str, SampledDevices] = {}
+        self.heard_ns = 0  # time of the daemon's clock in its latest message
         self._total = AnnouncedTotal()
         self.size_bytes = 0
         self.window_bytes = 0
-        # per source: its total size in bytes, and the size of its window
+        # for each source, (its total size, the size of its recent window) in bytes
         self._sizes: dict[str, tuple[int, int]] = {}
         self._keeps_records = False
-        self._range_from_ns: int | None = None  # the daemon's clock when the range began, or None without a range
+        # time of the daemon's clock when the user's range began, or None without a range
+        self._range_from_ns: int | None = None
         self._budget = budget or Budget()
         self._budget.stores.append(self)
 
@@ -115,18 +121,18 @@ class Store:
                 self._apply(message)
 
     def shorten_window(self) -> None:
-        """Drop the oldest slice of the largest window."""
+        """Drop the oldest slice of the largest recent window."""
         key = max(self._sizes, key=lambda key: self._sizes[key][1])
         self.sources[key].window.shorten()
         self._weigh(key)
 
     @property
     def recent_bytes(self) -> int:
-        """Approximate memory used by the newest records."""
+        """Approximate memory in bytes of the newest single records."""
         return sum(record.recent.size_bytes for record in self.sources.values())
 
     def keep_records(self, on: bool) -> None:
-        """Start or stop keeping the newest records of every source."""
+        """Start or stop keeping the newest single records of every source."""
         self._keeps_records = on
         if not on:
             for key, record in self.sources.items():
@@ -134,7 +140,7 @@ class Store:
                 self._weigh(key)
 
     def forget_records(self) -> None:
-        """Drop all stored records. Count missing records from zero again."""
+        """Drop all stored single records. Count missing records from zero again."""
         for key, record in self.sources.items():
             record.recent.forget()
             self._weigh(key)
@@ -149,17 +155,17 @@ class Store:
             self._weigh(key)
 
     def shorten_records(self) -> None:
-        """Drop half of the records of the source with the most records."""
+        """Drop half of the single records of the source that has the most of them."""
         key, record = max(self.sources.items(), key=lambda item: len(item[1].recent))
         record.recent.shorten(len(record.recent) // 2)
         self._weigh(key)
 
     def leave_out_largest(self) -> None:
-        """Drop the largest source."""
+        """Drop the source that uses the most memory."""
         self._leave_out(max(self._sizes, key=lambda key: self._sizes[key][0]), f"more than {MAX_BYTES >> 20} MiB")
 
     def complaint(self) -> str:
-        """Return the number, names and reasons of the dropped sources, or ""."""
+        """Return one text with the number, names and reasons of the dropped sources, or "" if none was dropped."""
         if not self.left_out:
             return ""
         names = [*list(self.left_out)[:NAMED], *(["…"] if len(self.left_out) > NAMED else [])]
@@ -194,7 +200,8 @@ class Store:
             case SourceCatalog():
                 try:
                     self._catalog(message)
-                finally:  # also after an error, because the first part of the message was already applied
+                finally:
+                    # Count the memory also after an error, because the first part of the message was already applied.
                     self._count(message.source)
             case SourceState():
                 if message.source in self.sources:
@@ -208,7 +215,9 @@ class Store:
             case DeviceSample():
                 self._sampled(message)
             case ClockReading() | HistoryPiece() | DaemonGoodbye():
-                pass  # the collector and recorders handle these messages; known data stays after a goodbye
+                # The collector and the recorders handle these messages. The store keeps its data after a daemon's
+                # goodbye.
+                pass
             case RecordBatch():
                 self.sources[message.source].recent.take(message)
             case SourceGone():
@@ -218,7 +227,7 @@ class Store:
                 assert_never(message)
 
     def _begin(self, hello: DaemonHello) -> None:
-        """Drop all data. After its hello, the daemon sends snapshots of all of its sources."""
+        """Drop all data. A daemon sends snapshots of all of its sources after its hello."""
         if hello.protocol_major != PROTOCOL_MAJOR:
             raise VersionError(
                 f"the daemon (cbtop {hello.version}) speaks protocol {hello.protocol_major}."
@@ -232,9 +241,9 @@ class Store:
         self._total = AnnouncedTotal()
 
     def _beat(self, heartbeat: Heartbeat) -> None:
-        """Store the states of sources.
+        """Store the states of the sources in a heartbeat.
 
-        Each heartbeat adds a sample of a running source, even if its statistics did not change.
+        Each heartbeat adds a sample to the curves of a running source, even if its statistics did not change.
         """
         self.heard_ns = heartbeat.monotonic_ns
         for state in heartbeat.sources:
@@ -274,10 +283,11 @@ class Store:
             record.forget_catalog()
         for said in message.messages:
             if not message.complete and isinstance(said, Node) and said.id > len(record.nodes) + 1:
-                continue  # nodes before this one were lost; the next keyframe repeats all nodes
+                # The messages with the nodes before this one were lost. The next keyframe repeats all nodes.
+                continue
             apply_announcement(record, said)
             if self._range_from_ns is None or not isinstance(said, HostHello):
                 continue
             if not record.window.has_begun and said.monotonic_ns >= self._range_from_ns:
-                # The process began within the range, so the range contains all of its work.
+                # The process began within the user's range, so the range contains all of its work.
                 record.window.tick(said.monotonic_ns, losses=Losses())

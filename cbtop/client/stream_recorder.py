@@ -56,15 +56,15 @@ class StreamRecorder:
         self._left_out = left_out
         self.store = Store()
         self.tallies: dict[str, RecordTally] = {}
-        self.damaged = 0  # undecodable messages, which are not recorded
+        self.damaged = 0  # number of messages that could not be decoded and were therefore not recorded
         self.is_full = False
         with ExitStack() as opened:
             self._daemon = DaemonIfNone(endpoint)
             opened.callback(self._daemon.close)
             self._subscriber = Subscriber(self._daemon.endpoint, keys, topics=(RECORDS, LIVE))
             opened.callback(self._subscriber.close)
-            # Open the file last, because opening may overwrite an existing file. All other errors have been raised
-            # before.
+            # Open the file last, because opening may overwrite an existing file. Every other error would have been
+            # raised before.
             self._writer = RecordingWriter(path, _origin(), max_bytes, overwrite=overwrite)
             opened.pop_all()
         self._heard_s = self._asked_s = time.monotonic()
@@ -72,12 +72,12 @@ class StreamRecorder:
 
     @property
     def unanswered(self) -> str:
-        """The address, with the reason why no daemon answers there, or with a hint if the reason is unknown."""
+        """The address at which no daemon answers, with the reason, or with a hint if the reason is unknown."""
         return f"{self._daemon.endpoint}: {self._daemon.trouble or self.trouble or NO_ANSWER}"
 
     @property
     def size_bytes(self) -> int:
-        """Size of the file."""
+        """Size of the recording in bytes."""
         return self._writer.size_bytes
 
     @property
@@ -104,13 +104,12 @@ class StreamRecorder:
 
     @property
     def refused(self) -> str:
-        """Why the daemon will never accept us. Empty if it may."""
+        """Why the daemon will never accept this recorder, such as a missing key. Empty if it may."""
         return self._subscriber.trouble if self._subscriber.is_refused else ""
 
     def poll(self, timeout_ms: int) -> None:
-        """Record one message, if one arrives in time.
-
-        Raises VersionError if the daemon has a different major version, and RecordingError if the disk is full.
+        """Record one message, if one arrives within the timeout. Raises VersionError if the daemon has a different
+        major version, and RecordingError if the disk is full.
         """
         now_s = time.monotonic()
         if now_s - self._asked_s > KEYFRAME_S:
@@ -124,7 +123,7 @@ class StreamRecorder:
         kind = KINDS.get(topic, FrameKind.KEYFRAME)
         self._began |= kind is FrameKind.KEYFRAME
         if not self._began:
-            return  # The first keyframe will repeat the content of this message.
+            return  # Drop messages before the first keyframe, because the keyframe repeats their content.
         known = set(self.store.sources)
         try:
             heard = list(self._kept(frames))
@@ -143,12 +142,14 @@ class StreamRecorder:
             self.damaged += 1
             return
         if kind is FrameKind.LIVE and any(_heals(message, known) for message in messages):
-            return  # The keyframes that we requested repeat the content of this message.
+            return  # Drop this message. We have requested keyframes, and they repeat its content.
         kept = [frame for frame, _ in heard]
         self.is_full = bool(kept) and not self._writer.append(encode_frame(kind, time.perf_counter_ns(), kept))
 
     def _kept(self, frames: Sequence[bytes]) -> Iterator[tuple[bytes, Message | None]]:
-        """Yield each frame of processes that are not excluded, with its message or None if its type is unknown."""
+        """Yield each frame with its message, except frames of excluded processes. The message is None if its type is
+        unknown.
+        """
         for frame in frames:
             message = codec.decode(frame)
             if isinstance(message, Heartbeat):
@@ -161,11 +162,11 @@ class StreamRecorder:
             yield frame, message
 
     def _is_left_out(self, source: str) -> bool:
-        """Whether messages of this source are excluded from the recording."""
+        """Whether messages of the source with this key are excluded from the recording."""
         return bool(self._left_out) and ring_of(source) in self._left_out
 
     def close(self) -> None:
-        """Close the link and the file."""
+        """Close the link to the daemon and the recording."""
         self._subscriber.close()
         self._daemon.close()
         self._writer.close()
@@ -178,14 +179,14 @@ def _heals(message: Message, known: set[str]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class SavedHistory:
-    """A file that contains a daemon's history."""
+    """A new recording with the history that a daemon remembers."""
 
     path: Path
     size_bytes: int
 
 
 def new_path(directory: Path, what: str = "") -> Path:
-    """Return the path for a recording made now in `directory`."""
+    """Return the path in `directory` for a recording that is made now."""
     return directory / f"cbtop-{what}{'-' * bool(what)}{datetime.now():%Y%m%d-%H%M%S}{SUFFIX}"
 
 
@@ -204,7 +205,9 @@ def save_history(endpoint: str, keys: ViewerKeys | None, directory: Path) -> Sav
         origin = RecordingOrigin(head.host, head.monotonic_ns, head.realtime_ns)
         writer = RecordingWriter(path, origin, 2 * MAX_HISTORY_BYTES)
         try:
-            end = head.end  # The file ends with the last message of the history at our first request.
+            # The daemon's history grows while it is read. Stop at the message that was the last one at our first
+            # request.
+            end = head.end
             while frames and all(writer.append(frame) for frame in frames):
                 number = head.first + len(frames)
                 if number >= end:
@@ -218,9 +221,8 @@ def save_history(endpoint: str, keys: ViewerKeys | None, directory: Path) -> Sav
 
 
 def _ask_history(subscriber: Subscriber, number: int) -> tuple[HistoryPiece, list[bytes]]:
-    """Request one piece of the history and return it.
-
-    Only one request is open at a time, because a full queue would drop pieces.
+    """Request one piece of the daemon's history and return it. Only one request is open at a time, because a full
+    queue would drop pieces.
     """
     topic = subscriber.ask(HISTORY_PREFIX, b"/%d" % number)
     deadline_s = time.monotonic() + ANSWER_WITHIN_S

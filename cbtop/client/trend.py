@@ -1,4 +1,4 @@
-"""For each brick: the time per token and the amount of work in each of the last sixty seconds."""
+"""For each brick and each of the last sixty seconds, keep the time per token and the amount of work."""
 
 from __future__ import annotations
 
@@ -18,29 +18,30 @@ from cbtop.protocol.attributes import BYTES, FLOPS
 from cbtop.protocol.vocabulary import NodeKind
 
 SECONDS = 60
-_SECOND_NS = 1_000_000_000  # Seconds are aligned to the daemon's clock, so all viewers show the same values.
-MAX_BRICKS = 256  # largest number of bricks per source; later bricks have no trend
+# Each second begins at a whole second of the daemon's clock, so all viewers show the same values.
+_SECOND_NS = 1_000_000_000
+MAX_BRICKS = 256  # Each source has trends for at most this many bricks.
 _SECOND_BYTES = 400  # approximate bytes of a `_Second` without its arrays
 
 
 @dataclass(frozen=True, slots=True)
 class _Totals:
-    """The totals of each brick since the source began: its time and its units.
+    """The totals of each brick since the source began: its time and its units of work.
 
     Inside a step, the units are the tokens of the step. Outside steps, they are the calls of the brick.
     """
 
-    brick: Column  # id of the first node of each brick (NodeTable.first_of), ascending
+    brick: Column  # id of the first node of each brick (see NodeTable.first_of), in ascending order
     time_ns: Column
     units: Column
-    step: Column  # id of the step that contains the brick, or -1
-    tokens: dict[int, int]  # number of tokens by id of the step
-    work: NDArray[np.float64]  # shape (5, bricks), with the rows that `_work` returns
+    step: Column  # for each brick, the id of the step that contains it, or -1
+    tokens: dict[int, int]  # number of tokens of each step, by the id of the step
+    work: NDArray[np.float64]  # the work of each brick, shape (5, bricks); `_work` explains the rows
 
 
 @dataclass(frozen=True, slots=True)
 class _Second:
-    """Time per unit (µs) of each brick between two moments. It is NaN for a brick without an ended call."""
+    """Time per token or call (µs) of each brick between two moments. It is NaN for a brick without an ended call."""
 
     end_ns: int
     brick: Column
@@ -50,16 +51,17 @@ class _Second:
 
 
 class BrickTrend:
-    """The time per unit and the work of each brick of one source, second by second."""
+    """Keeps the time per token (or call) and the work of each brick of one source, second by second."""
 
     def __init__(self) -> None:
         self._seconds: deque[_Second] = deque(maxlen=SECONDS)
-        self._begin_ns: int | None = None  # begin of the current second on the daemon's clock
-        self._totals = _Totals(_NONE, _NONE, _NONE, _NONE, {}, np.zeros((5, 0)))  # the totals at `_begin_ns`
-        self._work_bytes = 0  # size of the work arrays of all stored seconds
-        # cached results of `us`, which are dropped when a second ends
+        self._begin_ns: int | None = None  # begin of the current second on the daemon's clock, in ns
+        # the totals of all bricks at `_begin_ns`
+        self._totals = _Totals(_NONE, _NONE, _NONE, _NONE, {}, np.zeros((5, 0)))
+        self._work_bytes = 0  # size in bytes of the work arrays of all stored seconds
+        # results that `us` has computed; they are dropped when a second ends
         self._us_made: dict[int, tuple[float | None, ...]] = {}
-        # The cached result of `_tables`.
+        # the cached result of `_tables`, or None if it must be computed
         self._us_tables: list[tuple[Column, NDArray[np.float64]]] | None = None
 
     @property
@@ -74,12 +76,14 @@ class BrickTrend:
             return
         before, now = self._totals, _totals(nodes, stats)
         if np.array_equal(before.brick, now.brick):
-            now = replace(now, brick=before.brick)  # if the bricks are unchanged, share one array to save memory
+            # The bricks have not changed. Share the array of their ids to save memory.
+            now = replace(now, brick=before.brick)
         if self._begin_ns is not None:
-            # false for a brick that was measured in the last second but is now beyond MAX_BRICKS
+            # False for a brick that was measured in the last second but has been pushed beyond MAX_BRICKS by new
+            # bricks.
             known = np.isin(before.brick, now.brick)
             at = np.searchsorted(now.brick, before.brick[known])
-            # For a new brick, do not count the tokens of steps from before its first call.
+            # Begin to count the tokens of a new brick at its first call. Earlier steps did not contain the brick.
             units = now.units - np.array([before.tokens.get(step, 0) for step in now.step.tolist()], np.int64)
             units[at] = now.units[at] - before.units[known]
             took_ns = now.time_ns.copy()
@@ -100,8 +104,8 @@ class BrickTrend:
     def us(self, brick: int) -> tuple[float | None, ...]:
         """Return the time of a brick in each of the last 60 s, oldest first.
 
-        Inside steps it is µs per token, outside steps µs per call. It is None for a second without an ended call of
-        the brick. `brick` is the brick's first node.
+        The time is in µs per token inside steps, and in µs per call outside steps. A second without an ended call of
+        the brick is None. `brick` is the id of the brick's first node.
         """
         found = self._us_made.get(brick)
         if found is None:
@@ -110,9 +114,8 @@ class BrickTrend:
         return found
 
     def _tables(self) -> list[tuple[Column, NDArray[np.float64]]]:
-        """Return the seconds, oldest first, as tables with one row a second.
-
-        Consecutive seconds with equal bricks share a table.
+        """Return the stored seconds, oldest first, as tables with one row a second. Consecutive seconds with the same
+        bricks share a table.
         """
         if self._us_tables is None:
             begin_ns = (self._begin_ns or 0) - SECONDS * _SECOND_NS
@@ -122,13 +125,14 @@ class BrickTrend:
         return self._us_tables
 
     def by_second(self, brick: int) -> dict[int, float]:
-        """Return the time of a brick by second of the daemon's clock: µs per token inside steps, µs per call
-        outside.
+        """Return the time of a brick for each second of the daemon's clock: µs per token inside steps, µs per call
+        outside steps.
         """
         return {second.end_ns // _SECOND_NS: us for second, us in self._us(brick) if us == us}
 
     def trail(self, brick: int) -> tuple[tuple[float, float] | None, ...]:
-        """Return (FLOP/byte, GFLOP/s) of a brick's calls in each of the last 60 s. `brick` is the brick's first node.
+        """Return (FLOP/byte, GFLOP/s) of a brick's calls in each of the last 60 s. `brick` is the id of the brick's
+        first node.
 
         A second is None if no call ended in it, or if a call did not declare its FLOP or bytes. Returns an empty
         tuple if all seconds are None.
@@ -140,7 +144,9 @@ class BrickTrend:
         return ((second, np.nan if at is None else float(second.us[at])) for second, at in self._of(brick))
 
     def _of(self, brick: int) -> Iterator[tuple[_Second, int | None]]:
-        """Yield each second, oldest first, with the index of `brick` in it, or None if the second lacks the brick."""
+        """Yield each stored second, oldest first, with the index of `brick` in its arrays, or with None if the second
+        lacks the brick.
+        """
         begin_ns = (self._begin_ns or 0) - SECONDS * _SECOND_NS
         bricks, at = _NONE, 0
         for second in self._seconds:
@@ -155,7 +161,7 @@ _NONE = np.zeros(0, np.int64)
 
 
 def _column_of(bricks: Column, rows: NDArray[np.float64], brick: int) -> list[float]:
-    """Return the column of `brick` from `rows`, an array with a column for each of `bricks`.
+    """Return the column of `brick` from `rows`, an array with one column for each of `bricks`.
 
     Returns NaN values if `bricks` does not contain the brick.
     """
@@ -172,7 +178,8 @@ def _totals(nodes: NodeTable, stats: NodeStats) -> _Totals:
     ran = np.flatnonzero((kind_of == NodeKind.BRICK) & (count > 0))
     bricks = distinct(first_of[ran])[:MAX_BRICKS]
     work = _work(ran, np.searchsorted(bricks, first_of[ran]), len(bricks), nodes, stats)
-    # If a brick contains a brick of the same name, count only the outer one, as in BrickStats.closed.once_ns.
+    # If a brick contains a brick of the same name, count only the time of the outer one, as in
+    # BrickStats.closed.once_ns.
     ran = ran[outermost(ran, nodes)[ran]]
     at = np.searchsorted(bricks, first_of[ran])
     ran, at = ran[at < len(bricks)], at[at < len(bricks)]
@@ -192,8 +199,8 @@ def _work(ran: Column, at: Column, bricks: int, nodes: NodeTable, stats: NodeSta
     """Return the work of each brick, shape (5, bricks).
 
     The rows are FLOP, bytes, time (ns), the number of calls that did not declare FLOP, and the number of calls that
-    did not declare bytes. If no brick declares work, all values are zero. Sums are made as in `brick_stats`. `at` is
-    the brick index of each node in `ran`, or the number of bricks for a node that is left out.
+    did not declare bytes. If no brick declares work, all values are zero. Sums are made as in `brick_stats`. `at`
+    contains the brick index of each node in `ran`. For a node that is left out, it contains the number of bricks.
     """
     found = np.zeros((5, bricks))
     per_call, per_element = nodes.made_of("lines", None, ran, lambda: _lines(ran, nodes))
@@ -201,7 +208,7 @@ def _work(ran: Column, at: Column, bricks: int, nodes: NodeTable, stats: NodeSta
     if np.isnan(per_call).all() and not given.any():
         return found
     count, elements, time_ns = (stats.column(name)[ran] for name in ("count", "elements", "total_ns"))
-    work = per_call * count + per_element * elements  # shape (2, nodes): FLOP and bytes of each node
+    work = per_call * count + per_element * elements  # FLOP and bytes of each node, shape (2, nodes)
     unknown = np.where(np.isnan(work), count, 0)
     work[np.isnan(work)] = 0
     for place in np.flatnonzero(given | uncounted).tolist():
@@ -234,7 +241,8 @@ def _known(work: NDArray[np.float64]) -> NDArray[np.float32]:
     """Return FLOP, bytes and time per brick for a second. FLOP and bytes are NaN if a call did not declare them."""
     if not work.any():
         return np.zeros((3, 0), np.float32)
-    with np.errstate(over="ignore"):  # float32 turns larger values into infinity, and infinite values are not plotted
+    # Values that are too large for float32 become infinity. Infinite values are not plotted.
+    with np.errstate(over="ignore"):
         known = work[:3].astype(np.float32)
     known[:2][work[3:] != 0] = np.nan
     return known

@@ -1,7 +1,7 @@
 """The statistics of a source over its last seconds.
 
-A daemon sends statistics as sums since the source began. Their growth is stored in slices of about a second. The
-window is the sum of the slices of the last seconds.
+A daemon sends statistics as sums since the source began. The viewer stores how much they grow in each slice of about
+a second. The window is the sum over the slices of the last seconds.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from cbtop.profiler.analysis.stats import NodeStats
 # so it may be one slice longer than requested.
 SPACING_S = 1.0
 SLICES = 10
-SUM_KEPT_S = 5.0  # keep the sum this long after it was last requested
+SUM_KEPT_S = 5.0  # Seconds that the computed sum over a window is kept after it was last requested.
 _UNION = SPARSE_COLUMNS.index("union_ns")
 
 
@@ -32,7 +32,7 @@ _UNION = SPARSE_COLUMNS.index("union_ns")
 class TimeRange:
     """A time range on the clock of the source's host.
 
-    A step is counted when it ends, so the counted time may include time from before the range. `before_ns` is that
+    A step is counted when it ends, so its counted time may include time from before the range. `before_ns` is that
     time for each step node. It is None if the daemon does not report when steps ran.
     """
 
@@ -47,7 +47,7 @@ class TimeRange:
 
 @dataclass(frozen=True, slots=True)
 class Losses:
-    """The number of records since the daemon attached (`seen`), and the number of lost records among them
+    """The number of records since the daemon found the process (`seen`), and the number of lost records among them
     (`lost`).
     """
 
@@ -57,7 +57,9 @@ class Losses:
 
 @dataclass(frozen=True, slots=True)
 class SliceGrowth:
-    """The growth of statistics in one finished slice. Both times are on the clock of the source's host."""
+    """The growth of the statistics during one finished slice of the window. Its begin and end are on the clock of the
+    source's host.
+    """
 
     begin_ns: int
     end_ns: int
@@ -67,9 +69,10 @@ class SliceGrowth:
 @dataclass(slots=True)
 class _Slice:
     begin_ns: int
-    losses: Losses | None  # all losses before the slice began; None if unknown
+    losses: Losses | None  # all records that were lost before the slice began; None if unknown
     parts: list[Growth] = field(default_factory=list)
-    # The value of `TimeRange.before_ns` for a range that begins with this slice.
+    # The step time from before this slice that a range beginning with this slice would count (see
+    # `TimeRange.before_ns`).
     before_ns: dict[int, int] = field(default_factory=dict)
 
     @property
@@ -95,28 +98,28 @@ class Window:
         self.size_bytes = 0
         self._spacing_ns = round(_spacing_s(length_s) * 1e9)
         self._slices: deque[_Slice] = deque()
-        self.now_ns = 0  # the daemon's clock in its latest message
-        self._is_told = False  # whether the daemon reports when steps ran
+        self.now_ns = 0  # time of the daemon's clock in its latest message
+        self._is_told = False  # whether the daemon reports the times when steps ran
         self._losses: Losses | None = None
-        # The sum over the window. It exists while the window is viewed. Growth is added when it arrives and
-        # subtracted when it leaves the window.
+        # The sum of statistics over the window. It exists while the window is viewed. New growth is added when it
+        # arrives, and old growth is subtracted when it leaves the window.
         self._sum: NodeStats | None = None
-        self._before = 0  # number of oldest slices that are not part of `_sum`
-        self._asked_ns = 0  # when the sum was last requested
+        self._before = 0  # number of the oldest slices that were already subtracted from the sum
+        self._asked_ns = 0  # time when the sum over the window was last requested
 
     @property
     def sum_bytes(self) -> int:
-        """Memory used by the window's sum. `size_bytes` does not include it."""
+        """Memory in bytes of the sum over the window. `size_bytes` does not include it."""
         return self._sum.size_bytes if self._sum is not None else 0
 
     @property
     def stored_slices(self) -> int:
-        """Number of stored slices, including one that is older than the window."""
+        """Number of stored slices of the window, including one that is older than the window."""
         return len(self._slices)
 
     @property
     def has_begun(self) -> bool:
-        """Whether any statistics have arrived. The first statistics belong to no slice."""
+        """Whether any statistics of the source have arrived. The first statistics belong to no slice."""
         return self.now_ns > 0
 
     def from_now_on(self, length_s: float) -> Window:
@@ -128,16 +131,16 @@ class Window:
         return found
 
     def tick(self, monotonic_ns: int, growth: Growth | None = None, losses: Losses | None = None) -> None:
-        """Set the daemon's clock to `monotonic_ns`, add `growth`, and begin a new slice if one is due.
+        """Set the daemon's clock to `monotonic_ns`, add `growth`, and begin a new slice if the current one is full.
 
         Statistics that a keyframe repeats do not begin a slice, because not every viewer receives keyframes.
         """
         self.now_ns = monotonic_ns
-        if self._losses is None:  # records that were lost before the first report are not counted
+        if self._losses is None:  # Do not count records that were lost before the daemon's first report of losses.
             for one in self._slices:
                 one.losses = losses
         self._losses = losses = losses or self._losses
-        if growth is not None and self._slices:  # the growth before the first slice belongs to no slice
+        if growth is not None and self._slices:  # Growth that arrives before the first slice belongs to no slice.
             self._slices[-1].parts.append(growth)
             self.size_bytes += growth.size_bytes
             if self._sum is not None:
@@ -153,7 +156,8 @@ class Window:
             self.size_bytes += sum(part.size_bytes for part in together) - sum(part.size_bytes for part in parts)
             self._slices[-1].parts = together
         self._slices.append(_Slice(monotonic_ns, losses))
-        # Keep one extra slice, because the window begins with a whole slice and may be longer than `length_s`.
+        # Keep one slice more than the window needs. The window begins with a whole slice and may be longer than
+        # `length_s`.
         while len(self._slices) > 1 and monotonic_ns - self._slices[1].begin_ns >= self.length_s * 1e9:
             self.shorten()
 
@@ -171,7 +175,7 @@ class Window:
         for one in reversed(self._slices):
             began = begin_ns <= one.begin_ns
             if not began.any():
-                return  # no interval began before this slice, so none began before an earlier slice
+                return  # No step interval began before this slice, so none began before an earlier slice.
             for part in one.parts:
                 grown.update({step: part.rare.get((_UNION, step), 0) for step in steps})
             before = len(one.before_ns)
@@ -179,23 +183,23 @@ class Window:
             for step in distinct(node[began]).tolist():
                 before_ns = grown[step] - int(inside_ns[node == step].sum())
                 if before_ns > 0:
-                    # The limit protects against forged lengths, which would make sums overflow.
+                    # Limit the time, because a forged message with long intervals would make sums overflow.
                     one.before_ns[step] = min(before_ns, grown[step])
                 else:
                     one.before_ns.pop(step, None)
             self.size_bytes += SPARSE_BYTES * (len(one.before_ns) - before)
 
     def shorten(self) -> None:
-        """Drop the oldest slice."""
+        """Drop the oldest slice of the window."""
         if self._sum is not None:
             self._begin_sum_at(self._sum, max(1, self._before))
             self._before -= 1
         self.size_bytes -= self._slices.popleft().size_bytes
 
     def statistics(self, stats: NodeStats) -> tuple[NodeStats, TimeRange]:
-        """Return the statistics of the window and its time range. `stats` are the current totals.
+        """Return the statistics of the window and its time range.
 
-        The result is only valid until more statistics are counted.
+        `stats` are the current totals of the source. The result is only valid until more statistics are counted.
         """
         if not self._slices:
             return NodeStats(), TimeRange(self.now_ns, self.now_ns)
@@ -209,7 +213,7 @@ class Window:
         return stats.recent_part(self._sum), TimeRange(begins.begin_ns, self.now_ns, before_ns)
 
     def _begin_sum_at(self, total: NodeStats, first: int) -> None:
-        """Change `total` so that it begins at slice `first`, by adding or subtracting the slices in between."""
+        """Change `total` so that its sum begins at slice `first`, by adding or subtracting the slices in between."""
         for at in range(min(first, self._before), max(first, self._before)):
             for part in self._slices[at].parts:
                 total.count(part, -1 if first > self._before else 1)
@@ -222,7 +226,7 @@ class Window:
 
     @property
     def losses(self) -> Losses:
-        """The number of records seen and lost during the window."""
+        """The number of records that were seen and lost during the window."""
         before, now = self._slices[self._first()].losses if self._slices else None, self._losses
         return Losses(now.lost - before.lost, now.seen - before.seen) if before and now else Losses()
 

@@ -3,7 +3,8 @@
 Only the module of the given subcommand is imported, so that `cbtop keys` does not wait for all imports.
 """
 
-# The name of each subcommand, and its line in `cbtop --help`. A name with - belongs to a module with _.
+# The name of each subcommand, and its line in `cbtop --help`. If the name contains `-`, its module is called the same
+# with `_`.
 COMMANDS = {
     "demo": "decode a model with instrumented bricks, and watch it",
     "run": "start a program whose torch models are shown, without a change to it",
@@ -29,5 +30,5 @@ COMMANDS = {
     "completion": "print the script that completes commands and options in a shell",
 }
 DEFAULT_COMMAND = "top"
-# Commands that need the extra `compute`. Some options of other commands need it, too.
+# Commands that need the packages of the extra `compute`. Some options of other commands need these packages, too.
 NEED_ENGINE = frozenset({"demo", "bench", "tune", "verify", "overhead"})

@@ -1,4 +1,4 @@
-"""`cbtop bench`: tokens/s of a model, with the options and output of llama-bench."""
+"""`cbtop bench`: tokens/s of a model, with the same options and output as llama-bench (llama.cpp)."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ more than noise. Ctrl-C leaves the rounds that are over.
 """
 EXACT = "products take activations as they are, not rounded to int8: slower"
 REPETITIONS = 5
-LEFT = (0, 3)  # indices of the left-aligned columns
+LEFT = (0, 3)  # indices of the left-aligned columns of the table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -83,13 +83,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Result:
-    """The result of one test, with the time of each repetition."""
+    """The result of one speed test of a model, with the time of each repetition."""
 
     test: Test
     threads: int
     backend: str
     cache_type: str
-    begun: str  # start of the test in UTC, ISO 8601
+    begun: str  # start of the speed test in UTC, ISO 8601
     samples_ns: list[int]
 
     @property
@@ -130,13 +130,14 @@ def run(options: argparse.Namespace) -> int:
         if longest.tokens > model.context_length:
             raise UsageError(f"{longest.name} does not fit the model's context of {model.context_length} tokens")
         if is_on_cpu:
-            cpu_backend(max(threads))  # raises an error for too many threads before the first measurement
+            # If there are too many threads, this raises an error before the first measurement.
+            cpu_backend(max(threads))
         asked = [(each, test) for each in threads for test in tests]
         measured = _measured(model, asked, options, line)
         for part in OUTPUTS[options.output](path, model, measured):
             line.clear()
             sys.stdout.write(part)
-            sys.stdout.flush()  # write this part now, because the next one takes seconds
+            sys.stdout.flush()  # Write each result immediately, because measuring the next one takes seconds.
     except ComputeError as error:
         raise UsageError(str(error)) from error
     finally:
@@ -174,7 +175,7 @@ def _asked(options: argparse.Namespace, threads: int) -> WorkloadOptions:
 
 
 def _fields(path: Path, model: Model, result: _Result) -> dict[str, Any]:
-    """Return the result as a dictionary. A field that llama-bench also has gets the key of llama-bench."""
+    """Return the result of a speed test as a dictionary. A field that llama-bench also has gets llama-bench's key."""
     ns, ns_deviation = mean_and_deviation(result.samples_ns)
     rate, rate_deviation = mean_and_deviation(result.samples_ts)
     return {
@@ -211,7 +212,7 @@ _Results = Iterator[_Result]
 
 
 def _markdown(path: Path, model: Model, results: _Results) -> Iterator[str]:
-    """Yield the rows of the Markdown table as soon as they are measured."""
+    """Yield each row of the Markdown table as soon as its test is measured."""
     head = ("model", "size", "params", "backend", "threads", "test", "t/s")
     size = _scaled(model.weights_bytes, 1024, ("B", "KiB", "MiB", "GiB"))
     facts = (_model_type(model), size, _scaled(model.parameters, 1000, ("", "K", "M", "B")))

@@ -1,4 +1,4 @@
-"""`cbtop bisect`: find the first commit that made a command slower, with the brick that it slowed down."""
+"""`cbtop bisect`: find the first commit that made a command slower, and the brick that became slower."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def run(options: argparse.Namespace) -> int:
     _check_command(options.command, repository)
     good, bad = repository.ends(options.good, options.bad)
     asked = Asked(good, bad, thresholds, options.rounds, options.first_parent, options.anyway)
-    # Read processes of this machine only, so no address and no keys are used.
+    # A bisection reads only processes of this machine, so it uses no address and no keys.
     vars(options).update(connect=None, server_key=None, key=None)
     with locked(repository):
         return _search(options, repository, asked)
@@ -124,7 +124,7 @@ def _search(options: argparse.Namespace, repository: Repository, asked: Asked) -
         _say(estimate(run_s, low, high, options.limit, "the others" if runs.kept else "all of them"))
 
     with closing(Trees(repository, options.build, until_s)) as trees:
-        # -P keeps Python from importing a module of the worktree in place of one that cbtop needs.
+        # The option -P keeps Python from importing a module of the worktree in place of a module that cbtop needs.
         under = [sys.executable, "-P", "-m", "cbtop", "run", "--quiet", "--overhead", recorded_overhead(), "--"]
         runs = CommitRuns(state, trees, [*under, *options.command], options, until_s, say_how_long)
         if runs.kept:
@@ -137,7 +137,7 @@ def _search(options: argparse.Namespace, repository: Repository, asked: Asked) -
 def estimate(run_s: float, low_min: float, high_min: float, limit_min: float, which: str) -> str:
     """Return a text with the time that a bisection takes, estimated from its first run.
 
-    If it may be longer than `--limit`, the text states this.
+    The text also warns if the bisection may take longer than `--limit`.
     """
     low, high = math.ceil(low_min), math.ceil(high_min)
     said = f"the first run took {run_s:.1f} s, so {which} take about {low} to {high} min"
@@ -152,11 +152,11 @@ def halvings(commits: int) -> int:
 
 
 def runs_needed(commits: int, rounds: int) -> tuple[int, int]:
-    """Return the smallest and the largest number of runs of a search, including one warm-up of each commit."""
+    """Return the smallest and the largest number of runs that a bisection needs. Each commit has one warm-up run."""
     from cbtop.comparison.noise import MIN_LEARNED
 
     least, most = (2 + 3 * each + halvings(commits) * (1 + 2 * each) for each in (MIN_LEARNED, rounds))
-    return least, most + 2 + 2 * rounds  # add the runs that compare the result with its parent
+    return least, most + 2 + 2 * rounds  # The added runs compare the first bad commit with its parent.
 
 
 def _check_command(command: Sequence[str], repository: Repository) -> None:

@@ -1,4 +1,7 @@
-"""`cbtop calibrate`: measure this machine's roofs and crossovers, and store them for later runs."""
+"""`cbtop calibrate`: measure this machine's roofs (speed limits of the hardware) and crossovers, and store them.
+
+A crossover is the size of work at which another method becomes the faster one.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +82,7 @@ def run(options: argparse.Namespace) -> int:
     if options.short:
         return _short(options)
     require_engine("cbtop calibrate")
-    try_to_keep()  # Raise an error now if results cannot be stored, and not after seconds of measurement.
+    try_to_keep()  # If results cannot be stored, raise the error now and not after seconds of measurement.
     line = ProgressLine(sys.stderr)
     measured: list[DeviceRoofs] = []
     absent: list[str] = []
@@ -93,7 +96,7 @@ def run(options: argparse.Namespace) -> int:
             measured.append(found)
         if not options.json:
             sys.stdout.write(_text(found, missing))
-            sys.stdout.flush()  # the next measurement takes seconds
+            sys.stdout.flush()  # Write each result immediately, because the next measurement takes seconds.
     kept = keep_roofs(measured)
     files = str(roofs_file())
     if crossovers is not None:
@@ -121,7 +124,7 @@ def _short(options: argparse.Namespace) -> int:
 
 
 def _older(kept: DeviceRoofs, measured: DeviceRoofs) -> str:
-    """Return a line about older roofs that are kept because their measurement was disturbed less, or ""."""
+    """Return a line about older roofs that were not replaced, because their measurement was disturbed less, or ""."""
     names = ", ".join(old.name for old, new in zip(kept.ceilings, measured.ceilings, strict=True) if old is not new)
     return f"{measured.title}: the older {names} stays: it was disturbed less\n" if names else ""
 
@@ -149,7 +152,8 @@ def _measured(
         cpu_backend(threads or available_threads())
     except ComputeError as error:
         raise UsageError(str(error)) from error
-    if not threads:  # measure before torch is loaded, because torch starts threads of its own
+    # Measure before torch is loaded, because the threads that torch starts would disturb the measurement.
+    if not threads:
         yield _crossovers(line), ()
     for number in [threads] if threads else sorted({1, physical_cores(), available_threads()}):
         yield _processor(number, weights_bytes, line)
@@ -194,8 +198,8 @@ def _crossovers(line: ProgressLine) -> MachineCrossovers:
         line.show(f"measuring crossovers: {name}")
 
     found = measure_crossovers(threads, show)
-    # The GPU's crossovers are measured against the processor with its new crossovers. Without a GPU, an error follows
-    # later.
+    # Measure the crossovers from processor to GPU with the new crossovers of the processor in use. If there is no
+    # GPU, a later step raises the error.
     with suppress(ComputeError), with_crossovers(measured_crossovers(found)):
         found += measure_gpu_crossovers(threads, show)
     return MachineCrossovers(cpu_name(), threads, __version__, now, found)

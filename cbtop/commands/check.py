@@ -164,9 +164,10 @@ def _runs_of_base(where: str, options: argparse.Namespace) -> list[Run]:
 
 
 def gate_of_demo(command: Sequence[str], report: str) -> int:
-    """Run the workload of `command` several times and judge it like `cbtop check`.
+    """Run the demo's workload several times and judge the last run as `cbtop check` does. The earlier runs are its
+    baseline.
 
-    The last run is compared with the others.
+    `command` is the command line of the workload.
     """
     options = argparse.Namespace(
         baseline=[], connect=None, server_key=None, key=None, source=None, anyway=False, allow_unsure=False,
@@ -198,9 +199,9 @@ def gate(
 
     `known` are results that do not depend on times.
 
-    If a slowdown is found without thresholds, `again` makes another new run, which must confirm the slowdown.
-    `by_contract` also judges the factors in contracts, and `by_definition` the budgets of definitions. The demo
-    derives its budgets from a roof that each run measures anew, so its budgets are not judged.
+    If a slowdown is found without thresholds, `again` makes another new run, and the slowdown counts only if this run
+    has it, too. `by_contract` also judges the factors in contracts, and `by_definition` the budgets of definitions.
+    The demo derives its budgets from a roof that each run measures anew, so its budgets are not judged.
     """
     from cbtop.comparison.causes import with_causes
     from cbtop.comparison.default_gate import default_gate, known_to_scatter
@@ -244,7 +245,7 @@ def _confirmed(
     options: argparse.Namespace,
     again: Callable[[], Run],
 ) -> tuple[list[Judged], RunDiff]:
-    """Make a second new run. Return the slowdowns that both runs have, and the comparison of the second run.
+    """Make a second new run. Return the slowdowns that both new runs have, and the comparison of the second run.
 
     If the second run fails or is not comparable, write the results of the first run and raise the error.
     """
@@ -264,7 +265,7 @@ def _confirmed(
 
 
 def _error_of(judged: Sequence[Judged]) -> CbtopError | None:
-    """Return the error that sets the exit code, or None if the gate passes."""
+    """Return the error that sets the exit code, or None if the check passes."""
     from cbtop.reports.gate import summary
 
     if _is_broken(judged):
@@ -275,17 +276,14 @@ def _error_of(judged: Sequence[Judged]) -> CbtopError | None:
 
 
 def _allowed(judged: Sequence[Judged], options: argparse.Namespace) -> list[Judged]:
-    """Return the results. If the options allow `unsure`, such results pass."""
+    """Return the results of the check. If the user's options allow unsure results, these pass."""
     from cbtop.comparison.judged import must_be_sure
 
     return list(judged) if options.allow_unsure else must_be_sure(judged)
 
 
 def _judged_structure(thresholds: Sequence[Structural], bases: Sequence[Run], news: Sequence[Run]) -> list[Judged]:
-    """Judge the thresholds on contents, such as counts of launches.
-
-    Such values do not depend on the machine's speed.
-    """
+    """Judge the thresholds on counts, such as the number of launches. Counts do not depend on the machine's speed."""
     from cbtop.comparison.contents import contents_together
     from cbtop.comparison.structure import judge_structure, of_lost_records
 
@@ -301,9 +299,8 @@ def _judged_structure(thresholds: Sequence[Structural], bases: Sequence[Run], ne
 def _gate_of_structure(
     judged: Sequence[Judged], bases: Sequence[Run], news: Sequence[Run], options: argparse.Namespace
 ) -> int:
-    """Report results that do not depend on times, and return the exit code.
-
-    The runs may be short or not comparable.
+    """Report the results that do not depend on times, and return the exit code. Times cannot be judged if the runs
+    are too short or not comparable.
     """
     from cbtop.comparison.judged import only_if_trusted
     from cbtop.comparison.run_diff import RunDiff
@@ -315,7 +312,9 @@ def _gate_of_structure(
 
 
 def _warn_of_few(base_runs: int, judged: Sequence[Judged], *, has_thresholds: bool) -> None:
-    """Write on stderr how one or two base runs limit the result. Write nothing if a verdict already contains this."""
+    """If there are only one or two base runs, write on stderr how this limits the result. Write nothing if a verdict
+    already contains this.
+    """
     from cbtop.comparison.default_gate import SCATTER_UNKNOWN
     from cbtop.comparison.noise import MIN_LEARNED
 
@@ -347,7 +346,7 @@ def _compared(
 
 
 def _not_judged(found: RunDiff) -> Judged:
-    """Return the single verdict "not judged" for runs that are not comparable."""
+    """Return the single verdict "not judged" with the reason why the runs are not comparable."""
     from cbtop.comparison.judged import Judged, Outcome
 
     return Judged("comparable" if found.has_baseline else "judged", "", Outcome.UNKNOWN, found.why_not)
@@ -358,7 +357,7 @@ def _not_comparable(found: RunDiff) -> CbtopError:
 
 
 def _besides(found: RunDiff, *, by_definition: bool) -> list[Judged]:
-    """Return the results that do not depend on thresholds: checks of bricks, and budgets of definitions."""
+    """Return the results that need no thresholds: the checks of bricks, and the budgets in definition files."""
     from cbtop.comparison.judged import Judged, Outcome
     from cbtop.comparison.thresholds import of_definitions
 
@@ -382,7 +381,7 @@ def _is_broken(judged: Sequence[Judged]) -> bool:
 
 
 def budgets(path: Path) -> list[Threshold | Structural]:
-    """Return the thresholds in a TOML file. Raises UsageError if the file or one of its thresholds is invalid."""
+    """Read the thresholds from a TOML file. Raises UsageError if the file or one of its thresholds is invalid."""
     from cbtop.comparison.structure import parse_any
 
     try:
@@ -414,7 +413,7 @@ def _bounds(run: Run) -> dict[Brick, tuple[float, tuple[str, int]]]:
     from cbtop.compute.kernels import all_kernels
     from cbtop.compute.verification import variants
 
-    # First the kernels of this processor, then all others, because another processor may have made the run.
+    # Look up the kernels of this processor and all others, because the run may have been made on another processor.
     kernels = (*(variant.kernel for variant in variants()), *all_kernels())
     contracts = {kernel.name: kernel.contract for kernel in kernels}
     found = {}
@@ -450,9 +449,10 @@ def _flat(path: Path, table: dict[str, Any], above: tuple[str, ...]) -> Iterator
 
 
 def _line(lines: Sequence[str], name: str, value: str) -> int:
-    """Return the number (from 1) of the line that defines a budget.
+    """Return the number (from 1) of the line that defines the budget with this name and value.
 
-    It is the first line with `value` and the last part of the dotted `name`. If no line has both, return 1.
+    This is the first line that contains both `value` and the last part of the dotted `name`. Returns 1 if no line has
+    both.
     """
     last = name.rpartition(".")[2]
     return next((at for at, line in enumerate(lines, 1) if last in line and value in line), 1)
@@ -486,15 +486,14 @@ def _learn(options: argparse.Namespace) -> int:
 
 
 def _run_of(options: argparse.Namespace, name: str = "the new run") -> Run:
-    """Return a run of the command after `--`, recorded as `cbtop run --record` does."""
+    """Run the command after `--` and record it like `cbtop run --record`. Return the recorded run."""
     under = [sys.executable, "-m", "cbtop", "run", "--quiet", "--overhead", recorded_overhead(), "--"]
     return run_of_command([*under, *options.command], repr(shlex.join(options.command)), options, name)
 
 
 def _end_without_run(options: argparse.Namespace, error: Exception) -> None:
-    """Write the reason for the missing run into every result file.
-
-    Otherwise a file of an earlier check might be read.
+    """Write into every result file why the run is missing. Otherwise a file of an earlier check could be taken for
+    the result.
     """
     from cbtop.comparison.judged import Judged, Outcome
 
@@ -506,7 +505,7 @@ def _end_without_run(options: argparse.Namespace, error: Exception) -> None:
 
 
 def _end(judged: Sequence[Judged], found: RunDiff, options: argparse.Namespace, error: BaseException | None) -> None:
-    """Write the result in every format, then raise `error` if it is not None.
+    """Write the result of the check in every format, then raise `error` if it is not None.
 
     If a file cannot be written, `error` is still raised, because the verdict matters more. If `error` is None, raises
     UsageError for the file.
@@ -527,9 +526,12 @@ def _write(
     formats: Sequence[tuple[str, Path | None]],
     baselines: Sequence[str],
 ) -> None:
-    """Write the result in every format. Raises UsageError if files cannot be written, after writing all others."""
+    """Write the result of the check in every format.
+
+    If a file cannot be written, the remaining files are still written. Then UsageError is raised.
+    """
     unwritten = []
-    # write files first, because standard output may be a closed pipe
+    # Write files first. Standard output may be a closed pipe, and writing to it would end the command.
     for name, file in sorted(formats, key=lambda one: one[1] is None):
         text = _written(judged, found, name, baselines) + "\n"
         if file is None:
@@ -560,7 +562,8 @@ def _written(judged: Sequence[Judged], found: RunDiff | None, name: str, baselin
         ]
         return junit("cbtop check", [("thresholds", cases)]).rstrip("\n")
     if name == "sarif":
-        beside = next(iter(baselines), found.now.name if found else "")  # file to name for rules that no file defines
+        # If a rule is defined in no file, this name is given for its file.
+        beside = next(iter(baselines), found.now.name if found else "")
         rules = {one.rule: SarifRule(one.rule, one.rule, one.where[0] or beside, one.where[1]) for one in judged}
         failures = [Failure(rules[one.rule], report.line_of(one)) for one in judged if not one.passes]
         return sarif(list(rules.values()), failures).rstrip("\n")

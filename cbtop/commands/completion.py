@@ -40,7 +40,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _add_command(parser: argparse.ArgumentParser, name: str, file: Mapping[str, object]) -> None:
-    """Add the arguments of a command. `file` is the completion of arguments that are paths."""
+    """Add the arguments of `cbtop completion`. `file` is the completion of arguments that are paths."""
     import_module(f"cbtop.commands.{name.replace('-', '_')}").add_arguments(parser)
     for action in parser._actions:
         if action.type is Path:

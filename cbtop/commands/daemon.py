@@ -34,7 +34,8 @@ examples:
 
 PARENT_CHECK_S = 0.25
 MAX_MINUTES = 60
-LAST_WORDS_S = 1.0  # seconds to continue after the parent has ended, so that viewers receive its last state
+# Seconds to continue after the parent process has ended, so that viewers still receive its last state.
+LAST_WORDS_S = 1.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     for name, service in SERVICES.items():
         parser.add_argument(f"--{name}", type=service.address, metavar=service.METAVAR, help=service.HELP)
-    # process id of a parent; the daemon ends when its parent does
+    # --parent is the id of a parent process. The daemon ends when that process ends.
     parser.add_argument("--parent", type=int, help=argparse.SUPPRESS)
 
 
@@ -103,10 +104,12 @@ def _minutes(text: str) -> float:
 
 
 def _stay_beside(host: int, stop: threading.Event) -> None:
-    """Serve while our parent process is `host`. Stdin, stdout and stderr of the host are not kept open."""
-    # Ctrl-C reaches both processes, but only the host decides when to end
+    """Serve until our parent process, which must be `host`, has ended. Do not keep the stdin, stdout and stderr of
+    `host` open.
+    """
+    # Ctrl-C in a terminal reaches this process and its host. Only the host decides when to end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # A reader of the host's stderr must not wait for this process.
+    # Close our copy of the host's stderr, because its reader waits until every copy is closed.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
     def watch() -> None:

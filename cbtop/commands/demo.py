@@ -67,9 +67,10 @@ examples:
   cbtop demo --serve-only                       only the workload; watch it with `cbtop`
 """
 POLL_MS = 100
-CHECKED_STEPS = 300  # enough steps to detect +5 % on one brick of one layer (docs/gate.md)
+# Number of steps of `cbtop demo --check`. It is enough to detect +5 % on one brick of one layer (docs/gate.md).
+CHECKED_STEPS = 300
 STOP_S = 5.0
-STDERR = 2  # file descriptor for the model's text if stdout is used for a report
+STDERR = 2  # The model's text is written to this file descriptor (stderr) if stdout is used for a report.
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -126,7 +127,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "which six tell how runs scatter and the last is judged",
     )  # fmt: skip
     group.add_argument("--serve-only", action="store_true", help="run only the workload, show nothing")
-    # process id of a parent; the workload ends when its parent does
+    # --parent is the id of a parent process. The workload ends when that process ends.
     group.add_argument("--parent", type=int, help=argparse.SUPPRESS)
     add_show_arguments(parser)
 
@@ -190,7 +191,7 @@ def run(options: argparse.Namespace) -> int:
         options.steps = options.steps or CHECKED_STEPS
         return gate_of_demo(_command(options), options.format)
     headless = is_headless(options)
-    # The workload's output would disturb the screen. Store it, and show it if the workload fails.
+    # Output of the workload would disturb the screen. Store the output, and show it if the workload fails.
     with (
         tempfile.TemporaryFile("w+") as said,
         tempfile.TemporaryFile("w+", encoding="utf-8") as written,
@@ -210,7 +211,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _require_training_options(options: argparse.Namespace) -> None:
-    """Raise UsageError for an option that training does not have."""
+    """Raise UsageError if an option was given that has no meaning for training."""
     if options.backend == "cuda":
         raise UsageError("--train: training runs on the CPU only; leave out --backend cuda")
     options_of_decoding = {
@@ -224,7 +225,7 @@ def _require_training_options(options: argparse.Namespace) -> None:
 
 
 def serve(options: argparse.Namespace) -> int:
-    """Run the instrumented workload until its steps are done or the workload is stopped."""
+    """Run the demo's workload in this process until its steps are done or it is stopped."""
     if options.gpus > 1:
         return _serve_ranks(options)
     from cbtop.profiler.profiler import BrickProfiler
@@ -234,7 +235,7 @@ def serve(options: argparse.Namespace) -> int:
     profiler.announce(Activity("starting"))
     first_rank = FirstRank.of(os.environ)
     stopped_by = _stopping_signals(options)
-    # Normally the first rank stops this rank. If that fails, SIGTERM must end this process.
+    # If this process is not the first rank, the first rank normally stops it. SIGTERM must end it in case that fails.
     if first_rank and first_rank.number:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
     line = ProgressLine(sys.stderr)
@@ -251,7 +252,8 @@ def serve(options: argparse.Namespace) -> int:
     def should_stop() -> bool:
         return bool(int(first_rank.said(lambda: b"%d" % is_told_to()))) if first_rank else is_told_to()
 
-    # Imported here, because Numba loads slowly. Viewers can already see the process.
+    # Imported here, because Numba loads slowly. At this point, viewers can already see the process and that it is
+    # starting.
     from cbtop.compute.errors import ComputeError, GuardError, LossError, NoTokenError
     from cbtop.compute.workload import run as run_workload
 
@@ -267,7 +269,8 @@ def serve(options: argparse.Namespace) -> int:
         line.clear()
         profiler.close("stopped by the guard")
         raise FailedCheckError(str(error)) from error
-    except (LossError, NoTokenError) as error:  # Catch these only during the run. A warm-up ignores NoTokenError.
+    except (LossError, NoTokenError) as error:
+        # Catch these errors only during the run. A warm-up ignores NoTokenError.
         line.clear()
         profiler.close(str(error).partition(";")[0])
         raise FailedCheckError(str(error)) from error
@@ -287,10 +290,7 @@ def _train(
     progress: Callable[[str, float | None], None],
     line: ProgressLine,
 ) -> None:
-    """Train the model.
-
-    The progress line shows the loss. At the end, print a line with the first and the last loss.
-    """
+    """Train the demo's model. The progress line shows the loss. The last line shows the first and the last loss."""
     from cbtop.compute.training.workload import run
 
     losses: list[float] = []
@@ -315,8 +315,8 @@ def _workload_options(
 ) -> WorkloadOptions:
     """Return the options of the workload. The backend `auto` is replaced by `cpu` or `cuda`.
 
-    The choice of a backend needs a model, so without `--model` the random model is written into the cache. This calls
-    `progress`. The reason for the choice is written on stderr, after clearing `line`.
+    The choice of a backend needs a model, so without `--model` the random model is written into the cache. `progress`
+    is called while the model is written. The reason for the choice is written on stderr, after clearing `line`.
     """
     from cbtop.compute.demo_model import demo_model  # imported here, because it loads numpy
 
@@ -352,7 +352,8 @@ def _workload_options(
 
 
 def _stopping_signals(options: argparse.Namespace) -> list[int]:
-    """Install handlers for the signals that stop this process. Returns the list that the handlers append to.
+    """Install handlers for the signals that stop this process. Returns a list, and the handlers append each received
+    signal to it.
 
     A workload that is watched ignores Ctrl-C, because the terminal also sends it to the watching process.
     """
@@ -364,12 +365,15 @@ def _stopping_signals(options: argparse.Namespace) -> list[int]:
 
 
 def _is_left(options: argparse.Namespace) -> bool:
-    """Return whether the parent process that this workload serves has ended."""
+    """Return whether this workload's parent process has ended."""
     return options.parent is not None and os.getppid() != options.parent
 
 
 def _serve_ranks(options: argparse.Namespace) -> int:
-    """Start one workload process for each GPU and wait for them. This process computes nothing itself."""
+    """Start one process of the demo's workload for each GPU and wait for them.
+
+    This process computes nothing itself.
+    """
     stopped_by = _stopping_signals(options)
     alone = argparse.Namespace(**vars(options) | {"gpus": 1})
     run_ranks(options.gpus, _command(alone), lambda: bool(stopped_by) or _is_left(options))
@@ -377,7 +381,7 @@ def _serve_ranks(options: argparse.Namespace) -> int:
 
 
 class DemoFeed(Feed):
-    """A feed that shows only the workload of the demo."""
+    """A feed that shows only the workload of the demo, and no other processes."""
 
     def __init__(self, process: subprocess.Popen[bytes], said: IO[str], window_s: float) -> None:
         super().__init__(window_s=window_s)
@@ -385,7 +389,7 @@ class DemoFeed(Feed):
         self._said = said
 
     def sources(self) -> tuple[SourceSummary, ...]:
-        """Return the workload or its ranks. Other processes are left out."""
+        """Return the process of the demo's workload, or all of its ranks. Other processes are left out."""
         own, job, seen = self.links.key_of(self._process.pid), job_of(self._process.pid), self.seen()
         hellos = {key: one.record.hello for key, one in seen.items()}
         return tuple(
@@ -395,7 +399,7 @@ class DemoFeed(Feed):
         )
 
     def finished(self) -> FeedEnd | None:
-        """Return the exit code and the last message of the workload if it has failed, otherwise None."""
+        """Return the exit code and the last message of the demo's workload if it has failed, otherwise None."""
         if not (self._process.poll() or 0) > 0:
             return None
         self._said.seek(0)
@@ -409,7 +413,7 @@ class DemoFeed(Feed):
 def _workload(
     options: argparse.Namespace, stdout: IO[str] | int, stderr: IO[str] | None
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run the workload as a child process. It is always stopped on exit."""
+    """Run the demo's workload as a child process. It is stopped in every case when the `with` block ends."""
     if options.prompt is None:
         stdout = subprocess.DEVNULL
     command = _command(options)
@@ -421,7 +425,7 @@ def _workload(
 
 
 def _command(options: argparse.Namespace) -> list[str]:
-    """Return the command line of the workload."""
+    """Return the command line that starts the demo's workload."""
     command = [sys.executable, "-m", "cbtop", "demo", "--serve-only", "--parent", str(os.getpid())]
     for name in ("model", "steps", "threads", "context"):
         if (value := getattr(options, name)) is not None:
@@ -449,7 +453,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
     process.terminate()
     try:
         process.wait(STOP_S)
-    except subprocess.TimeoutExpired:  # the workload is suspended, or busy compiling
+    except subprocess.TimeoutExpired:  # The workload did not end in time, because it is suspended or busy compiling.
         process.kill()
         process.wait()
 
@@ -460,15 +464,15 @@ def _print_when_done(feed: DemoFeed, process: subprocess.Popen[bytes], options: 
     with noted_interrupt() as is_interrupted:
         while process.poll() is None and not is_interrupted():
             feed.poll(POLL_MS)
-            # otherwise the generated text or the loss shows the progress
+            # Show the number of steps as progress. A model with a prompt shows its text, and training shows its loss.
             if options.prompt is None and not options.train:
                 _show_steps(line, feed.view(), options.steps)
         interrupted = is_interrupted()
-    if interrupted:  # the measurements until now are still worth printing
+    if interrupted:  # The user pressed Ctrl-C. Stop the workload and print what was measured until now.
         _stop(process)
     line.clear()
     if process.returncode and not interrupted and process.returncode > 0:
-        return process.returncode  # the workload has reported the reason itself
+        return process.returncode  # The workload has already printed why it failed.
     views = [view for view in _last_views(feed) if view.has_data]
     if not views:
         if interrupted:
@@ -494,7 +498,7 @@ def _signal_name(process: subprocess.Popen[bytes]) -> str:
 
 
 def _last_views(feed: DemoFeed) -> list[SourceView]:
-    """Return the views of the ended workload, one for each rank in order. All of its records are read before."""
+    """Return the views of the ended workload, one for each rank in order. Read all of its remaining records first."""
     deadline_s = time.monotonic() + STOP_S
 
     def views() -> list[SourceView]:
@@ -518,7 +522,7 @@ def _show_steps(line: ProgressLine, view: SourceView | None, steps: int | None) 
 
 
 class _Prompted:
-    """The generated text of a workload with a prompt. The screen shows it like the output of a program."""
+    """The text that the demo's model generates from a prompt. The screen shows it like the output of a program."""
 
     def __init__(self, process: subprocess.Popen[bytes], written: IO[str]) -> None:
         self._process = process
@@ -541,17 +545,18 @@ class _Prompted:
         self._process.terminate()
 
     def resize(self, columns: int, rows: int) -> None:
-        """Do nothing, because the screen wraps the text."""
+        """Ignore a new size of the screen, because the screen wraps the text itself."""
 
 
 def _write(text: str) -> None:
-    """Print a model's text immediately, without control characters."""
+    """Print a piece of the model's text immediately, without control characters."""
     sys.stdout.write("".join(map(_shown, text)))
     sys.stdout.flush()
 
 
 def _shown(character: str) -> str:
-    # Keep all kinds of spaces, and the joiners in emoji and scripts. For Python, these characters are not printable.
+    # Keep all kinds of spaces, and the joiners in emoji and scripts, although Python counts these characters as
+    # unprintable.
     is_kept = character.isprintable() or character in "\n\t\u200c\u200d" or unicodedata.category(character) == "Zs"
     return character if is_kept else "\ufffd"
 

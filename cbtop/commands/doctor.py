@@ -45,8 +45,9 @@ from cbtop.protocol.vocabulary import DeviceKind
 DESCRIPTION = "One line for each fact, measured now, with the way out where something is missing."
 EPILOG = "exit codes: 0 profiling works here, 1 it cannot: nothing can be recorded\n"
 
-ANSWER_S = 1.0  # seconds to wait for an answer; a running daemon answers within a quarter of this time
-DRIVER_S = 5.0  # seconds to wait for NVML; loading a driver takes up to three seconds
+# Wait this many seconds for a daemon's answer. A running daemon answers within a quarter of this time.
+ANSWER_S = 1.0
+DRIVER_S = 5.0  # Wait this many seconds for NVML. Loading a driver takes up to three seconds.
 CLOCK_READS = 10_000
 CLOCK_SOURCE = Path("/sys/devices/system/clocksource/clocksource0/current_clocksource")
 OLDEST_PYTHON = (3, 11)
@@ -78,7 +79,7 @@ def run(options: argparse.Namespace) -> int:
             facts.append(fact)
             if not options.json:
                 sys.stdout.write(_line(fact) + "\n")
-                sys.stdout.flush()  # some facts take a second, so print each one at once
+                sys.stdout.flush()  # Print each fact immediately, because finding some facts takes a second.
     works = all(fact.state != "failed" for fact in facts)
     if options.json:
         document = {"schema": "cbtop.doctor/1", "works": works, "facts": [asdict(fact) for fact in facts]}
@@ -148,10 +149,7 @@ def _runtime_directory() -> Iterator[Fact]:
 
 
 def _daemon(endpoint: str) -> Fact:
-    """Return whether a daemon answers.
-
-    It is not enough that its socket exists, because a daemon may have been killed.
-    """
+    """Return whether a daemon answers. An existing socket is not enough, because its daemon may have been killed."""
     none = "viewers start one inside themselves; `cbtop daemon` serves many"
     if not Path(endpoint.removeprefix("ipc://")).is_socket():
         return Fact("daemon", f"none runs at {endpoint}", "missing", none)
@@ -172,7 +170,7 @@ def _daemon(endpoint: str) -> Fact:
 
 def _sources(directory: Path) -> Fact:
     rings = [directory / name for name in rings_of(os.listdir(directory))]
-    # leave out processes that have recorded nothing, because their ring does not exist
+    # Leave out processes that have recorded nothing. They have not made their ring file yet.
     rings = [ring for ring in rings if ring.exists()]
     live = [int(ring.stem.partition("-")[0]) for ring in rings if runs(ring)]
     ended = len(rings) - len(live)
@@ -234,7 +232,7 @@ def _numba() -> Iterator[Fact]:
         yield Fact("numba", "the engine is not installed, and profiling does not need it", "missing", str(error))
         return
     try:
-        # Do not load Numba for this. It takes half a second, or longer if its kernels are not cached.
+        # Do not load Numba to answer this. Loading takes half a second, or longer if its kernels are not cached.
         from llvmlite import binding
 
         from cbtop.compute.backends import cpu_backend
@@ -253,7 +251,7 @@ def _numba() -> Iterator[Fact]:
 
 
 def _cuda() -> Iterator[Fact]:
-    """Yield the facts about CuPy and NVIDIA's compiler. Besides a driver, `--backend cuda` needs both."""
+    """Yield the facts about CuPy and NVIDIA's compiler. `--backend cuda` needs both, and a driver."""
     from cbtop.compute.errors import ComputeError
 
     way_out = "pip install 'cbtop[cuda]': `cbtop demo --backend cuda` needs it"

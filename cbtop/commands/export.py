@@ -111,7 +111,8 @@ def _chosen(processes: dict[str, RecordedProcess], options: argparse.Namespace) 
     holds_many, chosen = EXPORTERS[options.format].holds_many, processes
     if options.source is not None:
         chosen = {key: recorded for key, recorded in processes.items() if options.source in (key, str(recorded.pid))}
-    elif not holds_many:  # leave out processes that ended before the recording began, because they have no records
+    elif not holds_many:
+        # Leave out processes that ended before the recording began, because the recording has no records of them.
         chosen = {key: recorded for key, recorded in processes.items() if len(recorded.records)} or processes
     if not chosen or (len(chosen) > 1 and not holds_many):
         known = "; ".join(f"{key} ({one.process}, pid {one.pid})" for key, one in (chosen or processes).items())
@@ -126,12 +127,14 @@ def _opened(options: argparse.Namespace) -> Iterator[BinaryIO]:
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
         return
-    output = options.output.resolve()  # If the path is a symbolic link, replace its target and not the link.
+    # If the path of the output is a symbolic link, replace the link's target and not the link.
+    output = options.output.resolve()
     if output.exists() and not output.is_file():
         raise UsageError(f"{options.output}: not a regular file")
     if output.exists() and not options.force:
         raise UsageError(f"{options.output} exists; pass --force to overwrite it")
-    # The file gets its final name when it is complete. An interrupted export leaves no partial file under that name.
+    # Write under a temporary name, and give the file its final name when it is complete. So an interrupted export
+    # leaves no partial file under the final name.
     unfinished = output.with_name(f".{output.name}.{os.getpid()}")
     try:
         descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_EXCL, 0o600)

@@ -51,7 +51,7 @@ the kernels of the last burst, too, and its key K asks for three steps as this c
 exit codes: 0 kernels seen, 1 refused, 2 usage, 3 no such process or no step in time
 """
 SCHEMA = "cbtop.kernels/1"
-NAME_CHARS = 64  # maximum length of a kernel's name if the terminal is wide enough
+NAME_CHARS = 64  # maximum number of characters of a kernel's name in the table, if the terminal is wide enough
 LEAST_NAME_CHARS = 24
 
 
@@ -158,7 +158,7 @@ _HEAD = (
     "max",
     "µs/step",
 )
-_NUMBERS_CHARS = 103  # characters per line, without the kernel's name
+_NUMBERS_CHARS = 103  # number of characters of a table row without the kernel's name
 
 
 def _phase(phase: PhaseKernels) -> list[str]:
@@ -174,7 +174,7 @@ def _phase(phase: PhaseKernels) -> list[str]:
 
 
 def _makers(phase: PhaseKernels) -> Table:
-    """Return a row for each maker and source, with the names of its kernels."""
+    """Return a row for each library and source file that kernels come from, with the names of its kernels."""
     names: dict[tuple[str, str], list[str]] = {}
     for row in (row for brick in phase.bricks for row in brick.kernels):
         names.setdefault((str(row.maker) or units.NOT_MEASURED, row.maker.source), []).append(row.name)

@@ -69,7 +69,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _wait_for_answers(feed: Feed, timeout_s: float) -> None:
-    """Wait until every daemon has answered and each live source has ended a step, or until the timeout."""
+    """Wait until every daemon has answered and each live source has ended a step. Stop waiting at the timeout."""
     deadline_s = time.monotonic() + timeout_s
     while time.monotonic() < deadline_s and (
         feed.links.unanswered or feed.links.unread or _left_unread(feed) or not all(map(has_data, running(feed)))
@@ -101,9 +101,9 @@ def _exit_code(feed: Feed, rows: list[SourceRow]) -> int:
 
 
 def _rows(feed: Feed) -> list[SourceRow]:
-    """Return one row per source, by host and rank.
+    """Return one row for each source, sorted by host and rank.
 
-    If the daemon keeps a history, the rates of live sources are over the recent seconds.
+    If the daemon keeps a history, the rates of running sources are over the recent seconds.
     """
     found = {row.key: row for row in feed.listed().rows()}
     if any(row.state is SourceStatus.LIVE for row in found.values()):
@@ -119,7 +119,7 @@ def _rows(feed: Feed) -> list[SourceRow]:
 
 
 def _with_rates(row: SourceRow, recent: SourceRow) -> SourceRow:
-    """Return `row` with the step figures of `recent`. Unknown figures get a reason."""
+    """Return `row` of the source list with the step figures from `recent`. Unknown figures get a reason."""
     of_steps = ("steps_per_sec", "tokens_per_sec")
     unknown = [one for one in row.unknown if one.figure not in of_steps]
     unknown += [one for one in recent.unknown if one.figure in of_steps]

@@ -91,7 +91,8 @@ def run(options: argparse.Namespace) -> int:
     except ComputeError as error:
         raise UsageError(str(error)) from error
     name = options.kernel or options.reverse
-    # A GPU's kernel may be called `few_64`: its file says that it is attention.
+    # Search the names of files, too. A GPU kernel may be called `few_64`, and only the name of its file tells that it
+    # is attention.
     chosen = [one for one in launched if name is None or name in one.kernel or name in Path(one.file).stem]
     if not chosen:
         kernels = ", ".join(sorted({one.kernel for one in launched}))
@@ -113,7 +114,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _map_running(options: argparse.Namespace) -> int:
-    """Print the kernels of a process or of one in a recording."""
+    """Print the kernels of a running process, or of a process in a recording."""
     if options.model is not None or options.backend != "cpu" or options.prefill:
         raise UsageError("--running takes no MODEL.gguf, no --backend and no --prefill")
     key, kernels = _in_recording(options) if options.running else _in_process(options)
@@ -186,7 +187,7 @@ def _with_names(kernels: list[RunningKernel]) -> list[RunningKernel]:
 
 
 def _by_layer(launched: Sequence[Planned]) -> str:
-    """Return a table in execution order. Layers with equal launches share one block."""
+    """Return a table of kernel launches in execution order. Layers with the same launches share one block."""
     blocks: dict[tuple[Planned, ...], list[int | None]] = {}
     for layer, same in groupby(launched, key=lambda one: one.layer):
         blocks.setdefault(tuple(replace(one, layer=None) for one in same), []).append(layer)
@@ -217,7 +218,7 @@ def _kernel(one: Planned) -> tuple[str, ...]:
 
 
 def _sizes(sizes: Sequence[int] | None) -> str:
-    """Return a size such as `1184x2`, without trailing ones."""
+    """Return a launch size such as `1184x2`, without trailing ones."""
     if sizes is None:
         return ""
     used = max([at for at, size in enumerate(sizes) if size > 1], default=0) + 1
@@ -237,6 +238,6 @@ def _layers(layers: Sequence[int | None]) -> str:
 
 
 def _without_empty(rows: Table) -> Table:
-    """Remove empty columns. For example, kernels on a CPU have no grid and no block."""
+    """Remove columns without any value. For example, kernels on a CPU have no grid and no block."""
     kept = [at for at in range(len(rows[0])) if any(row[at] for row in rows[1:])]
     return [tuple(row[at] for at in kept) for row in rows]

@@ -37,11 +37,11 @@ BRICKS_A_ROUND = 2_000
 ROUNDS = 41
 STEPS_A_TURN = 8
 TURNS = 15
-ALPHA = 0.025  # probability that the true value is above the interval, and also that it is below
+ALPHA = 0.025  # Probability that the true value is above the printed interval. It is the same for below.
 FLOOR = "two clock reads"
 NOTHING = "nothing"
 OFF = "disabled"
-PLAIN = "plain step"  # name of the mode for a step with only its total time recorded
+PLAIN = "plain step"  # name of the profiling mode that records only the total time of each step
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Measured:
 
     @property
     def below_noise(self) -> bool | None:
-        """Whether the interval contains 1, so that the ratio may be noise. None without an interval."""
+        """Whether the interval of a ratio contains 1, so that the ratio may be noise. None without an interval."""
         return None if self.low is None or self.high is None else self.low <= 1 <= self.high
 
 
@@ -81,7 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     line = ProgressLine(sys.stderr)
-    # No daemon reads rings in this directory, so no reader disturbs the measurement.
+    # Rings are written to a new directory. No daemon reads them there, so nothing disturbs the measurement.
     with tempfile.TemporaryDirectory(prefix="cbtop-overhead-") as directory:
         profilers = _profilers(Path(directory))
         costs = _costs(_brick_ns(profilers, line), _step_us(profilers, options.model, line))
@@ -115,7 +115,7 @@ def _brick_ns(profilers: dict[str, BrickProfiler], line: ProgressLine) -> dict[s
     loops = {NOTHING: _nothing, FLOOR: _clock_reads} | {name: _pairs(one) for name, one in profilers.items()}
     found: dict[str, list[float]] = {name: [] for name in loops}
     step = profilers[PLAIN].step("bricks")
-    with step:  # The first step of each name is always sampled. Measure only later ones.
+    with step:  # The profiler always samples the first step of each name. Do not measure that step.
         pass
     with step:
         for turn in range(ROUNDS):
@@ -145,13 +145,13 @@ def _pairs(profiler: BrickProfiler) -> Callable[[int], None]:
         brick = BrickId.RMS_NORM
         for _ in repeat(None, times):
             profiler.stop_brick(profiler.start_brick(brick), 1)
-        profiler.finalize()  # include deferred work in the measured cost
+        profiler.finalize()  # Include work that the profiler has deferred in the measured cost.
 
     return loop
 
 
 def _step_us(profilers: dict[str, BrickProfiler], model: Path | None, line: ProgressLine) -> dict[str, list[float]]:
-    """Return the times (µs) of a decode step with each profiler, one for each turn."""
+    """Return the times of a decode step in µs with each profiler, one time for each turn."""
     # Imported here, because Numba loads slowly.
     from cbtop.compute.backends import cpu_backend
     from cbtop.compute.decoder.decoder import Decoder
@@ -160,9 +160,11 @@ def _step_us(profilers: dict[str, BrickProfiler], model: Path | None, line: Prog
 
     path = model or demo_model(line.show)
     go_by_kept_crossovers(line)
-    # Use the fastest settings, like `cbtop demo`. With a slower step, the cost of profiling would look smaller.
+    # Run the model with the fastest settings, like `cbtop demo`. In a slower step, the share of profiling would look
+    # smaller.
     loaded = model_to_run(path)
-    backend = cpu_backend(1)  # one thread, because several threads would also wait for busy cores
+    # Use one thread. Several threads would also wait for busy cores, and this time would count as profiling.
+    backend = cpu_backend(1)
     line.show("compiling kernels")
     decoders = {
         name: Decoder(loaded, backend.label, backend.threads, profiler, context=64)
@@ -173,7 +175,7 @@ def _step_us(profilers: dict[str, BrickProfiler], model: Path | None, line: Prog
     for turn in range(TURNS):
         line.show("timing decode steps", turn / TURNS)
         for name, decoder in decoders.items():
-            # every turn starts with a context of 4 tokens, because the context changes the time of attention
+            # Begin every turn with a context of 4 tokens, because attention takes longer with a longer context.
             decoder.position = 4
             begun_ns = time.perf_counter_ns()
             for _ in range(STEPS_A_TURN):
@@ -203,16 +205,15 @@ def _ratio(times: list[float], others: list[float]) -> Measured:
 
 
 def _measured(values: list[float]) -> Measured:
-    """Return the median of the values with an interval between two order statistics.
-
-    The interval is valid for any distribution.
+    """Return the median of the values with a confidence interval between two order statistics. The interval is valid
+    for any distribution.
     """
     ordered, k = sorted(values), bound_of_median(len(values), ALPHA)
     return Measured(statistics.median(ordered), *((ordered[k - 1], ordered[-k]) if k else (None, None)))
 
 
 def _plain(cost: Cost) -> dict[str, object]:
-    """Return the JSON fields: each figure with its interval, and whether each ratio is below noise."""
+    """Return the JSON fields of the results: each figure with its interval, and whether each ratio is below noise."""
     ratios = {"times_floor": cost.times_floor, "step_ratio": cost.step_ratio}
     noise = {f"{name}_below_noise": one.below_noise if one else None for name, one in ratios.items()}
     return {**asdict(cost), **noise}
@@ -237,7 +238,7 @@ def _text(costs: list[Cost], recorder: str) -> str:
 
 
 def _between(found: Measured | None, digits: str, *, is_ratio: bool = False) -> str:
-    """Return a text such as `1.012 (0.998–1.031) below noise`."""
+    """Return a ratio with its interval as text, such as `1.012 (0.998–1.031) below noise`."""
     if found is None:
         return units.NONE_THERE
     interval = units.NOT_MEASURED

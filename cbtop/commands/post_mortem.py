@@ -56,7 +56,8 @@ def run(options: argparse.Namespace) -> int:
     rings.sort(key=_newest_first)
     read = [(ring, each) for ring in rings if (each := _read(ring, options.steps))]
     if options.pid is None:
-        # Leave out running processes, and processes without any record. Both are shown only if `--pid` names them.
+        # By default, leave out running processes and processes without any record. They are shown if `--pid` names
+        # them.
         read = [(ring, each) for ring, each in read if each.state is not SourceStatus.LIVE and each.produced]
     found = [each for _, each in read]
     if not found:
@@ -85,8 +86,10 @@ def _newest_first(ring: Path) -> float:
 
 
 def _overview(newest: Path, found: list[PostMortem]) -> str:
-    """Return the newest process with its bricks and verdicts, and one line for each other process."""
-    # Imported here, because loading takes 0.3 s. `--help` and JSON need neither import.
+    """Return text about the newest ended process with its bricks and verdicts, and one line for each other
+    process.
+    """
+    # Imported here, because loading these modules takes 0.3 s. `--help` and JSON do not need them.
     from cbtop.commands.shared.ring_view import view_of
     from cbtop.reports.overview import bricks_and_verdicts
 

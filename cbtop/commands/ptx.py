@@ -116,7 +116,7 @@ def run(options: argparse.Namespace) -> int:
 def _analysed_files(
     options: argparse.Namespace, severities: list[LintSeverity], toolbox: Toolbox
 ) -> tuple[list[PtxFile], list[UsageError]]:
-    """Return the analysis of each file, and an error for each file that cannot be read or parsed."""
+    """Return the analysis of each PTX file, and an error for each file that cannot be read or parsed."""
     files, unusable = [], []
     for name, read in _texts(options.what):
         try:
@@ -142,9 +142,10 @@ def _written(files: list[PtxFile], options: argparse.Namespace) -> str:
 
 
 def _failures(file: PtxFile) -> Iterator[Failure]:
-    """Yield the findings in a file and the waste of its entries, for SARIF. Waste without a line has its entry's.
+    """Yield the problems and the wasted work found in a PTX file, for SARIF.
 
-    Each is at its line of the source, and related to its line of the PTX, if the PTX has debug lines.
+    Each is at its line in the PTX. Waste without a line is at the line of its kernel entry. If the PTX has debug
+    lines, each is at its line of the source code and refers to the line in the PTX.
     """
     for one in file.findings:
         message = f"{one.function}: {one.message}. To repair: {one.lint.fix}."
@@ -168,7 +169,7 @@ def _failure(
 
 
 def _relative(path: str) -> str:
-    """Return a path relative to the working directory if it is inside, or else the absolute path."""
+    """Return a path relative to the working directory if the file is inside of it, or else the absolute path."""
     relative = os.path.relpath(path)
     return relative if not relative.startswith(os.pardir) else str(Path(path).absolute())
 
@@ -191,7 +192,7 @@ def _analysed(
 
 
 def _texts(what: str) -> list[tuple[str, Callable[[], str]]]:
-    """Return the name of each PTX that the argument names, and a function that reads its text."""
+    """Return the name of each PTX that the command's argument names, and a function that reads its text."""
     path = Path(what)
     if path.is_dir():
         paths = sorted(one for one in path.rglob(f"*{SUFFIX}") if one.is_file())
@@ -255,7 +256,7 @@ def _list() -> int:
 
 
 def _text_of(digits: str) -> str:
-    """Return the PTX of the only stored hash that begins with these digits."""
+    """Return the stored PTX that has a hash beginning with these digits. Exactly one must match."""
     if not _is_hash(digits):
         raise UsageError(f"{digits!r} is not a hash; pass hexadecimal digits, as `cbtop ptx list` prints them")
     registry = PtxRegistry()

@@ -26,7 +26,7 @@ from cbtop.protocol.errors import RecordingError, VersionError
 from cbtop.protocol.vocabulary import SourceStatus
 from cbtop.reports import HTML, TIMELINE
 
-if TYPE_CHECKING:  # imported for types only, because it loads numpy
+if TYPE_CHECKING:  # imported for types only, because this import loads numpy
     from cbtop.feeds.replay import ReplayFeed
 
 DESCRIPTION = (
@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_replay_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add all options of a replay except the file."""
+    """Add all options of a replay, but not the argument for the recording."""
     parser.add_argument(
         "--at", type=_moment, metavar="SEC",
         help="begin there (default: screen the first data, report the end; of a saved range, all of it)",
@@ -81,9 +81,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _window_s(options: argparse.Namespace, *, headless: bool) -> float:
-    """Return the length of the window in seconds.
+    """Return how many seconds of the recording a report covers.
 
-    A report that compares with a baseline needs all data, so its window is the whole recording.
+    A report that compares with a baseline needs all data, so it covers the whole recording.
     """
     if not headless or options.baseline is None or shows_window(options, by_default=False):
         return window_s(options)

@@ -6,7 +6,7 @@ only os and modules that Python has already loaded. Otherwise it also imports ar
 
 from __future__ import annotations
 
-import _signal  # `signal` would import enum, which takes a third of Python's start time
+import _signal  # The public module `signal` would import enum, which takes a third of Python's start time.
 import errno
 import os
 import sys
@@ -19,7 +19,9 @@ from cbtop.protocol.process import is_running, pid_namespace, process_start
 from cbtop.protocol.runtime_directory import runtime_directory
 from cbtop.protocol.signals import suppressed
 
-TYPE_CHECKING = False  # false at run time, because importing `typing` takes longer than starting Python
+# Only type checkers take this for true. Importing the real `TYPE_CHECKING` from `typing` takes longer than starting
+# Python.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
@@ -50,7 +52,8 @@ Not shown: Python with -I, -E or -S, and children with another environment (with
 Put `cbtop run` before a wrapper: cbtop run -- opentelemetry-instrument python app.py. If a shell script puts a
 directory with a sitecustomize first on PYTHONPATH, Python does not load cbtop: append that directory instead.
 """
-# The options with a value. Each has the value's name in the help, the default, and the help text.
+# The options of `cbtop run` that have a value. For each option: the value's name in the help, the default, and the
+# help text.
 OPTIONS: dict[str, tuple[str, str | None, str]] = {
     "--overhead": (
         "PERCENT", None,
@@ -64,11 +67,14 @@ GUARD = "--guard"
 DEFAULT_GUARD = "log"
 GUARD_VARIABLE = "CBTOP_GUARD"
 DEFAULT_OVERHEAD, EVERY_STEP = "3%", "100%"
-NVIDIA_DRIVERS = ("/proc/driver/nvidia", "/dev/dxg")  # if one of these files exists, the machine may have a GPU
+# If one of these files exists, the machine may have an NVIDIA GPU.
+NVIDIA_DRIVERS = ("/proc/driver/nvidia", "/dev/dxg")
 HOOK = os.path.join(os.path.dirname(cbtop.profiler.__file__), "instrument", "import_hook")
-NOT_FOUND, NOT_ALLOWED = 127, 126  # the exit codes of a shell for these errors
+# A shell ends with these exit codes if a command is not found, or if it may not be executed.
+NOT_FOUND, NOT_ALLOWED = 127, 126
 MAX_MARK_CHARS = 80
-END_SUFFIX = ".end"  # suffix of a run's FIFO; the import hook and `launched` also use this suffix
+# Suffix of the name of a run's FIFO. The import hook and the module `launched` contain the same suffix.
+END_SUFFIX = ".end"
 SHELL = "/bin/sh"
 PYTHONS_LOCALES = ("C.UTF-8", "C.utf8", "UTF-8")
 
@@ -109,7 +115,7 @@ def plain(arguments: Sequence[str]) -> tuple[list[str], float, str | None, bool,
             continue
         name, has_value, value = word.partition("=")
         if name == GUARD and not has_value:
-            return None  # its value is optional
+            return None  # `--guard` may have no value. Only argparse can parse that.
         value = value if has_value else next(words, "-")
         if name not in given or value.startswith("-"):
             return None
@@ -130,7 +136,8 @@ def run(options: argparse.Namespace) -> int:
     if options.watch:
         if not all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)):
             raise UsageError("--watch: the screen wants a terminal; watch it with `cbtop` in another one")
-        from cbtop.commands.shared.program import Program  # the imports of a screen take a third of a second
+        # Importing the modules of a screen takes a third of a second.
+        from cbtop.commands.shared.program import Program
         from cbtop.commands.shared.show import settle_options
 
         settle_options(options)
@@ -139,7 +146,8 @@ def run(options: argparse.Namespace) -> int:
             from cbtop.commands.shared.watch import watch
 
             return watch(program, command[0], options)
-    import signal  # already loaded, because the handlers in `options.signals` come from `signal`
+    # This import costs nothing. The handlers in `options.signals` come from `signal`, so it is already loaded.
+    import signal
 
     for number, found in options.signals.items():
         signal.signal(number, found)
@@ -150,7 +158,8 @@ def become(command: list[str], overhead_percent: float, record: str | None, quie
     """Replace this process by `command`. If `record` is not None, the run is recorded into that file.
 
     Returns an exit code only if the command cannot be run. With `quiet`, no summary is printed when the command ends.
-    `guard` is the setting of the guard, or None for the one in the environment.
+    `guard` is the setting of the guard (the check for wrong values such as NaN). If it is None, the setting in the
+    environment is used.
     """
     said = []
     if isolating := isolating_option(command):
@@ -167,17 +176,19 @@ def become(command: list[str], overhead_percent: float, record: str | None, quie
             _say(f"{record} exists: choose another name, or remove it")
             return 2
         if record is not None and not _record_beside(record):
-            return 2  # the recorder has printed the reason
+            return 2  # The recorder has already printed why it could not start.
     except OSError as error:
         _say(f"no recorder could be started: {error.strerror}")
         return 1
     if additions and not quiet:
-        # No descriptor, process or disk space is left. Run the command without a summary.
+        # Making the process for the summary may fail, because no descriptor, process or disk space is left. Then run
+        # the command without a summary.
         with suppressed(OSError):
             _summarize_at_end(additions["CBTOP_RUN_ID"].partition(":")[2], record)
-    for line in said:  # print these lines only now, because from here on the command will run
+    for line in said:  # Print these lines only now, when nothing can keep the command from running any longer.
         _say(line)
-    # Python ignores these two signals, and an ignored signal would stay ignored in the command.
+    # Python ignores SIGPIPE and SIGXFSZ. An ignored signal would stay ignored in the command, so restore the
+    # defaults.
     for number in (_signal.SIGPIPE, _signal.SIGXFSZ):
         _signal.signal(number, _signal.SIG_DFL)
     os.environ.update(additions)
@@ -201,11 +212,11 @@ def _execute(command: list[str]) -> NoReturn:
     except OSError as error:
         if error.errno != errno.ENOEXEC:
             raise
-        os.execv(SHELL, [SHELL, path, *command[1:]])  # the file has no `#!` line, so a shell runs it
+        os.execv(SHELL, [SHELL, path, *command[1:]])  # The file has no `#!` line, so run it with a shell.
 
 
 def _has_pythons_locale() -> bool:
-    """Return whether Python itself has set LC_CTYPE when it started (PEP 538), and not the user."""
+    """Return whether Python itself, and not the user, has set LC_CTYPE. Python may do so when it starts (PEP 538)."""
     if os.environ.get("LC_CTYPE") not in PYTHONS_LOCALES:
         return False
     with suppressed(OSError), open("/proc/self/environ", "rb") as given:
@@ -217,8 +228,8 @@ def _record_beside(path: str) -> bool:
     """Start a recorder that ends with this process, and wait until the recording has begun.
 
     Returns False if the recorder fails. The recorder is detached, so the command has no unexpected child. It has its
-    own session, so typed keys do not reach it. It reports its start on a separate descriptor, because a
-    `sitecustomize` or a .pth file may print to stdout before.
+    own session, so typed keys do not reach it. It reports its start on a separate descriptor. Stdout may already
+    contain text that a `sitecustomize` or a .pth file has printed.
     """
     begun, says = os.pipe()
     os.set_inheritable(says, True)
@@ -234,19 +245,18 @@ def _record_beside(path: str) -> bool:
 
 
 def _summarize_at_end(mark: str, record: str | None) -> None:
-    """Start a process that prints a summary of the run when this process ends. Raises OSError if it cannot be
-    started.
+    """Start a process that prints a summary of the run when the command ends. Raises OSError if it cannot be started.
 
-    The new process is not a child of the command. It waits on a FIFO next to the run's mark. It imports nothing until
-    a process of the run has recorded a step.
+    The new process is not a child of the command. It waits on a FIFO, which is next to the file that marks the run.
+    It imports nothing until a process of the run has recorded a step.
     """
     path, pid = mark + END_SUFFIX, os.getpid()
     os.mkfifo(path, 0o600)
-    # exec closes `fifo` and `command`, because they are close-on-exec.
+    # The descriptors `fifo` and `command` are close-on-exec, so this process need not close them.
     fifo = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         command = os.pidfd_open(pid)
-    except (AttributeError, OSError):  # an old kernel, or not Linux
+    except (AttributeError, OSError):  # The kernel is too old for `pidfd_open`, or the system is not Linux.
         command = None
     if _is_detached_child():
         try:
@@ -260,13 +270,13 @@ def _summarize_at_end(mark: str, record: str | None) -> None:
 def _is_detached_child() -> bool:
     """Fork a process that is not our child and has its own session. Returns True in the new process.
 
-    The new process has an empty stdin and stdout. An intermediate child makes the new process. SIGCHLD is ignored
-    meanwhile. Otherwise the CPU time of the intermediate child would count as time of our children.
+    The new process has an empty stdin and stdout. A child of this process makes the new process and ends at once.
+    SIGCHLD is ignored meanwhile, because otherwise the CPU time of that child would count as time of our children.
     """
     before = _signal.signal(_signal.SIGCHLD, _signal.SIG_IGN)
     try:
         if between := os.fork():
-            # waitpid raises this error when the child has ended, because SIGCHLD is ignored.
+            # SIGCHLD is ignored, so waitpid raises this error when the child has ended.
             with suppressed(ChildProcessError):
                 os.waitpid(between, 0)
             return False
@@ -307,7 +317,7 @@ def isolating_option(command: Sequence[str]) -> str:
                 return f"-{letter}"
             if letter in "cm":
                 return ""
-            if letter in "WX":  # the value of -W or -X is the rest of this word, or the next word
+            if letter in "WX":  # The options -W and -X have a value. It is the rest of this word, or the next word.
                 _ = option[at:] or next(options, "")
                 break
     return ""
@@ -319,7 +329,7 @@ def _is_python(word: str) -> bool:
 
 
 def _found(name: str) -> str:
-    """Return the path of the command `name`, found as a shell does, or "" if there is none."""
+    """Return the path of the command `name`, found as a shell does, or "" if it does not exist."""
     if os.path.dirname(name):
         return name
     for directory in os.environ.get("PATH", os.defpath).split(os.pathsep):
@@ -338,7 +348,7 @@ def _additions(overhead_percent: float) -> dict[str, str]:
     namespace = pid_namespace() or 0
     for name in os.listdir(directory):
         if _is_of_a_killed_run(name, namespace):
-            with suppressed(FileNotFoundError):  # another `cbtop run` has already removed the file
+            with suppressed(FileNotFoundError):  # Another `cbtop run` has already removed the file of the killed run.
                 os.unlink(os.path.join(directory, name))
     nothing_yet = os.path.join(directory, f"run-{namespace}-{os.getpid()}-{process_start(os.getpid()) or 0}")
     os.close(os.open(nothing_yet, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
@@ -351,7 +361,9 @@ def _additions(overhead_percent: float) -> dict[str, str]:
 
 
 def _is_of_a_killed_run(name: str, namespace: int) -> bool:
-    """Return whether `name` in the runtime directory is the mark or FIFO of a run that was killed."""
+    """Return whether `name` is the name of a file in the runtime directory that was left by a killed run: its mark or
+    its FIFO.
+    """
     kind, *numbers = name.removesuffix(END_SUFFIX).split("-") if len(name) <= MAX_MARK_CHARS else [""]
     if kind != "run" or len(numbers) != 3 or not all([each.isascii() and each.isdecimal() for each in numbers]):
         return False
@@ -360,7 +372,8 @@ def _is_of_a_killed_run(name: str, namespace: int) -> bool:
 
 
 def _say(line: str) -> None:
-    with suppressed(OSError):  # Run the command even if the disk is full or nothing reads stderr.
+    # Write a line on stderr. If that fails because the disk is full or nothing reads stderr, the command still runs.
+    with suppressed(OSError):
         if sys.stderr is not None:
             sys.stderr.write(f"cbtop: {line}\n")
             sys.stderr.flush()
@@ -374,9 +387,13 @@ def _allowed(overhead: str | None, record: str | None) -> float:
 
 
 def _checked(guard: str | None) -> str | None:
-    """Return the setting of the guard. Raises UsageError if it is not valid."""
+    """Return the setting of the guard (the check for wrong values such as NaN).
+
+    Raises UsageError if it is not valid.
+    """
     if guard is not None:
-        from cbtop.profiler.guard_setting import guard_setting  # it loads dataclasses, which takes 10 ms
+        # Imported here, because this import loads dataclasses, which takes 10 ms.
+        from cbtop.profiler.guard_setting import guard_setting
 
         try:
             guard_setting(guard)
@@ -386,7 +403,7 @@ def _checked(guard: str | None) -> str | None:
 
 
 def recorded_overhead() -> str:
-    """Return the default overhead of a recording. Every step is recorded unless there may be a GPU.
+    """Return the overhead that a recording may have by default. Every step is recorded unless there may be a GPU.
 
     On a GPU, recording every step of an eager model needs extra timestamps (stamps), and these make the model wait
     for the host. With the smaller default overhead, a step is recorded by the times of its kernels.

@@ -55,9 +55,10 @@ exit codes: 0 data seen, 1 runtime error or not let in, 2 usage, 3 nothing runni
 """
 
 POLL_MS = 100
-# Maximum seconds to wait for a complete window after the duration. A daemon that sends nothing gives no window.
+# Maximum seconds to wait for a complete window after the requested duration. If a daemon sends nothing, the window
+# never becomes complete.
 MAX_LONGER_S = 5.0
-RANKS_WATCH_S = 1.5  # seconds of watching that are enough to find the slowest rank
+RANKS_WATCH_S = 1.5  # Watch for this many seconds to find the slowest rank.
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -82,7 +83,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_attach_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options that choose the daemons, the duration and the content."""
+    """Add the options that choose the daemons, how long to watch, and what to show."""
     add_source_argument(parser)
     parser.add_argument(
         "--timeout", type=positive_seconds, default=5.0, metavar="SEC", help="how long to wait for data (default: 5)"
@@ -118,7 +119,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _wait_for_data(feed: Feed, options: argparse.Namespace) -> None:
-    """Wait until every daemon has answered and a live source has data, or until the timeout."""
+    """Wait until every daemon has answered and a live source has data. Stop waiting at the timeout."""
     from cbtop.viewmodels.selection import has_data
 
     deadline_s = time.monotonic() + options.timeout
@@ -133,21 +134,22 @@ def _wait_for_data(feed: Feed, options: argparse.Namespace) -> None:
 
 
 def _wait_for_devices(feed: Feed, timeout_s: float) -> None:
-    """Wait until every device has two samples, or until the timeout. Averages need two samples."""
+    """Wait until every device has two samples, because averages need two. Stop waiting at the timeout."""
     deadline_s = time.monotonic() + timeout_s
     while not feed.knows_devices and time.monotonic() < deadline_s:
         feed.poll(POLL_MS)
 
 
 def _wait_for_records(feed: Feed, timeout_s: float) -> None:
-    """Wait until every running source has a record, or until the timeout."""
+    """Wait until every running source has recorded something. Stop waiting at the timeout."""
     deadline_s = time.monotonic() + timeout_s
     while not all(len(record.recent) for record in running(feed)) and time.monotonic() < deadline_s:
         feed.poll(POLL_MS)
 
 
 def _watch(feed: Feed, options: argparse.Namespace, duration_s: float | None) -> None:
-    """Wait until the duration is over. Without a duration, wait until all sources have ended, or until Ctrl-C.
+    """Wait until the requested duration is over. Without a duration, wait until all sources have ended, or until
+    Ctrl-C.
 
     A daemon sends a few times a second, so the window may be complete only a moment after the duration.
     """
@@ -174,12 +176,12 @@ def _watch(feed: Feed, options: argparse.Namespace, duration_s: float | None) ->
 
 
 def _report(feed: Feed, options: argparse.Namespace, was_live: bool) -> int:
-    """Print the report. `was_live` is whether a source ran when this command began to watch."""
+    """Print the report of `cbtop`. `was_live` is whether a source ran when this command began to watch."""
     from cbtop.viewmodels.selection import has_data, is_live, state_of
 
     records = known(feed)
     live = [record for record in records if is_live(record)]
-    # If no source runs, show the newest ended process. Otherwise show only running processes.
+    # If no process runs, show the newest ended one. Otherwise show only running processes.
     if live:
         shown = [record for record in live if has_data(record, options.phase)]
     else:
@@ -237,9 +239,9 @@ def _last_with_data(feed: Feed, ended: list[SourceRecord], options: argparse.Nam
 
 
 def _wait_for_members(feed: Feed, shown: Sequence[SourceRecord], timeout_s: float) -> int:
-    """Wait until all sources that may be merged with the shown ones are read, or until the timeout.
+    """Wait until the data of all sources that may be merged with the shown ones is read.
 
-    Returns the number of sources that are not read yet.
+    Stop waiting at the timeout. Returns the number of sources with missing data.
     """
     deadline_s = time.monotonic() + timeout_s
     while (left := set[str]().union(*(feed.read_alike(one.key) for one in shown))) and time.monotonic() < deadline_s:
@@ -270,12 +272,12 @@ def unanswered(feed: Feed) -> str:
 
 
 def unread(feed: Feed) -> str:
-    """Return a text with the daemons that sent more data than could be applied in time."""
+    """Return a text with the daemons that have sent more data than this viewer could apply in time."""
     return f"time is up, and there is more to read from {', '.join(feed.links.unread)}"
 
 
 def known(feed: Feed) -> list[SourceRecord]:
-    """Return all sources. The newest live source comes first."""
+    """Return all sources. The newest one that runs comes first."""
     seen = feed.seen()
     return [seen[source.key].record for source in feed.sources()]
 
@@ -288,7 +290,7 @@ def running(feed: Feed) -> list[SourceRecord]:
 
 
 def runs_ranks(feed: Feed) -> bool:
-    """Return whether several ranks run, so that they can be compared."""
+    """Return whether several ranks of a job run, so that they can be compared."""
     return sum(record.hello is not None and record.hello.rank is not None for record in running(feed)) > 1
 
 

@@ -41,7 +41,7 @@ a processor, unless no setting was told from another. Ctrl-C leaves what was mea
 """
 SCHEMA = "cbtop.tune/1"
 BUDGET_S = 120
-MAX_SHARES = 6  # maximum number of bricks in the text
+MAX_SHARES = 6  # The text names at most this many bricks.
 INTERRUPTED = 130
 
 

@@ -98,7 +98,8 @@ def run(options: argparse.Namespace) -> int:
         on_gpu = options.backend == "cuda"
         by = _by_gpu() if on_gpu else run_here
         chosen = _chosen(list(variants_on_gpu() if on_gpu else variants()), options.brick)
-        # Check the model first. The kernels take a minute, and an unusable file should be reported before.
+        # Check the model before the kernels. The kernels take a minute, and an unusable model file should be reported
+        # earlier.
         model = _of_model(options.model, options.backend, line) if options.model else []
         kernels = []
         for done, variant in enumerate(chosen):
@@ -109,7 +110,8 @@ def run(options: argparse.Namespace) -> int:
     finally:
         line.clear()
     if options.brick:
-        # Also keep the checks of whole passes, because only they give the brick its real inputs.
+        # If the user chose one brick, keep the checks of whole passes, too. Only they run the brick with its real
+        # inputs.
         model = [result for result in model if options.brick == result.brick or result.assertion == WHOLE_PASS]
     sys.stdout.write(FORMATS[options.format](kernels, model))
     sys.stdout.flush()
@@ -136,7 +138,7 @@ def _cosine(text: str) -> float:
 
 
 def _compare_files(options: argparse.Namespace, line: ProgressLine) -> int:
-    """Print the differences between the weights of --model and --against. No kernel runs."""
+    """Print the differences between the weights of the models --model and --against. No kernel runs."""
     if not options.model:
         raise UsageError("--against compares two files; pass the other one as --model")
     if options.brick or options.backend != "cpu" or options.format not in ("text", "json"):
@@ -232,7 +234,7 @@ def _chosen(all_of_them: Sequence[Variant], brick: str | None) -> Sequence[Varia
 
 
 def _by_gpu() -> Run:
-    """Return a function that runs kernels on the GPU. Raises ComputeError without a GPU."""
+    """Return a function that runs a kernel on the GPU. Raises ComputeError without a GPU."""
     from cbtop.compute.gpu.arguments import run_on
     from cbtop.compute.gpu.device import Gpu
 
@@ -302,17 +304,16 @@ def _name(one: Verified) -> str:
 
 
 def _beside(one: Verified) -> str:
-    """Return a text with the other implementation that the kernel was compared with.
-
-    Return "" if it is the reference.
-    """
+    """Return a text with the implementation that a kernel was compared with. Return "" if it was the reference."""
     from cbtop.compute.verification import REFERENCE
 
     return "" if one.peer == REFERENCE else f" beside {one.peer}"
 
 
 def _error(one: Verified | CheckResult) -> str:
-    """Return the error, or "NaN" or "infinity" if a value was not finite, or "" without an error."""
+    """Return the numerical error of a check, or "NaN" or "infinity" if a value was not finite, or "" without an
+    error.
+    """
     return one.not_finite or ("" if one.max_error is None else f"{one.max_error:.1e}")
 
 
@@ -383,7 +384,7 @@ def _sarif(kernels: Sequence[Verified], model: Sequence[CheckResult]) -> str:
     checked = dict.fromkeys([contract_of[one.contract].name for one in kernels])
     checked |= dict.fromkeys([contract_of[one.brick].name for one in model])
     rules = {(name, rule.means): rule for name in checked for rule in _rules(contract_of[name])}
-    for one in model:  # add the checks of whole passes, because no contract lists them
+    for one in model:  # Add a rule for each check of whole passes, because no contract lists these checks.
         name = contract_of[one.brick].name
         file = f"compute/contracts/{name}.yaml"
         rules.setdefault((name, one.assertion), SarifRule(f"{name}/{one.assertion}", one.assertion, file, 1))
@@ -391,7 +392,7 @@ def _sarif(kernels: Sequence[Verified], model: Sequence[CheckResult]) -> str:
 
 
 def _rules(contract: Contract) -> Iterator[SarifRule]:
-    """Yield a rule for every property that is checked for a kernel, with the line of its contract."""
+    """Yield a SARIF rule for every property that is checked for a kernel, with the line of its contract."""
     from cbtop.compute.verification import PEERS
 
     lines = {"finite": "equations"} | {f"equals {peer}": "tolerance" for peer in PEERS}

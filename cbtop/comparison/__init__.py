@@ -1,1 +1,4 @@
-"""Compare two periods of a process, or several runs. Both use the same statistics. No view models are imported."""
+"""Compare two periods of one process, or several runs.
+
+Both comparisons use the same statistics. This package imports no view models.
+"""

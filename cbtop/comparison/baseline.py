@@ -1,10 +1,11 @@
-"""A baseline: the time of each phase, brick and layer of a process over one period, with the conditions of the
+"""A baseline: the times of each phase, brick and layer of a process over one period, with the conditions of the
 period.
 
 All figures are derived from records.
 """
 
-# Times are exclusive, in µs per token, or in µs per step if tokens are not known. Only recorded steps count.
+# The times of bricks are exclusive. They are in µs per token, or in µs per step if the number of tokens is not known.
+# Only recorded steps count.
 
 from __future__ import annotations
 
@@ -17,7 +18,9 @@ from cbtop.comparison.noise import Figure
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """Program, machine and settings during a measurement. A field is None or empty if it was not reported."""
+    """The program, machine and settings of a process during a measurement. A field is None or empty if it was not
+    reported.
+    """
 
     program: str
     pid: int
@@ -29,72 +32,75 @@ class Surroundings:
     backend: str | None
     threads: int | None
     host: str
-    devices: tuple[str, ...]  # names of the GPUs
+    devices: tuple[str, ...]  # names of the GPUs that the process uses
     sample_every: int
 
 
 @dataclass(frozen=True, slots=True)
 class BrickWork:
-    """The work of a brick per token (or step), derived from shapes. It includes the brick's point on the roofline."""
+    """The work of a brick per token (or step), computed from the shapes of its tensors, and its point on the
+    roofline.
+    """
 
     flops: float
     intensity: float  # FLOP per byte
-    gflops: float  # GFLOP/s, as the roofline shows it
+    gflops: float  # rate of work in GFLOP/s, as the roofline shows it
 
 
 @dataclass(frozen=True, slots=True)
 class PhaseTimes:
-    """The times of a phase."""
+    """The times of the steps, bricks and layers of one phase."""
 
     unit: str  # "token" or "step": the times of bricks and layers are in µs per this unit
-    step_us: Figure  # time of a step, over all steps, also over steps without recorded bricks
-    tokens_per_sec: Figure | None  # tokens per second of wall-clock time
-    places: Mapping[Place, PlaceTimes]  # times of bricks over all layers, of bricks in one layer, and of whole layers
-    work: Mapping[Brick, BrickWork] = field(default_factory=dict)  # only bricks that declare their work
+    step_us: Figure  # time of a step, over all steps, including steps without recorded bricks
+    tokens_per_sec: Figure | None  # tokens of this phase per second of wall-clock time
+    # for each brick over all layers, each brick in a layer, and each whole layer: its times
+    places: Mapping[Place, PlaceTimes]
+    work: Mapping[Brick, BrickWork] = field(default_factory=dict)  # the work of each brick that declares its work
 
     @property
     def bricks(self) -> dict[Brick, Figure]:
-        """The time of each brick, over all layers and outside of layers.
+        """The time of each brick: over all layers, or outside of layers.
 
-        The time between bricks counts as a brick, too.
+        The time between bricks counts as a brick of its own.
         """
         return {brick: one.time for (brick, layer), one in self.places.items() if brick and layer is None}
 
     @property
     def cells(self) -> dict[tuple[Brick, str], Figure]:
-        """The time of each brick in each layer."""
+        """The time of each brick in each single layer."""
         return {(brick, layer): one.time for (brick, layer), one in self.places.items() if brick and layer}
 
     @property
     def layers(self) -> dict[str, Figure]:
-        """The time of each whole layer."""
+        """The time of each whole layer, by the name of the layer."""
         return {layer: one.time for (brick, layer), one in self.places.items() if brick is None and layer}
 
 
 @dataclass(frozen=True, slots=True)
 class PhaseFigures:
-    """The steps of one phase. Their times are known if at least MIN_BLOCKS blocks of steps were recorded."""
+    """The steps of one phase. The times are None unless at least MIN_BLOCKS blocks of steps were recorded."""
 
     phase: str
     steps: int
     share: float  # number of steps of this phase, divided by the number of steps of all phases
-    tokens: float | None  # mean number of tokens per step
-    sequences: float | None  # mean number of sequences per step
-    cached: float | None  # mean number of cached positions of a sequence before a step
-    blocks: int  # number of blocks with recorded steps
+    tokens: float | None  # mean number of tokens per step of this phase
+    sequences: float | None  # mean number of sequences per step of this phase
+    cached: float | None  # mean number of positions of a sequence that were cached before the step
+    blocks: int  # number of blocks of steps that contain recorded steps
     times: PhaseTimes | None
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The figures of one process over some seconds."""
+    """The figures of one process over some seconds, such as its recent window."""
 
     key: str
     surroundings: Surroundings
     phases: tuple[PhaseFigures, ...]
-    begin_ns: int  # on the monotonic clock of the process's host, in ns
+    begin_ns: int  # begin of the period on the monotonic clock of the process's host, in ns
     end_ns: int
-    ended_s: float | None  # `end_ns` as Unix time on that host
+    ended_s: float | None  # `end_ns` as Unix time of the process's host
     lost_percent: float  # percentage of the records in this period that were lost
 
     @property
@@ -102,5 +108,5 @@ class Snapshot:
         return (self.end_ns - self.begin_ns) / 1e9
 
     def of(self, phase: str | None) -> PhaseFigures | None:
-        """Return the figures of one phase, or None if it has not run."""
+        """Return the figures of one phase, or None if the phase has not run."""
         return next((found for found in self.phases if found.phase == phase), None)

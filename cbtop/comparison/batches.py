@@ -1,4 +1,4 @@
-"""The batch of a group of steps, as text and in thresholds.
+"""Name the batch of a group of steps, in texts and in thresholds.
 
 The batch is the number of sequences of a step, or the number of tokens if sequences are not reported.
 """
@@ -12,7 +12,8 @@ from cbtop.comparison.runs import StepGroup
 from cbtop.comparison.step_blocks import most_alike
 from cbtop.units import count
 
-PartKey = tuple[str, tuple[int | None, int | None]]  # phase, and (tokens, sequences) of a step
+# key of a group of steps: (phase, (tokens, sequences) of each step)
+PartKey = tuple[str, tuple[int | None, int | None]]
 
 
 def key_of(part: StepGroup) -> PartKey:
@@ -20,25 +21,29 @@ def key_of(part: StepGroup) -> PartKey:
 
 
 def has_batch(part: StepGroup, batch: int) -> bool:
-    """Whether this group contains steps of `batch` sequences, or of `batch` tokens if sequences are not reported."""
+    """Whether this group of steps contains steps of `batch` sequences, or of `batch` tokens if sequences are not
+    reported.
+    """
     least, _ = _amounts(part)
     return least is not None and least <= batch <= most_alike(least)
 
 
 def batch_text(part: StepGroup) -> str:
-    """Return for example `6`, or `8 to 9` if the group may contain both. Return "" if no batch is reported."""
+    """Return the batch of a group of steps, for example `6`, or `8 to 9` if the group may contain both. Return "" if
+    no batch is reported.
+    """
     least, mean = _amounts(part)
     return "" if least is None else _range(least, mean)
 
 
 def batches_text(parts: Iterable[StepGroup]) -> str:
-    """Return the batches of all groups, the smallest first: `1, 2, 8 to 9`."""
+    """Return the batches of all groups of steps, the smallest first, such as `1, 2, 8 to 9`."""
     ordered = sorted((least, batch_text(part)) for part in parts if (least := _amounts(part)[0]) is not None)
     return ", ".join(dict.fromkeys(text for _, text in ordered)) or "none"
 
 
 def part_names(parts: Iterable[StepGroup]) -> dict[PartKey, str]:
-    """Return a name for each group of steps. It contains the batch if the phase has several groups.
+    """Return a name for each group of steps. The name contains the batch if several groups have the same phase.
 
     For example `decode, batch 6`, or `prefill, batch 1, 512 to 639 tokens` if several groups have batch 1.
     """
@@ -58,7 +63,7 @@ def part_names(parts: Iterable[StepGroup]) -> dict[PartKey, str]:
 
 
 def _amounts(part: StepGroup) -> tuple[int | None, float | None]:
-    """Return the smallest batch in the group, and the mean batch. A value is None if it is not reported."""
+    """Return the smallest batch in a group of steps, and the mean batch. A value is None if it was not reported."""
     tokens, sequences = part.work
     return (tokens, part.tokens) if sequences is None else (sequences, part.sequences)
 
@@ -66,7 +71,7 @@ def _amounts(part: StepGroup) -> tuple[int | None, float | None]:
 def _range(least: int, mean: float | None) -> str:
     """Return the amounts that are rounded to `least` as text, such as `8 to 9`.
 
-    If `mean` shows the exact amount, return it.
+    If `mean` shows that all amounts are the same, return this one amount.
     """
     most = most_alike(least)
     if mean in (least, most):

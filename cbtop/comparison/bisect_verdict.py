@@ -1,4 +1,6 @@
-"""Verdicts of `cbtop bisect`: whether a commit is slower in the same way as BAD. They are derived from runs."""
+"""Verdicts of `cbtop bisect`: whether a commit is slower in the same way as the bad commit BAD. They are derived from
+recorded runs.
+"""
 
 # Rules
 # - A commit is bad if it breaks a rule that BAD also breaks, by the same brick. Other slowdowns are ignored, because
@@ -24,13 +26,14 @@ from cbtop.comparison.runs import Run
 from cbtop.comparison.threshold_grammar import Threshold
 from cbtop.comparison.thresholds import judge
 
-LIKE_BAD = 0.5  # share of BAD's slowdown; a good commit's slowdown is surely smaller
-_NO_SINGLE = "no single brick"  # first words of the cause if several bricks or layers share a slowdown
-_IN_LAYER = " in "  # text between the brick and the layer in a cause
+LIKE_BAD = 0.5  # A commit is good if its slowdown is surely smaller than this share of BAD's slowdown.
+# First words of a verdict's cause if the slowdown is shared by several bricks or layers.
+_NO_SINGLE = "no single brick"
+_IN_LAYER = " in "  # text between the name of the brick and the name of the layer in a verdict's cause
 
 
 class CommitVerdict(StrEnum):
-    """The verdict on a commit."""
+    """The verdict of a bisection on one commit."""
 
     GOOD = "good"
     BAD = "bad"
@@ -39,7 +42,10 @@ class CommitVerdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Assessment:
-    """Runs compared with base runs. If `why_not` is set, nothing could be judged."""
+    """The comparison of a commit's runs with base runs, and its judged rules.
+
+    If `why_not` is set, nothing could be judged.
+    """
 
     found: RunDiff
     judged: tuple[Judged, ...] = ()
@@ -51,7 +57,7 @@ class Assessment:
         return [one for one in self.judged if one.outcome is Outcome.BROKEN]
 
     def keys(self, judged: Sequence[Judged]) -> set[tuple[str, str]]:
-        """Return (rule, place) for each result.
+        """Return (rule, place) for each judged result.
 
         The place is a text. It comes from the threshold, or it is the brick that causes the slowdown.
         """
@@ -70,18 +76,22 @@ class Slowdown:
     work: tuple[int | None, int | None]
     brick: Brick | None
     layer: str | None
-    is_typical: bool  # whether this is the typical step, and not the wall-clock time per token or step
-    is_beside_others: bool  # whether the slowdown is relative to all other bricks and layers
+    # Whether this is the time of a typical step. Otherwise it is the wall-clock time per token or step.
+    is_typical: bool
+    is_beside_others: bool  # whether the slowdown was measured relative to all other bricks and layers
     ratio: float
 
     @property
     def name(self) -> str:
-        """The name on the screen, for example `DownProjection in Layer 5`."""
+        """The name of the slower brick or step on the screen, for example `DownProjection in Layer 5`."""
         whole = f"typical {self.phase} step" if self.is_typical else f"{self.phase} step"
         return _IN_LAYER.join(filter(None, (self.brick[0] if self.brick else whole, self.layer)))
 
     def change_in(self, found: RunDiff) -> Change | None:
-        """Return the change of the same brick or step in another comparison. Return None if it is missing there."""
+        """Return how the same brick or step changed in another comparison.
+
+        Return None if that comparison lacks it.
+        """
         part = next((one for one in found.parts if (one.phase, one.now.work) == (self.phase, self.work)), None)
         if part is None:
             return None
@@ -94,21 +104,23 @@ class Slowdown:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The rules that BAD breaks, and its largest slowdown. The slowdown is None if GOOD has no figure to compare."""
+    """The rules that the bad commit BAD breaks, and its largest slowdown.
+
+    The slowdown is None if GOOD has no figure to compare.
+    """
 
     keys: frozenset[tuple[str, str]]
     slowdown: Slowdown | None
 
     def of(self, assessment: Assessment) -> list[Judged]:
-        """Return the broken results of a commit with a rule and place that BAD breaks, too."""
+        """Return the broken results of a commit that have the same rule and place as a broken result of BAD."""
         shared = {rule for rule, cause in self.keys if cause.startswith(_NO_SINGLE)}
         return [one for one in assessment.broken if one.rule in shared or assessment.keys([one]) & self.keys]
 
 
 def assess(bases: Sequence[Run], news: Sequence[Run], thresholds: Sequence[Threshold], *, anyway: bool) -> Assessment:
-    """Judge the runs by the thresholds. Without thresholds, use the default gate.
-
-    Raises UsageError if a threshold names a brick or layer that does not exist.
+    """Judge a commit's runs by the user's thresholds, or by the default gate without thresholds. Raises UsageError if
+    a threshold names a brick or layer that does not exist.
     """
     found = diff_of(bases, news, anyway=anyway)
     if why_not := found.why_not or found.base.untrusted or found.now.untrusted:
@@ -128,7 +140,10 @@ def wanted_of(bad: Assessment) -> Wanted | None:
 
 
 def verdict_of(assessment: Assessment, wanted: Wanted, *, is_last: bool) -> CommitVerdict:
-    """Return the verdict on a commit. If `is_last`, no more rounds follow, so an unsure threshold passes."""
+    """Return the verdict on a commit.
+
+    `is_last` means that this was the last round. An unsure threshold then passes.
+    """
     if assessment.why_not:
         return CommitVerdict.UNCLEAR
     if wanted.of(assessment):
@@ -146,9 +161,10 @@ def verdict_of(assessment: Assessment, wanted: Wanted, *, is_last: bool) -> Comm
 
 
 def _largest(part: PartDiff) -> Slowdown | None:
-    """Return the brick with the largest slowdown. If bricks explain less than half of the slowdown, return the step.
+    """Return the brick with the largest slowdown.
 
-    Returns None if no brick and no step is slower than in the baseline.
+    If bricks explain less than half of the slowdown, return the whole step. Return None if no brick and no step is
+    slower than in the baseline.
     """
     whole = part.typical if part.is_typically_slower else part.wall if part.is_slower else None
     place = max((one for one in part.guilty if one.change), key=lambda one: one.delta_us, default=None)

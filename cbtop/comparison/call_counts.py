@@ -1,4 +1,4 @@
-"""The number of calls of a place per step, and the change of this number between two runs.
+"""Count how often a step calls a brick or layer, and compare this number between two runs.
 
 A place is a brick, a layer, or a brick in a layer. All numbers are derived from records.
 """
@@ -22,18 +22,19 @@ from numpy.typing import NDArray
 from cbtop.comparison.noise import CONFIDENCE, LEAST_PERCENT, Figure, change, figures, telling_blocks
 from cbtop.units import number
 
-_SAME = 1e-9  # relative difference; smaller differences are rounding errors
+_SAME = 1e-9  # Smaller relative differences between numbers of calls are rounding errors.
 _LONG_BLOCKS = 15
-_BURSTS = 2.25  # ratio of variances of long and short blocks; chance alone stays below this ratio
-_USUAL_OVER_MEDIAN = 1.4826  # standard deviation of a normal variable, divided by the median of its absolute value
+_BURSTS = 2.25  # Chance alone keeps the ratio between the variances of long and of short blocks below this value.
+# For a normal variable, the standard deviation is this many times the median of its absolute value.
+_USUAL_OVER_MEDIAN = 1.4826
 
 
 @dataclass(frozen=True, slots=True)
 class CallsChange:
-    """The change of the number of calls per step. Chance alone moves it by at most `half`.
+    """The change of the number of calls per step. Chance alone changes this number by at most `half`.
 
     `is_exact` means that every block of steps in both runs has equally many calls per step. `is_new` means that only
-    the new run calls the place, and more often than chance explains.
+    the new run calls the brick or layer, and more often than chance explains.
     """
 
     before: float
@@ -61,7 +62,9 @@ class CallsChange:
 
     @property
     def text(self) -> str:
-        """The change as text, such as `1.30× ± 0.08 as many calls a step`, or "" if it does not exceed noise."""
+        """The change of the number of calls as text, such as `1.30× ± 0.08 as many calls a step`, or "" if it does
+        not exceed noise.
+        """
         if not self.is_beyond_noise:
             return ""
         if self.is_exact or not self.before:
@@ -70,9 +73,9 @@ class CallsChange:
 
 
 def call_figures(calls: NDArray[np.float64], steps: NDArray[np.float64]) -> list[Figure]:
-    """Return the calls per step of each column of `calls`, shape (blocks, columns). Block i has `steps[i]` steps.
+    """Return the number of calls per step for each column (brick or layer) of `calls`, shape (blocks, columns).
 
-    If every block has equally many calls per step, the error of a column is 0.
+    Block i has `steps[i]` steps. If every block has equally many calls per step, the error of a column is 0.
     """
     mean = calls.sum(axis=0) / steps.sum()
     varies = np.ptp(calls / steps[:, None], axis=0) > _SAME * mean
@@ -90,8 +93,8 @@ def call_figures(calls: NDArray[np.float64], steps: NDArray[np.float64]) -> list
 
 
 def _bursts(off: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Return for each column whether its variance between long blocks is larger than independent short blocks
-    explain.
+    """For each column of `calls`, return whether its variance between long blocks is larger than independent short
+    blocks explain.
     """
     length = max(1, len(off) // _LONG_BLOCKS)
     longer = off[: len(off) // length * length].reshape(-1, length, off.shape[1]).sum(axis=1)
@@ -104,9 +107,9 @@ def _whole(calls: float) -> str:
 
 
 def calls_change(before: Figure | None, now: Figure | None, compared: int) -> CallsChange:
-    """Return the change of the calls per step. A figure is None if a run does not call the brick or layer.
+    """Return the change of the calls per step of a brick or layer.
 
-    `compared` is the number of figures that are tested together.
+    A figure is None if a run does not call it. `compared` is the number of figures that are tested together.
     """
     known = before or now
     assert known is not None
@@ -118,9 +121,9 @@ def calls_change(before: Figure | None, now: Figure | None, compared: int) -> Ca
 def new_calls(now: Figure, compared: int, steps: tuple[int, int]) -> CallsChange:
     """Return the change for a brick or layer that only the new run calls.
 
-    `steps` is (steps of the baseline, steps of the new run). The test assumes that chance decides which steps make
-    the calls. Then each independent group of calls is in the baseline with a probability in proportion to the
-    baseline's steps.
+    `steps` is (steps of the baseline, steps of the new run). A statistical test decides whether the calls are new. It
+    assumes that chance decides which steps make the calls. Then each independent group of calls is in the baseline
+    with a probability in proportion to the baseline's steps.
     """
     found = calls_change(None, now, compared)
     if found.is_exact:
@@ -136,11 +139,11 @@ def _none(known: Figure) -> Figure:
 
 
 def learned_calls(rows: Sequence[Sequence[Figure]]) -> list[Figure]:
-    """Return the mean of each row with its scatter between runs. A row has the calls of one brick or layer in several
-    runs.
+    """Return the mean number of calls of each row with its scatter between runs.
 
-    Runs may differ by more than their blocks do, for example because of other input. The ratio of both scatters is at
-    least as large as in the median row.
+    A row has the calls of one brick or layer in several runs. Runs may differ by more than their blocks do, for
+    example because of other input. A row scatters between runs at least as much more than between blocks as the
+    median row does.
     """
     means = np.array([[one.mean for one in row] for row in rows])
     within = np.sqrt([np.mean([one.error**2 for one in row]) for row in rows])
@@ -168,7 +171,7 @@ def learned_calls(rows: Sequence[Sequence[Figure]]) -> list[Figure]:
 
 
 def looks(befores: Sequence[Figure | None], nows: Sequence[Figure | None]) -> int:
-    """Return the number of figures of two runs that are tested together.
+    """Return how many figures of two runs are tested together, so that chance gives few false alarms.
 
     Each brick or layer counts once for the time of a call, and once for its calls per step if they vary.
     """

@@ -1,4 +1,4 @@
-"""Changes between two runs that may explain a change of times: versions, settings, launches of kernels.
+"""List changes between two runs that may explain a change of times: versions, settings, launches of kernels.
 
 Only properties that both runs have recorded are compared. An unknown property does not count as a change.
 """
@@ -17,8 +17,8 @@ from cbtop.comparison.runs import Run
 from cbtop.protocol.attributes import Grid
 from cbtop.protocol.vocabulary import LAUNCH_BOUND
 
-THREADS = "threads"  # name of a condition that the model's manifest reports
-# The compared properties of a kernel. Each has a function that describes a change as text.
+THREADS = "threads"  # The number of threads is a condition with this name. The model's manifest reports it.
+# The properties of a kernel that are compared between two runs. Each has a function that describes a change as text.
 _PROPERTIES = {
     "registers": "{} registers",
     "local_memory_bytes": "{} B of local memory",
@@ -32,7 +32,7 @@ _PROPERTIES = {
 
 @dataclass(frozen=True, slots=True)
 class ConditionChange:
-    """A condition that differs, such as the version of a library."""
+    """A condition that differs between two runs, such as the version of a library."""
 
     name: str
     before: str
@@ -40,7 +40,7 @@ class ConditionChange:
 
     @property
     def text(self) -> str:
-        """The change as text, for example `Triton 3.6.0 → 3.7.0`."""
+        """The change of a condition as text, for example `Triton 3.6.0 → 3.7.0`."""
         return f"{self.name} {self.before} → {self.now}"
 
 
@@ -53,25 +53,25 @@ class KernelChange:
 
     phase: str
     brick: str
-    layers: tuple[str, ...]  # names of layers; "" is outside of layers
+    layers: tuple[str, ...]  # names of the layers with this difference; "" means outside of layers
     kernel: str
-    what: str  # the property: a field name of KernelAttributes
+    what: str  # name of the changed property, which is a field of KernelAttributes
     before: int | Grid
     now: int | Grid
 
     @property
     def text(self) -> str:
-        """The change as text, for example `64 → 72 registers`."""
+        """The change of a kernel's property as text, for example `64 → 72 registers`."""
         return _PROPERTIES[self.what].format(f"{_value(self.before)} → {_value(self.now)}")
 
 
 @dataclass(frozen=True, slots=True)
 class GraphChange:
-    """A certain difference between the contents of the steps of one phase."""
+    """A difference between the contents of the steps of one phase that exists with certainty."""
 
     phase: str
-    place: str  # for example `Layer 3 › DownProjection`, or "" for the whole step
-    what: str  # for example `float32 → bfloat16`
+    place: str  # place of the difference, for example `Layer 3 › DownProjection`, or "" for the whole step
+    what: str  # the difference of the contents as text, for example `float32 → bfloat16`
 
     @property
     def text(self) -> str:
@@ -80,14 +80,19 @@ class GraphChange:
 
 @dataclass(frozen=True, slots=True)
 class Causes:
-    """Changes that may explain different times. Both runs measured or reported them. They do not prove a cause."""
+    """Changes between two runs that may explain different times. Both runs measured or reported the changed values. A
+    change does not prove a cause.
+    """
 
     conditions: tuple[ConditionChange, ...] = ()
     kernels: tuple[KernelChange, ...] = ()
     graph: tuple[GraphChange, ...] = ()
 
     def of_brick(self, phase: str, brick: str, layer: str | None = None) -> list[str]:
-        """Return the changes of a brick's kernels, in one layer or in all, for example `64 → 72 registers`."""
+        """Return the changes of a brick's kernels between two runs as text, such as `64 → 72 registers`.
+
+        They are the changes in the given layer, or in all layers.
+        """
         name = brick.removesuffix(f", {LAUNCH_BOUND}")
         own = [
             one.text
@@ -98,12 +103,12 @@ class Causes:
 
     @property
     def of_process(self) -> list[str]:
-        """Return the conditions that changed, for example `Triton 3.6.0 → 3.7.0`."""
+        """Return the changed conditions as text, such as `Triton 3.6.0 → 3.7.0`."""
         return [one.text for one in self.conditions]
 
 
 def causes_of(base: Run, now: Run) -> Causes:
-    """Return the changes from `base` to `now` that may explain different times."""
+    """Return the changes from the run `base` to the run `now` that may explain different times."""
     befores, afters = _conditions(base), _conditions(now)
     conditions = tuple(
         ConditionChange(name, befores[name], value)
@@ -120,9 +125,8 @@ def causes_of(base: Run, now: Run) -> Causes:
 
 
 def with_causes(judged: Sequence[Judged], found: RunDiff) -> list[Judged]:
-    """Return the results.
-
-    Broken results that compare two runs get the changes between these runs added to their text.
+    """Return the results. If a result is broken and compares two runs, its text also names the changes between these
+    runs.
     """
     causes = causes_of(found.base, found.now)
     if not (causes.conditions or causes.kernels):
@@ -170,7 +174,7 @@ def _of_kernels(before: PhaseContents, now: PhaseContents) -> Iterator[KernelCha
 
 
 def _kernels(phase: PhaseContents) -> dict[tuple[str, str, str, str], tuple[str, Piece]]:
-    """Return the kernels that can be compared, with their names.
+    """Return the kernels of a brick that can be compared between two runs, with their names.
 
     A kernel is compared with the kernel of the same name, or with the only kernel of the brick. A kernel is left out
     if a brick launches it in several configurations.

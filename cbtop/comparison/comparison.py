@@ -1,4 +1,4 @@
-"""The changes between two snapshots by brick and layer, or the reason why the snapshots are not comparable."""
+"""Compare two snapshots by brick and layer, or give the reason why they are not comparable."""
 
 # Rules
 # - Times of different work cannot be compared. If the model, batch or mix of phases differs, this is reported in
@@ -19,33 +19,34 @@ from cbtop.profiler.analysis.layers import MIN_PEERS
 from cbtop.protocol.vocabulary import BrickCategory, BrickId
 from cbtop.units import count, number, percent
 
-# relative difference of tokens or sequences per step that counts as equal; any reported change is larger
+# Means of tokens or sequences per step count as equal if they differ by at most this relative difference. Any
+# reported change is larger.
 ALIKE = 0.02
-ALIKE_SHARE = 0.05  # difference of a phase's share of all steps that is ignored
-ALIKE_CACHE = 0.10  # relative difference of cached positions that is ignored
-# percent of the records; more lost records make a comparison invalid, like the verdict data-incomplete
+ALIKE_SHARE = 0.05  # A difference between the shares of a phase in all steps is ignored up to this value.
+ALIKE_CACHE = 0.10  # A relative difference between the numbers of cached positions is ignored up to this value.
+# If more percent of the records were lost, a comparison is not valid, as in the verdict data-incomplete.
 MAX_LOST_PERCENT = 0.1
-# Bricks of attention that do not read the cache. The length of the cache does not affect them.
+# Bricks of attention that do not read the key-value cache. Its length does not affect them.
 _READ_NO_CACHE = (BrickId.QKV_PROJECTION, BrickId.OUTPUT_PROJECTION, BrickId.ROPE_EMBEDDING)
 _NO_CACHE = {brick.display_name for brick in _READ_NO_CACHE}
 
 
 @dataclass(frozen=True, slots=True)
 class PlaceChange:
-    """The change of a brick, a layer, or a brick in a layer, in µs per token (or step).
+    """The change of the time of a brick, a layer, or a brick in a layer, in µs per token (or step).
 
-    `change` assumes as many calls as in the baseline. If the number of calls changed beyond noise, `calls` describes
+    `change` is for the baseline's number of calls. If the number of calls changed beyond noise, `calls` describes
     this, and `change` is the change of all calls.
     """
 
-    brick: Brick | None  # None: the change is of the whole layer
-    layer: str | None  # None: the change is of all layers and outside of layers
+    brick: Brick | None  # the brick that changed; None if the change is of a whole layer
+    layer: str | None  # the layer that changed; None if the change is over all layers and outside of layers
     change: Change
     calls: CallsChange | None = None
 
     @property
     def name(self) -> str:
-        """The name on the screen, for example `DownProjection in Layer 5`."""
+        """The name of the changed brick or layer on the screen, for example `DownProjection in Layer 5`."""
         return " in ".join(part for part in (self.brick[0] if self.brick else "", self.layer or "") if part)
 
 
@@ -55,8 +56,8 @@ class WorkChange:
 
     intensity: float  # FLOP per byte
     gflops: float
-    # Change of GFLOP/s at the typical time. It is None if the brick has several kinds of calls or does not run any
-    # longer.
+    # Change of GFLOP/s in the typical time of a call. It is None if the brick has several kinds of calls, or if it
+    # does not run any longer.
     change: Change | None
 
 
@@ -68,26 +69,28 @@ class Comparison:
     now: Snapshot
     phase: str
     why_not: str = ""
-    notes: tuple[str, ...] = ()  # differences that may be intended, such as another machine
-    unit: str = "token"  # "token" or "step": times are in µs per this unit
+    notes: tuple[str, ...] = ()  # differences between the snapshots that the user may want, such as another machine
+    unit: str = "token"  # "token" or "step": times are in µs per this unit of work
     step_us: Change | None = None
     tokens_per_sec: Change | None = None
-    changes: tuple[PlaceChange, ...] = ()  # changes of bricks, of bricks in a layer, and of layers, the largest first
-    is_same_cache: bool = True  # whether both caches had about the same length; False if a length is unknown
+    # the changes of bricks, of bricks in a layer, and of layers, the largest change first
+    changes: tuple[PlaceChange, ...] = ()
+    # whether about equally many positions were cached in both snapshots; False if a number is unknown
+    is_same_cache: bool = True
 
     @property
     def bricks(self) -> Mapping[Brick, Change]:
-        """The change of each brick over all layers."""
+        """For each brick, the change of its time over all layers."""
         return {one.brick: one.change for one in self.changes if one.brick and one.layer is None}
 
     @property
     def layers(self) -> Mapping[str, Change]:
-        """The change of each whole layer."""
+        """For each layer, the change of its whole time."""
         return {one.layer: one.change for one in self.changes if one.brick is None and one.layer is not None}
 
     @property
     def places(self) -> Mapping[Place, Change]:
-        """The changes of layers, of bricks in a layer, and of bricks outside layers."""
+        """The changes of whole layers, of bricks in a layer, and of bricks outside layers."""
         inside = {one.brick for one in self.changes if one.layer is not None}
         return {
             (one.brick, one.layer): one.change
@@ -96,9 +99,10 @@ class Comparison:
         }
 
     def median_us(self, phase: str, place: Place) -> float | None:
-        """Return the median time (µs) of a call in the baseline. `place` is a brick, a layer, or a brick in a layer.
+        """Return the median time (µs) of a call of `place` in the baseline.
 
-        Returns None if it is unknown or the phase was not compared.
+        `place` is a brick, a layer, or a brick in a layer. Returns None if the time is unknown or the phase was not
+        compared.
         """
         before = self.base.of(phase)
         if self.why_not or phase != self.phase or before is None or before.times is None:
@@ -110,7 +114,7 @@ class Comparison:
 
     @property
     def work(self) -> Mapping[Brick, WorkChange]:
-        """The change of each brick that declares FLOP and bytes."""
+        """For each brick that declares FLOP and bytes, its roofline point and the change of its GFLOP/s."""
         before, now = (found.times if (found := each.of(self.phase)) else None for each in (self.base, self.now))
         if self.why_not or before is None or now is None:
             return {}
@@ -124,14 +128,15 @@ class Comparison:
 
     @property
     def slower(self) -> list[PlaceChange]:
-        """The bricks that became slower by more than noise, the largest change first."""
+        """The bricks that became slower by more than noise explains, the largest change first."""
         return slower(self.changes, is_same_cache=self.is_same_cache)
 
     @property
     def worst_layer(self) -> PlaceChange | None:
         """The layer with the largest slowdown beyond noise.
 
-        A longer cache may slow all layers. If the cache lengths differ, only layers with a brick in `slower` count.
+        A longer cache may slow all layers. So if the numbers of cached positions differ, only layers with a brick in
+        `slower` count.
         """
         slower = self._slower_layers
         if not self.is_same_cache:
@@ -140,7 +145,7 @@ class Comparison:
 
     @property
     def slower_layers(self) -> int:
-        """Number of layers that became slower by more than noise, for any reason."""
+        """Number of layers that became slower by more than noise, including those with a longer cache."""
         return len(self._slower_layers)
 
     @property
@@ -149,7 +154,7 @@ class Comparison:
 
 
 def compare(base: Snapshot, now: Snapshot, phase: str, alike: int = 1) -> Comparison:
-    """Return the changes in `phase` from `base` to `now`.
+    """Return the changes in `phase` from the snapshot `base` to the snapshot `now`.
 
     `alike` is the number of baselines that matched equally well.
     """
@@ -178,7 +183,9 @@ def compare(base: Snapshot, now: Snapshot, phase: str, alike: int = 1) -> Compar
 
 
 def rate_change(base: Snapshot, now: Snapshot, phase: str) -> tuple[Change | None, str]:
-    """Return the change of tokens/s in `phase` from `base` to `now`, or why it is unknown."""
+    """Return the change of tokens/s in `phase` from the snapshot `base` to the snapshot `now`, or why it is
+    unknown.
+    """
     before, after = base.of(phase), now.of(phase)
     why_not = _why_not(base, now, phase)
     if why_not or before is None or after is None or before.times is None or after.times is None:
@@ -217,9 +224,9 @@ def slower(changes: Iterable[PlaceChange], *, is_same_cache: bool = True) -> lis
 
 
 def _is_most(part: Change, whole: Change) -> bool:
-    """Whether the change `part` is more than half of the change `whole`.
+    """Return whether the change `part` is more than half of the change `whole`.
 
-    Both are taken relative to all other bricks and layers if this is known.
+    Both changes are taken relative to all other bricks and layers if this is known.
     """
     if part.own and whole.own:
         part, whole = part.own, whole.own
@@ -227,9 +234,10 @@ def _is_most(part: Change, whole: Change) -> bool:
 
 
 def baselines_of(bases: Sequence[Snapshot], now: Snapshot) -> list[Snapshot]:
-    """Return the baselines that match `now` best. Only an empty `bases` gives an empty result.
+    """Return the baselines that match `now` best. The result is empty only if `bases` is empty.
 
-    These are baselines of the same process, or else of the same model. Among them, the same rank is preferred.
+    The best matches are baselines of the same process, or else of the same model. Among them, the same rank is
+    preferred.
     """
 
     def is_far(base: Snapshot) -> tuple[bool, bool, bool]:
@@ -254,7 +262,7 @@ def _changes(before: PhaseTimes, after: PhaseTimes, units: float) -> tuple[Place
 
 
 def _units(phase: PhaseFigures) -> float:
-    """Return the mean number of units per step: its tokens, or 1 if the unit is a step."""
+    """Return the mean number of units of work per step: its tokens, or 1 if the unit is a step."""
     is_counted = phase.times is not None and phase.times.unit == "token"
     return phase.tokens or 1.0 if is_counted else 1.0
 
@@ -271,8 +279,8 @@ def _work_change(place: PlaceChange | None, before: BrickWork, now: BrickWork | 
     found = place.change if place else None
     if not place or not found or found.medians_us is not None or now is None or min(found.before, found.now) <= 0:
         return None
-    # The times assume the baseline's number of calls, unless this number changed beyond noise. Make the work match
-    # the times.
+    # The compared times are for the baseline's number of calls, unless this number changed beyond noise. Compute the
+    # work for the same number of calls.
     calls = place.calls
     as_many = 1.0 if calls is None or calls.is_beyond_noise or calls.now <= 0 else calls.before / calls.now
     then, is_now = before.flops / found.before / 1e3, as_many * now.flops / found.now / 1e3
@@ -343,7 +351,9 @@ def other_model(
 
 
 def differences(base: Surroundings, now: Surroundings) -> list[str]:
-    """Return differences in machine and settings. The user may want to compare exactly these."""
+    """Return differences between the machines and settings of two snapshots. The user may want to compare exactly
+    these.
+    """
     differ = [
         ("type of weights", base.quantization, now.quantization),
         ("rank", base.rank, now.rank),
@@ -371,7 +381,10 @@ def _only(before: PhaseFigures, after: PhaseFigures) -> list[str]:
 
 
 def _alike(before: float | None, after: float | None, part: float) -> bool:
-    """Whether two numbers are equal within `part`, a relative difference. Two unknown numbers count as equal."""
+    """Return whether two numbers differ by at most `part`, a relative difference.
+
+    Two unknown numbers count as equal.
+    """
     if before is None or after is None:
         return before is after
     return abs(after - before) <= part * max(before, after)

@@ -11,25 +11,25 @@ from enum import StrEnum
 
 from cbtop.protocol.attributes import NO_KERNEL, KernelAttributes
 
-MIN_STEPS = 3  # number of recorded steps of a phase that makes its numbers exact
+MIN_STEPS = 3  # The numbers of a phase are exact if at least this many of its steps were recorded.
 Range = tuple[int, int]  # (fewest, most)
-Place = tuple[str, str, str]  # (layer, brick, label); a text is "" outside of layers or bricks
+Place = tuple[str, str, str]  # (layer, brick, label of the brick); each is "" outside of layers or bricks
 OUTSIDE: Place = ("", "", "")
-BESIDE = " › "  # separator in texts such as `Layer 3 › DownProjection`
+BESIDE = " › "  # separator in texts that name a place, such as `Layer 3 › DownProjection`
 
 
 class PieceKind(StrEnum):
-    """The kind of a piece of a step."""
+    """The kind of a piece of a step, such as a brick or a kernel."""
 
     LAYER = "layer"
     BRICK = "brick"
     KERNEL = "kernel"
-    OPERATION = "operation"  # an operation of torch on a processor
+    OPERATION = "operation"  # This kind of piece is an operation of torch that ran on a processor.
     TRANSFER = "transfer"
 
 
 class Total(StrEnum):
-    """A count over a whole step."""
+    """Something that is counted over a whole step, such as the launches of kernels."""
 
     BRICKS = "bricks"
     LAUNCHES = "launches"
@@ -44,15 +44,15 @@ TRANSFERS = (Total.H2D, Total.D2H, Total.D2D)
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of a step at one place. `name` is "" if the piece is the layer or brick itself.
+    """A piece of a step at one place: a layer, brick, kernel or operation.
 
-    For a brick, `dtype` is the type of the numbers that it multiplies. For an operation, it is the type of the
-    result. It is "" if it is unknown.
+    `name` is "" if the piece is the layer or brick itself. For a brick, `dtype` is the type of the numbers that it
+    multiplies. For an operation, it is the type of the result. `dtype` is "" if the type is unknown.
     """
 
     kind: PieceKind
-    layer: str = ""  # "" outside of layers
-    brick: str = ""  # "" outside of bricks
+    layer: str = ""  # name of the layer that contains the piece, or "" outside of layers
+    brick: str = ""  # name of the brick that contains the piece, or "" outside of bricks
     label: str = ""  # label of the brick, which distinguishes several bricks with the same name in a layer
     name: str = ""
     dtype: str = ""
@@ -65,7 +65,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class PhaseContents:
-    """The contents of the steps of one phase. Warm-up steps count. The first step does not count.
+    """The contents of the steps of one phase, including warm-up steps but not the first step.
 
     `steps` is the number of recorded steps, including the first one. A total is unknown if `totals` lacks it. `plain`
     is the number of steps with unknown contents, because sampling timed them only as a whole.
@@ -78,13 +78,13 @@ class PhaseContents:
     plain: int = 0
 
     def has(self, kind: PieceKind) -> bool:
-        """Whether pieces of this kind were recorded."""
+        """Whether pieces of the kind `kind` were recorded."""
         return any(piece.kind is kind for piece in self.pieces)
 
 
 @dataclass(frozen=True, slots=True)
 class Break:
-    """Graph breaks with the same reason at one place, such as `Layer 3 › Activation`.
+    """Graph breaks of torch.compile with the same reason at one place, such as `Layer 3 › Activation`.
 
     The place is "" outside of layers.
     """
@@ -96,7 +96,7 @@ class Break:
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """The totals that Dynamo (the tracer of torch.compile) counted in a watched process."""
+    """The numbers that Dynamo (the tracer of torch.compile) counted in a watched process."""
 
     compilations: int
     recompilations: int
@@ -160,7 +160,7 @@ def _together(phases: Sequence[PhaseContents]) -> PhaseContents:
 
 
 def _compiled_together(runs: Sequence[Compiled | None]) -> Compiled | None:
-    """Return the graph breaks of the run with the most of them, and the maximum of each other total."""
+    """Return the graph breaks of the run that has the most of them, and the largest value of each other total."""
     known = [run for run in runs if run is not None]
     if len(known) < len(runs):
         return None

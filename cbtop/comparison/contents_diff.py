@@ -1,4 +1,4 @@
-"""The differences between the contents of two runs, each with its brick and layer."""
+"""Find the differences between the contents of the steps of two runs, each with its brick and layer."""
 
 # Rules
 # - A number is compared only if it is exact in both runs. If it varies in both runs, as with a mixture of experts, it
@@ -23,28 +23,29 @@ _Pieces = Mapping[Piece, Range]
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A difference that is the same in each of `layers`. `kind` is the kind of the pieces that differ.
+    """A difference between the contents of two runs that is the same in each of `layers`.
 
-    If `is_sure` is false, the two runs may be equal here, and `text` explains what is unknown.
+    `kind` is the kind of the pieces that differ. If `is_sure` is false, the two runs may be equal here, and `text`
+    explains what is unknown.
     """
 
     kind: PieceKind
-    layers: tuple[str, ...]  # names of layers; "" is outside of layers
-    brick: str  # name of the brick, or "" if the difference is of a layer or step itself
+    layers: tuple[str, ...]  # names of the layers with this difference; "" means outside of layers
+    brick: str  # name of the brick that differs, or "" if a whole layer or step differs
     text: str
     is_sure: bool = True
-    is_everywhere: bool = False  # whether `layers` are all layers of the new run, and at least three
+    is_everywhere: bool = False  # whether the difference is in all layers of the new run, and in at least three
 
     @property
     def place(self) -> str:
-        """The place as text, for example `Layer 3 › DownProjection`."""
+        """The place of the difference as text, for example `Layer 3 › DownProjection`."""
         more = len(self.layers) - LISTED_LAYERS
         layers = ", ".join(self.layers[:LISTED_LAYERS]) + (f" and {counted(more, 'more layer')}" if more > 0 else "")
         return BESIDE.join(filter(None, ("every layer" if self.is_everywhere else layers, self.brick)))
 
     @property
     def first_place(self) -> str:
-        """The place as text, with only the first layer."""
+        """The place of the difference as text, with only the first layer."""
         return BESIDE.join(filter(None, (*self.layers[:1], self.brick)))
 
 
@@ -57,7 +58,8 @@ def differences_of(base: PhaseContents, now: PhaseContents) -> list[Difference]:
     layers = [_layers_of(one) for one in (base, now)]
     for place in _in_order(befores, afters):
         if place[0] in {*layers[0]} ^ {*layers[1]} and place not in (*layers[0].values(), *layers[1].values()):
-            continue  # the whole layer is removed or new, and this is already a difference
+            # Do not list the contents of a removed or new layer. The layer itself is already listed as a difference.
+            continue
         for kind, text, is_sure in _at_place(befores.get(place, {}), afters.get(place, {}), kinds):
             found.setdefault((kind, names[place], text, is_sure), {})[place[0]] = None
     everywhere = {place[0] for place in afters if place[0]}
@@ -74,10 +76,7 @@ def differences_of(base: PhaseContents, now: PhaseContents) -> list[Difference]:
 
 
 def _layers_of(phase: PhaseContents) -> dict[str, Place]:
-    """Return the layers that have a piece for the layer itself, each with its place.
-
-    A layer may be inside a brick.
-    """
+    """Return the layers that were recorded themselves, each with its place. A layer may be inside a brick."""
     return {piece.layer: piece.place for piece in phase.pieces if piece.kind is PieceKind.LAYER}
 
 
@@ -89,14 +88,17 @@ def _by_place(phase: PhaseContents) -> dict[Place, dict[Piece, Range]]:
 
 
 def _in_order(befores: Iterable[Place], afters: Iterable[Place]) -> list[Place]:
-    """Return all places in the order of the new run. A removed place follows its layer."""
+    """Return the places of both runs in the order of the new run. A place that was removed comes after its layer."""
     layers = list(dict.fromkeys(place[0] for place in (*afters, *befores)))
     places = dict.fromkeys((*afters, *befores))
     return sorted(places, key=lambda place: layers.index(place[0]))
 
 
 def _shown_names(places: Iterable[Place]) -> dict[Place, str]:
-    """Return the name of each brick. The label is added if another brick of its layer has the same name."""
+    """Return the name of the brick at each place.
+
+    The label is added if another brick of its layer has the same name.
+    """
     labels: dict[tuple[str, str], set[str]] = {}
     for layer, brick, label in places:
         labels.setdefault((layer, brick), set()).add(label)
@@ -104,7 +106,7 @@ def _shown_names(places: Iterable[Place]) -> dict[Place, str]:
 
 
 def _at_place(before: _Pieces, now: _Pieces, kinds: Sequence[PieceKind]) -> Iterator[tuple[PieceKind, str, bool]]:
-    """Yield (kind of the pieces, text, whether the difference is sure) for each difference at one place."""
+    """Yield (kind of the pieces, text, whether the difference is sure) for each difference in one brick or layer."""
     own = [{piece: number for piece, number in side.items() if piece.kind not in _INNER} for side in (before, now)]
     changed = ""
     if own[0] or own[1]:
@@ -125,7 +127,7 @@ def _at_place(before: _Pieces, now: _Pieces, kinds: Sequence[PieceKind]) -> Iter
 
 
 def _of_kind(pieces: _Pieces, kind: PieceKind) -> dict[str, dict[Piece, Range]]:
-    """Return the pieces of one kind, grouped by their names."""
+    """Return the pieces of the kind `kind`, grouped by their names."""
     found: dict[str, dict[Piece, Range]] = {}
     for piece, number in pieces.items():
         if piece.kind is kind:
@@ -136,7 +138,7 @@ def _of_kind(pieces: _Pieces, kind: PieceKind) -> dict[str, dict[Piece, Range]]:
 def _inside(
     kind: PieceKind, before: Mapping[str, _Pieces], now: Mapping[str, _Pieces], changed: str
 ) -> Iterator[tuple[PieceKind, str, bool]]:
-    """Yield the differences of kernels, operations or copies at one place.
+    """Yield the differences of kernels, operations or copies in one brick or layer.
 
     `changed` is the change of type that was already reported for this place.
     """
@@ -166,7 +168,7 @@ def _inside(
 
 
 def _other_attributes(name: str, before: _Pieces, now: _Pieces) -> Iterator[str]:
-    """Yield changes of type and launch, for kernels and operations that run as often as before."""
+    """For kernels and operations that run as often as before, yield the changes of their types and launches."""
     types = [" + ".join(sorted({piece.dtype for piece in side if piece.dtype})) for side in (before, now)]
     if types[0] != types[1] and all(types):
         yield f"{name}: {types[0]} → {types[1]}"
@@ -195,7 +197,9 @@ def _fewer(number: Range, kind: PieceKind, name: str) -> str:
 
 
 def _other_number(before: Range, now: Range) -> str | None:
-    """Return the change of a number per step as text. Return None if it is equal, or if it varies in both runs."""
+    """Return the change of a number per step as text. Return None if the number is equal in both runs, or varies in
+    both.
+    """
     if before == now or not (_is_exact(before) or _is_exact(now)):
         return None
     return f"{_text(now)} times a step, was {_text(before)}"

@@ -1,4 +1,4 @@
-"""The default gate: whether a run became slower than its baseline, without thresholds."""
+"""The default gate, which is used without thresholds. It judges whether a run became slower than its baseline."""
 
 from __future__ import annotations
 
@@ -24,9 +24,11 @@ from cbtop.comparison.short_steps import short_steps
 from cbtop.comparison.steadiness import steadiness
 from cbtop.units import count, counted, duration, number, percent
 
-MAX_BLIND_PERCENT = 50.0  # percent; if only larger changes can be detected, the result is unknown
-MAX_NOISE_PERCENT = 100.0  # percent; with more noise, even a step that takes twice as long would break no threshold
-# percent; on a suitable machine, pauses by other programs add less than this to the time of a unit
+MAX_BLIND_PERCENT = 50.0  # If only a slowdown of more than this percentage could be detected, the result is unknown.
+# If noise is above this percentage, even a step that takes twice as long would break no threshold.
+MAX_NOISE_PERCENT = 100.0
+# On a machine that is suited for measurements, pauses by other programs add less than this percentage to the time of
+# a unit of work.
 FAR_PERCENT = 25.0
 _TOO_WIDE = (
     "the interval is too wide to tell whether this is a change; use more or longer runs (--learn 6), "
@@ -41,7 +43,8 @@ SCATTER_UNKNOWN = (
 def default_gate(found: RunDiff) -> list[Judged]:
     """Return whether a brick, a typical step or the rate became slower than in the baseline by more than noise.
 
-    The typical step includes the time before it. If the data could not show such a change, the result states this.
+    The time of a typical step includes the time before the step. If the data could not show such a slowdown, the
+    result states this.
     """
     judged: list[Judged] = []
     for part in found.parts:
@@ -68,15 +71,16 @@ def _of_part(found: RunDiff, part: PartDiff) -> list[Judged]:
 
 
 def _is_steady(part: PartDiff) -> list[Judged]:
-    """Judge the drift and the long calls.
+    """Judge whether steps became longer during the run (drift), and the long calls.
 
-    Either can only be `broken` if at least MIN_LEARNED base runs have the figure.
+    Each result can be `broken` only if at least MIN_LEARNED base runs have the figure.
     """
     return [found for one, runs in steadiness(part) for found in known_to_scatter([one], runs)]
 
 
 def known_to_scatter(judged: Sequence[Judged], base_runs: int) -> list[Judged]:
-    """Return the results. If the baseline has fewer than MIN_LEARNED runs, broken results become `unknown`.
+    """Return the results of the default gate. If the baseline has fewer than MIN_LEARNED runs, broken results become
+    `unknown`.
 
     With so few runs, the scatter between runs is not known. (On a busy machine, a third of identical runs were
     slower, see docs/gate.md.)
@@ -93,9 +97,9 @@ def _not_known_to_scatter(one: Judged) -> Judged:
 def confirmed(first: Sequence[Judged], second: Sequence[Judged]) -> list[Judged]:
     """Combine the default gate's results of two consecutive new runs.
 
-    A rule is broken if both runs break it, even in different layers. If only one run breaks it, it is unsure. If each
-    run breaks a different rule, the result is unknown. For each rule and group of steps, only the worst result is
-    kept, so that no two rows contradict each other.
+    A rule is broken if both runs break it, even in different layers. If only one run breaks it, the result is unsure.
+    If each run breaks a different rule, the result is unknown. For each rule and group of steps, only the worst
+    result is kept, so that no two rows contradict each other.
     """
     broken = [{(one.rule, one.brick) for one in run if one.outcome is Outcome.BROKEN} for run in (first, second)]
     both = broken[0] & broken[1]
@@ -116,7 +120,7 @@ def confirmed(first: Sequence[Judged], second: Sequence[Judged]) -> list[Judged]
 
 
 def _rule_of(one: Judged) -> tuple[str, str]:
-    """Return (rule, group of steps) of a result."""
+    """Return (rule, group of steps) of a result of the default gate."""
     return one.rule, one.about.partition(": ")[0]
 
 
@@ -142,14 +146,16 @@ def _is_slower_as_a_machine(found: RunDiff, part: PartDiff) -> bool:
 
 
 def _may_be_the_machine(found: RunDiff, rate: RateDiff) -> bool:
-    """Whether a slower machine explains the slowdown of all groups of steps. Then the rate adds no information."""
+    """Return whether all groups of steps became slower because the machine is slower. The rate then adds no
+    information.
+    """
     return bool(rate.parts) and all(_is_slower_as_a_machine(found, part) for part in rate.parts)
 
 
 def _machine_is_no_slower(part: PartDiff) -> Judged:
-    """Return a result if all bricks became slower by the same factor. The machine may be the cause.
+    """If all bricks became slower by the same factor, return a result that states it.
 
-    A single baseline run does not show how much the machine's pace varies.
+    The machine may be the cause. A single baseline run does not show how much the machine's pace varies.
     """
     assert part.shared is not None
     outcome = Outcome.UNSURE if 100 * (part.shared - 1) <= BLIND_PERCENT else Outcome.UNKNOWN
@@ -162,8 +168,8 @@ def _machine_is_no_slower(part: PartDiff) -> Judged:
 
 def _bricks_are_no_slower(part: PartDiff) -> list[Judged]:
     rule = f"{part.phase}: no brick slower beyond noise"
-    # A new brick has no earlier time and cannot be slower. It is still the cause if it explains most of a slower
-    # token.
+    # A brick that only the new run has cannot be slower. It is still the cause of a slower token if it explains most
+    # of the added time.
     new = [one for one in part.new if part.is_slower and one.delta_us > part.wall.delta / 2]
     if slower := [*new, *part.guilty]:
         return [
@@ -194,7 +200,8 @@ def _bricks_are_no_slower(part: PartDiff) -> list[Judged]:
 
 
 def _costly_new(part: PartDiff) -> list[PlaceDiff]:
-    """Return the new bricks if they take much of the time and explain the additional time per token.
+    """Return the bricks that only the new run has, if they take much of the time and explain the additional time per
+    token.
 
     A new brick that runs in few steps does not make the typical step longer. A renamed or split brick adds no time.
     """
@@ -205,17 +212,16 @@ def _costly_new(part: PartDiff) -> list[PlaceDiff]:
 
 
 def _unknown_bricks(part: PartDiff) -> list[str]:
-    """Return the bricks with an unknown change that both runs have.
-
-    Return [] if they take little of the new run's time.
-    """
+    """Return the bricks of both runs with an unknown change. Return [] if they take little of the new run's time."""
     unknown = [one for one in part.bricks if one.before and one.now and one.now.call and one.change is None]
     percent_of_step = 100 * sum(one.now.time.mean for one in unknown if one.now) / part.wall.now
     return [one.name for one in unknown] if percent_of_step > BLIND_PERCENT else []
 
 
 def _step_is_no_longer(part: PartDiff, typical: Change) -> Judged:
-    """Judge the typical step. It includes the time outside bricks and the time before the step, but no pauses."""
+    """Judge the time of a typical step. It includes the time outside bricks and the time before the step, but no
+    pauses.
+    """
     rule = f"{part.phase}: no longer step beyond noise"
     said = (
         f"{ratio_text(typical)}, {duration(typical.before)} → {duration(typical.now)} for a typical {part.unit}, "
@@ -231,16 +237,17 @@ def _step_is_no_longer(part: PartDiff, typical: Change) -> Judged:
 
 
 def _more_in_step_us(part: PartDiff) -> float:
-    """Return the additional µs per unit of a typical step.
-
-    Each run's time is divided by the units of its own steps.
+    """Return how many µs per unit (token or step) a typical step takes longer than before. Each run's time is divided
+    by the units of its own steps.
     """
     call = part.step.call
     return call.now / part.now.units_a_step - call.before / part.before.units_a_step if call else 0.0
 
 
 def _more_failed(part: PartDiff) -> Judged:
-    """Return a result if more steps failed. A failed step ends early, so a run with failed steps would look fast."""
+    """Return a result if a larger share of steps failed. A failed step ends early, so a run with failed steps would
+    look fast.
+    """
     now, before = part.now, part.before
     failed = f"{count(now.failed)} of {counted(now.steps, 'step')} failed"
     said = f"{failed}, {count(before.failed)} of {count(before.steps)} before; unfinished work takes no time"
@@ -266,8 +273,8 @@ def _rate_is_no_lower(found: RunDiff, rate: RateDiff) -> Judged:
             why = f"{_other_causes(found, rate)} took the time"
         said += f"; but the typical step is as long as before: {why}"
         return Judged(rule, rate.phase, Outcome.UNKNOWN if is_far else Outcome.UNSURE, said)
-    # Pauses by other programs make this interval wide on any machine. So the result is `unknown` only if more time is
-    # lost than pauses explain, or if the typical step is unknown, too.
+    # Pauses by other programs make the interval of a rate wide on any machine. So the result is `unknown` only if
+    # more time is lost than pauses explain, or if the typical step is unknown, too.
     is_typical_known = any(part.typical is not None for part in rate.parts)
     if is_far or (not is_typical_known and (change.noise_percent or inf) > MAX_NOISE_PERCENT):
         return Judged(rule, rate.phase, Outcome.UNKNOWN, f"{said}; {_TOO_WIDE}")
@@ -280,7 +287,7 @@ def _rate_is_no_lower(found: RunDiff, rate: RateDiff) -> Judged:
 
 
 def _other_causes(found: RunDiff, rate: RateDiff) -> str:
-    """Return possible causes of a lower rate other than the phase's typical steps, such as other phases."""
+    """Return causes of a lower rate that are not in the phase's typical steps, such as other phases."""
     phases = [one.phase for one in found.now.parts] + [one.phase for one in found.now.too_short]
     warm_up = sum(one.warm_up for one in found.now.parts if one.phase == rate.phase)
     causes = ["other phases"] if set(phases) - {rate.phase} else []
@@ -290,7 +297,7 @@ def _other_causes(found: RunDiff, rate: RateDiff) -> str:
 
 
 def _cause_of_rate(rate: RateDiff) -> str:
-    """Return the main cause of the lower rate. It is in the group of steps that took most of the additional time."""
+    """Return the main cause of a lower rate. It is in the group of steps that took most of the additional time."""
     worst = max(rate.parts, key=lambda part: part.wall.delta * part.now.amount)
     balance = worst.balance
     cause = _cause(worst, worst.wall.delta, balance.between_steps[1] - balance.between_steps[0])
@@ -306,7 +313,7 @@ def _not_compared(found: RunDiff, phase: str) -> str:
 
 
 def _cause(part: PartDiff, more_us: float, between_steps_us: float) -> str:
-    """Return the name of the main cause of `more_us`, the additional µs per unit.
+    """Return the name of the main cause of a slowdown by `more_us`, the additional µs per unit (token or step).
 
     `between_steps_us` of these µs are between steps.
     """
@@ -325,9 +332,8 @@ def _cause(part: PartDiff, more_us: float, between_steps_us: float) -> str:
 
 
 def _told(part: PartDiff, place: PlaceDiff) -> str:
-    """Return a text with the change that decides the verdict on a slower brick or layer.
-
-    Other figures that grew are added.
+    """Return a text with the change that decides the verdict on a slower brick or layer. The text also names other
+    figures that grew.
     """
     if place.decisive is None:
         return f"new: {place.delta_us:+.1f} µs/{part.unit}"

@@ -1,10 +1,10 @@
-"""The drift inside a run: the median step of its last third relative to its first third.
+"""Measure the drift inside a run: the median step of its last third relative to its first third.
 
-It is derived from records.
+Both medians are derived from records.
 """
 
 # Rules
-# - A step includes the time before it, without pauses. Warm-up steps are excluded earlier.
+# - The time of a step includes the time before it, without pauses. Warm-up steps were already excluded.
 # - More cached positions take more time, and this growth is not drift. Its size is learned from the baseline, because
 #   in a single run both the cache and the drift grow with time.
 
@@ -22,35 +22,40 @@ from cbtop.comparison.quantiles import MEDIAN, CallTimes
 from cbtop.profiler.analysis.growth import Growth
 from cbtop.profiler.analysis.histograms import Column
 
-ALIKE_TOKENS = 0.02  # relative difference between the tokens per step of both thirds that is ignored
+ALIKE_TOKENS = 0.02  # The two thirds of a run may differ in tokens per step by this relative difference.
 USUAL_SPREADS = 4.0  # A pause is longer than the median time between steps plus this many median absolute deviations.
-LEAST_PERCENT = 10.0  # percent; without a change of the program, clocks drift by less than this between runs
+LEAST_PERCENT = 10.0  # If the program did not change, clocks drift by less than this percentage between two runs.
 
 
 @dataclass(frozen=True, slots=True)
 class Thirds:
-    """The median step (µs) of the first and of the last third of a run. It includes the usual time before a step."""
+    """The median step (µs) of the first and of the last third of a run. The time of a step includes the usual time
+    before it.
+    """
 
     first: Figure
     last: Figure
-    cached: tuple[float, float] | None  # mean cached positions of both thirds, or None if not reported
+    # mean number of cached positions in the first and the last third, or None if not reported
+    cached: tuple[float, float] | None
 
 
 @dataclass(frozen=True, slots=True)
 class Drift:
     """The median step of the last third divided by the median step of the first third, before and now."""
 
-    change: Change  # change of this ratio, without the growth with the cache
-    base_ratios: tuple[float, ...]  # the ratio of each base run
+    change: Change  # change of the ratio between the thirds, without the part that the growing cache explains
+    base_ratios: tuple[float, ...]  # for each base run, the ratio of the last third to the first
 
     @property
     def base_runs(self) -> int:
-        """Number of base runs with a known drift. It is 1 if there are too few to show the scatter of drift."""
+        """Number of base runs with a known drift. It is 1 if too few have one to show how much drift scatters."""
         return len(self.base_ratios) if len(self.base_ratios) >= MIN_LEARNED else 1
 
     @property
     def percent(self) -> float:
-        """The growth of steps inside the new run, minus the growth in the base runs, in percent. At least 0."""
+        """The growth of the step time inside the new run, minus its growth inside the base runs, in percent. At least
+        0.
+        """
         least = 100 * (self.change.now - 1)
         return max(0.0, min(least, self.change.percent or 0.0))
 
@@ -61,9 +66,9 @@ class Drift:
 
 
 def without_pauses(between_ns: NDArray[np.float64], units: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the time between steps in each block. Times far from the median per unit are reduced.
+    """Return the time between steps in each block. Times that are far from the median per unit are reduced.
 
-    Rare delays come from other programs. A delay before every step comes from the process itself and remains.
+    Rare delays come from other programs. A delay before every step comes from the process itself and is not reduced.
     """
     each = between_ns / units
     usual = np.median(each)
@@ -80,10 +85,10 @@ def thirds_of(
     tokens: NDArray[np.float64],
     cached: NDArray[np.float64] | None,
 ) -> Thirds | None:
-    """Return the thirds of a run. Return None if they have too few blocks, or if their steps have different numbers
-    of tokens.
+    """Return the first and the last third of a run.
 
-    Each argument except `place_of` has one entry per block. `place_of` is 0 for the step's node and -1 for others.
+    Returns None if they have too few blocks, or if their steps have different numbers of tokens. Each argument except
+    `place_of` has one entry per block. `place_of` is 0 for the step's node and -1 for others.
     """
     third = len(growths) // 3
     if third < MIN_BLOCKS:
@@ -109,7 +114,7 @@ def thirds_of(
 
 
 def drift_of(before: Sequence[Thirds], now: Sequence[Thirds], step: Figure | None, compared: int) -> Drift | None:
-    """Return the drift of the new runs compared with the base runs' drift, or None if it is unknown.
+    """Return the drift inside the new runs compared with the drift inside the base runs, or None if it is unknown.
 
     `step` is the baseline's median step. Its slope is the growth with the cache. `compared` is the number of figures
     that are tested together.

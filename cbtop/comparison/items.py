@@ -1,4 +1,4 @@
-"""The times of every brick, every layer, and every brick in a layer of a phase, in blocks of steps.
+"""Compute the times of every brick, every layer, and every brick in a layer of a phase, from blocks of steps.
 
 All times are derived from records.
 """
@@ -35,17 +35,20 @@ from cbtop.protocol.vocabulary import BrickCategory, NodeKind
 
 Brick = tuple[str, BrickCategory]
 BETWEEN_BRICKS: Brick = (BETWEEN, BrickCategory.OTHER)
-Place = tuple[Brick | None, str | None]  # (brick, None), (None, layer), (brick, layer), or WHOLE_STEP
+Place = tuple[Brick | None, str | None]  # a place: (brick, None), (None, layer), (brick, layer), or WHOLE_STEP
 WHOLE_STEP: Place = (None, None)
 _OVERLAP = SPARSE_COLUMNS.index("overlap_ns")
-_UNEVEN = 1.5  # If all calls of a brick or layer are of one kind, chance keeps `Quantile.stretch` below this value.
-MIN_SHARING = 8  # minimum number of bricks in layers; with fewer, a single slow brick would change the ratio of all
+# If all calls of a brick or layer are of one kind, `Quantile.stretch` is below this value, except by chance.
+_UNEVEN = 1.5
+# Compute a common factor of all bricks only from at least this many bricks in layers. With fewer, a single slow brick
+# would change the factor.
+MIN_SHARING = 8
 
 
 @dataclass(frozen=True, slots=True)
 class PlaceTimes:
-    """The times of one brick, layer, or brick in a layer: µs per unit, µs of a typical call, and quantiles of calls
-    in µs.
+    """The times of one brick, layer, or brick in a layer: µs per unit (token or step), µs of a typical call, and
+    quantiles of calls in µs.
 
     `calls` is the number of calls per step. `call` is exclusive, and quantiles are inclusive. A figure is None if
     there are too few calls.
@@ -59,17 +62,16 @@ class PlaceTimes:
 
 
 def tells_pace(place: Place) -> bool:
-    """Whether `place` is a brick in one layer.
-
-    These places do not overlap, so together they show how fast the machine is.
+    """Return whether `place` is a brick in one layer. Such places do not overlap, so together they show how fast the
+    machine is.
     """
     return place[0] is not None and place[0] != BETWEEN_BRICKS and place[1] is not None
 
 
 class PhasePlaces:
-    """Every brick, brick in a layer, and layer of a phase.
+    """All places of a phase: every brick, every brick in a layer, and every layer.
 
-    Each has the list of nodes that its time is summed over.
+    Each has a list of nodes. The time of the place is the sum of their times.
     """
 
     def __init__(self, totals: PhaseTotals) -> None:
@@ -95,7 +97,7 @@ class PhasePlaces:
         pair = layer[self._is_inside] * len(self.bricks) + self._brick_at[self._is_inside]
         pairs, self._cell_at = np.unique(pair, return_inverse=True)
         self._layer_of_cell = pairs // len(self.bricks)
-        # ids of layers and of other nodes that may contain bricks
+        # Ids of the nodes that may contain bricks: layers and others.
         self._around = ids[~totals.adopted[ids] & ~totals.held[ids]]
         self._around_in = row_of[layer_of[self._around]]
         at = (divmod(one, len(self.bricks)) for one in pairs.tolist())
@@ -104,15 +106,15 @@ class PhasePlaces:
 
     @property
     def names(self) -> list[Place]:
-        """The key of each place, in the order `bricks`, `cells`, `layers`."""
+        """The key of each place, in the order: bricks, bricks in layers (`cells`), layers."""
         return [*((brick, None) for brick in self.bricks), *self.cells, *((None, layer) for layer in self.layers)]
 
     @property
     def nodes(self) -> list[Column]:
-        """The nodes of each place, in the order `bricks`, `cells`, `layers`. The calls of a place are the calls of
-        its nodes.
+        """The nodes of each place, in the order of the keys: `bricks`, `cells`, `layers`.
 
-        The time between bricks has no calls of its own, so the nodes of the layer or step are used.
+        The calls of a place are the calls of its nodes. The time between bricks has no calls of its own, so the nodes
+        of the layer or step are used.
         """
         inside = self._ids[self._is_inside]
         of_layers = [self._layer_ids[self._layer_at == at] for at in range(len(self.layers))]
@@ -125,7 +127,7 @@ class PhasePlaces:
         ]
 
     def row(self, growth: Growth) -> NDArray[np.int64]:
-        """Return the time (ns) of each place in `growth`, in the order `bricks`, `cells`, `layers`."""
+        """Return the time (ns) of each brick, brick in a layer (`cells`) and layer in `growth`, in this order."""
         totals = self._totals
         closed_ns = _dense(growth, "closed_ns", len(totals.table) + 1)
         overlap_ns = _overlap_ns(growth, len(closed_ns))
@@ -152,7 +154,7 @@ def place_times(
     steps: NDArray[np.float64],
     along: NDArray[np.float64] | None,
 ) -> tuple[dict[Place, PlaceTimes], NDArray[np.float64] | None]:
-    """Return the times of every place, and the pace of each block (the common factor of all times).
+    """Return the times of every brick and layer, and the pace of each block (the common factor of all times).
 
     Each argument has one entry per block. `steps` is the number of recorded steps. `along` is a quantity such as the
     cached positions (see `noise.figures`).
@@ -181,7 +183,7 @@ def place_times(
     found: dict[Place, PlaceTimes] = {}
     for at, (place, time) in enumerate(zip(names, times, strict=True)):
         is_between = place[0] == BETWEEN_BRICKS
-        # The time between bricks has no calls. Use the median of the layer or step that contains it.
+        # The time between bricks has no calls of its own. Use the median of the layer or step that contains it.
         median = of_layer.get((None, place[1])) if is_between else p50.figures[at]
         call = replace(mean[at], median_us=median_of(median)) if means[at] else stretched(typical[at], stretch[at])
         is_known = calls[:, at].sum() >= 2 * MIN_BEYOND and call.blocks >= MIN_BLOCKS - (along is not None)
@@ -202,9 +204,9 @@ def _by_kind(
     along: NDArray[np.float64] | None,
     pace: NDArray[np.float64] | None,
 ) -> list[Figure]:
-    """Return the figures of bricks, of bricks in layers, and of layers.
+    """Return the figures of bricks, then of bricks in layers, then of layers.
 
-    Each of the three kinds is computed separately, because noise is about equal only within a kind.
+    Each of these three kinds is computed separately, because noise is about equal only within a kind.
     """
     ends = np.cumsum([len(places.bricks), len(places.cells)])
     weights = np.split(weight, ends, axis=1) if weight.ndim == 2 else [weight] * 3
@@ -214,7 +216,8 @@ def _by_kind(
 
 @dataclass(frozen=True, slots=True)
 class _NodePlaces:
-    """Maps each node to its places. Each of `columns` maps a node to one place.
+    """Maps each node to the places (bricks and layers) that it belongs to. Each of `columns` maps a node to one
+    place.
 
     The columns are: the brick or layer, the brick in a layer, and the rest of the brick. The rest of a brick has its
     calls outside of layers, and its calls in layers with too few calls for a median. Place `names + i` is the rest of
@@ -249,14 +252,14 @@ class _NodePlaces:
         return _NodePlaces([in_all, in_cell, rest], len(names), parts)
 
     def typical_us(self, p50: Quantile, calls: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the time of each block and place if all calls took the typical time.
+        """Return for each block and place the time that it would have taken if all calls were typical.
 
         `calls` has shape (blocks, places).
         """
         found = p50.typical_us[:, : self.names].copy()
         off_us = p50.typical_us - calls * p50.us
         total = calls.sum(axis=0)
-        for at, parts in enumerate(self.parts[:-1]):  # skip the last brick, which is the time between bricks
+        for at, parts in enumerate(self.parts[:-1]):  # The last brick is the time between bricks, so leave it out.
             if total[parts].any():
                 usual_us = np.average(p50.us[parts], weights=total[parts])
                 found[:, at] = calls[:, at] * usual_us + off_us[:, parts].sum(axis=1)
@@ -264,10 +267,10 @@ class _NodePlaces:
 
     def stretch(self, p50: Quantile, calls: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the factor that multiplies the error of each typical time. `calls` is the number of calls of each
-        place.
+        brick or layer.
 
-        The factor is about 1 if all calls of a place are of one kind, as in most bricks. A layer has calls of several
-        kinds if some of its bricks do not run in every step.
+        The factor is about 1 if all calls are of one kind, as in most bricks. A layer has calls of several kinds if
+        some of its bricks do not run in every step.
         """
         found = p50.stretch[: self.names].copy()
         own = p50.stretch.copy()
@@ -284,7 +287,7 @@ class _NodePlaces:
 def _calls_of(
     names: Sequence[Place], by_block: NDArray[np.float64], steps: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Return the number of calls of each place in each block, shape (blocks, places).
+    """Return the number of calls of each place (brick or layer) in each block, shape (blocks, places).
 
     The time between bricks has no calls, so it gets the calls of its layer or step.
     """
@@ -315,7 +318,7 @@ def _pace(us: NDArray[np.float64], calls: NDArray[np.float64]) -> NDArray[np.flo
 
 
 def _nested(places: PhasePlaces, totals: PhaseTotals) -> set[Brick]:
-    """Return the bricks that contain other bricks. A call of such a brick includes the time of the inner bricks."""
+    """Return the bricks that contain other bricks. The time of their calls includes the inner bricks."""
     found = set()
     for brick, nodes in zip(places.bricks, places.nodes, strict=False):
         whole_ns = totals.columns["closed_ns"][nodes].sum()

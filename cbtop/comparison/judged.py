@@ -11,47 +11,45 @@ from cbtop.comparison.part_diff import PartDiff, PlaceDiff
 from cbtop.comparison.run_diff import RunDiff
 from cbtop.units import duration
 
-BLIND_PERCENT = 10.0  # percent; if smaller changes of the median brick cannot be detected, the gate is unsure
+# If smaller changes than this percentage cannot be detected in the median brick, the gate is unsure.
+BLIND_PERCENT = 10.0
 _WAYS_OUT = (
     "the limit is within the interval, so it is not known: use more or longer runs, a wider limit, or --allow-unsure"
 )
 
 
 class Outcome(StrEnum):
-    """The result of a threshold."""
+    """The outcome of judging one threshold."""
 
     HOLDS = "holds"
-    UNSURE = "unsure"  # the limit is inside the interval of the measurement, or the interval is too wide
+    # The limit of the threshold is inside the interval of the measurement, or the interval is too wide.
+    UNSURE = "unsure"
     BROKEN = "broken"
-    UNKNOWN = "unknown"  # the threshold cannot be judged
+    UNKNOWN = "unknown"  # The threshold cannot be judged, because data is missing.
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """The result of a threshold, or of a rule of the default gate.
-
-    It is for one brick or layer in one group of steps.
-    """
+    """The result of a threshold, or of a rule of the default gate, for one brick or layer in one group of steps."""
 
     rule: str
-    about: str  # for example `decode: RmsNorm in Layer 5`
+    about: str  # the figure that was judged, for example `decode: RmsNorm in Layer 5`
     outcome: Outcome
     said: str  # the measured value and the limit as text
     guilty: str = ""  # name of the brick and layer that break the threshold
     where: tuple[str, int] = ("", 1)
-    brick: str = ""  # in the default gate: name of the brick that breaks the rule, in any layer
-    must_be_sure: bool = False  # whether the outcome `unsure` fails the gate
+    brick: str = ""  # In the default gate, the name of the brick that breaks the rule, without its layer.
+    must_be_sure: bool = False  # whether the gate also fails if the outcome is `unsure`
 
     @property
     def passes(self) -> bool:
-        """Whether this result does not fail the gate."""
+        """Whether this result lets the gate pass."""
         return self.outcome is Outcome.HOLDS or (self.outcome is Outcome.UNSURE and not self.must_be_sure)
 
 
 def must_be_sure(judged: Sequence[Judged]) -> list[Judged]:
-    """Return the results changed such that `unsure` fails the gate.
-
-    The text then explains how to get a clear result.
+    """Return a copy of the results that makes `unsure` fail the gate. Their text then explains how to get a clear
+    result.
     """
     return [
         replace(one, must_be_sure=True, said=f"{one.said}; {_WAYS_OUT}") if one.outcome is Outcome.UNSURE else one
@@ -60,9 +58,9 @@ def must_be_sure(judged: Sequence[Judged]) -> list[Judged]:
 
 
 def only_if_trusted(judged: Sequence[Judged], found: RunDiff) -> list[Judged]:
-    """Return the results if both runs can be trusted.
+    """Return the results if the data of both runs can be trusted.
 
-    Otherwise broken results become unknown, and the first has the reason.
+    Otherwise broken results become unknown, and the first result has the reason.
     """
     untrusted = found.base.untrusted or found.now.untrusted
     if not untrusted:

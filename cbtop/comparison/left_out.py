@@ -1,4 +1,4 @@
-"""Results about steps that a threshold or the default gate leaves out, if they take much of the new run's time."""
+"""Report steps that a threshold or the default gate does not judge, if they take much of the new run's time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cbtop.comparison.short_steps import ShortSteps, short_steps
 from cbtop.comparison.threshold_grammar import RATES, Threshold
 from cbtop.units import percent
 
-_Left = tuple[str, str, float]  # (phase, text, time in µs)
+_Left = tuple[str, str, float]  # steps that are not judged: (phase, reason as text, time in µs)
 
 
 def left_out_of_gate(found: RunDiff) -> list[Judged]:
@@ -30,7 +30,9 @@ def left_out_of_threshold(threshold: Threshold, phase: str, found: RunDiff) -> l
     left: list[_Left] = []
     if threshold.is_relative:
         left += _not_in_baseline(found)
-    if threshold.names[-1] not in RATES:  # a rate of a phase includes all of its steps
+    # A threshold on a rate covers all steps of its phase. Any other threshold leaves out the batches with too few
+    # steps.
+    if threshold.names[-1] not in RATES:
         left += _short(found, found.alone_short if threshold.is_relative else short_steps(found.now, phase or None))
     judged = _judged(found, [one for one in left if phase in ("", one[0])])
     return [Judged(threshold.text, about, Outcome.UNKNOWN, text, where=threshold.where) for about, text in judged]
@@ -61,7 +63,10 @@ def _short(found: RunDiff, short: Iterable[ShortSteps]) -> list[_Left]:
 
 
 def _judged(found: RunDiff, left: list[_Left]) -> list[tuple[str, str]]:
-    """Return (phase, text) of each entry. Return [] if all entries together take little of the run's time."""
+    """Return (phase, reason) for each group of steps that is not judged.
+
+    Return [] if all groups together take little of the run's time.
+    """
     whole_us = found.now.time_us
     share = 100 * sum(us for _, _, us in left) / whole_us if whole_us else 0.0
     if share <= BLIND_PERCENT:

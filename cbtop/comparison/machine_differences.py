@@ -1,4 +1,6 @@
-"""Differences between two runs that change times without a change of the program: machine, sampling, lost records."""
+"""Find differences between two runs that change times although the program is the same: machine, sampling, lost
+records.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +11,14 @@ from cbtop.comparison.comparison import MAX_LOST_PERCENT
 from cbtop.comparison.runs import Run
 from cbtop.units import count, percent
 
-ALIKE_CLOCK = 0.03  # relative difference of GPU clocks that is ignored
-ALIKE_PACE = 0.10  # relative distance from the range of paces in the baseline that is ignored
-ALIKE_LOAD_POINTS = 15  # difference of the processors' use that is ignored, in percentage points
+ALIKE_CLOCK = 0.03  # A relative difference between the clocks of GPUs is ignored up to this value.
+ALIKE_PACE = 0.10  # The pace may be outside of the baseline's range by this relative distance.
+# A difference between the loads of the processors is ignored up to this many percentage points.
+ALIKE_LOAD_POINTS = 15
 
 
 def losses(base: Run, now: Run, base_name: str = "the baseline") -> str:
-    """Return a text if a run lost more records than the limit, otherwise ""."""
+    """Return a text if one of the runs lost more records than the limit, otherwise ""."""
     for whose, run in (("", now), (f"of {base_name} ", base)):
         if run.lost_percent > MAX_LOST_PERCENT:
             return f"{percent(run.lost_percent)} of the records {whose}were lost"
@@ -23,7 +26,7 @@ def losses(base: Run, now: Run, base_name: str = "the baseline") -> str:
 
 
 def other_machine(base: Run, now: Run, base_name: str = "the baseline") -> str:
-    """Return a text if the machine, the sampling or the GPU clock differs, otherwise ""."""
+    """Return a text if the machine, the sampling or the GPU clock differs between the runs, otherwise ""."""
     for what, was, other in _machine(base.surroundings, now.surroundings):
         if was != other:
             return f"another {what}: {other or 'none'}, {base_name} has {was or 'none'}"
@@ -57,9 +60,8 @@ def other_pace(base: Run, now: Run) -> str:
 
 
 def other_load(base: Run, now: Run) -> str:
-    """Return a text if the use of the processors differs from the baseline.
-
-    Return "" if it does not or is unknown.
+    """Return a text if the load of the processors differs from that in the baseline. Return "" if it does not, or is
+    unknown.
     """
     if base.host_busy_percent is None or now.host_busy_percent is None:
         return ""
@@ -69,8 +71,8 @@ def other_load(base: Run, now: Run) -> str:
 
 
 def _machine(then: Surroundings, now: Surroundings) -> Iterator[tuple[str, str, str]]:
-    """Yield (name, before, now) of properties of the machine and the sampling that change times of an unchanged
-    program.
+    """Yield (name, value before, value now) of each property of the machine and the sampling that differs and changes
+    times.
     """
     yield "host", then.host, now.host
     yield "GPU", ", ".join(then.devices), ", ".join(now.devices)

@@ -1,4 +1,4 @@
-"""The effect of chance on a mean over steps, derived from blocks of steps. Consecutive steps are not independent."""
+"""Estimate how much chance affects a mean over steps, from blocks of steps. Consecutive steps are not independent."""
 
 # Consecutive steps are similar, because caches, clocks and other programs change slowly. The spread of single steps
 # would therefore give too small errors. So errors come from the spread of blocks of about a second.
@@ -19,28 +19,29 @@ from numpy.typing import NDArray
 
 Flags = NDArray[np.bool_]
 
-MIN_LEARNED = 3  # minimum number of runs to learn their scatter
-MIN_BLOCKS = 5  # with fewer blocks, their spread is not known
-# Minimum length of a call as a multiple of the clock's resolution. The clock's error is then at most a fifth of the
-# call.
+MIN_LEARNED = 3  # At least this many runs are needed to learn how much runs scatter.
+MIN_BLOCKS = 5  # At least this many blocks are needed to know how much blocks scatter.
+# A call must be at least this many times as long as the clock's resolution. The clock's error is then at most a fifth
+# of the call.
 READINGS = 5.0
 # A block is slow above the median plus this many median absolute deviations. By chance, one block in 300 is slow.
 WARM_UP_SPREADS = 4.0
-ENOUGH_BLOCKS = 20  # number of uncorrelated blocks that show their spread well enough
-LEAST_PERCENT = 3.0  # percent; two runs on one machine may differ by about this much without a change of the program
-# percent; the limit in place of LEAST_PERCENT if the scatter of runs is known; it is the error of a histogram's
-# median
+ENOUGH_BLOCKS = 20  # If at least this many uncorrelated blocks exist, their spread is known well enough.
+LEAST_PERCENT = 3.0  # Two runs on one machine may differ by about this percentage although the program is the same.
+# If the scatter between runs is known, this percentage replaces LEAST_PERCENT. It is the error of a median from a
+# histogram.
 LEAST_LEARNED_PERCENT = 1.0
-# probability that chance moves no figure beyond its interval, over all figures that are tested together
+# Probability that no figure is outside of its interval by chance, for all figures that are tested together.
 CONFIDENCE = 0.99
-MAX_ALIKE = 0.9  # maximum correlation of neighbouring blocks; above it, the effective number of blocks is unknown
-# Number of kinds of figures with a learned scatter between runs: bricks, and bricks in a layer.
+MAX_ALIKE = 0.9  # Above this correlation of neighbouring blocks, the effective number of blocks is unknown.
+# The scatter between runs is learned for this many kinds of figures: bricks, and bricks in a layer.
 _KINDS = 2
-_LEAST_LONGER = 10  # pairs of blocks are merged only if at least this many longer blocks result
-_LEAST_WORTH = 2.0  # minimum effective number of blocks
-_LEAST_PACED = 2  # minimum number of runs with a known pace to learn a scatter relative to the pace
-_LEAST_RATIO = 3.0  # two times are compared by their ratio only if it is at least this large
-_MOST_EXPONENT = 700.0  # exp(x) is finite up to this x
+_LEAST_LONGER = 10  # Pairs of blocks are merged to longer blocks only if at least this many longer blocks result.
+# The effective number of blocks (of independent blocks with as much information) is never below this.
+_LEAST_WORTH = 2.0
+_LEAST_PACED = 2  # At least this many runs must have a known pace to learn how runs scatter relative to the pace.
+_LEAST_RATIO = 3.0  # If one of two times is at least this many times the other, they are compared by their ratio.
+_MOST_EXPONENT = 700.0  # The function exp(x) is finite for all x up to this value.
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,20 +55,21 @@ class Figure:
     mean: float
     error: float
     blocks: int
-    median_us: float | None = None  # median of one call; None if it is unknown or the figure is not a time of calls
+    # Median of one call in µs. None if it is unknown, or if the figure is not a time of calls.
+    median_us: float | None = None
     slope: float = 0.0
     slope_error: float = 0.0
     scatter: float = 0.0
     runs: int = 1
-    # Error without the changes that all bricks have in common, such as a clock drift. None if these changes are
-    # unknown.
+    # Error of the mean without the changes that all bricks have in common, such as a clock drift. None if these
+    # changes are unknown.
     own_error: float | None = None
     own_scatter: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The change of a figure. Chance alone moves the figure by at most `half` in either direction.
+    """The change of a figure between two runs. Chance alone moves the figure by at most `half` in either direction.
 
     `own` is the change relative to all other bricks and layers, for example without a clock change. It is None if the
     common change is unknown.
@@ -76,9 +78,9 @@ class Change:
     before: float
     now: float
     half: float
-    medians_us: tuple[float, float] | None = None  # median time of one call, before and now
-    least_percent: float = LEAST_PERCENT  # percent; two runs may differ by this much without a change of the program
-    error: float = 0.0  # standard error of the change; `half` is a multiple of this error
+    medians_us: tuple[float, float] | None = None  # median time of one call in µs, before and now
+    least_percent: float = LEAST_PERCENT  # Two runs may differ by this percentage although the program is the same.
+    error: float = 0.0  # standard error of the change; the interval `half` is a multiple of it
     own: Change | None = None
 
     @property
@@ -87,24 +89,24 @@ class Change:
 
     @property
     def percent(self) -> float | None:
-        """The change in percent of `before`, or None if `before` is 0."""
+        """The change of the figure in percent of `before`, or None if `before` is 0."""
         return 100 * self.delta / self.before if self.before > 0 else None
 
     @property
     def half_percent(self) -> float | None:
-        """`half`, in percent of `before`."""
+        """The distance that chance alone may move the figure, in percent of `before`."""
         return 100 * self.half / self.before if self.before > 0 else None
 
     @property
     def noise_percent(self) -> float | None:
-        """The limit of noise in percent: the larger one of `half` and `least_percent`."""
+        """The limit of noise in percent: the larger one of the interval and `least_percent`."""
         return None if self.half_percent is None else max(self.half_percent, self.least_percent)
 
     @property
     def is_beyond_noise(self) -> bool:
-        """Whether the change exceeds noise, by itself or relative to all other bricks and layers.
+        """Whether the change exceeds noise, either by itself or relative to all other bricks and layers.
 
-        The median call must have moved, too. Other programs delay a few calls, and such delays do not move the
+        The median call must have changed, too. Other programs delay a few calls, and such delays do not change the
         median.
         """
         return (
@@ -115,12 +117,14 @@ class Change:
 
     @property
     def is_told_by_others(self) -> bool:
-        """Whether the change exceeds noise only if it is taken relative to all other bricks and layers."""
+        """Whether the change of the figure exceeds noise only if it is taken relative to all other bricks
+        and layers.
+        """
         return self.is_beyond_others and not self._is_beyond_interval
 
     @property
     def decisive(self) -> Change:
-        """The change that decides `is_beyond_noise`: this change, or `own`."""
+        """The change that decides `is_beyond_noise`: this change, or the change relative to others (`own`)."""
         return self.own if self.own is not None and self.is_told_by_others else self
 
     @property
@@ -129,8 +133,8 @@ class Change:
 
     @property
     def is_beyond_others(self) -> bool:
-        """Whether the change exceeds noise relative to all other bricks and layers, and is large enough to report by
-        itself.
+        """Whether the change of the figure exceeds noise relative to all other bricks and layers, and is large enough
+        to report by itself.
 
         The second condition matters if most bricks become faster. Then a brick with an unchanged time is not reported
         as slower.
@@ -144,7 +148,7 @@ class Change:
 
 
 def _is_like(delta: float, before_us: float, now_us: float, least_percent: float) -> bool:
-    """Whether a median call moved by at least `least_percent` in the direction of `delta`."""
+    """Whether the median of a call changed by at least `least_percent` in the direction of `delta`."""
     moved = (now_us - before_us) if delta > 0 else (before_us - now_us)
     return moved >= least_percent / 100 * before_us
 
@@ -178,9 +182,9 @@ def figures(
     total = weight.sum(axis=0)
     mean = divided(amount.sum(axis=0), total)
     off = amount - weight * mean
-    # number of parameters that are fitted to the blocks
+    # `fitted` is the number of parameters that are fitted to the blocks: 1 for a mean, 2 for a line.
     slope, fitted, of_slope = np.zeros_like(mean), 1, np.zeros(1)
-    # A line needs blocks with different `along`. Otherwise it would only fit rounding errors.
+    # Fit a line only if the blocks differ in `along`. Otherwise the line would only fit rounding errors.
     if along is not None and np.ptp(along) > 0:
         centred = along[:, None] - divided(along @ weight, total)
         slope, of_slope = _line(amount, weight, centred)
@@ -192,7 +196,7 @@ def figures(
     error, weight, worth = _longest_errors(off, weight, fitted, known, mean)
     blocks = len(weight)
     if known.any() and worth < ENOUGH_BLOCKS:
-        # A figure with fewer calls has a larger error. Scale all errors to the same weight before comparing the
+        # Columns with fewer calls have larger errors. Scale all errors to the same weight before comparing the
         # columns.
         equal = np.broadcast_to(np.sqrt(total), mean.shape)[known]
         usual = np.median(error[known] / mean[known] * equal)
@@ -212,7 +216,8 @@ def figures(
 def _line(
     amount: NDArray[np.float64], weight: NDArray[np.float64], along: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the slope of each column over `along`, and the slope's error as a multiple of the mean's error.
+    """Return how each column (a figure) grows with `along`, and the error of this slope as a multiple of the mean's
+    error.
 
     The error assumes that blocks scatter as much around the line as around the mean.
     """
@@ -222,7 +227,7 @@ def _line(
 
 
 def divided(amount: NDArray[np.float64], by: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return `amount / by`, and 0 if `by` is 0."""
+    """Return `amount / by`, or 0 if `by` is 0."""
     found: NDArray[np.float64] = np.divide(amount, by, out=np.zeros(np.broadcast(amount, by).shape), where=by > 0)
     return found
 
@@ -245,19 +250,21 @@ def _longest_errors(
 
 
 def _errors(off: NDArray[np.float64], weight: NDArray[np.float64], fitted: int) -> tuple[NDArray[np.float64], float]:
-    """Return the standard error of each column's mean, and the effective number of blocks."""
+    """Return the standard error of the mean of each column (a figure), and the effective number of blocks."""
     blocks = len(weight)
     squares = (off**2).sum(axis=0)
     alike = np.divide((off[1:] * off[:-1]).sum(axis=0), squares, out=np.zeros_like(squares), where=squares > 0)
     usual = float(np.clip(np.median(alike + fitted * (1 + 4 * alike) / blocks), 0.0, MAX_ALIKE))
     worth = max(_LEAST_WORTH, blocks * (1 - usual) / (1 + usual))
-    # Correct the variance, because blocks scatter less around their own mean than around the true mean.
+    # Blocks scatter less around their own mean than around the true mean. Correct the variance for this.
     variance = squares / (blocks * max(1 - fitted / worth, 1 / _LEAST_WORTH))
     return divided(np.sqrt(variance / worth), weight.mean(axis=0)), worth
 
 
 def _by_twos(blocks: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the sums of consecutive pairs of blocks. An odd last block is added to the last sum."""
+    """Return the sums of consecutive pairs of blocks. If the number of blocks is odd, the last block is added to the
+    last sum.
+    """
     even = len(blocks) // 2 * 2
     found: NDArray[np.float64] = blocks[0:even:2] + blocks[1:even:2]
     if even < len(blocks):
@@ -266,7 +273,8 @@ def _by_twos(blocks: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def change(before: Figure, now: Figure, compared: int, shared: float | None = None) -> Change:
-    """Return the change from `before` to `now`. `compared` is the number of figures that are tested together.
+    """Return the change of a figure from `before` to `now`. `compared` is the number of figures that are tested
+    together.
 
     `shared` is the factor by which all bricks together became slower, or None if it is unknown. The interval is
     Welch's, with Bonferroni's correction. If the scatter between runs is learned, a single run has at least this
@@ -293,7 +301,7 @@ def telling_blocks(off: NDArray[np.float64]) -> NDArray[np.int64]:
 
 
 def stretched(figure: Figure, by: float) -> Figure:
-    """Return a figure with errors `by` times as large."""
+    """Return a copy of a figure with errors that are `by` times as large."""
     own_error = None if figure.own_error is None else figure.own_error * by
     return replace(figure, error=figure.error * by, own_error=own_error)
 
@@ -324,13 +332,15 @@ def slow_start(us: NDArray[np.float64]) -> int:
 
 
 def half_of(figure: Figure, compared: int = 1) -> float:
-    """Return how far chance alone may move a figure in either direction. `compared` figures are tested together."""
+    """Return how far chance alone may move a figure in either direction, if `compared` figures are tested
+    together.
+    """
     return change(Figure(figure.mean, 0.0, figure.blocks), figure, compared).half
 
 
 def _change(before: Figure, now: Figure, compared: int, looks: int, *, by_ratio: bool = True) -> Change:
-    """Return the change from `before` to `now`. `compared` figures are each tested `looks` times, and this is
-    corrected for.
+    """Return the change of a figure from `before` to `now`. `compared` figures are each tested `looks` times, and
+    this is corrected for.
 
     With `by_ratio`, two times that differ by a large factor may be compared by their ratio.
     """
@@ -341,13 +351,13 @@ def _change(before: Figure, now: Figure, compared: int, looks: int, *, by_ratio:
     if variance == 0:
         return Change(before.mean, now.mean, 0.0, medians, least)
     freedom = variance**2 / (squares[0] ** 2 / (before.blocks - 1) + squares[1] ** 2 / (now.blocks - 1))
-    # Rounded down, so that only few different quantiles must be computed.
+    # Round the degrees of freedom down, so that only few different quantiles must be computed.
     errors = _student(int(freedom * 4) / 4, compared * looks)
     if before.runs > 1:
         errors = max(errors, _student(before.runs - 1, _KINDS * looks))
     error = sqrt(variance)
     half = error * errors
-    # The interval would include negative times, so try the error of the ratio.
+    # The interval would include negative times. Compute it from the error of the ratio instead.
     if by_ratio and half >= before.mean:
         of_ratio = _half_of_ratio(before.mean, now.mean, squares, errors)
         half = of_ratio if abs(now.mean - before.mean) > of_ratio else half
@@ -412,9 +422,9 @@ def learned(
 
 
 def _scatter(means: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the standard deviation of each row between runs. Unknown values are ignored.
+    """Return the standard deviation between runs for each row (a figure).
 
-    Relative to its mean, each row has at least the deviation of the median row.
+    Unknown values are ignored. Relative to its mean, each row has at least the deviation of the median row.
     """
     mean, scatter = np.nanmean(means, axis=1), np.nanstd(means, axis=1, ddof=1)
     known = mean > 0

@@ -1,4 +1,7 @@
-"""Compare the mean numbers of tokens and sequences of two groups of steps. Rounded, both are equal."""
+"""Check whether two groups of steps differ in their mean numbers of tokens and sequences.
+
+After rounding, these numbers are equal in both groups. The means may still differ.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,16 @@ from cbtop.comparison.noise import change
 from cbtop.comparison.runs import StepGroup
 from cbtop.units import number
 
-ALIKE_AMOUNTS = 0.02  # relative difference of the mean tokens or sequences per step that counts as equal
-_AMOUNTS = 2  # number of amounts that are tested together: tokens and sequences
+# Mean tokens or sequences per step count as equal if they differ by at most this relative difference.
+ALIKE_AMOUNTS = 0.02
+_AMOUNTS = 2  # Number of means that are compared at a time: of tokens, and of sequences.
 
 
 def other_batch(before: StepGroup, now: StepGroup, parts: int) -> str:
-    """Return for example `39 tokens a step, 32 before` if the means differ by more than chance explains, otherwise
-    "".
+    """If the means differ by more than chance explains, return a text such as `39 tokens a step, 32 before`.
+    Otherwise return "".
 
-    `parts` is the number of groups that are tested together. Chance matters because servers have batches of random
+    `parts` is the number of groups that are tested together. Chance matters, because servers have batches of random
     size.
     """
     for what, was, is_now in (

@@ -1,7 +1,4 @@
-"""The change of one group of steps between two runs, and the changes of its bricks and layers.
-
-All are derived from records.
-"""
+"""Compare one group of steps, its bricks and its layers between two runs. All changes are derived from records."""
 
 # Rule
 # - If cache lengths differ, times are compared at one length that both runs have covered. The time at this length is
@@ -26,16 +23,17 @@ from cbtop.comparison.runs import Run, StepGroup
 from cbtop.profiler.analysis.layers import MIN_PEERS
 from cbtop.units import count, counted
 
-FOUND = 0.95  # probability of detecting a change of the size that is reported as detectable
-ALIKE_UNITS = 1e-6  # relative difference of tokens per step; smaller differences are rounding errors
-ALIKE_RATIOS = 0.05  # relative difference; if a slow machine delays all bricks, their ratios differ by less than this
-# number of figures of a whole group that are tested together: a step, a unit, a typical unit, and the drift
+FOUND = 0.95  # A change of the size that is reported as detectable is detected with this probability.
+ALIKE_UNITS = 1e-6  # Smaller relative differences between the tokens per step are rounding errors.
+# If all bricks became slower because of a slow machine, their ratios differ by less than this relative difference.
+ALIKE_RATIOS = 0.05
+# A group as a whole has this many figures that are tested together: a step, a unit, a typical unit, and the drift.
 _OF_PART = 4
 
 
 @dataclass(frozen=True, slots=True)
 class PlaceDiff:
-    """A brick, layer, or brick in a layer in the old and the new run.
+    """The times of one brick, layer, or brick in a layer in the old and the new run.
 
     `change` decides the verdict. It is the change of a typical call, in µs per unit, for as many calls as before. If
     the calls per step (`calls`) changed beyond noise, it is the change of all calls. `call` is the change of a call
@@ -54,25 +52,23 @@ class PlaceDiff:
     p50: Change | None = None
     p99: Change | None = None
     renamed_from: str = ""
-    # names of the kernels before and now, or None if they are equal
+    # names of the brick's kernels before and now, or None if both are equal
     kernels: tuple[tuple[str, ...], tuple[str, ...]] | None = None
     is_below_resolution: bool = False
 
     @property
     def name(self) -> str:
-        """The name on the screen, for example `DownProjection in Layer 5`."""
+        """The name of the brick or layer on the screen, for example `DownProjection in Layer 5`."""
         return " in ".join(part for part in (self.brick[0] if self.brick else "", self.layer or "") if part) or "step"
 
     @property
     def delta_us(self) -> float:
-        """The additional time per unit. If it is new or removed, its whole time counts."""
+        """The additional time per unit of work. If the brick or layer is new or removed, its whole time counts."""
         return (self.now.time.mean if self.now else 0.0) - (self.before.time.mean if self.before else 0.0)
 
     @property
     def moved_by(self) -> str:
-        """A text that explains a mean and a typical time with opposite changes, or "" if their changes have the
-        same direction.
-        """
+        """A text for the case that the mean and the typical time changed in opposite directions, or ""."""
         is_against = self.change is not None and self.change.delta * self.delta_us < 0
         if is_against and self.calls and not self.calls.is_exact:
             return " by the mean, which the number of calls moves"
@@ -80,14 +76,17 @@ class PlaceDiff:
 
     @property
     def decisive(self) -> Change | None:
-        """The change that decides the verdict: `change` itself, or `change` relative to all others."""
+        """The change that decides the verdict on a brick or layer: `change` itself, or `change` relative to all
+        others.
+        """
         return self.change and self.change.decisive
 
     @property
     def verdict(self) -> str:
-        """`slower`, `faster`, `new` or `gone`, or "" if the change does not exceed noise and the clock's resolution.
+        """The verdict: `slower`, `faster`, `new`, `gone`, or "" if the change does not exceed noise and the clock's
+        resolution.
 
-        If a place is called rarely, chance may leave a run without calls. Such a place is neither new nor gone.
+        If a brick or layer is called rarely, chance may leave a run without calls. Then it is neither new nor gone.
         """
         if self.before is None or self.now is None:
             is_known = self.calls is None or self.calls.is_beyond_noise
@@ -99,24 +98,29 @@ class PlaceDiff:
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """The parts of the wall-clock time per unit, in µs before and now. `wall` is the sum of the other fields."""
+    """The parts of the wall-clock time per unit of work, in µs before and now.
+
+    `wall` is the sum of the other fields.
+    """
 
     wall: tuple[float, float]
     bricks: tuple[float, float]
     between_bricks: tuple[float, float]
-    not_recorded: tuple[float, float]  # mean over all steps minus mean over the steps with recorded bricks
+    # The time that recorded steps do not explain: the mean over all steps minus the mean over steps with recorded
+    # bricks.
+    not_recorded: tuple[float, float]
     between_steps: tuple[float, float]
 
     @property
     def off_us(self) -> float:
-        """The change of `wall` minus the changes of all parts. It is 0 except for rounding."""
+        """The change of `wall` minus the changes of all of its parts. It is 0 except for rounding."""
         parts = (self.bricks, self.between_bricks, self.not_recorded, self.between_steps)
         return (self.wall[1] - self.wall[0]) - sum(now - before for before, now in parts)
 
 
 @dataclass(frozen=True, slots=True)
 class PartDiff:
-    """A group of similar steps that both runs have.
+    """The comparison of a group of similar steps that both runs have.
 
     If both runs report cached positions, times are at `cached` positions.
     """
@@ -124,16 +128,16 @@ class PartDiff:
     before: StepGroup
     now: StepGroup
     cached: float | None
-    # bricks, bricks in layers, and layers, sorted by additional time per unit, the largest first
+    # bricks, bricks in layers, and layers, sorted by additional time per unit (token or step), the largest first
     places: tuple[PlaceDiff, ...]
     step: PlaceDiff
-    wall: Change  # wall-clock time in µs per unit
+    wall: Change  # change of the wall-clock time in µs per unit of work
     balance: Balance
     # Factor by which all bricks in layers became slower. The cause is the machine or the whole program.
     shared: float | None = None
-    typical: Change | None = None  # a typical step with the time before it, in µs per unit, or None if unknown
-    drift: Drift | None = None  # None if it is unknown
-    batch_name: str = ""  # for example `decode, batch 6`, or "" if the phase has only this group
+    typical: Change | None = None  # time in µs per unit of a typical step with the time before it, or None if unknown
+    drift: Drift | None = None  # change of the drift inside the runs, or None if it is unknown
+    batch_name: str = ""  # name of the group, for example `decode, batch 6`, or "" if the phase has only this group
 
     @property
     def phase(self) -> str:
@@ -146,7 +150,7 @@ class PartDiff:
 
     @property
     def work(self) -> str:
-        """The steps of the new run as text, such as `decode (240 steps of about 8 tokens)`."""
+        """The number of steps of the new run as text, such as `decode (240 steps of about 8 tokens)`."""
         return work_text(self.now)
 
     @property
@@ -155,21 +159,18 @@ class PartDiff:
 
     @property
     def tokens_per_sec(self) -> tuple[float, float] | None:
-        """Tokens per second of the wall-clock time of these steps, before and now.
-
-        None if tokens are not reported.
-        """
+        """Tokens per second of these steps' wall-clock time, before and now. None if tokens are not reported."""
         return (1e6 / self.wall.before, 1e6 / self.wall.now) if self.unit == "token" else None
 
     @property
     def training(self) -> dict[str, Change]:
-        """The change of each part of a training step, in µs of the median step."""
+        """For each part of a training step, the change of its time in the median step (µs)."""
         both = [name for name in self.now.training if name in self.before.training]
         return {name: change(self.before.training[name], self.now.training[name], len(both)) for name in both}
 
     @property
     def bricks(self) -> list[PlaceDiff]:
-        """Each brick, over all layers."""
+        """For each brick, its times over all layers."""
         return [one for one in self.places if one.brick and one.layer is None]
 
     @property
@@ -178,7 +179,7 @@ class PartDiff:
 
     @property
     def cells(self) -> list[PlaceDiff]:
-        """Each brick in each layer."""
+        """For each brick in each layer, its times."""
         return [one for one in self.places if one.brick and one.layer]
 
     @property
@@ -197,14 +198,14 @@ class PartDiff:
 
     @property
     def guilty(self) -> list[PlaceDiff]:
-        """The entries of `slower` that are also slower relative to all other bricks and layers, or if that is
-        unknown.
+        """The entries of `slower` that are also slower relative to all other bricks and layers. An entry also counts
+        if its relative change is unknown.
         """
         return [one for one in self.slower if one.change and (one.change.own is None or one.change.is_beyond_others)]
 
     @property
     def is_slower(self) -> bool:
-        """Whether the wall-clock time per unit grew by more than noise."""
+        """Whether the wall-clock time per unit (token or step) grew by more than noise."""
         return self.wall.is_beyond_noise and self.wall.delta > 0
 
     @property
@@ -226,12 +227,12 @@ class PartDiff:
 
     @property
     def known(self) -> list[PlaceDiff]:
-        """The places with a known change."""
+        """The bricks and layers with a known change."""
         return [one for one in self.places if one.change is not None and not one.is_below_resolution]
 
     @property
     def new(self) -> list[PlaceDiff]:
-        """The new bricks, the longest first."""
+        """The bricks that only the new run has, the longest first."""
         return [one for one in self.bricks if one.verdict == "new"]
 
     @property
@@ -263,8 +264,8 @@ class PartDiff:
         return off <= self.wall.before * (self.wall.noise_percent or 0.0) / 100
 
     def findable(self, places: Sequence[PlaceDiff]) -> float | None:
-        """Return the smallest change (percent) that is detected with probability FOUND, as the median over
-        `places`.
+        """Return the smallest change in percent that would be detected with probability FOUND. It is the median over
+        the bricks and layers `places`.
         """
         found = [findable_percent(one.change) for one in places if one.change and not one.is_below_resolution]
         known = [one for one in found if one is not None]
@@ -272,7 +273,7 @@ class PartDiff:
 
 
 def findable_percent(one: Change) -> float | None:
-    """Return the smallest change, in percent of the old value, that is detected with probability FOUND."""
+    """Return the smallest change that would be detected with probability FOUND, in percent of the old value."""
     if one.noise_percent is None or one.before <= 0:
         return None
     if one.own and (beside := findable_percent(one.own)) is not None:
@@ -281,14 +282,14 @@ def findable_percent(one: Change) -> float | None:
 
 
 def compared_figures(before: StepGroup, now: StepGroup) -> int:
-    """Return the number of figures of two groups of steps that are tested together."""
+    """Return how many figures of two groups of steps are tested together, so that chance gives few false alarms."""
     names = before.places.keys() | now.places.keys()
     sides = ([part.places[name].calls if name in part.places else None for name in names] for part in (before, now))
     return looks(*sides)
 
 
 def part_diff(before: StepGroup, now: StepGroup, base: Run, new: Run, compared: int, parts: int) -> PartDiff | str:
-    """Return the changes in one group of steps, or the reason why it is not comparable."""
+    """Compare one group of steps of two runs. Return the changes, or the reason why the group is not comparable."""
     if before.unit != now.unit:
         return f"{now.phase}: tokens are counted in one of the two alone"
     if (before.cached is None) != (now.cached is None):
@@ -371,9 +372,9 @@ def _place(
     units: tuple[float, float],
     steps: tuple[int, int],
 ) -> PlaceDiff:
-    """Return the change of a place.
+    """Return the change of a brick or layer.
 
-    `units` is the number of units per step, and `steps` the number of steps, in both runs.
+    `units` is the number of units per step, and `steps` the number of steps. Each has a value per run.
     """
     brick, layer = place
     before, now = befores.get(was_called), afters.get(place)
@@ -397,9 +398,8 @@ def _place(
 
 
 def _per_unit(one: Change, units: tuple[float, float]) -> Change:
-    """Return a change that exceeds noise only if the time per unit changed, too.
-
-    Calls with more tokens take longer.
+    """Return the change of a call. It exceeds noise only if the time per unit changed, too, because calls with more
+    tokens take longer.
     """
     if one.medians_us or isclose(*units, rel_tol=ALIKE_UNITS):
         return one
@@ -409,7 +409,7 @@ def _per_unit(one: Change, units: tuple[float, float]) -> Change:
 def _pairs(
     befores: Mapping[Place, PlaceTimes], afters: Mapping[Place, PlaceTimes], renamed: Mapping[Brick, Brick]
 ) -> Iterator[tuple[Place, Place]]:
-    """Yield (new name, old name) of each place except the whole step."""
+    """Yield (new name, old name) of each brick and layer, but not of the whole step."""
     seen: set[Place] = {WHOLE_STEP}
     for brick, layer in afters:
         if (brick, layer) == WHOLE_STEP:
@@ -423,9 +423,8 @@ def _pairs(
 
 
 def covers(part: StepGroup, cached: float) -> bool:
-    """Whether a group has steps with about `cached` positions.
-
-    Returns True if the group does not report its range.
+    """Return whether a group has steps with about `cached` positions. Returns True if the group does not report its
+    range.
     """
     if part.cached_least is None or part.cached_most is None:
         return True
@@ -433,7 +432,9 @@ def covers(part: StepGroup, cached: float) -> bool:
 
 
 def moved_to(part: StepGroup, cached: float | None) -> StepGroup:
-    """Return a group with its times converted to `cached` positions. If `cached` is None, the times do not change."""
+    """Return a copy of a group with its times converted to `cached` positions. If `cached` is None, the times do not
+    change.
+    """
     off = _at(cached, part.cached)
     if not off:
         return part
@@ -448,13 +449,13 @@ def moved_to(part: StepGroup, cached: float | None) -> StepGroup:
 
 
 def _moved(part: StepGroup, off: float) -> dict[Place, PlaceTimes]:
-    """Return the places of a group, with times converted to `off` positions more than the mean."""
+    """Return the times of the bricks and layers of a group, converted to `off` positions more than the mean."""
     if not off:
         return dict(part.places)
     found = {}
     for place, one in part.places.items():
         brick, layer = place
-        # The time between bricks has no calls. Use the median of the layer or step that contains it.
+        # The time between bricks has no calls of its own. Use the median of the layer or step that contains it.
         calls = part.places.get((None, layer), one) if brick == BETWEEN_BRICKS else one
         time = _shifted(one.time, off)
         if calls.p50:
@@ -467,7 +468,10 @@ def _moved(part: StepGroup, off: float) -> dict[Place, PlaceTimes]:
 
 
 def _moved_wall(figure: Figure, off: float) -> Figure:
-    """Convert a figure to `off` more cached positions. Its median is per unit, so the same slope is used for it."""
+    """Convert a figure to `off` more cached positions.
+
+    The median of the figure is per unit (token or step), so the same slope is used for it.
+    """
     by_us = off * figure.slope
     return replace(_shifted(figure, off), median_us=None if figure.median_us is None else figure.median_us + by_us)
 

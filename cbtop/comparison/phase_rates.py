@@ -1,4 +1,4 @@
-"""The rates of each phase of a run with their errors: tokens/s, samples/s, and tokens/s in the phase's steps
+"""Compute the rates of each phase of a run with their errors: tokens/s, samples/s, and tokens/s in the phase's steps
 alone.
 """
 
@@ -30,14 +30,14 @@ RATE_UNITS = {TOKENS: "tokens/s", STEPS: "steps/s", SAMPLES: "samples/s", IN_STE
 class PhaseRates:
     """The rates of a phase. `times_us` maps the name of a rate to the time (µs) of one token, step or sample.
 
-    A rate is missing if it is unknown, or if too few blocks of steps show its error.
+    A rate is missing if it is unknown, or if there are too few blocks of steps to know its error.
     """
 
     phase: str
     steps: int
     times_us: Mapping[str, Figure] = field(default_factory=dict)
-    cached: float | None = None  # mean number of cached positions before a step
-    is_headline: bool = False  # whether the screen shows this phase first
+    cached: float | None = None  # mean number of positions that were cached before a step
+    is_headline: bool = False  # whether this is the phase that the screen shows first
 
     @property
     def main(self) -> str:
@@ -47,14 +47,14 @@ class PhaseRates:
         return TOKENS if TOKENS in self.times_us else STEPS
 
     def per_sec(self, rate: str) -> float | None:
-        """Return the rate with this name, per second."""
+        """Return the rate with the name `name`, per second."""
         time_us = self.times_us.get(rate)
         return None if time_us is None else 1e6 / time_us.mean
 
 
 @dataclass(frozen=True, slots=True)
 class ShownRates:
-    """The rates of a phase over the whole run, as a screen shows them. None if unknown."""
+    """The rates of a phase over the whole run, as a screen shows them. A rate is None if it is unknown."""
 
     per_sec: Mapping[str, float | None]
     is_headline: bool = False
@@ -129,7 +129,8 @@ def _times_us(blocks: Sequence[RateBlock], node: int, per_sec: Mapping[str, floa
     ran = [at for at, block in enumerate(blocks) if node in block.phases]
     if len(ran) < MIN_BLOCKS:
         return {}
-    # Use only the time when the phase ran. For example, a process may first read all prompts and then decode.
+    # Use only the blocks from the first to the last that has steps of the phase. For example, a process may first
+    # read all prompts and then decode.
     blocks = blocks[ran[0] : ran[-1] + 1]
     blocks = blocks[slow_start(np.array([block.wall_ns / block.steps for block in blocks])) :]
     phases = [block.phases.get(node, PhaseSums()) for block in blocks]
@@ -157,8 +158,8 @@ def _times_us(blocks: Sequence[RateBlock], node: int, per_sec: Mapping[str, floa
 def _at_mean(figure: Figure, mean_us: float, *, halved: bool) -> Figure:
     """Return a figure with another mean and the same relative error.
 
-    Set `halved` if the time includes pauses by other programs. Pauses are rare and long, so few blocks show them, and
-    the error is then based on half of the blocks.
+    Pass `halved` if the time includes pauses by other programs. Pauses are rare and long, so few blocks show them.
+    The error is then based on half of the blocks.
     """
     ratio = mean_us / figure.mean
     return replace(
@@ -172,7 +173,8 @@ def _at_mean(figure: Figure, mean_us: float, *, halved: bool) -> Figure:
 
 
 def _cached(phases: Sequence[PhaseSums]) -> NDArray[np.float64] | None:
-    """Return the mean cached positions in each block. Return None if a block has steps but does not report them.
+    """Return the mean number of cached positions in each block of steps. Return None if a block has steps but does
+    not report them.
 
     A block without steps of the phase gets the mean of the other blocks. Its weight is zero.
     """

@@ -19,12 +19,12 @@ from cbtop.comparison.items import BETWEEN_BRICKS, MIN_SHARING, Place, PlaceTime
 from cbtop.comparison.noise import Change, Figure, change
 
 Places = Mapping[Place, PlaceTimes]
-_ROUNDING = 1e-6  # calls per step; smaller differences are rounding errors
+_ROUNDING = 1e-6  # Smaller differences between calls per step are rounding errors.
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """The change of a brick or layer. A change is None if a run has too few calls.
+    """The change of a brick or layer between two runs. A change is None if a run has too few calls.
 
     `judged` is in µs per unit, for the baseline's number of calls. If the number of calls changed beyond noise,
     `judged` includes this change. `call` is the change of a typical call in µs.
@@ -38,8 +38,8 @@ class Move:
 def shared_ratio(befores: Places, afters: Places) -> float | None:
     """Return the common factor of the times of all bricks. It is attributed to the machine.
 
-    The factor is the median over all places, weighted by time. Returns None for fewer than MIN_SHARING places,
-    because one slow brick would then look like a slow machine.
+    The factor is the median over all bricks in layers, weighted by time. Returns None for fewer than MIN_SHARING
+    places, because one slow brick would then look like a slow machine.
     """
     ratios = sorted(
         (now.call.mean / was.call.mean, was.call.mean * was.calls.mean)
@@ -53,7 +53,8 @@ def shared_ratio(befores: Places, afters: Places) -> float | None:
     )
     if len(ratios) < MIN_SHARING:
         return None
-    # The weights matter: cache pollution slows many bricks that take little of the time.
+    # Weight each brick or layer by its time. Cache pollution slows many bricks, but mostly those that take little of
+    # the time.
     reached_us = list(accumulate(us for _, us in ratios))
     return ratios[bisect_left(reached_us, reached_us[-1] / 2)][0]
 
@@ -67,10 +68,11 @@ def place_change(
     units: float,
     was: Place | None = None,
 ) -> Move:
-    """Return the change of a place. `was` is its name in the baseline, if it was renamed.
+    """Return the change of a brick or layer between two runs.
 
-    `compared` is the number of figures that are tested together. `shared` is the common factor of all times. `units`
-    is the number of units in a step of the baseline.
+    `was` is its name in the baseline, if it was renamed. `compared` is the number of figures that are tested
+    together. `shared` is the common factor of all times. `units` is the number of units (tokens or steps) in a step
+    of the baseline.
     """
     before, now = fixed_mix(befores, afters, place, was or place)
     if before.calls is None or now.calls is None:
@@ -87,8 +89,8 @@ def place_change(
 
 
 def fixed_mix(befores: Places, afters: Places, place: Place, was: Place) -> tuple[PlaceTimes, PlaceTimes]:
-    """Return the times of a place in both runs. For a brick over several layers, both typical calls get the same
-    weights.
+    """Return the times of a brick or layer in both runs. For a brick over several layers, both typical calls get the
+    same weights.
 
     The weights are the baseline's numbers of calls in each layer. One weight is for all other calls: outside of
     layers, and in layers with too few calls in one of the runs.
@@ -115,7 +117,7 @@ def fixed_mix(befores: Places, afters: Places, place: Place, was: Place) -> tupl
 
 
 def _mix(whole: PlaceTimes, cells: list[PlaceTimes]) -> list[tuple[float, float]] | None:
-    """Return (calls per step, µs of a call) for each of `cells`, then for the rest of the brick."""
+    """For each of `cells`, and then for the rest of the brick, return (calls per step, µs of a call)."""
     if whole.call is None or whole.calls is None:
         return None
     found = [(one.calls.mean, one.call.mean) for one in cells if one.calls and one.call]
@@ -139,7 +141,10 @@ def _at_mean(figure: Figure | None, mean: float) -> Figure | None:
 
 
 def _cost(call: Figure, calls: Figure) -> Figure:
-    """Return the time of all calls in µs per step. The error combines both errors."""
+    """Return the time in µs per step of all calls.
+
+    Its error combines the errors of the number and the time of calls.
+    """
 
     def both(of_call: float, of_calls: float) -> float:
         return sqrt((of_call * calls.mean) ** 2 + (of_calls * call.mean) ** 2)

@@ -68,7 +68,7 @@ def _figure(run: Places, name: Place, what: str) -> Figure | None:
 
 
 def _time(run: Places, name: Place, runs: Sequence[Places]) -> Figure:
-    """Return the time of a place in `run`. It is 0 if only other runs have the place."""
+    """Return the times of a brick or layer in `run`. They are 0 if only other runs have it."""
     if name in run:
         return run[name].time
     other = next(one[name].time for one in runs if name in one)
@@ -76,7 +76,7 @@ def _time(run: Places, name: Place, runs: Sequence[Places]) -> Figure:
 
 
 def _calls(run: Places, name: Place, runs: Sequence[Places]) -> Figure:
-    """Return the calls per step of a place in `run`. It is 0 if only other runs have the place."""
+    """Return the calls per step of a brick or layer in `run`. The number is 0 if only other runs have it."""
     figure = _figure(run, name, "calls")
     if figure is not None:
         return figure

@@ -1,4 +1,4 @@
-"""Medians and other quantiles of calls with their errors, derived from blocks of histograms."""
+"""Compute medians and other quantiles of calls with their errors, from blocks of histograms."""
 
 # The interval of a quantile is Woodruff's (R. S. Woodruff, "Confidence intervals for medians and other position
 # measures", Journal of the American Statistical Association 47, 1952). The share of calls above a quantile is a mean,
@@ -27,12 +27,17 @@ from cbtop.profiler.analysis.histograms import (
 )
 
 MEDIAN, P99 = 0.5, 0.99
-MIN_BEYOND = 4  # minimum number of calls above a quantile, and also below; a p99 needs at least 400 calls
-# Errors of a share are converted to µs over this many standard errors on either side, as wide as a change's interval.
+# A quantile is computed if at least this many calls are above it, and as many below. So a p99 needs at least 400
+# calls.
+MIN_BEYOND = 4
+# The error of a quantile is first known as a share of calls. It is converted to µs over this many standard errors on
+# either side, as wide as the interval of a change.
 _COVERED_ERRORS = 4.0
-# For blocks, over this many standard errors. Over fewer, the distances between calls vary too much by chance.
+# Within blocks, this error is converted to µs over this many standard errors. Over fewer, the distances between calls
+# vary too much by chance.
 _NEAR_ERRORS = 2.0
-# limit for `stretch`: the error on the steep side is at most this many times the error from blocks
+# Limit of `stretch`. The error on the steep side of a quantile counts as at most this many times the error from
+# blocks.
 _MAX_STRETCH = 4.0
 
 
@@ -79,7 +84,7 @@ class CallTimes:
         )
         self._steps = steps
         self._off = np.zeros(len(steps)) if along is None else along - np.average(along, weights=steps)
-        self._growth_us = np.zeros(places)  # growth of a call's time (µs) per unit of `along`
+        self._growth_us = np.zeros(places)  # growth of a call's time in µs per unit of `along`
         if len(self._block) and np.ptp(self._off) > 0:
             self._straighten(pace)
         self._sorted = _Sorted(self._place, self._bucket, self._count, places)
@@ -88,7 +93,7 @@ class CallTimes:
         np.add.at(self.by_block, (self._block, self._place), self._count)
 
     def quantile(self, fraction: float) -> Quantile:
-        """Return the quantile at `fraction` (0 to 1) of the calls of each place, with errors as in
+        """Return the quantile at `fraction` (0 to 1) of the calls of each brick or layer, with errors as in
         `noise.figures`.
         """
         value_us = np.nan_to_num(self._sorted.at(np.full(len(self.calls), fraction)))
@@ -122,9 +127,8 @@ class CallTimes:
         )
 
     def _us_a_share(self, fraction: float, off: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return how many µs the quantile of each place changes per share of calls.
-
-        Both sides of the quantile are used.
+        """Return how many µs a quantile changes per share of calls, for each brick or layer. Both sides of the
+        quantile are used.
         """
         reach = np.minimum(_NEAR_ERRORS * off, min(fraction, 1 - fraction) / 2)
         low_us, high_us = (np.nan_to_num(self._sorted.at(fraction + side * reach)) for side in (-1, 1))
@@ -133,7 +137,7 @@ class CallTimes:
     def _steepest(
         self, fraction: float, off: NDArray[np.float64], value_us: NDArray[np.float64]
     ) -> NDArray[np.float64]:
-        """Return how many µs the quantile of each place changes per share of calls, on its steeper side.
+        """Return how many µs a quantile changes per share of calls on its steeper side, for each brick or layer.
 
         At most half of the calls on that side are used, because a single pause is not typical of the other calls.
         """
@@ -145,14 +149,14 @@ class CallTimes:
         return steepest
 
     def _straighten(self, pace: NDArray[np.float64] | None) -> None:
-        """Remove the effect of `along` from the calls of each place.
-
-        Effects smaller than a histogram bucket are ignored.
+        """Correct the calls of each place for the effect of `along`. Effects that are smaller than a histogram bucket
+        are ignored.
         """
         blocks, places = len(self._off), len(self._growth_us)
         each = _Sorted(self._block * places + self._place, self._bucket, self._count, blocks * places)
         median_us = each.at(np.full(blocks * places, MEDIAN)).reshape(blocks, places)
-        known = np.flatnonzero(np.isfinite(median_us).all(axis=0))  # indices of places that have calls in every block
+        # indices of bricks and layers that have calls in every block
+        known = np.flatnonzero(np.isfinite(median_us).all(axis=0))
         rate_us = median_us[:, known] if pace is None else median_us[:, known] / pace[:, None]
         one, other = np.triu_indices(blocks, 1)
         is_apart = self._off[one] != self._off[other]
@@ -167,18 +171,21 @@ class CallTimes:
 
 
 class _Sorted:
-    """The calls of `groups` groups, sorted by duration within each group."""
+    """The calls of `groups` groups, sorted by duration within each group, for computing quantiles."""
 
     def __init__(self, group: Column, bucket: Column, count: Column, groups: int) -> None:
         self.calls = np.bincount(group, count, minlength=groups)
         self._key, where = np.unique(group * BUCKETS + bucket, return_inverse=True)
         self._counts = np.bincount(where, count, minlength=len(self._key))
         self._running = np.cumsum(self._counts)
-        self._before = np.cumsum(self.calls) - self.calls  # number of calls in all earlier groups
+        self._before = np.cumsum(self.calls) - self.calls  # number of calls in the groups before each group
         self._first = np.searchsorted(self._key // BUCKETS, np.arange(groups))
 
     def at(self, fraction: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return a quantile of each group in µs. `fraction` is per group. A group without calls gets NaN."""
+        """Return one quantile (µs) of the calls in each group.
+
+        `fraction` has an entry for each group. The result for a group without calls is NaN.
+        """
         if not len(self._key):
             return np.full(len(fraction), np.nan)
         rank = self._before + fraction * self.calls

@@ -1,4 +1,4 @@
-"""The wall-clock time of a process in blocks of steps. A block has the tokens and the time of each phase."""
+"""Divide the wall-clock time of a process into blocks of steps. A block has the tokens and the time of each phase."""
 
 # Rules
 # - The time begins with the first step after the warm-up, as on the screen. Each later step adds the time since the
@@ -14,35 +14,35 @@ from numpy.typing import NDArray
 
 Column = NDArray[np.int64]
 
-STEPS_A_BLOCK = 4  # minimum number of steps in a block
+STEPS_A_BLOCK = 4  # A block has at least this many steps.
 MAX_BLOCKS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class EndedSteps:
-    """Steps in the order of their ends, as columns of equal length."""
+    """The data of steps in the order of their ends, as columns of equal length."""
 
     node: Column
     start_ns: Column
     end_ns: Column
-    tokens: Column  # 0 if not reported
-    sequences: Column  # -1 if not reported
-    cached: Column  # positions in the cache before the step; -1 if not reported
-    is_uncounted: NDArray[np.bool_]  # whether the step did not report its tokens
+    tokens: Column  # number of tokens of each step; 0 if not reported
+    sequences: Column  # number of sequences of each step; -1 if not reported
+    cached: Column  # number of positions that were cached before the step; -1 if not reported
+    is_uncounted: NDArray[np.bool_]  # for each step: true if its number of tokens was not reported
 
 
 @dataclass(slots=True)
 class PhaseSums:
-    """Sums over steps of one phase."""
+    """Sums over some steps of one phase."""
 
     steps: int = 0
     tokens: int = 0
-    uncounted: int = 0  # number of steps that did not report their tokens
+    uncounted: int = 0  # number of these steps that did not report their tokens
     sequences: int = 0
-    told_sequences: int = 0  # number of steps that reported their sequences
+    told_sequences: int = 0  # number of these steps that reported their sequences
     cached: int = 0
-    told_cached: int = 0  # number of steps that reported their cached positions
-    in_steps_ns: int = 0  # time (ns) during which at least one of the steps ran
+    told_cached: int = 0  # number of these steps that reported their cached positions
+    in_steps_ns: int = 0  # time (ns) during which at least one of these steps ran
 
     def add(self, other: PhaseSums) -> None:
         for name in PhaseSums.__slots__:
@@ -53,7 +53,7 @@ class PhaseSums:
 class RateBlock:
     """Consecutive steps of a process: their wall-clock time, and the sums of each phase.
 
-    The key is the phase's step node.
+    In `phases`, the key is the step node of the phase.
     """
 
     steps: int = 0
@@ -68,17 +68,17 @@ class RateBlock:
 
 
 class RateBlocks:
-    """Collects the steps of a process."""
+    """Collects the steps of a process in blocks."""
 
     def __init__(self) -> None:
-        self.began_ns: int | None = None  # begin of the first step after the warm-up
+        self.began_ns: int | None = None  # time at which the first step after the warm-up began
         self._each = STEPS_A_BLOCK
         self._blocks = [RateBlock()]
-        self._reached_ns = 0  # latest end of any step
-        self._reached_by: dict[int, int] = {}  # latest end of a step, by step node of the phase
+        self._reached_ns = 0  # latest time at which any step ended
+        self._reached_by: dict[int, int] = {}  # for each phase's step node, the latest end of its steps
 
     def take(self, steps: EndedSteps, warm_ups: set[int]) -> None:
-        """Add the next steps of the process. `warm_ups` are the nodes of warm-ups."""
+        """Add the next steps of the process. `warm_ups` are the step nodes of warm-up phases."""
         columns = (
             steps.node,
             steps.start_ns,
@@ -123,12 +123,12 @@ class RateBlocks:
 
     @property
     def blocks(self) -> list[RateBlock]:
-        """The full blocks, in order."""
+        """The full blocks of steps, in order."""
         return self._blocks[:-1]
 
     @property
     def whole(self) -> RateBlock:
-        """The sums over all steps."""
+        """One block with the sums over all steps of all blocks."""
         found = RateBlock()
         for block in self._blocks:
             found.add(block)

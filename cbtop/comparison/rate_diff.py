@@ -14,7 +14,7 @@ from cbtop.comparison.phase_rates import RATE_UNITS, PhaseRates
 
 @dataclass(frozen=True, slots=True)
 class RateDiff:
-    """A rate (per second) of a phase in both runs.
+    """A rate (per second) of a phase in two runs.
 
     `time_us` is the change of the inverse of the rate: the wall-clock time of one token. It is converted to `cached`
     positions if both runs report them, because a longer cache takes more time.
@@ -25,27 +25,31 @@ class RateDiff:
     before: float
     now: float
     time_us: Change
-    cached: float | None = None  # None if both runs have about equally many positions, or do not report them
-    parts: tuple[PartDiff, ...] = ()  # the compared groups of steps of the phase
+    # mean number of cached positions; None if both runs have about equally many, or do not report them
+    cached: float | None = None
+    parts: tuple[PartDiff, ...] = ()  # the groups of steps of this phase that were compared
 
     @property
     def unit(self) -> str:
-        """The unit as text, for example `tokens/s`."""
+        """The unit of the rate as text, for example `tokens/s`."""
         return RATE_UNITS[self.rate]
 
     @property
     def is_lower(self) -> bool:
-        """Whether the wall-clock time of a token grew by more than noise."""
+        """Whether the wall-clock time of a token grew by more than noise explains."""
         return self.time_us.is_beyond_noise and self.time_us.delta > 0
 
     @property
     def is_lower_in_the_mean(self) -> bool:
-        """Whether only a few steps became longer. Then the typical time of a token did not grow."""
+        """Whether the rate is lower only because a few steps became longer.
+
+        The typical time of a token did not grow.
+        """
         return not self.is_lower and (self.time_us.percent or 0.0) > (self.time_us.noise_percent or inf)
 
     @property
     def is_by_others(self) -> bool:
-        """Whether other phases or another mix of batches explain most of the additional time.
+        """Whether most of the additional time comes from other phases or from another mix of batches.
 
         The phase's own steps, with the time before each, then explain less than half of it.
         """
@@ -57,9 +61,9 @@ class RateDiff:
 def rate_diff(
     before: PhaseRates, now: PhaseRates, rate: str, parts: Sequence[PartDiff], compared: int
 ) -> RateDiff | None:
-    """Return the change of a rate, or None if a run does not know it.
+    """Return the change of a rate, or None if one of the runs lacks it.
 
-    `compared` is the number of rates tested together.
+    `compared` is the number of rates that are tested together.
     """
     if rate not in before.times_us or rate not in now.times_us:
         return None
@@ -93,9 +97,8 @@ def main_rates(
 
 
 def _shifted(figure: Figure, off: float) -> Figure:
-    """Return the time of a token at `off` more cached positions.
-
-    A result that is not positive is replaced by the old value.
+    """Return the time of a token if `off` more positions were cached. A result that is not positive is replaced by
+    the old value.
     """
     mean = figure.mean + off * figure.slope
     if mean <= 0:
@@ -104,9 +107,10 @@ def _shifted(figure: Figure, off: float) -> Figure:
 
 
 def _medians_us(parts: Sequence[PartDiff]) -> tuple[float, float] | None:
-    """Return the time of a token in typical steps, before and now. Both use the new run's mix of batches.
+    """Return the time of a token in typical steps, before and now.
 
-    Returns None if it is unknown. Pauses by other programs do not change it.
+    Both times are for the new run's mix of batches. Returns None if a time is unknown. Pauses by other programs do
+    not affect it.
     """
     if not parts:
         return None

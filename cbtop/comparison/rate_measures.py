@@ -1,4 +1,6 @@
-"""The rate that a threshold limits, with its interval: of a phase, of the process, or of one batch size."""
+"""Compute the rate that a threshold limits, with its interval: the rate of a phase, of the process, or of one batch
+size.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +18,12 @@ from cbtop.units import count, counted, number
 
 NO_TOKENS = "not every step reports its tokens"
 NO_RECORD = "some steps left no record, so no rate is known"
-_MOST_EXPONENT = 700.0  # exp(x) is finite up to this x
+_MOST_EXPONENT = 700.0  # The function exp(x) is finite for all x up to this value.
 OLD_FILE = "was written by an older cbtop, which kept no rates: write it again"
 
 
 def shown_rates(run: Run, phase: str) -> PhaseRates | None:
-    """Return the rates of `phase`. If `phase` is "", use the phase that a screen shows first."""
+    """Return all rates of `phase` in both runs. If `phase` is "", use the phase that a screen shows first."""
     if phase:
         return next((one for one in run.rates if one.phase == phase), None)
     return next((one for one in run.rates if one.is_headline), next(iter(run.rates), None))
@@ -32,7 +34,7 @@ def phase_measure(found: RunDiff, rate: str, phase: str, *, is_relative: bool) -
     now = shown_rates(found.now, phase)
     if now is None:
         return Measure("", f"{found.now.name} {OLD_FILE}")
-    # If the model has no tokens, compare its steps.
+    # If the model has no tokens, compare the rate of its steps.
     if is_relative and rate == TOKENS:
         rate = now.main
     if rate not in now.times_us:
@@ -54,8 +56,8 @@ def phase_measure(found: RunDiff, rate: str, phase: str, *, is_relative: bool) -
 def batch_measure(part: PartDiff, rate: str, *, is_relative: bool, compared: int) -> Measure:
     """Return a rate for one batch size.
 
-    The time is the wall-clock time of the steps including the time before each. For the rate in steps, it is the time
-    of the steps alone.
+    It is computed from the wall-clock time of the steps, including the time before each. The rate in steps is
+    computed from the time of the steps alone.
     """
     if part.unit != "token" and rate != SAMPLES:
         return Measure("", NO_TOKENS)
@@ -81,17 +83,17 @@ def _rate(rate: str, of_us: float, time_us: float, half_us: float) -> Measure:
 def _ratio(changed: Change, amounts: float, more: str) -> Measure:
     """Return the new rate as a multiple of the old rate.
 
-    A step now contains `amounts` times as many samples as before.
+    `amounts` is how many times as many samples a step contains as before.
     """
     value = changed.before / changed.now * amounts
-    # The error of a ratio of two times, assuming that both times have the same relative error.
+    # Compute the interval of a ratio of two times, assuming that both times have the same relative error.
     part = sqrt(2) * changed.half / hypot(changed.before, changed.now)
     least, most = _interval(value, part)
     return Measure("", "", value, least, most, f"{number(value)}× ({number(least)} to {number(most)}){more}")
 
 
 def _interval(rate: float, part: float) -> tuple[float, float]:
-    """Return the interval of a rate. Chance may have moved the time by `part`, a relative error.
+    """Return the interval of a rate. Chance may have moved the time by `part`, a relative amount.
 
     The interval is symmetric in the logarithm, because times and rates are never negative.
     """
@@ -100,7 +102,9 @@ def _interval(rate: float, part: float) -> tuple[float, float]:
 
 
 def _samples_a_unit(part: PartDiff) -> tuple[float, float] | None:
-    """Return the number of sequences per token (or step), before and now. None if some steps do not report them."""
+    """Return the number of sequences per token (or step), before and now. Return None if some steps do not report
+    them.
+    """
     found = []
     for group in (part.before, part.now):
         units = group.tokens if group.unit == "token" else 1.0

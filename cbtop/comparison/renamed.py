@@ -42,7 +42,7 @@ def _bricks(places: Places) -> list[Brick]:
 
 
 def _is_called_alike(befores: Places, afters: Places, was: Brick, brick: Brick, compared: int) -> bool:
-    """Whether both bricks are called equally often in the same layers. By chance, a layer may have no calls."""
+    """Whether two bricks are called equally often in the same layers. By chance, a layer may have no calls."""
     then, now = _by_layer(befores, was), _by_layer(afters, brick)
     for layer in then.keys() | now.keys():
         sides = [times.calls if (times := each.get(layer)) else None for each in (then, now)]
@@ -58,7 +58,7 @@ def _by_layer(places: Places, brick: Brick) -> dict[str | None, PlaceTimes]:
 def _slot(order: list[Brick], brick: Brick, other: list[Brick]) -> tuple[Brick | None, int]:
     """Return the position of a brick in `order` as (earlier brick, distance).
 
-    It is the nearest earlier brick that `other` contains, too. Return None as brick if there is no such brick.
+    The earlier brick is the nearest one that `other` contains, too. It is None if `other` contains no earlier brick.
     """
     at = order.index(brick)
     known = max((before for before in range(at) if order[before] in other), default=-1)

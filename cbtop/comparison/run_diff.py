@@ -1,4 +1,4 @@
-"""The comparison of two runs by group of steps, brick and layer, or the reason why they are not comparable.
+"""Compare two runs by group of steps, brick and layer, or give the reason why they are not comparable.
 
 All changes are derived from records.
 """
@@ -26,9 +26,9 @@ from cbtop.comparison.short_steps import ShortSteps, short_steps, warm_up_steps
 from cbtop.protocol.vocabulary import is_warm_up
 from cbtop.units import count, counted, percent
 
-RATES_OF_PART = 3  # number of figures of a phase that are tested together: a step, a token, and a typical token
-LEAST_SHARE = 0.01  # share of a run's time; a note names batches with too few steps if they take more than this
-ALIKE_STEPS = 0.10  # relative difference in numbers of steps that is ignored if cached positions are not reported
+RATES_OF_PART = 3  # A phase has this many figures that are tested together: a step, a token, and a typical token.
+LEAST_SHARE = 0.01  # If batches with too few steps take more than this share of a run's time, a note names them.
+ALIKE_STEPS = 0.10  # If cached positions are not reported, numbers of steps may differ by this relative difference.
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,28 +41,28 @@ class RunDiff:
     base: Run
     now: Run
     why_not: str = ""
-    is_too_little: bool = False  # whether the runs would be comparable with more steps
+    is_too_little: bool = False  # whether the runs would be comparable if they had more steps
     notes: tuple[str, ...] = ()
     parts: tuple[PartDiff, ...] = ()
     not_judged: tuple[str, ...] = ()  # phases of the baseline without any compared group of steps
-    # Groups of steps that only the new run has, or that are not comparable. Both sides of such a PartDiff are the new
-    # run.
+    # Groups of steps that only the new run has, or that are not comparable. In such a PartDiff, both sides are the
+    # new run.
     alone: tuple[PartDiff, ...] = ()
-    # for each group that both runs have: why it is not comparable
+    # for each group of steps that both runs have but that is not compared, the reason
     why_apart: Mapping[PartKey, str] = field(default_factory=dict)
-    # Steps in batches with too few steps to compare. If no group of a phase is compared, only its additional time
-    # counts.
+    # Steps in batches with too few steps to compare. If no group of a phase is compared, only the time that the phase
+    # takes longer counts.
     alone_short: tuple[ShortSteps, ...] = ()
     rates: tuple[RateDiff, ...] = ()  # rate of each compared phase: tokens/s, or steps/s if tokens are not known
 
     @property
     def has_baseline(self) -> bool:
-        """Whether two runs are compared. If not, a single run is judged on its own."""
+        """Whether there are two runs to compare. If there is only one, it is judged on its own."""
         return self.base is not self.now
 
     @property
     def alone_percent(self) -> float:
-        """The part of the new run's time that is in `alone` and `alone_short`, in percent."""
+        """Percentage of the new run's time that is in steps which are not compared (`alone` and `alone_short`)."""
         whole_us = self.now.time_us
         own_us = sum(one.now.time_us for one in self.alone) + sum(one.time_us for one in self.alone_short)
         return 100 * own_us / whole_us if whole_us else 0.0
@@ -71,7 +71,7 @@ class RunDiff:
 def diff(
     base: Run, now: Run, phase: str | None = None, *, anyway: bool = False, may_lack_records: bool = False
 ) -> RunDiff:
-    """Return the changes from `base` to `now`, in every phase or only in `phase`.
+    """Return the changes from the run `base` to the run `now`, in every phase or only in `phase`.
 
     Without a baseline, pass the same object twice. With `anyway`, runs are compared even if machines or sampling
     differ, records were lost, or both are the same run. With `may_lack_records`, only lost records are allowed.
@@ -86,7 +86,8 @@ def diff(
     afters = _by_work(now, phase)
     both = [key for key in befores if key in afters]
     names = part_names([*befores.values(), *afters.values()])
-    # Correct for the number of all figures together. Then only one comparison in a hundred has a false alarm.
+    # Correct for the number of all figures together. Otherwise more than one comparison in a hundred would have a
+    # false alarm.
     compared = sum(compared_figures(befores[key], afters[key]) for key in both)
     for key in both:
         found = part_diff(befores[key], afters[key], base, now, compared, len(both))
@@ -136,8 +137,8 @@ def diff_of(
     if both and len(bases) + len(news) > 2 and not anyway:
         return RunDiff(base, now, f"{both} is also in the baseline: a run does not differ from itself")
     found = diff(base, now, phase, anyway=anyway, may_lack_records=may_lack_records)
-    # Check the pace only between the two means. A different pace of one averaged run is part of the scatter between
-    # runs.
+    # Compare the paces of the machine only between the two averages. A different pace in one averaged run is part of
+    # the scatter between runs.
     why_not = "" if found.why_not or anyway else other_pace(base, now)
     return RunDiff(base, now, why_not) if why_not else found
 
@@ -157,12 +158,12 @@ def _not_alike(runs: Sequence[Run], *, anyway: bool, may_lack_records: bool) -> 
 
 
 def is_same_run(one: Run, other: Run) -> bool:
-    """Whether both runs have the same steps of the same process, because it was read twice."""
+    """Whether both runs are the same steps of the same process, because it was read twice."""
     return one is not other and one.key == other.key and one.parts == other.parts and bool(one.parts)
 
 
 def _why_not(base: Run, now: Run, *, anyway: bool, may_lack_records: bool) -> str:
-    """Return why the runs are not comparable, or ""."""
+    """Return why two runs are not comparable, or ""."""
     why_not = other_model(base.surroundings, now.surroundings, any_type=anyway)
     if not anyway and is_same_run(base, now):
         why_not = f"both are the same run, {base.name}: of a run compared with itself nothing has ever changed"
@@ -184,7 +185,7 @@ def _run_notes(base: Run, now: Run) -> Iterator[str]:
 
 
 def _sides(base: Run, now: Run) -> list[tuple[str, Run]]:
-    """Return both runs with their names for messages. Without a baseline, return only one run."""
+    """Return the runs with their names for messages. Without a baseline, there is only one run."""
     return [("the run", now)] if base is now else [("the baseline", base), ("the new run", now)]
 
 
@@ -206,7 +207,7 @@ def _of_parts(
     befores, afters = _by_work(base, phase), _by_work(now, phase)
     order = sorted(parts, key=lambda part: -(part.before.amount + part.now.amount))
     compared_phases = {part.phase for part in parts}
-    # Ignore a phase that few of several base runs have. The new run may lack it by chance.
+    # Ignore a phase that only few of several base runs have. The new run may lack it by chance.
     usual = [part for part in befores.values() if part.runs >= min(base.runs, MIN_LEARNED)]
     left = dict.fromkeys(part.phase for part in usual if part.phase not in compared_phases)
     notes = [*notes, *(note for part in order for note in _place_notes(part))]
@@ -271,7 +272,7 @@ def _part_notes(before: StepGroup, now: StepGroup, name: str) -> Iterator[str]:
         failed = f"{counted(now.failed, 'step')} of {count(now.steps)}"
         was = f", {count(before.failed)} of {count(before.steps)} before" if has_baseline else ""
         yield f"{name}: failed: {failed}{was}"
-    # Compare steps per run, because each run begins with an empty cache.
+    # Compare the numbers of steps per run, because each run begins with an empty cache.
     then, is_now = before.steps // before.runs, now.steps // now.runs
     if has_baseline and before.cached is None and abs(then - is_now) > ALIKE_STEPS * max(then, is_now):
         steps = f"{counted(is_now, 'step')}, {count(then)} in the baseline"
@@ -291,7 +292,7 @@ def _short(whose: str, run: Run, phase: str | None) -> Iterator[str]:
 
 
 def _nearly_enough(run: Run, phase: str | None) -> list[TooShort]:
-    """Return for each phase the largest of the groups with too few steps."""
+    """For each phase, return the largest of its groups with too few steps."""
     most: dict[str, TooShort] = {}
     for one in run.too_short:
         if is_warm_up(one.phase) and phase is None:

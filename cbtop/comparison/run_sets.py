@@ -24,8 +24,9 @@ from cbtop.comparison.places_together import places_together
 from cbtop.comparison.runs import MissingPart, Run, StepGroup, TooShort
 from cbtop.units import count, counted
 
-MAX_NAMED = 8  # maximum number of missing bricks that one gap names
-_Work = tuple[str, tuple[int | None, int | None]]  # (phase, (tokens per step, sequences per step))
+MAX_NAMED = 8  # The text about a gap names at most this many missing bricks.
+# key of a group of steps: (phase, (tokens per step, sequences per step))
+_Work = tuple[str, tuple[int | None, int | None]]
 
 
 def together(runs: Sequence[Run]) -> Run:
@@ -67,7 +68,7 @@ def together(runs: Sequence[Run]) -> Run:
 
 
 def _first_of_two(first: Run, second: Run) -> Run:
-    """Return `first`, with the groups of steps and bricks added that only `second` has."""
+    """Return `first`, completed with the groups of steps and bricks that only `second` has."""
     firsts = {(part.phase, part.work): part for part in first.parts}
     seconds = {(part.phase, part.work): part for part in second.parts}
     parts, gaps = [], []
@@ -88,7 +89,7 @@ def _first_of_two(first: Run, second: Run) -> Run:
 
 
 def _too_short(runs: Sequence[Run]) -> tuple[TooShort, ...]:
-    """Return the longest entry for each phase and work, with the total time of all such entries."""
+    """For each phase and work, return its longest entry, with the total time of all its entries."""
     found: dict[tuple[str, object], TooShort] = {}
     for one in chain.from_iterable(run.too_short for run in runs):
         known = found.get((one.phase, one.work), one)
@@ -99,7 +100,7 @@ def _too_short(runs: Sequence[Run]) -> tuple[TooShort, ...]:
 
 
 def _kernels(runs: Sequence[Run]) -> dict[Brick, tuple[str, ...]]:
-    """Return the kernels of each brick in the first run that has it."""
+    """For each brick, return its kernels in the first run that has it."""
     found: dict[Brick, tuple[str, ...]] = {}
     for run in runs:
         for brick, names in run.kernels.items():
@@ -108,7 +109,7 @@ def _kernels(runs: Sequence[Run]) -> dict[Brick, tuple[str, ...]]:
 
 
 def _part_together(work: _Work, runs: Sequence[Run]) -> tuple[StepGroup, list[MissingPart]]:
-    """Return one group of steps over all runs, and a list of the runs' gaps in it."""
+    """Return one group of steps, averaged over all runs, and a list of the runs that lack something of it."""
     each = {at: part for at, run in enumerate(runs) for part in run.parts if (part.phase, part.work) == work}
     alike = _alike(each)
     reasons = tuple(_why_lacking(work, run, each.get(at)) for at, run in enumerate(runs) if at not in alike)
@@ -124,7 +125,8 @@ def _part_together(work: _Work, runs: Sequence[Run]) -> tuple[StepGroup, list[Mi
 
 
 def _alike(each: Mapping[int, StepGroup]) -> dict[int, StepGroup]:
-    """Return the groups that can be averaged. They have the same unit, and all have covered one common cache length.
+    """Return the groups of steps that can be averaged. They have the same unit, and all have covered one common cache
+    length.
 
     The times of each group are converted to this length. It is as near to the median length as possible.
     """
@@ -153,7 +155,10 @@ def _is_at(part: StepGroup, cached: float | None) -> bool:
 
 
 def _why_lacking(work: _Work, run: Run, part: StepGroup | None) -> str:
-    """Return the reason why a run lacks a group of steps. `part` is its group with the same work, or None."""
+    """Return why a run lacks a group of steps that other runs have.
+
+    `part` is its group with the same work, or None.
+    """
     if part is not None and part.cached_least is not None and part.cached_most is not None:
         lengths = f"{count(part.cached_least)} to {count(part.cached_most)} positions cached"
         return f"{run.name} has other KV lengths, {lengths}"
@@ -166,7 +171,7 @@ def _why_lacking(work: _Work, run: Run, part: StepGroup | None) -> str:
 
 
 def _place_gaps(found: StepGroup, parts: Mapping[str, StepGroup], of: int) -> Iterator[MissingPart]:
-    """Yield the bricks that some of `parts` lack. The keys are the names of the runs."""
+    """Yield the bricks that some of the groups in `parts` lack. The keys of `parts` are the names of the runs."""
     lacking: dict[tuple[str, ...], list[str]] = {}
     for brick, layer in found.places:
         names = tuple(name for name, part in parts.items() if (brick, layer) not in part.places)

@@ -43,7 +43,7 @@ from cbtop.profiler.analysis.phase_totals import PhaseTotals
 from cbtop.profiler.analysis.stats import NodeStats
 from cbtop.protocol.vocabulary import NodeKind
 
-MAX_KERNELS = 8  # maximum number of kernels that are listed per brick
+MAX_KERNELS = 8  # Each brick lists at most this many kernels.
 
 _KEPT, _KEPT_GIVEN, _SEQUENCES, _SEQUENCES_GIVEN, _PLAIN, _PLAIN_TOKENS, _PLAIN_NS = (
     SPARSE_COLUMNS.index(name)
@@ -56,32 +56,34 @@ class StepGroup:
     """The steps of a phase that work on about the same numbers of tokens and sequences."""
 
     phase: str
-    work: tuple[int | None, int | None]  # (tokens, sequences) per step, rounded down as in `StepWork`
-    unit: str  # "token" or "step": times are in µs per this unit
+    work: tuple[int | None, int | None]  # (tokens, sequences) per step, rounded down as described in `StepWork`
+    unit: str  # "token" or "step": times are in µs per this unit of work
     steps: int
-    tokens: float | None  # mean number of tokens per step
+    tokens: float | None  # mean number of tokens per step of this group
     sequences: float | None
-    cached: float | None  # mean number of cached positions before a step
-    cached_least: float | None  # smallest mean number of cached positions of any block
+    cached: float | None  # mean number of positions that were cached before a step
+    cached_least: float | None  # smallest mean number of cached positions in any block
     cached_most: float | None
-    wall_us: Figure  # time from the end of the previous step to the end of this step, per unit
-    warm_up: int  # number of slow steps at the beginning, which are excluded
-    inside_us: Figure  # time of the recorded steps themselves, per unit
-    places: Mapping[Place, PlaceTimes]  # times by place; WHOLE_STEP is also a key, and its times include plain steps
-    budgets: Mapping[Brick, float] = field(default_factory=dict)  # allowed µs per token, for each brick with a budget
-    # `wall_us` if every step took the median time and was not delayed by a pause. None if unknown.
+    wall_us: Figure  # wall-clock time per unit of work, from the end of the previous step to the end of this step
+    warm_up: int  # number of slow steps at the beginning of the run, which are excluded
+    inside_us: Figure  # time of the recorded steps per unit of work, without the time between steps
+    # The times of each place. WHOLE_STEP is also a key, and its times include steps that were timed only as a whole.
+    places: Mapping[Place, PlaceTimes]
+    # for each brick with a budget, the allowed time in µs per token
+    budgets: Mapping[Brick, float] = field(default_factory=dict)
+    # Wall-clock time per unit if every step took the median time and was not delayed by a pause. None if unknown.
     typical_us: Figure | None = None
-    failed: int = 0  # number of steps that ended by an exception or were cancelled
-    thirds: tuple[Thirds, ...] = ()  # one entry for each run with enough steps
+    failed: int = 0  # number of steps of this group that ended by an exception or were cancelled
+    thirds: tuple[Thirds, ...] = ()  # for each run with enough steps: the median step in its first and last third
     # Time of each part of a training step: µs in the median step, over all steps of the phase. Empty for other steps.
     training: Mapping[str, Figure] = field(default_factory=dict)
-    # the mean `tokens` with its scatter, and the mean `sequences` likewise; None in older files
+    # Mean number of tokens and of sequences per step, with their scatter. None in older files.
     tokens_a_step: Figure | None = None
     sequences_a_step: Figure | None = None
 
     @property
     def runs(self) -> int:
-        """Number of runs that were averaged."""
+        """Number of runs that this group was averaged over."""
         return self.wall_us.runs
 
     @property
@@ -100,39 +102,42 @@ class StepGroup:
 
     @property
     def bricks(self) -> dict[Brick, PlaceTimes]:
-        """The times of each brick, over all layers and outside of layers."""
+        """For each brick, its times over all layers and outside of layers."""
         return {brick: times for (brick, layer), times in self.places.items() if brick and layer is None}
 
 
 @dataclass(frozen=True, slots=True)
 class TooShort:
-    """A group of steps that is too small to be compared."""
+    """Steps that do the same work, but are too few to be compared."""
 
     phase: str
     steps: int
     needed: int
-    time_us: float = 0.0  # wall-clock time of these steps, with the time before each; 0 if unknown
-    work: tuple[int | None, int | None] | None = None  # as in `StepGroup`; None in older files
+    time_us: float = 0.0  # wall-clock time of these steps in µs, including the time before each; 0 if unknown
+    # (tokens, sequences) per step as in `StepGroup`; None in older files
+    work: tuple[int | None, int | None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class MissingPart:
-    """Steps or bricks that some runs of a set lack."""
+    """Steps or bricks that some of the averaged runs lack."""
 
     phase: str
     what: str  # the steps or bricks as text, for example `decode (240 steps of about 8 tokens)`
-    runs: int  # number of runs that have them
+    runs: int  # number of runs that have these steps or bricks
     of: int
-    why_not: tuple[str, ...]  # for each other run: its name, and why it lacks them
-    only: str = ""  # If too few runs have them to learn their scatter, the name of the single run that is used.
+    why_not: tuple[str, ...]  # for each run without these steps or bricks: its name, and why it lacks them
+    # If too few runs have these steps or bricks to learn their scatter, this is the name of the single run that is
+    # used.
+    only: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """The time of constant work on the machine, measured while no run was active."""
+    """The time that a fixed amount of work took on the machine, measured while the program did not run."""
 
-    cache_us: float  # time of arithmetic on data in a cache, in µs
-    memory_us: float  # time of reading data that is larger than the caches, in µs
+    cache_us: float  # time of a fixed amount of arithmetic on data in a cache, in µs
+    memory_us: float  # time of reading a fixed amount of data that is larger than the caches, in µs
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,22 +151,23 @@ class Run:
     covers_s: float
     parts: tuple[StepGroup, ...]
     too_short: tuple[TooShort, ...]
-    kernels: Mapping[Brick, tuple[str, ...]]  # names of the kernels of each brick
-    lost: int  # number of lost records
+    kernels: Mapping[Brick, tuple[str, ...]]  # for each brick, the names of its kernels
+    lost: int  # number of records that were lost during the run
     seen: int
-    untrusted: str = ""  # why nothing in this run can be trusted, or "" if it can
-    # Whether the recording was not closed. Its writer was killed or still writes, or the file was cut off.
+    untrusted: str = ""  # why no figure of this run can be trusted, or "" if they can
+    # Whether the recording was not closed, because its writer was killed or still writes, or because the file was cut
+    # off.
     is_cut: bool = False
-    # Whether the process ended without a goodbye. It was killed, or it ended by os._exit or exec.
+    # Whether the process ended without a goodbye, because it was killed or ended by os._exit or exec.
     is_gone: bool = False
     failed_checks: tuple[str, ...] = ()
-    gpu_clock_mhz: float | None = None  # median clock of the process's GPUs during the run
+    gpu_clock_mhz: float | None = None  # median clock in MHz of the process's GPUs during the run
     host_busy_percent: float | None = None  # median use of all processors during the run, by all programs
     paces: tuple[Pace, ...] = ()  # the machine's pace directly before and after the run; empty if not measured
-    runs: int = 1  # number of runs that were averaged
+    runs: int = 1  # number of runs that this run was averaged over
     gaps: tuple[MissingPart, ...] = ()  # steps and bricks that some of the averaged runs lack
-    rates: tuple[PhaseRates, ...] = ()  # rates of each phase over the whole run
-    contents: Contents = field(default_factory=Contents)  # layers, bricks and operations of its steps
+    rates: tuple[PhaseRates, ...] = ()  # the rates of each phase over the whole run
+    contents: Contents = field(default_factory=Contents)  # the contents of its steps: layers, bricks and operations
 
     @property
     def lost_percent(self) -> float:
@@ -175,7 +181,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class _StepSums:
-    """Sums over the steps of each block, shape (blocks,)."""
+    """The sums over the steps of each block, as arrays of shape (blocks,)."""
 
     count: NDArray[np.float64]
     total_ns: NDArray[np.float64]
@@ -184,7 +190,7 @@ class _StepSums:
     plain: NDArray[np.float64]
     plain_tokens: NDArray[np.float64]
     plain_ns: NDArray[np.float64]
-    # Mean number of cached positions before a step. None if a block does not report them.
+    # Mean number of positions that were cached before a step. None if a block does not report them.
     cached: NDArray[np.float64] | None
     sequences: NDArray[np.float64] | None
 
@@ -208,7 +214,7 @@ def _step_sums(growths: Sequence[Growth], step: int) -> _StepSums:
 
 
 def part_of(table: NodeTable, work: StepWork, blocks: Sequence[StepBlock]) -> StepGroup | None:
-    """Return the steps of `blocks` as a group. Return None if too few blocks have recorded steps."""
+    """Combine the steps in `blocks` to a group. Return None if too few blocks have recorded steps."""
     step = work.step
     if len(blocks) < MIN_BLOCKS:
         return None
@@ -240,7 +246,7 @@ def part_of(table: NodeTable, work: StepWork, blocks: Sequence[StepBlock]) -> St
     of_step = [figures(us, every, cached, paces)[0] for us in (p50.typical_us, p50.typical_us + before_us[:, None])]
     typical, paced = (stretched(one, p50.stretch[0]) if p50.figures[0] else None for one in of_step)
     whole = replace(whole, median_us=median_of(p50.figures[0]))
-    if typical:  # This median moves only if the typical step or the time between steps changes.
+    if typical:  # The typical step includes the time before it, so this median changes only if one of them does.
         wall = replace(wall, median_us=typical.mean + wall.mean - whole.mean)
     thirds = thirds_of(growths, steps_at, between_ns, count, elements if is_counted else count, cached)
     call = stretched(figures(p50.typical_us, count, cached, paces)[0], p50.stretch[0]) if typical else None
@@ -269,7 +275,7 @@ def part_of(table: NodeTable, work: StepWork, blocks: Sequence[StepBlock]) -> St
 
 
 def _paces(pace: NDArray[np.float64] | None, ran: NDArray[np.intp], blocks: int) -> NDArray[np.float64] | None:
-    """Return the pace of all blocks. Blocks without recorded steps get the pace 1, because theirs is unknown."""
+    """Return the pace of all blocks. The pace of a block without recorded steps is unknown, so it gets the pace 1."""
     if pace is None:
         return None
     found = np.ones(blocks)
@@ -283,7 +289,7 @@ def _wall(
     along: NDArray[np.float64] | None,
     pace: NDArray[np.float64] | None,
 ) -> Figure:
-    """Return the wall-clock time per unit.
+    """Return the wall-clock time per unit (token or step).
 
     Pauses by other programs are rare and long, so few blocks show them. The error is therefore based on half of the
     blocks.
@@ -311,7 +317,7 @@ def _warm(blocks: Sequence[StepBlock], step: int) -> tuple[Sequence[StepBlock], 
 
 
 def kernels_of(table: NodeTable) -> dict[Brick, tuple[str, ...]]:
-    """Return the distinct kernel names of each brick."""
+    """For each brick, return the names of its kernels without repetitions."""
     found: dict[Brick, dict[str, None]] = {}
     for node in table.nodes:
         if node.kind is not NodeKind.KERNEL or not node.parent:
@@ -335,5 +341,5 @@ def _rare(growths: Sequence[Growth], column: int, node: int) -> NDArray[np.float
 
 
 def _mean(amount: NDArray[np.float64], given: NDArray[np.float64]) -> NDArray[np.float64] | None:
-    """Return the mean of each block. Return None if a block has no values."""
+    """Return the mean of the values in each block. Return None if a block has no values."""
     return amount / given if given.min() > 0 else None

@@ -1,4 +1,4 @@
-"""The steps of a run that are not compared, because too few steps do the same work."""
+"""Find the steps of a run that are not compared, because too few steps do the same work."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class ShortSteps:
 
     phase: str
     each: tuple[TooShort, ...]
-    time_us: float  # the part of their wall-clock time that counts as not compared
+    time_us: float  # the part of these steps' wall-clock time that is not compared, in µs
 
     @property
     def steps(self) -> int:
@@ -24,8 +24,8 @@ class ShortSteps:
 
     @property
     def text(self) -> str:
-        """The steps as text: `3 steps, of 20 needed`, or `40 steps in 4 batches of at most 12, of 20 needed in
-        each`.
+        """The number of steps as text: `3 steps, of 20 needed`, or `40 steps in 4 batches of at most 12, of 20 needed
+        in each`.
         """
         most = max(self.each, key=lambda one: one.steps)
         if len(self.each) == 1:
@@ -41,8 +41,8 @@ def short_steps(
 ) -> Iterator[ShortSteps]:
     """Yield the steps that are not compared, of all phases or only of `phase`. Warm-up phases are left out.
 
-    For phases in `whole`, all of their time counts. For other phases, only the time beyond their share in `base`
-    counts. If `whole` is None, all phases count fully.
+    For phases in `whole`, all of their time counts. For other phases, only the time above their share in the run
+    `base` counts. If `whole` is None, all phases count fully.
     """
     for name in dict.fromkeys(one.phase for one in now.too_short if phase in (None, one.phase)):
         if is_warm_up(name):

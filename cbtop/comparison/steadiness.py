@@ -1,4 +1,4 @@
-"""Rules of the default gate for drift inside a run and for long calls. Neither changes a median."""
+"""Judge the drift inside a run and its long calls for the default gate. Neither of them changes a median."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from cbtop.comparison.part_diff import PartDiff, findable_percent
 from cbtop.comparison.tails import Tail, tails_of
 from cbtop.units import duration
 
-FAR_PERCENT = 25.0  # percent; a larger drift does not pass, even if chance may explain it
-MAX_BLIND_PERCENT = 100.0  # percent; if only larger changes can be detected, the result is unsure
+FAR_PERCENT = 25.0  # A larger drift than this percentage does not pass, even if chance may explain it.
+MAX_BLIND_PERCENT = 100.0  # If only changes above this percentage can be detected, the result is unsure.
 
 
 def steadiness(part: PartDiff) -> list[tuple[Judged, int]]:
-    """Judge whether a run drifts or has longer calls than the baseline. Each result has the number of base runs used.
+    """Judge whether a run drifts, and whether it has longer calls than the baseline.
 
-    A figure is not judged if one side lacks it.
+    A figure is not judged if one side lacks it. Each result has the number of base runs used.
     """
     found = []
     if part.drift is not None:
@@ -30,9 +30,8 @@ def steadiness(part: PartDiff) -> list[tuple[Judged, int]]:
 
 
 def drift_text(part: PartDiff, drift: Drift) -> str:
-    """Return a text about the drift.
-
-    For example `the last third of decode steps takes 1.30 times the first third; in the baseline 1.00–1.02`.
+    """Return a text about the drift inside a run, such as `the last third of decode steps takes 1.30 times the first
+    third; in the baseline 1.00–1.02`.
     """
     least, most = (f"{pick(drift.base_ratios):.2f}" for pick in (min, max))
     before = least if least == most else f"{least}–{most}"
@@ -41,7 +40,7 @@ def drift_text(part: PartDiff, drift: Drift) -> str:
 
 
 def tail_text(tail: Tail) -> str:
-    """Return a text such as `p99 3.30 ms → 33.0 ms, 10.000× ± 0.500; its median call 1.000×`."""
+    """Return a text about a long call, such as `p99 3.30 ms → 33.0 ms, 10.000× ± 0.500; its median call 1.000×`."""
     change = tail.change
     sides = f"p99 {duration(change.before)} → {duration(change.now)}, {ratio_text(change)}"
     return f"{sides}, while its median call takes {tail.median_ratio:.3f}×"

@@ -1,4 +1,4 @@
-"""Groups the records of a process into blocks of steps that do the same work. Runs are compared by these blocks."""
+"""Group the records of a process into blocks of steps that do the same work. Runs are compared by these blocks."""
 
 # Rules
 # - Only whole steps count. A record belongs to the next step that ends in the same lane. A step is directly followed
@@ -38,18 +38,21 @@ from cbtop.protocol.vocabulary import is_warm_up
 
 Flags = NDArray[np.bool_]
 
-LEAST_STEPS = MIN_BLOCKS * STEPS_A_BLOCK  # minimum number of steps in a group
-MAX_BLOCKS = 64  # maximum number of blocks per work; at this number, neighbouring blocks are merged in pairs
+LEAST_STEPS = MIN_BLOCKS * STEPS_A_BLOCK  # A group of steps has at least this many steps.
+# Each kind of work has at most this many blocks. When there are more, neighbouring blocks are merged in pairs.
+MAX_BLOCKS = 64
 MAX_WORKS = 256
-MAX_HELD = 1 << 20  # maximum number of records that wait for the end of their steps
-ALIKE_BITS = 3  # number of significant bits; amounts count as equal if they differ only in lower bits
+MAX_HELD = 1 << 20  # At most this many records wait for the end of their steps.
+# Amounts are compared by this many significant bits. They count as equal if they differ only in lower bits.
+ALIKE_BITS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
-    """The work of a step: its node, and its numbers of tokens and sequences, rounded down. None if not reported.
+    """The work of a step: its node, and its numbers of tokens and sequences, rounded down.
 
-    Numbers that differ by less than a quarter may be rounded to the same value.
+    A number is None if it was not reported. Numbers that differ by less than a quarter may be rounded to the same
+    value.
     """
 
     step: int
@@ -71,7 +74,7 @@ class StepBlock:
 
 @dataclass(slots=True)
 class _Pile:
-    """The full blocks of one kind of work, and the steps of the unfinished block."""
+    """The full blocks of steps with one kind of work, and the steps of the unfinished block."""
 
     each: int = STEPS_A_BLOCK
     blocks: list[StepBlock] = field(default_factory=list)
@@ -87,11 +90,11 @@ class StepBlocks:
         self._table = table
         self._piles: dict[StepWork, _Pile] = {}
         self._held: list[Batch] = []
-        self._reached_ns: int | None = None  # the latest end of any step
+        self._reached_ns: int | None = None  # latest time at which any step ended
         self.rates = RateBlocks()
         self.steps = 0
         self.counts = StepCounts(table)
-        self.left_out = 0  # number of steps left out because MAX_WORKS kinds of work were exceeded
+        self.left_out = 0  # number of steps that were left out, because there are more than MAX_WORKS kinds of work
 
     def take(self, batch: Batch) -> None:
         """Add the next records, in the order of the recording. The table must contain all of their nodes."""
@@ -111,7 +114,7 @@ class StepBlocks:
         return {work: pile.blocks for work, pile in self._piles.items()}
 
     def count_of(self, work: StepWork) -> int:
-        """Return the number of all steps with this work, also in the unfinished block."""
+        """Return the number of all steps with this work, including steps of the unfinished block."""
         pile = self._piles[work]
         return sum(block.steps for block in pile.blocks) + pile.steps
 
@@ -127,10 +130,11 @@ class StepBlocks:
         plain, amounts = batch.are(FLAG_PLAIN), batch.are(FLAG_AMOUNTS)
         odd = amounts | batch.are(FLAG_LOOSE)
         ends = np.flatnonzero(is_step & ~odd)
-        # Leave the last step for the next batch, because the records of its amounts may still follow.
+        # Count the last step only with the next batch of records, because the records with its amounts may still
+        # follow.
         done = len(ends) if is_last else max(0, len(ends) - 1)
         owner = _owners(batch, ends, is_step, plain, odd)
-        owner[step_of[batch.node] < 0] = -2  # records outside of steps belong to no block
+        owner[step_of[batch.node] < 0] = -2  # Records outside of steps belong to no block.
         if done:
             self._count_steps(batch, ends[:done], owner, amounts)
         return batch.only((owner == -1) | (owner >= done))
@@ -141,11 +145,11 @@ class StepBlocks:
         if not len(counted):
             return
         if self._reached_ns is None:
-            # The wall-clock time begins at the start of the first step.
+            # The wall-clock time of the first block begins at the start of the first step.
             self._reached_ns = int(batch.start_ns[ends[counted[0]]])
         reached = np.maximum(np.maximum.accumulate(batch.end_ns[ends[counted]]), self._reached_ns)
         wall_ns = np.zeros(len(ends), np.int64)
-        # Each step also gets the time of cancelled steps before it.
+        # A step also gets the time of the cancelled steps before it.
         wall_ns[counted] = np.diff(reached, prepend=self._reached_ns)
         self._reached_ns = int(reached[-1])
         sequences, cached = np.full(len(ends), -1), np.full(len(ends), -1)
@@ -179,7 +183,9 @@ class StepBlocks:
     def _pile(
         self, work: StepWork, batch: Batch, chosen: Column, records: Column, owner: Column, wall_ns: Column
     ) -> None:
-        """Add the steps with the indices `chosen`, and their `records`, to the blocks of `work`."""
+        """Add the steps with the indices `chosen`, and the records inside them, to the blocks of steps that do
+        `work`.
+        """
         pile = self._piles.get(work)
         if pile is None:
             if len(self._piles) >= MAX_WORKS:
@@ -206,9 +212,9 @@ class StepBlocks:
 
 
 def _owners(batch: Batch, ends: Column, is_step: Flags, plain: Flags, odd: Flags) -> Column:
-    """Return for each record the index in `ends` of its step.
+    """For each record, return the index in `ends` of the step that contains it.
 
-    It is -1 if the step has not ended, and -2 for a record outside of steps.
+    The index is -1 if the step has not ended yet, and -2 for a record outside of steps.
     """
     owner = np.full(len(batch.node), -1)
     owner[ends] = np.arange(len(ends))
@@ -220,7 +226,7 @@ def _owners(batch: Batch, ends: Column, is_step: Flags, plain: Flags, odd: Flags
         next_end = np.searchsorted(ends[of_lane], here)
         known = next_end < len(of_lane)
         owner[here[known]] = of_lane[next_end[known]]
-    # After a step come the records of its own amounts, and then the records of a call's amounts.
+    # A step is followed by the records of its own amounts, and then by the records of a call's amounts.
     said = np.flatnonzero(odd)
     before = np.searchsorted(ends, said) - 1
     owner[said] = np.where(before >= 0, before, -2)
@@ -234,7 +240,7 @@ def _by_twos(blocks: Iterable[StepBlock]) -> Iterator[StepBlock]:
 
 
 def _alike(amount: int | None) -> int | None:
-    """Return `amount` rounded down to ALIKE_BITS significant bits."""
+    """Round `amount` down to ALIKE_BITS significant bits."""
     if amount is None or amount < 0:
         return None
     shift = max(0, amount.bit_length() - ALIKE_BITS)
@@ -242,5 +248,5 @@ def _alike(amount: int | None) -> int | None:
 
 
 def most_alike(least: int) -> int:
-    """Return the largest amount that is rounded down to `least`."""
+    """Return the largest amount that is rounded down to `least`, so that both count as equal."""
     return least + (1 << max(0, least.bit_length() - ALIKE_BITS)) - 1

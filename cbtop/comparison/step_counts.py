@@ -4,7 +4,7 @@ Rules
 - Steps of a warm-up count for the phase that follows, because a step has the same contents from its second time on.
 - The first recorded step of a phase is left out, because it compiles, tunes and fills caches. Failed steps are left
   out.
-- A place has the same name in every run. The name does not depend on how something was timed.
+- A layer or brick has the same name in every run. Its name does not depend on how it was timed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _TRANSFERS = {
 
 
 class PlaceNames:
-    """The phase and the place (layer, brick, label) of each node of a process."""
+    """For each node of a process, its phase and its place (layer, brick, label)."""
 
     def __init__(self, table: NodeTable) -> None:
         self._table = table
@@ -50,9 +50,8 @@ class PlaceNames:
         return display_name(replace(found, name=found.name.removesuffix(WARM_UP)))
 
     def piece_of(self, node: int) -> Piece:
-        """Return the piece for a node.
-
-        For a node of a Python function, it is the piece that contains the function.
+        """Return the piece of a step that a node belongs to. For a node of a Python function, it is the piece that
+        contains the function.
         """
         found = self._pieces.get(node)
         if found is None:
@@ -79,10 +78,10 @@ def _inside(around: str, name: str) -> str:
 
 @dataclass(slots=True)
 class _Phase:
-    """The recorded steps of a phase. Each array has one entry per column of `StepCounts`."""
+    """The counts of the recorded steps of a phase. Each array has one entry per column of `StepCounts`."""
 
     steps: int = 0
-    plain: int = 0  # number of steps without recorded contents
+    plain: int = 0  # number of steps that were timed only as a whole, so their contents are unknown
     fewest: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     most: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
 
@@ -93,15 +92,16 @@ class StepCounts:
     def __init__(self, table: NodeTable) -> None:
         self._table = table
         self._phases: dict[str, _Phase] = {}
-        # maps (phase, piece or total) to the index of its column
+        # for each (phase, piece or total): the index of its column in the arrays of counts
         self._columns: dict[tuple[str, Piece | Total], int] = {}
-        self._seen: set[int] = set()  # indices of columns that have a count in any step
-        self._of_node: list[tuple[int, int]] = [(-1, -1)]  # for each node: the columns of its piece and of its total
+        self._seen: set[int] = set()  # indices of columns that had a count in any step
+        # for each node: the column of its piece, and the column of its total
+        self._of_node: list[tuple[int, int]] = [(-1, -1)]
 
     def take(self, batch: Batch, ends: Column, owner: Column) -> None:
         """Count the steps that end with the records at the indices `ends`.
 
-        `owner` has for each record the index in `ends` of its step.
+        `owner` contains for each record the index in `ends` of the step that the record belongs to.
         """
         self._know_nodes()
         names = PlaceNames(self._table)
@@ -127,7 +127,7 @@ class StepCounts:
         return [self._contents(name, phase) for name, phase in self._phases.items() if phase.steps]
 
     def _reported(self) -> list[Total]:
-        """Return the totals that this process reports. If it reports one kind of copy, it reports all kinds."""
+        """Return the totals that this process reports. A process that reports one kind of copy reports all kinds."""
         seen = {what for (_, what), column in self._columns.items() if column in self._seen}
         return [
             Total.BRICKS,
@@ -135,7 +135,7 @@ class StepCounts:
         ]
 
     def _know_nodes(self) -> None:
-        """Give a column to each node that was added to the table."""
+        """Add a column to the counts for each node that was added to the table."""
         names = PlaceNames(self._table)
         for node in self._table.nodes[len(self._of_node) - 1 :]:
             phase, total = names.phase_of(node.id), self._total_of(node)
@@ -159,11 +159,12 @@ class StepCounts:
         phase = self._phases.setdefault(name, _Phase())
         phase.steps += 1
         self._seen.update(np.flatnonzero(counts).tolist())
-        # replace the counts of the first step by the counts of the second
+        # Replace the counts of the first step by the counts of the second, because the first step is special.
         if phase.steps == 2 or not len(phase.most):
             phase.fewest, phase.most = counts, counts
             return
-        missing = len(counts) - len(phase.most)  # number of columns for nodes that were announced later
+        # number of columns that were added since the last step, for nodes that were announced later
+        missing = len(counts) - len(phase.most)
         phase.fewest = np.minimum(np.pad(phase.fewest, (0, missing)), counts)
         phase.most = np.maximum(np.pad(phase.most, (0, missing)), counts)
 

@@ -1,4 +1,7 @@
-"""Thresholds on the contents of steps, such as `decode.launches==338` or `graph==base`. Contents have no noise."""
+"""Judge thresholds on the contents of steps, such as `decode.launches==338` or `graph==base`.
+
+Contents have no noise.
+"""
 
 # Grammar
 #     threshold = [PHASE "."] WHAT OPERATOR (NUMBER | "base")
@@ -30,7 +33,7 @@ from cbtop.errors import UsageError
 from cbtop.units import count, counted
 
 GRAPH, GRAPH_BREAKS, RECOMPILATIONS, BASE = "graph", "graph_breaks", "recompilations", "base"
-MAX_DIFFERENCES = 50  # maximum number of differences that are listed for a phase
+MAX_DIFFERENCES = 50  # At most this many differences are listed for a phase.
 LISTED_CAUSES = 3
 EXAMPLE = "decode.launches==338, transfers.h2d==0, graph==base, graph_breaks==0, allocations<=20"
 _WHAT = (*(total.value for total in Total), GRAPH, GRAPH_BREAKS, RECOMPILATIONS)
@@ -65,18 +68,18 @@ _NOT_WATCHED = "the process did not report its compilations; run a torch model u
 
 @dataclass(frozen=True, slots=True)
 class Structural:
-    """A parsed threshold on contents. `value` is None if the limit is the baseline's number."""
+    """A parsed threshold on the contents of steps. `value` is None if the limit is the baseline's number."""
 
     text: str
-    phase: str  # name of the phase, or "" for all phases
+    phase: str  # name of the phase that the threshold covers, or "" for all phases
     what: str
     sign: str
     value: int | None
-    where: tuple[str, int] = ("", 1)  # file and line of the threshold
+    where: tuple[str, int] = ("", 1)  # file and line that contain the threshold
 
 
 def parse_any(text: str, where: tuple[str, int] = ("", 1)) -> Threshold | Structural:
-    """Parse a threshold of any kind.
+    """Parse the text of a threshold, either on times or on contents.
 
     Raises UsageError with the wrong part of the text, the expected form, and examples.
     """
@@ -107,9 +110,9 @@ def parse_any(text: str, where: tuple[str, int] = ("", 1)) -> Threshold | Struct
 
 
 def judge_structure(threshold: Structural, bases: Contents | None, now: Contents) -> list[Judged]:
-    """Return the result of `threshold` for each phase. `bases` is None without a baseline.
+    """Return the results of `threshold`, one for each phase.
 
-    Raises UsageError if neither run has the phase.
+    `bases` is None without a baseline. Raises UsageError if neither run has the phase.
     """
     if threshold.what in (GRAPH_BREAKS, RECOMPILATIONS):
         return [_of_compiled(threshold, bases.compiled if bases else None, now.compiled)]
@@ -132,7 +135,7 @@ def judge_structure(threshold: Structural, bases: Contents | None, now: Contents
 
 
 def _is_short(name: str, bases: Contents | None, now: Contents) -> bool:
-    """Whether all runs have the phase, and each with too few steps to judge it."""
+    """Whether every run has the phase, but with too few steps to judge it."""
     sides = [run.of(name) for run in (bases, now) if run is not None]
     return all(one is not None and one.steps < MIN_STEPS for one in sides)
 
@@ -142,7 +145,10 @@ def _few(phase: PhaseContents) -> str:
 
 
 def _way_out(threshold: Structural, names: Sequence[str], bases: Contents | None, now: Contents) -> str:
-    """Return advice to judge one phase alone. Return "" if the threshold names a phase or no phase can be judged."""
+    """Return advice to judge a single phase.
+
+    Return "" if the threshold names a phase, or if no phase can be judged.
+    """
     sides = [run for run in (now, bases if threshold.value is None else None) if run is not None]
     for name in () if threshold.phase else names:
         if all((found := run.of(name)) is not None and found.steps >= MIN_STEPS for run in sides):
@@ -198,7 +204,9 @@ def _of_graph(threshold: Structural, before: PhaseContents, after: PhaseContents
 
 
 def _equal(phase: PhaseContents) -> str:
-    """Return a text that counts the compared pieces, for example `4 layers, 46 bricks, 54 operations are equal`."""
+    """Return a text with the number of pieces that were compared, for example `4 layers, 46 bricks, 54 operations are
+    equal`.
+    """
     numbers = {kind: [n for piece, n in phase.pieces.items() if piece.kind is kind] for kind in PieceKind}
     known = [counted(sum(most for _, most in ranges), kind) for kind, ranges in numbers.items() if ranges]
     inner = any(numbers[kind] for kind in (PieceKind.KERNEL, PieceKind.OPERATION))
@@ -252,9 +260,9 @@ def _of_compiled(threshold: Structural, base: Compiled | None, now: Compiled | N
 
 
 def _outcome(sign: str, now: Range, limit: Range) -> Outcome:
-    """Compare two ranges.
+    """Compare two ranges of counts.
 
-    The result is unknown if the comparison holds for some values in the ranges and not for others.
+    The result is unknown if the comparison holds only for some values in the ranges.
     """
     holds = [_OPERATORS[sign](value, other) for value in now for other in limit]
     if sign == "==" and (now[0] != now[1] or limit[0] != limit[1]):
@@ -282,9 +290,9 @@ def _text(number: Range) -> str:
 
 
 def of_lost_records(thresholds: Sequence[Structural], runs: Sequence[Run]) -> list[Judged]:
-    """Return a result for each threshold that names the run with lost records. Return [] if no records were lost.
+    """If records were lost, return a result for each threshold that names the run with lost records.
 
-    A number is only exact if all records are known.
+    Otherwise return []. A number is only exact if all records are known.
     """
     lost = next((run for run in runs if run.lost), None)
     if lost is None:
@@ -294,11 +302,11 @@ def of_lost_records(thresholds: Sequence[Structural], runs: Sequence[Run]) -> li
 
 
 def is_about_base(threshold: Structural) -> bool:
-    """Whether a threshold needs a baseline."""
+    """Whether the threshold compares with a baseline."""
     return threshold.value is None
 
 
 def split(thresholds: Sequence[Threshold | Structural]) -> tuple[list[Threshold], list[Structural]]:
-    """Return the thresholds on times, and the thresholds on contents."""
+    """Divide the thresholds into those on times and those on contents of steps."""
     timed = [one for one in thresholds if isinstance(one, Threshold)]
     return timed, [one for one in thresholds if isinstance(one, Structural)]

@@ -1,4 +1,4 @@
-"""The change of long calls: the p99 of a step and of each brick. It is judged separately from the median."""
+"""Judge the change of long calls: the p99 of a step and of each brick. They are judged separately from the median."""
 
 # Rules
 # - A p99 counts as longer if it grew beyond its interval and by more than LEAST_PERCENT. It must also grow by more
@@ -14,7 +14,7 @@ from math import inf
 from cbtop.comparison.noise import Change, change_between_runs
 from cbtop.comparison.part_diff import PartDiff, PlaceDiff
 
-LEAST_PERCENT = 10.0  # percent; pauses by other programs change a p99 by about this much
+LEAST_PERCENT = 10.0  # Pauses by other programs change a p99 by about this percentage.
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,19 +23,20 @@ class Tail:
 
     place: PlaceDiff
     change: Change
-    base_runs: int  # number of averaged base runs
-    median_ratio: float  # the new median call divided by the old one
-    # The largest slowdown (new time / old time) that another result of the gate reports: by drift, or in one layer.
+    base_runs: int  # number of averaged base runs that have this p99
+    median_ratio: float  # median time of a call in the new run, divided by that in the old run
+    # The largest slowdown (new time / old time) that other results of the gate already report, by drift or in one
+    # layer.
     named_ratio: float
 
     @property
     def is_beyond(self) -> bool:
-        """Whether the p99 changed by more than its interval and by more than LEAST_PERCENT, in either direction."""
+        """Whether the p99 changed by more than its interval and by more than LEAST_PERCENT, upwards or downwards."""
         return abs(self.change.delta) > self.change.half and abs(self.change.percent or 0.0) > LEAST_PERCENT
 
     @property
     def is_longer(self) -> bool:
-        """Whether the p99 is longer by more than noise and other results explain."""
+        """Whether the p99 is longer by more than noise and other results of the gate explain."""
         explained = (1 + LEAST_PERCENT / 100) * max(1.0, self.median_ratio, self.named_ratio)
         return self.is_beyond and self.change.now > explained * self.change.before
 
@@ -46,7 +47,7 @@ def tails_of(part: PartDiff) -> list[Tail]:
 
 
 def _known(part: PartDiff, places: Sequence[PlaceDiff]) -> list[Tail]:
-    """Return the known tails of `places`. Their intervals are corrected for the number of `places`."""
+    """Return the p99 of each of `places` that has one. Intervals are corrected for the number of `places`."""
     drift = _ratio(part.drift.change) if part.drift and part.drift.is_slower else 1.0
     found = []
     for place in places:

@@ -1,4 +1,4 @@
-"""The grammar of thresholds, such as `attn.p50<=1.05x`. A limit is absolute or relative to a baseline."""
+"""Parse thresholds such as `attn.p50<=1.05x`. A limit is absolute or relative to a baseline."""
 
 # Grammar
 #     threshold = [PHASE ["[batch=" NUMBER "]"] "."] WHAT ["@" LAYER] ["." FIGURE] OPERATOR NUMBER [UNIT]
@@ -40,14 +40,16 @@ class Threshold:
     """
 
     text: str
-    names: tuple[str, ...]  # PHASE and WHAT, split at dots
+    names: tuple[str, ...]  # the dotted name before the figure: PHASE and WHAT, split at dots
     layer: str | None
     figure: str
     sign: str
     value: float
     unit: str
-    where: tuple[str, int] = ("", 1)  # file and line of the threshold
-    batch: int | None = None  # only steps with this many sequences, or tokens if sequences are not reported
+    where: tuple[str, int] = ("", 1)  # file and line of the threshold's text
+    # If this is set, the threshold covers only steps with this many sequences (or tokens, if sequences are not
+    # reported).
+    batch: int | None = None
 
     @property
     def is_relative(self) -> bool:
@@ -55,7 +57,9 @@ class Threshold:
 
 
 def parse(text: str, where: tuple[str, int] = ("", 1)) -> Threshold:
-    """Parse `text`. Raises UsageError with the wrong part of the text, the expected form, and examples."""
+    """Parse the text of a threshold. Raises UsageError with the wrong part of the text, the expected form, and
+    examples.
+    """
     shown = text if len(text) <= MAX_CHARS else f"{text[:MAX_CHARS]}…"
     of_batch = _BATCH.search(text) if len(text) <= MAX_CHARS else None
     plain = text if of_batch is None else text[: of_batch.start()] + text[of_batch.end() :]
@@ -92,21 +96,20 @@ def parse(text: str, where: tuple[str, int] = ("", 1)) -> Threshold:
     _check(shown, names, layer, figure, sign, value, unit)
     us = value * UNITS[unit] if unit in UNITS else value
     batch = int(of_batch["batch"]) if of_batch else None
-    # Put the text on one line, because annotations and logs are read line by line.
+    # Replace line breaks in the text, because annotations and logs are read line by line.
     one_line = " ".join(text.split())
     return Threshold(one_line, tuple(names), layer or None, figure or FIGURES[0], sign, us, unit, where, batch)
 
 
 def is_of_records(names: Sequence[str], unit: str) -> bool:
-    """Whether a threshold is about lost records.
-
-    `train.loss<=2ms` is not: it is about the loss function of a training step.
+    """Whether a threshold limits the share of lost records. `train.loss<=2ms` does not: it limits the loss function
+    of a training step.
     """
     return names[-1] == LOSS and (len(names) == 1 or unit not in ("x", *UNITS))
 
 
 def _check(text: str, names: Sequence[str], layer: str, figure: str, sign: str, value: float, unit: str) -> None:
-    """Raise UsageError if unit, operator, layer and figure cannot be combined."""
+    """Raise UsageError if the threshold's unit, operator, layer and figure cannot be combined."""
     name, is_loss, wrong = names[-1], is_of_records(names, unit), ""
     if is_loss and (unit not in ("", "%") or figure or (value and not unit)):
         wrong = "loss is a share of the records: write loss==0 or loss<=0.1%"

@@ -1,4 +1,4 @@
-"""Results of thresholds on a run. All figures are derived from records."""
+"""Judge the thresholds on the times and rates of a run. All figures are derived from records."""
 
 # Rules
 # - A threshold is broken if the whole interval of the measurement is beyond the limit. It holds if the whole interval
@@ -43,7 +43,8 @@ from cbtop.errors import UsageError
 from cbtop.protocol.vocabulary import BACKWARD, RECOMPUTE, BrickCategory
 from cbtop.units import duration, number
 
-READINGS_OFF = 2  # number of clock readings per call; each may be off by the clock's resolution
+# The time of a call is the difference of this many clock readings. Each may be off by the clock's resolution.
+READINGS_OFF = 2
 _NOT_BEFORE = "the baseline has too few steps of this batch"
 _REACHES_ZERO = "the interval reaches zero, so nothing could break it; use more or longer runs"
 _CATEGORIES = {"attn": BrickCategory.ATTENTION, "mlp": BrickCategory.FFN} | {
@@ -59,9 +60,9 @@ _OPERATORS: dict[str, Callable[[float, float], bool]] = {
 
 
 def judge(threshold: Threshold, found: RunDiff) -> list[Judged]:
-    """Return the result of a threshold for each brick, layer or step that it covers.
+    """Return the results of a threshold, one for each brick, layer or step that it covers.
 
-    Raises UsageError without any.
+    Raises UsageError if it covers none.
     """
     threshold = _of_step(threshold, found)
     name = threshold.names[-1]
@@ -69,7 +70,7 @@ def judge(threshold: Threshold, found: RunDiff) -> list[Judged]:
         lost = found.now.lost_percent
         return [_judged(threshold, "records", (lost, lost), threshold.value, f"{number(lost)} % were lost")]
     phase = ".".join(threshold.names[:-1])
-    # An absolute threshold also covers steps that only the new run has.
+    # A threshold without a baseline also covers steps that only the new run has.
     known = found.parts if threshold.is_relative else found.parts + found.alone
     if name in RATES and threshold.batch is None:
         judged = [_of_phase(threshold, phase, found)]
@@ -82,7 +83,7 @@ def judge(threshold: Threshold, found: RunDiff) -> list[Judged]:
 
 
 def _of_step(threshold: Threshold, found: RunDiff) -> Threshold:
-    """Return `decode.p50<=1.05x` as a threshold on the step of the phase.
+    """Return a threshold such as `decode.p50<=1.05x` as a threshold on the step of the phase.
 
     If a brick is called `decode`, return it unchanged.
     """
@@ -98,7 +99,9 @@ def _of_step(threshold: Threshold, found: RunDiff) -> Threshold:
 
 
 def _only_new(threshold: Threshold, phase: str, found: RunDiff) -> PartDiff | None:
-    """Return the group of steps with the threshold's batch, if only the new run has enough such steps."""
+    """Return the group of steps with the threshold's batch if only the new run has enough such steps,
+    otherwise None.
+    """
     parts = [part for part in found.parts + found.alone if part.phase == phase]
     of_batch = [part for part in parts if threshold.batch is not None and has_batch(part.now, threshold.batch)]
     return of_batch[0] if of_batch and not any(part in found.parts for part in of_batch) else None
@@ -151,7 +154,7 @@ def _in_parts(threshold: Threshold, parts: Sequence[PartDiff], found: RunDiff) -
 
 
 def of_definitions(found: RunDiff) -> list[Judged]:
-    """Judge whether bricks keep the budgets of their definitions, in µs per token."""
+    """Judge whether bricks keep the budgets (µs per token) of their definitions."""
     judged = []
     for part in found.parts + found.alone:
         for one in part.bricks:
@@ -167,7 +170,7 @@ def of_definitions(found: RunDiff) -> list[Judged]:
 
 
 def of_contracts(found: RunDiff, bounds: Mapping[Brick, tuple[float, tuple[str, int]]]) -> list[Judged]:
-    """Judge whether the calls of each brick keep the limit in its contract, a factor over the baseline.
+    """Judge whether the calls of each brick keep the limit in the contract of its kernel, a factor over the baseline.
 
     `bounds` has the limit of each brick, with the file and line that set it.
     """
@@ -183,9 +186,9 @@ def of_contracts(found: RunDiff, bounds: Mapping[Brick, tuple[float, tuple[str, 
 
 
 def _places_in(threshold: Threshold, part: PartDiff) -> Sequence[PlaceDiff | None]:
-    """Return the bricks and layers of a group of steps that a threshold covers.
+    """Return the bricks and layers that a threshold covers in a group of steps.
 
-    None means a figure of the whole group.
+    None means that it covers a figure of the whole group.
     """
     name = threshold.names[-1]
     if name in RATES or name == UNATTRIBUTED or training_part(part, name) is not None:
@@ -194,7 +197,7 @@ def _places_in(threshold: Threshold, part: PartDiff) -> Sequence[PlaceDiff | Non
 
 
 def _in_part(threshold: Threshold, part: PartDiff, place: PlaceDiff | None, found: RunDiff, compared: int) -> Judged:
-    """Judge one figure. A threshold covers `compared` figures in total."""
+    """Judge one figure by a threshold. The threshold covers `compared` figures in total."""
     if place is not None:
         return _of_place(threshold, part, place, found, compared)
     name, is_relative = threshold.names[-1], threshold.is_relative
@@ -215,9 +218,9 @@ def _in_part(threshold: Threshold, part: PartDiff, place: PlaceDiff | None, foun
 
 
 def _of_measure(threshold: Threshold, where: str, found: Measure) -> Judged:
-    """Judge a value of a phase or of a group of steps.
+    """Judge a value of a phase or of a group of steps by a threshold.
 
-    If it is not known, the result is unknown and has the reason.
+    If the value is not known, the outcome is unknown and has the reason.
     """
     about = f"{where}: {found.name}" if found.name else where
     if found.why_not:
@@ -254,9 +257,10 @@ def _of_place(threshold: Threshold, part: PartDiff, place: PlaceDiff, found: Run
 
 
 def _too_few_calls(threshold: Threshold, part: PartDiff, side: PlaceTimes | None) -> str:
-    """Return the number of calls and the needed number, if too few calls are the reason for an unknown quantile.
+    """If a quantile is unknown because there are too few calls, return a text with their number and the needed
+    number.
 
-    Else "".
+    Otherwise return "".
     """
     calls = round(side.calls.mean * part.now.steps) if side and side.calls else 0
     needed = round(MIN_BEYOND / (0.01 if threshold.figure == "p99" else 0.5))
@@ -286,13 +290,13 @@ def _change_of(threshold: Threshold, place: PlaceDiff) -> Change | None:
         return place.p99
     if threshold.figure == "per_token":
         return place.mean
-    # Over several layers, use the typical call. The median would change if layers with other times ran more often. If
-    # the brick contains other bricks, use the p50, because the typical call excludes the inner bricks.
+    # For a brick in several layers, use the typical call. The median would change if layers with other times ran more
+    # often. If the brick contains other bricks, use the p50, because the typical call excludes the inner bricks.
     return place.call if place.call and place.call.medians_us is None else place.p50
 
 
 def _guilty(part: PartDiff, place: PlaceDiff) -> str:
-    """Return the name of a brick or layer.
+    """Return the name of a brick or layer for a result.
 
     For a brick over all layers, the layer with the largest growth is added.
     """
@@ -304,7 +308,7 @@ def _guilty(part: PartDiff, place: PlaceDiff) -> str:
 
 
 def _places(threshold: Threshold, part: PartDiff) -> list[PlaceDiff]:
-    """Return the bricks and layers that a threshold names. Raises UsageError if it names none that exists."""
+    """Return the bricks and layers that a threshold names. Raises UsageError if none of them exists."""
     wanted = bare_name(threshold.names[-1])
     bricks = {one.brick for one in part.bricks if one.brick}
     named = {brick for brick in bricks if bare_name(brick[0]) == wanted}

@@ -1,4 +1,4 @@
-"""Values of training steps that a threshold may limit: the median time of a part of a step."""
+"""Find the values of training steps that a threshold may limit: the median time of a part of a step."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ NOT_BEFORE = "it took no time in the baseline"
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """A value with its interval, or the reason why it is not known.
+    """A measured value with its interval, or the reason why it is not known.
 
     A relative value is a multiple of the baseline. Other values are in µs or per second.
     """
 
-    name: str  # name of a part of a training step, or "" for a value of the whole step
+    name: str  # name of the judged part of a training step, or "" for the whole step
     why_not: str = ""
     value: float = nan
     least: float = nan
     most: float = nan
-    said: str = ""  # the value and its interval as text
+    said: str = ""  # the measured value and its interval as text
 
 
 def bare_name(name: str) -> str:
-    """Return the letters and digits of a name in lower case. Names are compared in this form."""
+    """Return the letters and digits of a name in lower case. Names of parts are compared in this form."""
     return "".join(sign for sign in name.casefold() if sign.isalnum())
 
 
 def training_part(part: PartDiff, name: str) -> str | None:
-    """Return the part of a training step with this name.
+    """Return the part of a training step that is called `name`.
 
     Return None if a brick has the name or the step does not train.
     """
@@ -49,7 +49,7 @@ def training_part(part: PartDiff, name: str) -> str | None:
 
 
 def part_p50(part: PartDiff, name: str, *, is_relative: bool) -> Measure:
-    """Return the time of a part in the median training step."""
+    """Return the time of a part (such as the backward pass) in the median training step."""
     now, change = part.now.training.get(name), part.training.get(name)
     if now is None or (is_relative and change is None):
         return Measure(name, NO_SUCH_PART if part.now.training and now is None else NO_PARTS)

@@ -1,4 +1,7 @@
-"""The times of the parts of training steps in a run. A process reports them for its latest steps."""
+"""Collect the times of the parts of training steps in a run.
+
+A process reports them for its latest steps.
+"""
 
 # Rules
 # - A report covers the latest steps, at most 64, so two reports may share steps. A report is kept if at least half of
@@ -17,16 +20,16 @@ import numpy as np
 from cbtop.comparison.noise import MIN_BLOCKS, Figure, figures
 from cbtop.protocol.training_messages import TrainingTimes
 
-MAX_REPORTS = 512  # maximum number of stored reports per phase; the newest remain
-MAX_PHASES = 64  # maximum number of pairs of phase and model
-NEW_STEPS = 0.5  # minimum share of new steps in a report
+MAX_REPORTS = 512  # At most this many reports are stored per phase. The newest remain.
+MAX_PHASES = 64  # At most this many pairs of phase and model are stored.
+NEW_STEPS = 0.5  # A report is stored if at least this share of its steps is new.
 
 
 @dataclass(slots=True)
 class _Reports:
     """The stored reports of one phase and model.
 
-    `at_step` is the number of ended steps when the newest was stored.
+    `at_step` is the number of steps that had ended when the newest report was stored.
     """
 
     at_step: int
@@ -34,7 +37,7 @@ class _Reports:
 
 
 class TrainingParts:
-    """Collects the reports of one process, in the order of its recording."""
+    """Collects the reports about training steps of one process, in the order of its recording."""
 
     def __init__(self) -> None:
         self._reports: dict[tuple[str, str], _Reports] = {}
@@ -55,7 +58,7 @@ class TrainingParts:
     def medians(self, phase: str, model: str) -> Mapping[str, Figure]:
         """Return the time (µs) of each part in the median step. Empty if there are too few reports.
 
-        If a report lacks a part, the part's time in it is 0. If only one model reports steps of `phase`, `model` may
+        A part that a report lacks counts as 0 in that report. If only one model reports steps of `phase`, `model` may
         be "".
         """
         of_phase = [reports for (name, _), reports in self._reports.items() if name == phase]

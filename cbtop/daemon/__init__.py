@@ -1,1 +1,4 @@
-"""The daemon: reads and publishes the rings of this machine. It keeps a history and the data of ended processes."""
+"""The daemon: it reads the rings of the profiled processes on this machine and publishes their data.
+
+It keeps a history and the data of ended processes.
+"""

@@ -1,4 +1,4 @@
-"""The catalog messages of a process. The daemon checks them, and tracks which ones it has not published yet."""
+"""Check the catalog messages of a process, and track which ones the daemon has not published yet."""
 
 from __future__ import annotations
 
@@ -11,19 +11,23 @@ from cbtop.protocol.messages import PROTOCOL_MAJOR, PROTOCOL_MINOR, CatalogMessa
 
 
 class Announced:
-    """The valid catalog messages of one process. A message that replaces an earlier one removes it."""
+    """The valid catalog messages of one process.
+
+    When a message replaces an earlier one, the earlier one is removed.
+    """
 
     def __init__(self) -> None:
         self.hello: HostHello | None = None
         self.nodes = NodeTable()
         self.goodbye: Goodbye | None = None
-        self.received = 0  # number of catalog messages received
+        self.received = 0  # number of catalog messages that were received from the process
         self.left_out = 0  # number of announcements that the daemon dropped because a limit was reached
         self._others: Announcements[CatalogMessage] = Announcements()
-        self._changed: dict[Key, CatalogMessage] = {}  # messages announced since the last call of `changes`
+        # the messages that were announced since the last call of `changes`
+        self._changed: dict[Key, CatalogMessage] = {}
 
     def add(self, messages: Sequence[CatalogMessage]) -> None:
-        """Add the next messages of the catalog. Raises ValueError if one of them violates the protocol."""
+        """Add the next catalog messages of the process. Raises ValueError if one of them violates the protocol."""
         self.received += len(messages)
         for message in messages:
             if (self.hello is None) != isinstance(message, HostHello):
@@ -52,17 +56,17 @@ class Announced:
 
     @property
     def messages(self) -> list[CatalogMessage]:
-        """All stored messages, in the order of a catalog."""
+        """All stored messages of the process, in the order of a catalog."""
         first = [] if self.hello is None else [self.hello]
         last = [] if self.goodbye is None else [self.goodbye]
         return [*first, *self.nodes.nodes, *self._others, *last]
 
     def changes(self) -> tuple[CatalogMessage, ...]:
-        """Return the messages that were announced since the last call."""
+        """Return the messages that were announced since the last call of this method."""
         changed = tuple(self._changed.values())
         self._changed.clear()
         return changed
 
     def is_in_step(self, node: int) -> bool:
-        """Whether `node` is a step or inside a step."""
+        """Whether the node with this id is a step or inside a step."""
         return node <= len(self.nodes) and self.nodes.step_of[node] > 0

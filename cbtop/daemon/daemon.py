@@ -65,27 +65,31 @@ from cbtop.protocol.recording import FrameKind, encode_frame
 from cbtop.protocol.vocabulary import SourceStatus
 from cbtop.version import __version__
 
-LOOK_S = 0.1  # seconds between reads; a ring of default size overflows in this time at 2.6 million records a second
-PUBLISH_S = 0.25  # seconds between updates; no screen draws more often
+# Seconds between two reads of the rings. A ring of default size overflows in this time at 2.6 million records a
+# second.
+LOOK_S = 0.1
+PUBLISH_S = 0.25  # Seconds between two updates of the viewers. No screen is drawn more often.
 DISCOVER_S = 0.2
-EARLY = 0.2  # share of a job's period; if any job is due, a job that is due within this share runs, too
-JOIN_S = 0.1  # seconds; requests of viewers that arrive within this time are answered together
+# Part of a job's period. If any job is due, jobs that become due within this part of their period run, too.
+EARLY = 0.2
+JOIN_S = 0.1  # Requests of new viewers are answered together if they arrive within this many seconds.
 HEARTBEAT_S = 1.0
 KEYFRAME_S = 5.0
-# Seconds between keyframes of the history if only device samples are new. Old samples are dropped together with an
-# old keyframe.
+# Seconds between two keyframes of the history if only device samples are new. Old samples are dropped together with
+# an old keyframe.
 RESTING_KEYFRAME_S = 60.0
 SHUT_OUT_S = 0.5
-LAST_WORD_S = 0.05  # seconds before closing, because closing discards messages that are still being sent
-RETRY_S = 5.0  # seconds until the next attempt to open a file, because descriptors may be free then
-KEEP_ENDED_S = 600.0  # seconds until the files of an ended process are deleted
+# Wait this many seconds before closing the socket, because closing discards messages that are still being sent.
+LAST_WORD_S = 0.05
+RETRY_S = 5.0  # Seconds until the next attempt to open a ring. File descriptors may be free by then.
+KEEP_ENDED_S = 600.0  # Seconds after the end of a process until its files are deleted.
 MAX_SOURCES = 256
-LOOKS_AT_ONCE = 256  # maximum number of new processes per round
-REMOVED_AT_ONCE = 256  # maximum number of processes to delete files of in one round
+LOOKS_AT_ONCE = 256  # One round opens at most this many new processes.
+REMOVED_AT_ONCE = 256  # One round deletes the files of at most this many processes.
 LISTING_SHARE = 10
-MAX_COMPLAINTS = 16  # maximum number of log lines; together they fit into a pipe
-RECORDS_TOGETHER_BYTES = 4 << 20  # approximate maximum size of a message with records
-MOST_WAITING = 1 << 16  # maximum number of records that were read but not published; a record has 40 bytes
+MAX_COMPLAINTS = 16  # The daemon writes at most this many lines to its log. Together they fit into a pipe.
+RECORDS_TOGETHER_BYTES = 4 << 20  # approximate maximum size in bytes of a message with records
+MOST_WAITING = 1 << 16  # At most this many records wait to be published after they were read. A record has 40 bytes.
 TOPICS = {FrameKind.LIVE: LIVE, FrameKind.RECORDS: RECORDS}
 
 _log = logging.getLogger("cbtop.daemon")
@@ -113,25 +117,26 @@ class Daemon:
         self._publisher = Publisher(endpoint, keys)
         self._devices = NewestSamples(SAMPLERS)
         self._pid_namespace = pid_namespace()
-        self.sources: dict[Path, Source] = {}  # the watched processes, by their rings
-        self._refused: dict[str, float] = {}  # maps rings that could not be opened to the time of the next attempt
-        self._waiting: deque[str] = deque()  # rings that were listed but not opened yet
-        self._there_before: frozenset[str] | None = None  # rings that already existed when this daemon began
+        self.sources: dict[Path, Source] = {}  # the watched processes; the key is the path of the ring
+        self._refused: dict[str, float] = {}  # rings that could not be opened, each with the time of the next attempt
+        self._waiting: deque[str] = deque()  # names of rings that were listed but not opened yet
+        # names of the rings that already existed when this daemon began
+        self._there_before: frozenset[str] | None = None
         self._list_again_s = 0.0
-        # Ended processes, each with the time when this daemon noticed the end.
+        # Ended processes, each with the time when this daemon noticed that it had ended.
         self._left: dict[str, tuple[EndedProcess, float]] = {}
         self._complaints: set[str] = set()
         self._joins_due_s = 0.0
-        self._read_ns = time.perf_counter_ns()  # every record that ended before this time was read
+        self._read_ns = time.perf_counter_ns()  # every record that ended before this time has been read from its ring
         self._history_s = history_s
         self.history = History(history_s)
-        # Versions of all sources at the last keyframe of the history.
+        # The versions of all sources when the history's last keyframe was made.
         self._history_versions: dict[str, tuple[int, int]] | None = None
         self._history_keyframe_s = 0.0
 
     @property
     def endpoint(self) -> str:
-        """The address that is served."""
+        """The address that the daemon serves."""
         return self._publisher.endpoint
 
     def run(self, stop: threading.Event) -> None:
@@ -155,7 +160,7 @@ class Daemon:
                         job()
                 self._publisher.hear(due.wait_ms())
                 self.answer()
-            # Read once more. Viewers then learn how the process of this daemon ended.
+            # Read the rings a last time. Then viewers learn how a process ended that ran this daemon in a thread.
             self.read()
             self.beat()
             self._publisher.send(LIVE, [DaemonGoodbye()])
@@ -164,7 +169,7 @@ class Daemon:
             self.close()
 
     def close(self) -> None:
-        """Release the address, the samplers and the rings."""
+        """Close the address, the device samplers and the rings."""
         self._publisher.close()
         self._devices.close()
         for source in self.sources.values():
@@ -190,25 +195,27 @@ class Daemon:
                 elif source is not None:
                     self._say(FrameKind.RECORDS, _frames_of(source, source.records))
                     self._introduce([source])
-        # Publish all unread sources with one call. For fifty sources, single calls would take as long as opening
+        # Publish all unread sources with one call. With fifty sources, a call for each would take as long as opening
         # them.
         self._introduce([source for source in unread if source.ring_path in self.sources])
         self._let_go()
 
     def _introduce(self, sources: Sequence[Source]) -> None:
-        """Publish everything known about new `sources` together."""
+        """Publish everything that is known about new `sources` in one message."""
         self._say(FrameKind.LIVE, [frame for source in sources for frame in _frames_of(source, source.snapshot)])
         for source in sources:
-            _frames_of(source, source.delta)  # discard the changes until now, because the snapshot contains them
+            # Drop the collected changes of this source, because the snapshot already contains them.
+            _frames_of(source, source.delta)
 
     def _list(self) -> None:
-        """List the ring files, unless they were listed recently."""
+        """List the names of the ring files, unless they were listed recently."""
         begun_s = time.monotonic()
         if begun_s < self._list_again_s:
             return
         try:
             rings = rings_of(os.listdir(self._directory))
-        except OSError as error:  # directory removed, or no descriptor left: continue with the open rings
+        except OSError as error:
+            # The directory was removed, or no file descriptor is left. Continue with the rings that are open.
             _log.debug("%s", error)
             return
         watched = {path.name for path in self.sources}
@@ -223,7 +230,7 @@ class Daemon:
         self._list_again_s = begun_s + LISTING_SHARE * (time.monotonic() - begun_s)
 
     def _look_at(self, name: str) -> Source | None:
-        """Open the ring `name` and watch its source. Returns None if the source is not watched."""
+        """Open the ring `name` and begin to watch its process. Returns None if the process is not watched."""
         path = self._directory / name
         left: EndedProcess | None = None
         if not runs(path):
@@ -236,8 +243,8 @@ class Daemon:
                 return None
         if not path.exists() or not self._has_room_for(left):
             return None
-        # Raises an error if few descriptors are left. Without free descriptors for a new viewer, libzmq would end the
-        # daemon.
+        # Raise an error if few file descriptors are left. Without free descriptors for a new viewer, libzmq would end
+        # the daemon.
         check_descriptors()
         had_ended = left is not None and self._there_before is not None and name in self._there_before
         source = Source(path, on_demand=had_ended)
@@ -246,7 +253,8 @@ class Daemon:
         return source
 
     def _has_room_for(self, left: EndedProcess | None) -> bool:
-        """Return whether one more source can be watched. If necessary, stop watching the process that ended first.
+        """Return whether the daemon may watch one more source. If necessary, stop watching the process that ended
+        first.
 
         A running process always replaces an ended one. In this case, `left` is None. An ended process `left` replaces
         only processes that ended earlier.
@@ -285,14 +293,14 @@ class Daemon:
             self._complain("remove", f"what ended processes left in {self._directory} stays: {error.strerror}")
 
     def _forget(self, path: Path) -> None:
-        """Stop watching the source of this ring."""
+        """Stop watching the process that wrote this ring."""
         source = self.sources.pop(path, None)
         if source is not None:
             self._say(FrameKind.LIVE, [codec.encode(SourceGone(source.key))])
             source.close()
 
     def _complain(self, about: str, line: str) -> None:
-        """Log `line` once for each subject `about`. After MAX_COMPLAINTS lines, log nothing."""
+        """Write `line` to the log, once for each subject `about`. After MAX_COMPLAINTS lines, write nothing."""
         if about in self._complaints or len(self._complaints) > MAX_COMPLAINTS:
             return
         self._complaints.add(about)
@@ -306,7 +314,7 @@ class Daemon:
         self._poll(self.sources.values())
 
     def read_filling(self) -> None:
-        """Read the rings that might overflow before the next regular read."""
+        """Read the rings that might overflow before the next regular read of all rings."""
         self._poll([source for source in self.sources.values() if source.is_filling])
 
     def _poll(self, sources: Iterable[Source]) -> None:
@@ -349,7 +357,8 @@ class Daemon:
             self._devices.rest()
             return
         profiled = [pid for source in self.sources.values() if (pid := source.pid_in(self._pid_namespace))]
-        self._devices.listen([os.getpid(), *profiled])  # also sample the cost of this process
+        # Sample this process, too, because viewers show the daemon's own cost.
+        self._devices.listen([os.getpid(), *profiled])
         self._say(FrameKind.LIVE, [codec.encode(sample) for sample in self._devices.fresh()])
 
     def beat(self) -> None:
@@ -362,11 +371,11 @@ class Daemon:
     def keyframe(self) -> None:
         """Publish the complete state of all live sources.
 
-        If a source has changed, begin a segment of the history with this state.
+        If a source has changed, a new segment of the history begins with this state.
         """
         self.publish()
         for source in self.sources.values():
-            # Leave out a source that is behind. It will be published anyway.
+            # Leave out a source while its catalog is being read. It will be published when the catalog is complete.
             if source.state is SourceStatus.LIVE and not source.is_behind:
                 self._publisher.send_frames(LIVE, _frames_of(source, source.keyframe))
         if not self._history_s:
@@ -376,7 +385,7 @@ class Daemon:
         versions = {source.key: source.version for source in recent}
         now_s = time.monotonic()
         is_old = bool(self._devices.latest()) and now_s - self._history_keyframe_s >= RESTING_KEYFRAME_S
-        # without changes, the last keyframe of the history is still complete
+        # If no source has changed, the history's last keyframe is still complete.
         if versions != self._history_versions or is_old:
             self._history_versions, self._history_keyframe_s = versions, now_s
             now_ns = time.perf_counter_ns()
@@ -404,14 +413,16 @@ class Daemon:
             return
         if joined := self._publisher.questions(JOIN_PREFIX):
             self._joins_due_s = time.monotonic() + JOIN_S
-            # Read now, because a new viewer's window begins now. Records that ended earlier do not belong to its
-            # window.
+            # Read the rings now, because the window of a new viewer begins now. Records that ended earlier do not
+            # belong to it.
             self.read()
             self.publish()
             self._publisher.answer_frames(joined, [*self._snapshots(self.sources.values())])
 
     def _what_ended(self, topic: bytes) -> list[bytes]:
-        """Return all data of the requested source. If it was not read yet, read it and publish it to all viewers."""
+        """Return all data of the source that a viewer requested. If it was not read yet, read it and publish it to
+        all viewers.
+        """
         wanted = topic.rpartition(b"/")[2].decode().replace(":", "-")
         source = self.sources.get(self._directory / f"{wanted}.ring")
         if source is not None and source.is_left_unread:
@@ -423,7 +434,7 @@ class Daemon:
         return [codec.encode(self._heartbeat())]
 
     def _say(self, kind: FrameKind, frames: Sequence[bytes]) -> None:
-        """Send messages to the subscribers of this kind of messages, and add them to the history."""
+        """Send messages to the viewers that receive messages of this kind, and add them to the history."""
         if frames:
             self._publisher.send_frames(TOPICS[kind], frames)
             if self._history_s:
@@ -452,7 +463,7 @@ class DaemonInside:
 
     @property
     def endpoint(self) -> str:
-        """The address that is served."""
+        """The address that the daemon serves."""
         return self._daemon.endpoint
 
     def close(self) -> None:
@@ -484,7 +495,7 @@ class _Timetable:
         self._due_s = dict.fromkeys(periods_s, time.monotonic())
 
     def now(self) -> list[Callable[[], None]]:
-        """Return the jobs to run now. Their next time is one period later. Missed periods are skipped."""
+        """Return the jobs to run now, and set each one's next time one period later. Missed periods are skipped."""
         now_s = time.monotonic()
         if min(self._due_s.values()) > now_s:
             return []
@@ -513,7 +524,7 @@ def _hello() -> DaemonHello:
 
 
 def _give_memory_back() -> None:
-    """Return free memory to the system (malloc_trim(3)), because glibc would keep it."""
+    """Return free memory to the system with malloc_trim(3), because glibc would keep it."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
@@ -529,7 +540,7 @@ def _frames_of(source: Source, say: Callable[[], Sequence[WireMessage]]) -> list
 
 
 def _number(topic: bytes) -> int:
-    """Return the number at the end of a request's topic."""
+    """Return the number at the end of the topic of a viewer's request."""
     return int(topic.rpartition(b"/")[2])
 
 

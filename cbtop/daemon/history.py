@@ -1,4 +1,4 @@
-"""The daemon's messages of the last minutes. They are stored as frames of a recording."""
+"""Keep the daemon's messages of the last minutes. They are stored as frames of a recording."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ PIECE_BYTES = 1 << 20
 
 @dataclass(slots=True)
 class _Segment:
-    """A keyframe and the frames after it."""
+    """A segment of the history: a keyframe and the frames after it."""
 
-    number: int  # number of the segment's first frame
+    number: int  # number in the history of the segment's first frame
     begun_s: float
     frames: list[bytes]
     size_bytes: int = 0
 
 
 class History:
-    """The newest frames. The first one is a keyframe. The oldest frames are dropped in whole segments."""
+    """The newest frames that the daemon has published.
+
+    The first stored frame is a keyframe. The oldest frames are dropped in whole segments.
+    """
 
     def __init__(self, max_s: float = MAX_HISTORY_S, max_bytes: int = MAX_HISTORY_BYTES) -> None:
-        self.end = 0  # number of the newest frame plus 1
+        self.end = 0  # number that the next frame of the history will get
         self.size_bytes = 0
         self._max_s = max_s
         self._max_bytes = max_bytes
         self._segments: deque[_Segment] = deque()
 
     def begin(self, keyframe: bytes, now_s: float) -> None:
-        """Begin a segment with a keyframe, and drop segments that are too old."""
+        """Begin a segment of the history with a keyframe, and drop segments that are too old."""
         self._segments.append(_Segment(self.end, now_s, []))
         while len(self._segments) > 1 and now_s - self._segments[1].begun_s >= self._max_s:
             self._forget()
         self.add(keyframe)
 
     def add(self, frame: bytes) -> None:
-        """Add a frame.
-
-        It is dropped if the frame and the keyframe of its segment exceed the memory limit together.
-        """
+        """Add a frame to the history. It is dropped if its segment would exceed the memory limit."""
         while len(self._segments) > 1 and self.size_bytes + len(frame) > self._max_bytes:
             self._forget()
         if not self._segments or self.size_bytes + len(frame) > self._max_bytes:
@@ -52,7 +52,7 @@ class History:
         self.end += 1
 
     def piece(self, number: int) -> tuple[int, list[bytes]]:
-        """Return the number of the first frame, and frames of about PIECE_BYTES.
+        """Return a piece of the history: the number of its first frame, and frames of about PIECE_BYTES.
 
         The first frame is `number`, or the oldest stored frame if `number` was dropped.
         """

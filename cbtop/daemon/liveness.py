@@ -14,7 +14,7 @@ ALIVE_CHECK_S = 0.5
 
 
 class Liveness:
-    """Checks whether the process of one ring runs, at most once every ALIVE_CHECK_S."""
+    """Checks whether the process of one ring runs. A check is made at most once every ALIVE_CHECK_S."""
 
     def __init__(self, ring: RingReader, ring_path: Path, catalog_path: Path, clock_s: Callable[[], float]) -> None:
         self._ring = ring
@@ -26,7 +26,7 @@ class Liveness:
     def is_alive(self, hello: HostHello | None) -> bool:
         """Whether the process that sent `hello` runs.
 
-        Returns True between two checks, and if a check is impossible.
+        Returns True between two checks, and if it cannot be checked.
         """
         now_s = self._clock_s()
         if now_s - self._checked_s < ALIVE_CHECK_S:
@@ -36,13 +36,13 @@ class Liveness:
         try:
             is_locked_now = hello is not None and hello.locked and is_locked(self._catalog_path)
             if hello is not None and hello.locked and hello.pid_namespace != pid_namespace():
-                # The process is in another pid namespace, so its pid has no meaning here. Only the lock shows if it
-                # runs.
+                # The process is in another pid namespace, so its pid has no meaning here. Only the lock shows whether
+                # it runs.
                 return is_locked_now
             if not is_running(pid, self._ring.process_start):
                 return False
-            # If the lock is gone, the process may have become a different program, or it may only have closed all its
-            # files.
+            # The process may have lost its lock because it became a different program (exec), or because it closed
+            # all of its files. In the second case, it still maps the ring.
             return hello is None or not hello.locked or is_locked_now or has_mapped(pid, self._ring_path)
-        except OSError:  # no file descriptor is left, so nothing can be checked
+        except OSError:  # No file descriptor is left, so nothing can be checked.
             return True

@@ -1,4 +1,4 @@
-"""The last activity of an ended process: its last steps and records, and the brick that each thread had not
+"""Find the last activity of an ended process: its last steps and records, and the brick that each thread had not
 finished.
 """
 
@@ -21,14 +21,14 @@ from cbtop.protocol.vocabulary import NodeKind, Provenance, SourceStatus
 
 LAST_STEPS = 10
 LAST_RECORDS = 5
-STEPS_COMPARED = 64  # number of earlier steps that are searched for a similar beginning
+STEPS_COMPARED = 64  # To find a step with a similar beginning, this many earlier steps are searched.
 
 
 @dataclass(frozen=True, slots=True)
 class EndedRecord:
     """One finished call of a node. `ended_s` is Unix time."""
 
-    path: str  # for example `decode → Layer 0 → RmsNorm`
+    path: str  # path of the node's names, for example `decode → Layer 0 → RmsNorm`
     us: float
     elements: int
     failed: bool
@@ -40,8 +40,7 @@ class Unfinished:
     """A brick that a thread, task or greenlet had begun but not finished.
 
     `provenance` is `measured` if the ring shows that the brick was running. It is `derived` if the brick is a guess
-    from an earlier step. That step began with the same records, and then ran this brick. The thread of a guess is
-    unknown.
+    from an earlier step, which began with the same records and then ran this brick. The thread of a guess is unknown.
     """
 
     path: str
@@ -123,14 +122,14 @@ def post_mortem(ring_path: Path, steps: int = LAST_STEPS) -> PostMortem:
 
 
 def _step_ends(batch: Batch, nodes: NodeTable) -> list[int]:
-    """Return the indices of the step records in `batch`."""
+    """Return the indices in `batch` of the records of steps."""
     steps = [node.id for node in nodes.children[None] if node.kind is NodeKind.STEP]
     found: list[int] = np.flatnonzero(np.isin(batch.node, steps)).tolist()
     return found
 
 
 def _derived(batch: Batch, nodes: NodeTable) -> tuple[Unfinished, ...]:
-    """Return the brick that probably ran next in the unfinished step, or ().
+    """Return the path of the brick that probably ran next in the unfinished step, or () if it is unknown.
 
     It is taken from the newest earlier step that began with the same records.
     """

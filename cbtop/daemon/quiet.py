@@ -1,8 +1,8 @@
 """Find out how long a process has made no progress, and which bricks its threads are in."""
 
-# Progress is a new record, a new announcement, or a change of the threads: a thread begins, ends, or enters a
-# different brick. Threads are watched because work in a step outside of any brick leaves no record until the step
-# ends.
+# A process makes progress if a new record or announcement arrives, or if its threads change: a thread begins, ends,
+# or enters a different brick. Threads are watched, because work in a step outside of any brick leaves no record until
+# the step ends.
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from cbtop.protocol.messages import Quiet
 from cbtop.protocol.ring import NO_NODE, SLOTS
 from cbtop.protocol.ring_reader import Batch, InFlight, RingReader
 
-MIN_QUIET_NS = 1_000_000_000  # ns; shorter pauses are not reported
-LOOK_NS = 500_000_000  # ns between two readings of the threads of a quiet process
+# Pauses in the progress of a process are not reported if they are shorter than this (ns).
+MIN_QUIET_NS = 1_000_000_000
+LOOK_NS = 500_000_000  # The threads of a process without progress are read at this interval (ns).
 
 
 class QuietWatch:
@@ -21,24 +22,25 @@ class QuietWatch:
 
     def __init__(self, ring: RingReader) -> None:
         self._ring = ring
-        # Time of the last known progress. The begin of a brick that still runs is not counted as progress here.
+        # Time of the last known progress. If a brick still runs, the time when it began does not count as progress
+        # here.
         self._moved_ns: int | None = None
-        # the threads at the last reading; None if data arrived since then
+        # the threads of the process at the last reading; None if data has arrived since then
         self._threads: list[InFlight] | None = None
         self._looked_ns = -LOOK_NS
-        self._version = (0, 0)  # (number of records, number of messages) at the last update
+        self._version = (0, 0)  # (number of records, number of messages) of the process at the last update
         self._say = False  # whether any thread has ever reported its current brick
 
     def update(self, version: tuple[int, int], batch: Batch, now_ns: int) -> None:
         """Update the time of the last progress.
 
-        `version` is the process's number of records and messages, and `batch` has its newest records.
+        `version` is (number of records, number of messages) of the process, and `batch` has its newest records.
         """
         if version != self._version:
             self._version = version
             end_ns = batch.calls().end_ns
             self.recorded(int(end_ns.max()) if len(end_ns) else None, now_ns)
-        # read the threads at the first update, too, because the process may have been quiet for long
+        # Read the threads already at the first update, because the process may have made no progress for a long time.
         self.look(now_ns)
 
     def recorded(self, ended_ns: int | None, now_ns: int) -> None:
@@ -54,7 +56,8 @@ class QuietWatch:
         self._threads = None
 
     def look(self, now_ns: int) -> None:
-        """Read the threads if the process has been quiet for MIN_QUIET_NS, or if no thread has ever reported a brick.
+        """Read the threads of the process if it has been quiet for MIN_QUIET_NS, or if no thread has ever reported a
+        brick.
 
         A thread that ended, such as the thread of a request, is not in the ring any longer.
         """
@@ -73,7 +76,7 @@ class QuietWatch:
         self._threads = threads
 
     def quiet(self, now_ns: int, last: int, is_in_step: Callable[[int], bool] = lambda node: True) -> Quiet | None:
-        """Return the stall, or None if the process has been quiet for less than MIN_QUIET_NS.
+        """Return the stall of the process, or None if its last progress is less than MIN_QUIET_NS ago.
 
         `last` is the node of the newest record.
         """
@@ -96,7 +99,7 @@ class QuietWatch:
             in_flight=NO_NODE if newest is None else newest.node,
             in_flight_ns=None if begun_ns is None else now_ns - begun_ns,
             threads=len(inside),
-            # If all slots are used, there may be threads without a slot, and they cannot be watched.
+            # If all slots of the ring are used, there may be threads without a slot, and these cannot be watched.
             is_watched=self._say and len(self._threads) < SLOTS,
             last=last,
             in_flight_size=0 if newest is None else newest.size,

@@ -30,8 +30,10 @@ from cbtop.protocol.vocabulary import SourceStatus
 
 _log = logging.getLogger("cbtop.daemon")
 
-QUIET_ROUNDS = 6  # a source without changes is in one of this many keyframes, twice a minute
-MAX_HOST_CHARS = 64  # HOST_NAME_MAX of Linux; with a longer name, the key would have no room for the pid
+QUIET_ROUNDS = 6  # A source without changes is repeated only in one of this many keyframes, which is twice a minute.
+# The maximum length of a host name in Linux (HOST_NAME_MAX). With a longer name, the key of a source would have no
+# room for the pid.
+MAX_HOST_CHARS = 64
 
 
 class Source:
@@ -49,18 +51,20 @@ class Source:
         self.ended_at_s: float | None = None
         self._announced = Announced()
         self.nodes = self._announced.nodes
-        self._left_out_there = 0  # number of announcements that the process itself dropped
+        # number of announcements that the profiled process itself did not write to its catalog
+        self._left_out_there = 0
         self._totals = Totals()
         self.stats = self._totals.stats
         self._clock_s = clock_s
-        self._produced = 0  # number of the next record to count
+        self._produced = 0  # number of the next record in the ring that will be counted
         self._unread = 0
         self._read_ns = time.perf_counter_ns()  # records that ended after this time are not in the statistics yet
-        self._quiet_version = (0, 0)  # (number of records, number of messages) at the last keyframe
+        self._quiet_version = (0, 0)  # (number of records, number of messages) of the source at the last keyframe
         self._quiet_rounds = 0  # number of consecutive keyframes without new records or messages
-        self._quiet_catalog = 0, 0  # (number of catalog messages, number of consecutive keyframes without new ones)
+        # (number of catalog messages, number of consecutive keyframes without a new catalog message)
+        self._quiet_catalog = 0, 0
         self._fresh: list[Batch] = []
-        self._handed_out = 0  # number of the first record that `records` has not returned yet
+        self._handed_out = 0  # number of the first record that the method `records` has not returned yet
         self._is_wanted = False  # whether a viewer requested the data of this ended process
         self._ring = RingReader(ring_path)
         self._watch = QuietWatch(self._ring)
@@ -76,12 +80,12 @@ class Source:
 
     @property
     def hello(self) -> HostHello | None:
-        """The first message of the catalog, or None if it is not read yet."""
+        """The hello, which is the first message of the catalog, or None if it is not read yet."""
         return self._announced.hello
 
     @property
     def key(self) -> str:
-        """The key host:pid:start:serial, which is stable for the life of the process."""
+        """The key of the source, host:pid:start:serial, which is stable for the life of the process."""
         host = self.hello.host[:MAX_HOST_CHARS] if self.hello else "?"
         return f"{host}:{self.ring_path.stem.replace('-', ':')}"
 
@@ -93,7 +97,7 @@ class Source:
 
     @property
     def catalog(self) -> list[CatalogMessage]:
-        """The valid catalog messages, without replaced messages."""
+        """The valid catalog messages of the process. A message that was replaced by a later one is left out."""
         return self._announced.messages
 
     @property
@@ -102,20 +106,22 @@ class Source:
         return (self.state is SourceStatus.LIVE or self._is_wanted) and self._catalog_reader.is_behind
 
     def want(self) -> None:
-        """Let the next poll read the unread data."""
+        """Let the next poll read the data of this ended process."""
         if self.is_left_unread:
             self.is_left_unread, self._is_wanted = False, True
 
     @property
     def is_filling(self) -> bool:
-        """Whether the ring may overflow before the next regular poll."""
+        """Whether the ring may overflow before the daemon polls it again."""
         try:
             return self.state is SourceStatus.LIVE and self._ring.is_filling
         except RingError:
-            return True  # the next poll reports this error
+            return True  # Poll the ring soon. The poll reports the error.
 
     def poll(self) -> None:
-        """Read everything new. If the source violates the protocol, mark it as `faulty` and stop reading it."""
+        """Read all new data of the process. If the data violates the protocol, mark the source as `faulty` and stop
+        reading it.
+        """
         if self.state is not SourceStatus.LIVE and not self._is_wanted:
             if self.ended_at_s is None and not self._liveness.is_alive(self.hello):
                 self.ended_at_s = self._clock_s()
@@ -125,17 +131,18 @@ class Source:
             self._announced.add(self._catalog_reader.read_piece())
             if self._catalog_reader.is_behind:
                 return  # A long catalog is read in several polls, so that other sources need not wait.
-            # Check this before reading. If the process has already ended, this read gets all of its records.
+            # Check whether the process runs before reading its ring. If it has already ended, this read gets all of
+            # its records.
             alive = self._liveness.is_alive(self.hello)
             batch = self._read_ring(final=not alive)
-            # Read the catalog after the ring. A node is announced before its first record, so all nodes in `batch`
-            # are then known.
+            # Read the catalog after the ring. A process announces a node before its first record, so all nodes in
+            # `batch` are then known.
             self._announced.add(self._catalog_reader.read())
             self._count(batch)
             self._unread = self._ring.unread
             self._left_out_there = self._ring.left_out
             if self._announced.goodbye is not None:
-                # The process wrote all records before its goodbye. Read the ring to its end.
+                # The process says goodbye after its last record. Read the ring to its end.
                 self._count(self._read_ring(final=True))
                 self._end(SourceStatus.ENDED, self._announced.goodbye.reason)
             elif not alive:
@@ -152,7 +159,7 @@ class Source:
         self._end(SourceStatus.FAULTY, why)
 
     def state_message(self) -> SourceState:
-        """Return the state of the process and its counters."""
+        """Return the message with the state of the process and its counters."""
         return SourceState(
             source=self.key,
             state=self.state,
@@ -168,7 +175,7 @@ class Source:
         )
 
     def delta(self) -> list[SourceCatalog | StatsUpdate | SourceState]:
-        """Return the changes since the last call, for viewers that have all earlier data."""
+        """Return the changes of the source since the last call, for viewers that have all earlier data."""
         messages: list[SourceCatalog | StatsUpdate | SourceState] = []
         if changed := self._announced.changes():
             messages.append(SourceCatalog(self.key, complete=False, messages=changed))
@@ -179,23 +186,24 @@ class Source:
 
     @property
     def waiting(self) -> int:
-        """Number of records that the next call of `records` returns."""
+        """Number of records that the next call of the method `records` returns."""
         return sum(len(batch.node) for batch in self._fresh)
 
     def records(self) -> list[RecordBatch]:
-        """Return the records since the last call, for recorders."""
+        """Return the records that were read since the last call, for recorders."""
         produced, first = self._ring.read_to, self._handed_out
         fresh, self._fresh, self._handed_out = joined(self._fresh), [], produced
         return list(batches(self.key, first, produced, fresh)) if produced > first else []
 
     def pass_over_records(self) -> None:
-        """Skip all records until now. The next call of `records` returns only later ones."""
+        """Skip all records that were read until now. The next call of `records` returns only later ones."""
         self._fresh, self._handed_out = [], self._ring.read_to
 
     def snapshot(self) -> list[SourceCatalog | StatsUpdate | SourceState]:
-        """Return all data for a new viewer. Keyframes repeat it for viewers that lost messages.
+        """Return all data of the source for a new viewer.
 
-        While a long catalog is being read, statistics are left out, because a viewer's window begins with them.
+        Keyframes repeat this data for viewers that lost messages. While a long catalog is being read, statistics are
+        left out, because a viewer's window begins with them.
         """
         return [
             SourceCatalog(self.key, complete=True, messages=tuple(self.catalog)),
@@ -204,7 +212,7 @@ class Source:
         ]
 
     def keyframe(self) -> list[SourceCatalog | StatsUpdate | SourceState]:
-        """Return all data again. Unchanged data is mostly left out.
+        """Return the data of the source for a keyframe. Unchanged data is mostly left out.
 
         Unchanged data is repeated in two keyframes, and then in one of QUIET_ROUNDS keyframes. The catalog and the
         other data are counted separately.
@@ -239,11 +247,15 @@ class Source:
         here = self.hello.pid_namespace == pid_namespace()
         step = int(self.nodes.step_of[last])
         if not quiet.threads and not quiet.is_watched and last != step > 0 and self.stats.running.is_open(step, lane):
-            quiet = replace(quiet, in_flight=step)  # records show that the step has begun but not ended
+            # Records show that this step has begun but not ended, so name it as the place of the stall.
+            quiet = replace(quiet, in_flight=step)
         return replace(quiet, is_suspended=here and is_suspended(self.hello.pid))
 
     def _look_at_what_is_left(self) -> None:
-        """Read only the hello and the number of records. Without a hello, mark the source to be read completely."""
+        """Read only the hello and the number of records of an ended process.
+
+        Without a hello, mark the source to be read completely.
+        """
         try:
             self._announced.add(self._catalog_reader.read_first())
             how = SourceStatus.ENDED if self._ring.is_closed else SourceStatus.GONE
@@ -257,13 +269,13 @@ class Source:
 
     def _end(self, state: SourceStatus, reason: str) -> None:
         self.state, self.reason, self._unread, self._is_wanted = state, reason, 0, False
-        # do not mark a faulty process as ended, because it may still run and its files would be deleted
+        # Do not mark a faulty process as ended. It may still run, and the files of ended processes are deleted.
         if state is not SourceStatus.FAULTY:
             self.ended_at_s = self._clock_s()
 
     def _read_ring(self, *, final: bool) -> Batch:
-        # Take the time before reading, because reading a full ring takes up to a second. Later records come with the
-        # next read.
+        # Take the time before reading, because reading a full ring takes up to a second. Records that are written
+        # meanwhile come with the next read.
         self._read_ns = time.perf_counter_ns()
         return self._ring.read(final=final)
 

@@ -23,15 +23,15 @@ class Totals:
     def __init__(self) -> None:
         self.stats = NodeStats()
         self.received = self.overwritten = self.before_attach = self.rejected = 0
-        self.last = NO_NODE, 0  # (node, lane) of the newest record
+        self.last = NO_NODE, 0  # (id of the node, lane) of the newest record
         self._sequence = 0
         self._changed_nodes: list[Column] = []
         self._changed_cells: list[Column] = []
-        # earliest begin of any record since the last call of `changes`, in ns
+        # begin (ns) of the earliest record since the last call of `changes`
         self._changed_from_ns: int | None = None
 
     def sift(self, batch: Batch, nodes: NodeTable) -> Batch:
-        """Return the valid records of `batch`. Count the invalid and the lost ones."""
+        """Return the valid records of `batch`. Count the records that are invalid or lost."""
         self.overwritten += batch.overwritten
         if not self.received and not self.rejected:
             self.before_attach = self.overwritten
@@ -74,7 +74,7 @@ class Totals:
     def _updates(
         self, source: str, read_ns: int, node: Column, cell: Column, ran_from_ns: int | None
     ) -> Iterator[StatsUpdate]:
-        """Yield updates with the totals of the nodes `node`, the counts of the histogram cells `cell`, and step
+        """Yield updates with the totals of the nodes in `node`, the counts of the histogram cells in `cell`, and step
         intervals.
 
         The column `cell` is ascending.

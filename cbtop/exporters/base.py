@@ -21,7 +21,7 @@ class RecordedProcess:
 
     `key` identifies the process in its recording, and `rank` is its rank in a job of several processes.
 
-    The three counts are of records that the process wrote but that are missing here. `overwritten` records were lost
+    Three counts are about records that the process wrote but that are missing here. `overwritten` records were lost
     in the ring before they were read. `rejected` records have an unknown node or a negative duration. `missed`
     records are not in the recording, because it began later or because they were lost on the way.
     """
@@ -53,18 +53,18 @@ class Exporter:
 
 
 def text_of_many(write: Callable[[Sequence[RecordedProcess], TextIO], None]) -> Exporter:
-    """Return the exporter for a text format with files that can hold several processes."""
+    """Return the exporter for a text format that can hold several processes in one file."""
 
     def write_bytes(processes: Sequence[RecordedProcess], out: BinaryIO) -> None:
         text = io.TextIOWrapper(out, encoding="utf-8", newline="")
         write(processes, text)
-        text.detach()  # flushes the text without closing `out`
+        text.detach()  # Flush the text to `out` without closing `out`.
 
     return Exporter(write_bytes, holds_many=True)
 
 
 def text_of_one(write: Callable[[RecordedProcess, TextIO], None]) -> Exporter:
-    """Return the exporter for a text format with files that hold one process."""
+    """Return the exporter for a text format that holds one process per file."""
 
     def write_first(processes: Sequence[RecordedProcess], out: TextIO) -> None:
         (recorded,) = processes

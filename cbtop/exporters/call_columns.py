@@ -1,4 +1,4 @@
-"""The calls of processes as typed columns: one row per call, with the step, layer and brick that contain it."""
+"""Make tables of calls with typed columns: one row per call, with the step, layer and brick that contain it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from cbtop.tables.column_table import ColumnTable, joined_columns
 from cbtop.tables.typed_column import TypedColumn
 
 Columns = dict[str, TypedColumn]
-# The columns of each table, in order. Those of a record itself follow those of its place.
+# The columns of each table, in order. First come the columns of the place (step, phase, layer …), then the columns of
+# the call itself.
 PLACE = ("step", "phase", "model", "layer", "stack")
 TIMES = ("begin_s", "duration_us")
 PROCESS = ("failed", "program", "pid", "rank", "source", "node")
@@ -27,15 +28,15 @@ OF_LAYERS = (*PLACE, *TIMES, *PROCESS)
 OF_BRICKS = (*PLACE, "brick", "label", "outer_brick", "category", "backend", *TIMES, "elements", *PROCESS)
 OF_KERNELS = (*PLACE, "brick", "label", "kernel", "kind", "backend", *TIMES, "elements", *PROCESS)
 OF_CALLS = (*PLACE, "brick", "label", "kernel", "kind", "category", "backend", *TIMES, "elements", "plain", *PROCESS)
-# The columns that differ between the records of a node, and the node itself.
+# These columns differ between the calls of one node. All other columns depend on the node only.
 OF_RECORDS = frozenset(
     {"step", *TIMES, "elements", "tokens", "sequences", "cached_positions", "failed", "plain", "node"}
 )
-MAX_DIGITS = 9  # of the number of a layer, so that it fits into 32 bits
+MAX_DIGITS = 9  # maximum number of digits in the number of a layer, so that it fits into 32 bits
 
 
 class NodePlaces:
-    """The phase, layer and brick of each node of a process, as texts by node id. Otherwise None."""
+    """The phase, layer and brick that contain each node of a process: texts by node id, or None."""
 
     def __init__(self, table: NodeTable) -> None:
         self._table = table
@@ -46,11 +47,11 @@ class NodePlaces:
             self._place(node)
 
     def texts(self, name: str) -> Sequence[str | None]:
-        """Return the texts of a column by node id."""
+        """Return the texts of the column `name`, one for each node id."""
         return self._of[name]
 
     def _place(self, node: Node) -> None:
-        """Set the texts of a node. Its parent has its texts already."""
+        """Set the texts of a node in all columns. Its parent must have its texts already."""
         found, around = self._of, node.parent or 0
         for name in ("phase", "model", "stack", "brick", "label"):
             found[name][node.id] = found[name][around]
@@ -80,22 +81,23 @@ def _layer_number(name: str) -> int | None:
     return int(name)
 
 
-Choice = Callable[[NodeTable], NDArray[np.bool_]]  # returns a mask by node id
+# a function that chooses nodes: it returns a mask with an entry for each node id
+Choice = Callable[[NodeTable], NDArray[np.bool_]]
 
 
 def of_kinds(*kinds: NodeKind) -> Choice:
-    """Return the choice of the nodes of these kinds."""
+    """Return a function that chooses the nodes of these kinds."""
     return lambda table: np.isin(table.column("kind_of"), kinds)
 
 
 def are_steps(table: NodeTable) -> NDArray[np.bool_]:
-    """Return a mask of the nodes of whole steps. A step inside of a step is not one."""
+    """Return a mask of the nodes of whole steps. A step inside another step does not count as a whole one."""
     found: NDArray[np.bool_] = table.column("step_of") == np.arange(len(table) + 1)
     return found
 
 
 class CallColumns:
-    """Makes the columns `names` of the calls of `processes`, of the nodes that `choice` selects.
+    """Makes the columns `names` of the calls of `processes`. Only calls of the nodes that `choice` selects are rows.
 
     Times begin at the start of the first record of all processes.
     """
@@ -105,23 +107,23 @@ class CallColumns:
         self._names = names
         self._choice = choice
         self._begin_ns = min((one.records.begin_ns for one in processes if len(one.records)), default=0)
-        # by column: the index of each text
+        # for each text column: the texts with their indices
         self._texts: dict[str, dict[str, int]] = {name: {} for name in names if name in (*_TEXTS, *_OF_PROCESS)}
         self._by_node = [self._columns_by_node(process) for process in processes]
 
     def parts(self) -> Iterator[Columns]:
-        """Yield the columns of one part of the rows after another, at least one for each process.
+        """Yield the columns of one part of the rows after the other, at least one part for each process.
 
-        The columns of all parts have the same texts. A part has at most the rows that are in memory at a time.
+        The columns of all parts share their texts. A part has at most the rows that are in memory at a time.
         """
         for at in range(len(self._processes)):
             yield from self._parts(at, self._names)
 
     def table(self) -> ColumnTable:
-        """Return all rows as one table."""
+        """Return the columns of all rows as one table."""
         wholes = []
         for at, by_node in enumerate(self._by_node):
-            # Look up the columns of nodes at the end, because joining them would need twice their memory.
+            # Look up the columns of nodes last, because joining them with the parts would need twice their memory.
             own = joined_columns(list(self._parts(at, [name for name in self._names if name in OF_RECORDS])))
             node = own["node"].values
             wholes.append({name: own.get(name) or by_node[name].rows(node) for name in self._names})
@@ -135,7 +137,7 @@ class CallColumns:
             yield {name: self._column(name, rows, by_node) for name in names}
 
     def _columns_by_node(self, process: RecordedProcess) -> Columns:
-        """Return the columns that depend only on the node and the process, by node id."""
+        """Return the columns that depend only on the node and the process, as one value for each node id."""
         places, size = NodePlaces(process.nodes), len(process.nodes) + 1
         found = {"node": TypedColumn(np.arange(size, dtype=np.int32))}
         found["pid"] = TypedColumn(np.full(size, process.pid, np.int64))
@@ -158,7 +160,7 @@ class CallColumns:
                 return TypedColumn((calls.end_ns - calls.start_ns) / 1e3)
             case "elements":
                 return TypedColumn(calls.elements, is_known=(calls.flags & FLAG_UNCOUNTED) == 0)
-            case "tokens":  # A step of no tokens has not said how many it has.
+            case "tokens":  # If a step reports 0 tokens, it has not counted them, so the number is unknown.
                 return TypedColumn(calls.elements, is_known=calls.elements > 0)
             case "sequences":
                 return TypedColumn(rows.sequences, is_known=rows.sequences != UNKNOWN)

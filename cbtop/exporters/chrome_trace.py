@@ -1,7 +1,7 @@
-"""Chrome's trace event format (JSON). Perfetto and chrome://tracing open it.
+"""Export to Chrome's trace event format (JSON), which Perfetto and chrome://tracing open.
 
-https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU describes the format. Times are in
-µs. A complete event ("X") has a begin and a duration. Metadata ("M") names processes and threads.
+https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU describes the format. Times are in µs.
+A complete event ("X") has a begin and a duration. Metadata ("M") names processes and threads.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ def write_chrome_trace(processes: Sequence[RecordedProcess], out: TextIO) -> Non
 
 
 def _events(processes: Sequence[RecordedProcess]) -> Iterator[Event]:
-    # Number threads across processes, because two processes may have had the same pid at different times.
+    # Give each thread a number of its own over all processes. Two processes may have had the same pid at different
+    # times.
     numbers = count(1)
     for recorded in processes:
         yield _name("process_name", recorded.process, recorded.pid, 0)

@@ -1,4 +1,4 @@
-"""Comma-separated values, one row per record."""
+"""Export to comma-separated values (CSV), one row per record."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cbtop.exporters.base import RecordedProcess, kind_name
 from cbtop.exporters.records import listed
 from cbtop.profiler.analysis.graph.nodes import display_name, printable
 
-# A spreadsheet takes a text with this first character for a formula. See
+# If a text begins with one of these characters, a spreadsheet takes it for a formula. See
 # owasp.org/www-community/attacks/CSV_Injection.
 FORMULA = tuple("=+-@＝＋－＠")
 PLACES = ("step", "phase", "model", "layer", "stack", "brick", "label")
@@ -23,7 +23,7 @@ def write_csv(recorded: RecordedProcess, out: TextIO) -> None:
     A field is empty if it is unknown, or if there is none: the parent of a root, the step of a call outside of steps.
     A single quote precedes a name that a spreadsheet would take for a formula.
     """
-    from cbtop.exporters.step_numbers import numbered  # imported here, because it imports NumPy
+    from cbtop.exporters.step_numbers import numbered  # imported here, because this module imports NumPy
 
     writer = csv.writer(out)
     writer.writerow(COLUMNS)
@@ -37,8 +37,8 @@ def write_csv(recorded: RecordedProcess, out: TextIO) -> None:
 
 
 def _places(recorded: RecordedProcess) -> Iterator[tuple[Any, ...]]:
-    """Yield the fields of PLACES after the step, for each node id from 0 on."""
-    from cbtop.exporters.call_columns import NodePlaces  # imported here, because it imports NumPy
+    """For each node id from 0 on, yield the fields of the columns PLACES after the step."""
+    from cbtop.exporters.call_columns import NodePlaces  # imported here, because this module imports NumPy
 
     places = NodePlaces(recorded.nodes)
     texts = {name: places.texts(name) for name in PLACES if name not in ("step", "layer")}

@@ -1,4 +1,4 @@
-"""The times of two runs as stacks, for differential flame graphs and speedscope."""
+"""Write the times of two runs as stacks, for differential flame graphs and speedscope."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from cbtop.exporters.speedscope import SCHEMA
 
 @dataclass(frozen=True, slots=True)
 class DiffStack:
-    """A call path, and its self time in both runs. `names` is the path, outermost name first."""
+    """A call path, and its self time in both compared runs.
+
+    `names` is the path, outermost name first.
+    """
 
     names: tuple[str, ...]
     before_ns: int
@@ -40,7 +43,7 @@ def folded(stacks: Sequence[DiffStack]) -> str:
 def speedscope(stacks: Sequence[DiffStack], title: str) -> str:
     """Return a speedscope file with four sampled profiles: before, now, longer, and shorter.
 
-    They share their frames.
+    The profiles share their frames (names).
     """
     frames: dict[str, int] = {}
     samples = [[frames.setdefault(name, len(frames)) for name in one.names] for one in stacks]

@@ -1,4 +1,4 @@
-"""JSON lines, one object per record."""
+"""Export to JSON lines, one object per record."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cbtop.profiler.analysis.graph.nodes import display_name
 
 
 def write_json_lines(recorded: RecordedProcess, out: TextIO) -> None:
-    """Write the fields of each record, and the parent, kind and name of its node."""
+    """Write the fields of each record as one line, with the parent, kind and name of its node."""
     for record in recorded.records:
         node = recorded.nodes[record.node]
         named = {"parent": node.parent, "kind": kind_name(node), "name": display_name(node)}

@@ -1,4 +1,4 @@
-"""Parquet, one row per call, with the columns of `call_columns.OF_CALLS`. It needs the extra `arrow`."""
+"""Export to Parquet, one row per call, with the columns of `call_columns.OF_CALLS`. This needs the extra `arrow`."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ from cbtop.protocol.vocabulary import NodeKind
 if TYPE_CHECKING:
     from cbtop.exporters.call_columns import Columns
 
-# A file stores 2 KiB about each group of rows, and a writer keeps that in memory until the end of the file.
+# Rows in a group. The file stores 2 KiB about each group, and its writer keeps them in memory until the end.
 GROUP_ROWS = 1 << 17
 
 
 def write_parquet(processes: Sequence[RecordedProcess], out: BinaryIO) -> None:
     """Write the calls of all processes, group by group. Raises UsageError without the extra `arrow`."""
-    from cbtop.exporters.call_columns import OF_CALLS, CallColumns, of_kinds  # imported here: it imports NumPy
+    # imported here, because this module imports NumPy
+    from cbtop.exporters.call_columns import OF_CALLS, CallColumns, of_kinds
     from cbtop.tables.arrow import arrow_table
 
     writer = None
     for group in _groups(CallColumns(processes, OF_CALLS, of_kinds(*NodeKind)).parts()):
         rows = arrow_table(group, "--format parquet")
         if writer is None:
-            from pyarrow.parquet import ParquetWriter  # imported here, because it is an extra
+            from pyarrow.parquet import ParquetWriter  # imported here, because pyarrow is in the extra `arrow`
 
             writer = ParquetWriter(out, rows.schema)
         writer.write_table(rows)
@@ -33,7 +34,7 @@ def write_parquet(processes: Sequence[RecordedProcess], out: BinaryIO) -> None:
 
 
 def _groups(parts: Iterable[Columns]) -> Iterator[Columns]:
-    """Join parts to groups of GROUP_ROWS rows or more. The last group may have fewer."""
+    """Join small parts of rows to groups of GROUP_ROWS rows or more. The last group may have fewer."""
     from cbtop.tables.column_table import joined_columns
 
     waiting: list[Columns] = []

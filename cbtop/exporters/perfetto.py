@@ -1,4 +1,4 @@
-"""Perfetto's own format, a stream of protobuf packets. ui.perfetto.dev opens it.
+"""Export to Perfetto's own format, a stream of protobuf packets. ui.perfetto.dev opens it.
 
 The fields are described at https://perfetto.dev/docs/reference/trace-packet-proto and
 https://perfetto.dev/docs/reference/synthetic-track-event.
@@ -20,31 +20,32 @@ from cbtop.exporters.tracks import ended_before, laid_out
 from cbtop.profiler.analysis.graph.nodes import display_name
 from cbtop.protocol.vocabulary import NodeKind
 
-# Field numbers of Trace and TracePacket.
+# Field numbers of the protobuf messages Trace and TracePacket.
 PACKET, TIMESTAMP, SEQUENCE_ID, TRACK_EVENT, INTERNED, SEQUENCE_FLAGS, DEFAULTS, DESCRIPTOR, CLOCKS = (
     1, 8, 10, 11, 12, 13, 59, 60, 6,
 )  # fmt: skip
-# Field numbers: one of the packet defaults, then two of a clock snapshot.
+# Field numbers: the clock in the packet defaults, then two fields of a clock snapshot.
 CLOCK_ID, CLOCK, PRIMARY_CLOCK = 58, 1, 2
-UUID, NAME, PROCESS, PARENT = 1, 2, 3, 5  # field numbers of TrackDescriptor
-PID, PROCESS_NAME = 1, 6  # field numbers of ProcessDescriptor
-ANNOTATION, CATEGORY, EVENT_TYPE, NAME_ID, TRACK = 4, 3, 9, 10, 11  # field numbers of TrackEvent
-# field numbers of InternedData; each holds entries of an id (field 1) and a name (field 2)
+UUID, NAME, PROCESS, PARENT = 1, 2, 3, 5  # field numbers of the protobuf message TrackDescriptor
+PID, PROCESS_NAME = 1, 6  # field numbers of the protobuf message ProcessDescriptor
+ANNOTATION, CATEGORY, EVENT_TYPE, NAME_ID, TRACK = 4, 3, 9, 10, 11  # field numbers of the protobuf message TrackEvent
+# Field numbers of the protobuf message InternedData. Each of these fields has entries with an id (field 1) and a name
+# (field 2).
 CATEGORIES, EVENT_NAMES, ANNOTATION_NAMES = 1, 2, 3
-ANNOTATION_NAME, BOOL, UINT = 1, 2, 3  # field numbers of DebugAnnotation
+ANNOTATION_NAME, BOOL, UINT = 1, 2, 3  # field numbers of the protobuf message DebugAnnotation
 
 SLICE_BEGIN, SLICE_END = 1, 2
 STATE_CLEARED, NEEDS_STATE = 1, 2
-MONOTONIC = 3  # Perfetto's number of the clock that records use
+MONOTONIC = 3  # Perfetto's number of the host clock on which records are timed
 SEQUENCE = 1
-ELEMENTS, FAILED, PLAIN = 1, 2, 3  # interned ids of cbtop's annotations
+ELEMENTS, FAILED, PLAIN = 1, 2, 3  # ids under which the names of cbtop's annotations are interned
 MASK = (1 << 64) - 1
 
 
 def write_perfetto(processes: Sequence[RecordedProcess], out: BinaryIO) -> None:
-    """Write each process with its tracks, and a slice with its elements for each record.
+    """Write each process with its tracks, and each record as a slice with its number of elements.
 
-    Each name is written once.
+    Each name is written only once.
     """
     uuids, first_names = count(1), count(1, 1 << 32)
     begin_ns = min((recorded.records.begin_ns for recorded in processes if len(recorded.records)), default=0)
@@ -62,11 +63,12 @@ def write_perfetto(processes: Sequence[RecordedProcess], out: BinaryIO) -> None:
 
 
 def _slices(recorded: RecordedProcess, process: int, uuids: Iterator[int], first_name: int) -> Iterator[bytes]:
-    """Yield the tracks of a process and their events.
+    """Yield the packets with the tracks of a process and their events.
 
     A track precedes its events, and events are in order of time.
     """
-    tracks: list[tuple[int, list[TimedRecord]]] = []  # for each track: its uuid and its open records
+    # for each track: its uuid, and the records on it that have not ended yet
+    tracks: list[tuple[int, list[TimedRecord]]] = []
     for track, record in laid_out(recorded):
         if track == len(tracks):
             tracks.append((next(uuids), []))
@@ -92,7 +94,8 @@ def _begin(record: TimedRecord, uuid: int, kind: NodeKind, first_name: int) -> b
     return _event(record.start_ns, event)
 
 
-@lru_cache(maxsize=1 << 12)  # A trace has few different messages, so this cache halves the time to write it.
+# A trace has few different messages, so caching their encoding halves the time to write it.
+@lru_cache(maxsize=1 << 12)
 def _begins(uuid: int, name_id: int, kind: NodeKind) -> bytes:
     event = _integer(EVENT_TYPE, SLICE_BEGIN) + _integer(TRACK, uuid)
     return event + _integer(NAME_ID, name_id) + _integer(CATEGORY, kind + 1)
@@ -112,7 +115,7 @@ def _event(at_ns: int, event: bytes) -> bytes:
 
 
 def _names(named: Sequence[tuple[RecordedProcess, int]]) -> bytes:
-    """Return all names, each with its id. Events refer to names by these ids."""
+    """Return all names of the trace, each with its id. Events refer to names by these ids."""
     said = b"".join(_named(CATEGORIES, kind + 1, kind.name.lower()) for kind in NodeKind)
     for number, name in ((ELEMENTS, "elements"), (FAILED, "failed"), (PLAIN, "plain")):
         said += _named(ANNOTATION_NAMES, number, name)

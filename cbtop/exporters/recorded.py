@@ -31,7 +31,7 @@ from cbtop.protocol.recording import Frame, FrameKind, RecordingReader
 from cbtop.protocol.ring_reader import Batch, RingReader
 from cbtop.protocol.serving_messages import ServedRequest
 
-CHUNK_RECORDS = 1 << 16  # number of records in a full chunk; a busy process writes them in a few seconds
+CHUNK_RECORDS = 1 << 16  # Number of records in a full chunk. A busy process writes so much in a few seconds.
 
 
 def process_of_files(ring: Path, catalog: Path) -> RecordedProcess:
@@ -104,14 +104,14 @@ def checked_processes(reader: RecordingReader) -> dict[str, RecordedProcess]:
 
 
 def _check_frames(reader: RecordingReader) -> None:
-    """Read all frames. Raises DecodeError if a frame cannot be decoded."""
+    """Read all frames of the recording. Raises DecodeError if a frame cannot be decoded."""
     for frame in reader.frames():
         for _ in frame.messages() if frame.kind != FrameKind.INDEX else ():
             pass
 
 
 class _Said:
-    """The announcements of a process that exporters need."""
+    """The announcements of one process that exporters need."""
 
     def __init__(self, where: str, key: str, pid: int = 0) -> None:
         self.where = where
@@ -123,9 +123,8 @@ class _Said:
         self.requests: dict[int, ServedRequest] = {}
 
     def take(self, messages: Iterable[CatalogMessage]) -> None:
-        """Add announcements.
-
-        Those that a keyframe repeats are ignored. Raises DecodeError if a node contradicts earlier nodes.
+        """Add announcements of the process. Announcements that a keyframe repeats are ignored. Raises DecodeError if
+        a node contradicts earlier nodes.
         """
         for message in messages:
             match message:
@@ -158,7 +157,7 @@ class _Said:
 
 
 class _Chunk:
-    """Successive record batches of one process in a recording.
+    """A chunk: successive record batches of one process in a recording.
 
     It stores the position of the first batch, the number of batches, and how many of their records are repetitions.
     """
@@ -166,16 +165,16 @@ class _Chunk:
     def __init__(
         self, reader: RecordingReader, key: str, nodes: NodeTable, frame: Frame, skip: int, errors: int
     ) -> None:
-        self.errors = errors  # number of frames with errors before this chunk
+        self.errors = errors  # number of frames with errors in the recording before this chunk
         self.records = 0
         self._reader = reader
         self._key = key
         self._nodes = nodes
         self._offset = frame.offset
-        self._skip = skip  # number of batches to skip in the chunk's first frame
-        self._kinds: set[int] = set()  # kinds of the frames that contain the batches
+        self._skip = skip  # number of batches to skip in the first frame of the chunk
+        self._kinds: set[int] = set()  # kinds of the frames that contain this chunk's batches
         self._batches = 0
-        # Maps the index of a batch to the number of its first records that an earlier batch already had.
+        # Maps the index of a batch to a number of records at its begin. An earlier batch already contained them.
         self._known: dict[int, int] = {}
 
     def add(self, batch: RecordBatch, known: int, frame: Frame) -> None:
@@ -204,7 +203,7 @@ class _Chunk:
 
 
 class _Recorded:
-    """One process of a recording."""
+    """One process of a recording, collected while the recording is read."""
 
     def __init__(self, reader: RecordingReader, key: str) -> None:
         self.said = _Said("its catalog", key)
@@ -213,7 +212,7 @@ class _Recorded:
         self._reader = reader
         self._key = key
         self._chunks: list[_Chunk] = []
-        self._frame_offset = -1  # position of the frame with the last batch
+        self._frame_offset = -1  # position in the recording of the frame with the last batch
         self._in_frame = 0
 
     def take(self, message: SourceCatalog | SourceState | RecordBatch, known: int, frame: Frame, errors: int) -> None:
@@ -242,8 +241,8 @@ class _Recorded:
 
     def recorded(self, books: RecordTally) -> RecordedProcess:
         records = Records(self._chunks)
-        # The number of rejected records is the growth of the daemon's own count, which begins at 0 if the daemon
-        # restarts. Record batches only contain the total number of lost records.
+        # Record batches only contain the total number of lost records. So take the number of rejected records from
+        # the growth of the daemon's own count, which begins at 0 again if the daemon restarts.
         least, most = self.rejected or (0, 0)
         rejected = min(most - least, books.dropped)
         return self.said.recorded(

@@ -1,4 +1,6 @@
-"""The records of one process, by end or by start. Iterating keeps only a bounded number in memory."""
+"""The records of one process, in the order of their end or of their start. Iterating keeps only a limited number of
+them in memory.
+"""
 
 # Rules
 # - Each iteration reads the records again, chunk by chunk and batch by batch. No record is kept.
@@ -18,10 +20,10 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    # Shape (fields, records). The first rows are the sort keys: start, ~end, node and number.
+    # An array of shape (fields, records). Its first rows are the sort keys: start, ~end, node and number.
     Rows = NDArray[np.int64]
 
-LISTED_RECORDS = 4_096  # number of records that are converted to objects at a time
+LISTED_RECORDS = 4_096  # Number of records that are converted to Python objects at a time.
 # Maximum number of records in memory. A record takes 48 bytes. Sorting takes twice this memory in addition.
 MAX_SORTED = 1 << 18
 _KEYS = 4
@@ -35,13 +37,13 @@ class TimedRecord(NamedTuple):
     node: int
     start_ns: int
     end_ns: int
-    elements: int | None  # number of elements, or None if the caller did not count them
+    elements: int | None  # number of elements that the call processed, or None if the program did not count them
     failed: bool
-    plain: bool = False  # whether this is a step with only its total time recorded
+    plain: bool = False  # whether this is a step that was timed only as a whole
 
 
 class _Span(NamedTuple):
-    """A chunk, the number of its first record, and its smallest and largest start time."""
+    """A chunk of records: the number of its first record, and its smallest and largest start time."""
 
     read: Chunk
     number: int
@@ -53,7 +55,7 @@ class Records:
     """The records of `chunks` in the order of their end. Each iteration calls every function in `chunks`."""
 
     def __init__(self, chunks: Iterable[Chunk]) -> None:
-        # number of all records read, including amounts of work and cancelled steps, which are not calls
+        # Number of all records read. It includes amounts of work and cancelled steps, which are not calls.
         self.read = 0
         self._count = 0
         self._spans: list[_Span] = []
@@ -78,13 +80,13 @@ class Records:
             yield from listed(batch.calls())
 
     def batches(self) -> Iterator[Batch]:
-        """Yield the batches that hold the records, as they were read. They also hold amounts and cancelled steps."""
+        """Yield the batches with the records as they were read, including amounts of work and cancelled steps."""
         for span in self._spans:
             yield from span.read()
 
     @property
     def begin_ns(self) -> int:
-        """Start of the earliest record. 0 if there are no records."""
+        """Start of the earliest record in ns. 0 if there are no records."""
         return min((span.first_ns for span in self._spans), default=0)
 
     def by_start(self) -> Iterator[TimedRecord]:
@@ -104,15 +106,13 @@ class Records:
 
 
 def _first(spans: Sequence[_Span], after: Rows | None) -> tuple[Rows, bool]:
-    """Return the sorted records of `spans` that directly follow the key `after`, and whether these are the last
-    ones.
-    """
-    import numpy as np  # This import is local, so that commands that export nothing do not load numpy.
+    """Return the first sorted records after the key `after` in `spans`, and whether these are the last ones."""
+    import numpy as np  # NumPy is imported here, so that commands that export nothing do not load it.
 
     held = np.zeros((_KEYS + 2, 0), np.int64)
     waiting: list[Rows] = []
     count = 0
-    until_ns: int | None = None  # records that start later are not among the first ones
+    until_ns: int | None = None  # Records that start after this time are not among the first ones.
     for span in spans:
         if until_ns is not None and span.first_ns > until_ns:
             break
@@ -139,11 +139,12 @@ def _sorted(parts: Sequence[Rows]) -> Rows:
     import numpy as np
 
     rows = np.concatenate(parts, axis=1)
-    return rows[:, np.lexsort(rows[_KEYS - 1 :: -1])]  # the primary key of lexsort is its last row
+    # lexsort sorts by its last row first, so pass the rows in reverse order.
+    return rows[:, np.lexsort(rows[_KEYS - 1 :: -1])]
 
 
 def _is_after(rows: Rows, key: Rows) -> NDArray[np.bool_]:
-    """Return a mask of the columns in `rows` that sort after `key`."""
+    """Return a mask of the records (columns of `rows`) that come after `key` in the sort order."""
     import numpy as np
 
     found, alike = np.zeros(rows.shape[1], np.bool_), np.ones(rows.shape[1], np.bool_)
@@ -154,14 +155,14 @@ def _is_after(rows: Rows, key: Rows) -> NDArray[np.bool_]:
 
 
 def listed(batch: Batch) -> Iterator[TimedRecord]:
-    """Yield the records of `batch`, which holds only calls."""
+    """Yield the records of `batch`, which must contain only calls."""
     return _listed(batch.node, batch.start_ns, batch.end_ns, batch.elements, batch.flags)
 
 
 def _listed(*columns: Rows) -> Iterator[TimedRecord]:
     """Yield records from columns of node, start, end, elements and flags.
 
-    Records are converted as they are needed.
+    A record is converted when it is requested.
     """
     for first in range(0, len(columns[0]), LISTED_RECORDS):
         chunk = (column[first : first + LISTED_RECORDS].tolist() for column in columns)

@@ -1,4 +1,4 @@
-"""Speedscope's own file format, with one evented profile per track.
+"""Export to speedscope's own file format, with one evented profile per track.
 
 https://www.speedscope.app/file-format-schema.json describes it. The event `O` opens a frame, and `C` closes it. The
 time `at` never decreases, and only the last opened frame may be closed.
@@ -21,7 +21,7 @@ from cbtop.exporters.tracks import events_of, laid_out
 from cbtop.profiler.analysis.graph.nodes import display_name
 
 SCHEMA = "https://www.speedscope.app/file-format-schema.json"
-MAX_WAITING = 1 << 16  # maximum number of records in memory, over all tracks except the first
+MAX_WAITING = 1 << 16  # Over all tracks except the first, at most this many records are in memory.
 
 
 def write_speedscope(processes: Sequence[RecordedProcess], out: TextIO) -> None:
@@ -36,7 +36,7 @@ def write_speedscope(processes: Sequence[RecordedProcess], out: TextIO) -> None:
     separator = "\n"
     for recorded in processes:
         frame_of = [frames[display_name(node)] for node in recorded.nodes.nodes]
-        # max_size=1: the first write already creates a file on the disk
+        # With max_size=1, the first write already creates a file on the disk.
         with tempfile.SpooledTemporaryFile(max_size=1) as file:
             beside = _Beside(file)
             out.write(separator)
@@ -76,8 +76,9 @@ class _Beside:
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
-        self._waiting: list[array[int]] = []  # for each track: node, start and end of each record in memory
-        # for each track: offset (bytes) and size (bytes) of each block in the file
+        # for each track: node, start and end of each of its records that are still in memory
+        self._waiting: list[array[int]] = []
+        # for each track: (offset, size) in bytes of each block of its records in the file
         self._blocks: list[list[tuple[int, int]]] = []
         self._count = 0
 
@@ -92,7 +93,7 @@ class _Beside:
             self._write()
 
     def tracks(self) -> Iterator[Iterator[TimedRecord]]:
-        """Yield an iterator over the records of each track, in the order of `add`."""
+        """Yield for each track an iterator over its records, in the order of `add`."""
         self._write()
         for blocks in self._blocks:
             yield self._track(blocks)
@@ -102,7 +103,8 @@ class _Beside:
             self._file.seek(offset)
             block = array("q", self._file.read(size))
             for node, start_ns, end_ns in zip(block[::3], block[1::3], block[2::3], strict=True):
-                # Speedscope has no field for the last two values, so they are placeholders.
+                # Speedscope's format has no field for the number of elements and for failures, so return
+                # placeholders.
                 yield TimedRecord(node, start_ns, end_ns, elements=0, failed=False)
 
     def _write(self) -> None:
@@ -111,7 +113,8 @@ class _Beside:
                 try:
                     blocks.append((self._file.tell(), len(waiting) * waiting.itemsize))
                     self._file.write(waiting.tobytes())
-                # Name the directory in the error. Otherwise this would look like an error of the output file.
+                # Name the directory of temporary files in the error. Otherwise this would look like an error of the
+                # output file.
                 except OSError as error:
                     raise OSError(error.errno, error.strerror, tempfile.gettempdir()) from error
                 del waiting[:]

@@ -1,4 +1,4 @@
-"""Numbers the steps of a process, and finds the step of each call."""
+"""Number the steps of a process, and find the step of each call."""
 
 # Rules
 # - Steps are numbered from 1, in the order of their end. A cancelled step has no number.
@@ -25,17 +25,17 @@ from cbtop.protocol.ring_reader import Batch
 MAX_WAITING = 1 << 18
 NO_STEP = 0
 UNKNOWN = -1
-MAX_GROUPS = 4_096  # maximum number of stored steps and lanes
+MAX_GROUPS = 4_096  # At most this many steps and lanes are stored.
 
 Column = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class NumberedCalls:
-    """Calls with the numbers of their steps (NO_STEP: none, or not known).
+    """Calls with the numbers of their steps. NO_STEP means that a call is in no step, or that its step is not known.
 
-    For the record of a step, `sequences` and `cached` are its numbers of sequences and of the positions that each had
-    before, or UNKNOWN. For other records they are UNKNOWN.
+    For the record of a step, `sequences` is its number of sequences, and `cached` the number of positions that each
+    sequence had before. For other records, and if not reported, they are UNKNOWN.
     """
 
     calls: Batch
@@ -65,7 +65,7 @@ class _Numbering:
     def __init__(self, table: NodeTable) -> None:
         self._step_of = table.column("step_of")
         self._count = 0
-        self._last: dict[int, _Ended] = {}  # by group: a step node and a lane
+        self._last: dict[int, _Ended] = {}  # for each step node and lane: the last step that ended in the lane
 
     def of(self, batches: Iterable[Batch]) -> Iterator[NumberedCalls]:
         waiting: list[Batch] = []
@@ -77,7 +77,7 @@ class _Numbering:
         yield self._numbered(joined(waiting), is_last=True)[0]
 
     def _numbered(self, batch: Batch, *, is_last: bool) -> tuple[NumberedCalls, Batch]:
-        """Return the calls at the beginning of `batch` with known steps, and the rest of the batch.
+        """Return the calls at the beginning of `batch` that have a known step, and the rest of the batch.
 
         If `is_last`, return all calls.
         """
@@ -97,7 +97,7 @@ class _Numbering:
         for one in np.unique(group[inside]).tolist():
             here = np.flatnonzero(inside & (group == one))
             step[here], is_open[here] = self._steps_of(batch, here, has_parts[group[has_parts] == one], step, one)
-        # The record of the amounts of the last step may still follow.
+        # Leave out the last step, because the record with its amounts may still follow.
         limit = len(batch.node) if is_last else min(_first(is_open), int(ends[-1]) if len(ends) else len(batch.node))
         sequences, cached = self._amounts(batch, ends, is_step)
         self._remember(batch, group, has_parts[has_parts < limit], step)
@@ -109,14 +109,15 @@ class _Numbering:
     def _steps_of(
         self, batch: Batch, here: Column, ends: Column, step: Column, group: int
     ) -> tuple[Column, NDArray[np.bool_]]:
-        """Return the number of the step of each call in `here`, and whether that step has not ended yet.
+        """For each call in `here`, return the number of its step, and whether that step has not ended yet.
 
         `ends` are the ends of steps in the same lane.
         """
         last = self._last.get(group, _Ended(NO_STEP, UNKNOWN))
         numbers = np.concatenate(([last.number], step[ends], [NO_STEP]))
         ended_ns = np.concatenate(([last.end_ns], batch.end_ns[ends]))
-        begun_ns = np.concatenate((batch.start_ns[ends], [np.iinfo(np.int64).max]))  # the open step fits nothing
+        # A step that has not ended yet gets the largest start time, so that no call seems to be inside it.
+        begun_ns = np.concatenate((batch.start_ns[ends], [np.iinfo(np.int64).max]))
         at = np.searchsorted(ends, here)
         start_ns, end_ns, before_ns = batch.start_ns[here], batch.end_ns[here], ended_ns[at]
         is_late = (end_ns <= before_ns) & (start_ns < before_ns) & (start_ns < begun_ns[at])
@@ -141,5 +142,5 @@ class _Numbering:
 
 
 def _first(mask: NDArray[np.bool_]) -> int:
-    """Return the index of the first True, or the length without a True."""
+    """Return the index of the first True in `mask`, or the length of `mask` if it has no True."""
     return int(mask.argmax()) if mask.any() else len(mask)

@@ -1,4 +1,4 @@
-"""Assigns records to tracks. The records of a track must nest, because flame charts require this."""
+"""Assign the records of a process to tracks. The records of a track must nest, because flame charts require this."""
 
 # A track is not a thread, because threads are not recorded. Records of one thread nest, so they share a track. If two
 # records overlap without nesting, they ran in parallel. Then the later record takes a track on which its parent is
@@ -25,7 +25,7 @@ def laid_out(recorded: RecordedProcess) -> Iterator[tuple[int, TimedRecord]]:
 
 def on_tracks(nodes: NodeTable, by_start: Iterable[TimedRecord]) -> Iterator[tuple[int, int, TimedRecord]]:
     """Yield (track, depth, record) for each record of `by_start`. The depth is the number of enclosing records."""
-    open_on: list[list[_Open]] = []  # for each track: the last record with its enclosing records, outermost first
+    open_on: list[list[_Open]] = []  # for each track: its last record after the enclosing records, outermost first
     for record in by_start:
         best, chosen = _NO_ROOM, len(open_on)
         for track, around in enumerate(open_on):
@@ -56,13 +56,13 @@ def events_of(track: Iterable[TimedRecord]) -> Iterator[tuple[bool, TimedRecord,
 
 
 def ended_before(record: TimedRecord, around: list[TimedRecord]) -> Iterator[TimedRecord]:
-    """Remove from `around` all records that end before `record` begins, and yield them."""
+    """Remove from `around` all records that end before `record` begins, and yield the removed records."""
     while around and around[-1].end_ns <= record.start_ns:
         yield around.pop()
 
 
 class _Open(NamedTuple):
-    """A record that has not ended yet, and how many records of each node it already contains."""
+    """A record on a track that has not ended yet, and how many records of each node it already contains."""
 
     record: TimedRecord
     held: dict[int, int]
@@ -77,10 +77,10 @@ class _Room(NamedTuple):
     """
 
     is_outside: bool  # whether no record is open on the track
-    is_far: bool  # whether the innermost open record is not the record's parent
+    is_far: bool  # whether the innermost open record on the track is not the record's parent
     held: int
     end_ns: int
-    depth: int  # number of records on the track that stay open
+    depth: int  # number of records that stay open on the track
 
 
 _OUTSIDE = _Room(True, False, 0, 0, 0)
@@ -88,7 +88,7 @@ _NO_ROOM = _Room(True, True, 0, 0, 0)
 
 
 def _room(nodes: NodeTable, record: TimedRecord, around: Sequence[_Open]) -> _Room:
-    """Return the position of `record` on a track with the open records `around`.
+    """Return how well `record` fits on a track with the open records `around`.
 
     Ended records are closed first. Returns _NO_ROOM if the record overlaps an open record without nesting.
     """
@@ -109,8 +109,8 @@ def _room(nodes: NodeTable, record: TimedRecord, around: Sequence[_Open]) -> _Ro
 def _fits(nodes: NodeTable, record: TimedRecord, around: TimedRecord) -> bool:
     """Return whether `record` is inside `around`, in time and in the graph. A record of zero length fits anywhere.
 
-    Nothing fits into a plain step, because its content was not recorded. A record from that time belongs to another
-    step.
+    Nothing fits into a step that was timed only as a whole, because its content was not recorded. A record from its
+    time belongs to a different step.
     """
     if record.end_ns > around.end_ns or around.plain:
         return False

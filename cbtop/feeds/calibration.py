@@ -1,4 +1,7 @@
-"""Run `cbtop calibrate` for the roofs of one source. It runs in a subprocess, so that the screen does not wait."""
+"""Run `cbtop calibrate` to measure the roofs (speed limits) of the hardware that one process uses.
+
+It runs in a subprocess, so that the screen does not wait.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,8 @@ from cbtop.viewmodels.source import SourceView
 
 END_WITHIN_S = 5.0
 MAX_SAID_BYTES = 1 << 16
-ENGINE = "numba"  # a package of the extra `compute`
-GOES_ON = " …"  # the end of a progress line if the output is not a terminal
+ENGINE = "numba"  # a package of the extra `compute`, without which only the short measurement is possible
+GOES_ON = " …"  # A progress line ends with this text if the output is not a terminal.
 
 
 def why_not_measured(source: SourceView) -> str:
@@ -37,7 +40,7 @@ class Calibration:
 
     def __init__(self, source: SourceView) -> None:
         self.status = "measuring roofs"
-        self.done: float | None = None  # calibrate does not report its progress
+        self.done: float | None = None  # always None, because calibrate does not report its progress
         self._said = tempfile.TemporaryFile("w+b")  # noqa: SIM115 - closed in `close`
         command = [sys.executable, "-m", "cbtop", "calibrate", *arguments(source)]
         try:
@@ -49,9 +52,11 @@ class Calibration:
             raise
 
     def poll(self) -> list[str] | None:
-        """Return the output lines about the roofs, or None while calibrate runs. Raises CbtopError if it fails."""
+        """Return the lines that calibrate printed about the roofs, or None while it runs. Raises CbtopError if it
+        fails.
+        """
         exit_code = self._process.poll()
-        # pread does not move the file position, which calibrate shares for writing.
+        # Use pread, because it does not move the file position, which calibrate also uses for writing.
         lines = os.pread(self._said.fileno(), MAX_SAID_BYTES, 0).decode("utf-8", "replace").splitlines()
         steps = [line for line in lines if line.endswith(GOES_ON)]
         if exit_code is None:
@@ -63,7 +68,7 @@ class Calibration:
         return found
 
     def close(self) -> None:
-        """End calibrate if it still runs. Then nothing is stored."""
+        """End calibrate if it still runs. Nothing is stored in this case."""
         self._process.terminate()
         try:
             self._process.wait(END_WITHIN_S)
@@ -80,10 +85,10 @@ class Calibration:
 
 
 def arguments(source: SourceView) -> list[str]:
-    """Return the arguments of `cbtop calibrate` for this source.
+    """Return the command-line arguments of `cbtop calibrate` for this source.
 
-    On a CPU, they are the number of threads and the size of the weights. On a GPU, it needs no arguments and measures
-    everything. Without the extra `compute`, only the short measurement is possible.
+    On a CPU, they are the number of threads and the size of the weights. A GPU needs no arguments, and all of it is
+    measured. Without the extra `compute`, only the short measurement is possible.
     """
     roofs = source.roofline.ceilings
     if source.threads is None or any(roof.gpu for roof in roofs):

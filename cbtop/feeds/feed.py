@@ -44,7 +44,7 @@ from cbtop.viewmodels.verdicts import judged
 
 @dataclass(frozen=True, slots=True)
 class FeedEnd:
-    """The reason why a viewer has nothing more to show, with the exit code."""
+    """The reason why a viewer has nothing more to show, with the exit code of the command."""
 
     exit_code: int
     message: str
@@ -66,40 +66,43 @@ class FeedSnapshot:
 
 
 class Views:
-    """Makes views from the data of all visible sources."""
+    """Makes views for a screen or report from the data of all visible sources."""
 
-    is_recording = False  # whether the data is from the past, so nothing can be measured any longer
-    silenced: Collection[str] = ()  # ids of verdicts that the user has turned off
-    baselines: Sequence[Snapshot] = ()  # one baseline per process; views are compared with it
+    is_recording = False  # whether this feed shows data from the past, so that nothing can be measured any longer
+    silenced: Collection[str] = ()  # ids of the verdicts that the user has turned off
+    baselines: Sequence[Snapshot] = ()  # For each process, the baseline that its views are compared with.
 
     def __init__(self) -> None:
         self._own_cost = OwnCost()
 
     def poll(self, timeout_ms: int = 0) -> None:
-        """Apply the messages that have arrived. Wait at most `timeout_ms` for the first message."""
+        """Apply the messages that have arrived from the daemons. Wait at most `timeout_ms` for the first message."""
         self._own_cost.tick()
 
     @abstractmethod
     def seen(self) -> Mapping[str, FeedSnapshot]:
-        """Return every source by its key."""
+        """Return every visible source, by its key."""
 
     def ceilings(self, record: SourceRecord) -> Iterable[Ceiling]:
-        """Return the roofs that a source announced."""
+        """Return the roofs (speed limits of the hardware) that a source announced."""
         return record.ceilings.values()
 
     def want(self, key: str) -> None:
         """Request the data of the ended source `key`, if it was not read yet and can be requested."""
 
     def sources(self) -> tuple[SourceSummary, ...]:
-        """Return every source, the newest live one first."""
+        """Return every visible source, the newest live one first."""
         seen = self.seen()
         found = summaries(source.record for source in seen.values())
         return tuple(replace(summary, stale_s=seen[summary.key].stale_s) for summary in found)
 
     def listed(self, phase: str | None = None, *, window: bool = False) -> ListView:
-        """Return the list of sources and the cost of cbtop. It does not change when more data arrives."""
+        """Return the list of sources and the cost of cbtop.
+
+        The returned list does not change when more data arrives.
+        """
         seen, known = self.seen(), self.sources()
-        machine_of = cache(machine_view)  # cached, because several sources share a machine
+        machine_of = cache(machine_view)  # Cache the views of machines, because several sources run on one machine.
         slowest_of = cache(partial(_slowest, seen))
 
         @cache
@@ -115,7 +118,7 @@ class Views:
         return ListView(tuple(one.key for one in known), ended, row, tuple(self._costs()), bool(self.baselines))
 
     def _costs(self) -> Iterator[ProcessCost]:
-        """Yield the cost of this process, then of every daemon in other processes."""
+        """Yield the cost of this process, then the cost of every daemon in another process."""
         own = self._own_cost
         why = "" if own.cpu_percent is not None else "it has run for less than a second"
         inside = ", the daemon in it" if self.is_daemon_inside else ""
@@ -218,9 +221,8 @@ class Views:
         return unread
 
     def snapshots(self) -> tuple[Snapshot, ...]:
-        """Return a snapshot of the recent window of every process.
-
-        Processes with too few steps for a baseline are left out.
+        """Return a snapshot of the recent window of every process. Leave out processes with too few steps for a
+        baseline.
         """
         found = (snapshot(source.record, gpus_of(source)) for source in self.seen().values())
         return tuple(one for one in found if any(phase.times for phase in one.phases))
@@ -234,7 +236,7 @@ class Views:
         return True
 
     def clear_baseline(self) -> None:
-        """Stop comparing with a baseline."""
+        """Forget the baselines, and stop comparing with them."""
         self.baselines = ()
 
     def finished(self) -> FeedEnd | None:
@@ -252,9 +254,8 @@ class Views:
         self.close()
 
     def _with_rate_change(self, source: FeedSnapshot, row: SourceRow) -> SourceRow:
-        """Return `row` with the change of its tokens/s since the baseline.
-
-        If the change is unknown, add the reason.
+        """Return `row` of the list of sources with the change of its tokens/s since the baseline. If the change is
+        unknown, add the reason.
         """
         change, why = None, "it marks no steps"
         if row.phase is not None:
@@ -281,7 +282,10 @@ class Views:
 
 
 class StoreViews(Views):
-    """Makes views from one store. Only sources that match `selected` are shown, or all sources if it is empty."""
+    """Makes views from a single store, for example of a recording.
+
+    Only sources that match `selected` are shown, or all sources if it is empty.
+    """
 
     def __init__(self, selected: Sequence[str]) -> None:
         super().__init__()
@@ -290,7 +294,7 @@ class StoreViews(Views):
     @property
     @abstractmethod
     def store(self) -> Store:
-        """The store of the views."""
+        """The store that contains the data of the views."""
 
     @property
     @abstractmethod
@@ -310,7 +314,7 @@ class StoreViews(Views):
 
 
 class _Judged(NamedTuple):
-    """The verdicts on a view."""
+    """Return the verdicts (problems with advice) on a view."""
 
     verdicts: tuple[Verdict, ...]
     withheld: Withheld | None
@@ -339,7 +343,8 @@ class Feed(Views):
         self._kept_roofs = StoredRoofs()
         self._marks: Marks | None = None
         self._heard_ns = 0
-        # For each view: the baselines, and the verdicts of the last heartbeat, shown and withheld.
+        # for each view: the baselines, and the verdicts of the last heartbeat (those that are shown, and those that
+        # are withheld)
         self._verdicts: dict[object, tuple[Sequence[Snapshot], _Judged]] = {}
         self.links = Links(endpoints, window_s, keys, history_s)
 
@@ -349,7 +354,10 @@ class Feed(Views):
         self._mark()
 
     def _mark(self) -> None:
-        """Find notable events once per heartbeat. With several daemons, find none, because their clocks differ."""
+        """Find notable events (stalls, ends, new verdicts) once per heartbeat.
+
+        With several daemons, find none, because their clocks differ.
+        """
         heard_ns = self.links.heard_ns
         if heard_ns is None or heard_ns == self._heard_ns:
             return
@@ -384,7 +392,7 @@ class Feed(Views):
         return view
 
     def _judged(self, view: SourceView) -> _Judged:
-        """Return the verdicts on `view`. New verdicts are made once per heartbeat."""
+        """Return the verdicts (problems with advice) on `view`. New verdicts are made once per heartbeat."""
         what = view.key, view.phase, view.window is None, frozenset(self.silenced)
         known = self._verdicts.get(what)
         if known is None or known[0] is not self.baselines:
@@ -392,7 +400,9 @@ class Feed(Views):
         return known[1]
 
     def watched(self) -> TimeView | None:
-        """Return the time bar of the last minutes with its notable events. It begins when this viewer connected."""
+        """Return the time bar of the last minutes, with the notable events on it. It begins at the time when this
+        viewer connected.
+        """
         if self._marks is None:
             return None
         begin_ns = max(self._marks.begin_ns, self._heard_ns - round(MAX_HISTORY_S * 1e9))
@@ -400,7 +410,7 @@ class Feed(Views):
         return TimeView(length_s, length_s, self._marks.since(begin_ns), is_now=True)
 
     def follow_records(self, on: bool) -> None:
-        """Start or stop receiving every record. A timeline needs all records."""
+        """Start or stop receiving every single record. Only a timeline needs them."""
         self.links.follow_records(on)
 
     def seen(self) -> Mapping[str, FeedSnapshot]:
@@ -422,15 +432,16 @@ class Feed(Views):
                 yield cost
 
     def ceilings(self, record: SourceRecord) -> Iterable[Ceiling]:
-        """Return the roofs of a source.
+        """Return the roofs (speed limits of the hardware) of a source.
 
-        If a roof was measured later on this machine, it replaces the announced roof.
+        A roof that was measured later on this machine replaces the announced roof.
         """
         return self._kept_roofs.over(record)
 
     def want(self, key: str) -> None:
-        """Request the unread data of an ended source, one source per daemon at a time. A later poll reads the
-        answer.
+        """Request the data of an ended source that is not read yet, from each daemon for one source at a time.
+
+        A later poll reads the answer.
         """
         self.links.want(key)
 
@@ -441,36 +452,35 @@ class Feed(Views):
 
     @property
     def is_complete(self) -> bool:
-        """Whether at least one daemon has answered, and all received messages are applied."""
+        """Whether at least one daemon has answered, and all of its messages are applied."""
         return self.links.is_complete
 
     @property
     def knows_devices(self) -> bool:
         """Whether every daemon has reported its devices and processes.
 
-        Figures that need two samples must be included.
+        Figures that need two samples must be available, too.
         """
         return all(_knows_devices(link.store) for link in self.links)
 
     @property
     def left_out(self) -> str:
-        """The number, names and reasons of the sources dropped for lack of memory, or ""."""
+        """A text with the number, names and reasons of the sources that were dropped for lack of memory, or ""."""
         return self.links.left_out
 
     @property
     def refused(self) -> str:
-        """Why no daemon and this viewer will ever accept each other.
-
-        Empty if at least one link works or may still work.
+        """Why no daemon and this viewer will ever accept each other, such as different versions or keys. Empty if at
+        least one link works or may still work.
         """
         return self.links.refused
 
     def status(self) -> str:
-        """Return one line about the state of the links."""
+        """Return one line about the state of the links to the daemons."""
         return self.links.status()
 
     def close(self) -> None:
-        """Close the links, and stop the daemon in this process."""
+        """Close the links to the daemons, and stop the daemon in this process."""
         self.links.close()
 
 
@@ -498,7 +508,7 @@ def gpus_of(source: FeedSnapshot) -> list[str]:
 
 
 def _machines(sources: Iterable[FeedSnapshot]) -> tuple[MachineView, ...]:
-    """Return the machine of each daemon. Each machine is listed once."""
+    """Return the machines of the daemons, each machine once."""
     stores = {id(source.store): source for source in sources}
     return tuple(machine_view(source.store, source.stale_s) for source in stores.values() if source.store.devices)
 

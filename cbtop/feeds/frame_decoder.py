@@ -1,4 +1,4 @@
-"""Decodes the messages in the frames of a recording."""
+"""Decode the messages in the frames of a recording."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from cbtop.protocol import codec
 from cbtop.protocol.messages import Message
 from cbtop.protocol.recording import Frame, FrameKind
 
-MAX_KEPT_BYTES = 1 << 20  # bytes; larger messages are not cached
+MAX_KEPT_BYTES = 1 << 20  # Messages of more bytes than this are not cached.
 
 
 class FrameDecoder:
-    """Decodes frames. It caches the last 16 decoded messages of keyframes.
+    """Decodes frames of a recording, and caches the last 16 decoded messages of keyframes.
 
     Consecutive keyframes mostly repeat their messages. Decoding the same catalog again would take a third of the time
     of a jump.
@@ -23,7 +23,7 @@ class FrameDecoder:
         self._kept = lru_cache(maxsize=16)(codec.decode)
 
     def messages(self, frame: Frame) -> Iterator[Message]:
-        """Yield the messages in `frame`. Raises DecodeError if one cannot be decoded."""
+        """Yield the messages in `frame`. Raises DecodeError if a message cannot be decoded."""
         return frame.messages(self._decode if frame.kind == FrameKind.KEYFRAME else codec.decode)
 
     def _decode(self, part: bytes) -> Message | None:

@@ -1,4 +1,7 @@
-"""Store copies of a store at recent keyframes of a recording. With them, small steps back are fast."""
+"""Keep copies of a replay's store at recent keyframes of a recording.
+
+With them, small steps back in time are fast.
+"""
 
 from __future__ import annotations
 
@@ -13,32 +16,38 @@ MAX_STATES, MAX_STATES_BYTES = 4, 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class KeptState:
-    """A copy of a store. It was made at time `at_ns`, before the frame at `offset` was applied."""
+    """A copy of a replay's store.
+
+    It was made at the time `at_ns` of the recording, before the frame at `offset` was applied.
+    """
 
     at_ns: int
     offset: int
-    pickled: bytes  # pickled, because a deep copy takes twice as long
+    pickled: bytes  # the pickled store; a deep copy would take twice as long
 
     def store(self) -> Store:
-        """Return a new store with this state."""
+        """Return a new store that has this copied state."""
         found: Store = pickle.loads(self.pickled)
         return found
 
 
 class KeptStates:
-    """At most MAX_STATES copies. From a copy, playing at most `reach_ns` forward gives the right state."""
+    """Keeps at most MAX_STATES copies of a store.
+
+    From a copy, playing at most `reach_ns` forward gives the right state.
+    """
 
     def __init__(self, reach_ns: int) -> None:
         self._reach_ns = reach_ns
         self._states: deque[KeptState] = deque(maxlen=MAX_STATES)
 
     def keep(self, store: Store, offset: int, at_ns: int) -> None:
-        """Store a copy of `store`, unless it is too large or a copy of this moment exists."""
+        """Add a copy of `store`, unless it is too large or a copy of this moment exists."""
         if store.size_bytes * MAX_STATES <= MAX_STATES_BYTES and all(at_ns != one.at_ns for one in self._states):
             self._states.append(KeptState(at_ns, offset, pickle.dumps(store, pickle.HIGHEST_PROTOCOL)))
 
     def before(self, target_ns: int) -> KeptState | None:
-        """Return the latest copy that is at or before the target and within `reach_ns` of it, or None."""
+        """Return the latest copy of the store that is at most `reach_ns` before the target, or None."""
         found = [one for one in self._states if one.at_ns <= target_ns <= one.at_ns + self._reach_ns]
         return max(found, key=lambda one: one.at_ns, default=None)
 

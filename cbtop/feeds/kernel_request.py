@@ -35,7 +35,7 @@ class KernelRequest:
         self._pid = pid_of(source)
         self._deadline_s = time.monotonic() + wait_s
         self.status = f"waiting for a step of pid {self._pid}, at most {wait_s:g} s"
-        self.done: float | None = None  # progress from 0 to 1, or None if unknown
+        self.done: float | None = None  # progress of the request from 0 to 1, or None if unknown
         self._asker = RequestSlot(source.ring_path)
         try:
             if not self._asker.listens:
@@ -49,7 +49,7 @@ class KernelRequest:
             raise
 
     def poll(self) -> BurstView | None:
-        """Return the recorded kernels, or None while waiting."""
+        """Return the recorded kernels, or None while the request waits for them."""
         answer = self._asker.answer()
         if answer is not None and answer.state.is_refused:
             raise CbtopError(f"pid {self._pid} refuses: {WHY[answer.state]}")
@@ -94,12 +94,12 @@ class KernelRequest:
 
 
 def live_source(ring: Path) -> Source | None:
-    """Return the source of a ring. Return None if its process has ended or belongs to another user."""
+    """Return the source that reads a ring. Return None if its process has ended or belongs to another user."""
     try:
         if not runs(ring):
             return None
         source = Source(ring)
-    except (ProtocolError, OSError):  # the process has ended meanwhile, or this is not a ring
+    except (ProtocolError, OSError):  # The process has ended meanwhile, or the file is not a ring.
         return None
     _read(source)
     if source.state is not SourceStatus.LIVE:
@@ -127,7 +127,7 @@ def own_source(key: str) -> Source:
 
 
 def pid_of(source: Source) -> int:
-    """Return the pid of the process, or 0 if it is not known yet."""
+    """Return the pid of the process that a ring belongs to, or 0 if it is not known yet."""
     return source.hello.pid if source.hello else 0
 
 

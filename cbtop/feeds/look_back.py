@@ -49,7 +49,7 @@ def remembered(feed: Feed) -> list[ReplayFeed]:
         try:
             past = _opened(endpoint, feed.keys, feed.window_s, tuple(feed.seen()), curves_s=0)
         except (CbtopError, ProtocolError, OSError):
-            continue  # this daemon is an older version or stores no history
+            continue  # Leave out this daemon. It is an older version, or it stores no history.
         past.is_playing = False
         past.seek(past.duration_s)
         found.append(past)
@@ -63,7 +63,9 @@ def _opened(
     selected: tuple[str, ...],
     curves_s: float = HISTORY_S,
 ) -> ReplayFeed:
-    """Open the history from a temporary file. The file is deleted at once, so it does not remain after an error."""
+    """Open a daemon's history from a temporary file. The file is deleted at once, so that it does not remain after an
+    error.
+    """
     with TemporaryDirectory(prefix="cbtop-") as directory:
         saved = save_history(endpoint, keys, Path(directory))
         return ReplayFeed(saved.path, window_s, selected=selected, is_history=True, curves_s=curves_s)

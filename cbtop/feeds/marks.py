@@ -12,10 +12,11 @@ from cbtop.viewmodels.verdict import Severity
 
 MAX_MARKS = 10_000
 SECOND_NS = 1_000_000_000
-# A new verdict on a view is an event. It is new if it was not shown during the last VERDICT_ENDS_NS. It counts only
-# if the view was also judged during the last JUST_BEFORE_NS, because otherwise its begin is unknown.
+# When a verdict on a view appears, this is an event. The verdict must not have been shown during the last
+# VERDICT_ENDS_NS. The view must have been judged during the last JUST_BEFORE_NS, because the verdict's begin is
+# otherwise unknown.
 VERDICT_ENDS_NS, JUST_BEFORE_NS = 10 * SECOND_NS, 3 * SECOND_NS
-# Judge a view only at every other heartbeat, because judging takes half the time of a frame.
+# Judge a view (make its verdicts) only at every other heartbeat, because judging takes half the time of a frame.
 LOOK_AGAIN_NS = 3 * SECOND_NS // 2
 FOUND_WITHIN_NS = 30 * SECOND_NS
 _STILL = (StallKind.STALLED, StallKind.SUSPENDED)
@@ -23,31 +24,30 @@ _URGENCY = list(Mark)
 
 
 class Marks:
-    """The most urgent event in each second since `begin_ns`. Times are on the daemon's clock."""
+    """Keeps the most urgent event in each second since `begin_ns`. Times are on the daemon's clock."""
 
     def __init__(self, begin_ns: int) -> None:
         self.begin_ns = begin_ns
         self.found: dict[int, Mark] = {}
         self._known: dict[str, bool] | None = None  # for each source: whether it had ended at the last call of `look`
         self._phases: dict[str, str] = {}  # for each source: the phase with the most time in its last second
-        # For each view: the time of the last judgement, and the time when each verdict was last shown.
+        # for each view: the time of the last judgement, and the time when each verdict was last shown
         self._judged: dict[tuple[str, str | None, bool], tuple[int, dict[str, int]]] = {}
 
     def forget_before(self) -> None:
-        """Forget the state before a gap.
-
-        If a source begins or ends in the gap, no event is stored, because its time is unknown.
+        """Forget the state before a gap in the data. A process that begins or ends in the gap is not an event,
+        because its time is unknown.
         """
         self._known = None
         self._phases.clear()
 
     def forget_older(self, than_ns: int) -> None:
-        """Drop events before `than_ns`."""
+        """Drop all events before the time `than_ns`."""
         for second in [one for one in self.found if self.begin_ns + one * SECOND_NS < than_ns]:
             del self.found[second]
 
     def look(self, at_ns: int, records: Iterable[SourceRecord]) -> None:
-        """Find events by comparing `records` at `at_ns` with their state at the last call."""
+        """Find events by comparing `records` at the time `at_ns` with their state at the last call."""
         known = list(records)
         before, self._known = self._known, {one.key: one.has_ended for one in known}
         for record in known:
@@ -64,14 +64,15 @@ class Marks:
                 self._put(at_ns, Mark.PHASE)
 
     def judge(self, at_ns: int, view: SourceView) -> None:
-        """Find new verdicts on a view at `at_ns`. Verdicts are made at most every 1.5 s.
+        """Find new verdicts on a view at `at_ns`, and store them as events.
 
-        Verdicts of severity `note` are ignored, because healthy processes have them, too.
+        Verdicts are made at most every 1.5 s. Verdicts of severity `note` are ignored, because healthy processes have
+        them, too.
         """
         what = view.key, view.phase, view.window is None
         seen_ns, known = self._judged.get(what, (None, {}))
         if seen_ns is not None and 0 <= at_ns - seen_ns < LOOK_AGAIN_NS:
-            return  # the view was judged recently, so do not read `view.verdicts`, which would judge again
+            return  # The view was judged recently. Reading `view.verdicts` would judge it again.
         ids = {one.id for one in view.verdicts if one.severity is not Severity.NOTE}
         if seen_ns is not None and 0 <= at_ns - seen_ns <= JUST_BEFORE_NS:
             if any(at_ns - known.get(one, -VERDICT_ENDS_NS) >= VERDICT_ENDS_NS for one in ids):
@@ -81,12 +82,12 @@ class Marks:
         self._judged[what] = at_ns, {**known, **dict.fromkeys(ids, at_ns)}
 
     def take(self, other: Marks) -> None:
-        """Add the events of `other` since `begin_ns`."""
+        """Add the events that the `Marks` object `other` has found since `begin_ns`."""
         for second, mark in other.found.items():
             self._put(other.begin_ns + second * SECOND_NS, mark)
 
     def since(self, begin_ns: int) -> Mapping[int, Mark]:
-        """Return the events from `begin_ns` on. The key is the number of seconds after `begin_ns`."""
+        """Return the events from `begin_ns` on. The key of an event is the number of seconds after `begin_ns`."""
         moved = ((self.begin_ns + second * SECOND_NS - begin_ns) // SECOND_NS for second in self.found)
         return {second: mark for second, mark in zip(moved, self.found.values(), strict=True) if second >= 0}
 
@@ -98,9 +99,9 @@ class Marks:
 
 
 def _began_ns(record: SourceRecord, at_ns: int) -> int | None:
-    """Return when the process said hello, or None if that was not recently.
+    """Return when the process began (the time of its hello), or None if that was not recently.
 
-    Without a recent hello, the process began before us, or its clock differs.
+    Without a recent hello, the process began before this viewer, or its clock differs.
     """
     began_ns = record.hello.monotonic_ns if record.hello else None
     return began_ns if began_ns is not None and 0 <= at_ns - began_ns <= FOUND_WITHIN_NS else None

@@ -1,7 +1,4 @@
-"""Play a recording.
-
-It brings a store to the state at any moment, or to the state after any range of the recording.
-"""
+"""Play a recording: bring a store to its state at any moment, or after any range of the recording."""
 
 from __future__ import annotations
 
@@ -22,11 +19,14 @@ from cbtop.protocol.messages import DaemonHello, Heartbeat, RecordBatch
 from cbtop.protocol.recording import Frame, FrameKind, RecordingReader
 from cbtop.viewmodels.selection import is_selected
 
-SLACK = 1.1  # factor for the length of a curve; its samples come once a second and may be late
-# ns; a jump starts this much too early and stores copies on its way, so that small steps back are fast
+# A curve of N seconds needs the data of this many times N seconds, because its samples come once a second and may be
+# late.
+SLACK = 1.1
+# A jump starts this many ns earlier than necessary, and stores copies on its way. Small steps back are then fast.
 STEPS_BACK_NS = 15_000_000_000
-RECENT_NS = 10_000_000_000  # ns; a timeline shows the records of this time, which may end with the process
-RANGE_RECENT_NS = 60_000_000_000  # ns; the same time if a range is chosen
+# A timeline shows the records of this many ns. For an ended process, they are its last ones.
+RECENT_NS = 10_000_000_000
+RANGE_RECENT_NS = 60_000_000_000  # A timeline shows the records of this many ns if a range is chosen.
 
 
 @dataclass(slots=True)
@@ -35,12 +35,14 @@ class _Range:
 
     begin_ns: int
     end_ns: int
-    from_ns: int | None = None  # time of the last frame before the range; None until the range begins
-    until_ns: int = 0  # time of the last frame in the range
+    from_ns: int | None = None  # time of the last frame before the range; None until playing has reached the range
+    until_ns: int = 0  # time of the last frame in the chosen range
 
 
 class Playback:
-    """The store at a moment of a recording or after a range, and the notable events until then."""
+    """Brings a store to its state at a moment of a recording or after a range, and finds the notable events until
+    then.
+    """
 
     def __init__(
         self,
@@ -52,9 +54,9 @@ class Playback:
         curves_s: float,
     ) -> None:
         self.store = Store(window_s)
-        self.touched = 0  # number of frames decoded until now
-        self.refused: set[int] = set()  # offsets of frames with messages that cannot be decoded
-        self.reason = ""  # why the latest of these messages was rejected
+        self.touched = 0  # number of frames that were decoded until now
+        self.refused: set[int] = set()  # offsets of frames that contain messages which cannot be decoded
+        self.reason = ""  # why the latest of the messages that cannot be decoded was rejected
         self.marks = Marks(reader.begin_ns)
         self._reader, self._window_s, self._selected = reader, window_s, selected
         self._decoder, self._clock_s = decoder, clock_s
@@ -67,7 +69,7 @@ class Playback:
         self._states = KeptStates(self.reach_ns)
         self._range: _Range | None = None
         self.at_ns = self._begun_ns = self._whole_from_ns = self.target_ns = reader.begin_ns
-        self._said_ns = self._begun_ns  # time of the last frame shown
+        self._said_ns = self._begun_ns  # time of the last frame that was applied
         self.is_there = False
         if reader.range_from_ns is None:
             self._jump(self.target_ns)
@@ -77,13 +79,14 @@ class Playback:
         self.advance()
 
     def _shown(self) -> Iterator[SourceRecord]:
-        """Yield the records of the selected sources in the store."""
+        """Yield the data of the selected sources in the store."""
         for record in self.store.sources.values():
             if not self._selected or is_selected(record, self._selected):
                 yield record
 
     def select(self, one_s: float, other_s: float) -> None:
-        """Set the target to a range between two moments. Only its steps are shown, until `aim` is called.
+        """Set the target of the playback to a range between two moments. Only steps in the range are shown, until
+        `aim` is called.
 
         A step belongs to the range if the daemon reported its end within the range.
         """
@@ -95,24 +98,29 @@ class Playback:
 
     @property
     def range_s(self) -> tuple[float, float] | None:
-        """Begin and end of the shown range in seconds, or None if no range is shown."""
+        """Begin and end of the shown range in seconds from the beginning of the recording, or None if no range is
+        shown.
+        """
         if self._range is None:
             return None
         begin_ns, end_ns = (at_ns - self._reader.begin_ns for at_ns in (self._range.begin_ns, self._range.end_ns))
         return begin_ns / 1e9, end_ns / 1e9
 
     def cut_out(self) -> RangeCut:
-        """Return the shown range, for saving it as a recording. The caller must close it."""
+        """Return the shown range of the recording, so that it can be saved as a recording.
+
+        The caller must close it.
+        """
         assert self._range is not None
         return RangeCut(self._reader.duplicate(), self._range.begin_ns, self._range.end_ns)
 
     def aim(self, to_s: float) -> None:
-        """Set the target to the moment `to_s` of the recording, and leave a shown range.
+        """Set the target of the playback to the moment `to_s` of the recording, and leave a shown range.
 
         `advance` moves to the target.
         """
         target_ns = moment_ns(self._reader, to_s)
-        # The store of a range lacks all data from before the range, so it must be rebuilt.
+        # A store that was made for a range lacks all earlier data, so it must be rebuilt.
         was_range, self._range = self._range is not None, None
         from_ns = max(self.at_ns, self._whole_from_ns)
         is_ahead = self.at_ns <= target_ns and self._whole_from_ns <= target_ns <= from_ns + self.reach_ns
@@ -127,9 +135,8 @@ class Playback:
         self.target_ns, self.is_there = target_ns, False
 
     def advance(self, limit_s: float = math.inf) -> bool:
-        """Read for at most `limit_s` seconds.
-
-        Return whether the target is reached. Before that, the view is not valid.
+        """Read the recording for at most `limit_s` seconds. Return whether the target is reached. The view is not
+        valid before that.
         """
         until_s = self._clock_s() + limit_s
         # A damaged frame may have a time after the end of the recording. Use the end as its time, so that later
@@ -156,24 +163,24 @@ class Playback:
         return True
 
     def _enter(self, chosen: _Range, next_ns: int) -> None:
-        """Begin the range in the store if the frame at `next_ns` is after its begin."""
+        """Tell the store that the range begins, if the frame at `next_ns` is after the begin of the range."""
         if chosen.from_ns is None and next_ns > chosen.begin_ns:
             chosen.from_ns = self._said_ns
             self.store.begin_range((chosen.end_ns - chosen.begin_ns) / 1e9)
 
     @property
     def on_its_way(self) -> float | None:
-        """The completed share of the move to the target (0 to 1). None if the target is reached."""
+        """The completed share (0 to 1) of the move to the target moment. None if the target is reached."""
         way_ns = self.target_ns - self._begun_ns
         return None if self.is_there else (self.at_ns - self._begun_ns) / way_ns if way_ns > 0 else 1.0
 
     def follow_records(self, on: bool) -> None:
-        """Start or stop storing every record, which only a timeline needs. All other data stays the same."""
+        """Start or stop storing every single record, which only a timeline needs. All other data stays the same."""
         if on == self._follows_records:
             return
         self._follows_records = on
         self.store.keep_records(on)
-        self._states.clear()  # the copies were made with the old setting
+        self._states.clear()  # Drop the copies of the store, because they were made with the old setting.
         if self._range is not None:
             if on and self.is_there:
                 self._catch_up_in(self._range)
@@ -190,7 +197,7 @@ class Playback:
         return (*SHOWN, FrameKind.RECORDS) if follows else SHOWN
 
     def _catch_up_in(self, chosen: _Range) -> None:
-        """Read the records of the last minute of a range. The timeline shows them."""
+        """Read the records of the last minute of a range, because the timeline shows them."""
         assert chosen.from_ns is not None
         from_ns = max(chosen.from_ns, chosen.until_ns - RANGE_RECENT_NS)
         is_before = True
@@ -256,15 +263,15 @@ class Playback:
         self._next = next(self._frames, None)
 
     def _apply(self, frame: Frame, of: Collection[str] | None = None) -> None:
-        """Apply a frame. If `of` is given, apply only the records of these sources."""
+        """Apply a frame of the recording. If `of` is given, apply only the records of these sources."""
         self.touched += 1
         is_known = False
         try:
             for message in self._decoder.messages(frame):
                 if of is not None and not (isinstance(message, RecordBatch) and message.source in of):
                     continue
-                # A keyframe repeats the hello of its daemon, and the hello would clear the store. Its heartbeat is
-                # ignored, too, because a live viewer does not receive it.
+                # Skip the hello and the heartbeat in a keyframe. It repeats the hello of its daemon, which would
+                # clear the store. A live viewer does not receive the heartbeat, either.
                 if isinstance(message, DaemonHello):
                     is_known = self._knows(message)
                 if not (is_known and isinstance(message, DaemonHello | Heartbeat)):

@@ -1,4 +1,4 @@
-"""Search a recording for steps and data. The shown moment does not change."""
+"""Search a recording for steps and data, without changing the shown moment."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from cbtop.protocol.recording import FrameKind, RecordingReader
 from cbtop.viewmodels.merge import KEYS_JOINED_BY
 from cbtop.viewmodels.selection import has_data, is_selected
 
-# frames to read; frames with records are only for exporters and the timeline
+# Only frames of these kinds are read. The frames with records are for exporters and the timeline.
 SHOWN = (FrameKind.LIVE, FrameKind.KEYFRAME)
-STEPS_WITHIN_NS = 300_000_000_000  # ns; maximum distance of a step from the current moment
-FEW_STEPS_NS = 10_000_000_000  # ns; distance of the first search backwards, before searching STEPS_WITHIN_NS
+STEPS_WITHIN_NS = 300_000_000_000  # A step is searched up to this many ns from the current moment.
+FEW_STEPS_NS = 10_000_000_000  # A search backwards first covers this many ns, and only then STEPS_WITHIN_NS.
 
 
 def moment_ns(reader: RecordingReader, at_s: float) -> int:
@@ -49,9 +49,9 @@ class RecordingSearch:
         return (found[-1] - self._reader.begin_ns) / 1e9, len(found)
 
     def _steps_from(self, from_ns: int, steps: int, keys: Container[str] | None) -> list[int] | None:
-        """Return the times of the next `steps` updates with ended steps. A negative number searches backwards.
+        """Return the times of the next `steps` updates that contain ended steps.
 
-        Returns None if no update was found.
+        A negative number searches backwards. Returns None if no update was found.
         """
         if steps > 0:
             told = self._steps_told(keys, from_ns, from_ns + STEPS_WITHIN_NS)
@@ -60,14 +60,15 @@ class RecordingSearch:
             return list(islice((at_ns for at_ns in chain([first], told) if at_ns > from_ns), steps))
         for within_ns in (FEW_STEPS_NS, STEPS_WITHIN_NS):
             moments = list(self._steps_told(keys, from_ns - within_ns, from_ns))
-            if len(moments) > 1 - steps:  # the oldest time is not a step, only the first update that was read
+            # The oldest time does not count as a step. It is only the first update that was read.
+            if len(moments) > 1 - steps:
                 break
         # Skip the last update before `from_ns`, because it is already shown at `from_ns`.
         return moments[:-1][::-1][:-steps] if moments else None
 
     def _steps_told(self, keys: Container[str] | None, begin_ns: int, end_ns: int) -> Iterator[int]:
-        """Yield the time of the first update, then the time of each update in `begin_ns..end_ns` with newly ended
-        steps.
+        """Yield the time of the first update, then the time of each update in `begin_ns..end_ns` that reports newly
+        ended steps.
         """
         steps, scratch = -1, Store()
         for frame in self._reader.frames(self._reader.keyframe_before(begin_ns), SHOWN):
@@ -81,14 +82,14 @@ class RecordingSearch:
                     if keys is None or message.source in keys:
                         scratch.apply(message)
             except DecodeError:
-                continue  # skip the damaged frame; playback counts it
+                continue  # Skip the damaged frame. The playback counts it.
             now = sum(record.steps_ended for record in scratch.sources.values())
             if scratch.sources and now > steps:
                 yield at_ns
                 steps = now
 
     def holds_data(self) -> bool:
-        """Whether the recording contains any counted record. Reads only until the first one."""
+        """Whether the recording contains any statistics with a record. Reads only until the first one."""
         return any(isinstance(said, StatsUpdate) and any(said.count) for _, said in self._said())
 
     def first_data_s(self) -> float:
@@ -102,7 +103,7 @@ class RecordingSearch:
             try:
                 scratch.apply(said)
             except (DecodeError, LimitError):
-                continue  # skip the damaged frame; playback counts it
+                continue  # Skip the damaged frame. The playback counts it.
             record = scratch.sources.get(said.source) if isinstance(said, StatsUpdate) else None
             if record is None or not has_data(record):
                 continue
@@ -111,7 +112,9 @@ class RecordingSearch:
         return 0.0
 
     def _said(self) -> Iterator[tuple[int, SourceCatalog | StatsUpdate]]:
-        """Yield (time in ns, message) for each catalog and each statistics message, from the beginning on."""
+        """Yield (time in ns, message) for each catalog and each statistics message, from the beginning of the
+        recording on.
+        """
         for frame in self._reader.frames(wanted=SHOWN):
             at_ns = min(frame.time_ns, self._reader.end_ns)
             try:
@@ -119,4 +122,4 @@ class RecordingSearch:
                     if isinstance(said, SourceCatalog | StatsUpdate):
                         yield at_ns, said
             except DecodeError:
-                continue  # skip the damaged frame; playback counts it
+                continue  # Skip the damaged frame. The playback counts it.

@@ -94,7 +94,7 @@ class ReplayFeed(StoreViews):
 
     @property
     def at_s(self) -> float:
-        """Position in seconds from the beginning of the recording."""
+        """Position of the shown moment, in seconds from the beginning of the recording."""
         return (self.playback.target_ns - self._reader.begin_ns) / 1e9
 
     @property
@@ -103,11 +103,11 @@ class ReplayFeed(StoreViews):
 
     @property
     def damage(self) -> int:
-        """Number of frames that could not be shown."""
+        """Number of frames of the recording that could not be shown."""
         return len(self.playback.refused) + self._reader.damaged
 
     def poll(self, timeout_ms: int = 0) -> None:
-        """Advance by the time since the last poll.
+        """Advance the shown moment by the time since the last poll.
 
         Do nothing while paused, while moving to a target, or if a range is shown.
         """
@@ -118,26 +118,26 @@ class ReplayFeed(StoreViews):
             self.seek(self.at_s + passed_s * self._speed)
 
     def seek(self, to_s: float) -> None:
-        """Show the moment `to_s` of the recording. Values outside of the recording are limited."""
+        """Show the moment `to_s` of the recording. A value outside of the recording means its begin or end."""
         self.aim(to_s)
         self.advance()
 
     def aim(self, to_s: float) -> None:
-        """Set the target to the moment `to_s` of the recording, and leave a shown range.
+        """Set the target of the replay to the moment `to_s` of the recording, and leave a shown range.
 
         `advance` moves to the target.
         """
         self.playback.aim(to_s)
 
     def advance(self, limit_s: float = math.inf) -> bool:
-        """Read for at most `limit_s` seconds.
-
-        Return whether the target is reached. Before that, the view is not valid.
+        """Read the recording for at most `limit_s` seconds. Return whether the target is reached. The view is not
+        valid before that.
         """
         return self.playback.advance(limit_s)
 
     def select(self, one_s: float, other_s: float) -> None:
-        """Set the target to a range between two moments. Only its steps are shown, until `aim` is called.
+        """Set the target of the replay to a range between two moments. Only steps in the range are shown, until `aim`
+        is called.
 
         A step belongs to the range if the daemon reported its end within the range.
         """
@@ -145,17 +145,19 @@ class ReplayFeed(StoreViews):
 
     @property
     def range_s(self) -> tuple[float, float] | None:
-        """Begin and end of the shown range in seconds, or None if no range is shown."""
+        """Begin and end of the shown range in seconds from the beginning of the recording, or None if no range is
+        shown.
+        """
         return self.playback.range_s
 
     @property
     def on_its_way(self) -> float | None:
-        """The completed share of the move to the target (0 to 1). None if the target is reached."""
+        """The completed share (0 to 1) of the move to the target moment. None if the target is reached."""
         return self.playback.on_its_way
 
     @property
     def marks(self) -> Mapping[int, Mark]:
-        """Notable events by second, in the part of the recording read until now."""
+        """The notable events by second, in the part of the recording that was read until now."""
         return self.playback.marks.found
 
     def watched(self) -> TimeView:
@@ -166,11 +168,11 @@ class ReplayFeed(StoreViews):
         return TimeView(self.at_s, self.duration_s, self.marks, self.range_s)
 
     def follow_records(self, on: bool) -> None:
-        """Start or stop storing every record, which only a timeline needs. All other data stays the same."""
+        """Start or stop storing every single record, which only a timeline needs. All other data stays the same."""
         self.playback.follow_records(on)
 
     def replay(self) -> ReplayView:
-        """Return the position and the description of the recording."""
+        """Return the position in the recording, with a description of the recording."""
         origin = self._reader.origin
         begin_ns = origin.realtime_ns + self._reader.begin_ns - origin.monotonic_ns
         return ReplayView(
@@ -191,16 +193,16 @@ class ReplayFeed(StoreViews):
 
     @property
     def left_out(self) -> str:
-        """The number, names and reasons of the sources dropped for lack of memory, or ""."""
+        """A text with the number, names and reasons of the sources that were dropped for lack of memory, or ""."""
         return self.store.complaint()
 
     @property
     def refused(self) -> str:
-        """Always empty, because a recording rejects no viewer."""
+        """Always "", because a recording cannot refuse a viewer."""
         return ""
 
     def status(self) -> str:
-        """Return one line about the recording."""
+        """Return one line about the state of the recording."""
         damaged = f" · damaged messages: {self.damage}" if self.damage else ""
         damaged += f" ({self.playback.reason})" if self.playback.reason else ""
         left_out = f" · {self.left_out}" if self.left_out else ""

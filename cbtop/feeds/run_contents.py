@@ -26,7 +26,10 @@ from cbtop.protocol.vocabulary import NodeKind
 
 
 def contents_of(record: SourceRecord, phases: Sequence[PhaseContents]) -> Contents:
-    """Return the contents of a run. `phases` has the contents that were counted from its records."""
+    """Return the contents of the steps of a run.
+
+    `phases` has the contents that were counted from its records.
+    """
     return _Made(record).contents(phases)
 
 
@@ -80,7 +83,8 @@ class _Made:
                 continue
             piece = self._names.piece_of(one.node)
             fewest, most = found.get(piece, (0, 0))
-            if one.fewest is None or one.most is None:  # an older process reports only the sum over its steps
+            # An older process reports only the sum over its steps. Divide the sum by the number of steps.
+            if one.fewest is None or one.most is None:
                 least, rest = divmod(one.launches, one.steps)
                 found[piece] = fewest + least, most + least + bool(rest)
             else:
@@ -95,7 +99,9 @@ class _Made:
         return Compiled(compiled.compilations, compiled.recompilations, breaks)
 
     def _place(self, number: int) -> str:
-        """Return a place such as `Layer 3 › Activation act_fn`. Outside of bricks, return the phase of the step."""
+        """Return the place of a node as text, such as `Layer 3 › Activation act_fn`. Outside of bricks, return the
+        phase of the step.
+        """
         if self._node(number) is None:
             return ""
         layer, brick, label = self._names.piece_of(number).place

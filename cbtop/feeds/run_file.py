@@ -74,7 +74,7 @@ def write_runs(path: Path, runs: Sequence[Run], *, overwrite: bool = False) -> N
 
 
 def read_runs(path: Path) -> list[Run]:
-    """Return the runs in the file at `path`. Raises UsageError with the place of an error in the file."""
+    """Return the runs in the file at `path`. If there is an error in the file, raises UsageError with its place."""
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise UsageError(f"{path}: more than {MAX_FILE_BYTES >> 20} MiB, which no file of runs has")
@@ -97,7 +97,7 @@ def read_runs(path: Path) -> list[Run]:
 
 
 class _WrongError(CbtopError):
-    """A field of the file is invalid."""
+    """A field of a file of runs is invalid."""
 
 
 def _run(run: Run) -> dict[str, Any]:
@@ -199,19 +199,19 @@ def _decoded(document: object) -> Run:
         is_gone=said.get("is_gone") is True,
         gpu_clock_mhz=_or_none(_positive)(said.get("gpu_clock_mhz"), "gpu_clock_mhz"),
         host_busy_percent=_or_none(_positive)(said.get("host_busy_percent"), "host_busy_percent"),
-        # older files have no paces
+        # Files of older versions contain no paces of the machine.
         paces=tuple(_pace(one) for one in _list(said.get("paces", []), "paces", MAX_LISTED)),
-        # older files have no rates
+        # Files of older versions contain no rates.
         rates=tuple(_rates_in(one) for one in _list(said.get("rates", []), "rates", MAX_LISTED)),
         failed_checks=tuple(
             _text(one, "failed_checks") for one in _list(said.get("failed_checks"), "failed_checks", MAX_LISTED)
         ),
-        contents=_contents_in(said.get("contents", {})),  # missing in older files
+        contents=_contents_in(said.get("contents", {})),  # Files of older versions lack the contents of steps.
     )
 
 
 def _too_short(row: list[Any]) -> TooShort:
-    # Entries of older files lack `time_us` or `work`.
+    # In files of older versions, an entry lacks `time_us` or `work`.
     phase, steps, needed, time_us, work = _row([*row, *[0.0, None][len(row) - 3 :]], "too_short", 5)
     counts = _whole(steps, "steps"), _whole(needed, "needed")
     return TooShort(
@@ -251,7 +251,9 @@ def _contents_out(contents: Contents) -> dict[str, Any]:
 
 
 def _phase_out(phase: PhaseContents) -> dict[str, Any]:
-    """Return the fields of a phase. If a piece is equal in several layers, it is written as one row."""
+    """Return the JSON fields of the contents of a phase. If a piece is equal in several layers, it is written as one
+    row.
+    """
     rows: dict[tuple[Piece, Range], list[str]] = {}
     for piece, number in phase.pieces.items():
         rows.setdefault((replace(piece, layer=""), number), []).append(piece.layer)
@@ -317,7 +319,8 @@ def _phase_in(document: object) -> PhaseContents:
         _whole(said.get("steps"), "steps"),
         pieces,
         {Total(name): _range(number) for name, number in totals.items() if name in {one.value for one in Total}},
-        _whole(said.get("plain", 0), "plain"),  # missing in older files
+        # Files of older versions lack the number of steps with unknown contents.
+        _whole(said.get("plain", 0), "plain"),
     )
 
 
@@ -362,7 +365,7 @@ def _rates_in(document: object) -> PhaseRates:
 
 def _part_in(document: object) -> StepGroup:
     said = _mapping(document, "a part")
-    said = {"failed": 0, **said}  # missing in older files
+    said = {"failed": 0, **said}  # Files of older versions lack the number of failed steps.
     plain = {name: check(said.get(name), name) for name, check in _PART.items()}
     places: dict[Place, PlaceTimes] = {}
     for one in _list(said.get("places"), "places", MAX_PLACES):
@@ -381,7 +384,8 @@ def _part_in(document: object) -> StepGroup:
         name, category, budget_us = _row(one, "budgets", 3)
         budgets[_brick([name, category])] = _positive(budget_us, "budgets")
     training = {}
-    for one in _list(said.get("training", []), "training", MAX_LISTED):  # missing in older files
+    # Files of older versions lack the times of the parts of training steps.
+    for one in _list(said.get("training", []), "training", MAX_LISTED):
         name, figure = _row(one, "training", 2)
         training[_text(name, "training")] = _figure(figure, "training")
     wall_us, inside_us = (_figure(said.get(name), name) for name in ("wall_us", "inside_us"))
@@ -396,10 +400,10 @@ def _part_in(document: object) -> StepGroup:
         places=places,
         budgets=budgets,
         training=training,
-        # Missing in older files.
+        # Files of older versions lack the mean tokens and sequences per step.
         tokens_a_step=_or_none(_figure)(said.get("tokens_a_step"), "tokens_a_step"),
         sequences_a_step=_or_none(_figure)(said.get("sequences_a_step"), "sequences_a_step"),
-        # Missing in older files.
+        # Files of older versions lack the thirds of runs.
         thirds=tuple(_thirds(one) for one in _list(said.get("thirds", []), "thirds", MAX_RUNS)),
         **plain,
     )

@@ -54,9 +54,8 @@ class _Read:
     training: TrainingParts = field(default_factory=TrainingParts)
 
     def while_it_ran(self, samples: Sequence[tuple[int, Device]]) -> list[Device]:
-        """Return the samples that were taken while steps were recorded.
-
-        Others are left out, because an idle device may have another clock.
+        """Return the device samples that were taken while steps were recorded. Others are left out, because an idle
+        device may have a different clock.
         """
         return [one for at_ns, one in samples if (self.first_ns or 0) <= at_ns <= self.last_ns]
 
@@ -156,7 +155,7 @@ def _stall(name: str, source: _Read) -> str:
     """
     record, how = source.record, "is"
     if record.state is None or record.state.state is not SourceStatus.LIVE:
-        # the process recorded steps after its last live heartbeat
+        # Any stall ended before the end of the process, because it recorded steps after its last live heartbeat.
         if source.ran is None or source.last_ns >= source.ran[0]:
             return ""
         record, how = replace(record, state=source.ran[1]), "was gone when it had been"
@@ -188,7 +187,7 @@ def _rates(source: _Read) -> tuple[PhaseRates, ...]:
         )
         for steps in found.phases
     }
-    # False if the daemon also counted steps from before the recording.
+    # The daemon may have counted steps from before the recording. Then its rates are not of exactly these steps.
     is_whole = began_ns is not None and found.time_range is not None and found.time_range.begin_ns >= began_ns
     return phase_rates(source.blocks.rates, record.nodes, on_screen, is_shown_whole=is_whole)
 
@@ -215,7 +214,7 @@ def _run(name: str, source: _Read, damage: str, *, is_cut: bool) -> Run:
     return Run(
         name=name,
         key=record.key,
-        # Prefer the samples from while the process ran. The last sample may be from later.
+        # Prefer the GPU samples that were taken while the process ran. The last sample may be from later.
         surroundings=surroundings_of(record, gpus or gpus_of(source.seen)),
         gpu_clock_mhz=_usual(one.clock_mhz for one in source.while_it_ran(source.gpus)),
         host_busy_percent=_usual(one.utilization_percent for one in source.while_it_ran(source.host)),

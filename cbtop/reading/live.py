@@ -1,4 +1,4 @@
-"""`cbtop.live`: snapshots of what runs, as the JSON report prints them."""
+"""`cbtop.live`: snapshots of the running processes, in the form of the JSON report."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ def live(
     phase: str | None = None,
     timeout_s: float = 5.0,
 ) -> Iterator[dict[str, Any]]:
-    """Yield a snapshot of what runs every `interval_s` seconds, until nothing runs any longer.
+    """Yield a snapshot of the running processes every `interval_s` seconds, until none of them runs any longer.
 
     A snapshot is the object that `cbtop --headless --format json` prints. Its figures are of the last ten seconds.
-    `source`, `connect` and `phase` are as on the command line. When the loop ends or is left, nothing goes on.
+    `source`, `connect` and `phase` are as on the command line. When the loop ends or is left, the connection is
+    closed.
 
     Raises NoDataError if no process with data runs within `timeout_s`, and CbtopError if no daemon lets this process
     in.
@@ -35,7 +36,7 @@ def live(
     from cbtop.feeds.feed import Feed
     from cbtop.reports.json import json_report
 
-    # a daemon inside this process needs no history, because nothing looks back
+    # A daemon inside this process needs to keep no history, because snapshots show only the present.
     with Feed(connect, DEFAULT_WINDOW_S, selected=source, history_s=0.0) as feed:
         _wait(feed, timeout_s, phase)
         while keys := _running(feed, phase):
@@ -47,7 +48,7 @@ def live(
 
 
 def _wait(feed: Feed, timeout_s: float, phase: str | None) -> None:
-    """Wait until a process with data runs. Raises NoDataError after `timeout_s`."""
+    """Wait until a process runs that has data. Raises NoDataError after `timeout_s`."""
     until_s = time.monotonic() + timeout_s
     while not _running(feed, phase):
         left_s = until_s - time.monotonic()

@@ -33,7 +33,8 @@ if TYPE_CHECKING:  # imported for types only, because views load slowly
 
 
 def read(path: str | PathLike[str], *, allow_damage: bool = False) -> Recording:
-    """Open the recording at `path`. `with cbtop.read(path) as run:` closes it, and so does the last reference.
+    """Open the recording at `path`. `with cbtop.read(path) as run:` closes it at the end of the block. Otherwise it
+    is closed when nothing refers to it any longer.
 
     Raises RecordingError or VersionError if the file is not a recording of this version, NoDataError if it holds no
     process, and UntrustedError if a part of it is damaged. With `allow_damage`, the other parts are read.
@@ -72,7 +73,7 @@ class Recording:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the recorder closed the file. Otherwise the end of the recording is missing."""
+        """Whether the recorder has closed the file. If not, the end of the recording is missing."""
         return self._reader.is_closed
 
     @property
@@ -94,7 +95,7 @@ class Recording:
     def bricks(self) -> ColumnTable:
         """Return the calls of bricks, one row per call.
 
-        The time of a brick with an `outer_brick` is part of the outer brick's time, too.
+        If a brick has an `outer_brick`, its time is part of the outer brick's time, too.
         """
         return self._table(OF_BRICKS, of_kinds(NodeKind.BRICK))
 
@@ -112,7 +113,8 @@ class Recording:
 
     def verdicts(self) -> ColumnTable:
         """Return the verdicts at the end of the recording, as `cbtop replay --headless` shows them."""
-        from cbtop.feeds.replay import ReplayFeed  # imported here, because views load slowly, and tables need none
+        # imported here, because views load slowly and tables do not need them
+        from cbtop.feeds.replay import ReplayFeed
 
         with ReplayFeed(self.path) as feed:
             if feed.range_s is None:
@@ -121,12 +123,12 @@ class Recording:
         return _verdicts(views)
 
     def close(self) -> None:
-        """Close the file. Tables stay valid."""
+        """Close the recording. Tables that were returned before stay valid."""
         self._reader.close()
 
     def _table(self, names: Sequence[str], choice: Choice) -> ColumnTable:
         found = CallColumns(self._processes, names, choice).table()
-        self._require_undamaged()  # the file may have changed since it was opened
+        self._require_undamaged()  # Check the file again, because it may have changed since it was opened.
         return found
 
     def _require_undamaged(self) -> None:

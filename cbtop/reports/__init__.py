@@ -1,6 +1,6 @@
-"""Reports write the view models as text to stdout. Each format has its own file."""
+"""Reports write view models as text, JSON or other formats to stdout. Each format has its own file."""
 
-# `cbtop --help` imports this list. Slow modules such as numpy are therefore imported by the first report.
+# `cbtop --help` imports this list of reports. So slow modules such as numpy are imported only when a report is made.
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
 
 class ReportMaker(Protocol):
-    """A function that makes a report of sources. `rows` is the user's filter and order of bricks."""
+    """A function that makes a report about sources.
+
+    `rows` is the user's filter and order of bricks.
+    """
 
     def __call__(
         self,
@@ -66,7 +69,10 @@ def _json(
     replay: ReplayView | None = None,
     rows: RowChoice | None = None,
 ) -> str:
-    """Return all sections as JSON. `sections` and `rows` are ignored, because programs select the data themselves."""
+    """Return all sections of the report as JSON.
+
+    `sections` and `rows` are ignored, because programs select the data themselves.
+    """
     from cbtop.reports.json import json_report
 
     return json_report(views, replay)

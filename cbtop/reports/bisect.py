@@ -1,4 +1,4 @@
-"""The result of `cbtop bisect`, as text and JSON."""
+"""Write the result of `cbtop bisect` as text and JSON."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from cbtop.reports.tables import Table, table
 from cbtop.units import counted, duration
 
 SCHEMA = "cbtop.bisect/1"
-SHORT = 10  # number of characters of a commit's hash in names and reports
-MAX_SUSPECTS = 20  # maximum number of commits in the text; the JSON has all
+SHORT = 10  # number of characters of a commit's hash in names of files and in reports
+MAX_SUSPECTS = 20  # The text lists at most this many commits. The JSON lists all.
 
 
 class End(StrEnum):
     """The outcome of a bisection."""
 
-    FOUND = "found"  # one commit is slower than GOOD and slower than its parent
-    UNCONFIRMED = "unconfirmed"  # one commit is slower than GOOD, but perhaps not slower than its parent
-    RANGE = "range"  # the first bad commit is one of several, because others could not be judged
-    NOTHING = "nothing"  # BAD is not slower than GOOD
-    UNTRUSTED = "untrusted"  # GOOD and BAD cannot be judged
-    UNFINISHED = "unfinished"  # the time limit was reached
+    FOUND = "found"  # A commit is slower than GOOD and slower than its parent.
+    UNCONFIRMED = "unconfirmed"  # A commit is slower than GOOD, but perhaps not slower than its parent.
+    RANGE = "range"  # The first bad commit is one of several commits, because some could not be judged.
+    NOTHING = "nothing"  # The commit BAD is not slower than the commit GOOD.
+    UNTRUSTED = "untrusted"  # The runs of GOOD and BAD cannot be judged.
+    UNFINISHED = "unfinished"  # The time limit was reached before the end.
     INTERRUPTED = "interrupted"
 
 
@@ -36,7 +36,7 @@ class Commit:
     name: str  # full hash of the commit
     subject: str
     author: str
-    date: str  # author date, ISO 8601
+    date: str  # date at which the author made the commit, in ISO 8601
 
     @property
     def line(self) -> str:
@@ -45,12 +45,14 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class CommitResult:
-    """The verdict on a commit compared with the commit `base`: `good`, `bad`, `unclear` or `skipped`."""
+    """The verdict of a bisection on a commit (`good`, `bad`, `unclear` or `skipped`), compared with the commit
+    `base`.
+    """
 
     commit: Commit
-    base: str  # full hash of the commit to compare with
+    base: str  # full hash of the commit that this commit was compared with
     verdict: str
-    said: str  # the measured change as text, or the reason to skip the commit
+    said: str  # the measured change as text, or the reason why the commit was skipped
     rounds: int
 
 
@@ -66,18 +68,19 @@ class BisectResult:
     good: Commit
     bad: Commit
     suspects: tuple[Commit, ...]
-    # the rules that the first bad commit breaks compared with its parent; if there is none, the rules that BAD breaks
+    # The rules that the first bad commit breaks, compared with its parent. Without such a commit, the rules that BAD
+    # breaks.
     broken: tuple[Judged, ...]
     commits: tuple[CommitResult, ...]
-    between: int  # number of commits after GOOD, including BAD
-    runs: int  # number of measured runs, including stored runs of earlier processes
-    seconds: float  # duration of this process in seconds
-    state: str  # path of the folder with the runs
+    between: int  # number of commits between GOOD and BAD, including BAD
+    runs: int  # number of measured runs, including stored runs of earlier bisections
+    seconds: float  # how long this bisection has taken, in seconds
+    state: str  # path of the folder that contains the measured runs
 
 
 def bisect_text(result: BisectResult) -> str:
-    """Return the text for terminals and logs: the first bad commit, the rules that it breaks, and all measured
-    commits.
+    """Return the text of a bisection for terminals and logs: the first bad commit, the rules that it breaks, and all
+    measured commits.
     """
     lines = [*_head(result)]
     rows: Table = [("verdict", "commit", "rounds", "measured")]
@@ -111,12 +114,12 @@ def _head(result: BisectResult) -> list[str]:
 
 
 def line_of(one: Judged) -> str:
-    """Return a broken rule as one line. The brick and layer come first."""
+    """Return a rule that a commit breaks as one line. The brick and layer come first."""
     return f"{one.guilty or one.about}: {one.said} ({one.rule})"
 
 
 def bisect_json(result: BisectResult) -> str:
-    """Return the whole result as JSON."""
+    """Return the whole result of a bisection as JSON."""
     document = {
         "schema": SCHEMA,
         "end": result.end.value,

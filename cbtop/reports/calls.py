@@ -1,4 +1,4 @@
-"""The JSON fields for the change of a number of calls."""
+"""Make the JSON fields for the change of a number of calls."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from cbtop.comparison.call_counts import CallsChange
 
 
 def calls_fields(calls: CallsChange | None) -> dict[str, Any] | None:
-    """Return the change of the calls per step.
+    """Return the change of the calls per step of a brick or layer.
 
     `exact` means that every block of steps in both runs has equally many calls.
     """

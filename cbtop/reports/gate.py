@@ -1,4 +1,4 @@
-"""The results of a gate as text, Markdown, JSON, JUnit, SARIF and GitHub annotations."""
+"""Write the results of a gate as text, Markdown, JSON, JUnit, SARIF and GitHub annotations."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from cbtop.reports.single_run import run_markdown, run_text
 from cbtop.reports.tables import Table, table
 
 SCHEMA = "cbtop.check/1"
-_BETWEEN_CLAUSES = "; "  # separator between the clauses of `Judged.said`
+_BETWEEN_CLAUSES = "; "  # Clauses in the text of a result (`Judged.said`) are separated by this.
 
 
 def gate_text(judged: Sequence[Judged], found: RunDiff | None) -> str:
-    """Return the text for terminals and logs. It has the verdicts, and the whole comparison if a verdict is broken.
+    """Return the text of a gate for terminals and logs.
 
-    Without a baseline, the figures of the run replace the comparison. `found` is None without a run.
+    It has the verdicts, and the whole comparison if a verdict is broken. Without a baseline, the figures of the run
+    replace the comparison. `found` is None without a run.
     """
     rows, remarks = _rows(judged)
     lines = [table(rows, left=4), *remarks, "", tally(judged)]
@@ -35,19 +36,19 @@ def gate_text(judged: Sequence[Judged], found: RunDiff | None) -> str:
 
 
 def gate_markdown(judged: Sequence[Judged], found: RunDiff | None) -> str:
-    """Return the Markdown summary of a CI step."""
+    """Return the Markdown summary of a gate that a step in CI shows."""
     rows, remarks = _rows(judged)
     lines = ["## cbtop check", "", f"**{escaped(tally(judged))}**", "", *markdown_table(rows)]
     for remark in remarks:
         lines += ["", escaped(remark)]
-    if found is not None and not found.why_not:  # if `why_not` is set, the only verdict already has this reason
+    if found is not None and not found.why_not:  # If `why_not` is set, the only verdict already states this reason.
         shown = _without_repetition(found, judged)
         lines += ["", diff_markdown(shown, with_verdicts=False) if shown.has_baseline else run_markdown(shown)]
     return "\n".join(lines)
 
 
 def gate_json(judged: Sequence[Judged], found: RunDiff | None) -> str:
-    """Return every verdict and the comparison as JSON."""
+    """Return every verdict and the comparison of a gate as JSON."""
     verdicts = []
     for one in judged:
         fields = asdict(one) | {"outcome": one.outcome.value, "where": one.where[0] or None, "passes": one.passes}
@@ -60,7 +61,7 @@ def gate_json(judged: Sequence[Judged], found: RunDiff | None) -> str:
 
 
 def gate_github(judged: Sequence[Judged], found: RunDiff | None) -> str:
-    """Return workflow commands, at least one line. GitHub shows them as annotations of the commit."""
+    """Return the verdicts as workflow commands, at least one line. GitHub shows them as annotations of the commit."""
     lines = []
     for one in judged:
         if one.outcome is not Outcome.HOLDS:
@@ -78,7 +79,9 @@ def line_of(one: Judged) -> str:
 
 
 def summary(judged: Sequence[Judged]) -> str:
-    """Return a text such as `1 of 3 broken: …`. The first verdict with the worst outcome follows."""
+    """Return a summary of the verdicts, such as `1 of 3 broken: …`. The first verdict with the worst outcome follows
+    the number.
+    """
     worst = _worst(judged)
     return f"{tally(judged)}: {line_of(worst[0])}" if worst else tally(judged)
 
@@ -92,7 +95,7 @@ def tally(judged: Sequence[Judged]) -> str:
 
 
 def _worst(judged: Sequence[Judged]) -> list[Judged]:
-    """Return the verdicts with the worst outcome, or [] if all hold."""
+    """Return the verdicts that have the worst outcome. Return [] if all thresholds hold."""
     for outcome in (Outcome.BROKEN, Outcome.UNKNOWN, Outcome.UNSURE):
         if some := [one for one in judged if one.outcome is outcome]:
             return some
@@ -100,7 +103,9 @@ def _worst(judged: Sequence[Judged]) -> list[Judged]:
 
 
 def _rows(judged: Sequence[Judged]) -> tuple[Table, list[str]]:
-    """Return a row per verdict. Remarks that several rows share are returned separately, as lines below the table."""
+    """Return a row of a table for each verdict. Remarks that several rows share are returned separately, as lines
+    below the table.
+    """
     counts = Counter(clause for one in judged for clause in _clauses(one)[1:])
     rows: Table = [("verdict", "threshold", "of", "measured", "guilty")]
     marks: dict[str, str] = {}
@@ -115,12 +120,12 @@ def _rows(judged: Sequence[Judged]) -> tuple[Table, list[str]]:
 
 
 def _clauses(one: Judged) -> list[str]:
-    """Return the measurement and the remarks about it as separate texts."""
+    """Return the measurement of a verdict, and the remarks about it, as separate texts."""
     return one.said.split(_BETWEEN_CLAUSES)
 
 
 def _without_repetition(found: RunDiff, judged: Sequence[Judged]) -> RunDiff:
-    """Return the comparison without notes that a verdict already contains."""
+    """Return the comparison without the notes that a verdict already contains."""
     notes = tuple(note for note in found.notes if not any(note in one.said for one in judged))
     return replace(found, notes=notes)
 

@@ -43,7 +43,7 @@ from cbtop.viewmodels.timeline import TimelineView
 from cbtop.viewmodels.traces import TraceView
 
 SCHEMA = "cbtop.snapshot/1"
-MAX_LISTED = 512  # maximum number of spans in a row of the timeline, and of gaps in a lane
+MAX_LISTED = 512  # A row of the timeline has at most this many spans, and a lane at most this many gaps.
 _POINT_KEYS = (
     "intensity",
     "gflops",
@@ -53,7 +53,8 @@ _POINT_KEYS = (
     "above_roof",
     "roof_unsure",
 )
-# Keys by origin, for figures of a source outside of the table of statistics. Other figures are counted or measured.
+# For each origin, the JSON keys of a source's figures that are not in the table of statistics. All other such figures
+# are counted or measured.
 OTHER_ORIGINS = {
     Origin.SHAPES: [],
     Origin.MEASUREMENTS: [
@@ -112,7 +113,7 @@ OTHER_ORIGINS = {
 
 
 def json_report(sources: Sequence[SourceView], replay: ReplayView | None = None) -> str:
-    """Return all data of all sources."""
+    """Return the JSON document with all data of all sources."""
     provenance = {origin.value: [*keys_of(origin), *keys] for origin, keys in OTHER_ORIGINS.items()}
     if any(source.window for source in sources):
         provenance[Origin.MEASUREMENTS.value] += [row.key for row in STATISTICS if row.derived_in_window]
@@ -177,7 +178,7 @@ def _source(view: SourceView) -> dict[str, Any]:
 
 
 def _process(view: SourceView) -> dict[str, Any]:
-    """Return the name and state of the process, and how its steps are recorded."""
+    """Return the JSON fields with the name and state of the process, and how its steps are recorded."""
     return {
         "key": view.key,
         "merged": None if view.merged is None else asdict(view.merged),
@@ -201,7 +202,7 @@ def _process(view: SourceView) -> dict[str, Any]:
 
 
 def _time_covered(view: SourceView) -> dict[str, Any]:
-    """Return the time range that the figures cover."""
+    """Return the JSON fields of the time range that the figures cover."""
     return {
         "window_s": view.window.asked_s if view.window else None,
         "window_covers_s": view.window.covers_s if view.window else None,
@@ -306,7 +307,7 @@ def _timeline(found: TimelineView | None, baseline: Comparison | None) -> dict[s
 
 
 def _step_beside(found: TimelineView, baseline: Comparison | None) -> dict[str, float] | None:
-    """Return the baseline's median time of a step like the newest step, or None (null) if it is unknown."""
+    """Return the median time at the baseline of a step like the newest step. Return None (null) if it is unknown."""
     if baseline is None or found.newest is None:
         return None
     median_us = baseline.median_us(found.newest.name, WHOLE_STEP)
@@ -511,7 +512,9 @@ def _burst(times: KernelTimes) -> dict[str, Any]:
 
 
 def _critical_path(path: CriticalPathView | None) -> dict[str, Any] | None:
-    """Return the critical path, or why it is unknown. Return None (null) if all nodes run one after another."""
+    """Return the critical path of the graph, or why it is unknown. Return None (null) if all nodes run one after
+    another.
+    """
     if path is None:
         return None
     known = not path.unknown

@@ -1,4 +1,4 @@
-"""Print what the machine code of a PTX module's entries says: as lines of text, and as values for JSON."""
+"""Print what is known about the machine code of each PTX entry: as lines of text, and as values for JSON."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cbtop.units import NOT_MEASURED, counted, number
 
 
 def entry_lines(examination: Examination, name: str, *, verbose: bool) -> Iterator[str]:
-    """Return lines about an entry."""
+    """Return lines of text about the machine code of an entry."""
     one = examination.entries[name]
     made_by = f"{examination.architecture}, {examination.assembler}"
     if one.kernel is None:
@@ -37,7 +37,7 @@ def entry_lines(examination: Examination, name: str, *, verbose: bool) -> Iterat
 
 
 def entry_json(examination: Examination, name: str) -> dict[str, object]:
-    """Return an entry for JSON."""
+    """Return the JSON fields about the machine code of an entry."""
     one = examination.entries[name]
     kernel, code = one.kernel, one.code
     intensity = one.intensity if isinstance(one.intensity, Intensity) else None

@@ -1,4 +1,4 @@
-"""The machines of the sources, with their devices and processes, as text and JSON."""
+"""Write the machines of the sources, with their devices and processes, as text and JSON."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from cbtop.viewmodels.source import SourceView
 
 NO_MACHINE = "devices: n/a (no sample of them has come yet)"
 BUSY_LINE = "busy % of a GPU is the share of time in which any kernel ran, however little of the GPU it used"
-_FIRST = 6  # maximum number of figures in the first table
+_FIRST = 6  # The first of the two tables of devices has at most this many figures.
 
 
 def machines_of(sources: Iterable[SourceView]) -> list[MachineView]:

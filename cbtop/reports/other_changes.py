@@ -1,4 +1,4 @@
-"""Lines of a diff for changes that are not visible in a slower or faster brick.
+"""Lines of a diff about changes that no slower or faster brick shows.
 
 These are drift, long calls, and figures that moved beyond their interval but have no verdict.
 """
@@ -13,13 +13,13 @@ from cbtop.comparison.steadiness import drift_text, tail_text
 from cbtop.comparison.tails import tails_of
 from cbtop.units import duration
 
-MAX_NAMED = 6  # maximum number of figures in one line
+MAX_NAMED = 6  # One line has at most this many figures.
 
 
 def other_changes(part: PartDiff, shown: Sequence[PlaceDiff]) -> list[str]:
-    """Return a line for each such change. `shown` are the bricks and layers in the report.
+    """Return a line for each change that is not listed elsewhere in the report.
 
-    An empty list means that no shown figure has changed.
+    `shown` are the bricks and layers in the report. An empty list means that no shown figure has changed.
     """
     lines = [f"new: {part.phase}: {one.name}, {one.delta_us:+.1f} µs/{part.unit}" for one in part.new]
     lines += [
@@ -67,7 +67,7 @@ def _without_verdict(part: PartDiff, shown: Sequence[PlaceDiff]) -> Iterator[tup
 
 
 def is_beyond_interval(change: Change) -> bool:
-    """Whether a figure moved by more than its interval. Even a very small change counts."""
+    """Whether a figure of two runs moved by more than its interval. Even a very small change counts."""
     return change.percent is not None and abs(change.delta) > change.half
 
 

@@ -27,8 +27,8 @@ from cbtop.viewmodels.time_travel import ReplayView
 MAX_LINES = 60
 MAX_VERDICTS = 4
 MIN_BRICKS, MAX_BRICKS = 3, 12
-MAX_HEAD = 18  # maximum number of lines at the top
-MAX_COMPARED = 10  # maximum number of lines for the comparison with a baseline
+MAX_HEAD = 18  # The head of the overview has at most this many lines.
+MAX_COMPARED = 10  # The comparison with a baseline has at most this many lines.
 MAX_OTHERS = 5
 THE_REST = "the rest: --view all"
 
@@ -36,7 +36,10 @@ THE_REST = "the rest: --view all"
 def overview_report(
     sources: Sequence[SourceView], replay: ReplayView | None = None, rows: RowChoice | None = None
 ) -> str:
-    """Return at most 60 lines. The first source takes most of them, and each other source has one line."""
+    """Return the overview, at most 60 lines.
+
+    The first source takes most of them. Each other source has one line.
+    """
     first, *others = sources
     before = [] if replay is None else [replay_text(replay), ""]
     after = _others(others)
@@ -45,7 +48,7 @@ def overview_report(
 
 
 def bricks_and_verdicts(view: SourceView, most: int) -> list[str]:
-    """Return lines with at most `most` bricks of `view`, followed by its worst verdicts."""
+    """Return the lines about one source, with at most `most` bricks and its worst verdicts."""
     found = _verdicts(view)
     return [*_bricks(view, most), *(["", *found] if found else [])]
 
@@ -79,7 +82,9 @@ def _verdicts(view: SourceView) -> list[str]:
 
 
 def _bricks(view: SourceView, most: int) -> list[str]:
-    """Return the bricks that take the most time, or the first bricks in the user's order."""
+    """Return the bricks that take the most time. If the user has chosen an order, return the first bricks in this
+    order.
+    """
     if view.ranks is not None:
         return first_lines(ranks_text(view.ranks).splitlines(), most + 1)
     if not view.bricks:

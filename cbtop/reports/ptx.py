@@ -1,4 +1,4 @@
-"""Print the analysis of PTX files as text and as JSON."""
+"""Write the analysis of PTX files as text and as JSON."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PLACES = re.compile(r"%\w+|\bline \d+|\S+:\d+ \(PTX line \d+\)")
 
 @dataclass(frozen=True, slots=True)
 class PtxFile:
-    """The analysis of a file: its module, a summary of each entry, the findings, and its machine code."""
+    """The analysis of a PTX file: its module, a summary of each entry, the problems found, and its machine code."""
 
     name: str
     module: Module
@@ -68,7 +68,7 @@ def _times(alike: Sequence[LintFinding]) -> str:
 
 
 def _assumptions(files: Sequence[PtxFile]) -> Iterator[str]:
-    """Yield a line for each assumption about the blocks that the lints were made with."""
+    """Yield a line for each assumption that the checks of the PTX make about thread blocks."""
     assumed: dict[int | None, list[str]] = {}
     for file in files:
         for entry in file.entries:
@@ -88,7 +88,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _conclusion(files: Sequence[PtxFile]) -> str:
-    """Return the number of findings of each kind in one line."""
+    """Return one line with the number of problems of each kind."""
     severities = Counter(one.lint.severity for file in files for one in file.findings)
     errors = severities[LintSeverity.CORRECTNESS]
     parts = [counted(errors, "error") if errors else "no error found"]

@@ -1,4 +1,4 @@
-"""The changes between two runs, as text, Markdown, JSON, folded stacks and speedscope profiles."""
+"""Write the changes between two runs as text, Markdown, JSON, folded stacks and speedscope profiles."""
 
 from __future__ import annotations
 
@@ -23,17 +23,21 @@ from cbtop.reports.tables import Table, table
 from cbtop.units import NOT_MEASURED, count, counted, duration, number, percent
 
 SCHEMA = "cbtop.diff/1"
-# Number of bricks in single layers to list: the largest increases, and as many of the largest decreases.
+# The report lists this many bricks in single layers with the largest increases, and as many with the largest
+# decreases.
 LISTED_CELLS = 8
-LISTED_GRAPH = 12  # maximum number of listed differences between the contents of steps
+LISTED_GRAPH = 12  # At most this many differences between the contents of steps are listed.
 _HEAD = ("", "median", "now", "ratio", "p99", "now", "Δ µs/{unit}", "")
 _NAME_COLUMNS = 1
-# JSON keys that differ from the rate's name, as in other JSON documents
+# In JSON, these rates have a key that differs from their name, as in cbtop's other JSON documents.
 _RATE_KEYS = {IN_STEPS: "tokens_per_sec_in_steps"}
 
 
 def diff_text(found: RunDiff, *, with_verdicts: bool = True) -> str:
-    """Return the text for terminals and logs. `with_verdicts` is false for a gate, which has its own verdicts."""
+    """Return the comparison of two runs as text for terminals and logs.
+
+    `with_verdicts` is false for a gate, which has its own verdicts.
+    """
     causes = causes_of(found.base, found.now)
     lines = [f"{named(found.base)} → {named(found.now)}"]
     lines += [f"  {note}" for note in (*found.notes, *_conditions(causes), *_graph(causes, found))]
@@ -54,7 +58,7 @@ def diff_text(found: RunDiff, *, with_verdicts: bool = True) -> str:
 
 
 def diff_markdown(found: RunDiff, *, with_verdicts: bool = True) -> str:
-    """Return the Markdown summary of a CI step, for GitHub and GitLab.
+    """Return the comparison of two runs as a Markdown summary for a CI step of GitHub or GitLab.
 
     `with_verdicts` is false for a gate, which has its own verdicts.
     """
@@ -77,7 +81,7 @@ def diff_markdown(found: RunDiff, *, with_verdicts: bool = True) -> str:
 
 
 def diff_tree(found: RunDiff) -> str:
-    """Return the time per unit as a tree of layers and bricks.
+    """Return the time per unit (token or step) of both runs as a tree of layers and bricks.
 
     Each row is the sum of its parts, the largest change first.
     """
@@ -92,7 +96,7 @@ def diff_tree(found: RunDiff) -> str:
 
 
 def diff_json(found: RunDiff) -> str:
-    """Return all numbers as JSON. A number that is unknown is null."""
+    """Return all numbers of the comparison as JSON. A number that is unknown is null."""
     return json.dumps(diff_fields(found), allow_nan=False)
 
 
@@ -107,7 +111,7 @@ def diff_speedscope(found: RunDiff) -> str:
 
 
 def diff_fields(found: RunDiff) -> dict[str, Any]:
-    """Return the fields of the JSON document."""
+    """Return the fields of the JSON document about the comparison of two runs."""
     return {
         "schema": SCHEMA,
         "base": _run_fields(found.base) if found.has_baseline else None,
@@ -123,13 +127,13 @@ def diff_fields(found: RunDiff) -> dict[str, Any]:
 
 
 def head(part: PartDiff) -> str:
-    """Return a text such as `decode, 296 steps, 300 before`."""
+    """Return the number of steps as text, such as `decode, 296 steps, 300 before`."""
     cached = f", at {count(part.cached)} positions cached" if part.cached is not None else ""
     return f"{work_done(part)}: {counted(part.now.steps, 'step')}, {count(part.before.steps)} before{cached}"
 
 
 def work_done(part: PartDiff) -> str:
-    """Return a text such as `decode of 4 tokens on 4 sequences`.
+    """Return the name of a group of steps, such as `decode of 4 tokens on 4 sequences`.
 
     If the phase has several batches: `decode, batch 6`.
     """
@@ -141,7 +145,9 @@ def work_done(part: PartDiff) -> str:
 
 
 def rate_lines(found: RunDiff) -> list[str]:
-    """Return lines such as `decode: 27.62 → 27.55 tokens/s, wall clock a token +0.3 % ± 1.2`."""
+    """Return a line for the rate of each phase, such as `decode: 27.62 → 27.55 tokens/s, wall clock a token +0.3 % ±
+    1.2`.
+    """
     lines = []
     for one in found.rates:
         at = f" at {count(one.cached)} positions cached" if one.cached is not None else ""
@@ -154,7 +160,7 @@ def rate_lines(found: RunDiff) -> list[str]:
 
 
 def sentence(part: PartDiff, place: PlaceDiff) -> str:
-    """Return one line about the change of a brick or layer."""
+    """Return one line about the change of a brick or layer between two runs."""
     assert place.change is not None
     calls = ""
     if place.p50:
@@ -177,7 +183,9 @@ def _run_fields(run: Run) -> dict[str, Any]:
 
 
 def _rates_fields(found: RunDiff) -> list[dict[str, Any]]:
-    """Return the rates of each phase over the whole runs as [before, now], and the change of the time of a token."""
+    """Return the rates of each phase over the whole runs as [before, now], and the change of the time of a token, as
+    JSON fields.
+    """
     before = {rates.phase: rates for rates in found.base.rates}
     changes = {one.phase: one for one in found.rates}
     fields = []
@@ -270,7 +278,7 @@ def _sums(part: PartDiff) -> list[str]:
     terms = [f"{name} {_signed(now - then)}" for name, (then, now) in named if name != named[2][0] or then or now]
     then_us, now_us = balance.wall
     change = f"{_signed(now_us - then_us)} µs = {', '.join(terms)}"
-    # Without batches, the line of the rate already has this interval.
+    # If the phase has only one batch, the line with the rate already shows this interval.
     of_batch = f", {_percents(part.wall)}" if part.name != part.phase else ""
     return [
         f"wall clock {number(then_us)} → {number(now_us)} µs/{part.unit}{of_batch}",
@@ -308,19 +316,18 @@ def _then_and_now(place: PlaceDiff, what: str) -> tuple[str, str]:
 
 
 def _of_kernels(part: PartDiff, place: PlaceDiff, causes: Causes) -> list[str]:
-    """Return the changes of a brick's kernels as text, over all layers or in one layer."""
+    """Return the changes of a brick's kernels between two runs as text, over all layers or in one layer."""
     return causes.of_brick(part.phase, place.brick[0], place.layer) if place.brick else []
 
 
 def _conditions(causes: Causes) -> list[str]:
-    """Return the changed conditions. The number of threads is left out, because a note reports it."""
+    """Return the conditions that have changed. The number of threads is left out, because a note reports it."""
     return [one.text for one in causes.conditions if one.name != THREADS]
 
 
 def _graph(causes: Causes, found: RunDiff) -> list[str]:
-    """Return lines with the differences between the contents of steps, as in `graph==base`.
-
-    Renamed bricks are left out.
+    """Return lines with the differences between the contents of steps, like the check `graph==base`. Renamed bricks
+    are left out.
     """
     renamed = [one for part in found.parts for one in part.places if one.renamed_from and one.brick]
     names = {name for one in renamed if one.brick for name in (one.brick[0], one.renamed_from)}
@@ -349,7 +356,7 @@ def _remark(place: PlaceDiff, causes: Sequence[str] = ()) -> str:
 
 
 def _listed_cells(part: PartDiff) -> list[PlaceDiff]:
-    """Return the largest increases, the largest decreases, and all other changes with a verdict."""
+    """Return the bricks in layers with the largest increases and decreases, and all others that have a verdict."""
     last = len(part.cells) - LISTED_CELLS
     return [
         cell
@@ -369,14 +376,15 @@ def _verdicts(found: RunDiff, part: PartDiff, causes: Causes) -> list[str]:
         lines.append(f"slower: {part.name}: a {part.unit} takes {_percents(part.wall)} by the wall clock")
     lines += other_changes(part, [*part.bricks, *part.layers, *_listed_cells(part)])
     has_other_calls = any(one.calls and one.calls.text for one in [*part.bricks, *part.cells])
-    is_renamed = any(one.renamed_from for one in part.places)  # a new name alone does not count as a change
+    # If only the name of a brick has changed, this does not count as a change.
+    is_renamed = any(one.renamed_from for one in part.places)
     if has_other_calls or (not is_renamed and any(one.phase == part.phase for one in causes.graph)):
         return lines or ["no time has changed beyond noise, but what a step contains has"]
     return lines or [_quiet_text(found)]
 
 
 def power(part: PartDiff) -> str:
-    """Return a line with the smallest change that would have been detected."""
+    """Return a line with the smallest change that this comparison would have detected."""
     said = []
     for what, places in (("a brick", part.bricks), ("a brick in one layer", part.cells)):
         if (found := part.findable(places)) is not None:
@@ -387,7 +395,7 @@ def power(part: PartDiff) -> str:
 
 
 def _tree(part: PartDiff) -> Iterator[tuple[str, ...]]:
-    """Yield a row for the wall-clock time per unit, then a row for each part of it."""
+    """Yield a row of the table for the wall-clock time per unit, then a row for each part of it."""
     balance = part.balance
     yield _branch(0, f"a {part.unit}", balance.wall)
     for layer in part.layers:
@@ -410,7 +418,7 @@ def _branch(depth: int, name: str, times: tuple[float, float], place: PlaceDiff 
 
 
 def _stacks(found: RunDiff) -> list[DiffStack]:
-    """Return the self time of each place per unit. The times are from recorded steps."""
+    """Return the self time of each brick and layer per unit of work. The times are from recorded steps."""
     return [stack for part in found.parts for stack in _stacks_of(part)]
 
 
@@ -445,12 +453,14 @@ def _stack(phase: str, layer: str | None, place: PlaceDiff, times: tuple[float, 
 
 
 def _decisive(place: PlaceDiff) -> str:
-    """Return the ratio that decides the verdict, with its interval, as text."""
+    """Return the ratio (new time / old time) that decides the verdict, with its interval, as text."""
     return _ratio(place.decisive) if place.decisive else NOT_MEASURED
 
 
 def _beside(place: PlaceDiff) -> str:
-    """Return " relative to all others" if the verdict is based on this ratio, otherwise ""."""
+    """Return " relative to all others" if the verdict is based on the ratio relative to all other bricks, otherwise
+    "".
+    """
     return " relative to all others" if place.verdict and place.decisive is not place.change else ""
 
 
@@ -494,7 +504,7 @@ FORMATS: dict[str, Callable[[RunDiff], str]] = {
 
 
 def _quiet_text(found: RunDiff) -> str:
-    """Return a text that no change was found. If too little was compared, the text says `not known`."""
+    """Return a text which states that no change was found. If too little was compared, it states `not known`."""
     if found.alone_percent <= BLIND_PERCENT:
         return "nothing has changed beyond noise"
     share = percent(found.alone_percent)

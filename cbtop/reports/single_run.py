@@ -1,4 +1,4 @@
-"""The figures of a single run as text and Markdown, for a gate without a baseline."""
+"""Write the figures of a single run as text and Markdown, for a gate without a baseline."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cbtop.units import NOT_MEASURED, counted, duration, number
 
 
 def run_text(found: RunDiff) -> str:
-    """Return the text for terminals and logs."""
+    """Return the figures of a run as text for terminals and logs."""
     lines = [named(found.now), *(f"  {note}" for note in found.notes), "", *_rate_lines(found)]
     for part in found.parts:
         lines += ["", _head(part)]
@@ -23,7 +23,7 @@ def run_text(found: RunDiff) -> str:
 
 
 def run_markdown(found: RunDiff) -> str:
-    """Return the Markdown summary of a CI step."""
+    """Return the figures of a run as a Markdown summary for a CI step."""
     lines = [f"### {escaped(named(found.now))}", "", *(f"- {escaped(note)}" for note in found.notes)]
     lines += ["", *(f"{escaped(line)}  " for line in _rate_lines(found))]
     for part in found.parts:
@@ -34,9 +34,8 @@ def run_markdown(found: RunDiff) -> str:
 
 
 def _rate_lines(found: RunDiff) -> list[str]:
-    """Return lines such as `decode: 27.62 tokens/s, 61.75 tokens/s in steps`.
-
-    Phases without known rates are left out.
+    """Return a line for the rates of each phase, such as `decode: 27.62 tokens/s, 61.75 tokens/s in steps`. Phases
+    without known rates are left out.
     """
     lines = []
     for rates in found.now.rates:
@@ -49,12 +48,12 @@ def _rate_lines(found: RunDiff) -> list[str]:
 
 
 def _head(part: PartDiff) -> str:
-    """Return a text such as `decode: 300 steps`."""
+    """Return the number of steps in a group as text, such as `decode: 300 steps`."""
     return f"{work_done(part)}: {counted(part.now.steps, 'step')}"
 
 
 def _tables(part: PartDiff) -> Iterator[Table]:
-    """Yield a table with a row per brick, and a table with a row per layer."""
+    """Yield a table with a row for each brick of the run, and a table with a row for each layer."""
     for places in (part.bricks, part.layers):
         if places:
             yield [("", "median", "p99", f"µs/{part.unit}"), *(_row(place) for place in places)]

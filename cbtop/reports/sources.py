@@ -1,5 +1,5 @@
-"""The list of sources as text and JSON: one entry per source, the reasons of n/a, the slowest rank, and cbtop's
-own cost.
+"""Write the list of sources as text and JSON: one entry per source, the reasons for n/a, the slowest rank, and
+cbtop's own cost.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ NO_LIST = "sources: n/a (nobody keeps a list of them)"
 
 
 def listed_in(sources: Iterable[SourceView]) -> ListView | None:
-    """Return the list of all sources from the first view that has it, or None."""
+    """Return the list of all sources. It is taken from the first view that has it. Return None if no view has it."""
     return next((source.listed for source in sources if source.listed is not None), None)
 
 
@@ -208,15 +208,15 @@ def clock_fields(clock: ClockView | None) -> dict[str, float | None]:
 
 
 def stall_fields(found: StallView | None) -> dict[str, Any] | None:
-    """Return the JSON fields of a stall, or None (null) if the process makes progress."""
+    """Return the JSON fields of a stall (lack of progress), or None (null) if the process makes progress."""
     return None if found is None else asdict(found)
 
 
 def straggler_fields(found: StragglerView | None) -> dict[str, Any] | None:
-    """Return the JSON fields of the straggler, or None (null) without a straggler."""
+    """Return the JSON fields of the straggler (slowest rank), or None (null) without a straggler."""
     return None if found is None else asdict(found)
 
 
 def _stragglers(rows: Sequence[SourceRow]) -> list[StragglerView]:
-    """Return the stragglers of all jobs. A job has at most one."""
+    """Return the stragglers (slowest ranks) of all jobs. A job has at most one."""
     return list(dict.fromkeys(row.straggler for row in rows if row.straggler is not None))

@@ -1,4 +1,4 @@
-"""The summary that `cbtop run` prints at the end of a run: at most ten lines."""
+"""Make the summary that `cbtop run` prints at the end of a run: at most ten lines."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from cbtop.viewmodels.verdict import Severity
 
 MAX_LINES = 10
 MAX_BRICKS = 5
-MAX_OTHERS = 3  # maximum number of other phases to name
-LEAST_OTHER = 0.05  # share of the time in steps; a phase with less is not named
-LEAST_WARM_UP = 0.2  # share of the time in steps; a warm-up with less is not named
+MAX_OTHERS = 3  # At most this many phases are named in addition to the first one.
+LEAST_OTHER = 0.05  # A phase is named only if it has at least this share of the time in steps.
+LEAST_WARM_UP = 0.2  # The warm-up is mentioned only if it has at least this share of the time in steps.
 MAX_VERDICTS = 2
 
 
 def summary(view: SourceView, next_command: str, more_processes: int = 0, note: str = "") -> list[str]:
-    """Return at most ten lines: the rates of `view`, the bricks with the most time, the worst verdicts, and
-    `note`.
+    """Return the summary of a run in at most ten lines: the rates of `view`, the bricks with the most time, the worst
+    verdicts, and `note`.
     """
     above = [_rates(view, view.steps)] if view.steps else []
     above += [f"left out: {recording_text.warm_up(view.warm_up)}"] if view.warm_up and _is_much(view) else []
@@ -54,7 +54,7 @@ def _is_much(view: SourceView) -> bool:
 
 
 def _others(view: SourceView) -> Iterator[str]:
-    """Yield a line about other phases, if at least one of them took much of the time."""
+    """Yield a line that names other phases, if at least one of them took much of the time."""
     ran_us = sum(steps.union_us or 0.0 for steps in view.phases if not is_warm_up(steps.phase))
     others = [
         steps
@@ -71,9 +71,9 @@ def _others(view: SourceView) -> Iterator[str]:
 
 
 def _while_it_ran(view: SourceView, steps: StepsView) -> str:
-    """Return a text such as `899 tokens/s while it ran, 17 % of the time`.
+    """Return the rate of a phase, such as `899 tokens/s while it ran, 17 % of the time`.
 
-    Phases share the wall-clock time, so a rate over all of it would read as a slow phase.
+    Phases share the wall-clock time, so a rate over all of it would make the phase look slow.
     """
     per_sec, unit = steps.tokens_per_sec_in_steps, "tokens/s"
     if per_sec is None and steps.union_us:
@@ -85,7 +85,9 @@ def _while_it_ran(view: SourceView, steps: StepsView) -> str:
 
 
 def _rates(view: SourceView, steps: StepsView) -> str:
-    """Return a text such as `decode: 42.1 tokens/s, step p50 23.7 ms, p99 25.0 ms (last 421 steps, 10.0 s)`."""
+    """Return the rates and step times of a phase, such as `decode: 42.1 tokens/s, step p50 23.7 ms, p99 25.0 ms (last
+    421 steps, 10.0 s)`.
+    """
     p50, p99 = units.duration(steps.p50_us), units.duration(steps.p99_us)
     of = f"last {units.counted(steps.count, 'step')}"
     if steps.wall_us:

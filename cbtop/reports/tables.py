@@ -1,4 +1,4 @@
-"""Format tables as plain text."""
+"""Format rows as a plain text table."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ Table = list[tuple[str, ...]]
 
 
 def table(rows: Table, *, left: int) -> str:
-    """Return the rows as lines with aligned columns.
+    """Return the rows of a table as lines with aligned columns.
 
     The first `left` columns are left-aligned, the others right-aligned.
     """
@@ -23,6 +23,6 @@ def table(rows: Table, *, left: int) -> str:
 
 
 def first_lines(lines: Sequence[str], most: int) -> list[str]:
-    """Return at most `most` lines. If lines are left out, the last returned line has their number."""
+    """Return the first `most` lines of a text. If lines are left out, the last returned line has their number."""
     more = len(lines) - most
     return [*lines] if more <= 0 else [*lines[: most - 1], f"{more + 1} more lines"]

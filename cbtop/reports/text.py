@@ -61,8 +61,8 @@ TREND_LINE = "last, least, most s: µs a token (without steps: a call) in one se
 HOST_LINE = "host: the median call, without bricks inside; launches: kernels a step; both of the newest steps"
 LAYERS_LINE = f"median, slowest: the median call of the median and the slowest layer; over {ODD}×: so many stand out"
 OPEN_LINE = "the shares are no parts of one whole: bricks ran at the same time, or are of several ranks"
-MAX_CHANGES = 10  # maximum number of changes of layers, and also of bricks in layers
-TIMELINE_LINES = 200  # maximum number of lines for the newest step
+MAX_CHANGES = 10  # At most this many changes of layers are listed, and as many changes of bricks in layers.
+TIMELINE_LINES = 200  # At most this many lines are about the newest step.
 BUDGET_LINE = "budgets are static, in µs/token, as the process declared them: n/a where it declared none"
 
 
@@ -108,9 +108,7 @@ def _source(view: SourceView, sections: Sequence[str], rows: RowChoice) -> str:
 
 
 def filtered_text(view: SourceView, shown: SourceView, text: str) -> str:
-    """Return a line with the number of bricks that match the filter, because all other figures include every
-    brick.
-    """
+    """Return a line with the number of bricks that match the user's filter. All other figures include every brick."""
     return f"bricks shown: {len(shown.bricks)} of {len(view.bricks)}, with {text!r} in name or category"
 
 
@@ -169,7 +167,9 @@ def head_text(view: SourceView) -> str:
 
 
 def verdicts_text(view: SourceView, most: int | None = None) -> str:
-    """Return the worst `most` verdicts, each with its advice, and how many are withheld. Return "" without any."""
+    """Return the `most` worst verdicts, each with its advice, and the number of withheld verdicts. Return "" without
+    any verdict.
+    """
     verdicts = view.verdicts[:most]
     withheld = source_text.withheld(view.withheld)
     lines = ["verdicts"] if verdicts or withheld else []
@@ -181,7 +181,7 @@ def verdicts_text(view: SourceView, most: int | None = None) -> str:
 
 
 def baseline_text(found: Comparison | None) -> str:
-    """Return the changes since the baseline, or why they are unknown. Return "" without a baseline."""
+    """Return the changes of a source since the baseline, or why they are unknown. Return "" without a baseline."""
     if found is None:
         return ""
     lines = [f"baseline: {comparison_text.baseline(found)} (derived)"]
@@ -215,9 +215,9 @@ def _percent(change: Change) -> str:
 
 
 def _counted(steps: StepsView) -> str:
-    """Return the number of steps as text.
+    """Return the number of steps of a phase as text.
 
-    The numbers of steps without recorded bricks and of failed steps are added.
+    The text also has the numbers of steps without recorded bricks and of failed steps.
     """
     failed = [f"{units.count(steps.failed)} failed"] if steps.failed else []
     if steps.recorded < steps.count:
@@ -243,7 +243,9 @@ def _is_without_tokens(steps: StepsView) -> bool:
 
 
 def _in_steps(view: SourceView, steps: StepsView) -> str:
-    """Return the rate over the time in steps, the mean number of concurrent steps, and the time of a token."""
+    """Return a text with the rate over the time in steps, the mean number of concurrent steps, and the time of a
+    token.
+    """
     at_once = f"; {units.number(steps.at_once)} steps at once" if steps.overlap else ""
     ran = range_text.steps_ran(view, steps)
     if _is_without_tokens(steps) and steps.union_us:
@@ -252,9 +254,9 @@ def _in_steps(view: SourceView, steps: StepsView) -> str:
 
 
 def _a_token(steps: StepsView) -> str:
-    """Return the time of a token: in the median step, at the p99 and in the slowest step.
+    """Return the time of a token as text: in the median step, at the p99 and in the slowest step.
 
-    If unknown, return the reason. Return "" in training, because a token of training has no latency.
+    If the time is unknown, return the reason. Return "" in training, because a token of training has no latency.
     """
     if steps.why_no_us_per_token and steps.tokens and not is_training(steps.phase):
         return f"; ms/token {units.NOT_MEASURED} ({steps.why_no_us_per_token})"
@@ -265,7 +267,7 @@ def _a_token(steps: StepsView) -> str:
 
 
 def _held(steps: StepsView) -> str:
-    """Return the numbers of sequences and of cached positions per step."""
+    """Return the numbers of sequences and of cached positions per step as text."""
     found = [
         f"{_span(span)} {what}{'' if _span(span) == '1' else 's'} {where}"
         for span, what, where in (
@@ -351,7 +353,7 @@ def _in_layers(view: SourceView) -> Table:
 
 
 def _shares(view: SourceView) -> list[str]:
-    """Return a line if the bricks' shares do not add up to one whole, otherwise []."""
+    """If the shares of the bricks do not add up to one whole, return a line that warns of it. Otherwise return []."""
     return [OPEN_LINE] if view.shares_close is False else []
 
 
@@ -370,12 +372,12 @@ def _cell(statistic: Statistic, row: BrickRow | CategoryRow) -> str:
     if statistic.key == "percent_of_roof" and isinstance(row, BrickRow) and row.roof is not None:
         return f"{'!' * row.above_roof}{'?' * bool(row.roof_unsure)}{statistic.bare(row)}"
     if statistic.unit == "count":
-        return str(statistic.value(row))  # not rounded, because programs read logs, too
+        return str(statistic.value(row))  # Do not round numbers, because programs read logs, too.
     return statistic.bare(row)
 
 
 def ranks_text(view: RanksView) -> str:
-    """Return a table with a column per rank. The slowest rank of each row is marked."""
+    """Return a table of bricks with a column per rank. The slowest rank of each row is marked."""
     rows: Table = [(f"µs a {view.unit}", *(column.name for column in view.ranks), "slowest over median")]
     for row in view.rows:
         cells = [units.number(us) + ("*" if at == row.slowest else " ") for at, us in enumerate(row.us)]
@@ -421,7 +423,9 @@ def _categories(view: SourceView) -> str:
 
 
 def _timeline(view: SourceView) -> str:
-    """Return the sums of each lane, and the records of the newest step. Return "" if records were not received."""
+    """Return the timeline as text: the sums of each lane, and the records of the newest step. Return "" if records
+    were not received.
+    """
     found = view.timeline
     if found is None:
         return ""
@@ -479,7 +483,7 @@ def _work_cells(found: WorkChange | None) -> tuple[str, str]:
 
 
 def _measured(ceiling: CeilingRow) -> str:
-    """Return how a roof is known. For a measured roof, add the day and the number of rounds."""
+    """Return how the value of a roof is known. For a measured roof, add the day and the number of rounds."""
     if ceiling.provenance is not Provenance.MEASURED:
         return ceiling.provenance.value
     day = f" {time_text.day(ceiling.measured_on)}" if ceiling.measured_on else ""
@@ -490,7 +494,7 @@ def _tree(view: SourceView) -> str:
     if view.merged is not None and not view.graph:
         return "tree: n/a (what is taken from several ranks is no graph)"
     path = view.critical_path
-    # If every node is on the critical path, do not mark each of them.
+    # Mark the nodes on the critical path only if at least one node is not on it.
     is_beside = path is not None and path.nodes < path.timed_nodes
     changes = view.baseline.places if view.baseline is not None and view.merged is None else {}
 
@@ -541,7 +545,7 @@ def _trace(trace: TraceView) -> str:
 
 
 def _traced(value: float | None) -> str:
-    """Format a traced number with four digits. Very large and very small numbers get an exponent."""
+    """Format a number of a model trace with four digits. Very large and very small numbers get an exponent."""
     if value is None:
         return units.NOT_MEASURED
     return f"{value:.0f}" if value.is_integer() and abs(value) < 1e12 else f"{value:.4g}"

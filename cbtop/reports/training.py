@@ -1,4 +1,6 @@
-"""Tables about training steps as text: the parts of a step, and the forward and backward passes of each brick."""
+"""Write tables about training steps as text: the parts of a step, and the forward and backward passes of
+each brick.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ PASSES_LINE = "a row has the passes of one brick, in exclusive µs a recorded st
 
 
 def training_tables(view: SourceView) -> str:
-    """Return a table of the parts of a training step, and a table of its bricks. Returns "" without such steps."""
+    """Return a table of the parts of a training step, and a table of its bricks. Return "" if the view has no
+    training steps.
+    """
     found = view.training
     if found is None:
         return ""
@@ -29,7 +33,7 @@ def training_tables(view: SourceView) -> str:
 
 
 def why_none(view: SourceView, sections: Sequence[str]) -> str:
-    """Return why the chosen sections of `view` are empty. If a different phase has training steps, name it."""
+    """Return why the chosen sections of `view` show no training steps. If a different phase has them, name it."""
     trains = [steps.phase for steps in view.phases if is_training(steps.phase) and steps.phase != view.phase]
     if trains and [*sections] == ["training"]:
         return f"{view.phase} steps do not train; pass --phase {shlex.quote(trains[0])}"

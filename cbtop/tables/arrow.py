@@ -1,4 +1,7 @@
-"""Columns as pyarrow's tables. pyarrow is the extra `arrow`, and is loaded only here."""
+"""Convert columns to pyarrow's tables.
+
+pyarrow is in the extra `arrow`, and is loaded only here.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +21,9 @@ INSTALL = "pip install 'cbtop[arrow]'"
 
 
 def arrow_table(columns: Mapping[str, TypedColumn], what: str) -> pyarrow.Table:
-    """Return `columns` as a table of pyarrow. Numbers are not copied, and texts become dictionaries.
+    """Return `columns` as a pyarrow table. Numbers are not copied, and texts become dictionaries.
 
-    Raises UsageError with the command that installs pyarrow. `what` is the feature that needs it.
+    If pyarrow is missing, raises UsageError with the command that installs it. `what` is the feature that needs it.
     """
     try:
         import pyarrow

@@ -1,4 +1,7 @@
-"""A table of typed columns in NumPy arrays. Other libraries take it through the Arrow PyCapsule interface."""
+"""A table of typed columns in NumPy arrays.
+
+pandas, polars and other libraries accept it through the Arrow PyCapsule interface.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,8 @@ class ColumnTable:
     """Rows in columns of equal length. `len(table)` is the number of rows.
 
     With the extra `arrow`, `polars.DataFrame(table)`, `pandas.DataFrame.from_arrow(table)`, `pyarrow.table(table)`
-    and the SQL of DuckDB take it. Numbers are not copied. Texts are dictionary-encoded: each row has a position.
+    and the SQL of DuckDB take it. Numbers are not copied. Texts are dictionary-encoded: each row has a position in a
+    list of texts.
     """
 
     def __init__(self, columns: Mapping[str, TypedColumn]) -> None:
@@ -34,11 +38,11 @@ class ColumnTable:
 
     @cached_property
     def columns(self) -> tuple[str, ...]:
-        """The names of the columns."""
+        """The names of the table's columns."""
         return tuple(self._columns)
 
     def typed(self, name: str) -> TypedColumn:
-        """Return the column `name` as it is stored. Raises KeyError with the known names."""
+        """Return the typed column `name` as it is stored. Raises KeyError with the known names."""
         try:
             return self._columns[name]
         except KeyError:
@@ -51,7 +55,8 @@ class ColumnTable:
         """
         column = self.typed(name)
         if column.texts is not None:
-            texts = np.array([*column.texts, None], np.object_)  # NO_TEXT is the last one
+            # The code NO_TEXT is -1, so append None as the last text.
+            texts = np.array([*column.texts, None], np.object_)
             found: NDArray[Any] = texts[column.values]
             return found
         if column.is_known is None or column.is_known.all():
@@ -59,15 +64,19 @@ class ColumnTable:
         return np.where(column.is_known, column.values, np.nan)
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
-        """Return a capsule for libraries that read Arrow data. Raises UsageError without the extra `arrow`."""
-        from cbtop.tables.arrow import arrow_table  # imported here, because it is an extra and loads slowly
+        """Return a capsule with the table for libraries that read Arrow data. Raises UsageError without the extra
+        `arrow`.
+        """
+        # imported here, because pyarrow is in the extra `arrow` and loads slowly
+        from cbtop.tables.arrow import arrow_table
 
         return arrow_table(self._columns, "the Arrow interface of a table").__arrow_c_stream__(requested_schema)
 
 
 def joined_columns(parts: Sequence[dict[str, TypedColumn]]) -> dict[str, TypedColumn]:
-    """Return columns with the rows of all `parts`, at least one. Equal columns must have the same texts.
+    """Join the tables `parts` (at least one) below each other.
 
-    The parts are empty afterwards, so that no more than one column is in memory twice.
+    Equal columns must have the same texts. The parts are empty afterwards, so that at most one column is in memory
+    twice.
     """
     return {name: TypedColumn.joined([part.pop(name) for part in parts]) for name in [*parts[0]]}

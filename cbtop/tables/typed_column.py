@@ -9,14 +9,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-NO_TEXT = -1  # the code of a row without a text
+NO_TEXT = -1  # In a column of texts, a row without a text has this code.
 
 
 @dataclass(frozen=True, slots=True)
 class TypedColumn:
     """One column. Its values are numbers or booleans or, if `texts` is given, positions in `texts`.
 
-    `is_known` is a mask of the rows with a value, or None if all rows have one. A row without a text has NO_TEXT.
+    `is_known` is a mask of the rows with a value, or None if all rows have one. A row without a text has the position
+    NO_TEXT.
     """
 
     values: NDArray[Any]
@@ -25,19 +26,21 @@ class TypedColumn:
 
     @staticmethod
     def of_texts(texts: Iterable[str | None], codes: dict[str, int]) -> TypedColumn:
-        """Return a column of `texts`. `codes` maps a text to its position, and gets the new ones."""
+        """Return a column of `texts`. `codes` maps a text to its position, and new texts are added to it."""
         values = [NO_TEXT if text is None else codes.setdefault(text, len(codes)) for text in texts]
         return TypedColumn(np.array(values, np.int32), codes)
 
     @staticmethod
     def of_numbers(numbers: Sequence[float | None], dtype: type[np.number[Any]]) -> TypedColumn:
-        """Return a column of `numbers`. None is an unknown value."""
+        """Return a column of `numbers`. In this list, None means an unknown value."""
         values = np.array([0 if number is None else number for number in numbers], dtype)
         return TypedColumn(values, is_known=np.array([number is not None for number in numbers], np.bool_))
 
     @staticmethod
     def joined(parts: Sequence[TypedColumn]) -> TypedColumn:
-        """Return a column with the rows of all `parts`, at least one. They must have the same texts."""
+        """Join the columns `parts` (at least one) to one column with all of their rows. They must have the same
+        texts.
+        """
         if len(parts) == 1:
             return parts[0]
         masks = None
@@ -48,12 +51,12 @@ class TypedColumn:
         return TypedColumn(np.concatenate([part.values for part in parts]), parts[0].texts, masks)
 
     def rows(self, indices: NDArray[np.int64]) -> TypedColumn:
-        """Return a column with the rows at `indices`."""
+        """Return a column with only the rows at `indices`."""
         known = None if self.is_known is None else self.is_known[indices]
         return TypedColumn(self.values[indices], self.texts, known)
 
     def known(self) -> NDArray[np.bool_] | None:
-        """Return a mask of the rows with a value, or None if all rows have one."""
+        """Return a mask of the rows that have a value, or None if all rows have one."""
         if self.texts is None:
             return self.is_known
         found: NDArray[np.bool_] = self.values != NO_TEXT

@@ -24,7 +24,7 @@ def serving(endpoint: str, keys: DaemonKeys | None, addresses: Mapping[str, str 
         if not wanted:
             yield []
             return
-        # Import here, so that a daemon without exports does not load the store and the views.
+        # The service is imported here, so that a daemon without exports does not load the store and the views.
         from cbtop.telemetry.subscription import Subscription
 
         subscription = stack.enter_context(Subscription(from_here(endpoint), keys.as_viewer if keys else None))

@@ -1,4 +1,4 @@
-"""The interface of a telemetry service of `cbtop daemon`."""
+"""The interface of a telemetry service, which exports the data of `cbtop daemon` to a monitoring system."""
 
 from __future__ import annotations
 
@@ -10,20 +10,17 @@ if TYPE_CHECKING:
 
 
 class Service(Protocol):
-    """The interface of a service module.
-
-    It has an option of `cbtop daemon`, such as `--metrics`, and the service itself.
-    """
+    """The interface of a service module: an option of `cbtop daemon`, such as `--metrics`, and the service itself."""
 
     METAVAR: str
     HELP: str
 
     def address(self, text: str) -> str:
-        """Parse `text` as an address of this service. Raises argparse.ArgumentTypeError if it is invalid."""
+        """Parse `text` as the address of this service. Raises argparse.ArgumentTypeError if it is invalid."""
 
     def serving(self, address: str, subscription: Subscription) -> AbstractContextManager[str]:
-        """Export data while the context is open. Yields a line with the address. Raises CbtopError if the service
-        cannot run.
+        """Export data to or from `address` while the context is open.
 
-        The service has its own threads, and never delays the daemon's loop or its end.
+        Yields a line with the address. Raises CbtopError if the service cannot run. The service has its own threads,
+        and never delays the daemon's loop or its end.
         """

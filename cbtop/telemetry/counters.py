@@ -1,8 +1,8 @@
-"""Counters for an export. They never decrease, even if the data of their sources does."""
+"""Keep the counters of an export from decreasing, even if the data of their sources does."""
 
-# The sum that a counter exports may decrease. This happens if a keyframe was partly lost, if a process returns, or if
-# another process begins with the same labels. A brick's exclusive time decreases when records of inner bricks arrive
-# late. Prometheus treats every decrease as a restart, and adds the whole value to the rate again.
+# The sum that a counter exports may decrease in its source. This happens if a keyframe was partly lost, if a process
+# returns, or if another process begins with the same labels. A brick's exclusive time decreases when records of inner
+# bricks arrive late. Prometheus treats every decrease as a restart, and adds the whole value to the rate again.
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from cbtop.client.store import Store
 from cbtop.protocol.messages import HostHello
 from cbtop.telemetry.metrics import MAX_SERIES, DurationHistogram, Metric, MetricType, Point, Snapshot
 
-# maximum number of stored series; beyond it, the series with the oldest export is dropped and starts again
+# At most this many series are stored. Beyond it, the series with the oldest export is dropped and starts again at
+# zero.
 MAX_KEPT = 4 * MAX_SERIES
 
 
 @dataclass(slots=True)
 class _Counted:
-    """The state of a series. `highest` is the highest value of the current life of its process."""
+    """The state of one exported series. `highest` is the highest value of the current life of its process."""
 
     life: HostHello | None
     since_ns: int
-    before: float | DurationHistogram  # sum over earlier lives of the process, 0 without earlier lives
+    before: float | DurationHistogram  # sum of this series over earlier lives of the process, 0 without earlier lives
     highest: float | DurationHistogram
 
 
@@ -39,9 +40,10 @@ class Counters:
         self._counted: OrderedDict[tuple[Metric, tuple[str, ...]], _Counted] = OrderedDict()
 
     def held(self, found: Snapshot, store: Store) -> Snapshot:
-        """Return `found`, with each counter and histogram raised to its previous value if it is lower.
+        """Return the snapshot `found` with corrected values: a counter or histogram that is lower than before gets
+        its previous value.
 
-        The snapshot `found` must have been made from `store`.
+        `found` must have been made from `store`.
         """
         held: Snapshot = {}
         for metric, points in found.items():
@@ -88,7 +90,7 @@ def _highest(before: float | DurationHistogram, value: float | DurationHistogram
     assert isinstance(value, DurationHistogram)
     is_same = before.bounds_ns == value.bounds_ns
     counts = tuple(map(max, before.counts, value.counts)) if is_same else value.counts
-    # False if calls are missing. The distribution of their durations is then unknown.
+    # If counts are missing, the distribution of the durations of calls is unknown.
     is_known = sum(counts) >= sum(before.counts)
     return DurationHistogram(
         bounds_ns=value.bounds_ns if is_known else (),

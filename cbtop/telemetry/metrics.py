@@ -9,13 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-MAX_SERIES = 10_000  # maximum number of series per export; a brick has 34, so about 20 models of 15 bricks fit
+MAX_SERIES = 10_000  # One export has at most this many series. A brick has 34, so about 20 models of 15 bricks fit.
 
 
 class MetricType(StrEnum):
-    """The type of a metric."""
+    """The type of an exported metric in the OpenMetrics standard."""
 
-    INFO = "info"  # the value is always 1, and the labels carry the information
+    INFO = "info"  # An info metric always has the value 1. Its labels carry the information.
     GAUGE = "gauge"
     COUNTER = "counter"
     HISTOGRAM = "histogram"
@@ -23,7 +23,7 @@ class MetricType(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One metric: its name, the labels of its points, and its unit ("" for a plain number)."""
+    """One exported metric: its name, the labels of its points, and its unit ("" for a plain number)."""
 
     name: str
     kind: MetricType
@@ -249,7 +249,7 @@ class DurationHistogram:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A value of a metric.
+    """A value of an exported metric.
 
     `labels` has the values of its labels in order. Counting began at `since_ns` (Unix time).
     """

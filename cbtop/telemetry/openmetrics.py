@@ -1,4 +1,4 @@
-"""OpenMetrics over HTTP, for Prometheus and other scrapers."""
+"""Serve metrics as OpenMetrics over HTTP, for Prometheus and other scrapers."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ METAVAR = "[HOST:]PORT"
 HELP = "serve OpenMetrics over HTTP, on 127.0.0.1 unless HOST is given"
 
 DEFAULT_HOST = "127.0.0.1"
-MAX_CONNECTIONS = 32  # each connection has its own thread
-SLOW_S = 5.0  # maximum seconds for request and response; then the scraper is disconnected
+MAX_CONNECTIONS = 32  # At most this many connections are open. Each has its own thread.
+SLOW_S = 5.0  # Maximum seconds for a request and its response. After that, the scraper is disconnected.
 
 _log = logging.getLogger("cbtop.daemon")
 
@@ -48,7 +48,7 @@ def address(text: str) -> str:
 
 @contextmanager
 def serving(address: str, subscription: Subscription) -> Iterator[str]:
-    """Answer every GET on `address` with a snapshot of `subscription`. Each request has its own thread."""
+    """Serve HTTP on `address`. Every GET gets a snapshot of `subscription`. Each request has its own thread."""
     try:
         import prometheus_client  # noqa: F401 - an optional dependency
     except ImportError as error:
@@ -72,10 +72,11 @@ def serving(address: str, subscription: Subscription) -> Iterator[str]:
 
 
 def registry(snapshot: Snapshot) -> CollectorRegistry:
-    """Return `snapshot` as a registry of prometheus-client."""
+    """Return `snapshot` as a registry of the library prometheus-client."""
     from prometheus_client import CollectorRegistry
 
-    found = CollectorRegistry(auto_describe=True)  # auto_describe is needed for requests with ?name[]=
+    # Clients may request some metrics by ?name[]=. Such a request fails without auto_describe.
+    found = CollectorRegistry(auto_describe=True)
     found.register(_Collected(snapshot))
     return found
 
@@ -123,13 +124,13 @@ def _buckets(value: DurationHistogram) -> list[tuple[str, float]]:
 
 
 class _Server(ThreadingMixIn, WSGIServer):
-    """A server with limits on threads and time. A slow or silent client does not affect other clients.
+    """An HTTP server with limits on threads and time. A slow or silent client does not affect other clients.
 
     If the maximum number of connections is reached, the oldest connection without a complete request is closed. If
     all connections have sent a complete request, the new connection is closed.
     """
 
-    daemon_threads = True  # the daemon does not wait for scrapers when it ends
+    daemon_threads = True  # The daemon does not wait for the threads of scrapers when it ends.
     request_queue_size = 128
 
     def __init__(self, address: str, subscription: Subscription) -> None:
@@ -138,7 +139,7 @@ class _Server(ThreadingMixIn, WSGIServer):
             host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
         self._since_s: dict[Any, float] = {}  # maps each connection to the time when it was opened
-        self._asked: set[Any] = set()  # connections that have sent a complete request
+        self._asked: set[Any] = set()  # network connections that have sent a complete request
         super().__init__((str(where[0]), int(where[1])), _Handler)
         self.set_app(_app(subscription))
 
@@ -155,18 +156,18 @@ class _Server(ThreadingMixIn, WSGIServer):
             self._forget(request)
 
     def has_asked(self, request: Any) -> None:
-        """Store that the connection `request` has sent a complete request."""
+        """Remember that the client of the connection `request` has sent a complete request."""
         self._asked.add(request)
 
     def service_actions(self) -> None:
-        """Disconnect slow clients. socketserver calls this ten times a second."""
+        """Disconnect clients that are too slow. socketserver calls this ten times a second."""
         for request, since_s in list(self._since_s.items()):
             if time.monotonic() - since_s > SLOW_S:
                 self._cut_off(request)
 
     def _cut_off(self, request: Any) -> None:
         self._forget(request)
-        with suppress(OSError):  # the connection's thread may have closed it already
+        with suppress(OSError):  # The thread of the connection may have closed it already.
             request.shutdown(socket.SHUT_RDWR)
 
     def _forget(self, request: Any) -> None:
@@ -196,7 +197,8 @@ def _app(subscription: Subscription) -> Callable[..., Iterable[bytes]]:
     def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         try:
             snapshot = subscription.snapshot()
-        except NoDataError as error:  # fail the scrape: users notice a failure, but not old values
+        except NoDataError as error:
+            # Without current data, let the scrape fail. Users notice a failure, but not old values.
             start_response("503 Service Unavailable", [("Content-Type", "text/plain; charset=utf-8")])
             return [f"{error}\n".encode()]
         answer: Iterable[bytes] = make_wsgi_app(registry(snapshot))(environ, start_response)

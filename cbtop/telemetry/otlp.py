@@ -1,7 +1,10 @@
-"""OTLP over HTTP, for OpenTelemetry collectors. The SDK's own variables (OTEL_EXPORTER_OTLP_HEADERS, …) apply."""
+"""Export metrics and traces by OTLP over HTTP, for OpenTelemetry collectors.
 
-# The SDK's instruments accept single measurements, but our data is already summed. To use them, a histogram would
-# have to be split into single calls, which are not available. So we create the objects of the SDK's data model
+The SDK's own environment variables (OTEL_EXPORTER_OTLP_HEADERS, …) apply.
+"""
+
+# The SDK's own instruments are not used. They accept single measurements, but our data is already summed. A histogram
+# would have to be split into single calls, which are not available. So we create the objects of the SDK's data model
 # directly.
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ HELP = (
 )
 
 INTERVAL_MS = 10_000
-LAST_EXPORT_S = 1.0  # maximum seconds that the daemon waits for its last export when it ends
+LAST_EXPORT_S = 1.0  # When the daemon ends, it waits at most this many seconds for its last export.
 # Unit names of OpenTelemetry, which follow UCUM.
 UNITS = {
     "": "", "seconds": "s", "bytes": "By", "ratio": "1", "watts": "W", "hertz": "Hz", "celsius": "Cel",
@@ -46,7 +49,7 @@ _sdk_log = logging.getLogger("opentelemetry")
 
 
 def address(text: str) -> str:
-    """Parse the base address of a collector. OTLP appends `/v1/metrics` and `/v1/traces` to it."""
+    """Parse the base address of an OpenTelemetry collector. OTLP appends `/v1/metrics` and `/v1/traces` to it."""
     try:
         parts = urlsplit(text)
         is_one = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
@@ -60,7 +63,7 @@ def address(text: str) -> str:
 
 @contextmanager
 def serving(address: str, subscription: Subscription) -> Iterator[str]:
-    """Send metrics and traces to `address` at every interval, in two threads, and metrics once more at the end."""
+    """Send metrics and traces to `address` at every interval, in two threads. Send metrics once more at the end."""
     try:
         from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -68,7 +71,7 @@ def serving(address: str, subscription: Subscription) -> Iterator[str]:
         from opentelemetry.sdk.trace.export import SpanExportResult
     except ImportError as error:
         raise UsageError("--otlp needs the OpenTelemetry SDK: pip install 'cbtop[otlp]'") from error
-    # Import here, so that a daemon without exports does not load the store (see `telemetry.serving`).
+    # Imported here, so that a daemon without exports does not load the store (see `telemetry.serving`).
     from cbtop.telemetry.otlp_traces import SentSteps
     from cbtop.telemetry.steps import sample_steps
 
@@ -101,7 +104,7 @@ def serving(address: str, subscription: Subscription) -> Iterator[str]:
             sent_steps.sent(traces)
         return is_taken
 
-    # The SDK logs several lines per failure. Hide them, because we log one line ourselves.
+    # The SDK logs several lines for each failed export. Hide them, because we log one line ourselves.
     _sdk_log.propagate = _log.isEnabledFor(logging.DEBUG)
     threads = [
         threading.Thread(target=_keep_sending, args=(send, where, interval_s, stop), daemon=True)
@@ -121,8 +124,10 @@ def serving(address: str, subscription: Subscription) -> Iterator[str]:
 
 
 def metrics_data(snapshot: Snapshot, now_ns: int) -> MetricsData:
-    """Return `snapshot` in the SDK's data model, with cumulative points at the time `now_ns` (Unix time)."""
-    # Import here, because the SDK takes a third of a second to load.
+    """Return `snapshot` in the OpenTelemetry SDK's data model, with cumulative points at the time `now_ns` (Unix
+    time).
+    """
+    # Imported here, because the SDK takes a third of a second to load.
     from opentelemetry.sdk.metrics import export
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
@@ -193,7 +198,8 @@ def _data(metric: Metric, points: list[Point], now_ns: int) -> Sum | Gauge | His
             ],
             cumulative,
         )
-    # Use floats: they are exact up to 2^53, and they can hold larger sums that forged numbers may cause.
+    # Use floats for counts. They are exact up to 2^53, and they can hold the larger sums that forged numbers may
+    # cause.
     numbers = [
         export.NumberDataPoint(attributes(point), point.since_ns, now_ns, float(point.value))
         for point in points
@@ -217,9 +223,8 @@ def _interval_s(text: str) -> float:
 
 
 class _Said(logging.Handler):
-    """Stores the first warning of the SDK in this thread since `line` was cleared.
-
-    It is the reason of a failed export.
+    """Stores the first warning that the SDK has logged in this thread since `line` was cleared. It is the reason of a
+    failed export.
     """
 
     def __init__(self) -> None:

@@ -23,10 +23,11 @@ if TYPE_CHECKING:
     from opentelemetry.trace import SpanContext
 
 MAX_TIME_NS = 1 << 63
-# Names of links between spans. Only the span of a step has a PREVIOUS link. Every span may have a RUN_BEFORE link.
+# Types of links between spans. Only the span of a step has a PREVIOUS link, to the previous step. Every span may have
+# a RUN_BEFORE link, to an earlier run.
 PREVIOUS = "previous step sent of this process"
 RUN_BEFORE = "same place in the last step sent of this program before this process began"
-MAX_PROGRAMS = 16  # maximum number of programs; the last step of each takes up to 2 MB
+MAX_PROGRAMS = 16  # Spans are stored for at most this many programs. The last step of each takes up to 2 MB.
 
 # Position of a span in its trace: the names from the step down to the span. Numbers distinguish siblings with equal
 # names.
@@ -47,7 +48,7 @@ def spans(
     the spans of a step of an earlier run. Each span links to the span at the same position there. Times are Unix
     times, converted with the two clocks that the process read at its start. Returns [] if the times are impossible.
     """
-    # Import here, because the SDK takes a third of a second to load.
+    # Imported here, because the SDK takes a third of a second to load.
     from opentelemetry.sdk.trace import ReadableSpan
     from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
@@ -62,10 +63,10 @@ def spans(
     trace_id = ids.generate_trace_id()
     scope = InstrumentationScope("cbtop", __version__)
     found: list[ReadableSpan] = []
-    # maps a node to the end of its last call, and to the span of that call
+    # for each node: the end of its last call, and the span of this call
     latest: dict[int, tuple[int, SpanContext]] = {}
     places = _Placer()
-    # Sort parents before children. A parent begins earlier, or ends later, or has the lower id.
+    # Sort parents before their children. A parent begins earlier, or ends later, or has the lower id.
     order = np.lexsort((step.node, -step.end_ns, step.start_ns))
     columns = (step.node, step.start_ns, step.end_ns, step.elements, step.flags & FLAG_FAILED)
     for id_, start_ns, end_ns, elements, failed in zip(*(column[order].tolist() for column in columns), strict=True):
@@ -104,7 +105,7 @@ class _Placer:
         self._seen: Counter[tuple[Place, str]] = Counter()
 
     def of(self, name: str, context: SpanContext, parent: SpanContext | None) -> Place:
-        """Return the position of the next span."""
+        """Return the position of the next span in the trace."""
         around = self._place_of[parent.span_id] if parent is not None else ()
         place = *around, (name, self._seen[around, name])
         self._seen[around, name] += 1
@@ -113,25 +114,25 @@ class _Placer:
 
 
 class SentSteps:
-    """Stores the steps that were sent, so that later steps can link to them."""
+    """Remembers the steps that were sent, so that later steps can link to them."""
 
     def __init__(self) -> None:
-        self._last: dict[str, SpanContext] = {}  # maps a process to the span of its step in the last export
+        self._last: dict[str, SpanContext] = {}  # for each process: the span of its step in the last export
         # For each program: the process of the last sent step, the end of that step, and its spans by position.
         self._of_program: dict[object, tuple[str, int, Places]] = {}
-        # For each process: the spans of an earlier run of its program. They are looked up at the first export of the
-        # process.
+        # For each process: the spans of an earlier run of its program. They are looked up when the process is first
+        # exported.
         self._run_before: dict[str, Places | None] = {}
 
     def trace(self, record: SourceRecord, step: Batch, resource: Resource) -> list[ReadableSpan]:
-        """Return the spans of `step` with their links."""
+        """Return the spans of `step`, with links to earlier spans."""
         if record.key not in self._run_before:
             self._run_before[record.key] = self._sent_before(record)
             _keep_newest(self._run_before)
         return spans(record, step, resource, self._last.get(record.key), self._run_before[record.key])
 
     def sent(self, traces: Sequence[tuple[SourceRecord, Sequence[ReadableSpan]]]) -> None:
-        """Store that the collector has accepted these traces. Each trace has its process."""
+        """Remember that the collector has accepted these traces. The key of each trace is its process."""
         self._last.clear()
         for record, trace in traces:
             placer = _Placer()

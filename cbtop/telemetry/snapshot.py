@@ -1,7 +1,7 @@
-"""Make the content of an export from a store: the points of every metric, and the number of items left out."""
+"""Make the content of an export from a store: the points of every metric, and how many items were left out."""
 
-# A counter must never decrease, because its rate would be wrong. So times that are computed as a difference cover
-# ended steps only: the records of their bricks are complete. The daemon counts lost records.
+# A counter must never decrease, because its rate would be wrong. So a time that is computed as a difference covers
+# ended steps only, because the records of their bricks are complete. The daemon counts lost records.
 
 from __future__ import annotations
 
@@ -74,15 +74,16 @@ from cbtop.viewmodels.stall import stall_view
 
 _log = logging.getLogger("cbtop.daemon")
 
-MAX_PHASES = 16  # maximum number of phases per source
-MAX_BRICKS = 256  # maximum number of bricks per phase
+MAX_PHASES = 16  # A source is exported with at most this many phases.
+MAX_BRICKS = 256  # A phase is exported with at most this many bricks.
 
 # Durations are counted in buckets between powers of two, so each bound is exact: a call of 2^k ns is above the bound
 # 2^k - 1. The bounds go from a microsecond to 17 s.
 BOUNDS_NS = tuple(2**k - 1 for k in range(10, 35))
 _CUTS = np.concatenate(([0], bucket_of(np.array(BOUNDS_NS, np.int64) + 1)))
 
-Value = tuple[Metric, tuple[str, ...], float | DurationHistogram]  # (metric, values of its labels, value)
+# a value to export: (metric, values of the metric's labels, value)
+Value = tuple[Metric, tuple[str, ...], float | DurationHistogram]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +91,7 @@ class _Part:
     """Values that are exported together or left out together. They belong to one device, source, phase, brick or
     check.
 
-    Parts with a lower `rank` are exported first.
+    If there is not enough room for all parts, parts with a lower `rank` are exported first.
     """
 
     of: str
@@ -207,7 +208,7 @@ def _source_parts(record: SourceRecord, now_ns: int, left_out: dict[str, int]) -
             if node.kind is NodeKind.BRICK or totals.own_rows[node.id]:
                 nodes.setdefault(name_and_category(node), []).append(node)
         bricks = {(stats.name, stats.category): stats for stats in brick_stats(totals)}
-        # in the order of first appearance, because this order never changes
+        # Bricks are in the order of their first appearance, because this order never changes.
         ran = [key for key in nodes if key in bricks]
         left_out["brick"] += len(ran[MAX_BRICKS:])
         for key in ran[:MAX_BRICKS]:
@@ -254,7 +255,7 @@ def _brick(key: str, totals: PhaseTotals, stats: BrickStats, nodes: list[Node]) 
         display_name(totals.step) if totals.step else "",
         stats.name,
         stats.category.display_name,
-        # the backend of the brick's first node, because the label must not change when nodes are added
+        # Use the backend of the brick's first node. The label must not change when nodes are added.
         min(nodes, key=lambda node: node.id).backend,
     )
     yield BRICK_DURATION, labels, _durations(totals.stats, [node.id for node in nodes], stats.calls)
@@ -262,10 +263,12 @@ def _brick(key: str, totals: PhaseTotals, stats: BrickStats, nodes: list[Node]) 
     yield BRICK_ELEMENTS, labels, stats.calls.elements
     if totals.step:
         exclusive_ns = stats.closed.exclusive_ns + stats.adopted_ns
-        is_known = exclusive_ns >= 0  # False if parallel calls inside the brick took longer than the brick itself
+        # If parallel calls inside the brick took longer than the brick itself, its exclusive time is unknown.
+        is_known = exclusive_ns >= 0
     else:
         exclusive_ns = stats.exclusive_ns
-        # Outside of steps, the exclusive time may decrease if other bricks run inside the brick.
+        # Outside of steps, the exclusive time of a brick may decrease, because records of bricks inside it arrive
+        # later.
         is_known = exclusive_ns == stats.calls.total_ns
     if is_known:
         yield BRICK_EXCLUSIVE, labels, exclusive_ns / 1e9
@@ -278,9 +281,11 @@ def _brick(key: str, totals: PhaseTotals, stats: BrickStats, nodes: list[Node]) 
 
 
 def _durations(stats: NodeStats, nodes: list[int], calls: Calls) -> DurationHistogram:
-    assert calls.min_ns is not None  # minimum and maximum are known for the totals of a process
+    # The minimum and maximum are always known here, because the totals are of a process and not of a window.
+    assert calls.min_ns is not None
     assert calls.max_ns is not None
     counts = tuple(np.add.reduceat(stats.histogram(nodes), _CUTS).tolist())
-    if sum(counts) != calls.count:  # some nodes have no histogram, or part of an update has not arrived yet
+    # The distribution is unknown. Some nodes have no histogram, or part of an update has not arrived yet.
+    if sum(counts) != calls.count:
         return DurationHistogram((), (calls.count,), calls.total_ns, calls.min_ns, calls.max_ns)
     return DurationHistogram(BOUNDS_NS, counts, calls.total_ns, calls.min_ns, calls.max_ns)

@@ -1,6 +1,7 @@
 """Sample one whole step of each process, with all records, for traces."""
 
-# The daemon sends records only while a step is sampled. Between samples, neither side has any cost.
+# The daemon sends single records only while a step is sampled. Between two samples, neither the daemon nor this
+# service has any cost.
 
 from __future__ import annotations
 
@@ -23,10 +24,10 @@ from cbtop.protocol.ring_reader import Batch
 from cbtop.protocol.subscriber import Subscriber
 from cbtop.protocol.vocabulary import SourceStatus
 
-SAMPLE_S = 5.0  # maximum seconds to wait for a step to begin and end
+SAMPLE_S = 5.0  # Wait at most this many seconds for a step to begin and end.
 POLL_MS = 50
-MAX_HELD_RECORDS = 1 << 18  # maximum number of stored records per source while waiting for a step
-# maximum number of records in a step; larger steps are skipped, because a part of a step would mislead
+MAX_HELD_RECORDS = 1 << 18  # While waiting for a step, at most this many records are stored per source.
+# A step with more records is skipped, because a part of a step would mislead.
 MAX_STEP_RECORDS = 4_096
 
 
@@ -55,7 +56,9 @@ def sample_steps(endpoint: str, keys: ViewerKeys | None, stop: threading.Event) 
                     if isinstance(message, RecordBatch) and message.source not in found:
                         waiting.setdefault(message.source, GaplessRecords()).take(message)
                 except DecodeError:
-                    continue  # The link counts messages that cannot be decoded, and the lost records appear as a gap.
+                    # Ignore a message that cannot be decoded. The link counts it, and its records are missing as a
+                    # gap.
+                    continue
             for key in waiting.keys() - found.keys():
                 if key in store.sources and (step := waiting[key].step(store.sources[key].nodes)) is not None:
                     found[key] = step
@@ -68,7 +71,7 @@ def sample_steps(endpoint: str, keys: ViewerKeys | None, stop: threading.Event) 
 
 
 def whole_step(batch: Batch, nodes: NodeTable) -> Batch | None:
-    """Return the records of the first whole step in `batch`. Return None without a suitable step.
+    """Return the records of the first whole step in `batch` that is suitable for a trace, or None.
 
     The step must begin after the end of the first record in `batch`. It must have recorded bricks, and at most
     MAX_STEP_RECORDS records.
@@ -87,7 +90,9 @@ def whole_step(batch: Batch, nodes: NodeTable) -> Batch | None:
 
 
 class GaplessRecords:
-    """The records of one source since its last gap. They are stored until they contain a whole step."""
+    """The records of one source since its last gap (missing records). They are stored until they contain a whole
+    step.
+    """
 
     def __init__(self) -> None:
         self._held: list[Batch] = []

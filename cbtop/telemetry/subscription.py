@@ -1,4 +1,6 @@
-"""A viewer that receives data for the telemetry services. Only its thread uses the socket and the store."""
+"""A viewer that receives the daemon's data for the telemetry services. Only its own thread uses the socket and the
+store.
+"""
 
 from __future__ import annotations
 
@@ -31,12 +33,13 @@ class Subscription:
         self.keys = keys
         self._stop = threading.Event()
         self._asked: SimpleQueue[Future[Snapshot]] = SimpleQueue()
-        self._collector = Collector(endpoint, Store(), keys=keys)  # from here on, only the thread uses the collector
+        # From here on, only the new thread may use the collector.
+        self._collector = Collector(endpoint, Store(), keys=keys)
         self._thread = threading.Thread(target=self._run, name="cbtop-telemetry", daemon=True)
         self._thread.start()
 
     def snapshot(self) -> Snapshot:
-        """Return the daemon's current data. Raises NoDataError if the daemon is silent."""
+        """Return a snapshot of the daemon's current data. Raises NoDataError if the daemon is silent."""
         asked: Future[Snapshot] = Future()
         self._asked.put(asked)
         try:
@@ -46,7 +49,7 @@ class Subscription:
             raise NoDataError("the daemon has not answered yet") from error
 
     def close(self) -> None:
-        """Close the link. Pending requests are not answered."""
+        """Close the link to the daemon. Pending requests are not answered."""
         self._stop.set()
         self._thread.join(timeout=5)
 
@@ -67,9 +70,8 @@ class Subscription:
             collector.close()
 
     def _answer(self, collector: Collector, counters: Counters) -> None:
-        """Answer all pending requests with one snapshot.
-
-        Later requests wait for the next one, because new data must arrive first.
+        """Answer all pending requests for a snapshot with one snapshot. Later requests wait for the next one, because
+        new data must arrive first.
         """
         waiting = [self._asked.get() for _ in range(self._asked.qsize())]
         waiting = [asked for asked in waiting if asked.set_running_or_notify_cancel()]

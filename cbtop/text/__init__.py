@@ -1,1 +1,4 @@
-"""Write the texts of screens and reports from view models. `cbtop.units` writes numbers and units."""
+"""Write the texts of screens and reports from view models.
+
+(Numbers and units are written by `cbtop.units`.)
+"""

@@ -1,4 +1,4 @@
-"""Replace lines, bars and signs by one ASCII character each, for terminals with an encoding that lacks them."""
+"""Replace lines, bars and other signs by one ASCII character each, for terminals with an encoding that lacks them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Mapping
 
-ERRORS = "cbtop.ascii_signs"  # name of the error handler that Python calls for characters it cannot encode
+ERRORS = "cbtop.ascii_signs"  # Python calls the error handler of this name for characters that it cannot encode.
 
 _ALIKE = {
     "-": "─━╌╍┄┅–—▔▁▂⎯",
@@ -34,16 +34,15 @@ _ALIKE = {
     "d": "Δ",
     "?": "�",
 }
-_DOTS = " ...:::##"  # characters for a Braille cell with 0 to 8 dots
+_DOTS = " ...:::##"  # The ASCII characters for a Braille cell with 0 to 8 dots, in this order.
 _BRAILLE = 0x2800
 SIGNS = {ord(sign): ascii_ for ascii_, signs in _ALIKE.items() for sign in signs}
 SIGNS |= {_BRAILLE + dots: _DOTS[dots.bit_count()] for dots in range(256)}
 
 
 def replace(error: UnicodeError) -> tuple[str, int]:
-    """Return the ASCII replacements of characters that cannot be encoded.
-
-    A character without a replacement is escaped.
+    """Return the ASCII replacements of the characters that cannot be encoded. A character without a replacement is
+    escaped.
     """
     if not isinstance(error, UnicodeEncodeError):
         raise error
@@ -67,7 +66,9 @@ def are_wanted(
     if environment.get("TERM") == "linux":
         return not environment.get("PYTHONIOENCODING")
     if not is_utf8_mode or environment.get("PYTHONUTF8") == "1" or environment.get("PYTHONIOENCODING"):
-        return False  # Python already encodes as the locale or an explicit setting requires
+        # Python already encodes as the locale or an explicit setting requires. Signs that are missing in this
+        # encoding are replaced anyway.
+        return False
     set_by_python = "" if environment.get("LC_ALL") else "C.UTF-8"
     ctype = environment.get("LC_CTYPE", "")
     name = environment.get("LC_ALL") or (ctype if ctype != set_by_python else "") or environment.get("LANG", "")

@@ -1,4 +1,4 @@
-"""Write the time breakdown of steps, and reasons to doubt it. In names, the breakdown is called `books`."""
+"""Write the time breakdown of steps (in names: `books`), and reasons to doubt it."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from cbtop.units import counted, duration, percent
 from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.time_breakdown import BesideView, TimeBreakdownView
 
-_MAX_NAMED = 3  # maximum number of names in a list
+_MAX_NAMED = 3  # A list has at most this many names.
 
 
-OVERLAP = "overlap"  # name of the overlap of parallel bricks in a time breakdown
+# In a time breakdown, this is the name of the time when bricks overlap because they run in parallel.
+OVERLAP = "overlap"
 
 
 def no_books(source: SourceView) -> str:
@@ -23,9 +24,9 @@ def no_books(source: SourceView) -> str:
 
 
 def books_trouble(books: TimeBreakdownView | None) -> str:
-    """Return why the time breakdown does not add up, and by how much. Return "" if it adds up.
+    """Return why the parts of the time breakdown do not add up, and by how much. Return "" if they add up.
 
-    If it does not add up, shares of wall time may be above 100 % or below 0.
+    If they do not, shares of wall time may be above 100 % or below 0.
     """
     if books is None or books.close:
         return ""
@@ -45,7 +46,7 @@ def books_trouble(books: TimeBreakdownView | None) -> str:
 def books_notes(books: TimeBreakdownView | None, outside: BesideView | None) -> list[str]:
     """Return notes about time outside of the breakdown, and about missing data.
 
-    If there is little room, a note is shortened to the part before its first comma.
+    Where room is scarce, a note is cut before its first comma.
     """
     found = []
     if books is not None and books.adopted is not None:
@@ -66,11 +67,13 @@ def books_notes(books: TimeBreakdownView | None, outside: BesideView | None) -> 
 
 
 def _beside(found: BesideView) -> str:
-    """Format the sum of times: `5.00 ms in 10 calls, added up (Sampling 4.00 ms, detokenize 1.00 ms)`."""
+    """Format a sum of times with its largest parts: `5.00 ms in 10 calls, added up (Sampling 4.00 ms, detokenize 1.00
+    ms)`.
+    """
     return f"{duration(found.us)} in {counted(found.calls, 'call')}, added up ({longest(found)})"
 
 
 def longest(found: BesideView) -> str:
-    """Format the longest times by name: `Sampling 4.00 ms, detokenize 1.00 ms`."""
+    """Format the longest times by name of the call: `Sampling 4.00 ms, detokenize 1.00 ms`."""
     named = ", ".join(f"{one.name} {duration(one.us)}" for one in found.by_name[:_MAX_NAMED])
     return f"{named}{', …' if len(found.by_name) > _MAX_NAMED else ''}"

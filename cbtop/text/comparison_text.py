@@ -1,4 +1,4 @@
-"""Write changes since a baseline."""
+"""Write how figures have changed since a baseline."""
 
 from __future__ import annotations
 
@@ -57,7 +57,9 @@ def baseline_rates(found: Comparison) -> list[str]:
 
 
 def baseline(found: Comparison) -> str:
-    """Format the time range of the baseline: `the 10.0 s before 20:02:11`. A different process is named, too."""
+    """Format the time range of the baseline: `the 10.0 s before 20:02:11`. If the baseline is of a different process,
+    the text names this process.
+    """
     base, where = found.base, found.base.surroundings
     is_other = base.key != found.now.key
     when = "" if base.ended_s is None else f" before {date(base.ended_s)[0 if is_other else 11 :]}"

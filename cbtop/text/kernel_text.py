@@ -17,21 +17,23 @@ def critical_path(found: CriticalPathView) -> str:
 
 
 def in_burst(times: KernelTimes) -> str:
-    """Format the times of a kernel in a burst: `2.10 µs ± 0.05, 1 a step, in a burst of 3 steps`."""
+    """Format the times of a kernel in a burst (a few recorded steps): `2.10 µs ± 0.05, 1 a step, in a burst of 3
+    steps`.
+    """
     deviation, launches = number(times.deviation_ns / 1e3), number(times.launches / times.steps).removesuffix(".00")
     burst = f"in a burst of {counted(times.steps, 'step')}"
     return f"{number(times.mean_ns / 1e3)} µs ± {deviation}, {launches} a step, {burst}"
 
 
 def waves(found: Waves) -> str:
-    """Format waves: `2.10, the last 10 % full (132 × 8 blocks a wave)`."""
+    """Format the waves of a kernel launch: `2.10, the last 10 % full (132 × 8 blocks a wave)`."""
     size = f"{found.multiprocessors} × {found.blocks_per_multiprocessor} blocks a wave"
     return f"{number(found.waves)}, the last {100 * found.tail:.0f} % full ({size})"
 
 
 def burst(found: BurstView) -> list[str]:
-    """Return a line for each phase of a burst, such as `decode: 3 steps recorded of pid 7, 8 launches a step, 12
-    µs in …`.
+    """Return a line for each phase of a burst (a few recorded steps), such as `decode: 3 steps recorded of pid 7, 8
+    launches a step, 12 µs in …`.
     """
     heads = [
         f"{phase.phase}: {counted(phase.steps, 'step')} recorded of pid {found.pid}, "
@@ -42,7 +44,7 @@ def burst(found: BurstView) -> list[str]:
 
 
 def burst_notes(found: BurstView) -> list[str]:
-    """Return notes about recorded data that is not part of the numbers."""
+    """Return notes about kernels that were recorded but are not part of the numbers."""
     notes = (
         (found.unplaced, "launches in no call of a module that is known"),
         (found.lost, "records lost"),
@@ -52,5 +54,5 @@ def burst_notes(found: BurstView) -> list[str]:
 
 
 def per_step(launches: float) -> str:
-    """Format the number of launches per step: `8`, `2.7`."""
+    """Format the number of launches of a kernel per step: `8`, `2.7`."""
     return f"{launches:,.0f}" if launches == round(launches) else f"{launches:,.1f}"

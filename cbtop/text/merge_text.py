@@ -1,4 +1,4 @@
-"""Write the names of ranks, and of the processes that a merge consists of."""
+"""Write the names of ranks, and of the processes that are merged into one view."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ def rank(number: int | None, of: int | None) -> str:
 
 
 def placed_rank(row: SourceRow) -> str:
-    """Format a rank for a column: `3/8`, or `3/?` if the number of ranks is unknown.
-
-    Without a rank, return a dash.
+    """Format a rank for a table column: `3/8`, or `3/?` if the number of ranks is unknown. Without a rank, return a
+    dash.
     """
     return NONE_THERE if row.rank is None else f"{row.rank}/{'?' if row.world_size is None else row.world_size}"
 
 
 def straggler(found: StragglerView) -> str:
-    """Format a straggler, the most important fact first: `rank 3 is 15.0 % slower, most of it in …`."""
+    """Format a straggler (slowest rank), the most important fact first: `rank 3 is 15.0 % slower, most of
+    it in …`.
+    """
     others = "the other's is" if found.ranks == 2 else f"the median of the other {found.ranks - 1} is"
     return (
         f"rank {found.rank} is {percent(found.percent)} slower, most of it in {found.brick} "
@@ -39,7 +40,7 @@ def straggler(found: StragglerView) -> str:
 
 
 def merged(found: MergedView) -> str:
-    """Format a merge and its members: `sum of 4: rank 0–2, rank 7`."""
+    """Format the name of a merge with its processes: `sum of 4: rank 0–2, rank 7`."""
     what = {MergeMode.SUM: "sum", MergeMode.MAX: "slowest", MergeMode.RANKS: "side by side"}[found.mode]
     names = _spans(found.members)
     if len(names) > 4:
@@ -49,8 +50,11 @@ def merged(found: MergedView) -> str:
 
 
 def _spans(names: Sequence[str]) -> list[str]:
-    """Replace consecutive ranks `rank 0`, `rank 1`, `rank 2` by `rank 0–2`. Keep other names."""
-    found: list[tuple[str, int, int]] = []  # (name of the first rank, its number, number of the last rank)
+    """Replace the names of consecutive ranks, such as `rank 0`, `rank 1` and `rank 2`, by `rank 0–2`. Keep other
+    names.
+    """
+    # consecutive ranks: (name of the first rank, its number, number of the last rank)
+    found: list[tuple[str, int, int]] = []
     for name in names:
         kind, _, number = name.partition(" ")
         at = int(number) if kind == "rank" else -2
@@ -69,9 +73,10 @@ _MERGED_MEANS = {
 
 
 def merged_means(merged: MergedView) -> str:
-    """Return a text that explains how the figures of a merge were computed."""
+    """Return a text that explains how the figures of merged processes were computed."""
     means = _MERGED_MEANS[merged.mode]
-    if merged.mode is MergeMode.MAX:  # in this mode, all steps are from one rank
+    # In this mode, all steps are taken from one rank, so there is nothing to explain about tokens.
+    if merged.mode is MergeMode.MAX:
         return means
     if merged.together > 1:
         return f"tokens/s counts once what {merged.together} ranks compute together; {means}"

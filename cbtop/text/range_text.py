@@ -1,4 +1,4 @@
-"""Write the time range that figures cover, and the parts of this range."""
+"""Write the time range that the shown figures cover, and the parts of this range."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cbtop.viewmodels.time_range import TimeRangeView
 
 
 def shown_time(source: SourceView, *, with_date: bool = False) -> str:
-    """Format the time range of figures.
+    """Format the time range that figures cover.
 
     - Recent window: `last 10.4 s`, or `its last 10.4 s` if the process has ended.
     - Recent window of a merge, if only some members run: `last 10.4 s of the 2 that run`.
@@ -38,7 +38,7 @@ def shown_time(source: SourceView, *, with_date: bool = False) -> str:
 def between_steps(found: TimeRangeView | None) -> str:
     """Format the time between steps: `between steps 49.7 % (4.97 s of 10.0 s)`, or "" if unknown.
 
-    The text has `at least` if a step that began before the range is counted completely.
+    The text contains `at least` if a step that began before the range is counted completely.
     """
     if found is None or found.between_us is None:
         return ""
@@ -49,7 +49,7 @@ def between_steps(found: TimeRangeView | None) -> str:
 
 
 def time_range(source: SourceView) -> str:
-    """Format the sum of a time range: `wall clock 10.0 s = in steps 5.01 s + between steps 4.97 s (49.7 %) + …`."""
+    """Format the parts of a time range: `wall clock 10.0 s = in steps 5.01 s + between steps 4.97 s (49.7 %) + …`."""
     found = source.time_range
     if found is None:
         return ""
@@ -79,7 +79,8 @@ def time_range(source: SourceView) -> str:
 def steps_ran(source: SourceView, steps: StepsView) -> str:
     """Format the time in which steps of a phase ran: `steps ran 352 ms of 18.99 s`.
 
-    If models ran one after another, the rates of each cover a part of the shown time. Then the line has that part.
+    If several models ran one after another, the rates of each model cover only a part of the shown time, which the
+    text names.
     """
     found, ran_us = source.time_range, None
     if found is not None:
@@ -94,7 +95,9 @@ def steps_ran(source: SourceView, steps: StepsView) -> str:
 
 
 def rates_since(row: SourceRow) -> str:
-    """Format the time range of a row's rates: `20:02:11` if since the start, or `last 10.4 s`."""
+    """Format the time range of the rates in a row of a table: `20:02:11` if they cover the time since the start, or
+    `last 10.4 s`.
+    """
     if row.window is not None and row.window.range_s is not None:
         return between(row.window.range_s)
     if row.window is not None:

@@ -10,7 +10,7 @@ from cbtop.viewmodels.verdict import Verdict
 
 
 def rate(of: SourceRow | SourceView, per_sec: float | None) -> str:
-    """Format a rate: `42.1`. If records were lost, the true rate may be higher: `≥42.1`."""
+    """Format a rate: `42.1`. If records were lost, the true rate may be higher, so the text is `≥42.1`."""
     return f"{'≥' if of.are_rates_least and per_sec is not None else ''}{number(per_sec)}"
 
 
@@ -23,8 +23,8 @@ def throughput(of: SourceRow | SourceView, steps: StepsView) -> str:
 
 
 def gain(verdict: Verdict) -> str:
-    """Format the speed-up if a problem is fixed: `+3.10 tokens/s if it were as fast as the median layer
-    (derived)`.
+    """Format the speed-up that is possible if a problem is fixed: `+3.10 tokens/s if it were as fast as the median
+    layer (derived)`.
     """
     more = verdict.gain_tokens_per_sec
     return "" if more is None else f"+{number(more)} tokens/s if {verdict.gain_if} (derived)"

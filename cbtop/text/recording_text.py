@@ -18,9 +18,8 @@ def sample(every: int | None) -> str:
 
 
 def inside_of_all(source: SourceView) -> str:
-    """Return a note with the number of recorded steps that bricks' figures come from.
-
-    Return "" if they are enough.
+    """Return a note with the number of recorded steps that the figures of bricks come from. Return "" if they are
+    enough.
     """
     steps = source.steps
     if steps is None or not steps.recorded:
@@ -32,7 +31,7 @@ def inside_of_all(source: SourceView) -> str:
 
 
 def warm_up(found: WarmUpView) -> str:
-    """Return a line about the steps of the warm-up."""
+    """Return a line about the number and time of warm-up steps."""
     line = f"warm-up: {counted(found.steps, 'step')}, {duration(found.took_us)}"
     if found.recompilations:
         line += f" (recompiled {counted(found.recompilations, 'time')}: {duration(found.recompiled_us)})"
@@ -64,9 +63,8 @@ def short_overhead(sampling: Sampling | None) -> str:
 
 
 def no_bricks(view: SourceView) -> str:
-    """Return why no brick is shown, and advice.
-
-    For example `none of the 7,000 decode steps was recorded: one in 10,000 is: recording costs …`.
+    """Return why no brick is shown, and advice: `none of the 7,000 decode steps was recorded: one in 10,000 is:
+    recording costs …`.
     """
     steps, every = view.steps, view.sample_every
     if steps is None or not steps.count or steps.recorded or every is None or every <= 1:
@@ -77,9 +75,8 @@ def no_bricks(view: SourceView) -> str:
 
 
 def losses(loss: LossView) -> str:
-    """Format the numbers of lost records.
-
-    For example `95,879 produced, 1,200 lost (1.3 % since the daemon looked), 300 before attach, …`.
+    """Format the numbers of lost records: `95,879 produced, 1,200 lost (1.3 % since the daemon looked), 300 before
+    attach, …`.
     """
     share = f" ({percent(loss.lost_percent)} since the daemon looked)" if loss.lost else ""
     parts = [f"{count(loss.produced)} produced", f"{count(loss.lost)} lost{share}"]

@@ -1,4 +1,4 @@
-"""Write roofs, and how far bricks are below them."""
+"""Write roofs (speed limits of the hardware), and how far bricks are below them."""
 
 from __future__ import annotations
 
@@ -22,9 +22,8 @@ def limit(row: BrickRow) -> str:
 
 
 def ceiling_rounds(row: CeilingRow) -> str:
-    """Format the rounds of a measured roof, and the load meanwhile: `best of 12 rounds, median 19.00, …, load 3 %`.
-
-    A short measurement is marked as `short`.
+    """Format how a roof was measured: `best of 12 rounds, median 19.00, …, load 3 %`. A short measurement is marked
+    as `short`.
     """
     of = "" if row.rounds is None else f"best of {counted(row.rounds, 'round')}, "
     unsure = ": unsure" if row.is_unsure else ""

@@ -18,11 +18,11 @@ _STATISTICS = {
     for place in (*BRICK_COLUMNS, *HOST_COLUMNS, *BUDGET_COLUMNS, *CHECK_COLUMNS, *POINT_COLUMNS)
     if place.statistic.unit != "word"
 }
-SORT_COLUMNS = (BY_NAME, *_STATISTICS)  # titles of the screen's columns that bricks can be sorted by
+SORT_COLUMNS = (BY_NAME, *_STATISTICS)  # titles of the columns on the screen that bricks can be sorted by
 
 
 def bare(name: str) -> str:
-    """Return `name` in the form for comparing names of columns: `P95 µs` becomes `p95us`."""
+    """Return `name` in the form that names of columns are compared in: `P95 µs` becomes `p95us`."""
     return re.sub(r"[^a-z0-9%]", "", name.casefold().replace("\u03bc", "u").replace("\xb5", "u"))
 
 
@@ -41,10 +41,10 @@ SORT_NAMES = _sort_names()  # maps each accepted name, such as `p95` or `p95us`,
 # binary choices is limited to MAX_CHOICES. A repetition has as many choices as a name has characters, and it counts
 # as REPETITION. `?` and `|` count as ALTERNATIVE.
 MAX_CHOICES, REPETITION, ALTERNATIVE = 16, 8, 2
-# Number of characters of a name that a regular expression is applied to. Plain text is searched in the whole name.
+# A regular expression is applied to this many characters of a name. Plain text is searched in the whole name.
 MAX_SEARCHED = 128
 _ONE_CHARACTER = re.compile(r"\\.|\[\^?\]?(?:\\.|[^]\\])*\]", re.DOTALL)
-# matches repeated groups, and unusual forms of (? such as comments and flags
+# matches groups that are repeated, and unusual forms of `(?` such as comments and flags
 _REFUSED = re.compile(r"\)[*+{]|\(\?(?![:=!<P]|i\))")
 
 
@@ -56,7 +56,8 @@ def matcher(text: str) -> Callable[[str], bool]:
     """
     if _ends_soon(text):
         try:
-            with warnings.catch_warnings(action="ignore"):  # ignore warnings about future changes of the syntax
+            # Ignore warnings that the syntax of regular expressions may change in the future.
+            with warnings.catch_warnings(action="ignore"):
                 expression = re.compile(text, re.IGNORECASE)
         except (re.error, OverflowError, RecursionError):
             pass
@@ -71,7 +72,7 @@ def _ends_soon(expression: str) -> bool:
     if _REFUSED.search(bare):
         return False
     most = choices = depth = 0
-    # remove the ? of lazy quantifiers such as *?, because it adds no choice
+    # Remove the ? of lazy quantifiers such as *?, because it adds no choice to the regular expression.
     for char in re.sub(r"(?<=[*+}?(])\?", "", bare):
         depth += (char == "(") - (char == ")")
         if char in "*+{":
@@ -79,13 +80,13 @@ def _ends_soon(expression: str) -> bool:
         elif char == "?" or (char == "|" and depth > 0):
             choices += ALTERNATIVE
         elif char == "|":
-            choices = 0  # each alternative is counted separately
+            choices = 0  # The choices of each alternative are counted separately.
         most = max(most, choices)
     return most <= MAX_CHOICES
 
 
 def words_of(row: BrickRow) -> tuple[str, str]:
-    """Return the texts of a row that a filter is applied to."""
+    """Return the texts of a table row that a filter is applied to."""
     return row.name, row.category.display_name
 
 

@@ -1,4 +1,4 @@
-"""Write the state of processes and daemons."""
+"""Write the state of processes and daemons as short texts."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from cbtop.viewmodels.sources import ClockView, ProcessCost, SourceRow
 from cbtop.viewmodels.stall import StallKind, StallView
 from cbtop.viewmodels.verdict import Withheld
 
-_MAX_PIDS = 3  # maximum number of pids in a list
+_MAX_PIDS = 3  # A list of processes names at most this many pids.
 
-# For each JSON key of a source's figures: its title in the list of sources.
+# maps the JSON key of a source's figure to its title in the list of sources
 SOURCE_FIGURES = {
     "model": "model",
     "tokens_per_sec": "tokens/s",
@@ -40,9 +40,8 @@ def process_cost(cost: ProcessCost) -> str:
 
 
 def unknown_figures(rows: Sequence[SourceRow]) -> list[str]:
-    """Return each reason of unknown figures once, with the figure and the processes.
-
-    For example `recording costs of pid 7, pid 8: it does not measure …`.
+    """Return each reason for unknown figures once, with the figure and the processes: `recording costs of pid 7, pid
+    8: it does not measure …`.
     """
     found: dict[tuple[str, str], list[str]] = {}
     for row in rows:
@@ -64,14 +63,14 @@ def lag(row: SourceRow) -> str:
 
 
 def clock(found: ClockView | None) -> str:
-    """Format the clock offset of a host: `3.21 ms ahead ± 110.0 µs`. Return a dash if its clock is ours."""
+    """Format the offset of a host's clock: `3.21 ms ahead ± 110.0 µs`. Return a dash if its clock is ours."""
     if found is None:
         return NOT_MEASURED
     return clock_offset(found.offset_us, found.uncertainty_us) if found.uncertainty_us else NONE_THERE
 
 
 def clock_offset(offset_us: float, uncertainty_us: float) -> str:
-    """Format the offset of another host's clock: `3.21 ms ahead ± 110.0 µs`."""
+    """Format the offset between the clock of a remote host and ours: `3.21 ms ahead ± 110.0 µs`."""
     direction = "ahead" if offset_us >= 0 else "behind"
     return f"{duration(abs(offset_us))} {direction} ± {duration(uncertainty_us)}"
 
@@ -91,7 +90,7 @@ def stale_sampler(sampler: str, age_s: float) -> str:
 
 
 def labels(found: Sequence[str]) -> str:
-    """Join consecutive labels: `0`, `1`, `2` become `0–2`. Other labels are listed one by one."""
+    """Join consecutive labels of devices: `0`, `1`, `2` become `0–2`. Other labels are listed one by one."""
     numbers = [int(label) for label in found if label.isdecimal()]
     if len(numbers) == len(found) > 2 and numbers == [*range(numbers[0], numbers[0] + len(numbers))]:
         return f"{numbers[0]}–{numbers[-1]}"
@@ -99,7 +98,7 @@ def labels(found: Sequence[str]) -> str:
 
 
 def stale(seconds: float) -> str:
-    """Format the time since the last message: `nothing heard for 12 s`."""
+    """Format the time since a daemon's last message: `nothing heard for 12 s`."""
     return f"nothing heard for {seconds:.0f} s"
 
 
@@ -110,10 +109,12 @@ def standing(view: SourceView | SourceRow) -> str:
 
 
 def stall(found: StallView) -> str:
-    """Format a stall: `stalled for 32 s in decode → Layer 17 → AllReduce (p99 of every decode: 12.3 ms)`."""
+    """Format a stall of a process: `stalled for 32 s in decode → Layer 17 → AllReduce (p99 of every decode: 12.3
+    ms)`.
+    """
     place, after = " → ".join(found.place), " → ".join(found.after)
     member = f"{found.member}: " if found.member else ""
-    # The process may have stalled before it was suspended, so the text mentions both.
+    # A suspended process may have stalled before it was suspended, so the text mentions both.
     standing = "suspended, without progress" if found.word is StallKind.SUSPENDED else found.word
     parts = [f"{member}{standing} for {found.age_s:.0f} s{f' in {place}' if place else ''}"]
     if after:
@@ -128,14 +129,14 @@ def stall(found: StallView) -> str:
 
 
 def troubled(found: TroubledMember) -> str:
-    """Format the problem of a member of a merge: `rank 2: suspended for 20 s`, `rank 3: gone: it left`."""
+    """Format the problem of a process in a merge: `rank 2: suspended for 20 s`, `rank 3: gone: it left`."""
     if found.stall is not None:
         return stall(found.stall)
     return f"{found.name}: {found.state}{f': {found.reason}' if found.reason else ''}"
 
 
 def withheld(found: Withheld | None) -> str:
-    """Return how many verdicts are withheld, and why. Return "" without any."""
+    """Return how many verdicts are withheld, and why. Return "" if none are withheld."""
     if found is None:
         return ""
     number = counted(len(found.ids), "verdict")
@@ -143,7 +144,9 @@ def withheld(found: Withheld | None) -> str:
 
 
 def guarded(guard: GuardView) -> str:
-    """Return a text such as `guard: checked 23 of 200 steps, no fault; --overhead 100% checks every step`."""
+    """Return a text about the guard (the check for wrong values), such as `guard: checked 23 of 200 steps, no fault;
+    --overhead 100% checks every step`.
+    """
     of = "" if guard.steps is None else f"{count(guard.checked)} of "
     fault = f"{count(guard.faulty)} faulty" if guard.faulty else "no fault"
     hint = "; --overhead 100% checks every step" if (guard.steps or 0) > guard.checked else ""

@@ -27,7 +27,7 @@ Value = float | str | bool | None
 
 
 class Of(StrEnum):
-    """The type of row that a statistic belongs to: BrickRow, CategoryRow, GraphRow, Device (GPU or CPU) or
+    """The type of table row that a statistic belongs to: BrickRow, CategoryRow, GraphRow, Device (GPU or CPU) or
     ProcessRow.
     """
 
@@ -40,7 +40,7 @@ class Of(StrEnum):
 
 
 class Origin(StrEnum):
-    """The origin of a number. The values are the words in the JSON."""
+    """The origin of a number: measured, derived, and so on. The values are the words in the JSON."""
 
     MEASURED = "measured"
     SHAPES = "derived from shapes"
@@ -49,7 +49,7 @@ class Origin(StrEnum):
 
     @property
     def provenance(self) -> Provenance:
-        """The origin in one word."""
+        """The origin of a number in one word."""
         if self in (Origin.SHAPES, Origin.MEASUREMENTS):
             return Provenance.DERIVED
         return Provenance.STATIC if self is Origin.DECLARED else Provenance.MEASURED
@@ -57,8 +57,8 @@ class Origin(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """Two functions that write a value: `bare` without its unit, for columns with the unit in their head, and
-    `in_full`.
+    """Two functions that write a value: `bare` without its unit, for columns that have the unit in their head, and
+    `in_full` with it.
     """
 
     bare: Callable[[Any], str]
@@ -97,7 +97,7 @@ def _celsius(value: float | None) -> str:
     return units.with_unit(units.whole(value), "°C")
 
 
-# The formats by unit. Each statistic must have one of these units.
+# For each unit, the functions that write its values. The unit of a statistic must be one of these.
 FORMATS = {
     "µs": Format(units.number, units.duration),
     "µs/token": Format(units.number, units.number),
@@ -124,22 +124,23 @@ class Statistic:
     """One statistic, which is one row of the table."""
 
     key: str
-    title: str  # title of its column on the screen
+    title: str  # title of the statistic's column on the screen
     unit: str
     origin: Origin
     doc: str
     of: tuple[Of, ...] = (Of.BRICK,)
-    report_title: str = ""  # title of its column in the text report, if different
-    word: str = ""  # label in the panel of a brick, if different
-    sort_key: str = ""  # key of another statistic that this column is sorted by, if any
-    # Whether the value is derived for a recent window, although it is measured since the start.
+    report_title: str = ""  # title of the statistic's column in the text report, if different
+    word: str = ""  # label of the statistic in the panel of a brick, if different
+    sort_key: str = ""  # key of the statistic that this column is sorted by, if it is not its own
+    # Whether the value is derived if it covers a recent window, although it is measured if it covers the time since
+    # the start.
     derived_in_window: bool = False
-    # Whether the value comes from few calls and therefore scatters. Rows that are sorted by it change places less
-    # often.
+    # Whether the value comes from few calls and therefore scatters. Rows that are sorted by such a value change
+    # places less often.
     of_few_calls: bool = False
 
     def value(self, row: object) -> Value:
-        """Return the value in `row`, or None if it was not measured."""
+        """Return the value of the statistic in `row`, or None if it was not measured."""
         found: Value = getattr(row, self.key)
         return found
 
@@ -150,13 +151,13 @@ class Statistic:
         return FORMATS[self.unit].in_full(self.value(row))
 
     def sort_value(self, row: object) -> float:
-        """Return the value for sorting. A value that was not measured comes last."""
+        """Return the sort key of `row`. A row without a measured value comes last."""
         found = getattr(row, self.sort_key or self.key)
         return -1.0 if found is None else float(found)
 
     @property
     def help(self) -> str:
-        """The description for the help. The word for the origin is added, unless the statistic was measured."""
+        """The description of the statistic for the help. The word for its origin is added, unless it was measured."""
         is_measured = self.origin is Origin.MEASURED
         return self.doc if is_measured else f"{self.doc} ({self.origin.provenance.value})"
 
@@ -321,7 +322,9 @@ def statistics_of(of: Of) -> tuple[Statistic, ...]:
 
 
 def why_unknown(found: WhyView) -> str:
-    """Format a reason for missing figures: `power W, MHz of 0:0, 0:1: Not Supported`."""
+    """Format a reason for missing figures, with the figures and devices: `power W, MHz of 0:0, 0:1: Not
+    Supported`.
+    """
     titles = [next((row.title for row in STATISTICS if row.key == key), key) for key in found.figures]
     of = f" of {source_text.labels(found.devices)}" if found.devices else ""
     return f"{', '.join(titles)}{of}: {found.why}"
@@ -340,17 +343,18 @@ def keys_of(origin: Origin) -> list[str]:
 class ScreenColumn:
     """A column on the screen with its minimum width.
 
-    If there is too little room, columns with a high `priority` are dropped.
+    If there is too little room, columns with a higher `priority` are dropped first.
     """
 
     statistic: Statistic
     width: int
     priority: int
-    limit: Statistic | None = None  # statistic with the limit of the value, which is shown after it, as in 412/700
-    instead: Statistic | None = None  # statistic that is shown if the value was not measured
+    # If it is set, this statistic is the limit of the value. It is shown after the value, as in 412/700.
+    limit: Statistic | None = None
+    instead: Statistic | None = None  # If it is set, this statistic is shown when the value was not measured.
 
     def bare(self, row: object) -> str:
-        """Return the value as text, with its limit if it is known."""
+        """Return the value of the column in `row` as text, with its limit if it is known."""
         shown = self.statistic
         if self.instead is not None and shown.value(row) is None:
             shown = self.instead
@@ -371,7 +375,8 @@ def _rows(*keys: str, of: Of = Of.BRICK) -> tuple[Statistic, ...]:
 BRICK_COLUMNS = _places(
     Of.BRICK,
     ("percent", 7, 1),
-    ("exclusive_us_per_token", 8, 2),  # exclusive like wall %, because users compare the two
+    # The exclusive time, because `wall %` next to it is also exclusive and users compare the two.
+    ("exclusive_us_per_token", 8, 2),
     ("avg_inclusive_us", 12, 11),
     ("p50_us", 8, 4),
     ("p95_us", 8, 12),
@@ -383,10 +388,12 @@ BRICK_COLUMNS = _places(
     ("gflops", 8, 13),
     ("us_per_token", 12, 16),
 )
-# These columns are shown only if the host was timed while a GPU worked.
+# The columns of a brick that are shown only if the host was timed while a GPU worked.
 HOST_COLUMNS = _places(Of.BRICK, ("host_us", 8, 3), ("launches", 8, 7))
-BUDGET_COLUMNS = _places(Of.BRICK, ("budget_used_percent", 7, 6))  # these columns are shown if a brick has a budget
-CHECK_COLUMNS = _places(Of.BRICK, ("checks_failed", 7, 6))  # these columns are shown if a brick was checked
+# The columns of a brick that are shown only if a brick has a budget.
+BUDGET_COLUMNS = _places(Of.BRICK, ("budget_used_percent", 7, 6))
+# The columns of a brick that are shown only if a brick was checked.
+CHECK_COLUMNS = _places(Of.BRICK, ("checks_failed", 7, 6))
 POINT_COLUMNS = _places(
     Of.BRICK,
     ("intensity", 7, 4),
@@ -400,9 +407,10 @@ CATEGORY_COLUMNS = _places(
     Of.CATEGORY, ("percent", 7, 1), ("exclusive_us_per_token", 11, 2), ("avg_exclusive_us", 11, 4), ("count", 10, 5)
 )
 NODE_COLUMNS = _places(Of.NODE, ("avg_inclusive_us", 11, 1), ("p50_us", 8, 4), ("p99_us", 8, 3), ("count", 8, 6))
-NODE_SHARE_COLUMNS = _places(Of.NODE, ("percent", 8, 2))  # this column is shown next to the bar
-PATH_COLUMNS = _places(Of.NODE, ("slack_us", 8, 2))  # these columns are shown if a node is off the critical path
-# Figures of a device, with their limits.
+NODE_SHARE_COLUMNS = _places(Of.NODE, ("percent", 8, 2))  # The column of a graph node that is shown next to the bar.
+# The columns of a graph node that are shown only if a node is off the critical path.
+PATH_COLUMNS = _places(Of.NODE, ("slack_us", 8, 2))
+# The figures of a device that the screen shows, with their limits.
 DEVICE_COLUMNS = (
     ScreenColumn(statistic("utilization_percent", Of.GPU), 6, 1),
     ScreenColumn(statistic("memory_used_bytes", Of.GPU), 15, 2, limit=statistic("memory_total_bytes", Of.GPU)),
@@ -427,15 +435,14 @@ PROCESS_COLUMNS = _places(
 
 
 def device_text(place: ScreenColumn, device: Device) -> str:
-    """Return a figure of a device as text, with its limit.
-
-    Return a dash if this kind of device does not have the figure.
+    """Return a figure of a device as text, with its limit. Return a dash if devices of this kind do not have the
+    figure.
     """
     return place.bare(device) if has_figure(place.statistic, device) else units.NONE_THERE
 
 
 def has_figure(statistic: Statistic, device: Device) -> bool:
-    """Whether this kind of device has the figure."""
+    """Whether this kind of device has the figure `key`."""
     return (Of.CPU if device.kind is DeviceKind.CPU else Of.GPU) in statistic.of
 
 
@@ -458,7 +465,7 @@ BRICK_PANEL = {
 }  # fmt: skip
 
 # Tables of the text report, each 80 columns wide. They show the share of time, the durations of calls (own, total,
-# spread, by second), the work, and the distance from the roof.
+# spread, by second), the work, and how far bricks are below the roof.
 OVERVIEW_REPORT = _rows("percent", "total_exclusive_us", "count", "p50_us", "p99_us")
 HOST_REPORT = _rows("host_us", "launches")
 OWN_REPORT = _rows("count", "total_exclusive_us", "avg_exclusive_us", "percent")

@@ -1,4 +1,4 @@
-"""Write moments, ages and time ranges."""
+"""Write moments, ages and time ranges as short texts."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ from datetime import datetime
 
 from cbtop.units import NOT_MEASURED
 
-_MAX_DATE_S = 250_000_000_000  # latest moment that can be shown (in the year 9892); a file may contain any number
-_DATE_FROM_US = 12 * 3600e6  # for older moments the date is added, because a time of day alone would be ambiguous
+# The latest moment that can be shown, in the year 9892. A file may contain any number, so later moments must be
+# caught.
+_MAX_DATE_S = 250_000_000_000
+# For moments that are older than this, the date is added. A time of day alone would be ambiguous.
+_DATE_FROM_US = 12 * 3600e6
 
 
 def position(value_s: float) -> str:
@@ -28,7 +31,7 @@ def age(value_s: float | None) -> str:
 
 
 def day(moment: str) -> str:
-    """Return the date in an ISO time such as `2026-11-22T10:30:59+01:00`."""
+    """Return the date in a text with an ISO time, such as `2026-11-22T10:30:59+01:00`."""
     return moment[: len("2026-11-22")]
 
 
@@ -43,7 +46,7 @@ def moment(unix_s: float) -> str:
 
 
 def seconds(value: float) -> str:
-    """Format a configured duration: `0.25 s`, `5 s`."""
+    """Format a duration from the settings: `0.25 s`, `5 s`."""
     return f"{value:g} s"
 
 
@@ -54,9 +57,9 @@ def between(range_s: tuple[float, float], *, with_date: bool = False) -> str:
 
 
 def since(unix_s: float, wall_us: float | None, *, with_date: bool = False) -> str:
-    """Format the begin of a time range as time of day.
+    """Format the begin of a time range as a time of day.
 
-    The day is added if the range is long, and the year on request.
+    If the range is long, the day is added, and on request the year.
     """
     is_days = wall_us is not None and wall_us >= _DATE_FROM_US
     return date(unix_s)[0 if with_date else 5 if is_days else 11 :]

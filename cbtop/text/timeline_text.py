@@ -1,4 +1,4 @@
-"""Write the texts for the lanes of a timeline."""
+"""Write the texts next to the lanes of a timeline."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def lane_sum(lane: Lane, begin_ns: int, end_ns: int) -> str:
 
 
 def timeline_notes(found: TimelineView) -> list[str]:
-    """Return notes about records that are not drawn, and about unknown facts of the drawn records."""
+    """Return notes about records that the timeline does not draw, and about unknown facts of the drawn records."""
     notes = [
         (found.unplaced, "of steps that have not ended, or whose own record is missing"),
         (found.missing, "lost on the way or overwritten: gaps there have no name"),

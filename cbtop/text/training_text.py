@@ -9,13 +9,12 @@ from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.training import TrainingView
 from cbtop.viewmodels.training_memory import TrainingMemoryView
 
-_SMALL = 0.01  # norms below this are written with an exponent
+_SMALL = 0.01  # Gradient norms below this are written with an exponent.
 
 
 def parts(view: SourceView, found: TrainingView) -> str:
-    """Return the parts in one line: `training step 104.2 ms: data wait 3.1 %, forward 30.0 %, … (…)`.
-
-    Parts that took no time are left out.
+    """Return the parts of a training step in one line: `training step 104.2 ms: data wait 3.1 %, forward 30.0 %, …
+    (…)`. Parts that took no time are left out.
     """
     if not found.parts:
         return f"training step: parts {NOT_MEASURED} ({no_parts(view)})"
@@ -70,7 +69,7 @@ def gradients(view: SourceView, found: TrainingView) -> list[str]:
 
 
 def latest(norms: int) -> str:
-    """Return a text with the number of norms in a statistic: `the latest 64 norms`."""
+    """Return a text with the number of gradient norms in a statistic: `the latest 64 norms`."""
     return "the latest norm" if norms == 1 else f"the latest {counted(norms, 'norm')}"
 
 

@@ -1,4 +1,4 @@
-"""The terminal dashboard. A timer polls a feed and draws the screen from the newest view models."""
+"""The terminal dashboard: an app that polls a feed and draws the screen from the newest view models."""
 
 from __future__ import annotations
 
@@ -54,7 +54,10 @@ INTERVALS_S = (0.25, 0.5, 1.0, 2.0, 5.0)
 
 
 class CbtopApp(App[int]):
-    """The dashboard: header, tabs, one view, footer. The result of the app is the exit code."""
+    """The dashboard: header, tabs, one view, footer.
+
+    The result of the app is the exit code of the command.
+    """
 
     TITLE = "cbtop"
     CSS_PATH = "cbtop.tcss"
@@ -62,7 +65,8 @@ class CbtopApp(App[int]):
     AUTO_FOCUS = None
     COMPONENT_CLASSES: ClassVar[set[str]] = set(ROLES)
     SHOWN: ClassVar[tuple[type[View], ...]] = VIEWS
-    FOLLOWS: ClassVar[bool] = True  # whether to show the newest running process until the user chooses one
+    # Whether the dashboard shows the newest running process until the user chooses one.
+    FOLLOWS: ClassVar[bool] = True
     BINDINGS: ClassVar[list[BindingType]] = [
         *(
             Binding(str(number), f"view({number - 1})", view.title, show=False)
@@ -147,9 +151,11 @@ class CbtopApp(App[int]):
         self.phase: str | None = None
         self.window = True
         self.merge: MergeMode | None = None
-        self._missed: str | None = None  # key of the shown process, if the history does not contain this process
+        # key of the shown process if the daemon's history does not contain this process, otherwise None
+        self._missed: str | None = None
         self.rows = AS_THEY_COME
-        # For each table that `rows` does not name: (title of the sort column, whether the largest values come first).
+        # For each table that `rows` does not cover: (title of the sort column, whether the largest values come
+        # first).
         self.orders: dict[str, tuple[str, bool]] = {}
         self._tick_timer: Timer | None = None
         self._views: list[View] = []
@@ -179,7 +185,7 @@ class CbtopApp(App[int]):
         )
 
     def _source_key(self) -> str | None:
-        """The key of the shown source."""
+        """The key of the source that the screen shows."""
         return None if self.source is None else self.source.key
 
     @property
@@ -233,7 +239,7 @@ class CbtopApp(App[int]):
         return {name: table.chosen for name, table in self._sorted_tables().items() if table.chosen is not None}
 
     def tick(self) -> None:
-        """Poll the feed. Update the screen, unless it is paused."""
+        """Poll the feed for new data. Update the screen, unless it is paused."""
         self.feed.poll()
         if (end := self.feed.finished()) is not None:
             self.exit(end.exit_code, return_code=end.exit_code)
@@ -253,7 +259,7 @@ class CbtopApp(App[int]):
             self.notify(told, timeout=READ_S, markup=False)
 
     def show(self) -> None:
-        """Draw the newest view model."""
+        """Draw the screen from the newest view model."""
         self._look()
         self._follow_records()
         self._travel.hold()
@@ -262,7 +268,7 @@ class CbtopApp(App[int]):
         self._show_content()
 
     def arrive(self) -> None:
-        """Let all views drop data of the previous moment. Then draw the screen for the new moment."""
+        """Let all views drop cached pictures of the previous moment. Then draw the screen for the new moment."""
         for view in self._views:
             view.let_go()
         self.show()
@@ -305,8 +311,8 @@ class CbtopApp(App[int]):
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Disable the keys that move in time while the help or the filter is open.
 
-        Esc is also disabled if no range is shown, and End if the screen is live. These keys then keep their other
-        meaning.
+        Esc is also disabled if no range is shown, and End if the screen is live. A disabled key keeps the meaning
+        that it has elsewhere, such as closing the filter.
         """
         if action not in ("steps", "seek", "seek_to", "range", "leave_range", "now"):
             return True
@@ -330,7 +336,7 @@ class CbtopApp(App[int]):
         self._show_view(view)
 
     def _show_welcome(self, source: SourceView | None) -> None:
-        """Show the welcome screen, because `source` is None or has no data."""
+        """Show the welcome screen. `source` is None or has no data yet."""
         self._switcher.current = "welcome"
         self._welcome.show(source, self.feed.status(), self.feed.refused)
 
@@ -340,10 +346,11 @@ class CbtopApp(App[int]):
             self.call_after_refresh(view.focus_target.focus)
 
     def action_view(self, index: int) -> None:
-        """Show the view with this index."""
+        """Show the view with this index in the list of tabs."""
         self._tabs.set_active(index)
         self._follow_records()
-        # A recording can provide the records of a moment at once, so show them even if the screen is paused.
+        # If a recording is shown, it can provide the records of the paused moment at once. So show them even if the
+        # screen is paused.
         if self.SHOWN[index].needs_records and (self.replay() is not None or not self.paused):
             self.show()
         else:
@@ -375,14 +382,15 @@ class CbtopApp(App[int]):
 
     def _freeze(self) -> None:
         self.paused = True
-        # Freeze all parts of the source. If the user scrolls or unfolds a part later, it must show this moment.
+        # Make all parts of the shown source now. If the user scrolls or unfolds a part while the screen is paused, it
+        # must show this moment.
         if self.source is not None:
             self.source = self.source.held()
         self._show_surroundings()
         self._show_content()
 
     def action_now(self) -> None:
-        """Return to the present."""
+        """Leave the pause and show the present."""
         self._missed = None
         is_elsewhere = self._travel.past is not None
         self._travel.leave()
@@ -431,12 +439,12 @@ class CbtopApp(App[int]):
         self.show()
 
     def action_recent(self) -> None:
-        """Switch between statistics of the recent window and of all data."""
+        """Switch between the statistics of the recent window and those since the start."""
         self.window = not self.window
         self.show()
 
     def action_mark_baseline(self) -> None:
-        """Make the recent window the baseline. It replaces an earlier baseline."""
+        """Make the recent window the baseline to compare with. It replaces an earlier baseline."""
         if self.source is None:
             self._tell_baseline("there is no process yet that could be compared with", severity="warning")
         elif self._shown_feed.mark_baseline(self.source.key):
@@ -449,7 +457,7 @@ class CbtopApp(App[int]):
             self._tell_baseline(why, severity="warning")
 
     def action_clear_baseline(self) -> None:
-        """Stop comparing with a baseline."""
+        """Forget the baselines, and stop comparing with them."""
         for feed in (self.feed, self._shown_feed):
             feed.clear_baseline()
         self._tell_baseline("cleared")
@@ -503,7 +511,7 @@ class CbtopApp(App[int]):
         self._set_light(is_light=self.current_theme.dark)
 
     def action_save_history(self) -> None:
-        """Write the shown time range to a file. If no range is shown, write the daemon's history.
+        """Write the shown time range to a file. If no range is shown, write the daemon's history of the last minutes.
 
         A thread writes the file, because this may take long.
         """

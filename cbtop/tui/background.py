@@ -1,8 +1,8 @@
 """Detect whether the terminal's background is light.
 
 cbtop asks the terminal with the sequence OSC 11. The app does not wait, because the answer may come at any time, or
-never. The answer is removed from the input, because Textual would treat it as keys. An exit directly after the
-question waits for the answer, because otherwise the shell would receive it.
+never. The answer is removed from the input, because Textual would treat it as keys. If the user leaves directly after
+the question, the app waits for the answer. Otherwise the shell would receive it.
 """
 
 from __future__ import annotations
@@ -23,18 +23,19 @@ from textual.message import Message
 from cbtop.tui.patience import SlowPollSelector
 
 ASK = "\x1b]11;?\x1b\\"
-ANSWER_WITHIN_S = 1.0  # seconds; if no answer has come by then, the terminal does not answer
+# Seconds to wait for the terminal's answer. If none has come by then, the terminal does not answer.
+ANSWER_WITHIN_S = 1.0
 _ANSWER = re.compile(r"\x1b?\]11;([^\x07\x1b]{0,64})(?:\x07|\x1b\\)")
-# Matches the beginning of an answer. The rest comes with the next input.
+# Matches the beginning of an answer that is not complete. The rest comes with the next input.
 _BEGUN = re.compile(r"\x1b?\]1(?:1(?:;[^\x07\x1b]{0,64}\x1b?)?)?\Z")
 _COLOUR = re.compile(r"rgba?:([0-9a-fA-F]{1,4})/([0-9a-fA-F]{1,4})/([0-9a-fA-F]{1,4})")
-# Relative luminance. On a lighter background, black text is more readable than white text (WCAG 2).
+# On a background with a higher relative luminance than this, black text is more readable than white text (WCAG 2).
 _BLACK_ON_IT = 0.179
-_NEVER_ANSWER = ("linux", "dumb", "unknown", "")  # values of TERM for terminals that do not answer
+_NEVER_ANSWER = ("linux", "dumb", "unknown", "")  # terminals that do not answer, by their value of TERM
 
 
 class BackgroundTold(Message):
-    """A message: the terminal has reported its background colour."""
+    """Sent when the terminal has reported its background colour."""
 
     def __init__(self, *, is_light: bool) -> None:
         super().__init__()
@@ -42,7 +43,7 @@ class BackgroundTold(Message):
 
 
 class AnswerParser(XTermParser):
-    """Removes the terminal's answer from the input. Everything else is parsed as keys."""
+    """Removes the terminal's answer about its background colour from the input. Everything else is parsed as keys."""
 
     _held = ""
 
@@ -60,7 +61,7 @@ class AnswerParser(XTermParser):
         return chain(told, super().feed(data)) if data else told
 
 
-# Replace the parser and the selector of Textual's driver, which looks them up by these names.
+# Replace the parser and the selector of Textual's driver. Textual finds them in its module by these names.
 vars(linux_driver)["XTermParser"] = AnswerParser
 vars(linux_driver)["selectors"] = SimpleNamespace(**vars(selectors) | {"SelectSelector": SlowPollSelector})
 
@@ -68,10 +69,10 @@ vars(linux_driver)["selectors"] = SimpleNamespace(**vars(selectors) | {"SelectSe
 class AskingDriver(LinuxDriver):
     """Textual's driver, which also asks the terminal for its background colour."""
 
-    _asked_s: float | None = None  # time of the question, or None if no answer is expected
+    _asked_s: float | None = None  # time of the question to the terminal, or None if no answer is expected
 
     def ask_background(self) -> None:
-        """Ask the terminal for its background colour. Do nothing for a type of terminal that does not answer."""
+        """Ask the terminal for its background colour. Do nothing if this type of terminal does not answer."""
         if self.input_tty and os.environ.get("TERM", "") not in _NEVER_ANSWER:
             self._asked_s = time.monotonic()
             self.write(ASK)

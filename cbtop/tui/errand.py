@@ -1,4 +1,4 @@
-"""Run a slow task that a key has started.
+"""The base of slow tasks that the user starts by a key.
 
 A thread waits for the result. The screen shows the progress and the outcome.
 """
@@ -22,20 +22,20 @@ from cbtop.protocol.errors import ProtocolError
 from cbtop.tui.widgets.lines import clean
 from cbtop.viewmodels.source import SourceView
 
-READ_S = 10.0  # seconds; how long the outcome of a task stays on the screen
+READ_S = 10.0  # The outcome of a task stays on the screen for this many seconds.
 
 Found = TypeVar("Found")
 Found_co = TypeVar("Found_co", covariant=True)
 
 
 class Progress(Protocol):
-    """Shows a status and the completed part (0 to 1, or None if unknown). An empty status hides both."""
+    """Shows the status of a task and its completed part (0 to 1, or None if unknown). An empty status hides both."""
 
     def __call__(self, status: str, done: float | None = None, /) -> None: ...
 
 
 class Awaited(Protocol[Found_co]):
-    """A result that may not exist yet."""
+    """The pending result of a background task."""
 
     @property
     def status(self) -> str: ...
@@ -44,21 +44,25 @@ class Awaited(Protocol[Found_co]):
     def done(self) -> float | None: ...
 
     def poll(self) -> Found_co | None:
-        """Return the result, or None if it does not exist yet. Raises an error if the task failed."""
+        """Return the result of the task, or None while it runs. Raises an error if the task failed."""
 
 
 class BackgroundTask(ABC, Generic[Found]):
-    """A task that runs in the background. Only one can run at a time. It ends when the user leaves the screen."""
+    """A task that runs in the background.
+
+    Only one task can run at a time. It ends when the user leaves the screen.
+    """
 
     TITLE: ClassVar[str]
-    AT_IT: ClassVar[str]  # message if the user starts the task again while it runs
-    # A question before the task starts. To confirm it, the user presses the key again within READ_S seconds.
+    AT_IT: ClassVar[str]  # message to the user who starts the task again while it runs
+    # A question that the user must confirm before the task starts, by pressing the key again within READ_S seconds.
     QUESTION: ClassVar[str] = ""
 
     def __init__(self, app: App[int], show_progress: Progress) -> None:
         self._app = app
         self._show_progress = show_progress
-        self._asked: tuple[str, float] | None = None  # (key of the source, time) of the last question
+        # (key of the shown source, time) of the last question to the user
+        self._asked: tuple[str, float] | None = None
 
     @abstractmethod
     def why_not(self, source: SourceView | None, *, is_recording: bool) -> str:
@@ -73,7 +77,7 @@ class BackgroundTask(ABC, Generic[Found]):
         """Return the result of the task as lines of text."""
 
     def begin(self, source: SourceView | None, *, is_recording: bool) -> None:
-        """Start the task for the shown process. If it cannot start, show the reason."""
+        """Start this task for the shown process. If it cannot start, show the reason."""
         if why := self.why_not(source, is_recording=is_recording) or self._at_it():
             self._tell(why, severity="warning")
         elif source is not None and self.QUESTION and not self._is_confirmed(source):
@@ -82,9 +86,9 @@ class BackgroundTask(ABC, Generic[Found]):
             self._app.run_worker(partial(self._wait, source), thread=True, group=self.TITLE)
 
     def _is_confirmed(self, source: SourceView) -> bool:
-        """Return whether the question about this source was asked during the last READ_S seconds.
+        """Return whether the user has seen the question about this source during the last READ_S seconds.
 
-        If not, store the question as asked now.
+        If not, the question appears now, so store this.
         """
         now_s = time.monotonic()
         if self._asked is not None and self._asked[0] == source.key and now_s - self._asked[1] < READ_S:

@@ -25,7 +25,7 @@ from cbtop.tui.widgets.lines import Line, clean
 from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.time_travel import ReplayView
 
-# Matches a displayed number of four digits or more. Commas separate groups of three digits.
+# Matches a number on the screen that has four digits or more. Commas separate groups of three digits.
 _GROUPED = re.compile(r"[-+]?\d{1,3}(,\d{3})+(\.\d+)?")
 
 # For each export format: key, file extension, description.
@@ -52,7 +52,7 @@ class ExportScreen(ModalScreen[str | None]):
 
 
 class Kinds(Drawing):
-    """The list of formats with their keys."""
+    """The list of export formats with their keys."""
 
     def draw(self, width: int, height: int) -> list[Line]:
         rows: list[Line] = [
@@ -108,7 +108,9 @@ def write_export(ending: str, view: View, source: SourceView, replay: ReplayView
 
 
 def as_csv(cells: Cells) -> str:
-    """Return the cells as CSV. Numbers keep their displayed digits but lose their commas. Names lose their glyphs."""
+    """Return the cells as CSV. Numbers keep their displayed digits but lose their commas. Names lose the glyphs in
+    front of them.
+    """
     written = io.StringIO()
     csv.writer(written).writerows([cells.head, *([_as_read(cell) for cell in row] for row in cells.rows)])
     return written.getvalue()

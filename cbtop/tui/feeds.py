@@ -13,14 +13,14 @@ from cbtop.viewmodels.time_travel import TimeView
 
 
 class AppFeedEnd(Protocol):
-    """The failure of the program that was started with this app. The caller of the app reports the reason."""
+    """The program that was started with this app has failed. The command that runs the app reports the reason."""
 
     @property
     def exit_code(self) -> int: ...
 
 
 class HistoryFile(Protocol):
-    """A file that contains a daemon's history."""
+    """A recording file with the history that a daemon remembers."""
 
     @property
     def path(self) -> Path: ...
@@ -33,7 +33,7 @@ class AppFeed(Protocol):
     """The source of all data on the screen. Its methods never block."""
 
     def poll(self) -> None:
-        """Apply the data that has arrived. This is called at every tick, also while the screen is paused."""
+        """Apply the data that has arrived. The app calls this at every tick, also while the screen is paused."""
 
     def sources(self) -> tuple[SourceSummary, ...]:
         """Return all sources, in an order that does not change."""
@@ -41,19 +41,19 @@ class AppFeed(Protocol):
     def view(self, key: str | None, phase: str | None, *, window: bool) -> SourceView | None:
         """Return the view of the source `key` for `phase`, or None if the source does not exist.
 
-        If `key` is None, it is the newest live source. If `phase` is None, it is the default phase. The statistics
-        cover all data, or the recent window if `window` is true.
+        If `key` is None, the newest live source is used. If `phase` is None, the default phase is used. The
+        statistics cover all data, or the recent window if `window` is true.
         """
 
     def merged(self, mode: MergeMode, key: str | None, phase: str | None, *, window: bool) -> SourceView | None:
         """Return one view that merges all sources that belong together with the source `key`."""
 
     def follow_records(self, on: bool) -> None:
-        """Start or stop receiving every record, which only a timeline needs."""
+        """Start or stop receiving every single record, which only a timeline needs."""
 
     @property
     def is_complete(self) -> bool:
-        """Whether all running processes are known. Then a new process must have just started."""
+        """Whether all processes that were already running are known. If so, a new process must have just started."""
 
     def mark_baseline(self, key: str) -> bool:
         """Use the recent window of each process as its baseline.
@@ -62,19 +62,25 @@ class AppFeed(Protocol):
         """
 
     def clear_baseline(self) -> None:
-        """Stop comparing with a baseline."""
+        """Forget the baselines, and stop comparing with them."""
 
-    baselines: Sequence[Snapshot]  # at most one baseline per process
+    baselines: Sequence[Snapshot]  # the baselines to compare with, at most one per process
 
     def watched(self) -> TimeView | None:
-        """Return the time bar of the last minutes with its notable events. Return None if unknown."""
+        """Return the time bar of the last minutes with its notable events (such as stalls).
+
+        Return None if unknown.
+        """
 
     def status(self) -> str:
         """Return one line about the connection to the daemon."""
 
     @property
     def refused(self) -> str:
-        """Why the daemon and this viewer will never accept each other, or "" if they may."""
+        """Why the daemon and this viewer will never accept each other, such as different versions.
+
+        Empty if they may.
+        """
 
     def finished(self) -> AppFeedEnd | None:
         """Return the failure of the program that was started with this app. Return None if it has not failed."""

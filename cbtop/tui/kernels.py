@@ -16,9 +16,9 @@ from cbtop.viewmodels.source import SourceView
 
 
 class Kernels(BackgroundTask[BurstView]):
-    """The background task that records kernels.
+    """The background task that records the kernels of the next steps.
 
-    The graph shows the recorded kernels as soon as it is not paused. They are not part of the statistics.
+    The graph shows the recorded kernels, unless the screen is paused. They are not part of the statistics.
     """
 
     TITLE = "kernels"

@@ -26,9 +26,10 @@ class KeysByName(Provider):
                 yield Hit(score, matcher.highlight(_text(binding)), press)
 
     def _bindings(self) -> Iterator[Binding]:
-        """Yield one binding per action. The bindings of the focused widget come first.
+        """Yield one key binding for each action.
 
-        The open palette disables some actions, and these are included. Textual's own actions are left out.
+        Bindings of the focused widget come first. Actions that are disabled while the palette is open are included.
+        Textual's own actions are left out.
         """
         told: set[str] = set()
         for active in self.screen.active_bindings.values():

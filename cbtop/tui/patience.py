@@ -1,15 +1,19 @@
-"""Reduce the polling of Textual's input thread from ten times to twice a second while the user types nothing."""
+"""Let Textual's input thread poll only twice a second, and not ten times, while the user types nothing."""
 
 from __future__ import annotations
 
 import selectors
 
-PATIENT_S = 0.5  # seconds between polls; an exit without a key waits at most this long for the input thread
-TYPING_LOOKS = 10  # number of polls without input before polling slows down; a key sequence is complete by then
+# Seconds between polls of the input. If the app exits without a key, it waits at most this long for the input thread.
+PATIENT_S = 0.5
+# Polling slows down after this many polls without input. A sequence for one key is complete by then.
+TYPING_LOOKS = 10
 
 
 class SlowPollSelector(selectors.SelectSelector):
-    """A selector that waits longer than requested if no input has come for some time."""
+    """A selector (as in the module `selectors`) that waits longer than requested if no input has come for
+    some time.
+    """
 
     def __init__(self) -> None:
         super().__init__()

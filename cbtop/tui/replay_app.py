@@ -10,19 +10,21 @@ from cbtop.feeds.replay import ReplayFeed
 from cbtop.tui.app import CbtopApp
 from cbtop.tui.time_travel import TimeTravel
 
-# actions of the live app that make no sense here: a recording has no present, and is already a file
+# Actions of the live app that are removed for a recording. A recording has no present, and is already a file.
 _NOT_HERE = ("now", "save_history")
 
 
 def _seek(keys: str, action: str, description: str, *, show: bool = False) -> Binding:
-    # These keys take priority over the keys of lists. Lists keep j k g G, and the graph also keeps h l.
+    # The keys that move in time take priority over the keys of lists. In lists, j k g G still work, and in the graph
+    # also h l.
     return Binding(keys, action, description, show=show, priority=True)
 
 
 class ReplayApp(CbtopApp, inherit_bindings=False):
     """The dashboard for a recording. The space key pauses the playback, and not only the screen."""
 
-    FOLLOWS: ClassVar[bool] = False  # false, because otherwise a move in time could select a different process
+    # Do not select new processes. Otherwise a move in time could select a different process.
+    FOLLOWS: ClassVar[bool] = False
     BINDINGS: ClassVar[list[BindingType]] = [
         _seek("left", "seek(-5)", "back 5 s", show=True),
         _seek("right", "seek(5)", "on 5 s", show=True),
@@ -62,7 +64,7 @@ class ReplayApp(CbtopApp, inherit_bindings=False):
         super().action_steps(steps)
 
     def action_seek_to(self, share: float) -> None:
-        """Move to a position in the recording. 0 is its beginning, and 1 is its end."""
+        """Move to a position in the recording. The position 0 is its beginning, and 1 is its end."""
         self._travel.go_to(share * self._recording.duration_s)
 
     def action_save_history(self) -> None:

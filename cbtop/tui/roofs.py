@@ -10,7 +10,9 @@ from cbtop.viewmodels.source import SourceView
 
 
 class Roofs(BackgroundTask[list[str]]):
-    """The background task that measures roofs. It uses the whole machine for some seconds."""
+    """The background task that measures roofs. It uses the whole machine for some seconds, so the user must confirm
+    it.
+    """
 
     TITLE = "roofs"
     AT_IT = "they are being measured already"

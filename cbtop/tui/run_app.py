@@ -16,14 +16,13 @@ from cbtop.tui.views.output import Output
 from cbtop.tui.widgets.lines import clean
 from cbtop.viewmodels.source import SourceView
 
-_NOT_OURS = (
-    "quit",
-    "suspend_process",
-)  # The first Ctrl-C interrupts the program. Suspending is not possible, because the program's output must be read.
+# The first Ctrl-C interrupts the started program. The app cannot be suspended, because it must read the program's
+# output.
+_NOT_OURS = ("quit", "suspend_process")
 
 
 class AppProgram(Protocol):
-    """A program that runs on a pseudo-terminal of its own."""
+    """The program that the app has started. It runs on a pseudo-terminal of its own."""
 
     @property
     def is_running(self) -> bool: ...
@@ -32,10 +31,10 @@ class AppProgram(Protocol):
         """Return the newest lines of the program's output. Without new output, it is the same object as before."""
 
     def interrupt(self) -> None:
-        """Interrupt the program, as Ctrl-C on its terminal does."""
+        """Interrupt the program, as Ctrl-C on the program's terminal does."""
 
     def resize(self, columns: int, rows: int) -> None:
-        """Set the size of the program's terminal."""
+        """Set the size of the pseudo-terminal on which the program runs."""
 
 
 class RunApp(CbtopApp, inherit_bindings=False):

@@ -1,4 +1,4 @@
-"""The selected process. It is the newest running process until the user chooses one."""
+"""Keep track of the selected process. It is the newest running process until the user chooses one."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ class Selection:
     """
 
     def __init__(self, *, follows: bool = True) -> None:
-        self.key: str | None = None  # None selects the newest live process
+        self.key: str | None = None  # key of the selected process; None selects the newest live process
         self._follows = follows
-        self._live: dict[str, str] = {}  # label of each process that was live at the last call of `look`, by key
-        self._known: frozenset[str] = frozenset()  # keys of all processes at the last call of `look`
+        # for each process that was live at the last call of `look`: its key and its label
+        self._live: dict[str, str] = {}
+        self._known: frozenset[str] = frozenset()  # keys of all processes that existed at the last call of `look`
 
     def choose(self, key: str) -> None:
         """Select the process `key`. From now on, starts and ends of processes do not change the selection."""
@@ -44,8 +45,8 @@ class Selection:
             self.key = first.key
             why = f"{ended} has ended: " if ended else ""
             return f"{why}{live[first.key]} {'runs' if first.key in known else 'started'} and is shown now"
-        # If a recording is moved backwards, an ended process runs again. It has not just started, because `known`
-        # contains it.
+        # If a recording is moved backwards, an ended process runs again. It does not count as newly started, because
+        # `known` contains it.
         if started := [key for key in live if key not in known]:
             what = live[started[0]] if len(started) == 1 else f"{len(started)} processes"
             return f"{what} started: {self._way_to(started[0], sources)}"
@@ -56,14 +57,18 @@ class Selection:
         return ""
 
     def step(self, steps: int, sources: Sequence[SourceSummary]) -> None:
-        """Select the process `steps` positions later in the list. The selection then does not change by itself."""
+        """Select the process that is `steps` positions later in the list. From now on, starts and ends of processes
+        do not change the selection.
+        """
         self._follows = False
         keys = [summary.key for summary in sources]
         if keys:
             self.key = keys[((keys.index(self.key) if self.key in keys else 0) + steps) % len(keys)]
 
     def position(self, sources: Sequence[SourceSummary]) -> str:
-        """Return the position of the selected process, such as `2/3`. Return "" for a single process."""
+        """Return the position of the selected process in the list, such as `2/3`. Return "" if there is only one
+        process.
+        """
         keys = [summary.key for summary in sources]
         return f"{keys.index(self.key) + 1}/{len(keys)}" if len(keys) > 1 and self.key in keys else ""
 

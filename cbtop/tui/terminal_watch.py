@@ -15,21 +15,22 @@ from contextlib import suppress
 from types import FrameType
 
 TERMINAL_CHECK_S = 1.0
-LEAVE_WITHIN_S = 8.0  # maximum seconds to leave, including up to five seconds to stop the workload of a demo
+# The app must have left within this many seconds. This includes up to five seconds to stop the workload of a demo.
+LEAVE_WITHIN_S = 8.0
 MAKE_WAY_EVERY_S = 0.05
-ROOM_FOR_GOOD = 3  # number of consecutive checks with room in the output buffer, after which no writer is blocked
+ROOM_FOR_GOOD = 3  # If the output buffer has room at this many checks in a row, no writer is blocked any longer.
 HANG_UP_EXIT = 129
 # Sequences that restore the modes of a terminal. They turn off synchronised drawing, and the reports of pastes,
 # sizes, mouse and focus. They turn on line wrap, normal keys, the main screen and the cursor.
 _MODES = "?2026l ?2004l ?2048l ?1000l ?1003l ?1015l ?1006l ?1004l ?7h <u ?1049l ?25h"
 AS_BEFORE = "".join(f"\x1b[{mode}" for mode in _MODES.split()).encode()
-_KEYS, _DRAWN_ON = 0, 2  # file descriptors that Textual reads keys from and draws on
+_KEYS, _DRAWN_ON = 0, 2  # Textual reads keys from the first of these file descriptors, and draws on the second.
 
 
 class TerminalWatch:
-    """Calls `leave` with an exit code in the current event loop.
+    """Calls `leave` with an exit code when a signal arrives or the terminal is gone.
 
-    If the app does not leave in time, ends the process.
+    `leave` runs in the current event loop. If the app does not leave in time, the process is ended.
     """
 
     def __init__(self, leave: Callable[[int], object]) -> None:
@@ -38,9 +39,8 @@ class TerminalWatch:
         self._exit_code: int | None = None
 
     def begin(self) -> None:
-        # asyncio's signal handlers are not used, because an event loop that is blocked by terminal output does not
-        # call them. A handler must not raise an exception, because Python drops exceptions in some places, such as
-        # `__del__`.
+        # Do not use asyncio's signal handlers. An event loop that is blocked by terminal output does not call them.
+        # This handler must not raise an exception, because Python drops exceptions in some places, such as `__del__`.
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
             signal.signal(number, self._on_signal)
         threading.Thread(target=self._watch, name="cbtop-terminal", daemon=True).start()
@@ -49,11 +49,11 @@ class TerminalWatch:
         self._exit_code = 128 + number
         try:
             self._loop.call_soon_threadsafe(self._leave, self._exit_code)
-        except RuntimeError:  # the event loop is closed, so the app has already left
+        except RuntimeError:  # The event loop is closed, so the app has already left.
             raise SystemExit(self._exit_code) from None
 
     def _watch(self) -> None:
-        """Wait for a signal or the end of the terminal, then exit. Runs in a daemon thread."""
+        """Wait for a signal, or until the terminal is gone. Then leave the app. Runs in a daemon thread."""
         while os.isatty(_KEYS) and self._exit_code is None:
             time.sleep(TERMINAL_CHECK_S)
         if self._exit_code is None:
@@ -62,10 +62,10 @@ class TerminalWatch:
             self._make_way(self._exit_code)
 
     def _make_way(self, exit_code: int) -> None:
-        """Wait until the app has left. If the terminal's output is blocked, discard the output meanwhile."""
+        """Wait until the app has left. If the terminal's output is blocked, discard this output meanwhile."""
         deadline_s, is_unread = time.monotonic() + LEAVE_WITHIN_S, False
         while time.monotonic() < deadline_s:
-            if self._loop.is_closed():  # the app has left the screen, and the command continues
+            if self._loop.is_closed():  # The app has left the screen, and the command continues without it.
                 return
             if not is_unread and not _has_room(_DRAWN_ON):
                 is_unread = True
@@ -79,7 +79,7 @@ class TerminalWatch:
 
         The terminal's modes are not restored, because no terminal is left.
         """
-        _write_nowhere()  # without this, Python cannot flush its output at exit and ends with exit code 120
+        _write_nowhere()  # Otherwise Python cannot flush its output at exit, and ends with exit code 120.
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._leave, HANG_UP_EXIT)
         time.sleep(LEAVE_WITHIN_S)
@@ -87,16 +87,17 @@ class TerminalWatch:
 
 
 def _leave_unread(deadline_s: float) -> None:
-    """Discard output that nothing reads. Then restore the terminal's modes for a later reader.
+    """Discard output that nothing reads, and restore the terminal's modes for a later reader.
 
     Discarding output unblocks a writer. Later writes are redirected, because they would block again.
     """
     done = threading.Event()
-    atexit.register(done.wait, LEAVE_WITHIN_S)  # Python must not exit before this thread has finished
+    # Let Python wait for this thread at exit, because the thread must finish its work.
+    atexit.register(done.wait, LEAVE_WITHIN_S)
     terminal = os.dup(_DRAWN_ON)
     _write_nowhere()
     had_room = 0
-    with suppress(OSError, termios.error):  # the terminal may disappear at any time
+    with suppress(OSError, termios.error):  # The terminal may disappear at any time while its modes are restored.
         while had_room < ROOM_FOR_GOOD and time.monotonic() < deadline_s:
             had_room += 1
             if not _has_room(terminal):

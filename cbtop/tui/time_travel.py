@@ -23,11 +23,11 @@ from cbtop.tui.errand import READ_S, Progress
 from cbtop.tui.widgets.lines import clean
 from cbtop.viewmodels.time_travel import TimeView
 
-# seconds of reading a recording at a time, and seconds of handling keys after that
+# Read a recording for this many seconds at a time, and handle keys for this many seconds in between.
 ADVANCE_S, ANSWER_S = 0.05, 0.005
-# Requests the history. The returned function blocks until the history has been read.
+# Requests the history from the daemon. The returned function blocks until the history has been read.
 AskBack = Callable[[], Callable[[], ReplayFeed]]
-# A move in time. It maps the current moment to the target, both in seconds from the beginning.
+# A move in time. It maps the current moment to the target, both in seconds from the beginning of the recording.
 Way = Callable[[ReplayFeed, float], float]
 NO_HISTORY = "there is no one daemon here whose memory could be looked into"
 
@@ -52,21 +52,22 @@ class TimeTravel:
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self.past = past
-        self.begun_s: float | None = None  # begin of a range that the user has begun but not ended
+        self.begun_s: float | None = None  # begin of a time range that the user has begun but not ended
         self._app = app
         self._show = show
         self._arrive = arrive
         self._show_progress = show_progress
         self._ask = ask
         self._clock_s = clock_s
-        self._held_s = 0.0  # time (`clock_s`) when the screen was paused
-        # Time of the request for the daemon's history. None if no answer is expected.
+        self._held_s = 0.0  # time (on `clock_s`) when the screen was paused
+        # Time when the daemon's history was requested. None if no answer is expected.
         self._asked_s: float | None = None
-        self._ways: list[Way] = []  # moves that were requested before the history has arrived
-        # If the user has begun a range before the history has arrived: the number of moves in `_ways` before that.
+        self._ways: list[Way] = []  # moves in time that the user has requested before the history has arrived
+        # If the user has begun a range before the history has arrived, this is the number of moves in `_ways` that
+        # came before.
         self._begins_after: int | None = None
         self._source = source
-        self._told_none = False  # whether the user knows that no step was found near the last move
+        self._told_none = False  # whether the user already knows that no step is near the last move
 
     @property
     def can_look_back(self) -> bool:
@@ -74,7 +75,9 @@ class TimeTravel:
 
     @property
     def chosen_s(self) -> tuple[float, float] | None:
-        """The time range that is shown or being chosen, in seconds from the beginning. None without a range."""
+        """The time range that is shown or being chosen, in seconds from the beginning of the recording. None without
+        a range.
+        """
         if self.past is None:
             return None
         if self.begun_s is None:
@@ -89,14 +92,13 @@ class TimeTravel:
         return replace(self.past.watched(), chosen_s=self.chosen_s)
 
     def hold(self) -> None:
-        """Store that the screen is paused at the present moment.
-
-        If the user moves in time later, the move starts here.
+        """Remember the time when the screen was paused at the present. If the user moves in time later, the move
+        starts here.
         """
         self._held_s = self._clock_s()
 
     def leave(self) -> None:
-        """Return to the present. If a requested history arrives later, ignore it."""
+        """Return to the present. If a requested history arrives later, it is ignored."""
         if self._asked_s is not None or (self.past is not None and self.past.on_its_way is not None):
             self._show_progress("")
         self._asked_s = self.begun_s = self._begins_after = None
@@ -105,11 +107,11 @@ class TimeTravel:
             self.past = None
 
     def move(self, by_s: float) -> None:
-        """Move by `by_s` seconds. If the screen is live, request the history first."""
+        """Move by `by_s` seconds in time. If the screen is live, request the daemon's history first."""
         self._move(lambda _, from_s: from_s + by_s)
 
     def move_steps(self, steps: int) -> None:
-        """Move by `steps` steps. If the screen is live, request the history first."""
+        """Move by `steps` steps in time. If the screen is live, request the daemon's history first."""
         self._move(partial(self._steps_away, steps))
 
     def _move(self, way: Way) -> None:
@@ -119,7 +121,7 @@ class TimeTravel:
             self.go_to(way(self.past, self.past.at_s))
 
     def go_to(self, at_s: float) -> None:
-        """Go to a moment. If a time range is shown, leave it."""
+        """Show a moment of the recording. If a time range is shown, leave it."""
         if self.past is not None:
             self._set_out(partial(self.past.aim, at_s))
 
@@ -202,7 +204,7 @@ class TimeTravel:
             self.tell(why, severity="error")
 
     def _begin(self, asked_s: float, found: ReplayFeed) -> None:
-        # the user has returned to the present meanwhile, or has requested the history again
+        # Drop the history, because the user has returned to the present meanwhile, or has requested it again.
         if asked_s != self._asked_s:
             found.close()
             return
@@ -222,7 +224,7 @@ class TimeTravel:
             self._go_on()
 
     def _go_on(self) -> None:
-        """Read some of the recording. Then continue later, so that the screen can handle keys in between."""
+        """Read the recording for a short time. Then continue later, so that the screen can handle keys in between."""
         if self.past is None:
             return
         if self.past.advance(ADVANCE_S):

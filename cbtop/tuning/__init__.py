@@ -1,1 +1,1 @@
-"""Measure settings of a model in turns, compare them, and keep the faster one."""
+"""Tune the settings of a model: measure them in turns, compare them, and keep the faster one."""

@@ -1,6 +1,6 @@
 """Store the fastest settings found by `cbtop tune`, in one JSON file in the user's cache directory."""
 
-# The key of a result is the model, the type of processor and the number of available processors. The model is
+# A result is stored for the model, the type of processor and the number of available processors. A model is
 # identified by the name and size of its file. Reading the whole file would take more time than the setting saves.
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from cbtop.tuning.tuner import Tuned
 
 SCHEMA = "cbtop.tuned/1"
 MAX_FILE_BYTES = 1 << 20
-MAX_KEPT = 64  # maximum number of stored settings; the newest remain
+MAX_KEPT = 64  # The file contains at most this many settings. The newest remain.
 
 
 @dataclass(frozen=True, slots=True)
 class KeptSetting:
-    """A setting that was measured. `ratio` is the speed of a request relative to the setting that was used before.
+    """A setting of a model that was measured, with the conditions.
 
-    The ratio is None if both settings are equal or were not measured together. The other fields are the conditions.
+    `ratio` is the speed of a request relative to the setting that was used before. The ratio is None if both settings
+    are equal or were not measured together. The other fields are the conditions.
     """
 
     model: str
@@ -41,7 +42,7 @@ class KeptSetting:
     ratio: float | None
     ratio_low: float | None
     ratio_high: float | None
-    measured_on: str  # date and time, ISO 8601
+    measured_on: str  # date and time of the measurement, ISO 8601
 
     @property
     def key(self) -> tuple[str, int, str, int]:
@@ -89,7 +90,7 @@ def store_setting(path: Path, tuned: Tuned, processors: int) -> KeptSetting:
     try:
         known = known_settings()
     except CbtopError:
-        known = ()  # a file that cannot be read is replaced
+        known = ()  # Replace the file, because it cannot be read.
     found = [*(one for one in known if one.key != new.key), new][-MAX_KEPT:]
     document = {"schema": SCHEMA, "settings": [_plain(one) for one in found]}
     file = settings_file()
@@ -118,7 +119,8 @@ def known_settings() -> tuple[KeptSetting, ...]:
         return () if text is None else _decoded(text)
     except OSError as error:
         raise CbtopError(f"{file}: {error.strerror or error}") from error
-    except (ValueError, RecursionError, DecodeError) as error:  # ValueError: the file is not valid JSON or not UTF-8
+    except (ValueError, RecursionError, DecodeError) as error:
+        # A ValueError means that the file is not valid JSON or not UTF-8.
         raise CbtopError(f"{file} holds no settings: {error}; cbtop tune writes it anew") from error
 
 

@@ -1,4 +1,4 @@
-"""Measure the wall-clock time of a model's tokens with a given setting. Nothing is recorded meanwhile."""
+"""Measure the wall-clock time of a model's tokens with a given setting. No steps are recorded meanwhile."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # imported for types only, because Numba loads slowly
+if TYPE_CHECKING:  # imported for types only, because this import loads Numba, which is slow
     from cbtop.compute.decoder.base import Model
     from cbtop.compute.decoder.decoder import Decoder
     from cbtop.profiler.profiler import BrickProfiler
@@ -17,14 +17,14 @@ SEED = 7
 
 
 class InterruptedTurnError(Exception):
-    """A turn was interrupted and has no result."""
+    """A measurement was interrupted, so it has no result."""
 
 
 @dataclass(frozen=True, slots=True)
 class Test:
-    """A test that begins with an empty cache: a prompt of `n_prompt` tokens, or `n_gen` generated tokens.
+    """A speed test that begins with an empty cache: a prompt of `n_prompt` tokens, or `n_gen` generated tokens.
 
-    The other number is 0.
+    The other of both numbers is 0.
     """
 
     n_prompt: int
@@ -41,7 +41,7 @@ class Test:
 
 @dataclass(frozen=True, slots=True)
 class TuningRequest:
-    """A request to measure: a prompt of random tokens, followed by generated tokens."""
+    """A request of a user, to be measured: a prompt of random tokens, followed by generated tokens."""
 
     n_prompt: int
     n_gen: int
@@ -51,7 +51,7 @@ class TuningRequest:
         return self.n_prompt + self.n_gen
 
     def run(self, decoder: Decoder, should_stop: Callable[[], bool] = lambda: False) -> tuple[int, int]:
-        """Return the times (ns) of the prompt and of the generated tokens.
+        """Run the request. Return the times (ns) of the prompt and of the generated tokens.
 
         Raises InterruptedTurnError once `should_stop` returns true between passes.
         """
@@ -116,28 +116,28 @@ class Bench:
         return self._models[setting.is_exact]
 
     def decoder(self, setting: Setting) -> Decoder:
-        """Return the decoder of a setting. From now on, the kernels use its number of threads."""
+        """Return the decoder for a setting. From now on, the kernels use the setting's number of threads."""
         from cbtop.compute.backends import cpu_backend
         from cbtop.compute.workload import bare_decoder
 
         if setting not in self._decoders:
             model = self.model(setting)
             self._decoders[setting] = bare_decoder(model, setting.threads, self.context, setting.cache_type)
-        # set this each time, because the number of threads is per process and another setting may have changed it
+        # Set the number of threads each time. It is valid for the whole process, and another setting may have changed
+        # it.
         cpu_backend(setting.threads)
         return self._decoders[setting]
 
     def took_ns(self, setting: Setting, test: Test, should_stop: Callable[[], bool] = lambda: False) -> int:
-        """Return the time (ns) of one test.
-
-        Raises InterruptedTurnError once `should_stop` returns true between passes.
+        """Return the time (ns) that one speed test takes. Raises InterruptedTurnError once `should_stop` returns true
+        between passes.
         """
         return took_ns(self.decoder(setting), test, should_stop)
 
     def request_ns(
         self, setting: Setting, request: TuningRequest, should_stop: Callable[[], bool] = lambda: False
     ) -> tuple[int, int]:
-        """Return the times (ns) of the prompt and of the tokens generated after it."""
+        """Return the times (ns) of the request's prompt and of the tokens generated after it."""
         return request.run(self.decoder(setting), should_stop)
 
     def recorded(self, setting: Setting, profiler: BrickProfiler) -> Decoder:
@@ -153,9 +153,10 @@ class Bench:
 
 
 def took_ns(decoder: Decoder, test: Test, should_stop: Callable[[], bool] = lambda: False) -> int:
-    """Return the time (ns) that a decoder takes for one test. The random tokens are the same each time.
+    """Return the time (ns) that a decoder takes for one speed test.
 
-    Raises ComputeError if a logit is not finite, because such a time is invalid.
+    The random tokens are the same each time. Raises ComputeError if a logit is not finite, because such a time is
+    invalid.
     """
     if should_stop():
         raise InterruptedTurnError

@@ -1,7 +1,8 @@
-"""Measure two sides in turns in one job, and compute how many times as fast B is as A."""
+"""Measure two sides A and B in turns in one job, and compute how many times as fast B is as A."""
 
-# Two runs on one machine differ by some percent without a cause. Two machines differ by more. So the sides take turns
-# (A B, B A, A B, …). Then no side is always first, and disturbances and drifts affect both sides equally.
+# Two runs on one machine differ by some percent without a cause. Two machines differ by more. So both sides are
+# measured in turns (A B, B A, A B, …). Then no side is always first, and disturbances and drifts affect both sides
+# equally.
 
 from __future__ import annotations
 
@@ -14,13 +15,15 @@ import numpy as np
 from cbtop.comparison.noise import CONFIDENCE, MIN_BLOCKS, Change, Figure, change, figures
 
 SIDES = ("A", "B")
-Turn = Callable[[], Mapping[str, int]]  # runs one side; returns the time (ns) of each of its tests by name
-Round = tuple[Mapping[str, int], Mapping[str, int]]  # (times of A, times of B)
-Progress = Callable[[int, int], None]  # called with (number of the round from 0, index of the side)
+# A turn runs one side once. It returns the time (ns) of each of its tests, by name.
+Turn = Callable[[], Mapping[str, int]]
+Round = tuple[Mapping[str, int], Mapping[str, int]]  # the times of one round: (times of A, times of B)
+# A progress function is called with the number of the round from 0, and the index of the side.
+Progress = Callable[[int, int], None]
 
 
 def in_turns(pairs: Sequence[tuple[Turn, Turn]], rounds: int, progress: Progress) -> Iterator[Round]:
-    """Run both sides of each pair once per round. Yield each round when it is complete."""
+    """Run both sides of each pair once per round. Yield the times of each round when it is complete."""
     for number in range(rounds):
         found: tuple[dict[str, int], dict[str, int]] = {}, {}
         for pair in pairs:
@@ -32,9 +35,10 @@ def in_turns(pairs: Sequence[tuple[Turn, Turn]], rounds: int, progress: Progress
 
 @dataclass(frozen=True, slots=True)
 class PairedTest:
-    """The times of one test on both sides, in each round. `compared` tests are compared together.
+    """The times of one speed test on both sides, in each round.
 
-    `tokens` is the number of tokens of the test, or None if the test does not count tokens.
+    `compared` tests are compared together. `tokens` is the number of tokens of the test, or None if the test does not
+    count tokens.
     """
 
     name: str
@@ -54,7 +58,8 @@ class PairedTest:
 
     @property
     def change(self) -> Change | None:
-        """The change from A (1.0) to B with its noise, or None if there are too few rounds to know their scatter.
+        """The change of the speed from A (1.0) to B with its noise. None if there are too few rounds to know how they
+        scatter.
 
         The noise is the scatter of the ratio of both times in a round, because both were measured together.
         """
@@ -65,16 +70,17 @@ class PairedTest:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """The interval of the ratio.
-
-        With probability CONFIDENCE, the intervals of all compared tests contain the true values.
+        """The interval of the ratio B to A. With probability CONFIDENCE, the intervals of all compared tests contain
+        the true values.
         """
         found = self.change
         return None if found is None else (max(found.now - found.half, 0.0), found.now + found.half)
 
     @property
     def is_beyond_noise(self) -> bool | None:
-        """Whether the difference is larger than chance explains, or None if there are too few rounds."""
+        """Whether the difference between both sides is larger than chance explains, or None if there are too few
+        rounds.
+        """
         interval = self.interval
         return None if interval is None else not interval[0] <= 1 <= interval[1]
 
@@ -101,12 +107,12 @@ def pairs_of(rounds: Sequence[Round], tokens: Mapping[str, int | None]) -> list[
 
 
 def mean_and_deviation(values: Sequence[float]) -> tuple[float, float | None]:
-    """Return the mean and the sample standard deviation. For a single value, the deviation is None."""
+    """Return the mean and the sample standard deviation of the values. For a single value, the deviation is None."""
     return statistics.mean(values), statistics.stdev(values) if len(values) > 1 else None
 
 
 def with_deviation(values: Sequence[float], digits: int) -> str:
-    """Return `mean ± deviation` with `digits` decimals."""
+    """Return the text `mean ± deviation`, each number with `digits` decimals."""
     mean, deviation = mean_and_deviation(values)
     return f"{mean:.{digits}f} ± {'n/a' if deviation is None else f'{deviation:.{digits}f}'}"
 

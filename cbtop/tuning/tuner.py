@@ -18,14 +18,15 @@ from cbtop.protocol.attributes import Work
 from cbtop.tuning.measuring import Bench, InterruptedTurnError, Setting, TuningRequest
 from cbtop.tuning.paired import PairedTest, Round, in_turns, pairs_of
 
-if TYPE_CHECKING:  # imported for types only, because it loads Numba
+if TYPE_CHECKING:  # imported for types only, because this import loads Numba
     from cbtop.profiler.session import Report
 
-MAX_ROUNDS = 20  # maximum number of rounds of a try; more rounds would only show negligible differences
-PROFILED = 3  # number of requests that are recorded by brick
-SPARE = 1.2  # factor; later rounds may take this many times as long as the first ones
+MAX_ROUNDS = 20  # A try has at most this many rounds. More rounds would only show negligible differences.
+PROFILED = 3  # This many requests are recorded to find the time of each brick.
+SPARE = 1.2  # Later rounds may take this many times as long as the first ones.
 PREFILL, DECODE, REQUEST = "prefill", "decode", "request"
-# Names of contracts. PRODUCTS are kernels that change with the type of product, CACHES with the type of cache.
+# Names of kernel contracts. The kernels in PRODUCTS change with the type of matrix product, those in CACHES with the
+# type of the KV cache.
 PRODUCTS = frozenset({"linear", "linear_int8", "linear_bf16", "qkv", "gated", "attention_bf16"})
 CACHES = frozenset({"attention", "attention_bf16", "kv_write"})
 
@@ -60,8 +61,8 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Try:
-    """A measured comparison of a candidate with the best setting: the times of whole requests, of prefill and of
-    decode.
+    """The measured comparison of a candidate setting with the best setting: the times of whole requests, of prefill
+    and of decode.
     """
 
     candidate: Candidate
@@ -78,7 +79,7 @@ class Try:
 
     @property
     def rounds_to_tell(self) -> int | None:
-        """The approximate number of rounds that are needed to distinguish LEAST_PERCENT from noise (derived).
+        """About how many rounds are needed to distinguish LEAST_PERCENT from noise (derived).
 
         The scatter is assumed not to change. None if the difference is not noise, or if the measured rounds are
         enough.
@@ -91,7 +92,7 @@ class Try:
 
 @dataclass(frozen=True, slots=True)
 class Untried:
-    """A setting that was not tried. `why` has the reason, or the condition for trying it."""
+    """A setting that was not tried. `why` is the reason, or the condition under which it would be tried."""
 
     what: str
     why: str
@@ -118,12 +119,14 @@ class Tuned:
 
     @property
     def has_told(self) -> bool:
-        """Whether any try was faster or slower beyond noise than the setting that it was compared with."""
+        """Whether any setting was faster or slower, beyond noise, than the setting that it was compared with."""
         return any([one.request.is_beyond_noise for one in self.tries])
 
     @property
     def gain(self) -> PairedTest | None:
-        """The measured comparison of `best` with `before`. None if they are equal or were not measured together."""
+        """The measured comparison of the best setting with the setting before. None if they are equal or were not
+        measured together.
+        """
         kept = [one for one in self.tries if one.is_kept]
         return kept[0].request if len(kept) == 1 else self.together
 
@@ -161,11 +164,13 @@ class BrickTuner:
         self._should_stop = should_stop
         self._clock_s = clock_s
         self._left_s = 0.0
-        self._request_s = 0.0  # seconds of a request with the best setting, in the latest measurement
+        self._request_s = 0.0  # seconds that a request took with the best setting, at its latest measurement
         self._was_interrupted = False
 
     def tune(self, budget_s: float) -> Tuned:
-        """Try settings for at most `budget_s` seconds. The time for loading and compiling is not limited."""
+        """Try settings for at most `budget_s` seconds, and return the best. The time for loading and compiling is not
+        limited.
+        """
         from cbtop.compute.backends import OtherProcesses, available_threads
 
         self._left_s, self._was_interrupted = budget_s, False
@@ -182,7 +187,8 @@ class BrickTuner:
         except (InterruptedTurnError, KeyboardInterrupt):
             self._was_interrupted = True
         for number, candidate in enumerate(candidates):
-            # Keep the changes of earlier tries, and add only the values that this candidate changes.
+            # Start from the best setting, which contains the changes of earlier tries. Add only the values that this
+            # candidate changes.
             now = replace(candidate, setting=changed(best, self._setting, candidate.setting))
             found = self._tried(now, best, self._left_s / (len(candidates) - number), len(candidates))
             if isinstance(found, Untried):
@@ -209,19 +215,19 @@ class BrickTuner:
         return any(isinstance(work, Work) and work.dtype == "int8" for work in works)
 
     def _warm_up(self, setting: Setting) -> float:
-        """Run a request to compile the kernels. Then run a second one and return its seconds."""
+        """Run a request to compile the kernels. Then run a second one and return how many seconds it took."""
         self._progress(f"compiling kernels: {setting.text}", None)
         self._bench.request_ns(setting, self._request, self._should_stop)
         return sum(self._bench.request_ns(setting, self._request, self._should_stop)) / 1e9
 
     def shares(self) -> tuple[Share, ...]:
-        """Record requests with the setting in use, and return the share of each brick."""
+        """Record requests with the setting in use, and return the share of each brick in their time."""
         from cbtop.compute.jit.cpu import BF16_PAYS
         from cbtop.profiler.profiler import BrickProfiler
         from cbtop.profiler.recorder import RingRecorder
 
         self._progress("recording the bricks", None)
-        # Use a separate directory for the ring, because daemons do not read it.
+        # Write the ring into a separate directory, because daemons do not read it there.
         with tempfile.TemporaryDirectory(prefix="cbtop-tune-") as directory:
             profiler = BrickProfiler(recorder=RingRecorder(Path(directory)))
             decoder = self._bench.recorded(self._setting, profiler)
@@ -233,12 +239,12 @@ class BrickTuner:
         for brick in decoder.bricks.places():
             names = frozenset(kernel.contract.name for kernel in brick.kernels)
             if "attention" in names and BF16_PAYS and self._setting.cache_type == "f16":
-                names |= {"attention_bf16"}  # if int8 products are used, this kernel replaces `attention`
+                names |= {"attention_bf16"}  # If int8 products are used, this kernel replaces the kernel `attention`.
             kernels[brick.spec.name] = any(kernel.parallel for kernel in brick.kernels), names
         return shares_of(report, kernels)
 
     def _tried(self, candidate: Candidate, beside: Setting, part_s: float, tries: int) -> Try | Untried:
-        """Compare a candidate with a second setting for `part_s` seconds. It is one of `tries` tries.
+        """Compare a candidate with a second setting for `part_s` seconds. There are `tries` candidates.
 
         If the candidate is not tried, returns an Untried with the reason.
         """
@@ -246,7 +252,7 @@ class BrickTuner:
         if self._was_interrupted:
             return Untried(name, "it was interrupted")
         if part_s < (least_s := MIN_BLOCKS * self._request_s * SPARE):
-            # Do not even measure the candidate's speed, because that takes three more requests.
+            # Do not even measure the speed of this candidate, because that alone takes three requests.
             why = (
                 f"{MIN_BLOCKS} rounds take {math.ceil(least_s)} s or more, and {max(part_s, 0):.0f} s are left for it"
             )
@@ -278,7 +284,7 @@ class BrickTuner:
         return Try(candidate, beside, tuple(pairs))
 
     def _rounds(self, candidate: Candidate, beside: Setting, rounds: int, end_s: float) -> list[Round]:
-        """Return the completed rounds.
+        """Measure both settings in rounds, and return the completed rounds.
 
         Measuring stops after a round that ends later than `end_s`, or at an interruption.
         """
@@ -356,20 +362,21 @@ def named(
         Untried("layout", "exact products take weights as they lie in the file, others interleaved: --exact is both"),
         Untried("tier", "kernels are compiled for the best that the processor has, once in a process"),
     ]
-    # First come settings with unchanged results. Within both groups, settings with a large limit come first.
+    # Settings that do not change the results come first, then the others. In both groups, the largest possible
+    # speed-up comes first.
     return sorted(candidates, key=lambda one: (bool(one.numbers), -(one.limit or 0.0))), untried
 
 
 @dataclass(frozen=True, slots=True)
 class _Touched:
-    """The bricks that a change of the setting affects, and their share of a request."""
+    """The bricks that a change of the setting affects, and their share of a request's time."""
 
     names: tuple[str, ...]
     part: float
 
     @property
     def limit(self) -> float:
-        """The speed-up of a request if these bricks took no time at all."""
+        """The speed-up of a request if the affected bricks took no time at all."""
         return 1 / (1 - self.part) if self.part < 1 else math.inf
 
 
@@ -404,7 +411,7 @@ def _other_threads(threads: int, processors: int) -> list[int]:
 
 
 def changed(best: Setting, before: Setting, wanted: Setting) -> Setting:
-    """Return `best`, with each value replaced that differs between `before` and `wanted`."""
+    """Return a copy of the setting `best` that has the values of `wanted` which differ from `before`."""
     return Setting(
         wanted.threads if wanted.threads != before.threads else best.threads,
         wanted.is_exact if wanted.is_exact != before.is_exact else best.is_exact,

@@ -1,4 +1,4 @@
-"""The growth of each brick's time between the beginning and the end of a window."""
+"""Find how much each brick's time has grown between the beginning and the end of a window."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from cbtop.profiler.analysis.phase_totals import PhaseTotals
 from cbtop.profiler.analysis.stats import NodeStats
 from cbtop.protocol.vocabulary import BrickCategory
 
-MIN_BLOCKS = 6  # minimum number of blocks (of about a second) with recorded steps
-LEAST_SHARE = 0.05  # share of all bricks' time; a smaller brick is ignored, because its growth means little
-ALIKE = 0.15  # maximum difference between a brick's factor and the common factor, as a share of the common factor
+MIN_BLOCKS = 6  # At least this many blocks (of about a second) must contain recorded steps.
+LEAST_SHARE = 0.05  # A brick with a smaller share of all bricks' time is ignored, because its growth means little.
+ALIKE = 0.15  # The factor of a brick may differ from the common factor by at most this share of the common factor.
 
 
 @dataclass(frozen=True, slots=True)
 class BrickGrowth:
-    """Exclusive time of a brick per recorded step, in the first third and in the last third of a window."""
+    """The exclusive time of a brick per recorded step, in the first third and in the last third of a window."""
 
     name: str
     category: BrickCategory
@@ -39,9 +39,8 @@ def brick_growth(record: SourceRecord, phase: str | None) -> tuple[BrickGrowth, 
 
 
 def alike(growth: Sequence[BrickGrowth]) -> float | None:
-    """Return the growth factor that all larger bricks have in common.
-
-    Returns None if their factors differ, or if fewer than two factors are known.
+    """Return the growth factor of the time of all larger bricks. Returns None if their factors differ, or if fewer
+    than two factors are known.
     """
     before_us, after_us = sum(one.before_us for one in growth), sum(one.after_us for one in growth)
     larger = [one for one in growth if one.before_us >= LEAST_SHARE * before_us]

@@ -1,4 +1,4 @@
-"""Rows of bricks: one for each name and category, made from the brick's statistics and checks."""
+"""Make the rows of bricks: one for each name and category, from the brick's statistics and checks."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ TREND_S = SECONDS
 
 @dataclass(frozen=True, slots=True)
 class SizePoint:
-    """Mean time per token of a brick, over the seconds (of the last 60) with steps of about this size.
+    """Mean time per token of a brick in steps of about this size.
 
-    The size is the number of cached positions or of sequences.
+    The size of a step is its number of cached positions or of sequences. The mean covers the seconds with such steps,
+    of the last 60 seconds.
     """
 
-    from_size: int  # smallest size; the size of a second is the rounded mean over its steps
-    to_size: int  # largest size plus 1
+    from_size: int  # smallest size in this range; the size of a second is the rounded mean over its steps
+    to_size: int  # largest step size in this range, plus 1
     seconds: int
-    us_per_token: float  # mean over these seconds (derived)
+    us_per_token: float  # mean time per token in the seconds with steps of such a size (derived)
 
 
 @dataclass(frozen=True)
@@ -40,39 +41,42 @@ class BrickRow:
     category: BrickCategory
     count: int
     failed: int
-    total_inclusive_us: float  # total time of all calls, including inner bricks
-    total_exclusive_us: float  # total time of all calls, without inner bricks
+    total_inclusive_us: float  # total time of all calls, including bricks inside this brick
+    total_exclusive_us: float  # total time of all calls, without bricks inside this brick
     avg_exclusive_us: float | None  # mean exclusive time of a call; None until a step of the brick's phase has ended
     avg_inclusive_us: float
     min_us: float | None
     max_us: float | None
-    cv: float | None  # coefficient of variation: standard deviation divided by the mean
+    cv: float | None  # coefficient of variation of the calls' durations: standard deviation divided by the mean
     p50_us: float | None
     p95_us: float | None
     p99_us: float | None
     p999_us: float | None
     us_per_token: float | None
     elements: int
-    flops: float | None  # total FLOP, derived from shapes
-    bytes: float | None  # total bytes, derived from shapes
+    flops: float | None  # total FLOP of all calls, derived from shapes
+    bytes: float | None  # total bytes of all calls, derived from shapes
     gflops: float | None
     gb_per_sec: float | None
-    percent: float | None  # exclusive time in percent of the wall time of the steps
+    percent: float | None  # exclusive time of the brick, in percent of the wall time of the steps
     budget_us_per_token: float | None
     checks_passed: int
     checks_failed: int
     backend: str
-    # Distance from the roof. None if the brick's work or the machine's roofs are unknown.
+    # How far the brick is from its roof. None if the brick's work or the machine's roofs are unknown.
     roof: Distance | None = None
-    rank: str | None = None  # name of the rank that the figures are from; only set in a merge by maximum
-    # The rate that the budget per token was derived from. None for a fixed budget.
+    # name of the rank that the figures are from; only set in a view of the slowest rank of each brick
+    rank: str | None = None
+    # The token rate that the budget per token was derived from. None for a fixed budget.
     budget_gb_per_sec: float | None = None
-    uncounted: int = 0  # Number of calls that did not count their elements.
-    size_bytes: float | None = None  # bytes that a collective operation exchanges, derived from shapes
+    uncounted: int = 0  # Number of calls without a number of elements, because the program did not count them.
+    # bytes that the brick exchanges if it is a collective operation, derived from shapes
+    size_bytes: float | None = None
     dtypes: tuple[str, ...] = ()  # data types that the brick multiplies, as in `Work`
-    host_us: float | None = None  # for a brick on a device: host time of the median call, without inner bricks
+    # for a brick on a device: host time of the median call, without bricks inside this brick
+    host_us: float | None = None
     launches: int | None = None  # number of kernels that a step launches for this brick
-    # Histogram of the brick's calls, from short to long. It is empty unless every call is counted.
+    # Histogram of the durations of the brick's calls, from short to long. It is empty unless every call is counted.
     durations: Lazy[tuple[DurationBar, ...]] = Lazy(())
     # µs per token in each of the last 60 s, oldest first. Outside of steps it is µs per call. None if no call ended.
     trend_us: Lazy[tuple[float | None, ...]] = Lazy(())
@@ -85,26 +89,28 @@ class BrickRow:
 
     @property
     def key(self) -> tuple[str, BrickCategory]:
-        """Name and category. Bricks of the same name may have several categories."""
+        """Name and category, which identify the brick. Bricks of the same name may have several categories."""
         return self.name, self.category
 
     @property
     def exclusive_us_per_token(self) -> float | None:
-        """Time per token in µs, without inner bricks (derived)."""
+        """Time per token in µs, without bricks inside this brick (derived)."""
         if self.us_per_token is None or not self.total_inclusive_us:
             return None
         return self.us_per_token * self.total_exclusive_us / self.total_inclusive_us
 
     @property
     def budget_used_percent(self) -> float | None:
-        """Percentage of the µs/token budget that is used. None without a budget or without a measured token."""
+        """Percentage of its budget (µs per token) that the brick uses. None without a budget or without a measured
+        token.
+        """
         if self.us_per_token is None or not self.budget_us_per_token:
             return None
         return 100.0 * self.us_per_token / self.budget_us_per_token
 
     @property
     def budget_over_us(self) -> float | None:
-        """µs/token above the budget, or 0 if the time is within the budget."""
+        """µs/token that the brick takes above its budget, or 0 if its time is within the budget."""
         if self.us_per_token is None or not self.budget_us_per_token:
             return None
         return max(0.0, self.us_per_token - self.budget_us_per_token)
@@ -116,7 +122,7 @@ class BrickRow:
 
     @property
     def intensity(self) -> float | None:
-        """FLOP per byte, or None if the brick does not declare both."""
+        """FLOP per byte of the brick, or None if it does not declare both."""
         return intensity(self.flops, self.bytes)
 
     @property
@@ -143,12 +149,14 @@ class BrickRow:
 
     @property
     def above_roof(self) -> bool:
-        """Whether the brick is faster than its roof. Such figures are marked, and never hidden."""
+        """Whether the brick is faster than its roof, which should be impossible. Such figures are marked, and never
+        hidden.
+        """
         return self.roof is not None and self.roof.above_roof
 
     @property
     def trend_last_us(self) -> float | None:
-        """The newest known value of `trend_us`."""
+        """The newest known value of the time per token (or call) in `trend_us`."""
         return next((us for us in reversed(self.trend_us) if us is not None), None)
 
     @property
@@ -161,7 +169,7 @@ class BrickRow:
 
 
 def has_launches(rows: Iterable[BrickRow]) -> bool:
-    """Return whether any row has a host time or a number of launches."""
+    """Return whether any of the rows has a host time or a number of launches."""
     return any(row.host_us is not None or row.launches is not None for row in rows)
 
 
@@ -202,7 +210,7 @@ def _row(
     batch: Callable[[], Mapping[int, float]],
 ) -> BrickRow:
     calls = stats.calls
-    # None until a step with this brick has ended.
+    # The time per token is None until a step with this brick has ended.
     us_per_token = totals.us_per_token(stats.closed.once_ns) if stats.closed.once_ns else None
     has_trend = totals.step is None or us_per_token is not None
     is_in_steps = has_trend and totals.step is not None
@@ -247,7 +255,9 @@ def _row(
 
 
 def _by_size(us_of: Mapping[int, float], size_of: Mapping[int, float]) -> tuple[SizePoint, ...]:
-    """Return the mean time for each range of sizes. Ranges are powers of two. Keys of both arguments are seconds."""
+    """Return the mean time per token for each range of step sizes. Ranges are powers of two. Keys of both arguments
+    are seconds.
+    """
     found: dict[int, list[float]] = {}
     for second, us in us_of.items():
         if second in size_of:
@@ -260,7 +270,7 @@ def _by_size(us_of: Mapping[int, float], size_of: Mapping[int, float]) -> tuple[
 
 def _durations(stats: BrickStats, nodes: Column, totals: PhaseTotals) -> tuple[DurationBar, ...]:
     counts = totals.stats.histogram(nodes.tolist())
-    # An incomplete histogram would mislead.
+    # Leave out the histogram if some calls are missing in it, because it would mislead.
     is_complete = counts.sum() == stats.calls.count
     return duration_bars(counts, at_most(MAX_BARS, counts)) if is_complete else ()
 

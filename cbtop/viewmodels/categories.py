@@ -1,4 +1,7 @@
-"""Rows of the categories Norm, Attention, FFN, Other and Communication. Each is the sum of its bricks."""
+"""Make the rows of the categories Norm, Attention, FFN, Other and Communication.
+
+Each row is the sum of its bricks.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +18,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CategoryRow:
-    """The sum of all bricks of one category."""
+    """The row of one category, which is the sum of all bricks of the category."""
 
     name: str
     category: BrickCategory
     count: int
-    # Sum of the exclusive times of the category's bricks. Inner bricks are not counted twice.
+    # Sum of the exclusive times of the category's bricks. A brick inside another brick is counted only once.
     total_exclusive_us: float
     avg_exclusive_us: float | None
     exclusive_us_per_token: float | None
@@ -28,7 +31,7 @@ class CategoryRow:
 
 
 def category_rows(categories: Iterable[CategoryStats], totals: PhaseTotals) -> tuple[CategoryRow, ...]:
-    """Return one row for each category that ran, in the given order."""
+    """Return one row for each category that ran, in the order of `bricks`."""
     return tuple(
         CategoryRow(
             name=stats.category.display_name,

@@ -1,4 +1,4 @@
-"""Results of the checks of bricks that a process reported."""
+"""Make rows of the checks of bricks that a process reported."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class CheckRow:
     tolerance: float | None
     not_finite: str = ""
     skipped: str = ""  # why the check was not evaluated, or ""
-    note: str = ""  # position of the check in the model, and number of times it ran there
+    note: str = ""  # position of the check in the model, and number of times that it ran there
 
     @property
     def is_of_input(self) -> bool:
@@ -39,7 +39,7 @@ class CheckRow:
 
 
 def check_rows(checks: Iterable[CheckResult]) -> tuple[CheckRow, ...]:
-    """Return the row of each check. A skipped check counts as passed."""
+    """Return the row of each check of the process. A skipped check counts as passed."""
     return tuple(
         CheckRow(
             check.brick,

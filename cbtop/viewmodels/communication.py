@@ -15,44 +15,49 @@ from cbtop.viewmodels.straggler import WAIT_WITHIN, job_of
 
 @dataclass(frozen=True, slots=True)
 class ExposedRow:
-    """One kind of communication that a training step waits for, for example `AllGather, backward`."""
+    """One kind of communication that a training step waits for, such as `AllGather, backward`."""
 
     name: str
-    mean_us: float  # mean time per step
-    p50_us: float  # median time per step
+    mean_us: float  # mean time of this communication per step
+    p50_us: float  # median time of this communication per step
 
 
 @dataclass(frozen=True, slots=True)
 class RankWaits:
-    """The exposed communication of a rank, split into communication and waiting (derived).
+    """The communication that a rank waits for, split into the communication itself and waiting for other ranks
+    (derived).
 
-    All ranks of the job are compared. The rank that arrives last waits for no other rank, so all of its exposed time
-    is communication.
+    All ranks of the job are compared. The rank that arrives last waits for no other rank, so all of its time is
+    communication.
     """
 
     ranks: int
-    slowest: int  # number of the rank with the least exposed communication; the other ranks wait for it
-    # upper limit of the time for communication itself: the least exposed time of any rank, by mean or median
+    # number of the slowest rank; it has the least exposed communication, and the other ranks wait for it
+    slowest: int
+    # Upper limit of the time that the communication itself takes. It is the least exposed time of any rank, by mean
+    # or median.
     communication_us: float
-    waiting_us: float  # exposed time of this rank minus `communication_us`
+    waiting_us: float  # time that this rank waits for others: its exposed time minus `communication_us`
 
 
 @dataclass(frozen=True, slots=True)
 class CommunicationView:
     """The communication of the latest training steps.
 
-    Exposed communication is not overlapped with computation. It is also the part `communication` of a step.
+    Exposed communication does not overlap with computation, so a step waits for it. It is also the part
+    `communication` of a step.
     """
 
-    exposed: tuple[ExposedRow, ...]  # exposed communication by kind, the longest first
-    # upper limit of the communication during other parts of the mean step; None if unknown
+    exposed: tuple[ExposedRow, ...]  # the communication that a step waits for, by kind, the longest first
+    # upper limit of the communication that overlaps with other parts of the mean step; None if unknown
     overlapped_us: float | None
-    why_unknown: str  # why a time is not known, or ""
-    ranks: RankWaits | None = None  # None if some ranks are not visible, or if the ranks cannot be compared
+    why_unknown: str  # why one of these times of communication is not known, or ""
+    # The split into communication and waiting. None if some ranks are not visible, or if ranks cannot be compared.
+    ranks: RankWaits | None = None
 
 
 def communication_view(times: CommunicationTimes | None, steps: int) -> CommunicationView | None:
-    """Return the communication of `steps` steps, or None without communication."""
+    """Return the communication of `steps` training steps, or None without communication."""
     if times is None:
         return None
     rows = [ExposedRow(kind.name, kind.sum_ns / steps / 1e3, kind.p50_ns / 1e3) for kind in times.exposed]
@@ -63,7 +68,7 @@ def communication_view(times: CommunicationTimes | None, steps: int) -> Communic
 def ranks_alongside(record: SourceRecord, records: Iterable[SourceRecord]) -> list[SourceRecord]:
     """Return the other ranks of the job of `record` that ran at the same time.
 
-    A rank that has ended stays, unless the same rank runs again.
+    A rank that has ended is included, unless the same rank runs again.
     """
     job = job_of(record)
     if job is None:
@@ -84,7 +89,9 @@ def _ran_together(record: SourceRecord, other: SourceRecord) -> bool:
 
 
 def _life_s(record: SourceRecord) -> tuple[float, float]:
-    """Return when a process began, and when it ended, as Unix times in s. A running process has not ended."""
+    """Return when the process of `record` began, and when it ended, as Unix times in s. A running process has not
+    ended.
+    """
     if record.hello is None:
         return 0.0, 0.0
     begun_s = record.hello.realtime_ns / 1e9
@@ -114,12 +121,12 @@ def _rank_waits(record: SourceRecord, others: Iterable[SourceRecord], phase: str
             continue
         found = _exposed(other, phase)
         if found is None or found.step_us <= 0 or (other.hello.rank or 0) in of_rank:
-            return None  # two processes have the same rank, so they belong to two jobs
+            return None  # Two processes have the same rank, so they belong to two jobs.
         of_rank[other.hello.rank or 0] = found
     if len(of_rank) < record.hello.world_size or len(of_rank) < 2:
         return None
     if any(abs(one.step_us - own.step_us) > WAIT_WITHIN * own.step_us for one in of_rank.values()):
-        return None  # step times differ, so the ranks' latest steps are not the same steps
+        return None  # The times of steps differ between ranks, so their latest steps are not the same steps.
     slowest = min(of_rank, key=lambda rank: of_rank[rank].mean_us)
     least = of_rank[slowest]
     return RankWaits(
@@ -132,7 +139,7 @@ def _rank_waits(record: SourceRecord, others: Iterable[SourceRecord], phase: str
 
 @dataclass(frozen=True, slots=True)
 class _Exposed:
-    """The exposed communication of the latest steps of a rank, and the mean time of these steps."""
+    """The communication that the latest steps of a rank wait for, and the mean time of these steps."""
 
     mean_us: float
     p50_us: float
@@ -140,9 +147,8 @@ class _Exposed:
 
 
 def _exposed(record: SourceRecord, phase: str) -> _Exposed | None:
-    """Return the exposed communication of a rank.
-
-    Return None without steps of `phase`, or if several models have such steps.
+    """Return the communication that the steps of a rank wait for. Return None without steps of `phase`, or if several
+    models have such steps.
     """
     of_phase: list[TrainingTimes] = [times for (name, _), times in record.training_times.items() if name == phase]
     if len(of_phase) != 1:

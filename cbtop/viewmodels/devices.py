@@ -1,4 +1,4 @@
-"""The devices of a daemon's machine and the processes on them, from the newest samples."""
+"""View of the devices of a daemon's machine and the processes on them, from the newest samples."""
 
 from __future__ import annotations
 
@@ -11,79 +11,79 @@ from cbtop.client.store import Store
 from cbtop.protocol.device_messages import Device, DeviceProcess
 from cbtop.protocol.vocabulary import DeviceKind, SourceStatus
 
-STALE_AFTER_S = 3.0  # seconds after which a sample is old; a sample is taken every second
-# Number of newest samples that are used, and the minimum number. There is one sample a second.
+STALE_AFTER_S = 3.0  # A sample is old after this many seconds. A sample is taken every second.
+# The newest samples are used: how many at most, and how many at least. There is one sample a second.
 LATEST, LEAST_SAMPLES = 10, 3
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceRow:
-    """One device. `label` is the number of a GPU or MIG device, such as `0` or `0:1`."""
+    """One device (GPU or CPU) as a row. `label` is the number of a GPU or MIG device, such as `0` or `0:1`."""
 
     device: Device
     label: str
     sampler: str
     age_s: float
-    history: tuple[DeviceMoment, ...]  # samples of the last two minutes, oldest first
+    history: tuple[DeviceMoment, ...]  # samples of the device in the last two minutes, oldest first
 
     @property
     def busy_percent(self) -> tuple[float | None, ...]:
-        """Load over the last two minutes in percent, one value per sample. None means not available."""
+        """Load of the device in percent, one value per sample of the last two minutes. None means not available."""
         return tuple(moment.busy_percent for moment in self.history)
 
     @property
     def watts(self) -> float | None:
-        """Mean power. If no mean is available, the driver's momentary value."""
+        """Mean power of the device. If no mean is available, the driver's momentary value."""
         mean = self.device.power_watts
         return self.device.power_reading_watts if mean is None else mean
 
     @property
     def is_stale(self) -> bool:
-        """Whether the figures are old because the sampler does not answer."""
+        """Whether the figures of the device are old, because the sampler does not answer."""
         return self.age_s > STALE_AFTER_S
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessRow:
-    """One process on one device, or on no device. None means not available."""
+    """One process on one device, or on no device. A figure that is None is not available."""
 
     pid: int
     name: str
     source: str | None  # key of the process's source; None if the process is not profiled
-    device: str  # label of the GPU, or "" if the process uses no GPU
+    device: str  # label of the GPU that the process uses, or "" if it uses none
     device_uuid: str
     gpu_memory_bytes: float | None = None
     gpu_utilization_percent: float | None = None
     cpu_percent: float | None = None
     waiting_percent: float | None = None
     resident_bytes: float | None = None
-    history: tuple[ProcessMoment, ...] = ()  # samples of the last two minutes, oldest first
+    history: tuple[ProcessMoment, ...] = ()  # samples of the process in the last two minutes, oldest first
 
 
 @dataclass(frozen=True, slots=True)
 class WhyView:
     """A reason why figures are not available, with the figures and devices concerned."""
 
-    figures: tuple[str, ...]  # JSON keys of the figures
+    figures: tuple[str, ...]  # JSON keys of the figures that are not available
     devices: tuple[str, ...]
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class MachineView:
-    """The machine that a daemon runs on."""
+    """The machine that a daemon runs on, with its devices and processes."""
 
-    daemon: str  # host, boot id and pid of the daemon, as one key
+    daemon: str  # key of the daemon: host, boot id and pid
     host: str
     devices: tuple[DeviceRow, ...]
-    processes: tuple[ProcessRow, ...]  # processes on the machine, profiled ones first
+    processes: tuple[ProcessRow, ...]  # processes on the machine; those that are profiled come first
     unknown: tuple[WhyView, ...]
-    elsewhere: tuple[str, ...]  # keys of sources in other pid namespaces, which the samplers cannot see
-    troubles: tuple[str, ...]  # samplers without a result, each with the reason: `nvml: reason`
+    elsewhere: tuple[str, ...]  # keys of profiled processes in other pid namespaces, which the samplers cannot see
+    troubles: tuple[str, ...]  # texts about samplers without a result, each with the reason: `nvml: reason`
 
     @property
     def gpus(self) -> tuple[DeviceRow, ...]:
-        """The machine's GPUs and MIG devices."""
+        """The GPUs and MIG devices of the machine."""
         return tuple(row for row in self.devices if row.device.kind is not DeviceKind.CPU)
 
     def gpus_of(self, source: str) -> tuple[DeviceRow, ...]:
@@ -93,7 +93,7 @@ class MachineView:
 
 
 def machine_view(store: Store, stale_s: float | None = None) -> MachineView:
-    """Return the machine of the daemon that sends data to `store`.
+    """Return the machine of the daemon that sends its data to `store`.
 
     `stale_s` is the time since the daemon's last message in seconds. It is None if the daemon is not silent.
     """
@@ -150,16 +150,15 @@ def _processes(store: Store, rows: Iterable[DeviceRow]) -> tuple[ProcessRow, ...
 
 
 def waiting_percent(store: Store, record: SourceRecord) -> float | None:
-    """Return how much of the recent time the busiest thread waited for a processor, in percent.
-
-    Return None if unknown.
+    """Return how much of the recent time the busiest thread of the process waited for a processor, in percent. Return
+    None if unknown.
     """
     if record.hello is None or record.hello.pid_namespace not in _namespaces(store):
         return None
     key = record.hello.pid, record.hello.process_start
     moments = [one for known in store.devices.values() for one in known.of_processes.get(key, ())][-LATEST:]
     waited = [one.waiting_percent for one in moments if one.waiting_percent is not None]
-    # each sample covers one second, so the mean is the share of the whole time
+    # Each sample covers one second, so the mean over samples is the share of the whole time.
     return sum(waited) / len(waited) if waited else None
 
 
@@ -169,7 +168,9 @@ def _namespaces(store: Store) -> set[int | None]:
 
 
 def _elsewhere(store: Store) -> tuple[str, ...]:
-    """Return the running sources in other pid namespaces. The daemon cannot find their processes by pid."""
+    """Return the running sources in other pid namespaces than the daemon, which cannot find their processes
+    by pid.
+    """
     spaces = _namespaces(store)
     return tuple(
         record.key
@@ -205,7 +206,7 @@ def _process(
 
 
 def _why(rows: Iterable[DeviceRow], elsewhere: int) -> Iterable[WhyView]:
-    """Yield each reason once, with all figures and devices that have it."""
+    """Yield each reason for missing figures once, with all figures and devices that have it."""
     found: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for row in rows:
         reasons: dict[str, list[str]] = {}

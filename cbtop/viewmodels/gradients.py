@@ -1,4 +1,4 @@
-"""The gradients and the loss scale of training steps."""
+"""View of the gradients and the loss scale of training steps."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ Kind = TypeVar("Kind", bound="GradientMessage")
 class GradientNormView:
     """The L2 norm of the gradients before a step of the optimizer, over the parameters of this process."""
 
-    step: int  # number of the optimizer's step with `norm`, from 1
+    step: int  # number (from 1) of the optimizer's step that `norm` is from
     norm: float
-    p50: float  # median of the newest norms
-    max: float  # maximum of the newest norms
-    measured: int  # number of the newest norms, at most 64
-    clipping: str | None  # whether the norm is from "before" or "after" clipping; None if no clipping was seen
-    is_shard: bool  # whether the process has only a part of some gradients
+    p50: float  # median of the newest norms of the gradients
+    max: float  # maximum of the newest norms of the gradients
+    measured: int  # number of the newest norms that are stored, at most 64
+    clipping: str | None  # whether the norm was taken "before" or "after" clipping; None if no clipping was seen
+    is_shard: bool  # whether this process has only a part of some gradients, because they are divided among ranks
 
 
 @dataclass(frozen=True, slots=True)
 class GradientFaultView:
     """The first step with a NaN or Inf gradient, and the parameter that the backward pass reached first."""
 
-    parameter: str | None  # name of the parameter, or None if it is not known
+    parameter: str | None  # name of the parameter that the backward pass reached first, or None if it is not known
     kind: str  # NaN or Inf
     step: int
-    finite_step: int | None  # latest earlier step with only finite gradients, or None if unknown
-    last_step: int  # latest step with a NaN or Inf gradient
-    checked_step: int  # latest step that was checked
-    faulty: int  # number of parameters with a NaN or Inf gradient in `step`
-    parameters: int  # number of parameters with any gradient in `step`
+    finite_step: int | None  # latest step before the fault with only finite gradients, or None if unknown
+    last_step: int  # number of the latest step with a NaN or Inf gradient
+    checked_step: int  # number of the latest step with checked gradients
+    faulty: int  # number of parameters with a NaN or Inf gradient in the step with the fault
+    parameters: int  # number of parameters with any gradient in the step with the fault
 
     @property
     def is_certain(self) -> bool:
-        """Whether the gradients of the previous step are known to be finite."""
+        """Whether it is known that all gradients of the step before the fault were finite."""
         return self.finite_step == self.step - 1
 
     @property
     def is_over(self) -> bool:
-        """Whether all gradients were finite at the latest check."""
+        """Whether all gradients were finite when they were last checked."""
         return self.last_step < self.checked_step
 
 
@@ -55,14 +55,14 @@ class LossScaleView:
     """The loss scale of a gradient scaler. If a gradient is not finite, the scaler skips the step and lowers the
     scale.
 
-    `latest` is a number of updates: of the newest 64, the updates from the first decrease on. The first 32 updates of
-    the program are never part of them.
+    `latest` counts updates of the scale: of the newest 64, those from the first decrease on, without the first 32
+    updates of the program.
     """
 
     scale: float
     updates: int
-    falls: int  # number of updates that lowered the scale, since the start
-    before: float  # scale before the `latest` updates
+    falls: int  # number of updates that lowered the loss scale, since the start
+    before: float  # the loss scale before the updates that `latest` counts
     latest: int
     latest_falls: int
     latest_rises: int
@@ -70,7 +70,7 @@ class LossScaleView:
 
 @dataclass(frozen=True, slots=True)
 class GradientsView:
-    """The known facts about the gradients of training steps. A field is None if the process has not reported it."""
+    """What is known about the gradients of training steps. A field is None if the process has not reported it."""
 
     norm: GradientNormView | None
     fault: GradientFaultView | None
@@ -78,8 +78,8 @@ class GradientsView:
 
 
 def gradients_view(record: SourceRecord, step: Node) -> GradientsView | None:
-    """Return the gradients of the steps of the node `step`, or None if the process has reported nothing about
-    them.
+    """Return what the process has reported about the gradients of the steps of the node `step`, or None if it has
+    reported nothing.
     """
     norm = message_of(record, step, GradientNorm)
     fault = message_of(record, step, GradientFault)
@@ -94,7 +94,7 @@ def gradients_view(record: SourceRecord, step: Node) -> GradientsView | None:
 
 
 def message_of(record: SourceRecord, step: Node, kind: type[Kind]) -> Kind | None:
-    """Return the message of the type `kind` about the steps of the node `step`. They may be warm-up steps.
+    """Return the message of the type `kind` about the steps of the node `step`, which may be warm-up steps.
 
     A step node has a model's name only if the process runs several models.
     """

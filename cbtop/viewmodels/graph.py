@@ -1,4 +1,4 @@
-"""The execution graph of one phase, as an ExecutionGraph and as rows in drawing order."""
+"""View of the execution graph of one phase, as an ExecutionGraph and as rows in drawing order."""
 
 from __future__ import annotations
 
@@ -23,25 +23,28 @@ from cbtop.protocol.kernel_messages import KernelTimes
 from cbtop.protocol.messages import Dependency, Node
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind
 
-# Maximum number of nodes with a critical path. For this many nodes, the path and its graph take 0.3 s, and the rest
-# of the view takes 0.03 s (2 shared cores). A view is made twice a second, so more would be too slow.
+# A graph with more nodes than this has no critical path. For this many nodes, the path and its graph take 0.3 s, and
+# the rest of the view takes 0.03 s (2 shared cores). A view is made twice a second, so more would be too slow.
 MAX_PATH_NODES = 10_000
-# The path may be this many times as long as the mean step, because the two times come from different clocks.
+# The critical path may be this many times as long as the mean step, because the two times come from different clocks.
 LONGER = 1.01
-BESIDE = (NodeKind.ASYNC_TASK, NodeKind.TRANSFER)  # kinds of nodes that may run in parallel to their siblings
+BESIDE = (NodeKind.ASYNC_TASK, NodeKind.TRANSFER)  # Nodes of these kinds may run in parallel to their siblings.
 _recent: deque[tuple[ExecutionGraph, CriticalPath | CycleError]] = deque(maxlen=4)
 
 
 @dataclass(frozen=True, slots=True)
 class GraphRow:
-    """One node of the tree layer → brick → kernel. Rows are in drawing order, so a parent precedes its children."""
+    """One node of the tree layer → brick → kernel as a row.
+
+    Rows are in drawing order, so a parent precedes its children.
+    """
 
     id: int
     parent: int | None
     depth: int
     kind: NodeKind
     name: str
-    label: str  # text of the node in the ASCII tree, without connectors
+    label: str  # name of the node with its figures in the ASCII tree, without connectors
     category: BrickCategory | None
     backend: str
     count: int | None
@@ -49,17 +52,19 @@ class GraphRow:
     avg_inclusive_us: float | None
     p50_us: float | None
     p99_us: float | None
-    elements: int | None  # mean number of elements per call
-    percent: float | None  # share of the step's wall time in percent
+    elements: int | None  # mean number of elements per call of the node
+    percent: float | None  # share of the step's wall time that the node takes, in percent
     node_label: str = ""  # the label that the program gave to the node, or the stack of a layer
     kernel: KernelAttributes = NO_KERNEL
     # Whether the node is on the critical path. None if the path is unknown or the node has no exclusive time.
     on_critical_path: bool | None = None
-    slack_us: float | None = None  # how much later (µs) the node could start without a later end of the step
-    transfer: TransferAttributes | None = None  # only set if the node is a copy
-    # times of a kernel in the last burst; the fields above do not include these times
+    # slack: how much later (µs) the node could start without delaying the end of the step
+    slack_us: float | None = None
+    transfer: TransferAttributes | None = None  # the copied bytes and their direction; only set if the node is a copy
+    # Times of the kernel in the last burst (a few steps that were recorded on request). The fields above do not
+    # include them.
     burst: KernelTimes | None = None
-    place: Place | None = None  # key of this node in a baseline: a layer, or a brick and its layer
+    place: Place | None = None  # key of this node in a baseline: (None, layer), or a brick with its layer
 
     @property
     def copied_gb_per_sec(self) -> float | None:
@@ -74,13 +79,13 @@ class CriticalPathView:
     """The critical path: the chain of work that determines the duration of a mean call of the graph (derived)."""
 
     total_us: float
-    nodes: int  # number of nodes on the path
-    timed_nodes: int  # number of nodes with exclusive time
-    unknown: str = ""  # why the path is unknown, or ""; if it is set, all numbers are 0
+    nodes: int  # number of nodes on the critical path
+    timed_nodes: int  # number of nodes in the graph that have exclusive time
+    unknown: str = ""  # why the critical path is unknown, or ""; if it is set, all numbers are 0
 
 
 class GraphRows(Sequence[GraphRow]):
-    """A sequence with one row per node. A parent precedes its children.
+    """A sequence of the rows of a graph, one per node. A parent precedes its children.
 
     A row is made when it is accessed, because a screen shows only a few rows. Rows have the current statistics. To
     keep rows while statistics change, make a tuple.
@@ -93,7 +98,7 @@ class GraphRows(Sequence[GraphRow]):
         slack_ns: Mapping[int, float] | None = None,
         in_burst: Mapping[int, KernelTimes] | None = None,
     ) -> None:
-        # the nodes in drawing order; the same object until a node is added
+        # the nodes of the graph in drawing order; the same object until a node is added
         self.places: tuple[Node, ...] = totals.nodes
         self._totals = totals
         self._elements = totals.known_elements
@@ -118,7 +123,7 @@ class GraphRows(Sequence[GraphRow]):
         return id(self.places)
 
     def __eq__(self, other: object) -> bool:
-        """Return whether nodes and counts are equal. No rows are made for this."""
+        """Return whether two sequences have the same nodes and counts. No rows are made for this."""
         if not isinstance(other, GraphRows):
             return NotImplemented
         mine, theirs = self._totals.columns, other._totals.columns
@@ -130,17 +135,19 @@ class GraphRows(Sequence[GraphRow]):
         )
 
     def some(self, places: Iterable[int]) -> list[GraphRow]:
-        """Return the rows at the indices `places`. Forty rows made together take as long as three made one by one."""
+        """Return the rows of the nodes at the indices `places`. Forty rows made together take as long as three made
+        one by one.
+        """
         return self._rows([self.places[at] for at in places])
 
     @property
     def has_burst(self) -> bool:
-        """Whether the last burst measured a kernel in these nodes."""
+        """Whether the last burst (steps recorded on request) measured a kernel in these nodes."""
         return bool(self._in_burst) and any(node.id in self._in_burst for node in self.places)
 
     @property
     def largest_percent(self) -> float:
-        """The largest share of the step's wall time in any row, in percent."""
+        """The largest share of the step's wall time that any row takes, in percent."""
         ids = self._totals.inside.ids
         closed_ns = self._totals.columns["closed_ns"][ids[~self._totals.adopted[ids]]]
         return self._totals.percent(int(closed_ns.max(initial=0))) or 0.0
@@ -234,12 +241,12 @@ def graph_rows(
 
 
 def places_of(graph: Sequence[GraphRow]) -> Sequence[GraphRow | Node]:
-    """Return the nodes of `graph` in drawing order. It is the same object until a node is added."""
+    """Return the nodes of `graph` in drawing order. The returned object is the same until a node is added."""
     return graph.places if isinstance(graph, GraphRows) else graph
 
 
 def rows_at(graph: Sequence[GraphRow], places: Sequence[int]) -> list[GraphRow]:
-    """Return the rows of `graph` at the indices `places`."""
+    """Return the rows of the nodes of `graph` at the indices `places`."""
     return graph.some(places) if isinstance(graph, GraphRows) else [graph[at] for at in places]
 
 
@@ -251,7 +258,7 @@ def largest_share(graph: Sequence[GraphRow]) -> float:
 
 
 def has_burst(graph: Sequence[GraphRow]) -> bool:
-    """Return whether a burst has measured a kernel of `graph`."""
+    """Return whether the last burst (steps recorded on request) has measured a kernel of `graph`."""
     return graph.has_burst if isinstance(graph, GraphRows) else any(row.burst is not None for row in graph)
 
 
@@ -271,9 +278,8 @@ def tree_text(rows: Sequence[GraphRow], note: Callable[[GraphRow], str] = lambda
 
 
 def _path_of(graph: ExecutionGraph) -> CriticalPath | CycleError:
-    """Return the critical path of `graph`.
-
-    If an equal graph was used recently, return its path (4 ms instead of 130).
+    """Return the critical path of `graph`. If a graph with the same contents was used recently, return its path (4 ms
+    instead of 130).
     """
     for known, path in tuple(_recent):
         if known == graph:
@@ -281,7 +287,7 @@ def _path_of(graph: ExecutionGraph) -> CriticalPath | CycleError:
     try:
         found: CriticalPath | CycleError = critical_path(graph)
     except CycleError as error:
-        # Remove the traceback, because it refers to all frames and would keep the whole view in memory.
+        # Store the error without its traceback, which refers to all frames and would keep the whole view in memory.
         found = error.with_traceback(None)
     _recent.append((graph, found))
     return found

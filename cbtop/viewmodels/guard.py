@@ -1,4 +1,4 @@
-"""The report of the guard, which looks for values that are not finite in the outputs of bricks."""
+"""View of the guard, which looks for values that are not finite (NaN or Inf) in the outputs of bricks."""
 
 from __future__ import annotations
 
@@ -10,34 +10,39 @@ from cbtop.protocol.guard_messages import UNKNOWN, GuardedSteps, GuardFault
 
 @dataclass(frozen=True, slots=True)
 class GuardFaultView:
-    """The first brick with a faulty output, in the first such step."""
+    """The first fault that the guard has found: the brick with a faulty output, in the first step with a fault."""
 
-    kind: str  # NaN, Inf or "over the bound".
-    brick: str | None  # None if the output of a layer was faulty, and those of its bricks were not.
-    module: str | None  # Its name in the model, such as `layers.2.mlp.down_proj`.
-    layer: int | None  # None outside of layers.
+    kind: str  # the kind of the fault: NaN, Inf or "over the bound"
+    # Name of the brick. None if the output of a layer was faulty, and the outputs of its bricks were not.
+    brick: str | None
+    module: str | None  # the name of the brick's module in the model, such as `layers.2.mlp.down_proj`
+    layer: int | None  # number of the layer; None outside of layers
     phase: str
-    step: int  # The first step of a phase is 1.
-    last_step: int  # The latest faulty step of the phase.
-    input: str | None  # "finite" or "faulty". None if it got no tensor that was checked.
-    inside: str | None  # With a faulty input: the innermost module around it with a finite input.
-    weight: str | None  # Its first weight that is not finite.
-    file: str | None  # Path of its saved inputs.
+    step: int  # number of the faulty step, from 1 for the first step of the phase
+    last_step: int  # number of the latest faulty step of the phase
+    # Whether the brick's input was "finite" or "faulty". None if the input contains no tensor that was checked.
+    input: str | None
+    inside: str | None  # If the input was faulty, the innermost module around the brick that had a finite input.
+    weight: str | None  # the brick's first weight that is not finite
+    file: str | None  # path of the file with the brick's saved inputs
 
 
 @dataclass(frozen=True, slots=True)
 class GuardView:
-    """The steps that the guard has checked."""
+    """The steps of a model that the guard has checked, and the first fault."""
 
-    model: str | None  # None if the process runs only one.
-    steps: int | None  # All steps, checked or not. None if not known.
+    model: str | None  # name of the model; None if the process runs only one model
+    steps: int | None  # number of all steps, checked or not; None if not known
     checked: int
     faulty: int
     fault: GuardFaultView | None
 
 
 def guard_view(reports: Iterable[GuardedSteps]) -> GuardView | None:
-    """Return the report of the model with a fault, or of the first model. None without a guard."""
+    """Return the guard's report on the model with a fault, or else on the first model.
+
+    Return None without a guard.
+    """
     found = sorted(reports, key=lambda report: report.fault is None)
     if not found:
         return None

@@ -1,4 +1,4 @@
-"""Losses in the launches of kernels, derived from their waves. The kernel with the most time comes first."""
+"""Find losses in the launches of kernels, from their waves (derived). The kernel with the most time comes first."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from cbtop.viewmodels.kernels import KernelRow, PhaseKernels, Waves
 
-LEAST_EMPTY = 0.2  # share of empty places in all waves that is worth a line
+LEAST_EMPTY = 0.2  # A loss is reported if at least this share of the places for blocks in all waves is empty.
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class KernelFinding:
 
 
 def findings_of(phase: PhaseKernels) -> tuple[KernelFinding, ...]:
-    """Return the findings of a phase, by the measured time of the kernel in a step."""
+    """Return the losses in the launches of a phase's kernels, sorted by the kernel's measured time in a step."""
     found = [
         KernelFinding(f"{brick.brick} {brick.label}".strip(), row.name, what, row.us_per_step)
         for brick in phase.bricks

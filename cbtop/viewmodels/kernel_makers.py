@@ -1,4 +1,4 @@
-"""Finds the maker of a kernel by hooks in its process, by the hash of its PTX, or by the form of its name."""
+"""Find which library made a kernel, by hooks in the process, by the hash of its PTX, or by the form of its name."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from cbtop.protocol.kernel_messages import KernelTimes
 
 
 class MakerEvidence(StrEnum):
-    """The kind of evidence for a maker."""
+    """The kind of evidence for the maker of a kernel."""
 
-    HOOK = "hook"  # the maker's own hook or code, in the process
+    HOOK = "hook"  # a hook or code of the maker has reported the kernel in the process
     PTX = "ptx"  # the process gave the hash of the kernel's PTX
-    NAME = "name"  # the name has the form of a library's names
+    NAME = "name"  # the name of the kernel has the form of a library's names
     NOTHING = "n/a"
 
 
 @dataclass(frozen=True, slots=True)
 class KernelMaker:
-    """The maker of a kernel. Texts are empty if they are not known."""
+    """The maker of a kernel. A text is empty if it is not known."""
 
     maker: str = ""
     source: str = ""
-    loader: str = ""  # known only if the loader itself called a hook
-    tile: str = ""  # rows x columns of a block of a product, from the name
+    loader: str = ""  # name of the library that loaded the kernel; known only if it called a hook itself
+    tile: str = ""  # size of a block of a matrix product (rows x columns), taken from the kernel's name
     evidence: MakerEvidence = MakerEvidence.NOTHING
 
     def __str__(self) -> str:
-        """Format as `cuBLAS, tile 128x64 (by name)`, or "" if the maker is not known."""
+        """Return the maker as text, such as `cuBLAS, tile 128x64 (by name)`, or "" if it is not known."""
         if not self.maker:
             return ""
         text = ", ".join(filter(None, (self.maker, self.tile and f"tile {self.tile}")))
@@ -39,7 +39,8 @@ class KernelMaker:
 
 NO_MAKER = KernelMaker()
 
-# The first match decides. CUPTI's names come without namespaces and result types.
+# Patterns of kernel names, with the maker. The first match decides. CUPTI's names come without namespaces and result
+# types.
 _NAMES = tuple(
     (re.compile(pattern), maker)
     for pattern, maker in (
@@ -69,7 +70,7 @@ _TILES = (
 
 
 def maker_of(name: str, kernel: KernelAttributes, times: KernelTimes | None) -> KernelMaker:
-    """Return the maker of the kernel `name`, by the best evidence. `times` are of a burst."""
+    """Return the maker of the kernel `name`, by the best evidence. `times` are the kernel's times in a burst."""
     if times is not None and times.maker:
         loader = "Triton" if times.maker.startswith("Triton") else ""
         return KernelMaker(times.maker, times.source, loader, evidence=MakerEvidence.HOOK)

@@ -31,13 +31,13 @@ class Waves:
 
     @property
     def empty(self) -> float:
-        """The share of the places in all waves that no block takes, below 1."""
+        """The share of the places for blocks in all waves that are empty, below 1."""
         return 1 - self.waves / math.ceil(self.waves)
 
 
 @dataclass(frozen=True, slots=True)
 class KernelRow:
-    """One kernel of a brick with one launch configuration. Its times are from a burst."""
+    """One kernel of a brick with one launch configuration. Its times were recorded in a burst."""
 
     name: str
     launches_per_step: float
@@ -47,17 +47,17 @@ class KernelRow:
     min_us: float
     max_us: float
     maker: KernelMaker = NO_MAKER
-    waves: Waves | None = None  # None if the device, the launch or its limits are not known
+    waves: Waves | None = None  # the waves of a launch; None if the device, the launch or its limits are not known
 
     @property
     def us_per_step(self) -> float:
-        """Time of all launches of this kernel in a step."""
+        """Time of all launches of this kernel in one step, in µs."""
         return self.mean_us * self.launches_per_step
 
 
 @dataclass(frozen=True, slots=True)
 class BrickKernels:
-    """The kernels of one brick, in the order of their first launch."""
+    """The kernels of one brick in a burst, in the order of their first launch."""
 
     brick: str
     label: str
@@ -75,7 +75,7 @@ class BrickKernels:
 
 @dataclass(frozen=True, slots=True)
 class PhaseKernels:
-    """The kernels of one phase. The burst recorded `steps` steps of the phase."""
+    """The kernels of one phase in a burst, which recorded `steps` steps of the phase."""
 
     phase: str
     steps: int
@@ -104,15 +104,15 @@ class BurstView:
 
 
 def burst_view(source: str, pid: int, nodes: Sequence[Node], burst: KernelBurst) -> BurstView:
-    """Return `burst` as a view of the process with this pid and source key."""
+    """Return the kernels that `burst` recorded as a view of the process with this pid and source key."""
     phases = kernels_of(nodes, burst)
     return BurstView(source, pid, burst.steps, burst.unplaced, burst.lost, burst.left_out, phases)
 
 
 def kernels_of(nodes: Sequence[Node], burst: KernelBurst) -> tuple[PhaseKernels, ...]:
-    """Return the kernels of `burst` by phase and brick.
+    """Return the kernels of `burst`, by phase and brick.
 
-    Entries with an unknown node or another kind of node are ignored.
+    An entry is ignored if its node is unknown or is not a kernel.
     """
     phases: dict[int, dict[tuple[str, str], dict[tuple[str, KernelAttributes], list[KernelTimes]]]] = {}
     layers: dict[tuple[int, str, str], set[int]] = {}
@@ -144,7 +144,7 @@ def kernels_of(nodes: Sequence[Node], burst: KernelBurst) -> tuple[PhaseKernels,
 
 
 def path_of(nodes: Sequence[Node], node: int) -> list[Node]:
-    """Return the path of nodes from the outermost node to `node`."""
+    """Return all nodes from the outermost one to `node`, each the parent of the next."""
     found: list[Node] = []
     at: int | None = node
     while at is not None and 1 <= at <= len(nodes):
@@ -154,7 +154,9 @@ def path_of(nodes: Sequence[Node], node: int) -> list[Node]:
 
 
 def waves_of(kernel: KernelAttributes, burst: KernelBurst) -> Waves | None:
-    """Return the waves of a launch on the device of `burst`, or None if something is not known."""
+    """Return the waves of a launch on the device of `burst`, or None if the device, the launch or its limits are not
+    known.
+    """
     if kernel.grid is None or kernel.block is None or burst.multiprocessors is None:
         return None
     threads, blocks = math.prod(kernel.block), math.prod(kernel.grid)

@@ -30,7 +30,7 @@ from cbtop.viewmodels.lanes import (
 
 
 class LaneMaker:
-    """Makes a lane from the records of one track.
+    """Makes a lane of a timeline from the records of one track.
 
     The timeline begins at `begin_ns`, and the lane begins `since_ns` later.
     """
@@ -40,7 +40,7 @@ class LaneMaker:
         self._begin_ns = begin_ns
         self._names = names
         self._has_steps = has_steps
-        self._told_ns = since_ns  # until this moment, every nanosecond is in a brick or in a gap
+        self._told_ns = since_ns  # All time of the lane until this moment (ns) is already in a brick or in a gap.
         self._gaps: list[Gap] = []
 
     def lane(self, name: str, records: Sequence[tuple[int, TimedRecord]], length_ns: int) -> Lane:
@@ -51,8 +51,8 @@ class LaneMaker:
         layers = self._layers(records)
         bricks = self._has_steps + layers
         rows: dict[int, list[TimelineSpan]] = {}
-        open_: list[TimelineSpan] = []  # spans that may contain the next record, outermost first
-        # Maps a node id to (the node, its name, whether it is a layer or a step).
+        open_: list[TimelineSpan] = []  # the spans that may contain the next record, outermost first
+        # by node id: (the node, its name, whether it is a layer or a step)
         known: dict[int, tuple[Node, str, bool]] = {}
         for depth, record in records:
             self._close(open_, depth, bricks)
@@ -100,8 +100,8 @@ class LaneMaker:
         return Lane(name, tuple(backends), tuple(drawn), tuple(self._gaps), bricks)
 
     def _layers(self, records: Sequence[tuple[int, TimedRecord]]) -> int:
-        """Return the largest number of nested layers outside of bricks."""
-        # For each open record: whether it and all enclosing records are steps or layers.
+        """Return the largest number of layers that are nested, not counting layers inside of bricks."""
+        # for each record that is open: whether it and all records around it are steps or layers
         deepest, open_ = 0, list[bool]()
         for depth, record in records:
             del open_[depth:]
@@ -113,7 +113,8 @@ class LaneMaker:
     def _holds(self, outer: int, node: int) -> bool:
         """Return whether node `outer` contains `node` in the graph.
 
-        Times do not show this: a record of zero length fits into any record that began at the same moment.
+        The times of records do not show this, because a record of zero length fits into any record that began at the
+        same moment.
         """
         at = self._nodes.parent_of[node]
         while at > outer:
@@ -121,9 +122,8 @@ class LaneMaker:
         return at == outer
 
     def _close(self, open_: list[TimelineSpan], depth: int, bricks: int) -> None:
-        """Close all open spans except the outermost `depth`.
-
-        The rest of a step or layer without bricks becomes a gap.
+        """Close all open spans except the outermost `depth` ones. The rest of a step or layer without bricks becomes
+        a gap.
         """
         while len(open_) > depth:
             if open_[-1].level < bricks:
@@ -131,7 +131,9 @@ class LaneMaker:
             open_.pop()
 
     def _gap(self, until_ns: int, around: Sequence[TimelineSpan]) -> None:
-        """Add a gap for the time until `until_ns` that is in no brick. It is inside of the spans `around`."""
+        """Add a gap to the lane for the time until `until_ns` that is in no brick. The gap is inside of the spans
+        `around`.
+        """
         if until_ns > self._told_ns:
             self._gaps += self._names.of(self._told_ns, until_ns, around)
             self._told_ns = until_ns
@@ -151,11 +153,11 @@ class GapNames:
     between: str
     begin_ns: int
     holes: Sequence[Hole]
-    # maps the node of a step or layer to the name of gaps inside it
+    # by node of a step or layer: the name that gaps inside this step or layer get
     inside: dict[int, str] = field(default_factory=dict)
 
     def of(self, start_ns: int, end_ns: int, around: Sequence[TimelineSpan]) -> Iterator[Gap]:
-        """Yield the gaps from `start_ns` to `end_ns`. They are inside of the spans `around`."""
+        """Yield the gaps of a lane from `start_ns` to `end_ns`. They are inside of the spans `around`."""
         where = tuple([span.name for span in around])
         if self.holes and self._is_in_hole(self.begin_ns + start_ns, self.begin_ns + end_ns):
             yield Gap(start_ns, end_ns - start_ns, UNNAMED, where)
@@ -179,7 +181,10 @@ class GapNames:
         return found
 
     def _between(self, start_ns: int, end_ns: int, ran: Sequence[tuple[int, int]]) -> Iterator[Gap]:
-        """Yield the gaps outside of steps. After the last known step, another step may already be running."""
+        """Yield the gaps of a lane outside of steps.
+
+        After the last known step, another step may already be running.
+        """
         for at, until_ns, is_step_there in _split(start_ns, end_ns, ran):
             if is_step_there:
                 yield Gap(at, until_ns - at, ELSEWHERE)
@@ -190,9 +195,9 @@ class GapNames:
 
 
 def _split(start_ns: int, end_ns: int, ran: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, bool]]:
-    """Split a time range at the borders of `ran` (disjoint, sorted).
+    """Split a time range at the borders of `ran`, which are sorted ranges that do not overlap.
 
-    Yield (begin, end, whether the part is in `ran`).
+    Yields (begin, end, whether the part is in `ran`).
     """
     at = start_ns
     for begin_ns, until_ns in ran[max(0, bisect_right(ran, (start_ns, 0)) - 1) :]:

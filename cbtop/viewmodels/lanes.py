@@ -18,27 +18,29 @@ from typing import NamedTuple
 
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind
 
-# Names of gaps that exist only in a timeline, and not in the time breakdown.
+# These names of gaps exist only in a timeline, and not in the time breakdown.
 BETWEEN_STEPS, BETWEEN_RECORDED = "between steps", "between recorded steps"
-NOT_LOOKED_INTO = "not recorded inside"  # name of a gap in a step that was timed only as a whole
+NOT_LOOKED_INTO = "not recorded inside"  # name of a gap that is a step which was timed only as a whole
 UNATTRIBUTED = "unattributed"
 NOTHING = "no brick recorded"
 ELSEWHERE = "a step on another lane"
 AFTER = "after the last step"
-# Name of a gap with parts of an incomplete step. The step was cancelled, has not ended, or its record was lost.
+# Name of a gap that contains parts of an incomplete step. The step was cancelled, has not ended, or its record was
+# lost.
 CUT_SHORT = "a step cut short"
-UNNAMED = "unnamed gap"  # name of a gap with missing records; it is unknown what ran there
-# Names of lanes, except BRICKS.
-BRICKS = "bricks"  # name of a lane's time in bricks
+UNNAMED = "unnamed gap"  # name of a gap with lost records, so that it is unknown what ran there
+# These are names of lanes, except BRICKS.
+BRICKS = "bricks"  # name of the time that a lane spends in bricks
 STEPS, BESIDE, HOST, ADOPTED, OUTSIDE = "steps", "beside steps", "host", "adopted", "outside steps"
 
 
-# These are named tuples, because a timeline makes hundreds per frame. A frozen dataclass takes five times as long to
-# make.
+# The parts are named tuples, because a timeline makes hundreds of them per frame. Making a frozen dataclass takes
+# five times as long.
 class TimelineSpan(NamedTuple):
-    """One record. `start_ns` counts from the beginning of the timeline.
+    """One record on a lane.
 
-    `level` is the index of its row. Rows are steps, then layers, then bricks.
+    `start_ns` counts from the beginning of the timeline. `level` is the index of its row. Rows are steps, then
+    layers, then bricks.
     """
 
     start_ns: int
@@ -48,9 +50,9 @@ class TimelineSpan(NamedTuple):
     name: str
     kind: NodeKind
     category: BrickCategory | None
-    where: tuple[str, ...]  # names of the enclosing spans, outermost first
+    where: tuple[str, ...]  # names of the spans around this record, outermost first
     backend: str
-    elements: int | None  # number of elements, or None if not counted
+    elements: int | None  # number of elements of the record, or None if not counted
     is_failed: bool = False
     is_plain: bool = False  # whether this is a step that was timed only as a whole
 
@@ -60,12 +62,12 @@ class TimelineSpan(NamedTuple):
 
 
 class Gap(NamedTuple):
-    """Time on a lane that is in no brick."""
+    """A gap: time on a lane that is in no brick."""
 
     start_ns: int
     duration_ns: int
     name: str
-    where: tuple[str, ...] = ()  # names of the enclosing spans, outermost first
+    where: tuple[str, ...] = ()  # names of the spans around this gap, outermost first
 
     @property
     def end_ns(self) -> int:
@@ -74,7 +76,7 @@ class Gap(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Spans of one lane that do not overlap, sorted by start."""
+    """A row of a lane: spans that do not overlap, sorted by start."""
 
     name: str
     spans: tuple[TimelineSpan, ...]
@@ -82,19 +84,20 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """A lane. The spans in the row `bricks` and the `gaps` add up to the whole timeline.
+    """A lane of a timeline.
 
-    The first rows have steps, the next rows layers, and the last rows bricks.
+    The spans in the row `bricks` and the `gaps` add up to the whole timeline. The first rows have steps, the next
+    rows layers, and the last rows bricks.
     """
 
     name: str
     backends: tuple[str, ...]
     rows: tuple[Row, ...]
     gaps: tuple[Gap, ...]
-    bricks: int  # index of the row with the outermost bricks
+    bricks: int  # index of the row of the lane that has the outermost bricks
 
     def parts_ns(self, begin_ns: int, end_ns: int) -> dict[str, int]:
-        """Return the time between two moments by name, the longest first.
+        """Return how much time each part of the lane takes between two moments, the longest first.
 
         The key `bricks` (the name of that row) is the time in bricks. The other keys are names of gaps.
         """
@@ -113,5 +116,8 @@ class Lane:
 
 
 def _first_from(parts: Sequence[TimelineSpan | Gap], begin_ns: int) -> int:
-    """Return the index of the first part that ends after `begin_ns`. `parts` are disjoint and in order."""
+    """Return the index of the first part that ends after `begin_ns`.
+
+    `parts` are in order and do not overlap.
+    """
     return bisect_right(parts, begin_ns, key=lambda part: part.end_ns)

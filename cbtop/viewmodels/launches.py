@@ -10,10 +10,10 @@ from cbtop.protocol.kernel_messages import HostTimes, KernelBurst
 
 
 class Launches(NamedTuple):
-    """The host cost of one brick, over all its places. None means not measured."""
+    """The host cost of one brick on a device, over all its layers. None means not measured."""
 
-    host_us: float | None = None  # host time of the median call, without inner bricks
-    kernels: int | None = None  # Number of kernel launches in a step.
+    host_us: float | None = None  # host time of the median call, without bricks inside this brick
+    kernels: int | None = None  # Number of kernels that a step launches for this brick.
 
 
 class LaunchesByNode:
@@ -21,14 +21,14 @@ class LaunchesByNode:
 
     def __init__(self, times: HostTimes | None, burst: KernelBurst | None, nodes: NodeTable) -> None:
         self._times = {one.node: one for one in times.bricks} if times else {}
-        self._kernels: dict[int, float] = {}  # number of launches per step, by node of the brick
+        self._kernels: dict[int, float] = {}  # for the node of each brick: number of launches per step
         for kernel in burst.kernels if burst else ():
             if 0 < kernel.node <= len(nodes):
                 brick = nodes.parent_of[kernel.node]
                 self._kernels[brick] = self._kernels.get(brick, 0.0) + kernel.launches / kernel.steps
 
     def of(self, nodes: Iterable[int]) -> Launches:
-        """Return the host cost of the brick with these nodes."""
+        """Return the host cost of the brick that consists of these nodes."""
         ids = list(nodes)
         timed = [self._times[node] for node in ids if node in self._times]
         calls = sum(one.calls for one in timed)

@@ -1,6 +1,6 @@
-"""Layers and bricks: the time of each brick in each layer of a step.
+"""Compare the layers of a model: the time of each brick in each layer of a step.
 
-Layers are compared with similar layers, their peers.
+A layer is compared with similar layers, which are called its peers.
 """
 
 from __future__ import annotations
@@ -22,25 +22,28 @@ from cbtop.profiler.analysis.phase_totals import PhaseTotals
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind, is_training
 from cbtop.viewmodels.on_demand import Lazy, LazyValue, with_parts
 
-P50_OF_A_CALL = "p50 µs a call"  # title of a column next to those with µs a step
-ODD = 1.2  # minimum ratio of an odd layer's time to the median of its peers; noise stays below it
-# Distance of an interval's lower end from the median, in standard deviations of the number of calls below the median.
-# The interval misses one median in 1,500. It is this wide because the slowest of many layers is judged.
+P50_OF_A_CALL = "p50 µs a call"  # title of the column with times of a call, which is next to columns with µs a step
+# A layer is odd (conspicuously slow) if its time is at least this many times the median of its peers. Noise stays
+# below it.
+ODD = 1.2
+# Width of the confidence interval of a median, in standard deviations of the number of calls below the median. Its
+# lower end is above one true median in 1,500. It is this wide because the slowest of many layers is judged.
 Z = 3.0
-MIN_STEPS = 20  # minimum number of recorded steps, because medians of fewer vary too much
-MIN_LAYERS = 6  # minimum number of peers, because the variation of fewer is unknown
-# The modified z-score 0.6745 (x - median) / MAD, and its limit for outliers. Source: Iglewicz and Hoaglin, "How to
-# detect and handle outliers" (1993).
+MIN_STEPS = 20  # At least this many steps must be recorded, because the medians of fewer vary too much.
+MIN_LAYERS = 6  # A layer must have at least this many peers, because the variation of fewer is unknown.
+# A layer is an outlier if its modified z-score 0.6745 (x - median) / MAD exceeds the limit. These are the factor and
+# the limit. Source: Iglewicz and Hoaglin, "How to detect and handle outliers" (1993).
 Z_OF_MAD, OUTLIER_Z = 0.6745, 3.5
-# maximum share of odd layers; if more layers are slow, the model is built that way and no layer is odd
+# If a larger share of the layers is odd, none of them counts as odd, because the model is then built that way.
 ODD_PART = 0.1
-# additional µs per brick in the first layer of a recorded step; there, cbtop's own code is not yet in the cache
+# In the first layer of a recorded step, each brick may take this many µs more. There, cbtop's own code is not yet in
+# the cache.
 FIRST_US = 15.0
 
 
 @dataclass(frozen=True, slots=True)
 class LayerBrick:
-    """One brick in all layers that run it. It is a column of the table of layers."""
+    """One brick in all layers that run it: a column of the table of layers."""
 
     name: str
     category: BrickCategory
@@ -48,32 +51,38 @@ class LayerBrick:
 
 @dataclass(frozen=True)
 class LayerRow:
-    """One layer in the mean step (derived). If the process has no steps, the times are of one call of the layer."""
+    """One layer in the mean step (derived).
+
+    If the process has no steps, the times are of one call of the layer.
+    """
 
     id: int
-    name: str  # For example `Layer 3` or `Layer 3 (encoder)`.
-    index: str  # the number in the name, for example `3`
+    name: str  # The name of the layer, for example `Layer 3` or `Layer 3 (encoder)`.
+    index: str  # the number in the layer's name as text, for example `3`
     stack: str
-    us: float  # mean time, including the time between bricks
-    p50_us: float | None  # median of one call of the layer
-    # Exclusive µs of each brick in LayersView.bricks. None if this layer does not run the brick.
+    us: float  # mean time of the layer, including the time between bricks
+    p50_us: float | None  # median time of one call of the layer
+    # Exclusive µs of each brick in this layer, in the order of LayersView.bricks. None if this layer does not run the
+    # brick.
     cells: tuple[float | None, ...]
-    between_us: float  # the part of `us` outside of bricks
-    calls: float  # mean number of calls per step; below 1 if only some steps run the layer
-    # Median of p50_us over the peers, which have the same stack and bricks. None for fewer than three peers.
+    between_us: float  # the part of `us` outside of the layer's bricks
+    calls: float  # mean number of calls of the layer per step; below 1 if only some steps run the layer
+    # Median of `p50_us` over the peers: the layers with the same stack and bricks. None if there are too few peers.
     median_us: float | None
     # The brick that causes most of an odd layer's excess over its peers, as (name, µs per step).
     #
     # The name may also be the time between bricks. Median calls are compared, because they ignore rare delays. If
     # medians explain less than half of the layer's excess, means are compared. None if the layer is not odd.
     excess: Lazy[tuple[str, float] | None] = Lazy(None)
-    # Median call in µs of each brick in LayersView.bricks, as measured.
+    # Median call in µs of each brick in this layer, in the order of LayersView.bricks, as measured.
     p50_cells: Lazy[tuple[float | None, ...]] = Lazy(())
-    low_us: float | None = None  # lower end of the confidence interval of p50_us, or None if unknown
+    low_us: float | None = None  # lower end of the confidence interval of `p50_us`, or None if unknown
 
     @property
     def is_odd(self) -> bool:
-        """Whether the lower end of the layer's interval is at least ODD times the peers' median."""
+        """Whether the layer is surely slow: the lower end of its interval is at least ODD times the median of its
+        peers.
+        """
         us = self.p50_us if self.low_us is None else self.low_us
         return us is not None and bool(self.median_us) and us >= ODD * (self.median_us or 0.0)
 
@@ -85,13 +94,13 @@ class LayerRow:
 
 @dataclass(frozen=True, slots=True)
 class BrickInLayers:
-    """The median call of one brick in each layer, in the order of LayersView.rows."""
+    """The median call of one brick in each layer. Layers are in the order of LayersView.rows."""
 
-    # Median call in each layer. None if it is unknown or the layer does not run the brick.
+    # Median call of the brick in each layer (µs). None if it is unknown or the layer does not run the brick.
     p50_us: tuple[float | None, ...]
-    odd: tuple[bool, ...]  # for each layer: whether the time is at least ODD times the median of the layer's peers
-    median_us: float | None  # median over all layers
-    slowest: int  # index of the layer with the longest time
+    odd: tuple[bool, ...]  # for each layer, whether its time is at least ODD times the median of its peers
+    median_us: float | None  # median of the brick's time over all layers
+    slowest: int  # index of the layer with the longest time of the brick
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,27 +109,28 @@ class BrickInLayer:
 
     brick: LayerBrick
     us: float  # exclusive time
-    p50_us: float | None  # median of one call
-    usual_p50_us: float | None  # median of `p50_us` over the peers; None if there are too few peers
-    percent: float | None  # share of the layer's time
+    p50_us: float | None  # median time of one call of the brick in this layer
+    usual_p50_us: float | None  # median of `p50_us` over the peers of this layer; None if there are too few peers
+    percent: float | None  # share of the layer's time that the brick takes
 
     @property
     def to_usual(self) -> float | None:
-        """`p50_us` divided by `usual_p50_us`."""
+        """`p50_us` divided by `usual_p50_us`, the median over the layer's peers."""
         return self.p50_us / self.usual_p50_us if self.p50_us is not None and self.usual_p50_us else None
 
 
 @dataclass(frozen=True, slots=True)
 class LayersView:
-    """Every layer of one phase, in execution order."""
+    """The layers of one phase, in execution order, with their bricks."""
 
-    unit: str  # "step", or "call" for a process without steps; times are per this unit
-    bricks: tuple[LayerBrick, ...]  # bricks in execution order
+    unit: str  # "step", or "call" for a process without steps; times in the rows are per this unit
+    bricks: tuple[LayerBrick, ...]  # the columns: all bricks that run in layers, in execution order
     rows: tuple[LayerRow, ...]
-    # Returns the median call (µs) of the brick with this index in each of `rows`. If it is None, use `p50_cells`.
+    # A function that returns the median call (µs) in each of `rows` of the brick with the given index. If it is None,
+    # use `p50_cells`.
     p50_of: Callable[[int], Sequence[float | None]] | None = field(default=None, repr=False, compare=False)
     steps: int | None = None  # number of recorded steps, or None if times are per call
-    is_training: bool = False  # Whether the steps are training steps.
+    is_training: bool = False  # whether the steps are training steps
 
     @staticmethod
     def median(us: Sequence[float | None]) -> float | None:
@@ -129,7 +139,8 @@ class LayersView:
         return median(known) if known else None
 
     def stands_out(self, row: LayerRow) -> int:
-        """Return the number of odd peers of `row`, including itself. Return 0 if `row` is not odd.
+        """Return the number of odd (conspicuously slow) peers of `row`, including itself. Return 0 if `row` is not
+        odd.
 
         A peer counts if its excess over the median is at least half of the excess of `row`. If too many peers count,
         the result is 0, because the model is then built that way.
@@ -168,7 +179,7 @@ class LayersView:
         return max(compared, key=lambda row: row.to_median or 0.0, default=None)
 
     def of_brick(self, brick: LayerBrick) -> BrickInLayers | None:
-        """Return the median call of `brick` in each layer, or None if this is unknown."""
+        """Return the median call of `brick` in each layer, or None if it is unknown in all layers."""
         if brick not in self.bricks:
             return None
         at = self.bricks.index(brick)
@@ -270,7 +281,7 @@ def layers_view(totals: PhaseTotals) -> LayersView | None:
     p50_of = partial(_p50_of, totals, places, p50_cells)
     trains = totals.step is not None and is_training(totals.step.name)
     found = LayersView("step" if totals.step else "call", bricks, rows, p50_of, steps, trains)
-    # The excess needs `found`. It is set in new rows, because in the rows of `found` it would be a reference cycle.
+    # The excess refers to `found`. Set it in copies of the rows, because in `found` it would be a reference cycle.
     odd = tuple(
         with_parts(row, excess=LazyValue(partial(_of_id, excess, row.id))) if row.is_odd else row for row in rows
     )
@@ -278,7 +289,10 @@ def layers_view(totals: PhaseTotals) -> LayersView | None:
 
 
 class _Places:
-    """The outermost layers of a phase. `place` has the row and the column of each brick node in `ids` that ran."""
+    """The outermost layers of a phase as a table.
+
+    `place` has the row and the column of each brick node in `ids` that ran.
+    """
 
     def __init__(self, totals: PhaseTotals, ids: Column) -> None:
         table, layer_of = totals.table, layer_of_nodes(totals)
@@ -295,7 +309,7 @@ class _Places:
         self.runs_in[self.place] = True
         self.kinds = [(layer.label, self.runs_in[at].tobytes()) for at, layer in enumerate(self.layers)]
         self.cells = self.place[0] * len(firsts) + column
-        # Indices of cells with several nodes, because the brick runs more than once in the layer.
+        # Indices of table cells that contain several nodes, because the brick runs more than once in the layer.
         self.several = np.flatnonzero(np.bincount(self.cells, minlength=self.runs_in.size) > 1)
         self.of_several = [self.ids[self.cells == one].tolist() for one in self.several]
 
@@ -328,7 +342,7 @@ def _of_layer(cells: LazyValue[list[tuple[float | None, ...]]], at: int) -> tupl
 
 
 def _excesses(layers: LayersView, usual_by_layer: Mapping[int, NDArray[np.float64]]) -> dict[int, tuple[str, float]]:
-    """Return LayerRow.excess of each odd layer. Keys are layer ids.
+    """Return the main cause of each odd layer (see LayerRow.excess). The keys are layer ids.
 
     `usual_by_layer` has the usual times of each layer's bricks.
     """
@@ -344,7 +358,8 @@ def _excesses(layers: LayersView, usual_by_layer: Mapping[int, NDArray[np.float6
         us = np.array([usual_by_layer[row.id] for row in rows]) / calls
         whole_us = np.array([row.p50_us or row.us / row.calls for row in rows])
         mean_us = np.array([(*(us or 0.0 for us in row.cells), row.between_us) for row in rows]) / calls
-        # The sum of medians is not the median of the sum. Limit the time between bricks to its mean.
+        # The sum of medians is not the median of the sum, so the time between bricks may come out too long. Limit it
+        # to its mean.
         between_us = np.minimum(whole_us - us.sum(axis=1), mean_us[:, -1])
         over_us, over_mean_us = (_over(each) * calls for each in (np.column_stack((us, between_us)), mean_us))
         all_over_us = _over(whole_us[:, np.newaxis]) * calls
@@ -353,7 +368,7 @@ def _excesses(layers: LayersView, usual_by_layer: Mapping[int, NDArray[np.float6
                 over = over_us[at]
                 if (
                     np.maximum(over, 0.0).sum() < all_over_us[at] / 2
-                ):  # A different brick was slow in each call. Compare means, because they add up.
+                ):  # In each call of the layer, a different brick was slow. Compare means, because means add up.
                     over = np.minimum(over_mean_us[at], all_over_us[at])
                 most = int(over.argmax())
                 found[row.id] = names[most], float(over[most])
@@ -362,7 +377,7 @@ def _excesses(layers: LayersView, usual_by_layer: Mapping[int, NDArray[np.float6
 
 def _over(us: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the difference between each value and the median of its column."""
-    # The median of NumPy would import its masked arrays, which takes as long as three frames.
+    # Do not use NumPy's median. It would import masked arrays, which takes as long as three frames.
     over: NDArray[np.float64] = us - [median(column) for column in us.T.tolist()]
     return over
 
@@ -370,7 +385,7 @@ def _over(us: NDArray[np.float64]) -> NDArray[np.float64]:
 def _sums(
     ns: Column | NDArray[np.float64], place: tuple[Column, Column], shape: tuple[int, ...]
 ) -> NDArray[np.float64]:
-    """Return the sum of the times of the nodes in each cell."""
+    """Return for each cell (layer and brick) the sum of the times of its nodes."""
     found = np.zeros(shape)
     np.add.at(found, place, ns)
     return found
@@ -379,7 +394,7 @@ def _sums(
 def _p50_cells(
     totals: PhaseTotals, places: _Places, medians_ns: NDArray[np.float64]
 ) -> list[tuple[float | None, ...]]:
-    """Return for each layer the median call of each brick."""
+    """Return for each layer the median call of each brick, as measured."""
     layers, bricks = places.runs_in.shape
     ns = np.full(layers * bricks, np.nan)
     ns[places.cells] = medians_ns
@@ -390,7 +405,7 @@ def _p50_cells(
 
 
 def _usual(totals: PhaseTotals, own_ns: Column, ids: Column, p50_ns: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return each brick's exclusive time as if every call took the median.
+    """Return the exclusive time that each brick would have if every call took the median.
 
     If the median is unknown, return the measured time.
     """
@@ -401,7 +416,7 @@ def _usual(totals: PhaseTotals, own_ns: Column, ids: Column, p50_ns: NDArray[np.
 
 
 def _cells(us: NDArray[np.float64], runs: NDArray[np.bool_]) -> list[tuple[float | None, ...]]:
-    """Return the cells as rows. A cell is None if the layer does not run the brick."""
+    """Return the cells of the table as one row per layer. A cell is None if the layer does not run the brick."""
     if runs.all():
         return [tuple(row) for row in us.tolist()]
     rows = zip(us.tolist(), runs.tolist(), strict=True)
@@ -409,7 +424,7 @@ def _cells(us: NDArray[np.float64], runs: NDArray[np.bool_]) -> list[tuple[float
 
 
 def _medians(kinds: Sequence[Hashable], p50_us: Sequence[float | None]) -> list[float | None]:
-    """Return for each layer the median of its peers, which include the layer itself."""
+    """Return for each layer the median over its peers, which include the layer itself."""
     like: dict[Hashable, list[float]] = {}
     for kind, us in zip(kinds, p50_us, strict=True):
         if us is not None:
@@ -419,5 +434,7 @@ def _medians(kinds: Sequence[Hashable], p50_us: Sequence[float | None]) -> list[
 
 
 def _kind(row: LayerRow) -> tuple[str, tuple[bool, ...]]:
-    """Return the layer's stack, and for each brick whether it runs in the layer. Peers have the same value."""
+    """Return a value that is equal for all peers of a layer: its stack, and for each brick whether it runs in the
+    layer.
+    """
     return row.stack, tuple([us is not None for us in row.cells])

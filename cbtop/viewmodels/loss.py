@@ -1,4 +1,4 @@
-"""Counts of a source's records: how many arrived, and how many were lost."""
+"""Count the records of a source: how many arrived, and how many were lost."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cbtop.client.source_record import SourceRecord
 
 @dataclass(frozen=True, slots=True)
 class LossView:
-    """Counts of records. The equation produced == received + dropped always holds.
+    """Counts of the records of a source. The equation produced == received + dropped always holds.
 
     Three kinds of records are part of `dropped`. `before_attach` records were overwritten before the daemon first
     read the ring. `rejected` records had an unknown node. `on_the_wire` records will come with the next update.
@@ -28,12 +28,12 @@ class LossView:
 
     @property
     def seen(self) -> int:
-        """Number of records written since the daemon attached."""
+        """Number of records that the process has written since the daemon found it."""
         return self.produced - self.before_attach
 
     @property
     def lost(self) -> int:
-        """Number of records lost since the daemon attached.
+        """Number of records lost since the daemon found the process.
 
         Records on the wire are not lost, because the next update brings them.
         """
@@ -41,17 +41,17 @@ class LossView:
 
     @property
     def lost_percent(self) -> float:
-        """`lost` in percent of all records since the daemon attached."""
+        """Percentage of the records that were lost since the daemon found the process."""
         return 100 * self.lost / self.seen if self.seen else 0.0
 
 
 def loss_view(record: SourceRecord) -> LossView:
-    """Return how many records of `record` have arrived here, and how many have not."""
+    """Count how many records of the source have arrived here, and how many have not."""
     received, state = record.stats.received, record.state
     if state is None:
         return LossView(received, received, 0, 0, 0, 0, 0)
-    # If totals come in several messages, the state is in the last one. Until it arrives, `state` is older than the
-    # totals.
+    # If the totals come in several messages, the source's state is in the last one. Until that arrives, `state` is
+    # older than the totals.
     ahead = max(0, received - state.received)
     on_the_wire = max(0, state.received - received)
     return LossView(

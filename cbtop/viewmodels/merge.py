@@ -1,4 +1,4 @@
-"""Several sources as one view: their sum, the slowest rank of each brick, or all ranks in columns.
+"""Merge several sources into one view: their sum, the slowest rank of each brick, or all ranks in columns.
 
 Every figure of a merge is derived from measured figures of its members.
 """
@@ -34,10 +34,10 @@ from cbtop.viewmodels.steps import StepsView, steps_per_sec_history, tokens_per_
 from cbtop.viewmodels.straggler import job_of
 from cbtop.viewmodels.time_range import NamedTime, TimeRangeView, since_s, time_range_of
 
-KEYS_JOINED_BY = "+"  # separator between the members' keys in the key of a merge
+KEYS_JOINED_BY = "+"  # text between the keys of the members in the key of a merge
 
-# Returns the properties of a node that do not depend on the process. Nodes of two processes are merged if these
-# properties are equal and their parents are merged.
+# Returns the properties of a node that do not depend on the process. Nodes of two processes are merged if they are
+# equal in these properties and their parents are merged.
 _static = attrgetter(*(f.name for f in fields(Node) if f.name not in ("id", "parent", "function")))
 
 # States from good to bad. A merge has the state of its worst member.
@@ -58,9 +58,9 @@ def merged_view(
 ) -> SourceView:
     """Return one view of `records`. They must be sources of one program and model.
 
-    The mode `sum` adds counts, times, tokens and histograms of equal nodes. The parts of the time breakdown still add
-    up, and percentiles are over all calls. If members report that they compute the same tokens together, rates count
-    these tokens once.
+    The mode `sum` adds the counts, times, tokens and histograms of nodes that are the same in several members. The
+    parts of the time breakdown still add up, and percentiles are over all calls. If members report that they compute
+    the same tokens together, rates count these tokens once.
 
     The mode `max` shows each brick from the rank with the longest time per step. The mode `ranks` is the sum, with
     the time of every brick in each rank in addition.
@@ -78,7 +78,7 @@ def merged_view(
     exchange = any(row.category is BrickCategory.COMMUNICATION for row in view.categories)
     may_share = exchange and not any(record.manifest and record.manifest.ranks for record in taken)
     merged = replace(merged, troubled=tuple(_troubled(taken)), together=together, may_share_tokens=may_share)
-    # The merge has no roofs, because a roof belongs to one machine.
+    # The view of a merge has no roofs, because a roof belongs to one machine.
     factors = {record.sample_every for record in taken}
     plain = replace(
         view,
@@ -95,13 +95,16 @@ def merged_view(
     if mode is MergeMode.SUM:
         return plain
     views = [(names[record.key], source_view(record, view.phase, window=window)) for record in taken]
-    # Leave out sources that have not run this phase. Their views show a different phase.
+    # Leave out sources that have not run this phase. Their views would show a different phase.
     members = [(name, member) for name, member in views if member.phase == view.phase]
     return _slowest(plain, members) if mode is MergeMode.MAX else replace(plain, ranks=_ranks(view, members))
 
 
 def _range_of(records: Sequence[SourceRecord]) -> tuple[float, float] | None:
-    """Return the begin of the first range and the end of the last range. Return None without ranges."""
+    """Return the time from the begin of the first time range to the end of the last one.
+
+    Return None without ranges.
+    """
     windows = [window_view(record, found) for record in records if (found := shown(record, window=True).window)]
     ranges = [window.range_s for window in windows if window.range_s is not None]
     return (min(begin_s for begin_s, _ in ranges), max(end_s for _, end_s in ranges)) if ranges else None
@@ -126,9 +129,8 @@ def members_of(record: SourceRecord, records: Iterable[SourceRecord]) -> list[So
 
 
 def _in_their_place(alike: list[SourceRecord]) -> list[SourceRecord]:
-    """Return the running processes of one rank.
-
-    If none runs, return the ones that were not replaced by a later process.
+    """Return the running processes of one rank. If none runs, return the processes that no later process has
+    replaced.
     """
     run = [record for record in alike if not record.has_ended]
     last_ns = max((record.hello.realtime_ns for record in alike if record.hello), default=0)
@@ -136,7 +138,7 @@ def _in_their_place(alike: list[SourceRecord]) -> list[SourceRecord]:
 
 
 def _ended_at_ns(record: SourceRecord) -> float:
-    """Return when the last step of an ended process ended, in real time of its host.
+    """Return when the last step of an ended process ended, as Unix time of its host.
 
     Returns the begin of the process if it had no step.
     """
@@ -151,9 +153,9 @@ def _what_runs(record: SourceRecord) -> tuple[str, str]:
 
 
 def _go_together(one: SourceRecord, other: SourceRecord) -> bool:
-    """Return whether two processes have the same state.
+    """Return whether two processes may be merged by their state: both states are the same.
 
-    If one was killed, return whether both ran at the same time.
+    If one process was killed, return whether both ran at the same time.
     """
     states = {state_of(one), state_of(other)}
     if not (SourceStatus.GONE in states and states <= {SourceStatus.LIVE, SourceStatus.GONE}):
@@ -227,7 +229,10 @@ def _lies_in_range(record: SourceRecord) -> bool:
 
 
 def _sum(records: Sequence[SourceRecord]) -> tuple[SourceRecord, list[SourceRecord]]:
-    """Return the sum and its members. A source is not a member if its nodes do not fit into the node table."""
+    """Return the sum of the sources and their list.
+
+    A source is left out if its nodes do not fit into the node table.
+    """
     table = NodeTable()
     known: dict[Hashable, int] = {}
     taken: list[SourceRecord] = []
@@ -252,7 +257,8 @@ def _sum(records: Sequence[SourceRecord]) -> tuple[SourceRecord, list[SourceReco
         time_ranges = [
             time_range_of(record, window) or window for record, (_, window) in zip(watched, found, strict=True)
         ]
-        # take the longest range, because a source that ended inside the chosen range covers less
+        # In a chosen range, use the longest time range of any source. A source that ended inside the range covers
+        # less.
         covers = max if first.window.is_range else min
         covered_ns = covers(time_range.end_ns - time_range.begin_ns for time_range in time_ranges)
         return _sum_of_stats([stats for stats, _ in found], their_places, len(table)), TimeRange(0, covered_ns)
@@ -277,9 +283,13 @@ def _sum(records: Sequence[SourceRecord]) -> tuple[SourceRecord, list[SourceReco
 
 
 def _place_nodes(nodes: NodeTable, table: NodeTable, known: dict[Hashable, int]) -> Column:
-    """Return the ids in `table` of all `nodes`. Nodes that are not known yet are added to `table` and `known`."""
+    """Add the nodes of a source to a merged table. Return their ids in `table`.
+
+    Nodes that are not known yet are added to `table` and `known`.
+    """
     place = np.zeros(len(nodes) + 1, np.int64)
-    seen: dict[Hashable, int] = {}  # number of earlier nodes that are equal and have the same parent
+    # number of earlier nodes of the source that have the same properties and the same parent as a node
+    seen: dict[Hashable, int] = {}
     for node in nodes.nodes:
         parent = None if node.parent is None else int(place[node.parent])
         like = (parent, _static(node))
@@ -315,7 +325,7 @@ def _sum_of_stats(members: Sequence[NodeStats], places: Sequence[Column], nodes:
 
 
 def _sum_of_states(records: Sequence[SourceRecord]) -> SourceState | None:
-    """Return a state with the sums of all counters. The status is taken from the worst source."""
+    """Return a state with the sums of all counters of the sources. The status comes from the worst source."""
     states = [record.state for record in records if record.state]
     if not states:
         return None
@@ -327,7 +337,7 @@ def _sum_of_states(records: Sequence[SourceRecord]) -> SourceState | None:
 
 
 def _worst(records: Sequence[SourceRecord]) -> SourceRecord:
-    """Return the source in the worst state. If several have stopped, return the one that stopped first."""
+    """Return the source that is in the worst state. If several have stopped, return the one that stopped first."""
     return max(records, key=_badness)
 
 
@@ -343,7 +353,7 @@ def _stall_of_worst(records: Sequence[SourceRecord]) -> StallView | None:
 
 
 def _troubled(records: Sequence[SourceRecord]) -> Iterator[TroubledMember]:
-    """Yield members that are suspended, stalled, gone or faulty. The worst member is left out."""
+    """Yield the members of a merge that are suspended, stalled, gone or faulty, except the worst one."""
     names, worst = _names(records), _worst(records)
     for record in sorted(records, key=_badness, reverse=True):
         stall, state = stall_view(record), state_of(record)
@@ -359,7 +369,7 @@ def _together(records: Sequence[SourceRecord]) -> int:
 
 
 def _with_rates(view: SourceView, records: Sequence[SourceRecord], together: int, *, window: bool) -> SourceView:
-    """Return `view` with the sum of the members' rates.
+    """Return `view` with the sum of the rates of a merge's members.
 
     The rate of a member is over the member's own time, or over the time of a chosen range. If `together` members
     compute the same tokens, the sum is divided by `together`.
@@ -377,7 +387,7 @@ def _with_rates(view: SourceView, records: Sequence[SourceRecord], together: int
     )
     of_tokens, of_steps = (
         [
-            # add zeros for the seconds since the source ended
+            # Add zeros for the seconds since a source has ended.
             (*history(record, steps), *[0.0] * round((range_us - wall_us) / 1e6))
             for record, member, wall_us in zip(records, members, walls_us, strict=True)
             for steps in member.phases
@@ -399,16 +409,16 @@ def _with_rates(view: SourceView, records: Sequence[SourceRecord], together: int
 
 
 def _sum_of_histories(histories: Sequence[Sequence[float]], together: int) -> tuple[float, ...]:
-    # Align the histories at their newest values, because the clocks of the hosts may differ.
+    # Align the members' histories at their newest values, because the clocks of the hosts may differ.
     length = min(map(len, histories), default=0)
     newest = (history[len(history) - length :] for history in histories)
     return tuple(sum(rates) / together for rates in zip(*newest, strict=True))
 
 
 def _over(steps: StepsView, wall_us: float, range_us: float) -> StepsView:
-    """Convert the rates of `steps` from their own time `wall_us` to the whole range.
+    """Convert the rates of `steps` from their own time `wall_us` to the whole range of `range_us`.
 
-    If `range_us` is 0, change nothing.
+    If `range_us` is 0, nothing is changed.
     """
     if not range_us:
         return steps
@@ -431,7 +441,7 @@ def _with_rates_of(steps: StepsView, members: Sequence[StepsView], together: int
         steps_per_sec=_sum_of_rates([(member.steps_per_sec, member.count) for member in members], together),
         samples_per_sec=_sum_of_rates([(member.samples_per_sec, member.count) for member in members], together),
         tokens_per_sec_in_steps=_sum_of_rates([(m.tokens_per_sec_in_steps, m.count) for m in members], together),
-        # it is not known how steps of different members overlapped
+        # If there are several members, it is not known how their steps overlapped.
         at_once=members[0].at_once if len(members) == 1 else None,
         wall_us=max(member.wall_us for member in members),
         is_sample=any(member.is_sample for member in members),
@@ -486,7 +496,8 @@ def _slowest(view: SourceView, members: Sequence[tuple[str, SourceView]]) -> Sou
     for name, member in members:
         for brick in member.bricks:
             if (us := _a_step(brick, member)) > max_us.get(brick.key, -1):
-                # Leave out the share if the parts of the step do not add up, because a row has no mark for this.
+                # If the parts of the step do not add up, leave out the share of each row, because a row has no mark
+                # for a doubtful share.
                 percent = brick.percent if _closes(member) else None
                 max_us[brick.key], bricks[brick.key] = us, replace(brick, rank=name, roof=None, percent=percent)
         for category in member.categories:
@@ -544,7 +555,9 @@ def _rank_row(brick: BrickRow, us: Sequence[float | None]) -> RankRow:
 
 
 def _a_step(row: BrickRow | CategoryRow, member: SourceView) -> float:
-    """Return the exclusive µs per recorded, ended step. For a process without steps, return the µs per call."""
+    """Return the exclusive µs of a brick per recorded, ended step. For a process without steps, return the µs per
+    call.
+    """
     if row.percent is None or member.steps is None or member.books is None or not member.steps.recorded:
         return row.total_exclusive_us / row.count
     return row.percent / 100 * member.books.wall_us / member.steps.recorded

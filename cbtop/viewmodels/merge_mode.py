@@ -1,10 +1,13 @@
-"""The ways to merge sources. This module imports no other module of cbtop, so the command line loads fast."""
+"""The ways to merge sources.
+
+This module imports no other module of cbtop, so that the command line loads fast.
+"""
 
 from enum import StrEnum
 
 
 class MergeMode(StrEnum):
-    """The ways to show several sources as one view."""
+    """The ways to show several sources in one view."""
 
     SUM = "sum"
     MAX = "max"

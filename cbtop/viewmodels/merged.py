@@ -14,25 +14,26 @@ class TroubledMember:
 
     name: str
     state: str
-    reason: str  # why the member is gone, or ""
-    stall: StallView | None  # why the member makes no progress, or None
+    reason: str  # why the member is gone, or "" if it is not gone
+    stall: StallView | None  # why the member makes no progress, or None if it does
 
 
 @dataclass(frozen=True, slots=True)
 class MergedView:
-    """The members of a merged view."""
+    """The sources that a merged view combines, and their problems."""
 
     mode: MergeMode
-    members: tuple[str, ...]  # names of the members, such as `rank 3`, or `pid 7` without a rank
+    members: tuple[str, ...]  # names of the merged processes, such as `rank 3`, or `pid 7` without a rank
     keys: tuple[str, ...]
-    # Number of sources of this model that are not merged. They are silent, not read yet, or too large.
+    # Number of sources of this model that are left out of the merge, because they are silent, not read yet, or too
+    # large.
     left_out: int
     # Number of running members with a window. If it is not 0, the recent window covers only these members.
     running: int = 0
-    # Members that are gone, suspended or stalled, the worst first. The worst of all is left out, because the merge
-    # has its state.
+    # Members that are gone, suspended or stalled, the worst first. The very worst is left out, because the merge
+    # itself has its state.
     troubled: tuple[TroubledMember, ...] = ()
-    # number of members that compute each token together, according to their reports; rates count such a token once
+    # Number of members that compute each token together, according to their reports. Rates count such a token once.
     together: int = 1
     # whether members exchange data but do not report whether they compute the same tokens
     may_share_tokens: bool = False
@@ -40,7 +41,7 @@ class MergedView:
 
 @dataclass(frozen=True, slots=True)
 class RankColumn:
-    """One rank in the table of bricks and ranks."""
+    """One rank as a column in the table of bricks and ranks."""
 
     name: str
     key: str
@@ -53,18 +54,19 @@ class RankColumn:
 
 @dataclass(frozen=True, slots=True)
 class RankRow:
-    """One brick in every rank. Times are exclusive and per RanksView.unit (derived)."""
+    """The time of one brick in every rank. Times are exclusive and per RanksView.unit (derived)."""
 
     brick: str
     category: str
     us: tuple[float | None, ...]
     slowest: int
-    spread_percent: float | None  # how much longer the slowest rank takes than the median rank, in percent
+    # how much longer the slowest rank takes than the median rank, in percent of the median
+    spread_percent: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class RanksView:
-    """The time of each brick in each rank."""
+    """The table with the time of each brick in each rank."""
 
     unit: str  # "step", or "call" for processes without steps; times are per this unit
     ranks: tuple[RankColumn, ...]

@@ -1,4 +1,4 @@
-"""The time of steps in code that is not instrumented."""
+"""Find steps that spend much time in code that is not instrumented."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.time_breakdown import GPU_WAITED, NOT_ITS_KERNELS
 from cbtop.viewmodels.time_range import NamedTime
 
-# An instrumented decoder spends some percent of a step between its bricks. A quarter is more than most bricks take.
+# The time outside of bricks is reported above this percentage of a step. An instrumented decoder spends some percent
+# between its bricks, and few bricks take a quarter.
 OUTSIDE_PERCENT = 25.0
 COMPILED = "torch.compile compiled code of this process"
 UNKNOWN = "no brick covers it: operations between a layer's bricks, a fused path, a script, or the program's own code"
@@ -29,7 +30,7 @@ class NotInstrumented:
 
 
 def not_instrumented(view: SourceView) -> NotInstrumented | None:
-    """Return the time outside of bricks. Return None if its share is unknown or below OUTSIDE_PERCENT."""
+    """Return the time of steps outside of bricks. Return None if its share is unknown or below OUTSIDE_PERCENT."""
     books, steps = view.books, view.steps
     if books is None or steps is None or not books.close or not books.wall_us or not steps.recorded:
         return None

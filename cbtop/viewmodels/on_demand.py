@@ -1,6 +1,7 @@
 """Parts of a view that are made when they are first accessed. A part that is not used costs nothing."""
 
-# A part has the data of the time when it is made. Call SourceView.held before the next poll to keep a view unchanged.
+# A part of a view has the data of the time when it is made. Call SourceView.held before the next poll to keep a view
+# unchanged.
 
 from __future__ import annotations
 
@@ -13,7 +14,10 @@ V = TypeVar("V")
 
 
 class LazyValue(Generic[T]):
-    """A value that is made when it is first accessed. `make` returns the value, and is called at most once."""
+    """A value that is made when it is first accessed.
+
+    `make` returns the value, and is called at most once.
+    """
 
     __slots__ = ("_made", "_make")
 
@@ -23,13 +27,13 @@ class LazyValue(Generic[T]):
 
     @property
     def is_made(self) -> bool:
-        """Whether the value has been made."""
+        """Whether `make` was called already, so that the value exists."""
         return self._make is None
 
     def value(self) -> T:
         if self._make is not None:
             self._made = self._make()
-            self._make = None  # releases the arguments of `make`
+            self._make = None  # Forget `make`, so that the objects that it refers to can be freed.
         return self._made
 
 
@@ -51,7 +55,7 @@ class Lazy(Generic[T]):
     @overload
     def __get__(self, instance: object, owner: type | None = None) -> T: ...
     def __get__(self, instance: object | None, owner: type | None = None) -> T:
-        if instance is None:  # the dataclass reads the default value of the field
+        if instance is None:  # The field is accessed on the class: the dataclass reads its default value.
             if not self._default:
                 raise AttributeError(self._name)
             return self._default[0]
@@ -63,9 +67,9 @@ class Lazy(Generic[T]):
 
 
 def with_parts(view: V, **parts: Any) -> V:
-    """Return a copy of `view` with some fields replaced. dataclasses.replace would make all lazy parts.
+    """Return a copy of `view` with some fields replaced. Raises TypeError for an unknown name.
 
-    Raises TypeError for an unknown name.
+    dataclasses.replace is not used, because it would make all lazy parts.
     """
     if unknown := parts.keys() - view.__dict__.keys():
         raise TypeError(f"a {type(view).__name__} has no {', '.join(sorted(unknown))}")

@@ -1,4 +1,4 @@
-"""The rate of a phase, in tokens/s or steps/s."""
+"""The rate at which a phase runs, in tokens/s or steps/s."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from cbtop.viewmodels.steps import StepsView
 
 
 class Rate(NamedTuple):
-    """The rate of a phase: tokens/s, or steps/s if tokens are unknown."""
+    """The rate at which a phase runs: tokens/s, or steps/s if tokens are unknown."""
 
     unit: str  # "tokens/s" or "steps/s"
     per_sec: float | None
-    history: tuple[float, ...]  # one value per second, as in SourceView.tokens_per_sec_history
+    history: tuple[float, ...]  # the rate in each second, as in SourceView.tokens_per_sec_history
 
 
 def rate_of(steps: StepsView | None, tokens_per_sec: tuple[float, ...], steps_per_sec: tuple[float, ...]) -> Rate:
@@ -25,5 +25,5 @@ def rate_of(steps: StepsView | None, tokens_per_sec: tuple[float, ...], steps_pe
 
 
 def are_rates_least(window: WindowView | None, loss: LossView) -> bool:
-    """Return whether the true rates may be higher because records of steps were lost."""
+    """Return whether the true rates of the steps may be higher, because records of steps were lost."""
     return (window.lost if window else loss.lost) > 0

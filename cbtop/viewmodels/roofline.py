@@ -1,4 +1,4 @@
-"""The roofline: the measured roofs of the machine, and how far each brick is below them."""
+"""The roofline: the measured roofs (speed limits) of the machine, and how far each brick is below them."""
 
 from __future__ import annotations
 
@@ -16,36 +16,38 @@ from cbtop.viewmodels.steps import StepsView
 NOT_MEASURED = "not measured by this source"
 NOT_ANNOUNCED = f"{NOT_MEASURED}; measure_ceilings() in its program measures them"
 _CALIBRATE = "`cbtop calibrate"
-ONLY_ON_GPUS = frozenset({"float16", "tf32"})  # data types whose compute roof is only measured on GPUs
+ONLY_ON_GPUS = frozenset({"float16", "tf32"})  # For these data types, a compute roof is only measured on GPUs.
 NEVER_MEASURED = "cbtop measures such products only on GPUs"
-LOWER_PRECISIONS = frozenset({"tf32", "bfloat16", "float16"})  # data types with a lower precision than float32
+LOWER_PRECISIONS = frozenset({"tf32", "bfloat16", "float16"})  # These data types have a lower precision than float32.
 
 
 @dataclass(frozen=True, slots=True)
 class CeilingRow:
-    """A roof. `kind` is `bandwidth` or `cache` (both in GB/s), or `compute` (in GFLOP/s)."""
+    """A roof (speed limit of the machine).
+
+    `kind` is `bandwidth` or `cache` (both in GB/s), or `compute` (in GFLOP/s).
+    """
 
     name: str
     kind: str
     value: float
     unit: str
     provenance: Provenance
-    median: float | None = None  # median of the measured rounds; `value` is the best round
+    median: float | None = None  # median of the rounds that measured the roof; `value` is the best round
     lowest: float | None = None
-    measured_on: str = ""  # date of the measurement, with or without time of day
-    # Use of the processors or the GPU by other programs during the measurement.
+    measured_on: str = ""  # date of the roof's measurement, with or without time of day
+    # How much other programs used the processors or the GPU while the roof was measured.
     load_percent: float | None = None
     age_s: float | None = None
-    gpu: str = ""  # UUID of the GPU, or "" for processors
-    dtype: str = ""  # data type of the products that measured a compute roof, or "" if not reported
-    rounds: int | None = None  # number of rounds, or None if not reported
-    is_short: bool = False  # whether cbtop measured the roof on its own initiative in a quiet second
+    gpu: str = ""  # UUID of the GPU that the roof belongs to, or "" for processors
+    dtype: str = ""  # data type of the matrix products that measured a compute roof, or "" if not reported
+    rounds: int | None = None  # number of rounds that measured the roof, or None if not reported
+    is_short: bool = False  # whether cbtop measured the roof without being asked, in a quiet second
 
     @property
     def spread_percent(self) -> float | None:
-        """Difference between the best and the median round in percent of the best.
-
-        None if only one number is known.
+        """Difference between the best and the median round of the measurement, in percent of the best. None if only
+        one is known.
         """
         return spread_percent(self.value, self.median)
 
@@ -57,34 +59,33 @@ class CeilingRow:
 
 @dataclass(frozen=True, slots=True)
 class RidgeRow:
-    """The intensity at the point where a bandwidth line reaches a compute roof.
-
-    Below this intensity, memory is the limit.
+    """A ridge point: the intensity at which a bandwidth line reaches a compute roof. Below this intensity, memory is
+    the limit.
     """
 
     bandwidth: str
     compute: str
     flop_per_byte: float
     gflops: float
-    dtype: str = ""  # data type of the compute roof
+    dtype: str = ""  # data type of the compute roof's measurement
 
 
 @dataclass(frozen=True, slots=True)
 class RooflineView:
     ceilings: tuple[CeilingRow, ...]
-    points: tuple[BrickRow, ...]  # bricks with a known intensity
+    points: tuple[BrickRow, ...]  # bricks with a known intensity (FLOP per byte), which are points in the plot
     # Names of bricks with unknown intensity, because they do not declare both FLOP and bytes.
     without_work: tuple[str, ...]
-    note: str = ""  # why roofs are unknown, and advice
+    note: str = ""  # why some roofs are unknown, with advice
 
     @property
     def has_roofs(self) -> bool:
-        """Whether any bandwidth or compute roof is known, so that bricks can be compared with it."""
+        """Whether any roof for bandwidth or compute is known, so that bricks can be compared with it."""
         return any(ceiling.kind in ("bandwidth", "compute") for ceiling in self.ceilings)
 
     @property
     def ridges(self) -> tuple[RidgeRow, ...]:
-        """The ridge point of each pair of a bandwidth roof and a compute roof."""
+        """The ridge points: one for each pair of a bandwidth roof and a compute roof."""
         return tuple(
             RidgeRow(bandwidth.name, peak.name, peak.value / bandwidth.value, peak.value, peak.dtype)
             for peak in self.ceilings
@@ -130,7 +131,7 @@ def peaks_over(brick: BrickRow, ceilings: Iterable[CeilingRow]) -> list[CeilingR
 
 
 def advice_at_a_peak(brick: BrickRow, ceilings: Iterable[CeilingRow]) -> str:
-    """Return advice for a brick that computes as fast as the machine can.
+    """Return advice for a brick that already computes as fast as the machine can.
 
     If the brick multiplies float32 and a lower precision was measured to be faster, the advice is the lower
     precision.
@@ -156,7 +157,7 @@ def shared_note(steps: StepsView | None) -> str:
 
 
 def roofline(ceilings: Sequence[CeilingRow], bricks: Sequence[BrickRow], note: str = "") -> RooflineView:
-    """Return the roofline. Bricks that declare FLOP and bytes become points. Other bricks are only named."""
+    """Return the roofline view. Bricks that declare FLOP and bytes become points. Other bricks are only named."""
     return RooflineView(
         ceilings=tuple(ceilings),
         points=tuple(brick for brick in bricks if _is_point(brick)),
@@ -166,9 +167,8 @@ def roofline(ceilings: Sequence[CeilingRow], bricks: Sequence[BrickRow], note: s
 
 
 def note_of_then(said: str) -> str:
-    """Return the text of a process about its roofs, without advice to measure them.
-
-    In a recording, roofs cannot change.
+    """Return what a process says about its roofs, without advice to measure them. In a recording, roofs cannot
+    change.
     """
     if _CALIBRATE not in said:
         return said
@@ -177,7 +177,7 @@ def note_of_then(said: str) -> str:
 
 
 def missing_ceilings(view: RooflineView) -> str:
-    """Return the kinds of roofs that are unknown, and why. Return "" if all roofs that are needed are known."""
+    """Return which roofs are unknown, and why. Return "" if all roofs that are needed are known."""
     kinds = {ceiling.kind for ceiling in view.ceilings}
     missing = [name for name in ("bandwidth", "compute") if name not in kinds]
     dtypes = _without_peak(view.points, view.ceilings) if "compute" in kinds else []
@@ -188,7 +188,10 @@ def missing_ceilings(view: RooflineView) -> str:
 
 
 def why_no_roof(brick: BrickRow, ceilings: Sequence[CeilingRow]) -> str:
-    """Return why no compute roof applies to a brick, or "" if one applies or none was measured at all."""
+    """Return why no compute roof applies to the brick.
+
+    Return "" if one applies, or if no compute roof was measured.
+    """
     if not any(ceiling.kind == "compute" for ceiling in ceilings):
         return ""
     dtypes = _without_peak([brick], ceilings)
@@ -199,14 +202,16 @@ def why_no_roof(brick: BrickRow, ceilings: Sequence[CeilingRow]) -> str:
 
 
 def _without_peak(bricks: Iterable[BrickRow], ceilings: Iterable[CeilingRow]) -> list[str]:
-    """Return the data types that bricks multiply but that have no compute roof."""
+    """Return the data types without a compute roof that bricks multiply."""
     peaks = [ceiling for ceiling in ceilings if ceiling.kind == "compute"]
     dtypes = {dtype for brick in bricks for dtype in brick.dtypes}
     return sorted(one for one in dtypes if not any(roof_applies(one, peak.dtype) for peak in peaks))
 
 
 def _never_measured(dtypes: Iterable[str], ceilings: Iterable[CeilingRow]) -> list[str]:
-    """Return those of `dtypes` whose roof is not measured on a processor, if these are a processor's roofs."""
+    """If these roofs are a processor's, return the types in `dtypes` that have no measured compute roof on a
+    processor.
+    """
     if any(ceiling.gpu for ceiling in ceilings):
         return []
     return [dtype for dtype in dtypes if dtype in ONLY_ON_GPUS]

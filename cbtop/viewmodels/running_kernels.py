@@ -1,4 +1,4 @@
-"""The kernels of a process, each with its maker, its loader, and the brick that launches it."""
+"""List the kernels of a process, each with its maker, its loader, and the brick that launches it."""
 
 from __future__ import annotations
 
@@ -16,10 +16,13 @@ from cbtop.viewmodels.kernels import path_of
 
 @dataclass(frozen=True, slots=True)
 class RunningKernel:
-    """A kernel at one place of a phase. `launches` counts a step of the last burst. It is None without a burst."""
+    """A kernel at one place in the steps of a phase.
+
+    `launches` is the number of launches in a step of the last burst. It is None without a burst.
+    """
 
     phase: str
-    layer: str | None  # None outside of layers
+    layer: str | None  # name of the layer that contains the kernel; None outside of layers
     brick: str
     kernel: str
     maker: KernelMaker
@@ -30,7 +33,7 @@ class RunningKernel:
 
 
 def running_kernels(nodes: Sequence[Node], burst: KernelBurst | None) -> list[RunningKernel]:
-    """Return the kernels among `nodes` that a brick in a step launches, in the order of their first launch."""
+    """Return the kernels among `nodes` that bricks in steps launch, in the order of their first launch."""
     times = {one.node: one for one in burst.kernels} if burst else {}
     found = []
     for node in nodes:

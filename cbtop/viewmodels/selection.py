@@ -1,4 +1,6 @@
-"""The selected part of a source: a phase, and either the recent window, a chosen range, or all data."""
+"""Select the part of a source that a view shows: a phase, and either the recent window, a chosen range, or
+all data.
+"""
 
 from __future__ import annotations
 
@@ -16,19 +18,22 @@ from cbtop.protocol.vocabulary import NodeKind, SourceStatus, is_training, is_wa
 from cbtop.viewmodels.steps import StepsView, steps_views
 from cbtop.viewmodels.time_range import TimeRangeView, time_range_of, time_range_view
 
-# Also matches the decode steps of a draft model, and names such as `decode, a sample`.
+# Matches the names of decode steps, also of a draft model, and names such as `decode, a sample`.
 _DECODES = re.compile(r"(.* )?decode(, .*)?|verify", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class WindowView:
-    """The recent window, or a chosen range. The window of an ended process ends with the process."""
+    """The range of time that a view covers: the recent window, or a chosen range.
+
+    The window of an ended process ends with the process.
+    """
 
     asked_s: float
-    covers_s: float  # actual length; shorter than `asked_s` if the process was watched for less time
-    lost: int = 0  # number of lost records, of `seen` records; both are 0 in a merge
+    covers_s: float  # actual length in seconds; shorter than `asked_s` if the process was watched for less time
+    lost: int = 0  # number of lost records among `seen` records; both are 0 in a merge
     seen: int = 0
-    range_s: tuple[float, float] | None = None  # (begin, end) of a chosen range in Unix time
+    range_s: tuple[float, float] | None = None  # (begin, end) of the chosen range in Unix time, or None
 
     @property
     def is_short(self) -> bool:
@@ -41,17 +46,17 @@ class WindowView:
 
 @dataclass(frozen=True, slots=True)
 class PhaseSelection:
-    """The selected part of a source: its statistics, their time range, and the steps in this range."""
+    """The selected part of a source: its statistics, their time range, and the steps in it."""
 
     stats: NodeStats
-    time_range: TimeRange | None  # None if no step has been seen
-    window: TimeRange | None  # the window, or None if the statistics are since the start
+    time_range: TimeRange | None  # time range of the statistics; None if no step has been seen
+    window: TimeRange | None  # the recent window, or None if the statistics cover the time since the start
     phases: tuple[StepsView, ...]
     time_range_view: TimeRangeView | None
 
 
 def shown(record: SourceRecord, *, window: bool) -> PhaseSelection:
-    """Return all data of `record`. If `window` is true, return only the data of its window.
+    """Select all data of `record` or, if `window` is true, only the data of its recent window.
 
     A source has no window if it was watched for less than a second, or had already ended when it was found. In these
     cases, all data is returned.
@@ -62,16 +67,17 @@ def shown(record: SourceRecord, *, window: bool) -> PhaseSelection:
     view = None if time_range is None else time_range_view(record, stats, time_range)
     phases = steps_views(record, stats, time_range)
     if view and any(steps.is_sample for steps in phases):
-        # Some steps left no record. Their time would look like time between steps, so do not show it.
+        # Some steps left no record. Their time would look like time between steps, so the division of the time is
+        # unknown.
         view = replace(view, in_steps_us=None, between_us=None)
     return PhaseSelection(stats, time_range, seconds and (time_range or seconds), phases, view)
 
 
 def shown_phase(record: SourceRecord, phase: str | None) -> str | None:
-    """Return `phase` if the source has such steps. Otherwise return its most relevant phase. Return None without
-    steps.
+    """Return `phase` if the source has steps of this phase. Otherwise return the source's most relevant phase. Return
+    None without steps.
 
-    Criteria, the most important first:
+    The criteria for relevance, the most important first:
     - The phase is not a warm-up.
     - It trains, and training took most of the time of all steps.
     - Its model ran for at least a tenth of the time of any other model.
@@ -129,7 +135,7 @@ def is_live(record: SourceRecord) -> bool:
 
 
 def is_selected(record: SourceRecord, wanted: Sequence[str]) -> bool:
-    """Return whether `wanted` contains the key, the pid or the `rank=N` of `record`."""
+    """Return whether the user's list `wanted` contains the key, the pid or the `rank=N` of a source."""
     names = [record.key]
     if record.hello is not None:
         names += [str(record.hello.pid), f"rank={record.hello.rank}"]
@@ -137,7 +143,7 @@ def is_selected(record: SourceRecord, wanted: Sequence[str]) -> bool:
 
 
 def has_data(record: SourceRecord, phase: str | None = None) -> bool:
-    """Return whether a view of exactly this `phase` would have data. The view is not made for this."""
+    """Return whether a view of exactly this `phase` would have data, without making the view."""
     shown, count = shown_phase(record, phase), record.stats.column("count")
     if phase is not None and shown != phase:
         return False

@@ -64,7 +64,7 @@ def snapshot(
 
 
 def surroundings_of(record: SourceRecord, devices: Sequence[str]) -> Surroundings:
-    """Return the conditions that a process reports, and the names of its GPUs."""
+    """Return the conditions that the process reports, and the names of its GPUs."""
     hello, manifest = record.hello, record.manifest
     return Surroundings(
         program=hello.program if hello else "",
@@ -120,7 +120,10 @@ def _times(
     is_sample: bool,
     inside: bool,
 ) -> PhaseTimes:
-    """Return the times of a phase. `ran` has each block with recorded steps, with the block's (steps, tokens)."""
+    """Return the times of the steps of one phase.
+
+    `ran` has each block of steps that contains recorded steps, with its (steps, tokens).
+    """
     assert totals.step is not None
     step = totals.step.id
     steps, tokens = np.array([each for _, each in ran], float).T
@@ -147,14 +150,14 @@ def _times(
 def _places(
     totals: PhaseTotals, growths: Sequence[Growth], units: NDArray[np.float64], steps: NDArray[np.float64]
 ) -> dict[Place, PlaceTimes]:
-    """Return the times of every brick, layer, and brick in a layer. `units` and `steps` have a number for each block.
+    """Return the times of every brick, layer, and brick in a layer.
 
-    A unit is a token or a step.
+    `units` and `steps` have a number for each block of steps. A unit is a token or a step.
     """
     places = PhasePlaces(totals)
     found, _ = place_times(places, totals, growths, units, steps, None)
     medians = map(_median_us, totals.stats.calls_of(places.nodes))
-    # Also keep the median of few calls, although its error is unknown.
+    # If there are few calls, use their median although its error is unknown.
     return {
         place: one if one.time.median_us is not None else replace(one, time=replace(one.time, median_us=median))
         for (place, one), median in zip(found.items(), medians, strict=True)
@@ -166,7 +169,10 @@ def _median_us(calls: Calls | None) -> float | None:
 
 
 def _work(totals: PhaseTotals, units: float) -> dict[Brick, BrickWork]:
-    """Return the work per unit of the bricks that declare FLOP and bytes. `units` is the number of units."""
+    """Return the work (FLOP and bytes) per unit of each brick that declares both.
+
+    `units` is the number of units (tokens or steps).
+    """
     return {
         (one.name, one.category): BrickWork(one.flops / units, flop_per_byte, one.gflops)
         for one in brick_stats(totals)
@@ -175,7 +181,7 @@ def _work(totals: PhaseTotals, units: float) -> dict[Brick, BrickWork]:
 
 
 def _recorded(growth: Growth, step: int) -> tuple[int, int]:
-    """Return the number of recorded steps, and the number of their tokens."""
+    """Return the number of recorded steps of a phase, and the number of their tokens."""
     plain, plain_tokens = (growth.rare.get((column, step), 0) for column in (_PLAIN, _PLAIN_TOKENS))
     return _of(growth, "count", step) - plain, _of(growth, "elements", step) - plain_tokens
 

@@ -73,10 +73,10 @@ from cbtop.viewmodels.verdict import Verdict, Withheld
 
 @dataclass(frozen=True, slots=True)
 class SourceSummary:
-    """One entry in the list of sources."""
+    """A source as one entry in the list of all sources."""
 
     key: str
-    label: str  # program, pid and host, as `program, pid@host`
+    label: str  # name of the source: program, pid and host, as `program, pid@host`
     state: SourceStatus
     stale_s: float | None = None  # seconds since the daemon's last message, or None if the daemon is not silent
 
@@ -92,14 +92,15 @@ class SourceView:
     does not change.
     """
 
-    key: str  # host:pid:start, which never changes during the life of the process
+    key: str  # key of the process, host:pid:start, which never changes during its life
     pid: int
     host: str
     program: str
     state: SourceStatus
     state_reason: str
-    activity: str  # the current activity that the process reports, such as "measuring ceilings"; "" in the main loop
-    activity_done: float | None  # completed part of the activity, 0 to 1
+    # The current activity that the process reports, such as "measuring ceilings". It is "" in the main loop.
+    activity: str
+    activity_done: float | None  # completed part of the process's current activity, 0 to 1
     model: str | None
     architecture: str | None
     backend: str | None
@@ -107,27 +108,28 @@ class SourceView:
     threads: int | None
     layers: int | None
     weights_bytes: int | None
-    phase: str | None  # the shown phase, or None if the process has no steps
+    phase: str | None  # the phase that this view shows, or None if the process has no steps
     phases: tuple[StepsView, ...]
-    steps: StepsView | None  # steps of the shown phase
-    bricks: Lazy[tuple[BrickRow, ...]] = Lazy()  # bricks of the phase, sorted by exclusive time, the largest first
+    steps: StepsView | None  # the steps of the phase that the view shows
+    # bricks of the shown phase, sorted by exclusive time, the largest first
+    bricks: Lazy[tuple[BrickRow, ...]] = Lazy()
     categories: Lazy[tuple[CategoryRow, ...]] = Lazy()
     roofline: Lazy[RooflineView] = Lazy()
     graph: Lazy[Sequence[GraphRow]] = Lazy()
-    books: TimeBreakdownView | None  # time breakdown, or None if the process has no steps
+    books: TimeBreakdownView | None  # time breakdown of the steps, or None if the process has no steps
     loss: LossView
     checks: tuple[CheckRow, ...]
     tokens_per_sec_history: tuple[float, ...]  # tokens/s in each second, oldest first, at most 120 values
     steps_per_sec_history: tuple[float, ...] = ()  # steps/s in each second, oldest first, at most 120 values
-    traces: Lazy[tuple[TraceView, ...]] = Lazy(())  # empty if the process has no tracer
-    window: WindowView | None = None  # the window, or None if all data since the start is shown
+    traces: Lazy[tuple[TraceView, ...]] = Lazy(())  # the results of the process's own tracer; empty if it has none
+    window: WindowView | None = None  # the recent window, or None if the view covers all data since the start
     since_s: float | None = None  # Unix time when the source's data begins, or None if unknown
-    # Time range of the figures. None until a step has ended.
+    # Time range that the figures cover. None until a step has ended.
     time_range: TimeRangeView | None = None
-    warm_up: WarmUpView | None = None  # steps of the warm-ups, or None without warm-ups
+    warm_up: WarmUpView | None = None  # the warm-up steps, or None without warm-ups
     # Whether bricks and layers cover all data, because the window has too few recorded steps.
     is_inside_of_all: bool = False
-    # Compilations in the shown time. None in a merge, and without compilations.
+    # Compilations by torch.compile in the shown time. None in a merge, and without compilations.
     compiling: CompilingView | None = None
     guard: GuardView | None = None  # None without `--guard`
     serving: Lazy[ServingView | None] = Lazy(None)  # None if the process serves no requests
@@ -135,54 +137,60 @@ class SourceView:
     local_rank: int | None = None
     world_size: int | None = None
     trains: bool = False  # whether the process computes gradients between its steps
-    # Share of recent time (percent) that its busiest thread waited for a processor. None if unknown.
+    # Percentage of the recent time that the process's busiest thread waited for a processor. None if unknown.
     waiting_percent: float | None = None
     has_compiled: bool = False  # whether torch.compile has compiled code of this process
-    sample_every: int | None = 1  # N if one step in N is recorded; None in a merge of sources with different values
-    clock_resolution_ns: int | None = None  # smallest difference of two clock readings, or None if not reported
-    overhead: Sampling | None = None  # cost of recording, or None if not measured
-    # Calls outside of all steps. None without such calls, and without steps.
+    sample_every: int | None = 1  # N if one step in N is recorded; None in a merge of sources that differ in this
+    # resolution of the clock: the smallest difference of two readings, or None if not reported
+    clock_resolution_ns: int | None = None
+    overhead: Sampling | None = None  # how much recording slows the process, or None if not measured
+    # The calls outside of all steps. None without such calls, and without steps.
     outside: Lazy[BesideView | None] = Lazy(None)
     stall: StallView | None = None  # why the process makes no progress; None if it makes progress or has ended
     stale_s: float | None = None  # seconds since the daemon's last message, or None if the daemon is not silent
     clock: ClockView | None = None  # offset of the host's clocks from ours, or None if unknown
-    straggler: StragglerView | None = None  # the straggler of the source's job, or None
-    merged: MergedView | None = None  # members of a merge, or None; `pid`, `host` etc. are of the first member
-    ranks: RanksView | None = None  # bricks in a column per rank; only set with MergeMode.RANKS
-    # Critical path, or None if all nodes run one after another.
+    straggler: StragglerView | None = None  # the straggler (slowest rank) of the source's job, or None
+    # The members if this is a merge, otherwise None. In a merge, `pid`, `host` and so on are taken from the first
+    # member.
+    merged: MergedView | None = None
+    ranks: RanksView | None = None  # the time of each brick in each rank; only set with MergeMode.RANKS
+    # Critical path of the graph, or None if all nodes run one after another.
     critical_path: Lazy[CriticalPathView | None] = Lazy(None)
-    # Times of the layers. None without layers, and in a merge by maximum.
+    # The times of the layers. None without layers, and in a view of the slowest rank of each brick.
     layer_times: Lazy[LayersView | None] = Lazy(None)
-    machines: tuple[MachineView, ...] = ()  # the machine of the process; a merge may have several
+    machines: tuple[MachineView, ...] = ()  # the machines on which the process runs; a merge may have several
     # Parts and bricks of the training steps. None if the shown steps are not training steps.
     training: Lazy[TrainingView | None] = Lazy(None)
-    # Pace of the shown steps in each second of the last two minutes. Empty in a merge.
+    # The mean time of the shown steps in each second of the last two minutes. Empty in a merge.
     pace: Lazy[tuple[PaceView, ...]] = Lazy(())
-    brick_growth: Lazy[tuple[BrickGrowth, ...]] = Lazy(())  # empty if the window is too short
-    # Mean step time in each second of the histories of rates. Empty in a merge.
+    # growth of each brick's time within the window; empty if the window is too short
+    brick_growth: Lazy[tuple[BrickGrowth, ...]] = Lazy(())
+    # Mean step time in each second of `steps_per_sec_history`. Empty in a merge.
     step_us_history: Lazy[tuple[float | None, ...]] = Lazy(())
     # Comparison of the recent window with the baseline. None without a baseline.
     baseline: Lazy[Comparison | None] = Lazy(None)
-    verdicts: Lazy[tuple[Verdict, ...]] = Lazy(())  # verdicts on the shown time range, the worst first
+    # the verdicts (problems with advice) on the shown time range, the worst first
+    verdicts: Lazy[tuple[Verdict, ...]] = Lazy(())
     # Verdicts that are not shown, because their figures cannot be trusted. None without any.
     withheld: Lazy[Withheld | None] = Lazy(None)
     # List of all sources, including this one. None if the feed has no list.
     listed: Lazy[ListView | None] = Lazy(None)
-    # Kernels of the phase in the last burst. Empty without a burst.
+    # Kernels of the shown phase in the last burst (steps recorded on request). Empty without a burst.
     kernels: Lazy[tuple[BrickKernels, ...]] = Lazy(())
-    # Timeline of the last steps of all phases. None if records are not received.
+    # Timeline of the last steps of all phases. None if single records are not received.
     timeline: Lazy[TimelineView | None] = Lazy(None)
-    # Second of the daemon's clock. Plots are drawn again when it changes. None if the view is not updated.
+    # Second of the daemon's clock at which the view was made. Plots are drawn again when it changes. None if the view
+    # is not updated.
     second: int | None = field(default=None, compare=False)
 
     @property
     def rate(self) -> Rate:
-        """The rate to show: tokens/s, or steps/s if tokens are unknown."""
+        """The rate to show for the steps: tokens/s, or steps/s if tokens are unknown."""
         return rate_of(self.steps, self.tokens_per_sec_history, self.steps_per_sec_history)
 
     @property
     def are_rates_least(self) -> bool:
-        """Whether the true rates may be higher because records were lost."""
+        """Whether the true rates of the steps may be higher, because records were lost."""
         return are_rates_least(self.window, self.loss)
 
     @property
@@ -197,7 +205,7 @@ class SourceView:
 
     @property
     def standing(self) -> str:
-        """The state in one word, for example `live` if the process runs and makes progress."""
+        """The state of the process in one word, for example `live` if it runs and makes progress."""
         return self.stall.word if self.stall else self.state
 
     @property
@@ -206,28 +214,29 @@ class SourceView:
 
         While it does not change, rows keep their order on the screen.
         """
-        # use the mode of a merge, because its members may change
+        # A merge is identified by its mode and not by its key, because its members may change.
         who = self.key if self.merged is None else self.merged.mode
         return who, self.phase, self.window is None
 
     @property
     def gpus(self) -> tuple[DeviceRow, ...]:
-        """The GPUs that the process uses. If none is known and the machine has only one GPU, return this GPU."""
+        """The GPUs that the process uses. If none is known and the machine has only one GPU, it is this GPU."""
         used = tuple(row for machine in self.machines for row in machine.gpus_of(self.key))
         all_there_are = tuple(row for machine in self.machines for row in machine.gpus)
         return used or (all_there_are if len(all_there_are) == 1 else ())
 
     @property
     def shares_close(self) -> bool | None:
-        """Whether the bricks' shares add up to at most 100 %, or None without shares.
+        """Whether the bricks' shares of the time add up to at most 100 %, or None without shares.
 
-        The sum may be larger if work overlaps inside a step, or in a merge by maximum, which mixes several steps.
+        The sum may be larger if work overlaps inside a step, or in a view of the slowest ranks, which mixes several
+        steps.
         """
         shares = [row.percent for row in self.bricks if row.percent is not None]
         return min(shares) >= 0 and sum(shares) <= 100 * (1 + 1e-9) if shares else None
 
     def held(self) -> SourceView:
-        """Return a view that does not change when new data arrives."""
+        """Return a copy of the view that does not change when new data arrives."""
         for row in (*self.phases, *self.bricks, *(self.layer_times.rows if self.layer_times else ())):
             made(row)
         if self.listed is not None:
@@ -236,7 +245,8 @@ class SourceView:
 
     @property
     def moved_gb_per_sec(self) -> float | None:
-        """Lower limit of the memory traffic: the declared bytes of all bricks (from shapes) per wall-clock time.
+        """Lower limit of the memory traffic: the bytes that all bricks declare (from shapes), per second of
+        wall-clock time.
 
         None in a merge, if no brick declares bytes, or if some steps were not recorded.
         """
@@ -253,7 +263,7 @@ class SourceView:
 
 
 def summaries(records: Iterable[SourceRecord]) -> tuple[SourceSummary, ...]:
-    """Return a summary of every source. Live sources come first, and newer ones before older ones."""
+    """Return one entry of the list for every source. Live sources come first, and newer ones before older ones."""
     ordered = sorted(records, key=_newest_first)
     return tuple(SourceSummary(record.key, _label(record), state_of(record)) for record in ordered)
 
@@ -357,7 +367,7 @@ def _with_details(
 
 
 class _Parts:
-    """Intermediate results that several parts of a view use. Each is made once, when it is first used."""
+    """Intermediate results that several parts of a view use. Each is made when it is first used, and then kept."""
 
     def __init__(
         self,
@@ -370,19 +380,19 @@ class _Parts:
     ) -> None:
         self._record, self._found, self._phase, self._ceilings = record, found, phase, ceilings
         self._is_recording = is_recording
-        # Rows refer to these values and not to the view. A reference cycle would keep the view until garbage
-        # collection.
+        # Rows refer to these values and not to the view. Otherwise there would be a reference cycle, which would keep
+        # the view in memory until garbage collection.
         self._cached = LazyValue(partial(cached_by_second, record, phase))
         self._batch = LazyValue(partial(batch_by_second, record, phase))
 
     @cached_property
     def whole(self) -> PhaseTotals:
-        """The totals of the phase since the start."""
+        """The totals of the shown phase since the start."""
         return PhaseTotals.of(self._record.nodes, self._record.stats, self._phase)
 
     @cached_property
     def all_steps(self) -> StepsView | None:
-        """The steps of the phase since the start."""
+        """The steps of the shown phase since the start."""
         return next(
             (one for one in steps_views(self._record, self._record.stats, None) if one.phase == self._phase), None
         )
@@ -411,7 +421,7 @@ class _Parts:
 
     @cached_property
     def totals(self) -> PhaseTotals:
-        """The totals that are shown."""
+        """The totals of the phase that are shown. They cover the window, or the time since the start."""
         if self._found.window is None or self.is_inside_of_all:
             return self.whole
         return PhaseTotals.of(self._record.nodes, self._found.stats, self._phase)
@@ -424,8 +434,8 @@ class _Parts:
     def bricks(self) -> list[BrickStats]:
         bricks = brick_stats(self.totals)
         if self._found.window and self.totals is not self.whole and self.totals.step is not None:
-            # At the border of a window, the records of a brick and of its inner bricks may be separated. Exclusive
-            # times could then be negative, so they are taken from ended steps.
+            # At the border of a window, the records of a brick may be separated from the records of bricks inside it.
+            # Exclusive times could then be negative, so take them from ended steps.
             bricks = [
                 replace(
                     one,
@@ -449,8 +459,8 @@ class _Parts:
     def roofs_note(self) -> str:
         manifest = self._record.manifest
         said = manifest.roofs if manifest else ""
-        # Roofs are known here, although the manifest lacks them. They were measured later, so do not repeat the
-        # manifest's advice.
+        # Roofs are known here, although the process announced that they are unknown. They were measured later, so
+        # leave out its advice to measure them.
         if manifest and self.roofs and said == way_out_on_cpu(manifest.threads):
             said = said if missing_ceilings(roofline(self.roofs, self.rows)) else ""
         if self._is_recording:
@@ -485,13 +495,13 @@ class _Parts:
 
 
 def _second(record: SourceRecord) -> int | None:
-    """Return the value of SourceView.second, or None for a merge."""
+    """Return the second of the daemon's clock for SourceView.second, or None for a merge."""
     has_clock = record.window.has_begun and not record.has_ended
     return record.window.now_ns // 1_000_000_000 if has_clock else None
 
 
 def _heard_s(record: SourceRecord) -> float | None:
-    """Return the time of the source's last sign of life, as Unix time of its host."""
+    """Return the Unix time (on its host) at which the source last showed that it is alive."""
     hello = record.hello
     if hello is None:
         return None

@@ -1,4 +1,4 @@
-"""The list of all sources with one row each, and the cost of cbtop itself."""
+"""Make the list of all sources with one row each, and the cost of cbtop itself."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ TWO_SAMPLES = "a mean needs two samples"
 class ClockView:
     """A host's clocks minus our clocks (derived). Both differences are accurate to `uncertainty_us`."""
 
-    offset_us: float  # offset of the real-time clock
-    monotonic_offset_us: float  # offset of the monotonic clock, which records use
+    offset_us: float  # offset of the real-time clock of the host
+    monotonic_offset_us: float  # offset of the host's monotonic clock, on which records are timed
     uncertainty_us: float
 
 
@@ -47,7 +47,8 @@ class ClockView:
 class SourceRow:
     """A source in the list: its name, its state, and how complete its data is.
 
-    The figures of steps are of `phase`, in the `window` or since the start. `unknown` has the reason for each None.
+    The figures are about the steps of `phase`, in the `window` or since the start. `unknown` has a reason for each
+    figure that is None.
     """
 
     key: str
@@ -64,10 +65,10 @@ class SourceRow:
     stall: StallView | None
     phase: str | None
     steps: StepsView | None
-    steps_per_sec: float | None  # steps per second of wall-clock time (derived)
+    steps_per_sec: float | None  # steps of the source per second of wall-clock time (derived)
     window: WindowView | None
     since_s: float | None
-    wall_us: float | None  # wall-clock time that the rates are computed over
+    wall_us: float | None  # wall-clock time over which the rates are computed
     loss: LossView
     # Age of the newest data. None if the source has ended or the offset of its clock is unknown.
     lag_s: float | None
@@ -77,35 +78,39 @@ class SourceRow:
     overhead: Sampling | None
     unknown: tuple[Unknown, ...] = ()
     stale_s: float | None = None  # seconds since the daemon's last message, or None if the daemon is not silent
-    straggler: StragglerView | None = None  # the straggler of the source's job, or None
-    tokens_per_sec_history: tuple[float, ...] = ()  # tokens/s in each second, as in SourceView
+    straggler: StragglerView | None = None  # the straggler (slowest rank) of the source's job, or None
+    tokens_per_sec_history: tuple[float, ...] = ()  # tokens/s of the source in each second, as in SourceView
     steps_per_sec_history: tuple[float, ...] = ()
     step_us_history: tuple[float | None, ...] = ()
-    rate_change: Change | None = None  # change of tokens/s since the baseline
+    rate_change: Change | None = None  # how the tokens/s of the source have changed since the baseline
 
     @property
     def standing(self) -> str:
-        """The state in one word, for example `live` if the process runs and makes progress."""
+        """The state of the source in one word, for example `live` if its process runs and makes progress."""
         return self.stall.word if self.stall else self.state
 
     @property
     def rate(self) -> Rate:
-        """The rate to show: tokens/s, or steps/s if tokens are unknown."""
+        """The rate to show for the source: tokens/s, or steps/s if tokens are unknown."""
         return rate_of(self.steps, self.tokens_per_sec_history, self.steps_per_sec_history)
 
     @property
     def are_rates_least(self) -> bool:
-        """Whether the true rates may be higher because records of steps were lost."""
+        """Whether the true rates of the source may be higher, because records of steps were lost."""
         return are_rates_least(self.window, self.loss)
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessCost:
-    """The cost of a cbtop process. 100 % is one processor. None means not available, and `why` has the reason."""
+    """The cost of a cbtop process: its CPU time, where 100 % is one processor, and its memory.
 
-    name: str  # for example `this viewer` or `daemon 812@host`
+    None means not available, and `why` has the reason.
+    """
+
+    name: str  # name of the cbtop process, for example `this viewer` or `daemon 812@host`
     cpu_percent: float | None
-    # Seconds that the mean covers. None means the time between two samples of the daemon, about a second.
+    # Seconds over which the CPU time is averaged. None means the time between two samples of the daemon, about a
+    # second.
     over_s: float | None
     resident_bytes: float | None
     why: str = ""
@@ -115,17 +120,17 @@ class ProcessCost:
 class ListView:
     """The list of all sources and the cost of cbtop.
 
-    Live sources come first, and newer ones before older ones. The cost of this viewer is the first cost.
+    Live sources come first, and newer ones before older ones. The first of the costs is the viewer's own cost.
     """
 
     keys: tuple[str, ...]
-    ended: int  # number of ended sources, which are the last of `keys`
+    ended: int  # number of ended sources; in `keys`, they are the last ones
     row: Callable[[str], SourceRow]
     costs: tuple[ProcessCost, ...] = ()
-    is_compared: bool = False  # whether a baseline exists
+    is_compared: bool = False  # whether a baseline exists to compare the rates with
 
     def rows(self) -> tuple[SourceRow, ...]:
-        """Return the rows of all sources."""
+        """Return the rows of all sources, one for each key."""
         return tuple(map(self.row, self.keys))
 
 
@@ -188,9 +193,9 @@ def _devices(key: str, machine: MachineView | None) -> tuple[str, ...] | None:
 
 
 def _unknown(row: SourceRow, machine: MachineView | None, no_lag: str, *, is_unread: bool) -> Iterator[Unknown]:
-    """Yield the reason for each figure that is not available.
+    """Yield the reason for each figure of the source that is not available.
 
-    The device and the lag of an ended process get no reason, because they are never available.
+    For an ended process, the device and the age of its data are never available, so they get no reason.
     """
     is_live, steps = row.state is SourceStatus.LIVE, row.steps
     if row.model is None:

@@ -39,12 +39,12 @@ STEP_UNKNOWN = "whether a step runs is not known"
 
 
 class StallKind(StrEnum):
-    """The reasons why a running process makes no progress."""
+    """The states of a running process that makes no progress."""
 
-    STALLED = "stalled"  # a step or brick takes far longer than usual
-    SUSPENDED = "suspended"  # stopped by a signal or a debugger
-    IDLE = "idle"  # no step is running
-    QUIET = "quiet"  # stalled, idle or suspended, but it is unknown which; `why` has the reason
+    STALLED = "stalled"  # A step or brick takes far longer than usual.
+    SUSPENDED = "suspended"  # The process was stopped by a signal or a debugger.
+    IDLE = "idle"  # The process runs, but no step is running in it.
+    QUIET = "quiet"  # The process is stalled, idle or suspended, but it is unknown which. `why` has the reason.
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,24 +58,25 @@ class StallView:
 
     word: StallKind
     age_s: float
-    limit_s: float  # minimum age of a stall to be reported
+    limit_s: float  # A stall is reported if nothing was recorded for at least this time.
     place: tuple[str, ...] = ()
-    phase: str | None = None  # phase of the running step
+    phase: str | None = None  # name of the phase of the running step
     layer: str | None = None
     brick: str | None = None
     runs_s: float | None = None  # how long the innermost node of `place` has been running, or None if unknown
     after: tuple[str, ...] = ()
     threads: int = 0
-    usual_s: float | None = None  # p99 of the calls of `usual_of`; None if it is unknown or not compared with the age
+    # p99 of the calls of `usual_of`. None if it is unknown, or if `age_s` is not compared with it.
+    usual_s: float | None = None
     usual_of: str = ""
-    why: str = ""  # additional facts, or the reason why they are not known
-    member: str = ""  # name of the process in a merge, or ""
+    why: str = ""  # additional facts about the lack of progress, or the reason why they are not known
+    member: str = ""  # name of the process within a merge, or "" without a merge
 
 
 def limit_s(usual_s: float | None) -> float:
-    """Return the seconds without progress after which a stall is reported.
+    """Return after how many seconds without progress a stall is reported.
 
-    `usual_s` is the p99, or None if unknown.
+    `usual_s` is the p99 of earlier calls, or None if unknown.
     """
     return MIN_S if usual_s is None else max(MIN_S, SLOW * usual_s)
 
@@ -88,7 +89,7 @@ def stall_view(record: SourceRecord) -> StallView | None:
         return None
     path = _path(record.nodes, quiet.in_flight)
     steps = [node for node in record.nodes.children[None] if node.kind is NodeKind.STEP]
-    # A call outside of steps may take long, such as a server's wait for a request. It is not a stall.
+    # A call outside of steps may take long, such as a server's wait for a request, so it is not a stall.
     is_outside = bool(steps and path) and path[0].kind is not NodeKind.STEP
     compared = [] if is_outside else path[:1]
     usual_s = _p99_s(record, compared or steps)
@@ -103,7 +104,7 @@ def stall_view(record: SourceRecord) -> StallView | None:
         return None
     word, why = found
     if word in (StallKind.SUSPENDED, StallKind.IDLE):
-        usual_s = None  # in these states, the usual time does not matter
+        usual_s = None  # For a suspended or idle process, the usual time of its steps does not matter.
     limit = limit_s(usual_s if usual_s is None else max(usual_s, most_s or 0.0))
     age_s = quiet.quiet_ns / 1e9
     if age_s < limit:
@@ -129,7 +130,8 @@ def stall_view(record: SourceRecord) -> StallView | None:
 def _judged(
     record: SourceRecord, quiet: Quiet, usual_s: float | None, none_known: str, *, has_steps: bool, runs: bool
 ) -> tuple[StallKind, str] | None:
-    """Return the kind of stall, and why a more specific kind is unknown. Return None if no kind is certain.
+    """Return why the process makes no progress (the kind of stall), and why a more specific kind is unknown. Return
+    None if no kind is certain.
 
     `runs` means that a step is running. For a process without steps, it means that a brick is running.
     """
@@ -145,7 +147,7 @@ def _judged(
 
 
 def _path(nodes: NodeTable, innermost: int) -> list[Node]:
-    """Return the nodes from the outermost node to `innermost`. Return [] if no node has the id `innermost`."""
+    """Return all nodes from the outermost one to `innermost`. Return [] if no node has the id `innermost`."""
     path: list[Node] = []
     at: int | None = innermost if 0 < innermost <= len(nodes) else None
     while at is not None:
@@ -155,7 +157,7 @@ def _path(nodes: NodeTable, innermost: int) -> list[Node]:
 
 
 def _p99_s(record: SourceRecord, nodes: list[Node]) -> float | None:
-    """Return the p99 of the slowest of `nodes`. Return None if no call of them has ended."""
+    """Return the p99 of the slowest of `nodes`. Return None if none of their calls has ended."""
     known = [calls.p99_ns for calls in record.stats.calls_of([[node.id] for node in nodes]) if calls]
     return max((p99_ns / 1e9 for p99_ns in known if p99_ns is not None), default=None)
 
@@ -183,5 +185,5 @@ def _most_s(record: SourceRecord, step: Node, size: int, *, is_seen_inside: bool
 
 
 def _name_of(path: list[Node], kind: NodeKind) -> str | None:
-    """Return the name of the innermost node of this kind, or None."""
+    """Return the name of the innermost node of the kind `kind` in `path`, or None."""
     return next((display_name(node) for node in reversed(path) if node.kind is kind), None)

@@ -1,4 +1,4 @@
-"""Times and tokens of steps (forward passes) by phase."""
+"""Make the views of steps (forward passes): their times, tokens and rates, by phase."""
 
 from __future__ import annotations
 
@@ -19,24 +19,28 @@ from cbtop.viewmodels.durations import DurationBar, duration_bars
 from cbtop.viewmodels.on_demand import Lazy, LazyValue
 from cbtop.viewmodels.time_range import compiling_in_warm_up, of_model
 
-UNEVEN = 1e-9  # relative rounding error of sums of squares, which are sent as float64
-# Number of histogram buckets per bar. An octave has 16 bars, so a bar is as wide as 3 to 6 % of its value.
+UNEVEN = 1e-9  # Relative rounding error of a sum of squares, which is sent as a float64.
+# Number of histogram buckets that one bar merges. An octave has 16 bars, so a bar is as wide as 3 to 6 % of its
+# value.
 BUCKETS_A_BAR = 4
 
 
-# Reasons why the time of a token is unknown.
+# Texts that explain why the time of a token is unknown.
 NO_STEP = "no step has ended"
 NO_TOKENS = "no step reports tokens"
 UNEVEN_TOKENS = "steps differ in tokens"
 UNEVEN_SEQUENCES = "steps differ in sequences"
 UNCOUNTED_STEPS = "not every step reports its tokens"
 
-OVERLAP = 1.05  # mean number of concurrent steps; below it, steps count as sequential
+OVERLAP = 1.05  # Steps count as sequential if fewer steps than this run concurrently on average.
 
 
 @dataclass(frozen=True, slots=True)
 class SpanView:
-    """A number that each step reports, such as its sequences. In a window, its minimum and maximum are unknown."""
+    """Statistics of a number that each step reports, such as its sequences.
+
+    In a window, its minimum and maximum are unknown.
+    """
 
     mean: float
     least: int | None
@@ -46,15 +50,15 @@ class SpanView:
 
 @dataclass(frozen=True, slots=True)
 class PaceView:
-    """The steps of a phase that ended within about a second.
+    """An item of a history: the steps of a phase that ended within about a second.
 
     The first item of a history also covers all earlier steps.
     """
 
-    ago_s: float  # seconds from this item to the newest one
+    ago_s: float  # seconds between this item and the newest item of the history
     steps: int
-    us: float  # mean time per step
-    tokens: int  # sum over the steps
+    us: float  # mean time of a step in these seconds
+    tokens: int  # total number of tokens over the steps in these seconds
     cached: float | None  # mean number of cached positions per sequence before a step, or None if not reported
 
 
@@ -65,13 +69,14 @@ class StepsView:
     phase: str
     count: int
     tokens: int
-    tokens_per_sec: float | None  # per second of wall-clock time, over the shown time range
-    recorded: int  # number of steps with recorded bricks
-    failed: int = 0  # number of steps that ended with an exception or were cancelled; their tokens count
-    # Tokens divided by `union_us`, or by the length of the time range if it is shorter.
+    tokens_per_sec: float | None  # tokens per second of wall-clock time, over the shown time range
+    recorded: int  # number of steps of the phase that have recorded bricks
+    failed: int = 0  # Number of steps that ended with an exception or were cancelled. Their tokens are also counted.
+    # Tokens per second in steps: tokens divided by `union_us`, or by the length of the time range if that is shorter.
     tokens_per_sec_in_steps: float | None = None
-    steps_per_sec: float | None = None  # per second of wall-clock time; also known for models without tokens
-    samples_per_sec: float | None = None  # sequences per second; None if some steps do not report their sequences
+    steps_per_sec: float | None = None  # steps per second of wall-clock time; also known for models without tokens
+    # sequences (samples) per second; None if some steps do not report their sequences
+    samples_per_sec: float | None = None
     mean_us: float | None = None
     recorded_mean_us: float | None = None  # mean time of the steps with recorded bricks
     min_us: float | None = None
@@ -82,25 +87,26 @@ class StepsView:
     us_per_token_p50: float | None = None
     us_per_token_p99: float | None = None
     us_per_token_max: float | None = None
-    why_no_us_per_token: str = ""  # why the three times above are unknown, or ""
-    union_us: float | None = None  # time during which at least one step ran, including time before the range
-    at_once: float | None = None  # mean number of concurrent steps: sum of their times / union_us
-    sequences: SpanView | None = None  # number of sequences per step
-    cached: SpanView | None = None  # number of cached positions of each sequence before a step
-    # wall-clock time of the rates (their divisor); for several processes, the longest one; 0 if unknown
+    why_no_us_per_token: str = ""  # why the times of a token (median, p99 and maximum) are unknown, or ""
+    # time during which at least one step ran, including the part of a step that ran before the range
+    union_us: float | None = None
+    at_once: float | None = None  # mean number of concurrent steps: the sum of their times, divided by `union_us`
+    sequences: SpanView | None = None  # number of sequences per step of the phase
+    cached: SpanView | None = None  # number of positions of each sequence that were cached before a step
+    # Wall-clock time that the rates are computed over. For several processes, it is the longest one. 0 if unknown.
     wall_us: float = 0.0
-    is_sample: bool = False  # whether some steps may be missing because they left no record
-    # Histogram of step times, from short to long.
+    is_sample: bool = False  # whether some steps may be missing here because they left no record
+    # Histogram of step times, as bars from short to long.
     durations: Lazy[tuple[DurationBar, ...]] = Lazy(())
 
     @property
     def known_tokens(self) -> int | None:
-        """Number of tokens, or None if no step reported tokens."""
+        """Number of tokens of all steps, or None if no step reported tokens."""
         return self.tokens if self.tokens or not self.count else None
 
     @property
     def has_tokens(self) -> bool:
-        """Whether the rate is in tokens/s, or unknown."""
+        """Whether the rate is in tokens/s, or its unit is unknown."""
         return self.tokens_per_sec is not None or self.steps_per_sec is None
 
     @property
@@ -111,12 +117,13 @@ class StepsView:
 
 @dataclass(frozen=True, slots=True)
 class WarmUpView:
-    """The steps of the warm-ups. They are not part of the figures of other steps."""
+    """The warm-up steps of a process. They are not part of the figures of other steps."""
 
     steps: int
     took_us: float
-    has_ended: bool  # whether other steps have ended; if not, the warm-up steps are shown
-    recompilations: int = 0  # in this time; the verdict "recompilation" is about later ones only
+    has_ended: bool  # whether other steps have ended; if none have, the warm-up steps are shown
+    # Number of recompilations during the warm-up. The verdict "recompilation" is about later ones only.
+    recompilations: int = 0
     recompiled_us: float = 0.0
 
 
@@ -149,7 +156,8 @@ def steps_views(record: SourceRecord, stats: NodeStats, time_range: TimeRange | 
     tokens = record.stats.column("elements")
     of = {label: time_range and of_model(record, time_range, label) for label in {step.label for step in ended}}
     has_steady = not all(is_warm_up(step.name) for step in ended)
-    # The time range begins after a warm-up or contains it, so it is not the time of the warm-up's own rates.
+    # The shown time range begins after the warm-up or contains it. So it is not the time over which the warm-up's own
+    # rates are computed.
     return tuple(
         _steps_view(
             stats, step, None if has_steady and is_warm_up(step.name) else of[step.label],
@@ -160,7 +168,7 @@ def steps_views(record: SourceRecord, stats: NodeStats, time_range: TimeRange | 
 
 
 def warm_up_view(record: SourceRecord) -> WarmUpView | None:
-    """Return the number and the time of all warm-up steps. Return None without warm-ups."""
+    """Return how many warm-up steps there are and how long they took. Return None without warm-ups."""
     counts, times_ns = record.stats.column("count"), record.stats.column("total_ns")
     steps = [node for node in record.nodes.children[None] if node.kind is NodeKind.STEP and node.id < len(counts)]
     warm = [step.id for step in steps if is_warm_up(step.name) and counts[step.id]]
@@ -222,7 +230,7 @@ def batch_by_second(record: SourceRecord, phase: str | None) -> dict[int, float]
 def _mean_by_second(
     record: SourceRecord, phase: str | None, totals: Callable[[StepSample], tuple[int, int]]
 ) -> dict[int, float]:
-    """Return a mean for each second. Seconds without steps are left out.
+    """Return a mean for each second of a history. Seconds without steps are left out.
 
     `totals` returns a running sum and the number of steps in it.
     """
@@ -235,10 +243,10 @@ def _mean_by_second(
 
 
 def pace(record: SourceRecord, phase: str | None) -> tuple[PaceView, ...]:
-    """Return the mean step time of each second, oldest first."""
+    """Return the mean step time of each second with its number of steps, oldest first."""
     samples = list(record.history.get(phase or "", ()))
     found = []
-    # In a chosen range, the first sample is only the start. Steps before the range do not count.
+    # In a chosen range, the first sample is only the starting point, so that steps before the range do not count.
     seen_before = [] if record.window.is_range else [StepSample(0, 0)]
     for old, new in pairwise([*seen_before, *samples]):
         steps, given = new.count - old.count, new.cached_given - old.cached_given
@@ -262,11 +270,11 @@ def are_alike(tokens: int, steps: int, squared: int | None) -> bool:
 
     `squared` is the sum of the squares of these numbers.
     """
-    # Older daemons do not send `squared`. Then the numbers are only known to differ if their mean is not a whole
-    # number.
+    # Older daemons do not send `squared`. If it is missing, the numbers are only known to differ if their mean is not
+    # a whole number.
     if squared is None:
         return tokens % steps == 0
-    # This difference is 0 only if all numbers of tokens are equal (Cauchy-Schwarz inequality).
+    # This difference of sums is 0 only if all steps had the same number of tokens (Cauchy-Schwarz inequality).
     return abs(squared * steps - tokens**2) <= UNEVEN * tokens**2
 
 
@@ -274,11 +282,11 @@ def _steps_view(
     stats: NodeStats, step: Node, time_range: TimeRange | None, *, is_sample: bool, has_tokens: bool
 ) -> StepsView:
     phase, calls = display_name(step), stats.calls([step.id])
-    # Whether every step has counted its tokens.
+    # Whether every step of the phase has counted its tokens.
     is_counted = has_tokens and not stats.rare("uncounted", (step.id,)) and (calls is None or calls.elements > 0)
     wall_ns = time_range.end_ns - time_range.begin_ns if time_range and not is_sample else 0
     tokens_ns = wall_ns if is_counted else 0
-    if calls is None:  # no step of this phase ended in the time that the statistics cover
+    if calls is None:  # No step of this phase ended in the time that the statistics cover.
         none = _rate(0, wall_ns)
         return StepsView(
             phase, 0, 0, _rate(0, tokens_ns), recorded=0, is_sample=is_sample, steps_per_sec=none,
@@ -286,19 +294,19 @@ def _steps_view(
         )  # fmt: skip
     count, tokens, total_ns = calls.count, calls.elements, calls.total_ns
     union_ns = stats.rare("union_ns", (step.id,))
-    # All tokens of a step that began before the range count, so its whole time must count, too. The limit is the
-    # length of the range. Without this limit, the rate could be lower than the wall-clock rate.
+    # If a step began before the time range, all of its tokens count, so its whole time must count, too. Limit this
+    # time to the length of the range, because otherwise the rate could be lower than the wall-clock rate.
     took_ns = min(union_ns, (time_range.end_ns - time_range.begin_ns if time_range else 0) or union_ns)
     p50, p95, p99, longest = (_us(value) for value in (calls.p50_ns, calls.p95_ns, calls.p99_ns, calls.max_ns))
     sequences = _span(stats, step.id, "sequences")
-    # The time per token can only be computed if all steps had the same number of tokens.
+    # The time of a token can only be computed if all steps had the same number of tokens.
     why_unknown = "" if is_counted else UNCOUNTED_STEPS if has_tokens else NO_TOKENS
     if is_counted and not are_alike(tokens, count, stats.sparse["squared_tokens"].get(step.id)):
         why_unknown = UNEVEN_TOKENS
     elif is_counted and sequences is not None and sequences.least != sequences.most:
         why_unknown = UNEVEN_SEQUENCES
     tokens_a_step = 0 if why_unknown else tokens / count
-    # one step may be missing, because the window's border may separate a step from its number of sequences
+    # The border of a window may separate a step from its number of sequences, so one number may be missing.
     is_said = sequences is not None and sequences.steps >= count - 1
     recorded = max(0, count - stats.rare("plain", (step.id,)))
     return StepsView(

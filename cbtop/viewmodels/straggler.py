@@ -13,13 +13,14 @@ from cbtop.client.busy import Brick, Slice
 from cbtop.client.source_record import SourceRecord
 from cbtop.protocol.vocabulary import LAUNCHES, BrickCategory, TrainingPart
 
-THRESHOLD = 0.10  # the straggler takes longer than every other rank by at least this share
+THRESHOLD = 0.10  # The straggler takes longer than every other rank by at least this share.
 # A rank waits for the straggler if the whole steps of both take about equally long. The difference must be at most
 # this share of the straggler's step (first number), and at most this share of the difference of their busy times
 # (second).
 WAIT_WITHIN, NEARER = 0.10, 0.5
-ALPHA = 0.1  # probability that a confidence bound of a median is wrong; a verdict uses two bounds
-MIN_SLICES = 4  # minimum number of slices, because a median of fewer has no such bounds
+ALPHA = 0.1  # Probability that a confidence bound of a median is wrong. A verdict uses two such bounds.
+# A rank needs at least this many slices of time, because the median of fewer has no confidence bounds.
+MIN_SLICES = 4
 BETWEEN_BRICKS: Brick = ("gaps between its bricks", BrickCategory.OTHER)
 # Communication is mostly waiting for the slowest rank, so its time would make all ranks look equally busy. It is also
 # recognised by name, because custom bricks have no category.
@@ -29,32 +30,37 @@ _COLLECTIVE = re.compile(
 )
 
 
-Job = tuple[str, str, int | None, str]  # (program, model, world size, job id of the launcher)
+# what the ranks of a job have in common: (program, model, world size, job id of the launcher)
+Job = tuple[str, str, int | None, str]
 
 
 @dataclass(frozen=True, slots=True)
 class StragglerView:
-    """The rank that is busy longer per step than each other rank, over the last five seconds (derived)."""
+    """The straggler: the rank that is busy longer per step than each other rank, over the last five seconds
+    (derived).
+    """
 
     key: str
     rank: int
     pid: int
     host: str
-    ranks: int  # number of compared ranks, including this one
+    ranks: int  # number of ranks that were compared, including this one
     phase: str
-    steps: int  # number of this rank's steps that were used
-    busy_us: float  # time per step outside of communication; median over slices
-    others_us: float  # `busy_us` of the other ranks; median over ranks
+    steps: int  # number of this rank's steps that the comparison covers
+    busy_us: float  # time of a step outside of communication; median over slices of time
+    others_us: float  # the same time as `busy_us` for the other ranks; median over these ranks
     percent: float  # how much larger `busy_us` is than `others_us`, in percent
-    brick: str  # the brick, gaps between bricks or part of a training step with the largest excess over other ranks
-    brick_excess_us: float  # time per step of `brick` minus the median over the other ranks
-    step_us: float  # time of the whole step, including communication; median over slices
-    others_step_us: float  # `step_us` of the other ranks; median over ranks
-    others_wait: bool  # whether all other ranks wait for the straggler, because their whole steps take about as long
+    # The part where the straggler loses most time: a brick, gaps between bricks or part of a training step.
+    brick: str
+    brick_excess_us: float  # time per step that this brick takes, minus the median over the other ranks
+    step_us: float  # time of a whole step, including communication; median over slices of time
+    others_step_us: float  # the same time as `step_us` for the other ranks; median over these ranks
+    # whether all other ranks wait for the straggler, which shows in whole steps that take about as long
+    others_wait: bool
 
     @property
     def waited_us(self) -> float:
-        """Upper limit of the time per step that another rank waits: the time when it is not busy."""
+        """Upper limit of the time per step that another rank waits: the time when that rank is not busy."""
         return max(0.0, self.others_step_us - self.others_us)
 
 
@@ -71,20 +77,23 @@ def job_of(record: SourceRecord) -> Job | None:
 
 @dataclass(frozen=True, slots=True)
 class _Rank:
-    """The slices of one rank. Times are exclusive, per step, and without communication, unless noted."""
+    """What is known about one rank, from its slices of time.
+
+    Times are exclusive, per step, and without communication, unless noted.
+    """
 
     record: SourceRecord
     steps: int
-    busy_ns: list[float]  # one value per slice, in ascending order
-    brick_ns: dict[Brick, float]  # median over slices, by brick
-    step_ns: float  # time of the whole step, including communication; median over slices
+    busy_ns: list[float]  # busy time per step in each slice of time, in ascending order
+    brick_ns: dict[Brick, float]  # time per step of each brick; median over slices of time
+    step_ns: float  # time of a whole step, including communication; median over slices of time
 
     @property
     def median_ns(self) -> float:
         return median(self.busy_ns)
 
     def is_waited_for_by(self, other: _Rank) -> bool:
-        """Return whether `other` waits for this rank.
+        """Return whether the rank `other` waits for this rank.
 
         It waits if it is less busy, although its whole steps take about as long.
         """
@@ -92,7 +101,8 @@ class _Rank:
         return apart_ns <= min(WAIT_WITHIN * self.step_ns, NEARER * (self.median_ns - other.median_ns))
 
     def is_slower_than(self, other: _Rank) -> bool:
-        """Return whether this rank's median is larger by more than THRESHOLD, and the reason is not pauses or noise.
+        """Return whether this rank's median busy time is larger than the other's by more than THRESHOLD, and not
+        because of pauses or noise.
 
         The lower bound of this median is compared with the upper bound of the other. The bounds are the k-th smallest
         and the k-th largest slice. They hold for any distribution (W. R. Thompson, "On confidence ranges for the
@@ -218,5 +228,5 @@ def _is_communication(brick: Brick) -> bool:
 
 
 def _only_launches(record: SourceRecord) -> bool:
-    """Return whether the host times only the launches of bricks, because the model is on a device."""
+    """Return whether the host's times of bricks only cover their launches, because the model runs on a device."""
     return record.manifest is not None and LAUNCHES in record.manifest.backend

@@ -1,4 +1,4 @@
-"""The time breakdown of steps: the parts of their wall time, times in parallel to them, and whether the parts add
+"""The time breakdown of steps: the parts of their wall time, the times in parallel to it, and whether the parts add
 up.
 """
 
@@ -11,17 +11,17 @@ from cbtop.profiler.analysis.time_breakdown import Beside, TimeBreakdown
 from cbtop.protocol.vocabulary import BY_KERNELS, IDLE_BEFORE
 from cbtop.viewmodels.time_range import NamedTime
 
-# Names for time without a running kernel, if a step was recorded by the times of its kernels.
+# For a step that was recorded by the times of its kernels, the names of time without a running kernel.
 GPU_WAITED, NOT_ITS_KERNELS = "GPU waited", "GPU waited, or ran what came before"
 
 
 @dataclass(frozen=True, slots=True)
 class BesideView:
-    """Calls outside of the wall time of steps: their number and the sum of their times (derived)."""
+    """Calls that are not part of the wall time of steps: their number and the sum of their times (derived)."""
 
     calls: int
     us: float
-    by_name: tuple[NamedTime, ...]  # sum of times by name, the longest first
+    by_name: tuple[NamedTime, ...]  # sum of the times by the name of the call, the longest first
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,22 +40,28 @@ class TimeBreakdownView:
     gaps_us: float
     unattributed_us: float
     residual_percent: float | None
-    open_us: float  # time of bricks in steps that have not ended
-    overlap_us: float = 0.0  # time of overlaps; if n parts overlap, their common time counts n - 1 times
+    open_us: float  # time that bricks took in steps which have not ended
+    # Time that is counted several times because bricks overlap. If n parts overlap, their common time counts n - 1
+    # times.
+    overlap_us: float = 0.0
     close: bool = True
-    over: int = 0  # number of steps that are exceeded by their parts
-    over_us: float = 0.0  # sum of the excess of these steps
-    exceeded: tuple[NamedTime, ...] = ()  # layers and bricks that are exceeded by their parts, each with the excess
-    # number of calls that were stopped twice, out of order or after their step; not part of the breakdown
+    over: int = 0  # number of steps that are shorter than the sum of their parts
+    over_us: float = 0.0  # sum of the time that the parts of these steps exceed the steps by
+    # layers and bricks that are shorter than the sum of their parts, each with the difference
+    exceeded: tuple[NamedTime, ...] = ()
+    # Number of calls that were stopped twice, out of order or after their step. They are not part of the breakdown.
     unmatched_calls: int = 0
     unmatched_us: float = 0.0
-    cancelled: int = 0  # number of cancelled or renamed steps; their bricks are not part of the breakdown
-    in_shared_lane: int = 0  # number of steps that ran at the same time as fifteen others; their bricks are unknown
-    adopted: BesideView | None = None  # work of other threads or tasks for these steps
+    cancelled: int = 0  # Number of cancelled or renamed steps. Their bricks are not part of the breakdown.
+    # Number of steps that ran at the same time as fifteen others, so that their bricks are unknown.
+    in_shared_lane: int = 0
+    adopted: BesideView | None = None  # work that other threads or tasks did for these steps
 
 
 def books_view(books: TimeBreakdown | None, measured: str = "") -> TimeBreakdownView | None:
-    """Return the breakdown in µs, or None for a process without steps. `measured` is the backend in the manifest."""
+    """Return the time breakdown in µs, or None for a process without steps. `measured` is the backend that the
+    manifest names.
+    """
     if books is None:
         return None
     unattributed_ns = books.unattributed_ns
@@ -85,7 +91,7 @@ def books_view(books: TimeBreakdown | None, measured: str = "") -> TimeBreakdown
 
 
 def beside_view(beside: Beside | None) -> BesideView | None:
-    """Return the calls outside of steps in µs, or None without such calls."""
+    """Return the sum of the calls outside of steps in µs, or None if there are none."""
     return None if beside is None else BesideView(beside.calls, beside.time_ns / 1e3, _named(beside.by_name))
 
 

@@ -1,4 +1,6 @@
-"""The wall-clock time range of figures: its begin, its length, and the time during which steps ran."""
+"""Compute the wall-clock time range that figures cover: its begin, its length, and the time during which
+steps ran.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,11 @@ from cbtop.profiler.analysis.stats import NodeStats
 from cbtop.protocol.messages import Compilation, Node
 from cbtop.protocol.vocabulary import NodeKind, is_warm_up
 
-# Tolerance. No record should end before the process's hello or in the future. A record that is further away has a
-# different clock than the host, so its time is unknown.
+# Tolerance in ns. A record should end after the hello of its process and not in the future. If a record is further
+# away, its clock is not the host's, so its time is unknown.
 OF_HOST_WITHIN_NS = 10_000_000_000
-CLOSES_WITHIN = 0.01  # of the wall-clock time; a smaller error is not shown
+# If the parts of a time range miss the whole by at most this share of the wall-clock time, this is not shown.
+CLOSES_WITHIN = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +43,7 @@ class TimeRangeView:
 
     wall_us: float
     in_steps_us: float | None
-    by_phase: tuple[NamedTime, ...]  # time during which steps of each phase ran; phases may overlap
+    by_phase: tuple[NamedTime, ...]  # time during which steps of each phase ran; the phases may overlap
     between_us: float | None
     since_last_us: float | None
     warm_up_us: float | None = 0.0
@@ -56,15 +59,15 @@ class TimeRangeView:
 class CompilingView:
     """The compilations in the shown time that Dynamo reported: their number and duration.
 
-    `again` is the number of recompilations: the existing code did not fit its inputs. Overlapping compilations count
-    as one.
+    `again` is the number of recompilations, which were necessary because the existing code did not fit its inputs.
+    Overlapping compilations count as one.
     """
 
     count: int
     us: float
     again: int
     again_us: float
-    wall_us: float  # length of the shown time
+    wall_us: float  # length in µs of the shown time that the compilations happened in
 
 
 def time_range_of(record: SourceRecord, window: TimeRange | None) -> TimeRange | None:
@@ -109,9 +112,9 @@ def of_model(record: SourceRecord, time_range: TimeRange, model: str) -> TimeRan
 
 
 def heard_ns(record: SourceRecord) -> int:
-    """Return the time of the source's last sign of life, on its daemon's clock.
+    """Return the time on the daemon's clock at which the source last showed that it is alive.
 
-    For an ended process: the end of its last step.
+    For an ended process, it is the end of its last step.
     """
     steps = _steps(record)
     if record.has_ended and steps and _is_of_host(record, last_ns := _last_ns(record, steps)):
@@ -120,7 +123,7 @@ def heard_ns(record: SourceRecord) -> int:
 
 
 def compiling_view(compilations: Iterable[Compilation], time_range: TimeRange | None) -> CompilingView | None:
-    """Return the compilations in `time_range` and their time. Return None without compilations or steps."""
+    """Return the number and time of the compilations in `time_range`. Return None without compilations or steps."""
     if time_range is None:
         return None
     found = [
@@ -132,13 +135,15 @@ def compiling_view(compilations: Iterable[Compilation], time_range: TimeRange | 
         return None
     again = [us for is_again, us in found if is_again]
     wall_us = (time_range.end_ns - time_range.begin_ns) / 1000
-    # Add up the durations, assuming that compilations do not overlap.
+    # Add up the durations of compilations. It is assumed that compilations do not overlap.
     took_us, again_us = (min(sum(each), wall_us) for each in ([us for _, us in found], again))
     return CompilingView(len(found), took_us, len(again), again_us, wall_us)
 
 
 def compiling_in_warm_up(record: SourceRecord) -> CompilingView | None:
-    """Return the compilations before the first step that is no warm-up. If all steps are warm-ups, return all."""
+    """Return the compilations before the first step that is not a warm-up. If all steps are warm-ups, return all
+    compilations.
+    """
     steps = _steps(record)
     steady = [step for step in steps if not is_warm_up(step.name)]
     end_ns = _first_ns(record, steady) if steady else record.window.now_ns
@@ -146,13 +151,16 @@ def compiling_in_warm_up(record: SourceRecord) -> CompilingView | None:
 
 
 def time_range_view(record: SourceRecord, stats: NodeStats, time_range: TimeRange) -> TimeRangeView:
-    """Return the time in steps and between steps in `time_range`. `stats` cover the same range."""
+    """Divide `time_range` into the time in steps and the time between steps.
+
+    `stats` cover the same range.
+    """
     steps = _steps(record)
     wall_ns, last_ns = time_range.end_ns - time_range.begin_ns, _last_ns(record, steps)
     is_of_host = _is_of_host(record, last_ns)
     since_last_ns = min(max(time_range.end_ns - last_ns, 0), wall_ns) if is_of_host else None
-    # With different clocks, the end of the window cannot be compared with the end of the last step. Then the time
-    # between steps is unknown.
+    # If records have different clocks, the end of the window cannot be compared with the end of the last step. Then
+    # the time between steps is unknown.
     is_known = is_of_host or time_range.end_ns == last_ns
     before_ns = (time_range.before_ns if is_of_host else None) or {}
     room_ns = wall_ns - (since_last_ns or 0)
@@ -186,7 +194,9 @@ def time_range_view(record: SourceRecord, stats: NodeStats, time_range: TimeRang
 
 
 def since_s(record: SourceRecord) -> float | None:
-    """Return the Unix time when the data begins: the first step or, without steps, the first record."""
+    """Return the Unix time at which the data of the source begins: its first step or, without steps, its first
+    record.
+    """
     steps, hello = _steps(record), record.hello
     first_ns = record.stats.sparse["first_ns"].get(ANY_STEP)
     if steps:
@@ -197,13 +207,13 @@ def since_s(record: SourceRecord) -> float | None:
 
 
 def _steps(record: SourceRecord) -> list[Node]:
-    """Return the step nodes with at least one ended step."""
+    """Return the step nodes that have at least one ended step."""
     known = record.stats.sparse["first_ns"].keys()
     return [node for node in record.nodes.children[None] if node.kind is NodeKind.STEP and node.id in known]
 
 
 def _steady(steps: list[Node]) -> list[Node]:
-    """Return the steps that are not warm-ups. If all are warm-ups, return all."""
+    """Return the step nodes that are not warm-ups. If all of them are warm-ups, return all."""
     return [step for step in steps if not is_warm_up(step.name)] or steps
 
 
@@ -214,10 +224,11 @@ def _ids(steps: Iterable[Node]) -> list[int]:
 def _early_warm_ups(
     record: SourceRecord, time_range: TimeRange, steps: list[Node], in_range_ns: Mapping[int, int]
 ) -> tuple[dict[int, int], int]:
-    """Return the time (ns) that must be subtracted from `in_range_ns`, by step node, and the largest error of it.
+    """Return the time (ns) of each step node that must be subtracted from `in_range_ns`, and the largest error of
+    this time.
 
-    If a range begins with the first step after the warm-up, the statistics contain warm-up steps from before it. The
-    time of a warm-up that continued in another thread cannot be divided, so it is in the error.
+    If a range begins with the first step after the warm-up, the statistics contain warm-up steps from before the
+    range. The time of a warm-up that continued in another thread cannot be divided, so it is in the error.
     """
     warm = [step.id for step in steps if is_warm_up(step.name)]
     if len(warm) == len(steps) or time_range.begin_ns != _first_ns(record, _steady(steps)):
@@ -231,9 +242,10 @@ def _early_warm_ups(
 
 
 def _warm_up_ns(any_ns: int, steps: list[Node], ran_ns: Mapping[int, int], doubt_ns: int, wall_ns: int) -> int | None:
-    """Return the time when only steps of warm-ups ran. Return None if phases overlap so that it is unknown.
+    """Return the time during which only warm-up steps ran.
 
-    `any_ns` is the time when any step ran, at most `doubt_ns` too long.
+    Return None if phases overlap so that it is unknown. `any_ns` is the time when any step ran, at most `doubt_ns`
+    too long.
     """
     steady_ns = [ran_ns[step] for step in _ids(_steady(steps))]
     warm_ns = sum(ran_ns.values()) - sum(steady_ns)
@@ -251,7 +263,7 @@ def _last_ns(record: SourceRecord, steps: Sequence[Node]) -> int:
 
 
 def _is_of_host(record: SourceRecord, moment_ns: int) -> bool:
-    """Return whether a time in a record is on the clock of the host."""
+    """Return whether the time of a record is on the clock of the host."""
     hello, now_ns = record.hello, record.window.now_ns
     if hello is None or moment_ns + OF_HOST_WITHIN_NS < hello.monotonic_ns:
         return False
@@ -259,8 +271,9 @@ def _is_of_host(record: SourceRecord, moment_ns: int) -> bool:
 
 
 def _any_step(record: SourceRecord, steps: Sequence[Node]) -> int | None:
-    """Return the node with the time during which any step ran. Return None if this time is unknown."""
+    """Return the node that has the time during which any step ran. Return None if this time is unknown."""
     if record.stats.sparse["union_ns"].get(ANY_STEP) is not None:
         return ANY_STEP
-    # Older daemons do not send this time. It is only known if there is a single phase, because phases may overlap.
+    # Older daemons do not send the time during which any step ran. Without it, the time is only known for a single
+    # phase, because phases may overlap.
     return steps[0].id if len(steps) == 1 else None

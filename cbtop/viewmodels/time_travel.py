@@ -8,24 +8,27 @@ from enum import StrEnum
 
 
 class Mark(StrEnum):
-    """The kinds of notable events. The most urgent kind is the last."""
+    """The kinds of notable events on a time bar. The most urgent kind is the last."""
 
-    PHASE = "phase"  # a different phase takes most of the time now
+    PHASE = "phase"  # A different phase takes most of the time from now on.
     STARTED = "started"
     ENDED = "ended"
-    VERDICT = "verdict"  # a warning or an error begins
-    STALLED = "stalled"  # the process is stalled or suspended
+    VERDICT = "verdict"  # A verdict that is a warning or an error begins.
+    STALLED = "stalled"  # The process is stalled or suspended.
 
 
 @dataclass(frozen=True, slots=True)
 class TimeView:
-    """The position of a screen in time. Times are seconds from the beginning of the data."""
+    """The position of a screen in time.
+
+    Times are seconds from the beginning of the recording or of the daemon's history.
+    """
 
     at_s: float
     duration_s: float
-    marks: Mapping[int, Mark]  # most urgent kind of event by second; seconds without an event are missing
-    chosen_s: tuple[float, float] | None = None  # (begin, end) of a chosen range, or None
-    is_now: bool = False  # whether the screen is paused at the present moment
+    marks: Mapping[int, Mark]  # for each second with events: the most urgent kind of event
+    chosen_s: tuple[float, float] | None = None  # (begin, end) of a chosen time range, or None
+    is_now: bool = False  # whether the screen is paused at the present, and not in the past
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +37,10 @@ class ReplayView:
 
     file: str
     host: str
-    recorded_s: float  # Unix time of the beginning
+    recorded_s: float  # Unix time at which the recording begins
     at_s: float
     duration_s: float
-    is_complete: bool  # whether the recorder has closed the file; if not, it still writes or was killed
-    is_history: bool = False  # whether this is a daemon's history of the last minutes, and not a file
-    range_s: tuple[float, float] | None = None  # (begin, end) of a range that is shown in place of a moment
+    is_complete: bool  # Whether the recorder has closed the file. If it has not, it still writes or was killed.
+    is_history: bool = False  # whether this is a daemon's history of the last minutes, and not a recording file
+    # (begin, end) of a chosen range that is shown, or None if a single moment is shown
+    range_s: tuple[float, float] | None = None

@@ -40,36 +40,40 @@ from cbtop.viewmodels.lanes import (
 from cbtop.viewmodels.on_demand import Lazy, LazyValue
 from cbtop.viewmodels.request_lanes import request_lanes
 
-MAX_SPANS = 4_096  # maximum number of records; one whole step is always shown, even if it has more
-MAX_LIKE_NEWEST = 256  # maximum number of steps: the number of cells of a wide screen
+MAX_SPANS = 4_096  # A timeline has at most this many records. One whole step is always shown, even if it has more.
+MAX_LIKE_NEWEST = 256  # A timeline has at most this many steps, as many as a wide screen has cells.
 KINDS = (STEPS, HOST, ADOPTED, OUTSIDE)
-# The lanes of the newest step begin earlier than the step, by this share of the step's duration.
+# The lanes of the newest step begin before the step, by this share of the step's duration.
 _BEFORE_NEWEST = 0.1
 _ON_DEVICE = re.compile(r" on (?!cpu)\w")
 
 
 @dataclass(frozen=True)
 class TimelineView:
-    """The last steps of a source, of all phases. Times are in ns. `begin_ns` is on the clock of the source's host."""
+    """A timeline: the last steps of a source, of all phases.
+
+    Times are in ns. `begin_ns` is on the clock of the source's host.
+    """
 
     begin_ns: int
     length_ns: int
-    newest_s: float | None  # Unix time of the end of `newest`
-    spans: int  # number of records on all lanes
-    older: int  # number of stored records that began before `begin_ns` and are not shown
-    unplaced: int  # number of records of steps that have not ended, or with a lost step record
-    missing: int  # number of records lost since records are received
-    steps: int  # number of steps on all lanes
+    newest_s: float | None  # Unix time at which the newest step ends
+    spans: int  # number of records on all lanes of the timeline
+    older: int  # number of stored records that are not shown, because they began before `begin_ns`
+    unplaced: int  # number of records of steps that have not ended, or of steps with a lost record of their own
+    missing: int  # number of records that were lost since the viewer receives records
+    steps: int  # number of steps on all lanes of the timeline
     lanes: Lazy[tuple[Lane, ...]] = Lazy()
-    # The lanes that are visible while the screen follows the newest step. Each begins at an earlier moment when it
-    # was empty. Lanes and rows without later records are left out.
+    # The lanes that are visible while the screen follows the newest step. Each lane begins at a moment before the
+    # step when nothing ran on it. Lanes and rows without later records are left out.
     newest_lanes: Lazy[tuple[Lane, ...]] = Lazy()
     # The newest step with all of its records. A step of the shown phase is preferred.
     newest: Lazy[TimelineSpan | None] = Lazy()
-    like_newest_ns: tuple[int, ...] = ()  # durations of the last steps of the same phase, in the order of their end
+    # durations of the last steps of the newest step's phase, in the order of their end
+    like_newest_ns: tuple[int, ...] = ()
 
     def newest_parts(self) -> list[tuple[Lane, TimelineSpan | Gap]]:
-        """Return the parts (outermost bricks and gaps) of the newest step on every lane, by start."""
+        """Return the parts (outermost bricks and gaps) of the newest step on every lane, sorted by their start."""
         if self.newest is None:
             return []
         begin_ns, end_ns = self.newest.start_ns, self.newest.end_ns
@@ -154,7 +158,7 @@ def _span_of(lanes: Sequence[Lane], node: int, start_ns: int) -> TimelineSpan:
 
 
 class _Records:
-    """The stored records as columns, with the step that contains each record."""
+    """The records that are stored for a source, as columns, with the step that contains each record."""
 
     def __init__(self, batch: Batch, nodes: NodeTable) -> None:
         self.batch = batch
@@ -178,8 +182,8 @@ class _Records:
             inside = np.flatnonzero(~found & (group == one))
             if len(steps):
                 steps = steps[np.argsort(start_ns[steps], kind="stable")]
-                # Steps may overlap in the shared lane. A record belongs to a known step if any earlier step ends
-                # after it.
+                # Steps may overlap in the shared lane. So a record there counts as belonging to a known step if any
+                # step from before it ends later.
                 until_ns = np.maximum.accumulate(end_ns[steps])
                 at = np.searchsorted(start_ns[steps], start_ns[inside], "right") - 1
                 found[inside] = (at >= 0) & (end_ns[inside] <= until_ns[np.maximum(at, 0)])
@@ -201,7 +205,7 @@ class _Records:
         return None
 
     def begin(self, recent: RecentRecords, newest: int | None) -> int:
-        """Return the begin of the shown records. It is the start of a step, if possible."""
+        """Return the begin of the records that a timeline shows. It is the start of a step, if possible."""
         start_ns = np.sort(self.batch.start_ns)
         enough_ns = int(start_ns[max(0, len(start_ns) - MAX_SPANS)])
         steps = self.batch.start_ns[self.is_step & (self.batch.start_ns >= max(enough_ns, recent.horizon_ns))]
@@ -209,7 +213,7 @@ class _Records:
         return begin_ns if newest is None else min(begin_ns, int(self.batch.start_ns[newest]))
 
     def lengths_ns(self, chosen: NDArray[np.bool_]) -> tuple[int, ...]:
-        """Return the durations of the last chosen records, in the order of their end."""
+        """Return the durations of the last records in `chosen`, in the order of their end."""
         at = np.flatnonzero(chosen)
         at = at[np.argsort(self.batch.end_ns[at], kind="stable")][-MAX_LIKE_NEWEST:]
         return tuple((self.batch.end_ns[at] - self.batch.start_ns[at]).tolist())
@@ -217,12 +221,12 @@ class _Records:
     def quiet_from(self, at: NDArray[np.int64], moment_ns: float) -> tuple[NDArray[np.int64], int]:
         """Return the records of `at` after the last pause before `moment_ns`, and the begin of this pause.
 
-        `at` is sorted by start. No record runs during a pause, so the remaining records nest as before. Without a
-        pause, returns all records and 0.
+        `at` is sorted by start. During the pause, none of these records runs, so the remaining records nest as
+        before. Without a pause, returns all records and 0.
         """
         start_ns = self.batch.start_ns[at]
         ended_ns = np.maximum.accumulate(self.batch.end_ns[at])[:-1]
-        # `<` in place of `<=`, because a record of zero length may be inside of a record that ends at the same
+        # Use `<` and not `<=`, because a record of zero length may be inside of a record that ends at the same
         # moment.
         quiet = np.flatnonzero((ended_ns < start_ns[1:]) & (ended_ns <= moment_ns))
         return (at[quiet[-1] + 1 :], int(ended_ns[quiet[-1]])) if len(quiet) else (at, 0)
@@ -244,19 +248,19 @@ class _Lanes:
         self._begin_ns, self._length_ns, self._holes, self._between = begin_ns, length_ns, holes, between
 
     def all(self) -> Iterator[Lane]:
-        """Yield the lanes with all records that can be put on a lane."""
+        """Yield the lanes of the timeline with all records that can be put on a lane."""
         for kind, at in self._groups:
             yield from self._of(kind, at, 0)
 
     def about(self, moment_ns: float) -> Iterator[Lane]:
-        """Yield the lanes. Each lane begins at the last moment before `moment_ns` when it is empty."""
+        """Yield the lanes. Each lane begins at the last moment before `moment_ns` at which nothing ran on it."""
         for kind, at in self._groups:
             near, since_ns = self._found.quiet_from(at, moment_ns)
             since_ns = max(0, since_ns - self._begin_ns)
             yield from self._of(kind, near, since_ns)
 
     def _of(self, kind: str, at: NDArray[np.int64], since_ns: int) -> Iterator[Lane]:
-        """Yield the lanes for the records `at`, which are sorted by start and may share lanes."""
+        """Yield lanes that together have the records `at`. The records are sorted by start and may share lanes."""
         nodes, begin_ns = self._found.nodes, self._begin_ns
         tracks: dict[int, list[tuple[int, TimedRecord]]] = {}
         for track, depth, record in on_tracks(nodes, self._timed(at)):
@@ -279,7 +283,9 @@ class _Lanes:
 
     @cached_property
     def _groups(self) -> list[tuple[str, NDArray[np.int64]]]:
-        """Return groups of records that may share lanes, as (kind of the group, records sorted by start)."""
+        """Divide the records into groups that may share lanes. Return (kind of the group, records sorted by start)
+        for each group.
+        """
         batch = self._found.batch
         at = np.flatnonzero(self._placed)
         at = at[np.lexsort((batch.node[at], -batch.end_ns[at], batch.start_ns[at]))]
@@ -299,7 +305,7 @@ class _Lanes:
 
 
 def _kind_of(nodes: NodeTable, ran: Sequence[int]) -> NDArray[np.int64]:
-    """Return an array that maps a node id to the index of its kind in KINDS. It has the nodes that ran."""
+    """Return an array that maps the id of a node to the index of its kind in KINDS. It covers the nodes that ran."""
     on_device = {node for node in ran if _ON_DEVICE.search(_timed_by(nodes, node))}
     device_steps = {nodes.step_of[node] for node in on_device}
     kinds = np.zeros(len(nodes) + 1, np.int64)
@@ -312,7 +318,7 @@ def _kind_of(nodes: NodeTable, ran: Sequence[int]) -> NDArray[np.int64]:
 
 
 def _titled(lanes: Iterable[Lane]) -> tuple[Lane, ...]:
-    """Return the lanes with a number in the name, if several have the same name."""
+    """Return a copy of the lanes. If several lanes have the same name, their names get a number."""
     named: Counter[str] = Counter()
     found = []
     for lane in lanes:
@@ -322,7 +328,7 @@ def _titled(lanes: Iterable[Lane]) -> tuple[Lane, ...]:
 
 
 def _together(found: _Records, chosen: NDArray[np.bool_], begin_ns: int) -> list[tuple[int, int]]:
-    """Return the times when any of the chosen records ran, as disjoint, sorted ranges."""
+    """Return the times when any of the chosen records ran, as sorted ranges that do not overlap."""
     at = np.flatnonzero(chosen)
     if not len(at):
         return []
@@ -334,7 +340,7 @@ def _together(found: _Records, chosen: NDArray[np.bool_], begin_ns: int) -> list
 
 
 def _is_adopted(nodes: NodeTable, node: int) -> bool:
-    """Return whether the node ran in a different thread or task than its step."""
+    """Return whether the node ran in a different thread or task than the step that it belongs to."""
     at = node
     while at and nodes.kind_of[at] != NodeKind.ADOPTED:
         at = nodes.parent_of[at]

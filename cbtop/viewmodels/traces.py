@@ -1,5 +1,5 @@
-"""Traces: the results of the process's own tracer about activations, attention, logits, quantisation and the KV
-cache.
+"""View of the traces: results of the process's own tracer about activations, attention, logits, quantisation and the
+KV cache.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class TraceRow:
 
 @dataclass(frozen=True, slots=True)
 class TraceView:
-    """One trace of the model's internals, from `forwards` sampled forward passes."""
+    """One trace of the model's internals (such as its logits), from `forwards` sampled forward passes."""
 
-    trace: str  # id of the trace, MLT-01 to MLT-05
+    trace: str  # id of the kind of trace, from MLT-01 to MLT-05
     name: str
     about: str
     forwards: int
@@ -38,14 +38,15 @@ class TraceView:
 
 
 def trace_views(summaries: Iterable[TraceSummary]) -> tuple[TraceView, ...]:
-    """Return the traces, sorted by id. The numbers of a row are in the order of sending."""
+    """Return the traces, sorted by id. The process's own order of the numbers in a row is kept."""
     return tuple(_view(summary) for summary in sorted(summaries, key=lambda summary: summary.trace))
 
 
 def _view(summary: TraceSummary) -> TraceView:
     rows: dict[str, list[NamedNumber]] = {}
     for number in summary.numbers:
-        if isinstance(number, TraceNumber):  # other messages here would come from a hostile process
+        # Ignore messages of other types. Only a hostile process would send them here.
+        if isinstance(number, TraceNumber):
             rows.setdefault(number.row, []).append(NamedNumber(number.name, number.value))
     totals = rows.pop("", [])
     return TraceView(

@@ -1,4 +1,4 @@
-"""The parts of a training step, and the forward and backward time of each brick."""
+"""View of training steps: the parts of a step, and the forward and backward time of each brick."""
 
 from __future__ import annotations
 
@@ -21,36 +21,39 @@ _PART_ORDER = {part.value: at for at, part in enumerate(TrainingPart)}
 
 @dataclass(frozen=True, slots=True)
 class TrainingPartRow:
-    """One part of a training step, for example `backward`."""
+    """One part of a training step, such as `backward`."""
 
     name: str
-    percent: float  # share of the steps' time; the parts add up to 100 %
-    mean_us: float  # mean time per step
-    p50_us: float  # median time per step
+    percent: float  # share of this part in the steps' time; the parts of a step add up to 100 %
+    mean_us: float  # mean time of this part per step
+    p50_us: float  # median time of this part per step
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingBrick:
-    """The exclusive time of a brick in a recorded training step. A pass has None if it was not recorded.
+    """The exclusive time of a brick in the passes of a recorded training step.
 
-    Data waits, clipping, the optimizer and communication belong to no pass.
+    A pass is None if it was not recorded. Data waits, clipping, the optimizer and communication belong to no pass.
     """
 
     name: str
-    us: float  # sum of all passes
+    us: float  # sum of the brick's time in all passes
     forward_us: float | None
     backward_us: float | None
-    recompute_us: float | None  # time of forward passes that the backward pass repeats
-    percent: float | None  # share of all passes in the time of the recorded steps, in percent
+    recompute_us: float | None  # time of forward passes that are repeated during the backward pass
+    percent: float | None  # the brick's time in all passes, in percent of the time of the recorded steps
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingView:
-    """Training steps. The parts are of the latest `steps` steps. Bricks are only of recorded steps."""
+    """The training steps of a phase.
 
-    steps: int  # number of the latest steps; 0 if the parts are not known
-    mean_us: float | None  # mean time of these steps, or None if the parts are not known
-    parts: tuple[TrainingPartRow, ...]  # in the usual order of a training loop
+    The parts cover the latest `steps` steps. Bricks are only of recorded steps.
+    """
+
+    steps: int  # number of the latest steps that the parts cover; 0 if the parts are not known
+    mean_us: float | None  # mean time of a training step in these steps, or None if the parts are not known
+    parts: tuple[TrainingPartRow, ...]  # the parts of a step, in the usual order of a training loop
     bricks: tuple[TrainingBrick, ...]  # the longest first
     communication: CommunicationView | None = None  # None if the steps did not communicate
     gradients: GradientsView | None = None  # None if the process has not reported gradients
@@ -58,7 +61,7 @@ class TrainingView:
     memory: TrainingMemoryView | None = None  # None if the process has not reported it
 
     def part(self, name: TrainingPart) -> TrainingPartRow | None:
-        """Return the part with this name. Return None if the process does not report it."""
+        """Return the part with the name `name`. Return None if the process does not report it."""
         return next((part for part in self.parts if part.name == name), None)
 
 
@@ -88,7 +91,9 @@ def training_view(
 
 
 def pass_of(name: str) -> tuple[str, str]:
-    """Split the name of a brick into the name of its forward pass and a suffix: BACKWARD, RECOMPUTE or ""."""
+    """Split the name of a brick of a training step into the name of its forward pass and a suffix: BACKWARD,
+    RECOMPUTE or "".
+    """
     for suffix in (BACKWARD, RECOMPUTE):
         if name.endswith(suffix):
             return name.removesuffix(suffix), suffix
@@ -98,7 +103,7 @@ def pass_of(name: str) -> tuple[str, str]:
 def passes_of_layer(layers: LayersView, row: LayerRow) -> tuple[float, float]:
     """Return the exclusive time of a layer's bricks as (forward pass, backward pass) in µs.
 
-    Forward passes that the backward pass repeats belong to the backward pass.
+    Forward passes that are repeated during the backward pass belong to the backward pass.
     """
     forward_us = backward_us = 0.0
     for brick, us in zip(layers.bricks, row.cells, strict=True):

@@ -7,15 +7,15 @@ from enum import StrEnum
 
 
 class Severity(StrEnum):
-    """The severity of a verdict."""
+    """The severity of a verdict, from wrong figures down to a remark."""
 
-    ERROR = "error"  # the figures cannot be trusted, or nothing runs
-    WARNING = "warning"  # time is lost that could be saved
-    NOTE = "note"  # the process has a limit, or a figure leaves something out
+    ERROR = "error"  # The figures of the process cannot be trusted, or nothing runs.
+    WARNING = "warning"  # The process loses time that could be saved.
+    NOTE = "note"  # The process has a limit, or a figure leaves something out.
 
 
 class About(StrEnum):
-    """The kinds of subjects of a verdict."""
+    """The kinds of things that a verdict can be about."""
 
     SOURCE = "source"
     RANK = "rank"
@@ -37,7 +37,7 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """A number that supports a verdict."""
+    """A number that supports a verdict, with its name and unit."""
 
     name: str
     value: float
@@ -64,8 +64,8 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Withheld:
-    """The verdicts that are not shown, although their rules fire, and why their figures cannot be trusted."""
+    """The verdicts that are withheld although their rules fire, and why their figures cannot be trusted."""
 
     ids: tuple[str, ...]
-    about: str  # what these verdicts are about: "latency" or "speed"
-    reason: str  # a clause, to be written after "because"
+    about: str  # what the withheld verdicts are about: "latency" or "speed"
+    reason: str  # the reason as a clause, to be written after "because"

@@ -19,11 +19,12 @@ def settled(path: Path, prompt_tokens: int | None = None) -> tuple[str, str]:
     """Return which of BACKENDS should run the model at `path`, and a line with the reason.
 
     The choice is for decoding, or for prompts of `prompt_tokens` tokens. If there is no NVIDIA driver, the reason is
-    "". Work below the measured crossover never uses the GPU. Raises ComputeError if the model cannot be read.
+    "". A model is run on the CPU if its work is smaller than the measured crossover. Raises ComputeError if the model
+    cannot be read.
     """
     if not driver_version():
         return "cpu", ""
-    from cbtop.compute.backends import available_threads  # imported here, because it loads Numba
+    from cbtop.compute.backends import available_threads  # imported here, because this import loads Numba
     from cbtop.compute.gpu_crossovers import DECODING, PROMPTS, layer_bytes
 
     name = DECODING if prompt_tokens is None else PROMPTS

@@ -1,4 +1,4 @@
-"""Make runs of several commits in turns, for `cbtop bisect`.
+"""Run a command at several commits, which take turns, for `cbtop bisect`.
 
 Each round is stored in a file, so that an interrupted bisection can be continued.
 """
@@ -30,7 +30,7 @@ ID_CHARS = 12
 
 
 class CommitRuns:
-    """Makes runs of commits, and stores them in the folder `state`.
+    """Runs a command at commits, and stores the recorded runs in the folder `state`.
 
     `command` is the complete recorded command: the words that start the recording, then the user's command.
     `on_first_run` is called once, with the seconds of the first checkout and build, and the seconds of the first run.
@@ -54,8 +54,8 @@ class CommitRuns:
     def rounds(self, sides: Sequence[str], number: int) -> list[list[Run]]:
         """Return `number` rounds. A round has a run of each commit in `sides`. Stored rounds are not made again.
 
-        Every other round has the opposite order. Raises BrokenCommitError if a commit does not run, and OverdueError
-        if the time limit is reached.
+        In every second round, the commits run in the opposite order. Raises BrokenCommitError if a commit does not
+        run, and OverdueError if the time limit is reached.
         """
         from cbtop.feeds.run_file import read_runs, write_runs
 
@@ -79,25 +79,27 @@ class CommitRuns:
 
     @property
     def kept(self) -> int:
-        """The number of stored runs."""
+        """The number of runs that are stored in files."""
         return sum(len(path.parent.name.split("-")) for path in self._state.glob("*/round-*.json"))
 
     def skip(self, commit: str, why: str) -> None:
-        """Store the reason why a commit cannot be judged. The commit is then not tried again."""
+        """Store why a commit cannot be judged. The bisection does not try this commit again."""
         (self._state / f"{commit[:SHORT]}.skipped").write_text(why, encoding="utf-8")
 
     def why_skipped(self, commit: str) -> str:
-        """Return the stored reason, or "" if the commit was not skipped."""
+        """Return why a commit was skipped, or "" if it was not skipped."""
         path = self._state / f"{commit[:SHORT]}.skipped"
         return path.read_text(encoding="utf-8") if path.exists() else ""
 
     def remove(self, commit: str) -> None:
-        """Remove the worktree of a commit."""
+        """Remove the temporary worktree of a commit."""
         self._warm.discard(commit)
         self._trees.remove(commit)
 
     def _warm_up(self, commit: str) -> None:
-        """Run a commit once in a new worktree. This run is not used, because it starts with empty caches."""
+        """Run the command once at a commit in a new worktree. This run is not used, because it starts with empty
+        caches.
+        """
         if commit in self._warm:
             return
         begun_s = time.monotonic()
@@ -131,7 +133,7 @@ class CommitRuns:
 
     @contextmanager
     def _log(self, commit: str) -> Iterator[int]:
-        """Yield the descriptor of a commit's log file. It gets the output of the build and of the runs."""
+        """Yield the descriptor of a commit's log file. The output of the build and of the runs goes to this file."""
         log = os.open(
             self._state / f"{commit[:SHORT]}.log", os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600
         )
@@ -142,7 +144,9 @@ class CommitRuns:
 
 
 def state_of(folder: Path, asked: dict[str, object], *, restart: bool) -> Path:
-    """Return the folder in `folder` for the runs of this command line. `restart` removes the stored runs."""
+    """Return the folder below `folder` for the runs of this command line. With `restart`, the runs stored there are
+    removed.
+    """
     text = json.dumps(asked, indent=2)
     found = folder / sha256(text.encode()).hexdigest()[:ID_CHARS]
     if restart and found.exists():

@@ -1,6 +1,7 @@
-"""Search for the first bad commit.
+"""Search for the first bad commit between GOOD and BAD.
 
-GOOD is compared with itself, BAD with GOOD, then commits between them with GOOD, and the result with its parent.
+GOOD is compared with itself, BAD with GOOD, then commits between them with GOOD. At the end, the first bad commit is
+compared with its parent.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ GO_ON = "the same command goes on"
 
 
 class Runs(Protocol):
-    """The interface of `CommitRuns` that a search needs."""
+    """The methods that a search for the first bad commit needs from `CommitRuns`."""
 
     def rounds(self, sides: Sequence[str], number: int) -> list[list[Run]]: ...
     def skip(self, commit: str, why: str) -> None: ...
@@ -41,38 +42,38 @@ class Runs(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The commits and the options of a bisection."""
+    """The commits and the options that a user has asked to bisect."""
 
     good: str
     bad: str
     thresholds: Sequence[Threshold]
-    rounds: int  # maximum number of runs per commit
+    rounds: int  # maximum number of runs of one commit
     first_parent: bool = False
     anyway: bool = False
 
     @property
     def looks(self) -> list[int]:
-        """Numbers of rounds. A commit is judged after each of these numbers."""
+        """The numbers of rounds after which a commit is judged."""
         return sorted({MIN_LEARNED, self.rounds})
 
 
 class Search:
-    """A search in `repository`. It calls `say` with a line of progress for each commit."""
+    """A search for the first bad commit in `repository`. It calls `say` with a line of progress for each commit."""
 
     def __init__(self, repository: Repository, runs: Runs, asked: Asked, say: Callable[[str], None]) -> None:
         self._repository, self._runs, self._asked, self._say = repository, runs, asked, say
         self._begun_s = time.monotonic()
         self._goods, self._bad = [asked.good], asked.bad
-        self._unclear: set[str] = set()  # commits that could not be judged
+        self._unclear: set[str] = set()  # hashes of commits that could not be judged
         self._wanted: Wanted | None = None
         self._results: list[CommitResult] = []
-        self._assessments: dict[str, Assessment] = {}  # comparisons of bad commits with GOOD
+        self._assessments: dict[str, Assessment] = {}  # for each bad commit, its comparison with GOOD
         self._between = self._candidates()
 
     def run(self, state: str) -> BisectResult:
-        """Search, and return the result. `state` is the name of the folder with the runs.
+        """Search for the first bad commit, and return the result.
 
-        Raises BrokenCommitError if GOOD or BAD does not run.
+        `state` is the name of the folder with the runs. Raises BrokenCommitError if GOOD or BAD does not run.
         """
         try:
             end, why = self._compare_ends() or self._narrow()
@@ -103,7 +104,7 @@ class Search:
     def _candidates(self, *, is_halved: bool = False) -> list[str]:
         """Return the commits that may be the first bad one.
 
-        With `is_halved`, the next commit to measure comes first, as in `git rev-list --bisect-all`.
+        With `is_halved`, the commit to measure next comes first, as in `git rev-list --bisect-all`.
         """
         first_parent = self._asked.first_parent
         return self._repository.between(self._goods, self._bad, first_parent=first_parent, is_halved=is_halved)
@@ -112,9 +113,8 @@ class Search:
         return assess(bases, news, self._asked.thresholds, anyway=self._asked.anyway)
 
     def _compare_ends(self) -> tuple[End, str] | None:
-        """Compare GOOD with itself, and BAD with GOOD.
-
-        Return the outcome if there is nothing to search for, otherwise None.
+        """Compare GOOD with itself, and BAD with GOOD. Return the outcome if this already ends the search, otherwise
+        None.
         """
         good, bad = self._asked.good, self._asked.bad
         for number in self._asked.looks:
@@ -165,13 +165,13 @@ class Search:
         return self._confirm()
 
     def _measure(self, base: str, commit: str) -> CommitVerdict:
-        """Measure `commit` in turns with `base`, and return whether it is bad."""
+        """Measure `commit` in turns with `base`, and return whether `commit` is slower (bad)."""
         assert self._wanted is not None
         for number in self._asked.looks:
             bases, news = zip(*self._runs.rounds([base, commit], number), strict=True)
             try:
                 assessment = self._assess(bases, news)
-            except UsageError as error:  # a threshold names a brick that this commit does not have
+            except UsageError as error:  # A threshold of the user names a brick that this commit does not have.
                 raise BrokenCommitError(commit, str(error)) from error
             verdict = verdict_of(assessment, self._wanted, is_last=number == self._asked.rounds)
             if verdict is not CommitVerdict.UNCLEAR:
@@ -180,9 +180,8 @@ class Search:
         return verdict
 
     def _confirm(self) -> tuple[End, str]:
-        """Compare the first bad commit with its parent.
-
-        Small changes of several commits may add up without a bad commit.
+        """Confirm the first bad commit by comparing it with its parent. || It may be no slower than its parent if
+        small changes of several commits add up.
         """
         parent = self._repository.parent(self._bad)
         if parent is None or parent == self._asked.good:

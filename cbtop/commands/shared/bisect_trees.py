@@ -35,17 +35,18 @@ from cbtop.errors import CbtopError, UsageError
 from cbtop.reports.bisect import SHORT, Commit
 from cbtop.tuning.measuring import InterruptedTurnError
 
-STATE = "cbtop-bisect"  # name of our folder in the git directory
-PREFIX = "cbtop-bisect-"  # prefix of the names of temporary folders
-MARKER = ".cbtop-bisect"  # name of a file in each temporary folder; it contains the folder's identifier
-FOLDERS = "folders.json"  # name of a file in `STATE`; it maps temporary folders to their identifiers
-# Python reads .pth files in the order of their names. This name is read after the .pth files of a build.
+STATE = "cbtop-bisect"  # name of cbtop's folder in the git directory
+PREFIX = "cbtop-bisect-"  # temporary folders of bisections have names with this prefix
+MARKER = ".cbtop-bisect"  # Each temporary folder contains a file of this name, with the folder's identifier.
+FOLDERS = "folders.json"  # A file of this name in the folder `STATE` maps temporary folders to their identifiers.
+# Name of a .pth file. Python reads .pth files in the order of their names, so this file is read after the .pth files
+# of a build.
 LAST_PATH_FILE = "zz-of-the-user.pth"
 SHOWN_ERROR = 200
 
 
 class BrokenCommitError(CbtopError):
-    """A commit cannot be checked out, built or run."""
+    """A commit cannot be checked out, built or run, so it cannot be judged."""
 
     def __init__(self, commit: str, why: str, exit_code: int = CbtopError.exit_code) -> None:
         super().__init__(f"{commit[:SHORT]}: {why}")
@@ -54,11 +55,11 @@ class BrokenCommitError(CbtopError):
 
 @dataclass(frozen=True, slots=True)
 class Repository:
-    """The repository that contains the current directory."""
+    """The git repository that contains the current directory."""
 
-    root: Path  # root directory of the checkout
-    below: str  # the current directory, relative to `root`
-    state: Path  # folder for the measured runs
+    root: Path  # root directory of the git checkout
+    below: str  # the current directory, relative to the root of the checkout
+    state: Path  # folder in the git directory for the measured runs
 
     @staticmethod
     def here() -> Repository:
@@ -70,7 +71,9 @@ class Repository:
         return Repository(Path(os.fsdecode(root)), below, Path(os.fsdecode(common)) / STATE)
 
     def ends(self, good: str, bad: str) -> tuple[str, str]:
-        """Return the commits that GOOD and BAD name. Raises UsageError if GOOD is not an ancestor of BAD."""
+        """Return the full hashes of the commits that the texts GOOD and BAD name. Raises UsageError if GOOD is not an
+        ancestor of BAD.
+        """
         first, last = commit_of(good, self.root), commit_of(bad, self.root)
         if first == last:
             raise UsageError(f"GOOD and BAD are the same commit, {first[:SHORT]}")
@@ -80,7 +83,7 @@ class Repository:
             try:
                 base = git("merge-base", first, last, at=self.root).decode().strip()
                 way_out = f"bisect from their merge base: cbtop bisect {base[:SHORT]} {bad}"
-            except UsageError:  # git fails without a message if the commits have no common ancestor
+            except UsageError:  # Git fails without a message if two commits have no common ancestor.
                 way_out = "they have no commit in common"
             raise UsageError(f"GOOD ({good}) is not an ancestor of BAD ({bad}); {way_out}")
         return first, last
@@ -98,10 +101,10 @@ class Repository:
         return [line.split()[0] for line in lines]
 
     def commits(self, names: Sequence[str]) -> tuple[Commit, ...]:
-        """Return the commits with subject, author and date, in the order of `names`."""
+        """Return the subject, author and date of the commits `names`, in this order."""
         words = ["log", "--no-walk=unsorted", "--stdin", "--format=%H%x00%s%x00%an%x00%aI"]
         text = git(*words, at=self.root, text="".join(f"{name}\n" for name in names)).decode(errors="replace")
-        # git prints a repeated commit only once
+        # Git prints a commit only once, even if it is named twice.
         known = {found.name: found for line in text.split("\n") if line for found in [Commit(*line.split("\0"))]}
         return tuple(known[name] for name in names)
 
@@ -113,9 +116,7 @@ class Repository:
 
 @contextmanager
 def locked(repository: Repository) -> Iterator[None]:
-    """Hold the lock on the bisections of a repository, because two of them at once would disturb each other's
-    measurements.
-    """
+    """Lock a repository during a bisection. Two bisections at once would disturb each other's measurements."""
     repository.state.mkdir(parents=True, exist_ok=True)
     lock = os.open(repository.state, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -130,14 +131,14 @@ def locked(repository: Repository) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """A worktree of a commit: its directory, and variables to add to the environment of its commands."""
+    """A temporary worktree of a commit: its directory, and variables to add to the environment of its commands."""
 
     directory: Path
     environment: dict[str, str]
 
 
 class Trees:
-    """The worktrees of a bisection. `close` removes them."""
+    """The temporary worktrees of a bisection. `close` removes them."""
 
     def __init__(self, repository: Repository, build: str | None, until_s: float) -> None:
         self._repository, self._build, self._until_s = repository, build, until_s
@@ -146,7 +147,7 @@ class Trees:
         self._trees: dict[str, Tree] = {}
 
     def at(self, commit: str, log: int) -> Tree:
-        """Return the worktree of a commit, which is made and built if necessary. Output goes to the descriptor `log`.
+        """Return the worktree of a commit, and make and build it if necessary. Output goes to the descriptor `log`.
 
         Raises BrokenCommitError if that fails, and OverdueError if the time limit is reached.
         """
@@ -170,12 +171,12 @@ class Trees:
         return self._trees[commit]
 
     def remove(self, commit: str) -> None:
-        """Remove the worktree of a commit, if there is one."""
+        """Remove the temporary worktree of a commit, if there is one."""
         self._trees.pop(commit, None)
         self._remove(self._folder / commit[:SHORT])
 
     def close(self) -> None:
-        """Remove all worktrees. A first Ctrl-C does not interrupt this."""
+        """Remove all temporary worktrees. A first Ctrl-C does not interrupt this."""
         with noted_interrupt():
             self._remove_folder(self._folder)
             self._write_folders({})
@@ -196,9 +197,9 @@ class Trees:
         return found | {"VIRTUAL_ENV": str(at), "PATH": os.pathsep.join(path)}
 
     def _is_of_packages(self, path: str) -> bool:
-        """Return whether a folder of `sys.path` has installed packages.
+        """Return whether packages are installed in a folder of `sys.path`.
 
-        It has none if it is the user's checkout or Python's own library.
+        None are installed in the user's checkout or in Python's own library.
         """
         if "site-packages" in path or "dist-packages" in path:
             return True
@@ -222,7 +223,7 @@ class Trees:
             raise BrokenCommitError(commit, why)
 
     def _remove(self, at: Path) -> None:
-        """Remove a worktree of this program, and the folder `at` that contains it."""
+        """Remove a worktree that cbtop has made, and the folder `at` that contains it."""
         root = at / "tree"
         try:
             self._remove_worktree(root)
@@ -233,7 +234,7 @@ class Trees:
 
     def _remove_worktree(self, root: Path) -> None:
         if str(root) in self._known():
-            # --force twice, because an interrupted `git worktree add` may have left the worktree locked
+            # Pass --force twice, because an interrupted `git worktree add` may have left the worktree locked.
             git("worktree", "remove", "--force", "--force", str(root), at=self._repository.root)
 
     def _known(self) -> list[str]:
@@ -241,18 +242,21 @@ class Trees:
         return [line.partition(" ")[2] for line in lines if line.startswith("worktree ")]
 
     def _made_folder(self) -> Path:
-        """Make a temporary folder and list it, so that `_remove_left` finds it."""
-        folder = Path(tempfile.mkdtemp(prefix=PREFIX)).resolve()  # git writes paths without symbolic links
+        """Make a temporary folder and list its name, so that `_remove_left` finds the folder if this process is
+        killed.
+        """
+        # Resolve symbolic links, because git lists worktrees by paths without them.
+        folder = Path(tempfile.mkdtemp(prefix=PREFIX)).resolve()
         identifier = secrets.token_hex(16)
         (folder / MARKER).write_text(identifier, encoding="utf-8")
         self._write_folders({str(folder): identifier})
         return folder
 
     def _remove_left(self) -> None:
-        """Remove the folder of a bisection that was killed. The lock of the repository must be held."""
+        """Remove the temporary folders of bisections that were killed. The lock of the repository must be held."""
         for name, identifier in self._folders().items():
             folder = Path(name)
-            if not folder.exists():  # The folder was removed without git, so git still lists its worktrees.
+            if not folder.exists():  # The temporary folder was removed without git, so git still lists its worktrees.
                 for known in self._known():
                     if Path(known).is_relative_to(folder):
                         self._remove_worktree(Path(known))
@@ -270,7 +274,8 @@ class Trees:
         file = self._repository.state / FOLDERS
         try:
             found = json.loads(file.read_text(encoding="utf-8"))
-        except (FileNotFoundError, ValueError):  # not written yet, or only in part by a killed process
+        except (FileNotFoundError, ValueError):
+            # The list of folders does not exist yet, or a killed process has written only a part of it.
             return {}
         return {name: identifier for name, identifier in found.items() if isinstance(identifier, str)}
 
@@ -280,9 +285,8 @@ class Trees:
 
 
 def _is_marked(folder: Path, identifier: str) -> bool:
-    """Whether a folder contains the marker with this identifier.
-
-    The path to the marker must not contain a symbolic link.
+    """Return whether a folder contains the marker file with this identifier. The path to the marker must not contain
+    a symbolic link.
     """
     marker = folder / MARKER
     try:
@@ -292,7 +296,7 @@ def _is_marked(folder: Path, identifier: str) -> bool:
 
 
 def last_line(log: int, begins: int) -> str:
-    """Return ": " and the last line of a log after the byte `begins`, or "" without output.
+    """Return ": " and the last line of a log, or "" if nothing was written after the byte `begins`.
 
     A line of cbtop itself is returned only if the log has no other lines.
     """

@@ -1,4 +1,4 @@
-"""Choose and merge processes, in live views and in replays."""
+"""The options that choose and merge processes, in live views and in replays."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def add_source_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def add_merge_argument(parser: argparse.ArgumentParser) -> None:
-    """Add the option that merges processes."""
+    """Add the option that merges the figures of several processes."""
     parser.add_argument(
         "--merge",
         type=_mode,
@@ -35,7 +35,10 @@ def add_merge_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def judge_as_asked(feed: Views, options: argparse.Namespace) -> None:
-    """Apply the options about verdicts and the baseline to `feed`. Raises UsageError for an invalid baseline."""
+    """Apply the user's options about verdicts and the baseline to `feed`.
+
+    Raises UsageError for an invalid baseline.
+    """
     feed.silenced = options.silence
     if options.baseline is None:
         return
@@ -53,9 +56,9 @@ def judge_as_asked(feed: Views, options: argparse.Namespace) -> None:
 
 
 def as_asked(feed: Views, keys: Iterable[str], options: argparse.Namespace, *, window: bool) -> list[SourceView]:
-    """Return the views of the sources `keys`, merged if the options say so.
+    """Return the views of the sources `keys`, merged if the options ask for it.
 
-    With `window`, the figures are over the recent window, otherwise since the start.
+    With `window`, the figures cover the recent window, otherwise the time since the start.
     """
     found: dict[str, SourceView] = {}
     for key in keys:

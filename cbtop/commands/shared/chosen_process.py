@@ -1,4 +1,4 @@
-"""Choose one running process of this machine by the option `--source`."""
+"""The option `--source`, for commands that need exactly one running process of this machine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from cbtop.protocol.endpoint import runtime_dir
 
 
 def chosen_process(wanted: Sequence[str]) -> Source:
-    """Return the chosen running process. Raises NoDataError if none matches, and UsageError if several match."""
+    """Return the running process that the option `--source` names. Raises NoDataError if no process matches, and
+    UsageError if several match.
+    """
     directory = runtime_dir()
     found: list[Source] = []
     try:

@@ -1,4 +1,6 @@
-"""Explain why the hot path runs in Python and how to change that, for `doctor` and `overhead`."""
+"""Explain why the profiler's hot path runs in Python and not in C, and how to change that, for `doctor` and
+`overhead`.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,10 @@ import os
 
 
 def why_in_python() -> tuple[str, str] | None:
-    """Return the reason why the hot path runs in Python, and the remedy. Returns None if the hot path is compiled."""
+    """Return why the profiler's hot path runs in Python and not in C, and the remedy.
+
+    Returns None if it runs in C.
+    """
     if os.environ.get("CBTOP_PURE_PYTHON"):
         return "CBTOP_PURE_PYTHON is set", "unset it for the compiled one"
     try:

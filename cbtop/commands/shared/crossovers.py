@@ -39,7 +39,8 @@ WAYS = {
     "gpu_layer_bytes": ON_GPU,
     "gpu_prompt_bytes": ON_GPU,
 }
-ON_THREADS = "one thread", "threads"  # The methods below and above a crossover without an entry in WAYS.
+# The names of the two methods below and above a crossover, if WAYS has no entry for this crossover.
+ON_THREADS = "one thread", "threads"
 
 
 def use_kept_crossovers() -> str:
@@ -48,7 +49,7 @@ def use_kept_crossovers() -> str:
     Returns a line with the values, or with the reason why stored values cannot be used. The line is empty if no
     crossover was stored or measured.
     """
-    from cbtop.compute.backends import available_threads  # imported here, because it loads Numba
+    from cbtop.compute.backends import available_threads  # imported here, because this import loads Numba
 
     try:
         found = crossovers_of(cpu_name(), available_threads())
@@ -75,7 +76,7 @@ def go_by_kept_crossovers(line: ProgressLine) -> None:
 
 
 def measured_crossovers(found: Iterable[Crossover]) -> Crossovers:
-    """Return the crossovers of the processor. A crossover that was not measured has its default."""
+    """Return the processor's crossovers in use. A crossover that was not measured has its default."""
     measured = {
         one.name: one.value for one in found if one.provenance is Provenance.MEASURED and one.name in CROSSOVERS
     }
@@ -83,7 +84,7 @@ def measured_crossovers(found: Iterable[Crossover]) -> Crossovers:
 
 
 def crossover_lines(found: MachineCrossovers) -> list[str]:
-    """Return the crossovers as lines for a terminal."""
+    """Return the stored crossovers as lines for a terminal."""
     return [f"{found.title}: crossovers ({found.day or units.NOT_MEASURED})", *map(_line, found.crossovers)]
 
 

@@ -1,4 +1,4 @@
-"""Report that the packages of the extra `compute` are not installed. The demo's model needs them."""
+"""Report missing packages of the extra `compute`, which the demo's model needs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from cbtop.errors import UsageError
 
 
 def require_engine(what: str) -> None:
-    """Raise UsageError if a package of the extra `compute` is missing. The error has the command that installs it.
+    """Raise UsageError if a package of the extra `compute` is missing. The error contains the command that installs
+    the package.
 
     `what` is the feature that needs the packages, such as `cbtop demo`.
     """
@@ -16,6 +17,6 @@ def require_engine(what: str) -> None:
 
 
 def how_to_demo() -> str:
-    """Return a text with commands that start a process to watch."""
+    """Return a help text with commands that start a process which cbtop can watch."""
     demo = "`cbtop demo --serve-only`"
     return demo if engine.is_installed() else f"`{engine.INSTALL}`, then {demo}"

@@ -1,4 +1,4 @@
-"""Run git, with its errors as one line."""
+"""Run git, and report its errors in one line."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from cbtop.errors import UsageError
 def git(*arguments: str, at: Path | None = None, of: str = "", text: str = "") -> bytes:
     """Run git in the directory `at` (default: the current one) with the input `text`, and return its output.
 
-    git finds the repository only by that directory, and not by variables. `of` is the revision in the arguments, for
-    the error text. Raises UsageError if git fails.
+    Git finds the repository by this directory only, and not by environment variables. `of` is the user's revision,
+    which an error names. Raises UsageError if git fails.
     """
     done = _run(arguments, outside_environment(), at, text)
     if done.returncode:
@@ -25,20 +25,22 @@ def git(*arguments: str, at: Path | None = None, of: str = "", text: str = "") -
 
 
 def commit_of(revision: str, at: Path | None = None) -> str:
-    """Return the full hash of the commit that `revision` names. Raises UsageError if there is none."""
+    """Return the full hash of the commit that `revision` names. Raises UsageError if the commit does not exist."""
     commit = git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}", at=at, of=revision)
     return commit.decode().strip()
 
 
 def outside_environment() -> dict[str, str]:
-    """Return the environment without `local_variables`. A git hook sets them to the user's repository."""
+    """Return the environment without the variables that name a repository. A git hook sets them to the user's
+    repository.
+    """
     local = local_variables()
     return {name: value for name, value in os.environ.items() if name not in local}
 
 
 @cache
 def local_variables() -> frozenset[str]:
-    """Return the names of the variables that tell git its repository, index and settings."""
+    """Return the names of the environment variables that tell git its repository, index and settings."""
     return frozenset(_run(("rev-parse", "--local-env-vars"), None).stdout.decode().split())
 
 
@@ -46,7 +48,7 @@ def _run(
     arguments: tuple[str, ...], environment: dict[str, str] | None, at: Path | None = None, text: str = ""
 ) -> subprocess.CompletedProcess[bytes]:
     try:
-        # git gets a session of its own, because Ctrl-C in a terminal must not end it half way.
+        # Run git in a session of its own, because Ctrl-C in a terminal must not end it half way.
         return subprocess.run(
             ("git", *arguments), capture_output=True, check=False, cwd=at, input=text.encode(), env=environment,
             start_new_session=True,

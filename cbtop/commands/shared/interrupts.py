@@ -1,6 +1,10 @@
-"""Handle Ctrl-C between two polls. As an exception inside a poll, it could be lost or interrupt the poll half way."""
+"""Handle Ctrl-C between two polls of a loop.
 
-# Python prints and then drops any exception in a destructor or weak reference callback, also KeyboardInterrupt.
+If it were raised as an exception inside a poll, it could be lost or interrupt the poll half way.
+"""
+
+# If an exception is raised in a destructor or a weak reference callback, Python prints and then drops it. This is
+# also true of KeyboardInterrupt.
 
 from __future__ import annotations
 
@@ -15,7 +19,8 @@ from types import FrameType
 def noted_interrupt() -> Iterator[Callable[[], bool]]:
     """Yield a function that returns whether Ctrl-C was pressed. A second Ctrl-C raises KeyboardInterrupt as usual."""
     pressed: list[int] = []
-    if threading.current_thread() is not threading.main_thread():  # only the main thread may handle signals
+    # Only the main thread may handle signals, so another thread never sees Ctrl-C.
+    if threading.current_thread() is not threading.main_thread():
         yield lambda: False
         return
 

@@ -12,7 +12,7 @@ Case = tuple[str, str, Sequence[str], str, str]
 
 
 def junit(name: str, suites: Iterable[tuple[str, Iterable[Case]]]) -> str:
-    """Return a JUnit document of named suites."""
+    """Return a JUnit XML document with a test suite for each name."""
     root = ET.Element("testsuites", name=name)
     for suite, cases in suites:
         _suite(root, suite, cases)

@@ -5,18 +5,19 @@ from __future__ import annotations
 import os
 import time
 
-TYPE_CHECKING = False  # false at run time, because `typing` takes longer to import than the rest
+# Only type checkers take this for true. Importing `typing` takes longer than all other imports here.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 PROC_STAT = "/proc/stat"
-# Possible error of the kernel's counts in seconds: the minimum for all processors, and the error per processor. The
-# count of a processor is in ticks of 10 ms and may be wrong by one tick. Over many processors, most errors cancel
-# out.
+# Possible error of the kernel's processor times, in seconds. The first value is the minimum for all processors
+# together, the second is the error per processor. A time is counted in ticks of 10 ms and may be wrong by one tick.
+# Over many processors, most errors cancel out.
 TICKS_S, TICKS_S_OF_EACH = 0.03, 0.004
-QUIET_PROCESSORS = 0.1  # maximum number of processors used by other processes on a quiet machine
-# share of all processors; if it is more than QUIET_PROCESSORS, it is the limit, because large machines run more
-# services
+QUIET_PROCESSORS = 0.1  # On a quiet machine, other processes use at most this many processors on average.
+# On a large machine, other processes may use this share of all processors, because large machines run more services.
+# The larger of the two limits is valid.
 QUIET_SHARE = 0.01
 
 
@@ -34,11 +35,11 @@ class MachineLoad:
 
     @property
     def elapsed_s(self) -> float:
-        """The seconds since this object was made."""
+        """The seconds since this object was made, which is the time that the load is measured over."""
         return self._clock_s() - self._begun_s
 
     def others_s(self) -> float | None:
-        """Return the processor time of other processes, or None if the kernel does not report it."""
+        """Return the processor time of other processes in seconds, or None if the kernel does not report it."""
         now_s = self._others_s()
         return None if now_s is None or self._before_s is None else max(now_s - self._before_s, 0.0)
 
@@ -62,6 +63,7 @@ class MachineLoad:
         try:
             with open(PROC_STAT, encoding="ascii") as file:
                 user, nice, system, _, _, irq, softirq, steal = map(int, file.readline().split()[1:9])
-        except (OSError, ValueError):  # not Linux, or a sandbox
+        except (OSError, ValueError):
+            # The kernel does not report the times: the system is not Linux, or a sandbox hides them.
             return None
         return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK") - self._own_s()

@@ -1,4 +1,4 @@
-"""Measure the machine's current pace. It is the time of constant work while cbtop does nothing else.
+"""Measure the machine's current pace: the time that a fixed amount of work takes while cbtop does nothing else.
 
 The pace of a virtual machine changes, because other machines use the same caches, clock and memory.
 """
@@ -12,7 +12,7 @@ import numpy as np
 
 from cbtop.comparison.runs import Pace
 
-ROUNDS = 15  # rounds of alternating measurements, about 0.1 s in total
+ROUNDS = 15  # The two tasks are measured in turns, this many times. Together this takes about 0.1 s.
 CACHE_BYTES, CACHE_TIMES = 64 << 10, 400
 MEMORY_BYTES = 64 << 20
 

@@ -1,8 +1,8 @@
-"""Measure the roofs that are unknown in a run, once, as soon as the machine is quiet.
+"""Measure the roofs (speed limits of the hardware) that a run does not know, once, as soon as the machine is quiet.
 
 Rules
-- The command has priority. Nothing is measured in its processes or on a GPU. Nothing is measured while a processor
-  that the measurement needs is in use.
+- The command has priority. Nothing is measured in the processes of the command or on a GPU. Nothing is measured
+  while a processor that the measurement needs is in use.
 - A measurement yields to all other processes. It ends as soon as another process begins to work, and then stores
   nothing.
 - CI machines are not measured, because the next job begins at once and no viewer shows the roofs.
@@ -23,22 +23,25 @@ from cbtop.protocol.errors import DecodeError, RoofsError
 from cbtop.protocol.messages import Ceiling, Manifest
 from cbtop.protocol.roofs import DeviceRoofs, cpu_name, known_roofs, roofs_of_cpu, way_out_on_cpu
 
-QUIET_S = 0.9  # minimum number of seconds over which the machine's load is judged
-AFTER_S = 8.0  # maximum number of seconds to wait for a quiet second after the command has ended
-LOOK_S = 0.1  # seconds between two looks after the command has ended
+QUIET_S = 0.9  # Judge the load of the machine over at least this many seconds.
+AFTER_S = 8.0  # After the command has ended, wait at most this many seconds for a quiet second.
+LOOK_S = 0.1  # Seconds between two checks of the machine's load, after the command has ended.
 MAX_ATTEMPTS = 3
-MAX_READ = 8  # maximum number of processes to read announcements from
+MAX_READ = 8  # Read the announcements of at most this many processes.
 BETTER = "`cbtop calibrate` measures longer"
 
 
 class MissingRoofs:
-    """The roofs that the processes of a run do not know. The rings of the processes are in `directory`."""
+    """The roofs (speed limits of the hardware) that the processes of a run do not know.
+
+    The rings of the processes are in `directory`.
+    """
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
-        # ids of processes that need not be read again: their model is known, or their file is damaged
+        # Ids of processes that need not be read again, because their model is known or their file is damaged.
         self._asked: set[int] = set()
-        # for each ring: its reader, and the messages read until now
+        # for each ring file: its reader, and the messages read until now
         self._catalogs: dict[Path, tuple[CatalogReader, list[Manifest | Ceiling]]] = {}
         self._threads: int | None = None  # number of threads for the measurement, or None if no roofs are missing
         self._load: MachineLoad | None = None
@@ -51,7 +54,9 @@ class MissingRoofs:
         return self._measured is not None or self._attempts >= MAX_ATTEMPTS
 
     def look(self, pids: Iterable[int]) -> None:
-        """Start a measurement if roofs are missing and the machine was quiet since the last call. Does not wait."""
+        """Start a measurement if roofs are missing and the machine was quiet since the last call. Does not wait for
+        the result.
+        """
         if self._running is not None:
             self._look_at_running(self._running)
         elif not self._is_over:
@@ -60,7 +65,7 @@ class MissingRoofs:
                 self._look_at_load(self._threads)
 
     def line(self) -> str:
-        """Return a line for the summary, or "" if there is nothing to report."""
+        """Return a line about the measured roofs for the summary, or "" if there is nothing to report."""
         if self._measured is not None:
             return f"roofs were measured in a quiet second: {in_words(self._measured.ceilings)}; {BETTER}"
         if self._threads is None or self._is_over:
@@ -69,7 +74,10 @@ class MissingRoofs:
         return f"roofs of {threads} are not known: measured next if the machine is quiet; {BETTER}"
 
     def measure_after(self) -> None:
-        """After the end of the command, wait for a quiet second. Then start the measurement and wait for it."""
+        """Wait for a quiet second after the command has ended.
+
+        Then start the measurement of roofs and wait for it.
+        """
         self._load, end_s = None, time.monotonic() + AFTER_S
         while self._running is not None or (
             self._threads is not None and not self._is_over and time.monotonic() < end_s
@@ -88,7 +96,8 @@ class MissingRoofs:
 
     def _begin(self, threads: int) -> None:
         try:
-            if roofs_of_cpu(known_roofs(), threads) is not None:  # another run has measured the roofs meanwhile
+            # Another run has measured the roofs in the meantime.
+            if roofs_of_cpu(known_roofs(), threads) is not None:
                 self._attempts = MAX_ATTEMPTS
             else:
                 self._running = ShortMeasurement(threads)
@@ -107,7 +116,7 @@ class MissingRoofs:
             running.close()
 
     def _ask(self, pids: Iterable[int]) -> None:
-        """Read the new announcements of each process, until the process has announced its model."""
+        """Read what each process has newly announced, until it has announced its model."""
         pids = [pid for pid in list(pids)[:MAX_READ] if pid not in self._asked]
         names = os.listdir(self._directory) if pids else ()
         for pid in pids:
@@ -131,7 +140,9 @@ class MissingRoofs:
 
 
 def missing_threads(said: Iterable[Manifest | Ceiling]) -> int | None:
-    """Return the number of threads of a process that has announced that its roofs are unknown. Otherwise None."""
+    """Return the number of threads of a process that has announced that its roofs are unknown. Returns None for any
+    other process.
+    """
     manifest, roofs = None, {}
     for message in said:
         match message:
@@ -144,7 +155,7 @@ def missing_threads(said: Iterable[Manifest | Ceiling]) -> int | None:
 
 
 def _is_wanted() -> bool:
-    """Return whether roofs may be measured although the user did not ask for it.
+    """Return whether roofs may be measured without being asked.
 
     They are not measured in CI, and not on a processor without a model name.
     """

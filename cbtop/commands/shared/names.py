@@ -1,4 +1,4 @@
-"""Check values that must be one of several names, and suggest the nearest name."""
+"""Check options that must be one of several names, and suggest the nearest name."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from difflib import get_close_matches
 
 
 def one_of(what: str, names: Iterable[str]) -> Callable[[str], str]:
-    """Return an argparse type for a value that is one of `names`.
+    """Return an argparse type for an option that must be one of `names`.
 
-    `what` is the noun for such a value in error messages.
+    `what` is the noun for such a value in error messages, such as `view`.
     """
     known = tuple(names)
 

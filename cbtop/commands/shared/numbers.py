@@ -1,4 +1,4 @@
-"""Parse numbers of the command line."""
+"""Parse the numbers in options of the command line."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def temperature(text: str) -> float:
 
 
 def part(text: str) -> float:
-    """Parse `text` as a number above 0 and at most 1."""
+    """Parse `text` as a number that is above 0 and at most 1."""
     value = _number(text, 0.0, 1.0)
     if not value:
         raise argparse.ArgumentTypeError(f"{text!r} is not above 0")

@@ -45,9 +45,10 @@ INTERRUPTED = 130
 
 @dataclass(frozen=True, slots=True)
 class ComparisonOutcome:
-    """The result of a comparison.
+    """The result of comparing two sides A and B.
 
-    `sides` are the texts of both sides. `model` is "" for commands. `rounds` is the requested number of rounds.
+    `sides` are their texts on the command line. `model` is "" for commands. `rounds` is the requested number of
+    rounds.
     """
 
     kind: str
@@ -62,7 +63,7 @@ class ComparisonOutcome:
 
 
 class _Measured:
-    """The completed rounds. They remain available if the measurement is interrupted."""
+    """The rounds that are complete. They remain available if the measurement is interrupted."""
 
     def __init__(self, line: ProgressLine, rounds: int) -> None:
         self.rounds: list[Round] = []
@@ -84,7 +85,7 @@ class _Measured:
                 if should_stop():
                     return
         except (InterruptedTurnError, KeyboardInterrupt):
-            pass  # the interrupted round does not count
+            pass  # The measurement was interrupted. The round that is not complete does not count.
 
     def _show(self, number: int, side: int) -> None:
         done = (number + side / 2) / self._wanted
@@ -219,9 +220,8 @@ def _outcome(
 
 
 def _fields(outcome: ComparisonOutcome, pair: PairedTest) -> dict[str, Any]:
-    """Return the fields of a pair of tests, for both sides.
-
-    A field that llama-bench also has gets the key of llama-bench.
+    """Return the JSON fields of a pair of tests, for both sides. A field that llama-bench also has gets llama-bench's
+    key.
     """
     low, high = pair.interval or (None, None)
     found: dict[str, Any] = {
@@ -252,8 +252,8 @@ def _markdown(outcome: ComparisonOutcome) -> str:
         sides = [_figure(pair, side) for side in (0, 1)]
         rows.append((pair.name, *sides, "t/s" if pair.tokens else "s", f"{pair.ratio:.3f}", interval, pair.verdict))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    left = (0, 3, 6)  # indices of the left-aligned columns
-    # two spaces at the end of a line make a line break in Markdown
+    left = (0, 3, 6)  # indices of the left-aligned columns of the table
+    # In Markdown, two spaces at the end of a line make a line break.
     lines = [f"A: {outcome.sides[0]}  ", f"B: {outcome.sides[1]}", ""]
     for number, row in enumerate(rows):
         cells = [

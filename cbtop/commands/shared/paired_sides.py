@@ -40,7 +40,7 @@ A and B are two of one kind, which the word before the colon says:
   run:COMMAND    a line for the shell. What prints the JSON of cbtop bench or llama-bench has its tests compared by
                  tokens/s; of any other, the time from start to exit is\
 """
-WHOLE = "whole"  # name of the test if a command does not report tests
+WHOLE = "whole"  # name of the single test of a command that does not report tests of its own
 POLL_MS = 100
 SHOWN_ERROR = 200
 ShouldStop = Callable[[], bool]
@@ -55,7 +55,7 @@ class Side:
 
 
 def side(text: str) -> Side:
-    """Parse one side for argparse."""
+    """Parse the text of a side A or B, for argparse."""
     if text.startswith("-"):
         return Side(SETTINGS, text)
     kind, colon, what = text.partition(":")
@@ -72,7 +72,9 @@ class _SettingParser(argparse.ArgumentParser):
 
 
 def setting(text: str, otherwise: Setting) -> Setting:
-    """Return the setting `otherwise` with the options in `text` applied. Raises UsageError for invalid options."""
+    """Return a copy of the setting `otherwise` that is changed by the options in `text`. Raises UsageError for
+    invalid options.
+    """
     parser = _SettingParser(add_help=False, allow_abbrev=False, prog="--paired")
     parser.add_argument("-t", "--threads", type=count)
     parser.add_argument("--exact", action="store_true")
@@ -93,7 +95,9 @@ def setting(text: str, otherwise: Setting) -> Setting:
 def turns_of_settings(
     bench: Bench, settings: Sequence[Setting], tests: Sequence[Test], should_stop: ShouldStop
 ) -> list[tuple[Turn, Turn]]:
-    """Return a pair of turns for each test. The turns are short, because the machine's speed changes with time."""
+    """For each test, return one short turn of both sides. Turns are short, because the machine's speed changes with
+    time.
+    """
 
     def turn(of: Setting, test: Test) -> Turn:
         return lambda: {test.name: bench.took_ns(of, test, should_stop)}
@@ -112,7 +116,7 @@ class Process:
     environment: Mapping[str, str] | None = None
 
     def turn(self, should_stop: ShouldStop) -> dict[str, tuple[int | None, int]]:
-        """Run the command. Returns (number of tokens, mean time of one run in ns) for each test, by name.
+        """Run the command once. Return (number of tokens, mean time of one run in ns) for each test, by name.
 
         Raises CbtopError if the command fails. Raises InterruptedTurnError once `should_stop` returns true.
         """
@@ -127,8 +131,8 @@ class Process:
             return tests_in(out.read(), self.title) or {WHOLE: (None, took_ns)}
 
     def run(self, out: int, said: int, should_stop: ShouldStop) -> tuple[int, int]:
-        """Run the command. Its stdout goes to the file `out`, its stderr to `said`. Returns its time (ns) and exit
-        code.
+        """Run the command, with its stdout in the file `out` and its stderr in the file `said`. Return its time (ns)
+        and exit code.
 
         Once `should_stop` returns true, ends the command and its descendants, and raises InterruptedTurnError.
         """
@@ -154,7 +158,7 @@ class Process:
 
 
 def tests_in(output: bytes, title: str) -> dict[str, tuple[int | None, int]]:
-    """Return the tests in the JSON of `cbtop bench` or `llama-bench`, in the form of `Process.turn`.
+    """Return the tests in the JSON that `cbtop bench` or `llama-bench` prints, in the form of `Process.turn`.
 
     Returns an empty dictionary for other output. Raises CbtopError if a test occurs twice.
     """
@@ -178,9 +182,9 @@ def tests_in(output: bytes, title: str) -> dict[str, tuple[int | None, int]]:
 
 @contextmanager
 def processes(sides: Sequence[Side], arguments: Sequence[str]) -> Iterator[list[Process]]:
-    """Yield a list of the processes of both sides. `arguments` are passed to `cbtop bench` of a revision.
+    """Yield a list with the processes to run for both sides.
 
-    Unpacked revisions are removed at the end.
+    `arguments` are passed to `cbtop bench` if the side is a revision. Unpacked revisions are removed at the end.
     """
     with ExitStack() as stack:
         found = []
@@ -191,8 +195,8 @@ def processes(sides: Sequence[Side], arguments: Sequence[str]) -> Iterator[list[
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="cbtop-paired-")))
             _unpack(one.what, directory / "checkout")
             environment = {key: value for key, value in outside_environment().items() if key != "PYTHONSAFEPATH"}
-            # Numba caches kernels by the path of their source. The path of this checkout is never used again, so its
-            # cache is temporary, too.
+            # Give Numba a temporary cache folder. It caches kernels by the path of their source, and the path of this
+            # checkout is never used again.
             environment |= {"PYTHONPATH": str(directory / "checkout"), "NUMBA_CACHE_DIR": str(directory / "kernels")}
             command = (sys.executable, "-m", "cbtop", "bench", *arguments)
             found.append(Process(command, f"{name}, revision {one.what},", directory / "checkout", environment))
@@ -200,7 +204,9 @@ def processes(sides: Sequence[Side], arguments: Sequence[str]) -> Iterator[list[
 
 
 def _unpack(revision: str, directory: Path) -> None:
-    """Unpack a revision of the cbtop checkout that contains this file. Raises UsageError without such a checkout."""
+    """Unpack a revision of cbtop from the git checkout that contains this file. Raises UsageError if it is not in a
+    checkout.
+    """
     root = git("rev-parse", "--show-toplevel").decode().strip()
     packed = git("archive", "--format=tar", commit_of(revision), at=Path(root))
     with tarfile.open(fileobj=io.BytesIO(packed)) as archive:

@@ -10,7 +10,7 @@ GRACE_S = 5.0
 
 
 def end_group(process: subprocess.Popen[bytes]) -> None:
-    """End the process and its descendants, unless the process has already ended."""
+    """End `process` and its descendants, unless the process has already ended."""
     if process.poll() is not None:
         return
     os.killpg(process.pid, signal.SIGTERM)

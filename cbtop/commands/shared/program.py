@@ -19,23 +19,25 @@ from contextlib import suppress
 
 KEPT_LINES = 5000
 MAX_LINE_CHARS = 4096
-# Seconds to wait for output after the program has ended, because another process may still write a summary.
+# Seconds to wait for output after the program has ended. Another process may still write a summary.
 LAST_WORDS_S = 5.0
 _ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[ -/]*[0-~])")
 
 
 class Written:
-    """The newest lines of a text that arrives in pieces. For an overwritten line, the last content is stored."""
+    """The newest lines of a text that arrives in pieces. If a line was overwritten on the terminal, its last content
+    is stored.
+    """
 
     def __init__(self) -> None:
         self.left_out = 0
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._lines: deque[str] = deque(maxlen=KEPT_LINES)
-        self._begun = ""  # text of the unfinished line
+        self._begun = ""  # text of the line that is not finished yet
         self._snapshot: tuple[str, ...] | None = ()
 
     def add(self, data: bytes) -> None:
-        """Add the next piece of the text."""
+        """Add the next piece of the program's output."""
         *ended, self._begun = (self._begun + self._decoder.decode(data)).split("\n")
         for line in ended:
             self._end(line)
@@ -46,7 +48,7 @@ class Written:
         self._snapshot = None
 
     def lines(self) -> tuple[str, ...]:
-        """Return the stored lines. The tuple is the same object until new text arrives."""
+        """Return the stored lines. The tuple is the same object until new text is added."""
         if self._snapshot is None:
             begun = _plain(self._begun)
             self._snapshot = (*self._lines, begun) if begun else tuple(self._lines)
@@ -58,7 +60,9 @@ class Written:
 
 
 def _plain(line: str) -> str:
-    """Return the visible text of a line, without colours. Text before the last carriage return was overwritten."""
+    """Return the visible text of a terminal line, without colours. Text before the last carriage return was
+    overwritten.
+    """
     parts = [part for part in _ESCAPE.sub("", line).split("\r") if part]
     return parts[-1].expandtabs() if parts else ""
 
@@ -97,9 +101,8 @@ class Program:
 
     @property
     def exit_code(self) -> int | None:
-        """The exit code, or 128 plus the signal number if a signal ended the program, as in a shell.
-
-        None while it runs.
+        """The program's exit code. None while it runs. As in a shell, it is 128 plus the signal number if a signal
+        ended the program.
         """
         return None if self.is_running or self._code is None else self._code if self._code >= 0 else 128 - self._code
 
@@ -118,7 +121,7 @@ class Program:
             os.kill(self._pid, number)
 
     def pass_on(self) -> int:
-        """Print the stored lines, and all further output until the program has ended. Return its exit code.
+        """Print the program's stored lines, and all further output until the program has ended. Return its exit code.
 
         Signals to this process are forwarded to the program.
         """
@@ -142,7 +145,8 @@ class Program:
         while True:
             try:
                 data = os.read(self._terminal, 1 << 16)
-            except OSError:  # no process has the pseudo-terminal open any longer
+            except OSError:
+                # No process has the pseudo-terminal open any longer, so the program's output is complete.
                 return
             if not data:
                 return
@@ -154,6 +158,6 @@ class Program:
 
 
 def _print(data: bytes) -> None:
-    with suppress(OSError):  # Our own terminal was closed. The program continues.
+    with suppress(OSError):  # The terminal of cbtop was closed. The program continues without it.
         while data:
             data = data[os.write(1, data) :]

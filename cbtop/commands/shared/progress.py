@@ -23,9 +23,8 @@ class ProgressLine:
         self._drawn_s = 0.0
 
     def show(self, what: str, done: float | None = None) -> None:
-        """Show the task `what` and its progress.
-
-        `done` is the completed share, 0 to 1. An empty `what` clears the line.
+        """Show the name `what` of the task and its progress. `done` is the completed share, 0 to 1. An empty `what`
+        clears the line.
         """
         if not what:
             self.clear()

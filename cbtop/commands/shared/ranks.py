@@ -21,15 +21,16 @@ from cbtop.protocol.ranks import JOB_VARIABLE, ranks_of
 
 PIPES_VARIABLE = "CBTOP_RANK_PIPES"
 POLL_S = 0.02
-# Seconds to wait for the end of a step, and again for the end of a process. `cbtop demo` waits five seconds for both.
+# Seconds to wait for the end of the running step, and again for the end of each process. `cbtop demo` waits five
+# seconds for both together.
 STOP_S = 2.0
-# seconds to wait for the other ranks after one has ended, because a driver needs time to free GPU memory
+# Seconds to wait for the other ranks after the first one has ended. A driver needs time to free GPU memory.
 ENDING_S = 15.0
 SIZE_BYTES = 4
 
 
 def job_of(pid: int) -> str:
-    """Return the job name of the ranks that process `pid` starts."""
+    """Return the job name that is shared by all ranks which process `pid` starts."""
     return f"cbtop-{pid}"
 
 
@@ -37,18 +38,16 @@ class FirstRank:
     """Sends data from the first rank to all other ranks, through pipes made by their parent process."""
 
     def __init__(self, number: int, count: int, pipes: Sequence[int]) -> None:
-        """Create the end of one rank.
-
-        The first rank has a pipe to each other rank. Every other rank has one pipe, from the first rank.
+        """Keep this rank's descriptors of the pipes. The first rank has a pipe to each other rank. Every other rank
+        has one pipe, from the first rank.
         """
         self.number, self.count = number, count
         self._pipes = pipes
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> FirstRank | None:
-        """Return this process's end of the pipes that `run_ranks` has made.
-
-        Return None if this process is not one of its ranks.
+        """Return the pipes that `run_ranks` has made for this process. Return None if this process is not one of its
+        ranks.
         """
         pipes, ranks = environment.get(PIPES_VARIABLE), ranks_of(environment)
         if pipes is None or ranks.rank is None or ranks.world_size is None:
@@ -66,10 +65,11 @@ class FirstRank:
                 return self._read(size)
             made = make()
             for pipe in self._pipes:
-                # The kernel writes data in one piece if it is shorter than PIPE_BUF, as here.
+                # The data is shorter than PIPE_BUF, so the kernel writes all of it in one piece.
                 os.write(pipe, len(made).to_bytes(SIZE_BYTES, "big") + made)
         except (BrokenPipeError, EOFError):
-            # the parent ends this process meanwhile, because only the parent can report the reason
+            # Another rank has ended. The parent process ends this process during the sleep, because only the parent
+            # can report the reason.
             time.sleep(2 * STOP_S)
             raise ComputeError("another rank has ended") from None
         return made
@@ -101,7 +101,7 @@ def run_ranks(count: int, command: Sequence[str], is_stopped: Callable[[], bool]
             if until_s == math.inf and is_stopped():
                 processes[0].terminate()
                 until_s = time.monotonic() + STOP_S
-            elif until_s == math.inf and 0 in codes:  # one rank has ended normally, so all others must end soon
+            elif until_s == math.inf and 0 in codes:  # One rank has ended normally, so all other ranks must end soon.
                 until_s = time.monotonic() + ENDING_S
             time.sleep(POLL_S)
             codes = [process.poll() for process in processes]
@@ -134,9 +134,8 @@ def _started(count: int, command: Sequence[str], said: Sequence[IO[str]]) -> lis
 
 
 def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    """End all ranks that still run.
-
-    A rank that waits on a device for another rank ignores SIGTERM, so such a rank is killed.
+    """End all ranks that still run. A rank that waits on a device for another rank ignores SIGTERM. Such a rank is
+    killed.
     """
     for process in processes:
         process.terminate()
@@ -150,9 +149,8 @@ def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
 
 
 def _failed(codes: Sequence[int | None]) -> int | None:
-    """Return the number of the rank that caused the end.
-
-    A killed rank is most likely, then a rank with an error, then a rank that still runs.
+    """Return the number of the rank that caused the others to end. Most likely this is a killed rank, then a rank
+    with an error, then a rank that still runs.
     """
     for is_it in (lambda code: code is not None and code < 0, bool, lambda code: code is None):
         for number, code in enumerate(codes):

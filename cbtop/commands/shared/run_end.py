@@ -12,18 +12,20 @@ import time
 from cbtop.protocol.process import busiest_wait_ns, is_running, process_start, processor_times
 from cbtop.protocol.signals import suppressed
 
-TYPE_CHECKING = False  # false at run time, because importing `typing` takes longer than starting Python
+# Only type checkers take this for true. Importing the real `TYPE_CHECKING` from `typing` takes longer than starting
+# Python.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from cbtop.commands.shared.missing_roofs import MissingRoofs
 
 STDERR = 2
-POLL_MS = 250  # ms between two checks whether the command runs, on a kernel without pidfd_open
-LOOK_MS = 1000  # ms between two readings of the processes' waiting times
-LATEST = 10  # number of stored readings per process
-MAX_LOOKED_AT = 8  # maximum number of processes to read waits from
-LESS_URGENT = 19  # niceness of this process, because the program needs the processors more
+POLL_MS = 250  # If the kernel has no pidfd_open, check at this interval (ms) whether the command still runs.
+LOOK_MS = 1000  # ms between two readings of how long the processes have waited for a processor
+LATEST = 10  # Each process has at most this many stored readings of its waiting time.
+MAX_LOOKED_AT = 8  # Read the waiting times of at most this many processes.
+LESS_URGENT = 19  # Niceness of the process that prints the summary. The user's program needs the processors more.
 MAX_PROCESSES = 4096
 END = b"end"
 
@@ -36,7 +38,7 @@ def summarize_at_end(fifo: int, pidfd: int | None, path: str, pid: int, next_com
     """
     _close_all_but({fifo, pidfd})
     try:
-        os.environ["OPENBLAS_NUM_THREADS"] = "1"  # otherwise numpy starts a thread for each processor
+        os.environ["OPENBLAS_NUM_THREADS"] = "1"  # Without this limit, numpy starts a thread for each processor.
         os.nice(LESS_URGENT)
         watched = _Watched(os.path.dirname(path))
         pids = list(_recording_pids(fifo, pidfd, pid, watched))
@@ -49,27 +51,28 @@ def summarize_at_end(fifo: int, pidfd: int | None, path: str, pid: int, next_com
             lines = run_summary(os.path.dirname(path), pid, pids, next_command, watched.waits.percents(), line)
             _write("".join(f"cbtop: {line}\n" for line in lines))
     finally:
-        with suppressed(OSError):  # The FIFO does not exist if this run was killed and another run has removed it.
+        with suppressed(OSError):  # The FIFO does not exist if this run was killed and a later run has removed it.
             os.unlink(path)
     if watched.roofs is not None:
-        os.close(fifo)  # The summary is printed. `cbtop run` waits until this FIFO is closed.
+        os.close(fifo)  # `cbtop run` waits until this FIFO is closed. Close it now, because the summary is printed.
         with open(os.devnull, "r+b", buffering=0) as nothing:
-            # Close our stderr. Otherwise a reader of the command's stderr would wait until this process ends.
+            # Close our copy of stderr. Otherwise a reader of the command's stderr would wait until this process ends.
             os.dup2(nothing.fileno(), STDERR)
         watched.roofs.measure_after()
 
 
 class _Watched:
-    """The state of all recording processes of a run, read once a second."""
+    """What is known about all processes of a run that record steps. It is read once a second."""
 
     def __init__(self, directory: str) -> None:
         self.waits = _Waits()
-        # None until the first step is recorded, because the module loads slowly
+        # The roofs that the run does not know. None until the first step is recorded, because the module for this
+        # loads slowly.
         self.roofs: MissingRoofs | None = None
         self._directory = directory
 
     def begin(self) -> None:
-        """Load the modules for the summary. They take half a second, too long for the end of the run."""
+        """Load the modules for the summary in advance. This takes half a second, too long for the end of the run."""
         if self.roofs is None:
             import cbtop.commands.shared.run_summary  # noqa: F401
             from cbtop.commands.shared.missing_roofs import MissingRoofs
@@ -77,9 +80,9 @@ class _Watched:
             self.roofs = MissingRoofs(self._directory)
 
     def look(self, pids: Iterable[int]) -> None:
-        """Store how long the processes `pids` wait for a processor.
+        """Store how long the processes `pids` have waited for a processor since the last call.
 
-        Start measuring unknown roofs if the machine is quiet.
+        If the machine is quiet, start measuring the roofs that the run does not know.
         """
         self.waits.look(pids)
         if self.roofs is not None:
@@ -87,15 +90,15 @@ class _Watched:
 
 
 class _Waits:
-    """For each recording process: how long its busiest thread waited for a processor, in each of the last seconds."""
+    """for each recording process: how long its busiest thread waited for a processor, in each of the last seconds"""
 
     def __init__(self) -> None:
-        # for each process: (time of the last reading, processor times of its threads)
+        # for each process: the time of its last reading, and the processor times of its threads at that time
         self._times: dict[int, tuple[float, dict[str, tuple[int, int]]]] = {}
         self._percents: dict[int, list[float]] = {}
 
     def look(self, pids: Iterable[int]) -> None:
-        """Store how long each of the first MAX_LOOKED_AT processes waited since the last call."""
+        """Of the first MAX_LOOKED_AT processes, store how long each has waited since the last call."""
         for pid in list(pids)[:MAX_LOOKED_AT]:
             now_s, times = time.monotonic(), processor_times(pid)
             before_s, before = self._times.get(pid, (now_s, {}))
@@ -124,7 +127,8 @@ def _recording_pids(fifo: int, pidfd: int | None, command_pid: int, watched: _Wa
     while True:
         events = poll.poll(LOOK_MS if seen and timeout is None else timeout)
         watched.look(seen)
-        # If the process has ended, the FIFO already contains everything that it wrote.
+        # Ask first whether the process has ended, and read the FIFO afterwards. Then the FIFO contains everything
+        # that the process wrote.
         is_over = any(descriptor != fifo for descriptor, _ in events)
         is_over = is_over or (timeout is not None and not is_running(command_pid, start))
         for line in _lines(fifo):
@@ -140,7 +144,7 @@ def _recording_pids(fifo: int, pidfd: int | None, command_pid: int, watched: _Wa
 
 
 def _lines(fifo: int) -> list[bytes]:
-    """Read everything in the FIFO. Each line was written by one write."""
+    """Return all lines that are in the FIFO. Each line was written in one piece."""
     data = b""
     with suppressed(BlockingIOError):
         while piece := os.read(fifo, 1 << 16):
@@ -149,15 +153,18 @@ def _lines(fifo: int) -> list[bytes]:
 
 
 def _close_all_but(kept: set[int | None]) -> None:
-    """Close all descriptors above stderr except `kept`. The reader of an open pipe would wait for this process."""
+    """Close all descriptors above stderr except `kept`. Otherwise a reader at the other end of a pipe would wait for
+    this process.
+    """
     for name in os.listdir("/proc/self/fd"):
         if int(name) > STDERR and int(name) not in kept:
-            with suppressed(OSError):  # The listed descriptor of /proc/self/fd itself is already closed.
+            # The list contains the descriptor that was used to read the list. It is already closed.
+            with suppressed(OSError):
                 os.close(int(name))
 
 
 def _write(text: str) -> None:
-    """Write all of `text` to stderr. Stderr may be closed, full or non-blocking."""
+    """Write all of `text` to stderr, unless stderr is closed. It may be full or non-blocking."""
     data = text.encode(errors="replace")
     with suppressed(OSError):
         while data:

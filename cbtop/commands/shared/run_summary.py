@@ -28,12 +28,14 @@ MAX_RECORDS = 1 << 17  # maximum number of records to read from a ring; adding t
 # Number of steps at the start that are left out, unless the process marks its own warm-up. They allocate, compile or
 # read from disk.
 WARM_UP_STEPS = 3
-MAX_READ = 16  # maximum number of processes to read; reading one takes 0.1 to 0.2 s
-MIN_STEPS = 10  # minimum number of steps to leave out a warm-up; if there are fewer, all count
+MAX_READ = 16  # Read at most this many processes. Reading one takes 0.1 to 0.2 s.
+MIN_STEPS = 10  # If a process has fewer steps than this, all of its steps count, and no warm-up is left out.
 
 
 class SteadySource(Source):
-    """A ring that is read once. It counts only the steps of the last ten seconds, without the warm-up."""
+    """A ring that is read once, after its process has ended. It counts only the steps of the last ten seconds,
+    without the warm-up.
+    """
 
     def _count(self, batch: Batch) -> None:
         if not self._totals.received and len(batch.node):
@@ -42,7 +44,7 @@ class SteadySource(Source):
         super()._count(batch)
 
     def _first_steady(self, batch: Batch) -> int:
-        """Return the index of the first record to count.
+        """Return the index of the first record of the ring to count.
 
         It directly follows the end of a step, so only whole steps are counted.
         """
@@ -62,7 +64,7 @@ class SteadySource(Source):
             return 0
         first = int(early[-1]) + 1
         says_size = batch.are(FLAG_AMOUNTS) & (batch.node == batch.node[first - 1])
-        # This record belongs to the previous step: it contains that step's number of sequences.
+        # The record belongs to the previous step, because it only contains the number of sequences of that step.
         while first < len(says_size) and says_size[first]:
             first += 1
         return first
@@ -78,9 +80,9 @@ def run_summary(
 ) -> list[str]:
     """Return the lines of the summary. It covers the process with the most time in steps.
 
-    Among equals, the command's own process is chosen. `pids` are the processes that recorded steps. `waits` maps a
-    process to the percentage of its last seconds that it waited for a processor. `note` is an additional line.
-    Returns an empty list if no ring can be read.
+    If several have the same time, the command's own process is chosen. `pids` are the processes that recorded steps.
+    `waits` maps a process to the percentage of its last seconds that it waited for a processor. `note` is an
+    additional line. Returns an empty list if no ring can be read.
     """
     found: list[tuple[float, SourceView]] = []
     for pid in sorted(pids, key=lambda pid: pid != command_pid)[:MAX_READ]:

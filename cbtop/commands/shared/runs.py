@@ -30,14 +30,14 @@ if TYPE_CHECKING:  # imported for types only, because numpy and zmq load slowly
 RUNTIME_VARIABLE = "CBTOP_RUNTIME_DIR"
 POLL_MS = 100
 ANSWER_WITHIN_S = 5.0
-READ_ON_S = 5.0  # Maximum seconds to read after a command has ended. The daemon reads four times a second.
+READ_ON_S = 5.0  # Read for at most this many seconds after a command has ended. The daemon reads four times a second.
 MAX_LIVE_BYTES = 1 << 30
 DEFAULT_LIVE_S = 10.0
 WHERE = "a recording, a file of runs, or the pid of a process that runs"
 
 
 class OverdueError(CbtopError):
-    """A command was ended because it reached the time limit."""
+    """A command was ended because it had reached its time limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +48,14 @@ class Launch:
     """
 
     directory: Path | None = None
-    environment: Mapping[str, str] = field(default_factory=dict)  # variables to add to this process's environment
-    without: Collection[str] = ()  # variables of this process's environment that the command does not get
-    output: int | None = None  # file descriptor for stdout and stderr
-    # Whether the command has its own session and no input. A Ctrl-C then reaches only us, and we end the command.
+    # environment variables that the command gets in addition to this process's variables
+    environment: Mapping[str, str] = field(default_factory=dict)
+    without: Collection[str] = ()  # environment variables of this process that the command does not get
+    output: int | None = None  # file descriptor for the command's stdout and stderr
+    # Whether the command has a session of its own and no input. Then Ctrl-C reaches only cbtop, which ends the
+    # command.
     is_apart: bool = False
-    until_s: float = inf  # time limit on the monotonic clock, in seconds; the command is ended then
+    until_s: float = inf  # time on the monotonic clock, in seconds, at which the command is ended
 
 
 HERE = Launch()
@@ -68,7 +70,7 @@ def add_source_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def add_runs_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options that choose the sources of runs, and the runs to use."""
+    """Add the options that name the recordings or processes to compare, and choose the runs in them."""
     add_source_argument(parser)
     parser.add_argument(
         "--duration", type=positive_seconds, default=DEFAULT_LIVE_S, metavar="SEC",
@@ -153,7 +155,7 @@ def _record(
     process: subprocess.Popen[bytes] | None = None,
     overdue_s: float = inf,
 ) -> None:
-    """Record all sources into `path`, for `seconds` or until `process` has ended and its data is read.
+    """Record all sources into `path`. Stop after `seconds`, or when `process` has ended and its data is read.
 
     Raises OverdueError at the time `overdue_s` (monotonic clock).
     """
@@ -182,11 +184,11 @@ def _record(
                     raise NoDataError(f"no answer from {recorder.unanswered}")
                 if process and process.poll() is not None:
                     until_s = until_s or time.monotonic() + READ_ON_S
-                    # the data of a failed command is not used, so do not wait for it
+                    # Do not wait for the data of a failed command, because this data is not used.
                     if process.returncode or _is_read(recorder):
                         break
                 line.show(f"recording {path.name}: {time.monotonic() - begun_s:.0f} s")
-            if is_interrupted():  # Ctrl-C in a terminal ends `process`, too
+            if is_interrupted():  # In a terminal, Ctrl-C also ends `process`.
                 raise KeyboardInterrupt
     finally:
         line.clear()

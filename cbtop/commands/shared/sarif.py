@@ -11,12 +11,12 @@ from cbtop.version import __version__
 
 VERSION = "2.1.0"
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
-BASE = "%SRCROOT%"  # placeholder that hosts replace with the root of the checkout
+BASE = "%SRCROOT%"  # Code hosts replace this placeholder by the root of the checkout.
 
 
 @dataclass(frozen=True, slots=True)
 class SarifRule:
-    """A rule that is checked. Its definition is a line (from 1) of a file in the checkout."""
+    """A rule of a SARIF log. The rule is defined at a line (counted from 1) of a file in the checkout."""
 
     id: str
     means: str
@@ -26,9 +26,10 @@ class SarifRule:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A failure of a rule, with a message. `level` is `error`, `warning` or `note`.
+    """A failure of a rule, with a message.
 
-    `derived_from` is a second place, a file and a line, that the place of the rule was derived from.
+    `level` is `error`, `warning` or `note`. If the rule's place is in a source file, `derived_from` may be the file
+    and line of the code that was generated from it, such as PTX.
     """
 
     rule: SarifRule

@@ -21,13 +21,14 @@ from cbtop.commands.shared.names import unknown
 from cbtop.errors import UsageError
 
 PRESET = "preset"
-VARIABLES = "CBTOP_"  # Prefix of an environment variable. The key in capital letters follows.
+# Prefix of an environment variable that sets an option. The name of the option in capital letters follows.
+VARIABLES = "CBTOP_"
 NO_COLOR = "NO_COLOR"
 
 
 @dataclass(frozen=True, slots=True)
 class SettingsKey:
-    """A key of the file that sets the option with the same name. `parse` is the argparse type of the option."""
+    """A key of `config.toml` that sets the option with the same name. `parse` is the argparse type of the option."""
 
     parse: Callable[[str], Any]
     default: Any = None
@@ -36,7 +37,7 @@ class SettingsKey:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """The content of the file. If the file does not exist, `tables` is empty."""
+    """The content of `config.toml`. If the file does not exist, `tables` is empty."""
 
     path: Path
     is_there: bool
@@ -45,14 +46,13 @@ class Config:
 
     @property
     def presets(self) -> Mapping[str, Any]:
-        """The tables of the presets, by name."""
+        """The tables of the presets in `config.toml`, by the name of the preset."""
         found = self.tables.get(PRESET, {})
         return found if isinstance(found, dict) else {}
 
     def place(self, key: str, table: str = "") -> str:
-        """Return the position of `key` in the table as text, such as `FILE, line 3`.
-
-        Returns only the file if the key is not found.
+        """Return where `key` is in the settings file, such as `FILE, line 3`. Returns only the file if the key is not
+        found.
         """
         inside = ""
         for number, line in enumerate(self.text.splitlines(), 1):
@@ -74,7 +74,7 @@ def config_file() -> Path:
 
 
 def read_config() -> Config:
-    """Read the file, if it exists. Raises UsageError if it cannot be read."""
+    """Read the settings file, if it exists. Raises UsageError if it cannot be read."""
     import tomllib  # imported here, because most users have no config file
 
     path = config_file()
@@ -107,7 +107,7 @@ def settle(options: argparse.Namespace, settings: Mapping[str, SettingsKey]) -> 
 
 
 def unknown_keys(config: Config, settings: Mapping[str, SettingsKey]) -> Iterator[str]:
-    """Yield a line about each unknown key of the file."""
+    """Yield a line about each unknown key of the settings file."""
     if not isinstance(config.tables.get(PRESET, {}), dict):
         yield f"{config.place(PRESET)}: {PRESET} is not a table [{PRESET}.NAME]; it is ignored"
     for name, table in config.presets.items():
@@ -123,7 +123,7 @@ def unknown_keys(config: Config, settings: Mapping[str, SettingsKey]) -> Iterato
 
 
 def check_values(config: Config, settings: Mapping[str, SettingsKey]) -> None:
-    """Raise UsageError if the file or one of its presets has an invalid value."""
+    """Raise UsageError if the settings file or one of its presets has an invalid value."""
     for name in (None, *(name for name, table in config.presets.items() if isinstance(table, dict))):
         _preset(config, name, settings)
     _file(config, settings)
@@ -171,7 +171,7 @@ def _value(setting: SettingsKey, value: object, place: str, key: str) -> Any:
 
 
 def _text(value: object) -> str:
-    """Return a value of the file as the text that a user would type on the command line."""
+    """Return a value of the settings file as the text that a user would type on the command line."""
     if isinstance(value, dict | list):
         raise argparse.ArgumentTypeError("expected a single value")
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,4 +1,4 @@
-"""Measure the processor's roofs briefly, in a separate process."""
+"""Measure the processor's roofs (bandwidth and FLOP/s) within a few seconds, in a separate process."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from cbtop.protocol.roofs import DeviceRoofs, cpu_name, keep_roofs
 from cbtop.protocol.vocabulary import Provenance
 
 PROGRAM = "from cbtop.commands.shared.short_roofs import main; main()"
-MAX_S = 3.0  # maximum duration of a measurement in seconds; it usually takes one to two
+MAX_S = 3.0  # A measurement may take at most this many seconds. It usually takes one to two.
 END_WITHIN_S = 5.0
 POLL_S = 0.02
-# For each roof: its kind, unit and dtype.
+# for each measured roof: its kind, unit and dtype
 ROOFS = {"dram_read": ("bandwidth", "GB/s", ""), "matmul_float32": ("compute", "GFLOP/s", "float32")}
 
 
@@ -32,7 +32,8 @@ class UnmeasuredError(UntrustedError):
 
 
 class ShortMeasurement:
-    """A running measurement for `threads` threads. Call `poll` until it has ended, or `close` to end it early.
+    """A running measurement of the processor's roofs with `threads` threads. Call `poll` until it has ended, or
+    `close` to end it early.
 
     Only one measurement runs on a machine at a time. Raises UnmeasuredError if another one is running, and OSError if
     the process cannot be started.
@@ -41,12 +42,12 @@ class ShortMeasurement:
     def __init__(self, threads: int) -> None:
         self._threads, self._begun_s = threads, time.monotonic()
         os.makedirs(cache_dir(), exist_ok=True)
-        # Lock the cache directory itself, because a lock file would remain after the measurement.
+        # Use the cache directory itself as the lock, because a lock file would remain after the measurement.
         self._lock = os.open(cache_dir(), os.O_RDONLY | os.O_CLOEXEC)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._process = subprocess.Popen(
-                # -P keeps Python from importing a module of the user's directory.
+                # The option -P keeps Python from importing a module of the current directory.
                 [sys.executable, "-P", "-c", PROGRAM, str(threads)],
                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
                 env=os.environ | ONE_THREAD,
@@ -59,8 +60,10 @@ class ShortMeasurement:
             raise
 
     def poll(self) -> DeviceRoofs | None:
-        """Return the stored roofs, or None while the measurement runs. Raises UnmeasuredError if it was disturbed or
-        failed."""
+        """Return the roofs, or None while the measurement runs.
+
+        Raises UnmeasuredError if it was disturbed or failed.
+        """
         if self._process.poll() is None:
             if time.monotonic() - self._begun_s > MAX_S:
                 raise UnmeasuredError(f"it took longer than {MAX_S:g} s")
@@ -77,7 +80,7 @@ class ShortMeasurement:
         return keep_roofs([roofs])[0]
 
     def close(self) -> None:
-        """End the measurement if it still runs. In this case nothing is stored."""
+        """End the measurement if it still runs. Nothing is stored in this case."""
         self._process.kill()
         self._process.communicate(timeout=END_WITHIN_S)
         os.close(self._lock)
@@ -90,8 +93,9 @@ class ShortMeasurement:
 
 
 def measure_short(threads: int) -> DeviceRoofs:
-    """Measure the roofs for `threads` threads, store them and return them. Raises UnmeasuredError, OSError and
-    RoofsError."""
+    """Measure the roofs for `threads` threads, store them and return them. Raises UnmeasuredError if this was
+    disturbed, and OSError or RoofsError if it could not start or be stored.
+    """
     with ShortMeasurement(threads) as running:
         while (found := running.poll()) is None:
             time.sleep(POLL_S)

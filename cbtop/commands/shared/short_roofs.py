@@ -34,25 +34,26 @@ CACHES_PER_BUFFER = 4
 SMALLEST_BUFFER_BYTES, LARGEST_BUFFER_BYTES = 64 * MIB, 512 * MIB
 SHARE_OF_FREE_MEMORY = 8
 UNKNOWN_CACHE_BYTES = 32 * MIB
-# Number of rows of the square matrices. Three matrices of this size fit into a cache of level 2 or 3.
+# Number of rows of the square matrices that are multiplied. Three such matrices fit into a cache of level 2 or 3.
 PRODUCT_SIZE = 512
-ROUND_S = 0.03  # seconds per round; this is long compared with the time to start the threads
-RECENT_S = 0.1  # seconds; the work of other processes is checked over this time
-KIND_S = 0.4  # seconds for all rounds of one roof
+ROUND_S = 0.03  # Seconds per round of a measurement. This is long compared with the time to start the threads.
+RECENT_S = 0.1  # The work of other processes is judged over the last this many seconds.
+KIND_S = 0.4  # All rounds of one roof together take at most this many seconds.
 MIN_ROUNDS, MAX_ROUNDS = 5, 12
 MAX_FILL_S = 0.5
-# Maximum distance of the median from the best round. Above it, the measurement is not trusted.
+# Maximum distance in percent between the median and the best round. A measurement above it is not trusted.
 MAX_SPREAD_PERCENT = 10
-MAX_WAIT_PERCENT = 5  # maximum percentage of the time that the busiest thread may wait for a processor
+# Maximum percentage of the time that the busiest thread may wait for a processor during a measurement.
+MAX_WAIT_PERCENT = 5
 SYSFS_CPU = Path("/sys/devices/system/cpu")
 
 
 class DisturbedError(Exception):
-    """The measurement was disturbed or took too long. The message contains the reason."""
+    """A measurement of roofs was disturbed or took too long. The message contains the reason."""
 
 
 class _Threads:
-    """A group of threads that run a function at the same time. They live until the process ends."""
+    """A group of threads that run one function at the same time. The threads live until the process ends."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -89,7 +90,10 @@ class _Threads:
 
 
 def measured(threads: int) -> list[dict[str, Any]]:
-    """Measure each roof with `threads` threads, and return the rates of all rounds. Raises DisturbedError."""
+    """Measure each roof with `threads` threads, and return the rates of all rounds.
+
+    Raises DisturbedError if other work disturbs the measurement.
+    """
     import numpy as np
 
     load = MachineLoad(time.process_time)
@@ -100,7 +104,8 @@ def measured(threads: int) -> list[dict[str, Any]]:
     parts: list[Any] = [None] * threads
     size_bytes = buffer_bytes(threads) // threads // 64 * 64
 
-    # Each thread fills the part that it will read. Linux then places this memory near the thread's processor.
+    # Each thread fills the part of the buffer that it will read. Linux then places this memory near the thread's
+    # processor.
     def fill(index: int) -> None:
         parts[index] = np.ones(size_bytes // 4, np.float32)
 
@@ -119,8 +124,10 @@ def measured(threads: int) -> list[dict[str, Any]]:
 
 
 def _rounds(on: _Threads, load: MachineLoad, amount: float, task: Callable[[int], object]) -> list[float]:
-    """Return the rate of each round in 1e9 units per second. A round does `amount` units. Raises DisturbedError."""
-    on.run(task)  # warm-up: the first call loads code and fills caches
+    """Run `task` in several rounds. Return the rate of each round in 1e9 units per second. One round does `amount`
+    units. Raises DisturbedError.
+    """
+    on.run(task)  # Run a warm-up. The first call loads code and fills caches.
     repeats = max(1, math.ceil(ROUND_S / on.run(task)))
 
     def again(index: int) -> None:
@@ -145,8 +152,9 @@ def _rounds(on: _Threads, load: MachineLoad, amount: float, task: Callable[[int]
 
 
 def buffer_bytes(threads: int) -> int:
-    """Return the size of a buffer that does not fit the caches. Raises DisturbedError if there is too little
-    memory."""
+    """Return the size in bytes of a buffer that is larger than the caches. Raises DisturbedError if there is too
+    little memory.
+    """
     from cbtop.compute.memory import available_bytes
 
     wanted = max(CACHES_PER_BUFFER * cache_bytes(threads), SMALLEST_BUFFER_BYTES)
@@ -171,9 +179,8 @@ def cache_bytes(threads: int, folder: Path = SYSFS_CPU) -> int:
 
 
 def main() -> NoReturn:
-    """Measure with the number of threads in the first argument.
-
-    Print `{"roofs": …}` or `{"disturbed": …}`, and exit.
+    """Measure the roofs with the number of threads in the first argument. Print `{"roofs": …}` or `{"disturbed": …}`,
+    and exit.
     """
     os.nice(LESS_URGENT)
     if hasattr(os, "SCHED_IDLE"):
@@ -187,4 +194,5 @@ def main() -> NoReturn:
         found = {"disturbed": "there was no memory for it"}
     sys.stdout.write(json.dumps(found) + "\n")
     sys.stdout.flush()
-    os._exit(0)  # end the process at once, because its threads still wait at a barrier
+    # End the process at once. Its threads still wait at a barrier, and a normal exit would wait for them.
+    os._exit(0)

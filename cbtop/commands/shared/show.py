@@ -37,15 +37,16 @@ if TYPE_CHECKING:
 
 MIN_INTERVAL_S, MAX_INTERVAL_S = 0.25, 5.0
 MIN_WINDOW_S, MAX_WINDOW_S = 1.0, 3600.0
-# Number of new objects before a garbage collection. A frame makes about 2,000 objects, and the next frame frees them.
+# Garbage is collected after this many new objects. A frame makes about 2,000 objects, and the next frame frees them.
 YOUNG_OBJECTS = 5_000
 THEMES = ("dark", "light")
-TABS = {"overview": OVERVIEW, "graph": "tree"}  # names of views as the tabs on the screen show them
-ALL = math.inf  # length of a window of all data
+# Some views have other names on the screen's tabs. These names are accepted, too.
+TABS = {"overview": OVERVIEW, "graph": "tree"}
+ALL = math.inf  # length of a window that contains all data
 
 
 def add_show_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options that choose the content and the form of the output."""
+    """Add the options that choose the content and the form of a report or the screen."""
     group = parser.add_argument_group("output")
     group.add_argument(
         "--headless",
@@ -98,7 +99,7 @@ def add_show_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_looks_arguments(group: argparse._ArgumentGroup) -> None:
-    """Add the options for colours and signs."""
+    """Add the options for colours and for ASCII signs."""
     group.add_argument(
         "--theme",
         type=_theme,
@@ -150,7 +151,8 @@ def open_feed(
 ) -> Feed:
     """Return the feed for the options of `add_connect_arguments`.
 
-    With `looks_back`, a daemon inside this process keeps a history. Raises UsageError for invalid keys.
+    With `looks_back`, a daemon that is started inside this process keeps a history. Raises UsageError for invalid
+    keys.
     """
     from cbtop.daemon.history import MAX_HISTORY_S
     from cbtop.feeds.feed import Feed
@@ -194,7 +196,7 @@ def is_headless(options: argparse.Namespace) -> bool:
 
 
 def print_report(views: Sequence[SourceView], options: argparse.Namespace, replay: ReplayView | None = None) -> None:
-    """Print one report on stdout. `replay` is the position in a recording."""
+    """Print one report on stdout. `replay` is the position in the recording that it shows, or None."""
     from cbtop.text.row_filter import RowChoice
 
     settle_signs(options)
@@ -205,7 +207,7 @@ def print_report(views: Sequence[SourceView], options: argparse.Namespace, repla
 
 
 def require_passed_checks(views: Iterable[SourceView]) -> None:
-    """Raise FailedCheckError for the first failed check of a brick, if there is one."""
+    """Raise FailedCheckError for the first failed check of a brick, if any check has failed."""
     failed = [(view, check) for view in views for check in view.failed_checks]
     if failed:
         view, check = failed[0]
@@ -232,8 +234,8 @@ def show_on_screen(
     The output of `program` is shown as a view. Returns the exit code when the screen closes.
     """
     settle_colours(options)
-    # The objects that are loaded here live as long as the screen. A garbage collection that searches them takes a
-    # tenth of the start time, and later the time of several frames every ten seconds.
+    # Modules and other objects that exist now live as long as the screen, so exclude them from garbage collection.
+    # Searching them takes a tenth of the start time, and later the time of several frames every ten seconds.
     gc.disable()
     # Imported here, because Textual takes a fifth of a second to load. Reports and --help do not need it.
     from cbtop.client.stream_recorder import save_history
@@ -247,7 +249,7 @@ def show_on_screen(
     if isinstance(feed, ReplayFeed):
         app = ReplayApp(feed, interval_s=options.interval, section=options.view)
     else:
-        # Several daemons have no common history to save.
+        # Several daemons have several histories. The screen cannot save these as one.
         save = partial(save_history, feed.links.endpoint, feed.keys, Path.cwd()) if feed.links.endpoint else None
         back = partial(look_back, feed) if feed.links.endpoint else None
         if program is None:
@@ -274,11 +276,12 @@ def settle_colours(options: argparse.Namespace) -> None:
     if options.color is False:
         os.environ["NO_COLOR"] = "1"
     elif options.color or not os.environ.get("NO_COLOR"):
-        os.environ.pop("NO_COLOR", None)  # an empty NO_COLOR has no meaning, but Textual would turn colours off
+        # By convention, an empty NO_COLOR has no meaning. Remove it, because Textual would turn colours off.
+        os.environ.pop("NO_COLOR", None)
 
 
 def dress(app: CbtopApp, options: argparse.Namespace) -> None:
-    """Apply the options for row order, filter and theme to the app."""
+    """Apply the user's options for row order, filter and theme to the app."""
     from cbtop.text.row_filter import RowChoice
 
     app.rows = RowChoice(options.sort or "", options.filter)
@@ -300,7 +303,7 @@ def settle_signs(options: argparse.Namespace) -> None:
 
 
 def endpoint(text: str) -> str:
-    """Parse an address, for argparse."""
+    """Parse the address of a daemon, for argparse."""
     try:
         return parse_endpoint(text)
     except EndpointError as error:
@@ -319,22 +322,21 @@ def positive_seconds(text: str) -> float:
 
 
 def window_s(options: argparse.Namespace) -> float:
-    """Return the length of the window in seconds.
-
-    The default is the length of the window that a key of the screen shows.
+    """Return the length of the window in seconds. By default it is the length that the screen has after the key for
+    the window.
     """
     return DEFAULT_WINDOW_S if options.window in (None, ALL) else float(options.window)
 
 
 def shows_window(options: argparse.Namespace, *, by_default: bool) -> bool:
-    """Return whether the figures are over the recent window. Otherwise they are over all data."""
+    """Return whether reports show the figures of the recent window. Otherwise they show the figures of all data."""
     return by_default if options.window is None else options.window != ALL
 
 
 def _config_file_as_typed() -> str:
     home, path = os.path.expanduser("~"), str(config_file())
     typed = f"~{path.removeprefix(home)}" if path.startswith(f"{home}/") else path
-    return typed.replace("%", "%%")  # argparse formats the help text with %, so % must be doubled
+    return typed.replace("%", "%%")  # argparse formats help texts with %, so each % of the text must be doubled.
 
 
 def _view(text: str) -> str:
@@ -350,7 +352,7 @@ def _column(text: str) -> str:
 
 
 def _verdict(text: str) -> str:
-    from cbtop.viewmodels.verdicts import VERDICTS  # imported here, because it loads numpy
+    from cbtop.viewmodels.verdicts import VERDICTS  # imported here, because this import loads numpy
 
     return one_of("verdict", [rule.id for rule in VERDICTS])(text)
 
@@ -377,7 +379,7 @@ def _seconds(text: str, least: float, most: float) -> float:
     return value
 
 
-# The keys of config.toml. Each key sets the option of the same name.
+# The keys of config.toml. Each key sets the command-line option of the same name.
 SETTINGS = {
     "view": SettingsKey(_view, OVERVIEW),
     "window": SettingsKey(_window),

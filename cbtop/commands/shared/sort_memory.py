@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 MAX_FILE_BYTES = 4096
-# maps a table to (title of the column, whether the largest values come first)
+# maps the name of a table to (title of the sorted column, whether the largest values come first)
 Orders = Mapping[str, tuple[str, bool]]
 
 
@@ -24,7 +24,7 @@ def sort_file() -> Path:
 
 
 def remembered_orders() -> dict[str, tuple[str, bool]]:
-    """Return the stored orders. Orders that cannot be read are left out."""
+    """Return the stored sort orders of the tables. Orders that cannot be read are left out."""
     try:
         with sort_file().open("rb") as file:
             found = json.loads(file.read(MAX_FILE_BYTES))
@@ -41,7 +41,10 @@ def remembered_orders() -> dict[str, tuple[str, bool]]:
 
 
 def remember_orders(orders: Orders) -> None:
-    """Add `orders` to the stored orders of other tables. The file is replaced atomically."""
+    """Store the sort `orders` of some tables, and keep the orders of other tables.
+
+    The file is replaced atomically.
+    """
     if not orders:
         return
     path = sort_file()

@@ -19,8 +19,8 @@ def add_tuned_argument(parser: argparse._ActionsContainer) -> None:
 
 
 def tuned_setting(options: argparse.Namespace, path: Path | None) -> Setting:
-    """Return the stored setting of the model at `path`, and print it on stderr. If `path` is None, it is the demo's
-    model.
+    """Return the stored setting of the model at `path`, and print it on stderr. If `path` is None, the model is that
+    of the demo.
 
     Raises UsageError if no setting is stored, or if an option contradicts it.
     """

@@ -1,4 +1,4 @@
-"""Show the screen for a program that this command has started."""
+"""Show the screen for a program that cbtop has started."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ from cbtop.feeds.look_back import look_back
 
 
 class RunFeed(Feed):
-    """A feed that shows only the processes that began with the program or later.
-
-    Its status shows if the program has ended.
+    """A feed that shows only processes that began when the program began, or later. Its status tells when the program
+    has ended.
     """
 
     def __init__(self, program: Program, name: str) -> None:
@@ -44,7 +43,8 @@ def watch(program: Program, name: str, options: argparse.Namespace) -> int:
     `options` must already be complete (`settle_options`).
     """
     settle_colours(options)
-    from cbtop.tui.run_app import RunApp  # imported here, because Textual reads the environment when it is loaded
+    # Imported here, because Textual reads the environment when it is loaded, and the colour settings must be in it.
+    from cbtop.tui.run_app import RunApp
 
     try:
         with RunFeed(program, name) as feed:

@@ -1,4 +1,4 @@
-"""The device samplers, one file each, in the order of the views."""
+"""The device samplers, one file each, in the order that views show them."""
 
 from __future__ import annotations
 

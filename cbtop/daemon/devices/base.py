@@ -1,4 +1,6 @@
-"""The interface of samplers, a class that queries figures one by one, and a class that converts counters to rates."""
+"""The common parts of all device samplers: their interface, a class that queries figures one by one, and a class that
+converts counters to rates.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +10,18 @@ from typing import Any, Protocol
 
 from cbtop.protocol.device_messages import DeviceSample, Unknown
 
-MAX_APART_NS = 10_000_000_000  # ns; a rate over a longer time would not describe the present
+# Longest time in ns that a rate may cover. A rate over a longer time would not describe the present.
+MAX_APART_NS = 10_000_000_000
 MAX_RATES = 4_096
 NO_ANSWER_YET = "it has not answered yet"
 TWO_SAMPLES = "a mean needs two samples"
 
 
 class Sampler(Protocol):
-    """A class that queries devices. Only one thread uses it. A call may take long or never return."""
+    """A sampler, which queries devices for their figures.
+
+    Only one thread uses it. A call may take long or never return.
+    """
 
     def __init__(self) -> None:
         """Create the sampler. It loads nothing heavy and queries nothing before the first sample."""
@@ -25,18 +31,20 @@ class Sampler(Protocol):
         """The name of the sampler, such as `nvml`."""
 
     def sample(self, pids: Collection[int]) -> DeviceSample:
-        """Return the state of the devices, of the processes that use them, and of the processes in `pids`."""
+        """Return a sample: the state of the devices, of the processes that use them, and of the processes
+        in `pids`.
+        """
 
     def close(self) -> None:
-        """Close everything that was opened. The next sample opens it again."""
+        """Close everything that the sampler has opened. The next sample opens it again."""
 
 
 class NotKnownError(Exception):
-    """A figure is not available. The message has the reason."""
+    """A figure of a device is not available. The message has the reason."""
 
 
 class Rates:
-    """Converts growing counters to mean rates between two samples.
+    """Converts a device's growing counters to mean rates between two samples.
 
     A rate is missing for the first sample, and if the counter decreased because it wrapped or its driver restarted.
     """
@@ -48,13 +56,14 @@ class Rates:
         """Return the mean growth of a counter per second since its previous sample. `value` is the counter at
         `now_ns`.
 
-        With `over_ns`, the rate is over at least this time. If the samples do not reach back so far, it is over all
-        samples. Raises NotKnownError if no rate can be computed.
+        With `over_ns`, the rate is over at least this time, or over all samples if they do not reach back to it.
+        Raises NotKnownError if no rate can be computed.
         """
         read = self._read.pop(counter, None) or deque()
         self._read[counter] = read
         while len(self._read) > MAX_RATES:
-            del self._read[next(iter(self._read))]  # drop the counter that was read longest ago
+            # There are too many counters. Drop the counter that was read longest ago.
+            del self._read[next(iter(self._read))]
         went_back = bool(read) and value < read[-1][1]
         if went_back or (read and not 0 < now_ns - read[-1][0] <= MAX_APART_NS):
             read.clear()
@@ -79,9 +88,10 @@ class Figures:
         self._unknown: dict[str, str] = {}
 
     def ask(self, names: str, query: Callable[[], object]) -> None:
-        """Store the result of `query` under `names`. If `names` are several words, the result is a tuple.
+        """Store the result of `query` as the figure `names`.
 
-        A figure is not available if `query` raises, or returns a NotKnownError as its value.
+        If `names` has several words, the result is a tuple with a value for each. A figure is not available if
+        `query` raises, or returns a NotKnownError as its value.
         """
         each = names.split()
         try:
@@ -100,10 +110,10 @@ class Figures:
                     self.known[name] = value
 
     def is_unknown(self, name: str, why: str) -> None:
-        """Mark the figure `name` as not available, with the reason."""
+        """Mark the figure `name` of the device as not available, with the reason."""
         self._unknown[name] = why
 
     @property
     def unknown(self) -> tuple[Unknown, ...]:
-        """The figures that are not available, with the reasons."""
+        """The figures of the device that are not available, with the reasons."""
         return tuple(Unknown(name, why) for name, why in self._unknown.items())

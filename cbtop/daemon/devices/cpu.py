@@ -1,4 +1,4 @@
-"""The host's processors and memory, and their use by processes, as reported by psutil."""
+"""Sample the host's processors and memory, and their use by processes, as psutil reports them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from cbtop.protocol.roofs import cpu_name
 from cbtop.protocol.vocabulary import DeviceKind
 
 MAX_PROCESSES = 512
-# Fields of cpu_times that are not added to the busy time. The time of guests is already part of user and nice.
+# These fields of psutil's cpu_times are not added to the busy time. The time of guests is already part of user and
+# nice.
 NO_WORK = ("idle", "iowait", "guest", "guest_nice")
 
 
@@ -29,7 +30,7 @@ class Cpu:
         self._clock_ns = clock_ns
         self._rates = Rates()
         self._model = ""
-        # Maps (pid, start time) to (time of the reading in ns, times of each thread).
+        # for each process (pid, start time): the time of the last reading in ns, and the CPU times of its threads
         self._times: dict[tuple[int, int], tuple[int, dict[str, tuple[int, int]]]] = {}
         self._next_times = dict(self._times)
 
@@ -57,7 +58,7 @@ class Cpu:
         return DeviceSample(self.name, begun_ns, pid_namespace=pid_namespace(), devices=(device,))
 
     def close(self) -> None:
-        """Do nothing, because nothing is open."""
+        """Do nothing, because this sampler opens nothing."""
 
     def _busy_percent(self) -> float:
         """Return the busy percentage of all processors since the previous sample.
@@ -71,7 +72,7 @@ class Cpu:
         return min(100.0, 100 * self._rates.per_second(("busy",), passed_ns, busy_s) / (self._api.cpu_count() or 1))
 
     def _process(self, pid: int) -> DeviceProcess | None:
-        """Return the state of a process, or None if it has ended or is not readable."""
+        """Return the use of the host by a process, or None if it has ended or is not readable."""
         start = process_start(pid)
         if start is None:
             return None
@@ -88,7 +89,9 @@ class Cpu:
         return DeviceProcess(pid, start, name, float(memory.rss), percent, self._waiting_percent(pid, start))
 
     def _waiting_percent(self, pid: int, start: int) -> float | None:
-        """Return the percentage of time that the busiest thread spent waiting for a processor, or None if unknown."""
+        """Return the percentage of time that the busiest thread of a process spent waiting for a processor, or None
+        if unknown.
+        """
         now_ns, times = self._clock_ns(), processor_times(pid)
         before_ns, before = self._times.get((pid, start), (now_ns, {}))
         self._next_times[pid, start] = now_ns, times
@@ -99,12 +102,12 @@ class Cpu:
 
 
 def _memory(found: Any) -> tuple[float, float]:
-    """Return the memory that is not available to a new process, and the total memory."""
+    """Return (memory that is not available to a new process, total memory) of the host in bytes."""
     return found.total - found.available, found.total
 
 
 def _clocks(found: Any) -> tuple[float | NotKnownError, float | NotKnownError]:
-    """Return the current and the maximum clock in MHz. In psutil, 0 means unknown."""
+    """Return the current and the maximum clock of the processors in MHz. In psutil, 0 means unknown."""
     current, highest = (found.current, found.max) if found else (0.0, 0.0)
     unsaid = NotKnownError("the system does not say")
     return current or unsaid, highest or unsaid

@@ -1,11 +1,13 @@
-"""NVIDIA GPUs and MIG devices, from NVML (libnvidia-ml, which comes with the driver)."""
+"""Sample NVIDIA GPUs and MIG devices with NVML (libnvidia-ml, which comes with the driver)."""
 
-# - A card, MIG device or container may reject any single call as unsupported, so each figure is queried separately.
+# Rules
+# - A card, MIG device or container may reject any single call of NVML as unsupported, so each figure is queried
+#   separately.
 # - Handles are requested for every sample (4 µs). Then a GPU that was lost works again when it returns.
 # - If a forked child calls NVML, its parent gets "Unknown Error" until the parent opens NVML again (driver 580). So
 #   nothing here runs at exit or in a child.
-# - Sampling a GPU takes 52 ms, including 11 ms of processor time (H100, driver 580). The two calls for PCIe take 42
-#   ms, because each waits for 20 ms. Byte counters for PCIe exist, but have only 32 bits.
+# - Sampling a GPU takes 52 ms, including 11 ms of processor time (H100, driver 580). The two calls for PCIe take
+#   42 ms, because each waits for 20 ms. Byte counters for PCIe exist, but have only 32 bits.
 
 from __future__ import annotations
 
@@ -23,15 +25,16 @@ from cbtop.protocol.process import pid_namespace, process_start
 from cbtop.protocol.vocabulary import DeviceKind
 
 MAX_GPUS = 64
-MAX_PROCESSES = 64  # maximum number of processes per device; the ones with the most memory are listed
-INITIAL_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO of the kernel: the pid namespace outside of all containers
-ALL_LINKS = 0xFFFFFFFF  # argument of an NVLink query: the sum over all links
-# The energy counter changes every 100 ms, so a mean over one second may be wrong by a tenth.
+MAX_PROCESSES = 64  # A sample lists at most this many processes per device: those that use the most memory.
+# The kernel gives this number (PROC_PID_INIT_INO) to the pid namespace outside of all containers.
+INITIAL_PID_NAMESPACE = 0xEFFFFFFC
+ALL_LINKS = 0xFFFFFFFF  # This argument of an NVLink query requests the sum over all links.
+# The driver updates its energy counter every 100 ms, so a mean power over one second may be wrong by a tenth.
 ENERGY_OVER_NS = 3_000_000_000
 NO_PERCENT_ABOVE = 100
 OTHER_NAMESPACE = "the driver gives pids of another pid namespace: whose they are here is not known"
 
-# The reason for each bit in the result of nvmlDeviceGetCurrentClocksEventReasons.
+# For each bit in the result of nvmlDeviceGetCurrentClocksEventReasons: the reason for a lower clock.
 SLOWED_BY = {
     0x002: "application clocks",
     0x004: "power cap",
@@ -44,11 +47,11 @@ SLOWED_BY = {
     0x200: "board limit",
     0x400: "reliability",
 }
-IDLE = 0x001  # bit of an idle device; it is not reported as a slowed clock
+IDLE = 0x001  # This bit means that the device is idle. That is not reported as a slowed clock.
 
 
 class LostError(Exception):
-    """One GPU or all GPUs stopped answering. The message has the reason."""
+    """A GPU, or all of them, have stopped answering. The message has the reason."""
 
 
 class Nvml:
@@ -61,8 +64,8 @@ class Nvml:
         self._clock_ns = clock_ns
         self._is_open = False
         self._rates = Rates()
-        self._known: dict[int, tuple[str, str]] = {}  # uuid and name of each GPU that has answered; keys are indices
-        # for each uuid: the driver's time (µs) of the newest sample of process use
+        self._known: dict[int, tuple[str, str]] = {}  # for each index of a GPU that has answered: its uuid and name
+        # for each uuid: the driver's time in µs of the newest sample of the processes' use
         self._seen_us: dict[str, int] = {}
 
     def sample(self, pids: Collection[int]) -> DeviceSample:
@@ -72,12 +75,13 @@ class Nvml:
             count = self._open()
             devices = [device for index in range(min(count, MAX_GPUS)) for device in self._gpu(index)]
         except LostError as error:
-            self.close()  # the next sample opens NVML again
+            self.close()  # Close NVML. The next sample opens it again.
             return DeviceSample(self.name, begun_ns, trouble=str(error))
         if count == 0:
             return DeviceSample(self.name, begun_ns, trouble="the NVIDIA driver finds no GPU")
         if all(device.trouble for device in devices):
-            self.close()  # close for any error; the next sample opens NVML again
+            # No device answers. Close NVML whatever the error was, and let the next sample open it again.
+            self.close()
         return DeviceSample(self.name, begun_ns, pid_namespace=pid_namespace(), devices=tuple(devices))
 
     def driver(self) -> str:
@@ -90,7 +94,7 @@ class Nvml:
         """Shut NVML down."""
         if self._is_open:
             self._is_open = False
-            with suppress(self._api.NVMLError):  # shutting down fails if the driver is gone
+            with suppress(self._api.NVMLError):  # Shutting down fails if the driver has disappeared.
                 self._api.nvmlShutdown()
 
     def _open(self) -> int:
@@ -117,7 +121,7 @@ class Nvml:
         return f"NVML cannot be used: {_words(error)}"
 
     def _reason(self, error: Exception) -> str:
-        """Return the reason why one figure is not available. Raises LostError if the whole GPU does not answer."""
+        """Return why one figure is not available. Raises LostError if the whole GPU does not answer."""
         api, code = self._api, getattr(error, "value", None)
         if code in (api.NVML_ERROR_GPU_IS_LOST, api.NVML_ERROR_RESET_REQUIRED, api.NVML_ERROR_UNINITIALIZED):
             raise LostError(_words(error)) from error
@@ -160,7 +164,7 @@ class Nvml:
                 uuid, name = api.nvmlDeviceGetUUID(handle), api.nvmlDeviceGetName(handle)
                 yield self._device(handle, uuid, DeviceKind.MIG, index, name, part_of=gpu_uuid)
             except (api.NVMLError, LostError) as error:
-                # the error "not found" means that this index has no MIG device
+                # NVML's error "not found" means that this index has no MIG device.
                 if getattr(error, "value", None) != api.NVML_ERROR_NOT_FOUND:
                     place = f"{gpu_uuid}/{index}"
                     yield Device(place, DeviceKind.MIG, index, "MIG", gpu_uuid, trouble=_words(error))
@@ -176,7 +180,7 @@ class Nvml:
             return _percent(rates.gpu), _percent(rates.memory)
 
         def memory() -> tuple[float, float]:
-            try:  # version 2 excludes memory that the driver reserves, like nvidia-smi
+            try:  # Use version 2 of the query. Like nvidia-smi, it excludes memory that the driver reserves.
                 found = api.nvmlDeviceGetMemoryInfo(handle, version=api.nvmlMemory_v2)
             except (api.NVMLError, TypeError):
                 found = api.nvmlDeviceGetMemoryInfo(handle)
@@ -214,7 +218,7 @@ class Nvml:
         return float(self._api.nvmlDeviceGetPcieThroughput(handle, direction) * 1e3)
 
     def _nvlink(self, handle: Any, uuid: str, direction: str) -> float:
-        """Return the mean bytes per second of all links in one direction. The driver's counter is in KiB."""
+        """Return the mean bytes per second over all NVLinks in one direction. The driver's counter is in KiB."""
         field = getattr(self._api, f"NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_{direction}")
         (found,) = self._api.nvmlDeviceGetFieldValues(handle, [(field, ALL_LINKS)])
         now_ns = self._clock_ns()
@@ -268,7 +272,7 @@ class Nvml:
         try:
             samples = api.nvmlDeviceGetProcessUtilization(handle, self._seen_us.get(uuid, 0))
         except api.NVMLError as error:
-            # the error "not found" means that no process has used the device
+            # NVML's error "not found" means that no process has used the device.
             if error.value == api.NVML_ERROR_NOT_FOUND:
                 return {}
             raise
@@ -285,7 +289,7 @@ def _percent(value: float) -> float:
 
 
 def _slowed_by(reasons: int) -> str:
-    """Return the reasons for reduced clocks, from their bits, or ""."""
+    """Return the reasons why the clocks are reduced, from the driver's bits, or ""."""
     words = [word for bit, word in SLOWED_BY.items() if reasons & bit]
     unnamed = reasons & ~(IDLE | sum(SLOWED_BY))
     return ", ".join([*words, *([f"reason {unnamed:#x}"] if unnamed else [])])
@@ -303,10 +307,10 @@ def _are_ours(pids: Collection[int]) -> bool:
 def _holds_gpu(pid: int) -> bool:
     try:
         files = list(Path(f"/proc/{pid}/fd").iterdir())
-    except OSError:  # the process does not exist in our namespace, or is not readable
+    except OSError:  # The process does not exist in our namespace, or its descriptors are not readable.
         return False
     for file in files:
-        with suppress(OSError):  # the file was closed meanwhile
+        with suppress(OSError):  # The process has closed the file in the meantime.
             if os.readlink(file).startswith("/dev/nvidia"):
                 return True
     return False

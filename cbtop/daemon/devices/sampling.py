@@ -1,4 +1,4 @@
-"""Run the samplers while viewers listen. Each sampler has its own thread and its own interval.
+"""Run the device samplers while viewers listen. Each sampler has its own thread and its own interval.
 
 A driver may take long to answer, or hang, so the daemon's loop never waits for it. Until the driver answers, viewers
 get the last sample and its time.
@@ -15,20 +15,21 @@ from cbtop.daemon.devices.base import NO_ANSWER_YET, Sampler
 from cbtop.protocol.device_messages import DeviceSample
 
 INTERVAL_S = 1.0
-# maximum seconds to wait for a driver's thread at the end; after that, the thread ends with the process
+# Wait at most this many seconds for the thread of a driver when the daemon ends. After that, the thread ends with the
+# process.
 LEAVE_S = 1.0
 
 _log = logging.getLogger("cbtop.daemon")
 
 
 class NewestSamples:
-    """The newest sample of every sampler."""
+    """Samples devices in threads, and keeps the newest sample of every sampler."""
 
     def __init__(self, samplers: Iterable[type[Sampler]], interval_s: float = INTERVAL_S) -> None:
         self._runs = [_Run(sampler(), interval_s) for sampler in samplers]
 
     def listen(self, pids: Collection[int]) -> None:
-        """Start or continue sampling.
+        """Start or continue sampling devices.
 
         The samples include the processes `pids`, and all processes that use a device.
         """
@@ -36,20 +37,20 @@ class NewestSamples:
             run.listen(frozenset(pids).union(*(other.pids_found for other in self._runs if other is not run)))
 
     def rest(self) -> None:
-        """Pause sampling until the next call of `listen`."""
+        """Pause sampling devices until the next call of `listen`."""
         for run in self._runs:
             run.rest()
 
     def fresh(self) -> list[DeviceSample]:
-        """Return the samples that this method has not returned before."""
+        """Return the samples that are new since the last call of this method."""
         return [sample for run in self._runs if (sample := run.fresh()) is not None]
 
     def latest(self) -> list[DeviceSample]:
-        """Return the newest sample of each sampler."""
+        """Return the newest sample of each device sampler."""
         return [run.latest for run in self._runs if run.latest is not None]
 
     def close(self) -> None:
-        """Stop sampling. Each thread closes its sampler."""
+        """Stop sampling devices. Each thread closes its sampler."""
         for run in self._runs:
             run.stop()
         deadline_s = time.monotonic() + LEAVE_S
@@ -58,7 +59,7 @@ class NewestSamples:
 
 
 class _Run:
-    """A sampler and its thread. The thread starts when the first viewer listens."""
+    """A device sampler with its thread. The thread starts when the first viewer listens."""
 
     def __init__(self, sampler: Sampler, interval_s: float) -> None:
         self.latest: DeviceSample | None = None
@@ -75,7 +76,7 @@ class _Run:
         self._pids = frozenset(pids)
         if self._is_heard.is_set():
             return
-        # Viewers get this empty sample until the sampler answers.
+        # Viewers get this empty sample until the sampler has answered.
         self.latest = DeviceSample(self._sampler.name, time.perf_counter_ns(), trouble=NO_ANSWER_YET)
         self._is_heard.set()
         if self._thread is None:
@@ -111,7 +112,7 @@ class _Run:
                 self.pids_found = frozenset(found.pid for device in sample.devices for found in device.processes)
             self._stop.wait(max(0.0, self._interval_s - (time.monotonic() - begun_s)))
             if not self._is_heard.is_set():
-                # close while no viewer listens, because the driver may then power down an unused GPU
+                # Close the sampler while no viewer listens, because the driver may then power down an unused GPU.
                 self._sampler.close()
                 self._is_heard.wait()
         self._sampler.close()

@@ -1,4 +1,7 @@
-"""The views, in the order of their tabs and keys. A new view needs a file here and an entry in this list."""
+"""All views of the screen, in the order of their tabs and keys.
+
+A new view needs a file in this folder and an entry in this list.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A picture of all bricks of a phase: the durations of each brick's calls, and the sum of each category."""
+"""Draw a picture of all bricks of a phase: the durations of each brick's calls, and the sum of each category."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cbtop.tui.widgets.upright import Bar, Spacing, upright
 from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.source import SourceView
 
-LEAST_LINES = 6  # minimum height of the picture in lines
+LEAST_LINES = 6  # The picture has at least this many lines.
 MAX_BAR_HEIGHT = 6
 _NAME_WIDTH = 20
 _FIGURES_WIDTH = 22
@@ -64,7 +64,7 @@ def _histogram(row: BrickRow, begin_us: float, end_us: float, inner: int, tall: 
     for one in row.durations:
         first = _column(one.from_us, begin_us, end_us, inner)
         last = max(first + 1, _column(one.to_us, begin_us, end_us, inner))
-        # Distribute the count of a bar over all cells that it covers.
+        # Distribute the count of a histogram bar over all cells that the bar covers.
         for column in range(first, min(last, inner)):
             counts[column] += one.count / (last - first)
     bars = [Bar(count or None, look.role) for count in counts]
@@ -83,7 +83,7 @@ def _histogram(row: BrickRow, begin_us: float, end_us: float, inner: int, tall: 
 
 
 def _dotless(line: Line) -> Line:
-    """Remove the dots of cells without calls, because the dots would dominate the picture."""
+    """Remove the dots of cells without calls. Otherwise these dots would dominate the picture."""
     joined = "".join(text for text, _ in line).replace("·", " ")
     role = next((role for text, role in line if text.strip()), "")
     return tuple(
@@ -96,7 +96,10 @@ def _column(us: float, begin_us: float, end_us: float, inner: int) -> int:
 
 
 def _axis(begin_us: float, end_us: float, inner: int) -> Line:
-    """Return the time axis. Some cells have their begin time, and the last cell has its end time."""
+    """Return the time axis of the histograms.
+
+    Some cells have their begin time, and the last cell has its end time.
+    """
     text, last = "", units.duration(end_us)
     for column in range(0, inner, 18):
         label = f"╷{units.duration(begin_us * (end_us / begin_us) ** (column / inner))}"

@@ -16,18 +16,20 @@ from cbtop.viewmodels.source import SourceView
 
 
 class View(Vertical):
-    """A view fills the screen between the tabs and the footer. It draws view models, whatever their origin."""
+    """A view fills the screen between the tabs and the footer. It draws view models, from live data or from a
+    recording.
+    """
 
     title: ClassVar[str]
-    doc: ClassVar[str]  # a paragraph for the help
-    columns_doc: ClassVar[tuple[tuple[str, str], ...]] = ()  # for the help: (name of a column, its meaning)
-    details_doc: ClassVar[tuple[tuple[str, str], ...]] = ()  # for the help: (name of a detail, its meaning)
-    section: ClassVar[str] = "all"  # name of the view in a text report
-    wants_data: ClassVar[bool] = True  # whether the view needs a process with recorded data
-    needs_records: ClassVar[bool] = False  # whether the view needs every record, and not only statistics
+    doc: ClassVar[str]  # a paragraph about the view for the help
+    columns_doc: ClassVar[tuple[tuple[str, str], ...]] = ()  # the columns of the view for the help: (name, meaning)
+    details_doc: ClassVar[tuple[tuple[str, str], ...]] = ()  # the details of the view for the help: (name, meaning)
+    section: ClassVar[str] = "all"  # name of the section in a text report that corresponds to the view
+    wants_data: ClassVar[bool] = True  # whether the view is only useful for a process with recorded data
+    needs_records: ClassVar[bool] = False  # whether the view needs every single record, and not only statistics
 
-    # `source` is not a Textual reactive. A reactive would repaint all lines, although drawings know the changed ones.
-    # It would also compare sources, and this would make all of their lazy parts.
+    # Do not make `source` a Textual reactive. A reactive would repaint all lines, although drawings know which lines
+    # have changed. It would also compare sources, which would make all of their lazy parts.
     source: var[SourceView | None] = var(None, always_update=True)
 
     def watch_source(self, source: SourceView | None) -> None:
@@ -40,10 +42,10 @@ class View(Vertical):
 
     @abstractmethod
     def show_source(self, source: SourceView) -> None:
-        """Show the data of `source`."""
+        """Show the data of this source from now on."""
 
     def let_go(self) -> None:
-        """Drop data that the user has frozen by a key, because the screen has moved in time."""
+        """Drop data that the user has frozen by a key. This is called when the screen moves in time."""
 
     def cells(self) -> Cells | None:
         """Return the view's table as text, or None if the view has no table."""
@@ -57,13 +59,13 @@ class View(Vertical):
 
 
 class SourceDrawing(Drawing):
-    """A drawing of one source. Subclasses draw `_source`. It is None until the first source arrives."""
+    """A widget that draws one source. Subclasses draw `_source`, which is None until the first source arrives."""
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
         self._source: SourceView | None = None
 
     def show_source(self, source: SourceView) -> None:
-        """Draw `source` from now on."""
+        """Draw `source` from now on, and no longer the previous source."""
         self._source = source
         self.redraw()

@@ -1,4 +1,4 @@
-"""The comparison with a baseline on the screen: the changes since the baseline, or why they are unknown."""
+"""Draw the comparison with a baseline: the changes since the baseline, or why they are unknown."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cbtop.tui.widgets.lines import Line, clean, join, join_fitting, width_of
 def baseline_lines(found: Comparison | None, width: int) -> list[Line]:
     """Return lines with tokens/s and step time compared with the baseline, followed by other differences.
 
-    Tokens/s and step time share one line if there is room. Returns [] without a baseline.
+    Tokens/s and step time share one line if the screen is wide enough. Returns [] without a baseline.
     """
     if found is None:
         return []
@@ -33,14 +33,14 @@ def baseline_lines(found: Comparison | None, width: int) -> list[Line]:
 
 
 def change_text(change: Change | None) -> str:
-    """Return a change as text for a table cell: `+10.1 %`, `noise`, or `n/a`."""
+    """Return a change since the baseline as text for a table cell: `+10.1 %`, `noise`, or `n/a`."""
     if change is None or change.percent is None:
         return units.NOT_MEASURED
     return f"{change.decisive.percent:+,.1f} %" if change.is_beyond_noise else "noise"
 
 
 def change_role(change: Change | None, *, of_rate: bool = False) -> str:
-    """Return the colour role for the change of a time. If `of_rate` is true, it is the change of a rate.
+    """Return the colour role for the change of a time. With `of_rate`, it is the change of a rate.
 
     A longer time is bad, and a lower rate is bad.
     """

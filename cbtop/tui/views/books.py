@@ -1,7 +1,4 @@
-"""The time breakdown of a step as an equation and as a bar.
-
-wall time = bricks + gaps + unattributed time
-"""
+"""Draw the time breakdown of a step as an equation and as a bar: wall time = bricks + gaps + unattributed time."""
 
 from __future__ import annotations
 
@@ -17,12 +14,12 @@ from cbtop.viewmodels.not_instrumented import not_instrumented
 from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.time_breakdown import TimeBreakdownView
 
-RESIDUAL_BOUND_PERCENT = 5.0  # percent; warn if the share of unattributed time is larger
-BETWEEN_BOUND_PERCENT = 10.0  # percent; warn if the share of time between steps is larger
+RESIDUAL_BOUND_PERCENT = 5.0  # A warning is shown if the share of unattributed time is above this percentage.
+BETWEEN_BOUND_PERCENT = 10.0  # A warning is shown if the share of time between steps is above this percentage.
 
 
 class TimeBreakdownPanel(SourceDrawing):
-    """The time breakdown in three lines: a rule, the bar, and the equation."""
+    """Draws the time breakdown of a step in three lines: a rule, the bar, and the equation."""
 
     def draw(self, width: int, height: int) -> list[Line]:
         source = self._source
@@ -41,7 +38,7 @@ class TimeBreakdownPanel(SourceDrawing):
 
 
 def books_rule(source: SourceView, title: str, width: int) -> Line:
-    """Return the rule above the breakdown. `title` is at its left end, and notes are at its right end."""
+    """Return the rule above the time breakdown. `title` is at its left end, and notes are at its right end."""
     room = width - len(title) - 8
     beside = beside_books(source)
     if not _is_much_between(source) and (between := range_text.between_steps(source.time_range)):
@@ -71,7 +68,7 @@ def _is_much_between(source: SourceView) -> bool:
 
 
 def books_parts(source: SourceView) -> list[BarSegment]:
-    """Return the parts of the wall time: categories of bricks, then gaps, then unattributed time."""
+    """Return the parts of the wall time of a step: categories of bricks, then gaps, then unattributed time."""
     books = source.books
     if books is None:
         return []
@@ -89,7 +86,8 @@ def books_parts(source: SourceView) -> list[BarSegment]:
 
 
 def books_equation(source: SourceView, books: TimeBreakdownView, width: int) -> Line:
-    """Return `wall 8.45 ms = bricks 8.10 + inside layers 0.31 + unattributed 0.04 (0.5 %)`.
+    """Return the equation of the time breakdown: `wall 8.45 ms = bricks 8.10 + inside layers 0.31 + unattributed 0.04
+    (0.5 %)`.
 
     The values are means over the recorded steps. Overlapping time is subtracted once (`- overlap 0.20`). Without a
     breakdown, returns the reason. If there is little room, `?` replaces the name of the unattributed time, as in the
@@ -103,7 +101,7 @@ def books_equation(source: SourceView, books: TimeBreakdownView, width: int) -> 
 
 
 def _recorded_steps(source: SourceView) -> int:
-    """Return the number of steps in the time breakdown. Return at least 1."""
+    """Return the number of steps in the time breakdown, at least 1, so that it can be a divisor."""
     return max(1, source.steps.recorded if source.steps else 1)
 
 

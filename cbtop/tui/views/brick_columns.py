@@ -23,7 +23,7 @@ from cbtop.viewmodels.merged import RankRow, RanksView
 
 NEAR_BUDGET_PERCENT = 90.0
 TREND_WIDTH = 10
-DRAWN_TRENDS = 64  # number of cached drawings; a trend changes once a second but is drawn more often
+DRAWN_TRENDS = 64  # Number of drawn trends that are cached. A trend changes once a second but is drawn more often.
 
 
 def _name(row: BrickRow, width: int) -> Line:
@@ -74,7 +74,9 @@ def _drawn_trend(trend_us: tuple[float | None, ...], width: int, role: str) -> L
 
 
 def limit_cell(row: BrickRow) -> Line:
-    """Return a cell such as `memory 79 %`. A grey `?` is added if the roof is uncertain."""
+    """Return how far a brick is from its roof as a table cell, such as `memory 79 %`. A grey `?` is added if the roof
+    is uncertain.
+    """
     text = roof_text.limit(row)
     if row.roof is None:
         return figure(text)
@@ -82,7 +84,7 @@ def limit_cell(row: BrickRow) -> Line:
 
 
 def rank_columns(columns: Sequence[Column[BrickRow]], ranks: RanksView) -> tuple[Column[BrickRow], ...]:
-    """Return the name and share columns of `columns`, followed by one column per rank."""
+    """Return the columns for the name and the share of a brick from `columns`, followed by one column per rank."""
     rows = {(row.brick, row.category): row for row in ranks.rows}
 
     def of(row: BrickRow) -> RankRow | None:
@@ -163,14 +165,15 @@ def _name_column(longest_name: int) -> Column[BrickRow]:
         _name,
         "name, in front the glyph of its category",
         align="left",
-        stretch=1 if longest_name <= 20 else 6,  # if a name is long, give most of the spare width to the names
+        # If the longest name is long, give most of the spare width to the names.
+        stretch=1 if longest_name <= 20 else 6,
         max_width=max(30, min(36, longest_name + 2)),
         sort_key=lambda row: row.name,
     )
 
 
 def _share_column(largest_percent: float) -> Column[BrickRow]:
-    """Return the column with bars of wall %. A bar of `largest_percent` fills the column."""
+    """Return the column with bars for the share of wall time. A bar of `largest_percent` fills the column."""
 
     def share(row: BrickRow, width: int) -> Line:
         fraction = None if row.percent is None else row.percent / max(largest_percent, 1e-9)
@@ -198,7 +201,7 @@ def brick_columns(
     of_ranks: bool = False,
     longest_name: int = 0,
 ) -> tuple[Column[BrickRow], ...]:
-    """Return the columns of the table. Budgets, checks, launches and ranks are optional."""
+    """Return the columns of the table of bricks. Columns for budgets, checks, launches and ranks are optional."""
     return (
         _name_column(longest_name),
         *((_RANK,) if of_ranks else ()),

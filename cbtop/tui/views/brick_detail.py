@@ -20,20 +20,20 @@ from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.checks import CheckRow
 from cbtop.viewmodels.source import SourceView
 
-Fact = tuple[str, str, str]  # (name, value, colour role)
+Fact = tuple[str, str, str]  # a fact about a brick: (name, value, colour role)
 
 # Keys of the figures that depend on a roof. If the roof is uncertain, they are grey and have a `?`.
 ROOFED = ("percent_of_roof", "bound")
-# Minimum height of the panel in lines, and the height at which everything fits.
+# The panel has at least the first number of lines. With the second number, everything fits.
 LEAST_LINES, ALL_LINES = 5, 26
-TWO_COLUMNS = 110  # minimum width in cells to show pictures to the right of the figures
+TWO_COLUMNS = 110  # In a panel of at least this width in cells, pictures are to the right of the figures.
 
 _FACT_WIDTH = 26
 _LABEL_WIDTH = 13
 
 
 class BrickDetail(Drawing):
-    """The panel with details of one brick. It is the brick under the cursor of the table next to the panel."""
+    """The panel with details of the brick under the cursor of the table next to the panel."""
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -88,12 +88,12 @@ def detail_lines(
 
 
 def _fixed(lines: list[Line]) -> ScreenPart:
-    """Return a part with these lines. A blank line follows if there is room."""
+    """Return a part of the panel with these lines. A blank line follows if there is room."""
     return ScreenPart(lambda width, height: [*lines, BLANK], len(lines), len(lines) + 1)
 
 
 def _groups(brick: BrickRow, source: SourceView, width: int) -> list[list[Line]]:
-    """Return groups of lines with figures: time, work, budget, and checks."""
+    """Return groups of lines with the figures of a brick: time, work, budget, and checks."""
     groups = []
     for heading, rows in BRICK_PANEL.items():
         known = [one for one in rows if one not in HOST_REPORT or one.value(brick) is not None]
@@ -106,7 +106,7 @@ def _groups(brick: BrickRow, source: SourceView, width: int) -> list[list[Line]]
 
 
 def _facts(rows: Sequence[Statistic], brick: BrickRow, *, is_window: bool) -> list[Fact]:
-    """Return (name, value, role) of each statistic.
+    """Return (name, value, colour role) of each statistic of the brick.
 
     In a window, some figures are derived although they are measured otherwise. Their names are marked `derived`.
     """
@@ -130,14 +130,14 @@ def _provenance(rows: Sequence[Statistic]) -> str:
 
 
 def group_lines(heading: str, provenance: str, facts: Sequence[Fact], width: int) -> list[Line]:
-    """Return a line with the heading and the provenance, followed by the facts in up to three columns."""
+    """Return a line with the heading and the provenance of a group, followed by its facts in up to three columns."""
     across = max(1, min(3, (width - 2) // _FACT_WIDTH))
     each = (width - 2) // across
     room = each - _LABEL_WIDTH - 1
     rows: list[list[Fact]] = []
     for fact in facts:
         is_full = not rows or len(rows[-1]) == across or cell_len(rows[-1][-1][1]) > room
-        if is_full or cell_len(fact[1]) > room:  # a long value needs a line of its own
+        if is_full or cell_len(fact[1]) > room:  # Give a long value a line of its own.
             rows.append([])
         rows[-1].append(fact)
     lines: list[Line] = [heading_line(heading, provenance, width)]

@@ -1,4 +1,4 @@
-"""Pictures of one brick: durations of its calls, times per layer, times per second, and kernels."""
+"""Draw pictures of one brick: durations of its calls, times per layer, times per second, and kernels."""
 
 from __future__ import annotations
 
@@ -20,20 +20,25 @@ from cbtop.viewmodels.kernels import BrickKernels
 from cbtop.viewmodels.layers import BrickInLayers, LayerBrick, LayersView
 from cbtop.viewmodels.source import SourceView
 
-MAX_BAR_HEIGHT = 3  # maximum height of the bars in the picture of layers, in lines
+MAX_BAR_HEIGHT = 3  # In the picture of layers, bars have at most this height in lines.
 _MARGIN = 2
 _LABEL_GAP = 2
 
 
 def heading_line(heading: str, provenance: str, width: int, about: Sequence[Line] = ()) -> Line:
-    """Return the heading of a group. The texts in `about` follow if they fit. The provenance is at the right end."""
+    """Return the heading of a group of figures. The texts in `about` follow if they fit. The provenance is at the
+    right end.
+    """
     said = join_fitting(about, width - len(heading) - len(provenance) - 5, ", ")
     line: Line = ((" " + heading, "accent"), *((("  ", ""), *said) if said else ()))
     return (*line, (provenance.rjust(max(0, width - width_of(line) - 1)), "faint"))
 
 
 def durations(brick: BrickRow, pictures: Pictures, width: int, height: int) -> list[Line]:
-    """Draw a histogram of the brick's calls above a time axis. The number of calls is not cached."""
+    """Draw a histogram of the brick's calls above a time axis.
+
+    The number of calls in the heading is not cached with the picture, because it changes all the time.
+    """
     about: list[Line] = [((f"{units.count(brick.count)} calls", "dim"),)]
     found = pictures.drawn(("durations", width, height), lambda: _bars(brick, width, height))
     if found is None:
@@ -45,7 +50,7 @@ def durations(brick: BrickRow, pictures: Pictures, width: int, height: int) -> l
 
 
 def _bars(brick: BrickRow, width: int, height: int) -> tuple[int, list[Line]] | None:
-    """Return the count of the highest bar, and the lines of the histogram.
+    """Return the number of calls in the highest bar, and the lines of the histogram.
 
     Returns None if the calls of the brick are not counted separately.
     """
@@ -61,7 +66,9 @@ def _bars(brick: BrickRow, width: int, height: int) -> tuple[int, list[Line]] | 
 
 
 def _axis(bars: Sequence[DurationBar], spacing: Spacing, width: int) -> Line:
-    """Return the time axis. Bars have their begin time if it fits, and the last bar also has its end time."""
+    """Return the time axis of the histogram. Bars have their begin time if it fits, and the last bar also has its end
+    time.
+    """
     last = units.duration(bars[-1].to_us)
     end = _MARGIN + spacing.width - len(last)
     text = ""
@@ -73,7 +80,7 @@ def _axis(bars: Sequence[DurationBar], spacing: Spacing, width: int) -> Line:
 
 
 def layers_part(brick: BrickRow, source: SourceView, pictures: Pictures) -> ScreenPart:
-    """Return the part that shows the brick's median call in each layer."""
+    """Return the part of the panel that shows the brick's median call in each layer."""
 
     def is_there() -> bool:
         return source.layer_times is not None and LayerBrick(*brick.key) in source.layer_times.bricks
@@ -106,7 +113,7 @@ def _in_layers(brick: BrickRow, source: SourceView, width: int, height: int) -> 
 
 
 def _slowest(layers: LayersView, found: BrickInLayers) -> list[Line]:
-    """Return two texts such as `▼ Layer 8 1.48 ms` and `median 79.4 µs`."""
+    """Return texts about the slowest and the median layer, such as `▼ Layer 8 1.48 ms` and `median 79.4 µs`."""
     us, is_odd = found.p50_us[found.slowest], found.odd[found.slowest]
     name = f"{'▼ ' if is_odd else 'slowest '}{clean(layers.rows[found.slowest].name)}"
     median = f"median {units.duration(found.median_us)}"

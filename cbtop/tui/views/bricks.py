@@ -1,4 +1,6 @@
-"""The view of bricks: a table sorted by exclusive time, the time breakdown, and the details of one brick."""
+"""The view of bricks: a table sorted by exclusive time, the time breakdown of a step, and the details of
+one brick.
+"""
 
 from __future__ import annotations
 
@@ -28,13 +30,13 @@ from cbtop.tui.widgets.table import Table
 from cbtop.viewmodels.bricks import BrickRow, has_launches
 from cbtop.viewmodels.source import SourceView
 
-BESIDE = 160  # minimum width in cells to show the details to the right of the table
+BESIDE = 160  # In a view of at least this width in cells, the details are to the right of the table.
 _BOOKS_LINES = 3
-_LEAST_TABLE = 3  # minimum height of the table in lines, including its head
+_LEAST_TABLE = 3  # The table has at least this many lines, including its head.
 
 
 class Bricks(View):
-    """The view of the time of a step by brick."""
+    """The view that shows how the time of a step is divided among its bricks."""
 
     title = "Bricks"
     section = "bricks"
@@ -62,7 +64,7 @@ class Bricks(View):
         Binding("escape", "back", "back", show=False),
     ]
 
-    _pass = 0  # index of the pass that the details of a brick show
+    _pass = 0  # index of the pass (forward, backward …) that the details of a brick show
 
     def compose(self) -> ComposeResult:
         self._table: SortedTable[BrickRow] = SortedTable(
@@ -119,7 +121,7 @@ class Bricks(View):
         self.call_after_refresh(self._show_detail)
 
     def _lay_out(self) -> None:
-        """Set the heights. The details fill the lines that the table leaves free.
+        """Set the heights of the table and the details. The details fill the lines that the table leaves free.
 
         The Enter key enlarges the details. If they are already complete, it hides them.
         """
@@ -127,7 +129,7 @@ class Bricks(View):
         if not (width and height):
             return
         lines = height - _BOOKS_LINES - self._filter.display
-        # without rows, the table shows the reason
+        # If the table has no rows, it shows the reason, which also takes lines.
         table = 1 + (len(self._table.rows) or len(self._table.said(width)))
         is_beside, is_turned = width >= BESIDE, self.has_class("-detail")
         has_all = is_beside or lines - table >= ALL_LINES
@@ -148,7 +150,9 @@ class Bricks(View):
             self._detail.show_brick(passes[min(self._pass, len(passes) - 1)] if passes else None, self.source)
 
     def _passes(self) -> list[BrickRow]:
-        """Return the brick under the cursor. In training steps, return the rows of all of its passes."""
+        """Return the brick under the cursor. In training steps, return the rows of all of its passes (forward,
+        backward).
+        """
         brick, source = self._table.current, self.source
         if brick is None or source is None:
             return []
@@ -160,7 +164,9 @@ class Bricks(View):
         self._show_detail()
 
     def action_toggle_detail(self) -> None:
-        """Show or hide the details. If a brick has several passes, show the next pass before hiding the details."""
+        """Show or hide the details. If a brick has several passes (forward, backward), show the next pass before
+        hiding the details.
+        """
         if self._detail.display and self._pass + 1 < len(self._passes()):
             self._pass += 1
             self._show_detail()

@@ -97,12 +97,14 @@ PROCESSES: tuple[Column[ProcessRow], ...] = (
 
 
 def busy_curve(percents: Sequence[float | None], width: int) -> Line:
-    """Draw a curve on a scale from 0 to 100. The newest value is at the right end. Unknown values are blank."""
+    """Draw a curve of percentages on a scale from 0 to 100. The newest value is at the right end. Unknown values are
+    blank.
+    """
     return sparkline(percents, width, 100.0, "accent")
 
 
 class Devices(View):
-    """The view of the machines' state."""
+    """The view of the machines, their devices and the processes on them."""
 
     title = "Devices"
     section = "devices"
@@ -136,13 +138,13 @@ class Devices(View):
 
 
 class DevicesPage(Page):
-    """A page with all machines, one below the other."""
+    """A page about all machines, one below the other, which the user can scroll."""
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
         self._machines: Sequence[MachineView] = ()
-        self._height = 0  # height of the pager that shows this page, in lines
-        # (width, height, the lines that were drawn for this size)
+        self._height = 0  # height in lines of the scrolling container around this page
+        # the size of the last drawing and its lines: (width, height, lines)
         self._made: tuple[int, int, Sequence[Line]] | None = None
 
     def show_machines(self, machines: Sequence[MachineView]) -> None:
@@ -150,7 +152,8 @@ class DevicesPage(Page):
             return
         self._machines, self._made = machines, None
         width, height = self.size
-        # A new layout sends the whole screen to the terminal, so it is only requested if the height has changed.
+        # Request a new layout only if the height has changed, because a new layout sends the whole screen to the
+        # terminal.
         if len(self.text(width)) != height:
             self.refresh(layout=True)
         self.redraw()
@@ -160,7 +163,9 @@ class DevicesPage(Page):
         return super().get_content_height(container, viewport, width)
 
     def text(self, width: int) -> Sequence[Line]:
-        """Return the tables and the charts. The charts fill the lines that the tables leave free."""
+        """Return the lines of the page: the tables and the charts. The charts fill the lines that the tables leave
+        free.
+        """
         if self._made is None or self._made[:2] != (width, self._height):
             self._made = width, self._height, self._drawn(width)
         return self._made[2]
@@ -179,7 +184,7 @@ class DevicesPage(Page):
 
 
 def machine_lines(machine: MachineView, width: int) -> list[Line]:
-    """Return the lines about a machine: its devices, its processes, and the reasons for n/a."""
+    """Return the lines about one machine: its devices, its processes, and the reasons for n/a."""
     lines = _troubles(machine, width)
     placed = place(_columns_for(machine), width - 2)
     if machine.devices:
@@ -240,7 +245,9 @@ def figure_chart(
     *,
     has_mean: bool = True,
 ) -> Chart:
-    """Return a chart with the last value and the extremes. If all samples have equal weight, the mean is added."""
+    """Return a chart with the last value and the extremes of a figure. If all samples have equal weight, the mean is
+    added.
+    """
     known = [value for value in values if value is not None]
     figures: list[Line] = [((text(values[-1] if values else None), "strong"),)]
     if has_mean and known:
@@ -250,7 +257,7 @@ def figure_chart(
 
 
 def _columns_for(machine: MachineView) -> list[Column[DeviceRow]]:
-    """Return the columns with a figure for at least one device."""
+    """Return the columns of figures that at least one device has."""
     devices = [row.device for row in machine.devices]
     unused = {one.statistic.title for one in DEVICE_COLUMNS if not any(has_figure(one.statistic, d) for d in devices)}
     return [column for column in COLUMNS if column.title not in unused]

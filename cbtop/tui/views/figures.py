@@ -1,4 +1,4 @@
-"""Make table columns of figures from the table of statistics."""
+"""Make table columns from the table of statistics."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from cbtop.tui.widgets.lines import Line, clean
 
 
 def figure(text: str, role: str = "") -> Line:
-    """Return a figure in the colour `role`. A figure that was not measured or cannot exist is faint."""
+    """Return a figure of a row as a cell in the colour `role`. A figure that was not measured or cannot exist is
+    faint.
+    """
     return ((text, "faint" if text in (units.NOT_MEASURED, units.NONE_THERE) else role),)
 
 
@@ -22,7 +24,7 @@ def figure_columns(
     cells: Mapping[str, Callable[[RowT], Line]] | None = None,
     roles: Mapping[str, str] | None = None,
 ) -> tuple[Column[RowT], ...]:
-    """Return a column for each of `places`.
+    """Return a table column for each screen column in `places`.
 
     `row_of` returns the object that has the statistics of a row. `cells` has functions that draw cells, and `roles`
     has colour roles of other columns. The keys of both are keys of statistics.
@@ -34,7 +36,7 @@ def figure_columns(
 
         def cell(row: RowT, width: int) -> Line:
             text = statistic.bare(row_of(row))
-            if len(text) > width:  # the figure does not fit in the column's unit, so use a larger unit
+            if len(text) > width:  # If the figure does not fit in the column's unit, write it in a larger unit.
                 text = statistic.in_full(row_of(row))
             return figure(clean(text), role)
 

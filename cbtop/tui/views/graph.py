@@ -26,12 +26,12 @@ from cbtop.tui.widgets.table import Table
 from cbtop.viewmodels.graph import CriticalPathView, places_of, rows_at
 from cbtop.viewmodels.source import SourceView
 
-BESIDE = 160  # minimum width in cells to show the details to the right of the tree
-_AROUND = 8  # maximum number of lines on the screen that are not rows of the tree
+BESIDE = 160  # In a view of at least this width in cells, the details are to the right of the tree.
+_AROUND = 8  # At most this many lines of the screen are not rows of the tree.
 
 
 def path_line(path: CriticalPathView) -> Line:
-    """Return `critical path 1.20 ms, 5 of 9 timed nodes (derived)`, or why the path is unknown."""
+    """Return a line such as `critical path 1.20 ms, 5 of 9 timed nodes (derived)`, or why the path is unknown."""
     return (("  ", ""), (clean(kernel_text.critical_path(path)), "warn" if path.unknown else "dim"))
 
 
@@ -50,14 +50,14 @@ class PathLine(SourceDrawing):
 class TreeTable(Table[TreeRow]):
     """The table of the tree.
 
-    The head line marks the column that siblings are sorted by. A click on a title sorts by it.
+    The head line marks the column that siblings are sorted by. A click on a title sorts by its column.
     """
 
-    sort_by = ""  # title of the sort column, or "" for execution order
+    sort_by = ""  # title of the column that siblings are sorted by, or "" for execution order
     descending = True
 
     class HeadClicked(Message):
-        """A message: the user wants to sort by the column `title`."""
+        """Sent when the user wants to sort by the column `title`."""
 
         def __init__(self, title: str) -> None:
             super().__init__()
@@ -70,7 +70,7 @@ class TreeTable(Table[TreeRow]):
         self.post_message(self.HeadClicked(column.title))
 
     def move_to_node(self, node: int) -> None:
-        """Move the cursor to `node`. Do nothing if the node is not visible."""
+        """Move the cursor to the row of `node`. Do nothing if the node is not visible."""
         ids = [row.id for row in self.rows]
         if node in ids:
             self.move_to(ids.index(node))
@@ -82,7 +82,7 @@ class TreeTable(Table[TreeRow]):
 
 
 class Graph(View):
-    """The view of the kernels that ran for each brick of each layer."""
+    """The view of the kernels that ran for each brick of each layer, as a tree."""
 
     title = "Graph"
     section = "tree"
@@ -112,13 +112,14 @@ class Graph(View):
         Binding("n", "match(1)", "next match", show=False),
         Binding("N", "match(-1)", "previous match", show=False),
         Binding("escape", "back", "look for nothing any more", show=False),
-        Binding("K", "app.kernels", "kernels"),  # works in every view; listed here for the footer
+        # This key works in every view. It is listed here so that the footer of this view shows it.
+        Binding("K", "app.kernels", "kernels"),
     ]
 
     def compose(self) -> ComposeResult:
         self._tree = FoldedTree()
         self._fold_state_of = ""
-        # (nodes in the table, ids of the unfolded nodes) at the last drawing.
+        # The state of the last drawing: (nodes in the table, ids of the unfolded nodes).
         self._drawn: tuple[Sequence[Place], frozenset[int]] | None = None
         self._table = TreeTable(
             graph_columns((), tuple, slack=False, burst=False),
@@ -157,7 +158,9 @@ class Graph(View):
         self._show_detail()
 
     def _lay_out(self) -> None:
-        """Set the heights. The details of the node under the cursor fill the lines that the tree leaves free."""
+        """Set the heights of the tree and the details. The details of the node under the cursor fill the lines that
+        the tree leaves free.
+        """
         width, height = self.size
         if not (width and height):
             return
@@ -177,7 +180,7 @@ class Graph(View):
             self._detail.show_node(rows_at(self.source.graph, [row.at])[0], self.source)
 
     def _show_tree(self) -> None:
-        """Update the tree. Its rows depend on nodes and folding, and not on measurements."""
+        """Update the rows of the tree. They depend on nodes and folding, and not on measurements."""
         tree = self._tree
         if self._drawn and self._drawn[0] is tree.places and self._drawn[1] == tree.unfolded:
             self._table.redraw()
@@ -188,7 +191,7 @@ class Graph(View):
         self._table.show_rows(tree.rows())
 
     def _sort(self) -> None:
-        """Sort siblings by their current figures."""
+        """Sort the children of each node by their current figures."""
         self._tree.sort_by_execution()
         if self.source is None or not self._table.sort_by:
             return
@@ -205,7 +208,10 @@ class Graph(View):
         self._show_tree()
 
     def action_sort(self, columns: int) -> None:
-        """Sort siblings by the column `columns` positions later. Execution order follows after the last column."""
+        """Sort siblings by the next column, or by the one that is `columns` positions later.
+
+        Execution order follows after the last column.
+        """
         orders = self._table.orders
         at = orders.index(self._table.sort_by) if self._table.sort_by in orders else 0
         self._sort_by(orders[(at + columns) % len(orders)], descending=True)
@@ -235,9 +241,10 @@ class Graph(View):
         self._table.focus()
 
     def action_match(self, matches: int) -> None:
-        """Go to a matching node: 1 for the next, -1 for the previous, 0 for the first one from the cursor on.
+        """Go to a node that matches the search: 1 for the next, -1 for the previous, 0 for the first one from the
+        cursor on.
 
-        Nodes inside of folded nodes also match. The first match follows after the last.
+        Nodes inside of folded nodes also match. After the last match, the search continues at the first.
         """
         found, places = self._tree.matches(self._wanted), self._tree.places
         if not self._wanted or not found:
@@ -257,7 +264,7 @@ class Graph(View):
         self._lay_out()
 
     def open_node(self, node: int) -> None:
-        """Move the cursor to `node`. Unfold the node and its ancestors."""
+        """Move the cursor to the row of `node`. Unfold the node and its ancestors."""
         self._set_unfolded(self._tree.unfolded | self._tree.ancestors(node) | {node})
         self._table.move_to_node(node)
 

@@ -21,7 +21,7 @@ from cbtop.viewmodels.graph import GraphRow, has_burst, largest_share, rows_at
 from cbtop.viewmodels.source import SourceView
 
 _SLACK = statistic("slack_us", Of.NODE)
-# number of rows that are made together; the neighbours of a visible row are probably visible, too
+# This many rows are made together, because the neighbours of a visible row are probably visible, too.
 DRAWN_TOGETHER = 32
 
 
@@ -64,30 +64,34 @@ class _Cells:
         return ((row.connectors, "faint"), (mark, "accent"), (name, role), (f"  {rest}" if rest else "", "dim"))
 
     def share(self, row: TreeRow, width: int) -> Line:
-        """Draw the bar of wall %. The largest share in the graph fills the column."""
+        """Draw the bar of a node's share of wall time. The largest share in the graph fills the column."""
         category, percent = self.of(row).category, self.of(row).percent
         role = CATEGORY_LOOKS[category].role if category is not None else "accent"
         return bar(None if percent is None else percent / self._largest_percent, width, role)
 
     def slack(self, row: TreeRow) -> Line:
-        """Draw the slack of a node. A node on the critical path has the text `critical`."""
+        """Draw the slack of a node: how much later it could start. A node on the critical path has the text
+        `critical`.
+        """
         shown = self.of(row)
         return (("critical", "warn"),) if shown.on_critical_path else figure(_SLACK.bare(shown))
 
     def burst(self, row: TreeRow, width: int) -> Line:
-        """Draw the mean time of the kernel's launches in the last burst."""
+        """Draw the mean time of the kernel's launches in the last burst (a few steps that were recorded on
+        request).
+        """
         shown = self.of(row)
         if shown.kind is not NodeKind.KERNEL:
             return figure(units.NONE_THERE)
         return figure(units.number(shown.burst.mean_ns / 1e3 if shown.burst else None))
 
     def change(self, row: TreeRow, width: int) -> Line:
-        """Draw the node's change since the baseline."""
+        """Draw how the node's time has changed since the baseline."""
         change = self._change_of(row)
         return figure(change_text(change), change_role(change))
 
     def change_percent(self, row: TreeRow) -> float:
-        """Return the node's change in percent, for sorting. A node without a change comes last."""
+        """Return the node's change since the baseline in percent, for sorting. A node without a change comes last."""
         change = self._change_of(row)
         return -1e9 if change is None or change.percent is None else change.percent
 
@@ -97,7 +101,7 @@ class _Cells:
 
 
 def _without_time(values: str, row: GraphRow) -> str:
-    """Return the values in a node's label except the mean time, which has its own column."""
+    """Return the figures in a node's label, but not the mean time, which has its own column."""
     if row.kind not in (NodeKind.BRICK, NodeKind.TRANSFER):
         return values
     return " ".join(value for value in values.split(" ") if value != units.NOT_MEASURED and not value.endswith("µs"))

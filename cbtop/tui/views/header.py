@@ -1,4 +1,4 @@
-"""The header of the screen. It names the shown source and has its most important figures."""
+"""The header of the screen: the name of the shown source and its most important figures."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Heading:
 
     source: SourceView | None
     paused: bool
-    position: str  # position in the list of sources, such as "2/3"; "" for a single source
-    replay: ReplayView | None = None  # position in a recording, or None for live data
+    position: str  # position of the source in the list, such as "2/3"; "" for a single source
+    replay: ReplayView | None = None  # position in the shown recording, or None for live data
 
 
 class Header(Drawing):
@@ -89,9 +89,8 @@ def _identity(heading: Heading, width: int) -> Line:
 
 
 def _of(source: SourceView) -> Line:
-    """Return the time range of the figures.
-
-    If steps are sampled, the interval and the cost of recording are added.
+    """Return the time range of the figures in the header. If steps are sampled, the interval and the cost of
+    recording are added.
     """
     sample = recording_text.sample(source.sample_every)
     percent = source.overhead.high_percent if source.overhead else None
@@ -105,7 +104,7 @@ def _of(source: SourceView) -> Line:
 
 
 def _facts(source: SourceView) -> list[str]:
-    """Return facts about the model, the most important first."""
+    """Return facts about the model of the source, the most important first."""
     facts = [source.model, source.architecture, source.quantization, source.backend]
     words = [clean(fact) for fact in facts if fact]
     for value, unit in ((source.threads, "threads"), (source.layers, "layers")):
@@ -142,15 +141,15 @@ def _tile_list(source: SourceView) -> list[_Tile]:
         tiles.insert(0, _Tile("samples/s", ((rate_text.rate(source, steps.samples_per_sec), "strong"),)))
     if steps and steps.overlap:
         tiles.insert(5, _Tile("at once", ((units.number(steps.at_once), ""),)))
-    # If records were lost, their tile comes first. A narrow screen then still shows it.
+    # The tile with lost records comes first, so that a narrow screen still shows it.
     tiles.insert(0 if source.loss.lost else len(latencies), _Tile("drops", drops(source.loss)))
     return tiles
 
 
 def _latencies(steps: StepsView) -> tuple[str, tuple[float | None, float | None, float | None]]:
-    """Return (a word for the unit, (p50, p99, max) in µs).
+    """Return (word for the unit, (p50, p99, max) in µs) of the shown times.
 
-    The times are of a token. In training, or if the time of a token is unknown, they are of a step.
+    They are the times of a token. In training, or if the time of a token is unknown, they are the times of a step.
     """
     if steps.why_no_us_per_token or is_training(steps.phase):
         return "ms/step", (steps.p50_us, steps.p99_us, steps.max_us)
@@ -158,7 +157,7 @@ def _latencies(steps: StepsView) -> tuple[str, tuple[float | None, float | None,
 
 
 def _latency_tiles(steps: StepsView | None) -> list[_Tile]:
-    """Return the tiles of p50, p99 and max. Return [] if no step has ended."""
+    """Return the tiles with the p50, p99 and maximum of the times. Return [] if no step has ended."""
     if steps is None or not steps.count:
         return []
     unit, times_us = _latencies(steps)
@@ -180,7 +179,7 @@ def _reason_tile(steps: StepsView | None) -> list[_Tile]:
 def _gpu_tile(source: SourceView) -> _Tile | None:
     """Return a tile with the load and the power of the source's GPUs.
 
-    If there are several GPUs, these are the mean load and the total power.
+    If there are several GPUs, it shows their mean load and total power.
     """
     rows = [row for row in source.gpus if not row.is_stale]
     busy = [row.device.utilization_percent for row in rows if row.device.utilization_percent is not None]
@@ -205,7 +204,7 @@ def _ms(us: float | None) -> str:
 
 
 def _tiles(source: SourceView, width: int) -> list[Line]:
-    """Return two lines with labels above values. The curve of the last minutes follows tokens/s or steps/s."""
+    """Return two lines with labels above values. After tokens/s or steps/s comes the curve of the last minutes."""
     history_width = min(_HISTORY_WIDTH, max(8, width // 5))
     unit, per_sec, history = source.rate
     curve = area(history, history_width, 2, "accent")
@@ -223,7 +222,7 @@ def _tiles(source: SourceView, width: int) -> list[Line]:
 
 
 def _figures(source: SourceView, width: int) -> Line:
-    """Return one line with the most important figures. It is used on a terminal with few lines."""
+    """Return one line with the most important figures. It replaces the tiles on a terminal with few lines."""
     steps = source.steps
     unit, per_sec, history = source.rate
     curve = area(history, 8, 1, "accent")[0]
@@ -239,7 +238,7 @@ def _figures(source: SourceView, width: int) -> Line:
 
 
 def _short_latencies(steps: StepsView | None, short: Mapping[str, str]) -> Line:
-    """Return p50 and p99 with an abbreviation of their unit. If they are unknown, return the reason."""
+    """Return p50 and p99 of the times as text with an abbreviated unit. If they are unknown, return the reason."""
     if steps is None or not steps.count:
         return ((f"{short['ms/token']} {units.NOT_MEASURED}: {NO_STEP}", "dim"),)
     unit, (p50_us, p99_us, _) = _latencies(steps)
@@ -247,7 +246,9 @@ def _short_latencies(steps: StepsView | None, short: Mapping[str, str]) -> Line:
 
 
 def drops(loss: LossView) -> Line:
-    """Return the number of records lost since the daemon attached. It is highlighted if it is above 0."""
+    """Return the number of records that were lost since the daemon found the process. It is highlighted if it is
+    above 0.
+    """
     line: Line = ((f"! {units.count(loss.lost)}", "bad strong"),) if loss.lost else (("0", ""),)
     if loss.left_out:
         line += ((f" {units.count(loss.left_out)} announcements left out", "bad"),)
@@ -257,7 +258,7 @@ def drops(loss: LossView) -> Line:
 class Notice(Drawing):
     """A line about an unusual state: no link, work in progress, an end, or a failed check.
 
-    It is hidden in other states.
+    It is hidden if there is nothing unusual.
     """
 
     def __init__(self, *, id: str | None = None) -> None:
@@ -266,14 +267,14 @@ class Notice(Drawing):
         self._progress: Line = BLANK
 
     def show_source(self, source: SourceView | None, refused: str) -> None:
-        if refused:  # if the daemon refuses this viewer, all data is old, and so are notices
+        if refused:  # If the daemon refuses this viewer, show the refusal. All other notices would be about old data.
             self._notice = (("  ✗ refused: ", "bad strong"), (clean(refused), ""))
         else:
             self._notice = BLANK if source is None else notice(source)
         self._show()
 
     def show_progress(self, what: str, done: float | None = None) -> None:
-        """Show the progress of a request in place of notices. An empty `what` hides the progress."""
+        """Show the progress of a request of the user in place of notices. An empty `what` hides the progress."""
         self._progress = (("  ", ""), *progress_line(what, done, _BAR_WIDTH)) if what else BLANK
         self._show()
 
@@ -330,12 +331,12 @@ def _urgent(source: SourceView) -> Line:
 
 
 def activity_line(source: SourceView, bar_width: int) -> Line:
-    """Return a line with the activity that the source reports and its progress."""
+    """Return a line with the current activity that the source reports, and the progress of this activity."""
     return progress_line(source.activity, source.activity_done, bar_width)
 
 
 def progress_line(what: str, done: float | None, bar_width: int) -> Line:
-    """Return a line such as `compiling kernels ▕████   ▏ 43 %`."""
+    """Return a line about the progress of a task, such as `compiling kernels ▕████ ▏ 43 %`."""
     line: Line = ((clean(what), "accent"),)
     if done is None:
         return (*line, (" …", "dim"))

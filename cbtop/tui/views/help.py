@@ -1,4 +1,4 @@
-"""The help. It has the keys from the bindings, the help texts of the views, and the glossary."""
+"""The help screen: the keys of all views, the views' help texts, and the glossary."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ WORDS = (
     ("budget", "the µs/token set for a brick; ! and red: used up"),
 )
 _TERM_WIDTH = 16
-TWO_COLUMNS_FROM = 100 - 4  # width of a page in cells if the terminal has 100 cells
+TWO_COLUMNS_FROM = 100 - 4  # width of a help page in cells if the terminal has 100 cells
 
 
 class HelpScreen(Screen[None]):
@@ -82,7 +82,7 @@ class HelpScreen(Screen[None]):
 
 
 class HelpPage(Page):
-    """The page of the help."""
+    """The page with the text of the help."""
 
     def __init__(
         self, app_bindings: Sequence[Binding], views: Sequence[type[View]], *, id: str | None = None
@@ -125,7 +125,7 @@ def _declared(owner: type[Table[object]] | type[SortedTable[object]] | type[obje
 
 
 def _keys(bindings: Iterable[Binding], width: int) -> list[Line]:
-    """Return one line per action, with all keys of the action."""
+    """Return one line for each action, with all keys of the action."""
     keys: dict[tuple[str, str], list[str]] = {}
     for binding in bindings:
         keys.setdefault((binding.action, binding.description), []).append(key_name(binding.key))
@@ -139,7 +139,7 @@ def _paragraph(text: str, width: int) -> list[Line]:
 def _terms(
     terms: Iterable[tuple[str, str]], width: int, role: str = "strong", meaning_role: str = "dim"
 ) -> list[Line]:
-    """Return terms with their meanings, in one or two columns."""
+    """Return terms of the glossary with their meanings, in one or two columns."""
     room = max(20, min(width // _columns(width), 120) - _TERM_WIDTH - 4)
     entries: list[list[Line]] = []
     for term, meaning in terms:
@@ -154,9 +154,8 @@ def _columns(width: int) -> int:
 
 
 def _in_columns(entries: Sequence[Sequence[Line]], width: int) -> list[Line]:
-    """Return the entries one below the other, or in two columns if they fit.
-
-    The first entries are in the left column.
+    """Return the entries of the help one below the other, or in two columns if they fit. The first entries are in the
+    left column.
     """
     lines = [line for entry in entries for line in entry]
     if _columns(width) == 1:

@@ -1,4 +1,4 @@
-"""The map of layers. It has a bar for each brick in each layer, and a sentence about the slowest layer."""
+"""Draw the map of layers: a bar for each brick in each layer, and a sentence about the slowest layer."""
 
 from __future__ import annotations
 
@@ -23,17 +23,20 @@ from cbtop.viewmodels.layers import MIN_LAYERS, MIN_STEPS, ODD, LayerRow, Layers
 _NAME_WIDTH = 18
 _FIGURE_WIDTH = 9
 MAX_BAR_HEIGHT = 6
-SMALL_STRIP = 3  # number of lines for one brick: its bars, and the blank line above them
-_SCALED = 3  # minimum height of the bars in lines to have a scale on their left
-AROUND = 6  # maximum number of lines of the map that are not bars
-_ROOMY = 140  # minimum width in cells to have a column for the median
+SMALL_STRIP = 3  # Number of lines that one brick takes: its bars, and the blank line above them.
+_SCALED = 3  # Bars of at least this height in lines have a scale on their left.
+AROUND = 6  # At most this many lines of the map are not bars.
+_ROOMY = 140  # In a map of at least this width in cells, the median has a column.
 WHOLE = "whole layer"
-NUMBERED = 5  # every fifth layer has its number above its bar
+NUMBERED = 5  # Every fifth layer has its number above its bar.
 
 
 @dataclass(frozen=True, slots=True)
 class Strip:
-    """One row of bars with a bar per layer. It is for one brick, for all bricks, or for the time between bricks."""
+    """One row of the map, with a bar per layer.
+
+    It is for one brick, for all bricks, or for the time between bricks.
+    """
 
     name: str
     role: str
@@ -77,9 +80,9 @@ def slowest_line(layers: LayersView, width: int) -> Line:
 
 
 def whole_layers(layers: LayersView, width: int, height: int) -> list[Line]:
-    """Return lines with the layers' numbers and bars, and with the median and the slowest layer.
+    """Return the bars of the whole layers, with their numbers, the median and the slowest layer.
 
-    If `height` is 1, returns only the bars. Free lines show the bricks with the most time.
+    If `height` is 1, only the bars are returned. Free lines show the bricks with the most time.
     """
     figures, spacing = _spacing(layers, width)
     whole, *others = strips_of(layers)
@@ -96,20 +99,20 @@ def whole_layers(layers: LayersView, width: int, height: int) -> list[Line]:
 
 
 def _spacing(layers: LayersView, width: int) -> tuple[int, Spacing]:
-    """Return the number of columns with figures at the right, and the layout of the bars to their left."""
+    """Return the number of columns with figures at the right of the map, and the layout of the bars to their left."""
     figures = 2 if width >= _ROOMY else 1
     room = width - _NAME_WIDTH - 3 - figures * (_FIGURE_WIDTH + 2) - 6
     return figures, Spacing.of(len(layers.rows), max(1, room))
 
 
 def _whole(layers: LayersView) -> Strip:
-    """Return a row of bars for the whole layers."""
+    """Return a row of the map with the bars of whole layers."""
     us = tuple(row.us for row in layers.rows)
     return Strip(WHOLE, "strong", us, layers.median(us))
 
 
 def strips_of(layers: LayersView) -> list[Strip]:
-    """Return the rows of bars: whole layers, then each brick in execution order, then the time between bricks."""
+    """Return all rows of the map: whole layers, then each brick in execution order, then the time between bricks."""
     between = tuple(row.between_us for row in layers.rows)
     strips = [_whole(layers)]
     for at, brick in enumerate(layers.bricks):
@@ -148,9 +151,9 @@ def map_lines(
 
 
 def _worst_line(baseline: Comparison | None, width: int) -> list[Line]:
-    """Return a line about the layer with the largest increase since the baseline, and its worst brick.
+    """Return a line about the layer that has slowed down most since the baseline, and its worst brick.
 
-    If no layer has increased, the line has the reason. Returns [] without a baseline.
+    If no layer has become slower, the line has the reason. Returns [] without a baseline.
     """
     if baseline is None:
         return []
@@ -213,7 +216,7 @@ def numbers(rows: Sequence[LayerRow], odd: Sequence[bool], spacing: Spacing, slo
     for at, row in enumerate(rows):
         if odd[at]:
             write(spacing.column(at), f"▼{row.index}", "strong warn")
-            write(spacing.column(at), "▼", "strong warn")  # if the number does not fit, write only the mark
+            write(spacing.column(at), "▼", "strong warn")  # Write the mark alone, in case the number does not fit.
     for at, row in enumerate(rows):
         if at % NUMBERED == 0:
             write(spacing.column(at), row.index, "dim")
@@ -263,7 +266,7 @@ def _role(us: float | None, strip: Strip, *, is_cursor: bool) -> str:
 
 
 def _detail(layers: LayersView, strip: Strip, at: int, width: int, baseline: Comparison | None) -> Line:
-    """Return a line with the figures of the brick and the layer under the cursor."""
+    """Return a line with the figures of the brick and of the layer under the cursor."""
     row, us = layers.rows[at], strip.us[at]
     parts: list[Line] = [((f"  {clean(row.name)}", "strong"), (f" · {strip.name}", strip.role))]
     if us is None:

@@ -1,4 +1,4 @@
-"""Two tables: the bricks of one layer compared with its peers (similar layers), and all layers."""
+"""Draw two tables: the bricks of one layer compared with its peers (similar layers), and all layers."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from cbtop.tui.widgets.lines import BLANK, Line, clean, clip, fit_line, join_fit
 from cbtop.tui.widgets.parts import beside, even_widths
 from cbtop.viewmodels.layers import ODD, BrickInLayer, LayerRow, LayersView
 
-LEAST_LINES = 5  # minimum height of the pane in lines
-_LEAST_LAYERS = 7  # minimum height of the table of all layers in lines
-TWO_TABLES = 100  # minimum width in cells to show the two tables next to each other
+LEAST_LINES = 5  # The pane has at least this many lines.
+_LEAST_LAYERS = 7  # The table of all layers has at least this many lines.
+TWO_TABLES = 100  # In a pane of at least this width in cells, the two tables are next to each other.
 
 
 def pane_height(layers: LayersView, row: LayerRow, width: int) -> int:
-    """Return the number of lines that the complete pane needs."""
+    """Return how many lines the pane needs to show both tables completely."""
     bricks, all_layers = 3 + len(layers.inside(row)), 2 + len(layers.rows)
     return max(bricks, all_layers) if width >= TWO_TABLES else bricks + 1 + all_layers
 

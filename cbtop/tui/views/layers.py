@@ -28,13 +28,14 @@ from cbtop.tui.widgets.parts import GAP, ScreenPart, beside, parts_lines
 from cbtop.viewmodels.layers import P50_OF_A_CALL, LayerRow
 from cbtop.viewmodels.source import SourceView
 
-LEAST_PICTURES = 8  # minimum height of the pictures in lines
-# Minimum width in cells to show the layer's figures to the right of the map. Otherwise they are below it.
+LEAST_PICTURES = 8  # The pictures of layers have at least this many lines.
+# In a view of at least this width in cells, the figures of a layer are to the right of the map. Otherwise they are
+# below it.
 BESIDE = 160
 
 
 class Layers(View):
-    """The view of the time of each brick in each layer."""
+    """The view that shows the time of each brick in each layer."""
 
     title = "Layers"
     section = "layers"
@@ -65,7 +66,7 @@ class Layers(View):
     ]
 
     class Opened(Message):
-        """A message: the user wants to open the node `node` in the graph."""
+        """Sent when the user wants to see the node `node` in the graph."""
 
         def __init__(self, node: int) -> None:
             super().__init__()
@@ -86,7 +87,10 @@ class Layers(View):
         self._map.let_go()
 
     def cells(self) -> Cells | None:
-        """Return a table with a row per layer and a column per brick. Times are in µs per step (or call)."""
+        """Return the view as a table with a row per layer and a column per brick.
+
+        Times are in µs per step (or call).
+        """
         layers = self.source.layer_times if self.source else None
         if layers is None:
             return None
@@ -118,7 +122,7 @@ class LayerMap(SourceDrawing, can_focus=True):
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
         self._pictures = Pictures()
-        # Id of the layer under the cursor. If it is None, the cursor is on the slowest layer.
+        # id of the layer under the cursor; if it is None, the cursor is on the slowest layer
         self._layer: int | None = None
         self._line = 0
 
@@ -142,7 +146,7 @@ class LayerMap(SourceDrawing, can_focus=True):
 
     @property
     def current(self) -> LayerRow | None:
-        """The layer under the cursor, or None without layers."""
+        """The layer under the cursor of the map, or None without layers."""
         return self._rows[self._at] if self._rows else None
 
     def move(self, layers: int, lines: int) -> None:
@@ -178,7 +182,7 @@ class LayerMap(SourceDrawing, can_focus=True):
         return [*drawn(width, height - room), *(layer_lines(layers, row, width, room) if room else ())]
 
     def _pane(self, row: LayerRow, strips: Sequence[Strip], width: int, height: int) -> list[Line]:
-        """Return the figures of the layer `row`. Free lines show the brick under the cursor in all layers."""
+        """Return the figures of the layer `row`. If lines are free, show the brick under the cursor in all layers."""
         source = self._source
         if source is None or source.layer_times is None:
             return []

@@ -10,7 +10,7 @@ from cbtop.tui.widgets.lines import Line
 
 @dataclass(frozen=True, slots=True)
 class CategoryLook:
-    """The look of a category. `role` is for text, and `fill` is for bars. `glyph` precedes the name."""
+    """The look of a category. `role` colours text, `fill` colours bars, and `glyph` precedes the name."""
 
     role: str
     fill: str
@@ -43,6 +43,6 @@ _BADGES = {
 
 
 def state_badge(state: str, age: str = "") -> Line:
-    """Return a badge with a state and its age. An unknown state is written as it is."""
+    """Return a badge with the state of a process and its age. An unknown state is written as it is."""
     text, role = _BADGES.get(state, (state.upper(), "badge-warn"))
     return ((f" {text} {age} " if age else f" {text} ", role),)

@@ -1,4 +1,7 @@
-"""The panel with details of one node of the graph. For a layer or brick, it also has figures of all layers."""
+"""The panel with details of one node of the graph.
+
+For a layer or brick, it also has figures over all layers.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +27,14 @@ from cbtop.viewmodels.kernel_makers import maker_of
 from cbtop.viewmodels.layers import LayerRow
 from cbtop.viewmodels.source import SourceView
 
-LEAST_LINES = 6  # minimum height of the panel in lines
-MAX_PICTURE = 16  # maximum height of a picture in lines
-LOCAL = "local_memory_bytes"  # of a thread: spilled registers, or a stack
-TWO_COLUMNS = 110  # minimum width in cells to show pictures to the right of the figures
+LEAST_LINES = 6  # The panel has at least this many lines.
+MAX_PICTURE = 16  # A picture in the panel has at most this many lines.
+LOCAL = "local_memory_bytes"  # the memory of a thread for spilled registers or a stack
+TWO_COLUMNS = 110  # In a panel of at least this width in cells, pictures are to the right of the figures.
 
 
 class NodeDetail(Drawing):
-    """The panel with details of one node. It is the node under the cursor of the graph next to the panel."""
+    """The panel with details of the node under the cursor of the graph."""
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -44,7 +47,7 @@ class NodeDetail(Drawing):
         self._pictures.let_go()
 
     def show_node(self, node: GraphRow | None, source: SourceView) -> None:
-        """Draw `node` from now on."""
+        """Show the details of `node` from now on."""
         self._node, self._source = node, source
         self.redraw()
 
@@ -92,7 +95,7 @@ def _layers(source: SourceView) -> tuple[LayerRow, ...]:
 
 
 def _figures(node: GraphRow, source: SourceView, width: int) -> list[Line]:
-    """Return the measured figures of this node, and its launch configuration."""
+    """Return the measured figures of the node, and its launch configuration."""
     rows = [row for row in statistics_of(Of.NODE) if row.value(node) is not None]
     known = [(row.word or row.title, clean(row.in_full(node)), "") for row in rows]
     if not known:
@@ -135,7 +138,7 @@ def _attribute(name: str, value: object) -> str:
 
 
 def _everywhere(brick: BrickRow, source: SourceView, pictures: Pictures, width: int, height: int) -> list[Line]:
-    """Return the figures of the brick over all layers of the phase, including the layer of the node."""
+    """Return the figures of the node's brick over all layers of the phase."""
     if height < LEAST_LINES:
         return []
     title: Line = ((clean(brick.name), "strong"), (" in all layers", "dim"))

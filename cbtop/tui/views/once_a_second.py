@@ -1,6 +1,5 @@
-"""A cache for pictures of a source.
-
-Drawing a picture takes as long as a table, so it is drawn at most once a second.
+"""A cache for the pictures of a source, so that each is drawn at most once a second. Drawing a picture takes as long
+as a table.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class Pictures:
             self._of, self._begun_s = now, now_s
 
     def drawn(self, what: Hashable, draw: Callable[[], T]) -> T:
-        """Return the picture `what` from the cache. If it is missing, draw it."""
+        """Return the picture named `what` from the cache. If it is missing, draw it."""
         if what not in self._drawn:
             self._drawn[what] = draw()
         return cast("T", self._drawn[what])

@@ -1,4 +1,4 @@
-"""The view of the started program's output. The user can scroll it."""
+"""The view of the output of the program that was started with the screen. The user can scroll it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cbtop.viewmodels.source import SourceView
 
 
 class OutputPage(Page):
-    """The lines of the output, wrapped to the width of the page."""
+    """The lines of the program's output, wrapped to the width of the page."""
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -36,7 +36,7 @@ class OutputPage(Page):
 
 
 class Output(View):
-    """The view of the newest output. It shows the end of the output until the user scrolls up."""
+    """The view of the program's newest output. It shows the end of the output until the user scrolls up."""
 
     title = "Output"
     doc = (
@@ -54,10 +54,10 @@ class Output(View):
         return self._pager
 
     def show_source(self, source: SourceView) -> None:
-        """Do nothing, because this view shows no data of a source."""
+        """Do nothing, because this view shows the output of a program and no data of a source."""
 
     def show_written(self, written: Sequence[str]) -> None:
-        """Show these lines. If the end of the output was visible, scroll to the new end."""
+        """Show these lines of output. If the end of the output was visible, scroll to the new end."""
         follows = self._pager.is_vertical_scroll_end
         self._page.show(written)
         if follows:

@@ -33,12 +33,14 @@ from cbtop.viewmodels.devices import DeviceRow
 from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.steps import StepsView
 
-TWO_COLUMNS = 160  # minimum width in cells to show verdicts and bricks to the right of the other parts
-_WORST = 3  # number of verdicts that get room before other parts of the view
-# Minimum heights of the view in lines: for one line per verdict, and for its advice in addition.
+# In a view of at least this width in cells, verdicts and bricks are to the right of the other parts.
+TWO_COLUMNS = 160
+_WORST = 3  # This many verdicts get room before other parts of the view.
+# The view shows verdicts in one line each from the first height in lines on, and also their advice from the second.
 _ROOMY, _ROOM_FOR_ADVICE = 17, 26
-_TWO_CHARTS = 100  # minimum width in cells to show two charts
-_LEAST_TRAINING = 4  # number of lines for a training step: a rule, a bar, and the shares of eight parts
+_TWO_CHARTS = 100  # In a view of at least this width in cells, there are two charts.
+# A training step needs this many lines: a rule, a bar, and two lines with the shares of eight parts.
+_LEAST_TRAINING = 4
 _RATE_ROLE, _TIME_ROLE = "accent", "norm"
 _BUSY_WIDTH = 16
 
@@ -80,7 +82,7 @@ def phase_columns(phases: Sequence[StepsView]) -> tuple[Column[StepsView], ...]:
 
 
 class Overview(View, can_focus=True):
-    """The view with a summary of everything."""
+    """The overview: speed, time breakdown, verdicts and devices on one screen."""
 
     title = "Overview"
     doc = (
@@ -110,7 +112,7 @@ class Overview(View, can_focus=True):
 
 
 class OverviewDrawing(SourceDrawing):
-    """The whole view in one drawing."""
+    """The whole overview, drawn by one widget."""
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -157,7 +159,8 @@ class OverviewDrawing(SourceDrawing):
             order = (speed, phases, served, since, step, verdicts, layers, bricks, devices, cost)
             by_rank = (phases, step, served, verdicts, since, speed, cost, layers, devices, bricks)
             return parts_lines(order, by_rank, width, height)
-        if known is not None:  # Bars for each brick are more useful than a high curve, so they get their lines first.
+        # The layers get their lines first, because bars for each brick are more useful than a high curve.
+        if known is not None:
             bars = 3 + MAX_BAR_HEIGHT + SMALL_STRIP * (1 + known)
             layers = replace(layers, most=bars)
             rest = sum(each.most for each in (phases, served, since, step, layers))
@@ -217,20 +220,20 @@ def _baseline(source: SourceView, width: int, height: int) -> list[Line]:
 
 
 def _step(source: SourceView, width: int, height: int) -> list[Line]:
-    """Return a step as a bar and as an equation. The rule above them has the time between steps."""
+    """Return a step as a bar and as an equation. The rule above the bar shows the time between steps."""
     if source.books is None:
         return [rule((("one step", "dim"),), width), (("  n/a: no step has ended yet", "dim"),)]
     parts = books_parts(source)
     labelled: Line = (("  ", ""), *stacked(parts, width - 4))
     equation: Line = (("  ", ""), *books_equation(source, source.books, width - 2))
-    if height <= 2:  # if there are only two lines, show notes on the time breakdown and not its bar
+    if height <= 2:  # In two lines, notes on the time breakdown are more important than its bar.
         return [books_rule(source, "one step", width) if beside_books(source) else labelled, equation]
     bare: Line = tuple((text if set(text) <= set("▒░") else _without_label(text), role) for text, role in labelled)
     return [books_rule(source, "one step", width), *([labelled, bare][: height - 2]), equation]
 
 
 def _training(source: SourceView, width: int, height: int) -> list[Line]:
-    """Return a training step as a bar, and the shares of its parts."""
+    """Return a training step as a bar, followed by the shares of its parts."""
     return training_lines(source, source.training, width, height) if source.training else []
 
 
@@ -239,7 +242,7 @@ def _without_label(text: str) -> str:
 
 
 def _bricks_in_layers(source: SourceView) -> int | None:
-    """Return the number of different bricks in layers, or None without layers."""
+    """Return how many different bricks run in layers, or None without layers."""
     return None if source.layer_times is None else len(source.layer_times.bricks)
 
 
@@ -249,13 +252,13 @@ def _layers(source: SourceView, width: int, height: int) -> list[Line]:
     if layers is None:
         return []
     title: Line = ((f"{len(layers.rows)} layers", "dim"),)
-    if height <= 3:  # if there are only three lines, show the marks above the bars and not a rule
+    if height <= 3:  # In three lines, the marks above the bars are more important than a rule.
         return [slowest_line(layers, width), *whole_layers(layers, width, height - 1)]
     return [rule(title, width), slowest_line(layers, width), *whole_layers(layers, width, height - 2)]
 
 
 def _bricks(source: SourceView, width: int, height: int) -> list[Line]:
-    """Return a line for each of the bricks with the most time."""
+    """Return lines for the bricks that take the most time, one for each."""
     if not source.bricks:
         return []
     largest = max(row.percent or 0.0 for row in source.bricks) or 1.0
@@ -271,7 +274,7 @@ def _bricks(source: SourceView, width: int, height: int) -> list[Line]:
 def _brick(row: BrickRow, longest: int, largest: float, width: int) -> Line:
     look = CATEGORY_LOOKS[row.category]
     name = fit_line(((f"  {look.glyph} ", look.role), (clean(row.name), "strong")), longest + 4)
-    # Use exclusive times, like the share of the wall time.
+    # Use the exclusive time, because the share of the wall time is also exclusive.
     us, of_what = row.exclusive_us_per_token, " a token"
     if us is None:
         us, of_what = row.avg_exclusive_us, " a call "
@@ -290,7 +293,7 @@ def _device_count(source: SourceView) -> int:
 
 
 def _devices(source: SourceView, width: int, height: int) -> list[Line]:
-    """Return a line for each device that fits. If devices do not fit, add their number."""
+    """Return a line for each device. If not all devices fit, the number of the others is added."""
     rows = [row for machine in source.machines for row in machine.devices]
     if not rows:
         return []

@@ -1,6 +1,5 @@
-"""The panel of the roofline.
-
-It compares the brick under the cursor with every roof, and shows the possible saving of each brick.
+"""The panel of the roofline: the brick under the cursor compared with every roof, and the possible saving of each
+brick.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ from cbtop.viewmodels.roofline import CeilingRow, advice_at_a_peak, peaks_over, 
 from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.verdicts.base import gain_inside
 
-LEAST_LINES = 5  # minimum height of the panel in lines
-FAR_PERCENT = 30.0  # a brick below this percentage of every roof is far below all of them
+LEAST_LINES = 5  # The panel has at least this many lines.
+FAR_PERCENT = 30.0  # Below this percentage of every roof, a brick counts as far below all of them.
 _BELOW = "launches, waiting, small shapes, scattered reads, or work beside the arithmetic, as unpacking weights."
 _ADVICE = {
     MEMORY: "Move fewer bytes (smaller weights, a fused kernel), or let more sequences share each read.",
@@ -51,7 +50,7 @@ class RoofDetail(Drawing):
         self._source: SourceView | None = None
 
     def show_brick(self, brick: BrickRow | None, source: SourceView) -> None:
-        """Draw `brick` from now on."""
+        """Show the details of `brick` from now on."""
         self._brick, self._source = brick, source
         self.redraw()
 
@@ -77,7 +76,7 @@ class RoofDetail(Drawing):
 def _roofs(
     brick: BrickRow, ceilings: Sequence[CeilingRow], said: Sequence[Line], width: int, height: int
 ) -> list[Line]:
-    """Return a table of the roofs and the share of each that the brick reaches. The lines `said` follow."""
+    """Return a table of the roofs with the share of each roof that the brick reaches. The lines in `said` follow."""
     look = CATEGORY_LOOKS[brick.category]
     title: Line = ((f"{look.glyph} ", look.role), (clean(brick.name), "strong"), (" under each roof", "dim"))
     rates = f"{units.number(brick.gb_per_sec)} GB/s · {units.number(brick.gflops)} GFLOP/s"
@@ -93,7 +92,7 @@ def _roofs(
 def _said(brick: BrickRow, ceilings: Sequence[CeilingRow], every: Sequence[CeilingRow], width: int) -> list[Line]:
     """Return advice about the roof that limits the brick.
 
-    `every` contains all compute roofs, also for data types that the brick does not use.
+    `every` contains all compute roofs, including roofs for data types that the brick does not use.
     """
     if brick.bound == COMPUTE:
         said = advice_at_a_peak(brick, every)
@@ -112,7 +111,9 @@ def _said(brick: BrickRow, ceilings: Sequence[CeilingRow], every: Sequence[Ceili
 
 
 def _below_all(brick: BrickRow, ceilings: Sequence[CeilingRow]) -> str:
-    """Return what may limit a brick that no roof limits, with the largest share of a roof that it reaches."""
+    """Return what may limit a brick that is far below every roof. The text has the largest share of a roof that it
+    reaches.
+    """
     shares = [share for ceiling in ceilings if (share := _reached(brick, ceiling)) is not None]
     largest = max(shares, default=0.0)
     if largest < FAR_PERCENT:
@@ -121,7 +122,7 @@ def _below_all(brick: BrickRow, ceilings: Sequence[CeilingRow]) -> str:
 
 
 def _reached(brick: BrickRow, ceiling: CeilingRow) -> float | None:
-    """Return the rate of the brick in percent of a roof."""
+    """Return the rate of the brick in percent of the roof `ceiling`."""
     if ceiling.kind == "cache":
         return None
     rate = brick.gflops if ceiling.kind == "compute" else brick.gb_per_sec
@@ -183,7 +184,8 @@ def _roof_columns(brick: BrickRow) -> tuple[Column[CeilingRow], ...]:
 
 
 def _growing(title: str, points: tuple[SizePoint, ...], unit: str, role: str) -> ScreenPart:
-    """Return a part with the brick's time per token for each size of step, such as the number of cached positions.
+    """Return a part of the panel with the brick's time per token for each size of step, such as the number of cached
+    positions.
 
     The part is empty if all steps had about the same size.
     """
@@ -209,7 +211,9 @@ def _sizes(title: str, points: tuple[SizePoint, ...], unit: str, role: str, widt
 
 
 def _savings(source: SourceView) -> list[_Saving]:
-    """Return the possible saving of each brick, the largest first. Bricks with an uncertain roof are left out."""
+    """Return the time that each brick could save by reaching its roof, the largest first. Bricks with an uncertain
+    roof are left out.
+    """
     found = []
     for brick in source.roofline.points:
         share, at = brick.percent, brick.percent_of_roof

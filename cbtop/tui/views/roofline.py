@@ -1,6 +1,6 @@
 """The roofline view. It compares the speed of the bricks with the roofs that were measured on this machine."""
 
-# Only measured roofs are drawn. Without any, a text about the missing measurement replaces the plot.
+# Only measured roofs are drawn. If none was measured, a text that explains it replaces the plot.
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ from cbtop.tui.widgets.table import Table
 from cbtop.viewmodels.roofline import RooflineView, missing_ceilings
 from cbtop.viewmodels.source import SourceView
 
-BESIDE = 100  # minimum width in cells to show the table to the right of the plot; cbtop.tcss has the same number
+# In a view of at least this width in cells, the table is to the right of the plot. cbtop.tcss has the same number.
+BESIDE = 100
 
 
 def _brick(row: LetteredPoint, width: int) -> Line:
@@ -115,7 +116,7 @@ class Roofline(View):
         "brick would save at its own (derived)."
     )
     BINDINGS: ClassVar[list[BindingType]] = [
-        # Works in every view. Listed here for the footer.
+        # This key works in every view. It is listed here so that the footer of this view shows it.
         Binding("C", "app.measure_roofs", "measure roofs"),
     ]
     columns_doc = tuple((column.title, column.doc) for column in (*POINT_COLUMNS, change_column({})))
@@ -162,10 +163,11 @@ class Roofline(View):
         self._lay_out()
 
     def _lay_out(self) -> None:
-        """Set the heights. Notes get the lines that they need, at most a sixth of the view.
+        """Set the heights of plot, table, details and notes.
 
-        If the table is next to the plot, the details of the brick under the cursor fill the lines that the table
-        leaves free. If the table is below the plot, the plot gets all free lines.
+        Notes get the lines that they need, at most a sixth of the view. If the table is next to the plot, the details
+        of the brick under the cursor fill the lines that the table leaves free. If the table is below the plot, the
+        plot gets all free lines.
         """
         width, height = self.size
         notes = min(self._notes.lines_in(width), height // 6) if self.screen.has_class("-tall") else 1
@@ -187,7 +189,7 @@ class Roofline(View):
 
 
 class Notes(Drawing):
-    """Notes about facts that the plot cannot show."""
+    """Draws notes about facts that the plot cannot show."""
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -198,7 +200,7 @@ class Notes(Drawing):
         self.redraw()
 
     def lines_in(self, width: int) -> int:
-        """Return the number of lines that all notes need."""
+        """Return the number of lines that all notes together need."""
         return len(self._wrapped(width))
 
     def draw(self, width: int, height: int) -> list[Line]:
@@ -215,7 +217,7 @@ def roofline_notes(roofline: RooflineView) -> list[Line]:
     """Return notes about missing or doubtful roofs, then about points above the roof and bricks without declared
     work.
     """
-    # without roofs, this text replaces the plot
+    # Without roofs, the plot itself shows this text.
     said = [(missing_ceilings(roofline) or roofline.note) if roofline.has_roofs else ""]
     said += (f"roofs {doubt}" for doubt in roof_text.ceiling_doubts(roofline.ceilings))
     doubts: Line = tuple((f"{clean(one)}  ", "warn") for one in said if one)

@@ -1,4 +1,4 @@
-"""The plot of the roofline: roofs, ridge points, a mark for each brick, and the trail of one brick."""
+"""Draw the plot of the roofline: roofs, ridge points, a mark for each brick, and the trail of one brick."""
 
 # Rules
 # - A mark is in the cell of its values. If several marks share a cell, the cell shows their number, and a line below
@@ -28,33 +28,34 @@ from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.roofline import CeilingRow, RooflineView, missing_ceilings
 
 RIDGE = "◆"
-BEFORE = "○"  # mark of a brick at the baseline
-MANY = "+"  # mark of a cell with ten or more bricks
-# Positions to try for the names of roofs, the best first. They are shares of the plot's width or height.
+BEFORE = "○"  # the mark of a brick's position at the baseline
+MANY = "+"  # the mark of a cell that contains ten or more bricks
+# The names of roofs are tried at these positions, the best first. They are shares of the plot's width or height.
 _ALONG_PEAK = (1.0, 0.85, 0.7, 0.55)
 _UP_BANDWIDTH = (0.62, 0.5, 0.38, 0.74, 0.26, 0.86, 0.14)
-ROOM_FOR_WORDS = 50  # minimum width in cells to have words in the lines below the plot
-# Minimum height of the plot in lines, including axis and ticks. To keep it, lines below the plot are dropped.
+ROOM_FOR_WORDS = 50  # From this width of the plot in cells on, the lines below it contain words.
+# Minimum height of the plot in lines, including axis and ticks. To keep this height, lines below the plot are
+# dropped.
 _LEAST_PLOT = 4
 
 Cells = dict[tuple[int, int], list["LetteredPoint"]]
 
 
 def letter(number: int) -> str:
-    """Return the letter of the brick with this number (from 0). After 52 letters, return `*`."""
+    """Return the letter that marks the brick with this number (from 0). After 52 letters, return `*`."""
     return ascii_letters[number] if number < len(ascii_letters) else "*"
 
 
 @dataclass(frozen=True, slots=True)
 class LetteredPoint:
-    """A point, and the letter that marks it in the plot."""
+    """A brick's point in the plot, and the letter that marks it."""
 
     letter: str
     point: BrickRow
 
     @property
     def flop_per_byte(self) -> float:
-        """FLOP per byte. It must be above 0, because the axis is logarithmic."""
+        """The intensity in FLOP per byte. It must be above 0, because the axis is logarithmic."""
         return self.point.intensity or 0.0
 
     @property
@@ -66,7 +67,7 @@ class LetteredPoint:
 
 
 class RooflinePlot(Drawing):
-    """The plot, and a list of the marks that share a cell."""
+    """The lines of the plot, and a list of the marks that share a cell."""
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -124,7 +125,8 @@ def roofline_lines(
     inside = [row for row in drawable if x.holds(row.flop_per_byte) and y.holds(row.gflops)]
     outside = [row for row in drawable if not (x.holds(row.flop_per_byte) and y.holds(row.gflops))]
     named: list[Line] = []
-    # Repeat, because each line below the plot makes the plot smaller, and marks may then move to other cells.
+    # Draw again with less height, because each line below the plot makes the plot smaller. Marks may then move to
+    # other cells.
     while True:
         plot = LogLogPlot(width, height - len(named), x, y)
         cells = _cells(plot, inside)
@@ -136,7 +138,7 @@ def roofline_lines(
 
 
 def axes(roofline: RooflineView, points: Sequence[LetteredPoint]) -> tuple[Span1D, Span1D]:
-    """Return the x axis and the y axis. They cover all roofs, and all points except outliers."""
+    """Return the x axis and the y axis of the plot. They cover all roofs, and all points except outliers."""
     across, up = usual([row.flop_per_byte for row in points]), usual([row.gflops for row in points])
     rows = [row for row in points if across.holds(row.flop_per_byte) and up.holds(row.gflops)]
     ridges, peaks = roofline.ridges, _of_kind(roofline, "compute")
@@ -149,7 +151,7 @@ def _of_kind(roofline: RooflineView, kind: str) -> list[CeilingRow]:
 
 
 def _cells(plot: LogLogPlot, points: Sequence[LetteredPoint]) -> Cells:
-    """Return the points in each cell of the plot."""
+    """Return the points of the plot by the cell that contains them."""
     cells: Cells = {}
     for row in points:
         cells.setdefault(plot.cell(row.flop_per_byte, row.gflops), []).append(row)
@@ -161,7 +163,9 @@ def _mark(rows: Sequence[LetteredPoint]) -> str:
 
 
 def _clusters(cells: Cells, selected: str, width: int) -> Iterator[Line]:
-    """Yield texts for shared cells from left to right: `in one cell: 2=cd`, `4=efgh`, … A long list is split."""
+    """Yield texts about cells with several marks, from left to right: `in one cell: 2=cd`, `4=efgh`, … A long list is
+    split.
+    """
     said: Line = (("in one cell: ", "dim"),) if width >= ROOM_FOR_WORDS else BLANK
     for _, rows in sorted(cells.items()):
         if len(rows) > 1:
@@ -180,7 +184,7 @@ def _outliers(points: Sequence[LetteredPoint], selected: str) -> Iterator[Line]:
 
 
 def _wrapped(parts: Sequence[Line], width: int) -> list[Line]:
-    """Join the parts to lines of at most `width` cells. Only a part that is wider than a line is cut."""
+    """Join the texts `parts` to lines of at most `width` cells. Only a text that is wider than a line is cut."""
     lines: list[Line] = []
     for part in parts:
         longer = join((lines[-1], part)) if lines else BLANK
@@ -199,7 +203,7 @@ def _drawn(
     trail: Sequence[tuple[float, float] | None],
     before: tuple[float, float] | None,
 ) -> list[Line]:
-    """Draw decades, the trail, roofs, marks, and then names. Show the number of names that do not fit."""
+    """Draw decades, the trail, roofs, marks, and then names. Mention the number of names that do not fit."""
     bandwidths, peaks = _of_kind(roofline, "bandwidth"), _of_kind(roofline, "compute")
     x, y = plot.x, plot.y
     plot.grid()
@@ -211,8 +215,8 @@ def _drawn(
         x1 = min(x.high, top / bandwidth.value)
         if x0 < x1:
             plot.segment(x0, bandwidth.value * x0, x1, bandwidth.value * x1, _role(bandwidth))
-    # Lines of caches are faint, because they are not roofs. A brick above the roof may have read its data from a
-    # cache.
+    # Draw lines of caches faintly, because they do not limit a brick. A brick above the roof may have read its data
+    # from a cache.
     for level in _of_kind(roofline, "cache"):
         x0, x1 = max(x.low, y.low / level.value), min(x.high, min(y.high, roof or y.high) / level.value)
         if x0 < x1:
@@ -230,10 +234,10 @@ def _drawn(
     unnamed = 0
     for peak in peaks:
         spots = [Spot(x.value(along), peak.value, up, right=True) for up in (1, 2) for along in _ALONG_PEAK]
-        # As a last resort, write the name to the left of the roof's line.
+        # If the name fits nowhere else, write it to the left of the roof's line.
         spots.append(Spot(_begin(peak, bandwidths, x), peak.value, columns_right=-3, right=True))
         unnamed += not _name_roof(plot, peak, spots)
-    # The name of the highest bandwidth is above its line. Other names are below their lines. So no name crosses a
+    # Write the name of the highest bandwidth above its line, and other names below their lines. So no name crosses a
     # roof.
     for index, bandwidth in enumerate(sorted(bandwidths, key=lambda ceiling: -ceiling.value)):
         heights = [at for at in map(y.value, _UP_BANDWIDTH) if at <= (roof or y.high)]

@@ -1,6 +1,6 @@
-"""The view of all sources. Live sources come first. Ended sources can be folded into one row.
+"""The view of all sources: a list, details of one source, and cbtop's own cost.
 
-Details of one source and cbtop's own cost are below the list.
+Live sources come first. Ended sources can be folded into one row.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.sources import ListView, ProcessCost, SourceRow
 from cbtop.viewmodels.stall import StallKind
 
-FOLD = ""  # key of the row that folds and unfolds the ended sources
+FOLD = ""  # key of the row in the list that folds and unfolds the ended sources
 SHOWN = "●"
 _LABEL_WIDTH = 10
 MAX_COSTS = 3
-LEAST_WORDS = 7  # minimum number of lines for the details, which a long list must leave free
+LEAST_WORDS = 7  # A long list must leave at least this many lines for the details.
 _STATE_ROLES = {
     SourceStatus.LIVE: "good",
     SourceStatus.GONE: "bad",
@@ -50,7 +50,7 @@ _STATE_ROLES = {
 def source_columns(
     row_of: Callable[[str], SourceRow], mark: Callable[[str], str], fold: Callable[[], str], *, is_compared: bool
 ) -> tuple[Column[str], ...]:
-    """Return the columns of a table of sources. Its rows are keys of sources.
+    """Return the columns of a table of sources. A row of the table is the key of a source.
 
     `mark` returns the sign before a name, and `fold` the text of the row FOLD. `is_compared` adds the change column.
     """
@@ -148,7 +148,7 @@ class Sources(View):
     ]
 
     class SourceChosen(Message):
-        """A message: the user wants to see the source `key` in every view."""
+        """Sent when the user wants to see the source `key` in every view."""
 
         def __init__(self, key: str) -> None:
             super().__init__()
@@ -157,7 +157,7 @@ class Sources(View):
     def compose(self) -> ComposeResult:
         self._listed = ListView((), 0, lambda _: NotImplemented)
         self._shown: frozenset[str] = frozenset()
-        # Whether ended sources are unfolded. If it is None, they are unfolded while no process runs.
+        # Whether ended sources are unfolded in the list. If it is None, they are unfolded while no process runs.
         self._unfolded: bool | None = None
         self._table: Table[str] = Table(
             self._columns(),
@@ -210,7 +210,9 @@ class Sources(View):
         self._lay_out()
 
     def _lay_out(self) -> None:
-        """Set the height of the list. It gets all lines that it needs, if enough lines are left for the details."""
+        """Set the height of the list of sources. It gets all lines that it needs, if enough lines are left for the
+        details.
+        """
         room = self.size.height - self._costs.lines - LEAST_WORDS
         if self.size.height:
             least = self.size.height * 3 // 5
@@ -237,12 +239,12 @@ class Sources(View):
             self.post_message(self.SourceChosen(key))
 
     def cells(self) -> Cells:
-        """Return a table of all sources, including folded ones."""
+        """Return the list of all sources as a table, including folded ones."""
         return Cells.of(self._table.columns, self._listed.keys)
 
 
 class SourceInWords(Drawing):
-    """Details of one source, with the reason for each figure that is not available."""
+    """The panel with details of one source, with the reason for each figure that is not available."""
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -250,7 +252,7 @@ class SourceInWords(Drawing):
         self._process: ProcessRow | None = None
 
     def show(self, row: SourceRow | None, process: ProcessRow | None = None) -> None:
-        """Draw the source `row` from now on. `process` has its use of the host, if known."""
+        """Draw the details of the source `row` from now on. `process` has its use of the host, if known."""
         self._row, self._process = row, process
         self.redraw()
 
@@ -311,7 +313,10 @@ def _facts(row: SourceRow) -> list[tuple[str, str, str]]:
 
 
 class Costs(Drawing):
-    """The cost of cbtop. Each process has a line. If there is too little room, all share one line."""
+    """Draws the cost of cbtop.
+
+    Each process of cbtop has a line. If there is too little room, all share one line.
+    """
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -324,7 +329,7 @@ class Costs(Drawing):
 
     @property
     def lines(self) -> int:
-        """The number of lines that the drawing needs."""
+        """The number of lines that the cost of cbtop needs."""
         return max(1, min(len(self._costs), MAX_COSTS))
 
     def draw(self, width: int, height: int) -> list[Line]:

@@ -1,4 +1,4 @@
-"""A bar with the position of the screen in a recording. It also has signs for notable events."""
+"""A bar that shows the position of the screen in a recording, with signs for notable events."""
 
 from __future__ import annotations
 
@@ -20,17 +20,16 @@ _SIGNS: dict[Mark, Span] = {
     Mark.PHASE: ("│", "dim"),
 }
 _URGENCY = list(Mark)
-_MIN_LEGEND = 60  # minimum width in cells to have a legend
+_MIN_LEGEND = 60  # A bar of at least this width in cells has a legend.
 _HOW = " [ looks back "
 
 
 class TimeBar(Drawing):
-    """A line from the beginning of a recording to its end. Each known event has a sign."""
+    """A line that represents a recording from its beginning to its end. Each known event has a sign."""
 
     class TimeChosen(Message):
-        """A message: the user wants to go to a position in the recording.
-
-        `share` is 0 at the beginning and 1 at the end.
+        """Sent when the user wants to go to a position in the recording. `share` is 0 at the beginning and 1 at the
+        end.
         """
 
         def __init__(self, share: float) -> None:
@@ -42,7 +41,9 @@ class TimeBar(Drawing):
         self._time: TimeView | None = None
 
     def show_time(self, found: TimeView | None) -> None:
-        """Show the position of the screen. If `found` is None, the screen is live and the bar is hidden."""
+        """Show the position of the screen in the recording. If `found` is None, the screen is live and the bar is
+        hidden.
+        """
         self._time = found
         self.display = found is not None
         self.redraw()
@@ -55,7 +56,7 @@ class TimeBar(Drawing):
         return [(*before, *bar_of(self._time, inner), *after)] if inner > 0 else [BLANK]
 
     def _ends(self, found: TimeView, width: int) -> tuple[Line, Line]:
-        """Return the texts at both ends of the bar: the position on the left, and the length and a legend on the
+        """Return the texts at both ends of the time bar: the position on the left, and the length and a legend on the
         right.
 
         The legend has the most urgent signs. It takes at most half of the width.
@@ -83,7 +84,7 @@ class TimeBar(Drawing):
 
 
 def bar_of(found: TimeView, width: int) -> Line:
-    """Return a bar of `width` cells.
+    """Return the time bar in `width` cells.
 
     A cell shows the most urgent sign of its events. A cell without events shows whether it is before or after the
     position. A double line marks the chosen time range.

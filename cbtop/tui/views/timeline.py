@@ -1,4 +1,7 @@
-"""The timeline view. It shows when each record of the last steps ran, and the gaps. The user can zoom and pan."""
+"""The timeline view: when each record of the last steps ran, and the gaps between records.
+
+The user can zoom and pan.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from cbtop.viewmodels.source import SourceView
 
 
 class Timeline(View):
-    """The view of the last steps, record by record."""
+    """The view that shows the last steps of a process record by record."""
 
     title = "Timeline"
     section = "timeline"
@@ -74,7 +77,9 @@ class Timeline(View):
         self._map.let_go()
 
     def cells(self) -> Cells:
-        """Return a table with a row for each visible block. Times count from the beginning of the newest step."""
+        """Return the view as a table with a row for each visible block. Times count from the beginning of the newest
+        step.
+        """
         return self._map.cells()
 
     def action_zoom(self, steps: int) -> None:

@@ -1,4 +1,4 @@
-"""The lanes of a timeline as blocks of time, the time axis, and the legend."""
+"""Make the lanes of a timeline as rows of blocks, the time axis, and the legend."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from cbtop.viewmodels.layers import ODD
 from cbtop.viewmodels.timeline import TimelineView
 
 MAX_LONGEST = 48
-TICK_CELLS = 12  # minimum number of cells between two ticks
-# Minimum number of steps to draw their durations, and minimum height of this picture in lines.
+TICK_CELLS = 12  # Two ticks of the axis are at least this many cells apart.
+# The durations of steps are drawn if there are at least this many steps and this many free lines.
 LEAST_STEPS, LEAST_STEPS_LINES = 8, 7
 OLDEST, NEWEST = "╷oldest", "newest╷"
 _UNITS = ((1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "µs"), (1, "ns"))
@@ -39,12 +39,12 @@ class RowBlocks:
     blocks: Sequence[Block]
 
     def nearest(self, moment_ns: int) -> int:
-        """Return the index of the last block that begins at or before this moment."""
+        """Return the index of the last block that begins at or before the moment `ns`."""
         return max(0, bisect_right(self.parts, moment_ns, key=lambda part: part.start_ns) - 1)
 
 
 class Blocks(Sequence[Block]):
-    """The blocks of a row. A block is made when it is accessed, because few blocks are visible."""
+    """The blocks of a row in a lane. A block is made when it is accessed, because few blocks are visible."""
 
     def __init__(self, parts: Sequence[TimelineSpan | Gap]) -> None:
         self._parts = parts
@@ -63,7 +63,7 @@ class Blocks(Sequence[Block]):
 
 
 def row_blocks(lanes: Sequence[Lane]) -> list[RowBlocks]:
-    """Return all rows of all lanes, from top to bottom."""
+    """Return the rows of all lanes, from top to bottom."""
     found: list[RowBlocks] = []
     for lane in lanes:
         for number, row in enumerate(lane.rows):
@@ -109,12 +109,12 @@ def _step_names(span: TimelineSpan) -> tuple[str, ...]:
 
 
 def label_width(width: int) -> int:
-    """Return the number of cells for the names of lanes and rows."""
+    """Return the number of cells that the names of lanes and rows need."""
     return 9 if width < 60 else 16
 
 
 def axis(scale: Scale, zero_ns: int, labels: int) -> Line:
-    """Return the time axis. It has ticks at round times counted from `zero_ns`, and their unit."""
+    """Return the time axis of the timeline. It has ticks at round times counted from `zero_ns`, and their unit."""
     length_ns = max(1, scale.end_ns - scale.begin_ns)
     tick_ns = _tick(length_ns * TICK_CELLS / scale.width)
     size_ns, unit = next((size, unit) for size, unit in _UNITS if tick_ns >= size)
@@ -127,7 +127,7 @@ def axis(scale: Scale, zero_ns: int, labels: int) -> Line:
 
 
 def _tick(least_ns: float) -> int:
-    """Return the smallest of 1, 2, 5, 10, 20 … ns that is at least `least_ns`."""
+    """Return the smallest round number of ns (1, 2, 5, 10, 20 …) that is at least `least_ns`."""
     size = 1
     while True:
         for step in (1, 2, 5):
@@ -137,9 +137,8 @@ def _tick(least_ns: float) -> int:
 
 
 def longest(row: RowBlocks, scale: Scale, zero_ns: int, lines: int, width: int) -> list[Line]:
-    """Return lines with the longest visible parts of a row, in the order of time.
-
-    Begin times count from `zero_ns`, the zero of the axis.
+    """Return lines with the longest visible blocks of a row, in the order of time. Begin times count from `zero_ns`,
+    the zero of the axis.
     """
     seen = [at for at in scale.about(row.parts) if scale.sees(row.parts[at])]
     seen.sort(key=lambda at: -row.parts[at].duration_ns)
@@ -159,7 +158,7 @@ def longest(row: RowBlocks, scale: Scale, zero_ns: int, lines: int, width: int) 
 
 
 def sums(row: RowBlocks, scale: Scale, lines: int, width: int) -> list[Line]:
-    """Return lines with the visible parts of a row, summed by name: number and total time, the largest first."""
+    """Return lines with the visible blocks of a row, summed by name: number and total time, the largest first."""
     found: dict[tuple[str, str], list[int]] = {}
     for part, block in zip(row.parts, row.blocks, strict=True):
         if scale.sees(block):
@@ -202,7 +201,7 @@ def like_newest(shown: TimelineView, lines: int, width: int) -> list[Line]:
 
 
 def legend(width: int) -> Line:
-    """Return the legend of the signs."""
+    """Return the legend of the signs that the timeline uses."""
     parts: list[Line] = [
         ((f"{look.glyph} {category.display_name}", look.role),) for category, look in CATEGORY_LOOKS.items()
     ]

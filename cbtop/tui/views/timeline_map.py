@@ -1,4 +1,4 @@
-"""The drawing of a timeline: the visible part and the cursor, and the keys that move them."""
+"""The widget that draws a timeline, with its visible part and its cursor, and the keys that move both."""
 
 from __future__ import annotations
 
@@ -32,32 +32,35 @@ from cbtop.viewmodels.timeline import TimelineView
 
 MIN_SHOWN_NS = 100
 ZOOM = 2
-TWO_LISTS = 160  # minimum width in cells to show the sums to the right of the longest blocks
-ROOM_FOR_LONGEST = 5  # minimum number of free lines to list the longest blocks
-MARGIN = 0.05  # share of the visible time that stays free next to a block that is moved into view
+TWO_LISTS = 160  # In a widget of at least this width in cells, the sums are to the right of the longest blocks.
+ROOM_FOR_LONGEST = 5  # The longest blocks are listed if at least this many lines are free.
+MARGIN = 0.05  # When a block is moved into view, this share of the visible time stays free next to it.
 HELD = "held, G goes to the newest"
 FOLLOWS = "follows the newest step"
 RECEIVED = "they are received while this view is open"
-FOLLOWED_S = 1.0  # seconds until a newer step replaces the shown step, because users cannot read two steps a second
+# A newer step replaces the shown step only after this many seconds, because users cannot read two steps a second.
+FOLLOWED_S = 1.0
 
 
 class TimelineMap(SourceDrawing, can_focus=True):
-    """The visible part of a timeline, with a cursor."""
+    """The visible part of a timeline, with a cursor that the user moves."""
 
     def __init__(self, *, id: str | None = None, clock_s: Callable[[], float] = time.monotonic) -> None:
         super().__init__(id=id)
-        self.shown: TimelineView | None = None  # the timeline on the screen
+        self.shown: TimelineView | None = None  # the timeline that is on the screen, or None
         # The timeline that the user has frozen. If it is None, the screen follows the newest step.
         self._held: TimelineView | None = None
-        self._newest: TimelineView | None = None  # the shown timeline while the screen follows the newest step
+        # the timeline that is shown while the screen follows the newest step
+        self._newest: TimelineView | None = None
         self._clock_s = clock_s
         self._newest_since_s = 0.0
         self._offered: TimelineView | None = None
-        self._who: object = None  # identifies the source that has this timeline
-        self._begin_ns = self._end_ns = 0  # visible range, counted from the beginning of the timeline
-        # (lane, row) of the cursor. If it is None, the cursor is on the bricks of the first lane.
+        self._who: object = None  # a value that identifies the source of this timeline
+        # begin and end of the visible range, counted from the beginning of the timeline
+        self._begin_ns = self._end_ns = 0
+        # (lane, row) of the timeline's cursor; if it is None, the cursor is on the bricks of the first lane
         self._row: tuple[str, str] | None = None
-        self._at: int | None = None  # index of the block under the cursor, within the cursor's row
+        self._at: int | None = None  # index in the cursor's row of the block under the cursor
         self._drawn: Sequence[Lane] = ()
         self._rows: list[RowBlocks] = []
 
@@ -67,7 +70,7 @@ class TimelineMap(SourceDrawing, can_focus=True):
             self._who, self._held, self._at, self._newest = who, None, None, None
         self._source = source
         before, self._offered = self._offered, source.timeline
-        # If no newer timeline has arrived, show this one at once. In a slow recording, the next one may take long.
+        # If no newer timeline is waiting, show this one at once. In a slow recording, the next one may take long.
         is_old = self._clock_s() - self._newest_since_s >= FOLLOWED_S
         if self._held is None and (self._offered is before or is_old or _is_due(self._newest, self._offered)):
             self._newest, self._newest_since_s = self._offered, self._clock_s()
@@ -88,14 +91,14 @@ class TimelineMap(SourceDrawing, can_focus=True):
             self._drawn, self._rows = lanes, row_blocks(lanes)
 
     def _hold(self) -> bool:
-        """Freeze the shown timeline, and stop following the newest step. Returns False without a timeline."""
+        """Freeze the shown timeline, and stop following the newest step. Returns False if no timeline is shown."""
         self._held = self._held or self.shown
         self._show_lanes()
         return self._held is not None
 
     @property
     def _selected(self) -> int:
-        """The index of the row with the cursor."""
+        """The index of the row of the timeline that has the cursor."""
         keys = [(row.lane.name, row.title) for row in self._rows]
         if self._row in keys:
             return keys.index(self._row)
@@ -103,17 +106,17 @@ class TimelineMap(SourceDrawing, can_focus=True):
 
     @property
     def row(self) -> RowBlocks | None:
-        """The row with the cursor, or None without a timeline."""
+        """The row of the timeline that has the cursor, or None without a timeline."""
         return self._rows[self._selected] if self._rows else None
 
     @property
     def in_sight_ns(self) -> tuple[int, int]:
-        """The visible time range: begin and end, in ns after the beginning of the timeline."""
+        """The visible time range: begin and end in ns, counted from the beginning of the timeline."""
         return self._begin_ns, self._end_ns
 
     @property
     def block(self) -> Block | None:
-        """The block under the cursor, or None."""
+        """The block of the timeline under the cursor, or None."""
         if self._at is None or (row := self.row) is None:
             return None
         blocks = row.blocks
@@ -133,13 +136,13 @@ class TimelineMap(SourceDrawing, can_focus=True):
         self._show_from(around_ns - round(share * wanted_ns), wanted_ns)
 
     def zoom_to(self) -> None:
-        """Zoom to the block under the cursor."""
+        """Zoom in until the block under the cursor fills the screen."""
         if (block := self.block) is not None and self._hold():
             length_ns = max(block.end_ns - block.start_ns, MIN_SHOWN_NS)
             self._show_from(block.start_ns, length_ns)
 
     def fit(self) -> None:
-        """Show the whole timeline."""
+        """Zoom out until the whole timeline is visible."""
         if self._hold() and self.shown is not None:
             self._show_from(0, self.shown.length_ns)
 
@@ -154,7 +157,7 @@ class TimelineMap(SourceDrawing, can_focus=True):
         self._held = self._at = self._newest = None
 
     def oldest(self) -> None:
-        """Go to the beginning of the timeline."""
+        """Scroll to the beginning of the timeline."""
         if self._hold():
             self._at = None
             self._show_from(0, self._end_ns - self._begin_ns)
@@ -181,7 +184,7 @@ class TimelineMap(SourceDrawing, can_focus=True):
                 self._show_from(block.start_ns - margin_ns, length_ns)
             elif block.end_ns > self._end_ns and block.end_ns - block.start_ns <= length_ns:
                 self._show_from(block.end_ns + margin_ns - length_ns, length_ns)
-            # The block is longer than the visible range. Move only if no part of the block is visible.
+            # The block is longer than the visible range. Scroll only if no part of the block is visible.
             elif block.end_ns <= self._begin_ns or block.start_ns >= self._end_ns:
                 self._show_from(block.start_ns - margin_ns, length_ns)
         self.redraw()
@@ -322,7 +325,7 @@ class TimelineMap(SourceDrawing, can_focus=True):
 
 
 def _beside_baseline(found: Comparison | None, shown: TimelineView) -> list[Line]:
-    """Return a line that compares the step with the baseline's median step. Return [] without a baseline."""
+    """Return a line that compares the newest step with the baseline's median step. Return [] without a baseline."""
     if shown.newest is None or found is None:
         return []
     text = clean(comparison_text.step_beside(found, shown.newest))
@@ -344,14 +347,14 @@ def _usual(found: Comparison | None, part: TimelineSpan | Gap) -> str:
 
 
 def _is_due(shown: TimelineView | None, newest: TimelineView | None) -> bool:
-    """Return whether the newest timeline should replace the shown one."""
+    """Return whether the newest timeline should replace the shown one now."""
     if shown is None or newest is None or shown.newest_s is None or newest.newest_s is None:
         return True
     return not 0 <= newest.newest_s - shown.newest_s < FOLLOWED_S
 
 
 def _zero_ns(shown: TimelineView) -> int:
-    """Return the zero of the axis, in ns after the beginning of the timeline."""
+    """Return the zero of the time axis, in ns after the beginning of the timeline."""
     return shown.newest.start_ns if shown.newest else 0
 
 

@@ -1,4 +1,4 @@
-"""A training step as a bar of its parts, and columns with the passes of each brick."""
+"""Draw a training step as a bar of its parts, and make table columns with the passes of each brick."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class PartLook:
     role: str
     fill: str
     glyph: str
-    pattern: str = " "  # character that fills the segment
+    pattern: str = " "  # the character that fills the segment of the bar
 
 
 LOOKS: dict[str, PartLook] = {
@@ -47,13 +47,15 @@ LOOKS: dict[str, PartLook] = {
     TrainingPart.NO_KERNEL: PartLook("gap", "fill-gap", "·", "·"),
 }
 _UNKNOWN_PART = PartLook("communication", "fill-communication", "■")
-PASSES = "", BACKWARD, RECOMPUTE  # suffixes of a brick's name, in the order of the passes
+PASSES = "", BACKWARD, RECOMPUTE  # suffixes of a brick's name for the forward, backward and recomputed forward pass
 _INDENT: Line = (("  ", ""),)
 _SPACE: Line = (("  ", ""),)  # blanks between two entries of the legend
 
 
 def training_lines(source: SourceView, training: TrainingView, width: int, height: int) -> list[Line]:
-    """Return a rule with the mean step, the bar of its parts, and their shares, in at most `height` lines."""
+    """Return a rule with the mean training step, the bar of its parts, and their shares, in at most
+    `height` lines.
+    """
     title = f"one {source.phase} step, {units.duration(training.mean_us)}, {training_text.of_steps(training)}"
     lines = [books_rule(source, clean(title), width), training_bar(training, width)]
     lines = (lines if height > 2 else lines[1:]) + legend(training, width)[: max(1, height - 2)]
@@ -66,7 +68,7 @@ def lines_below(source: SourceView, training: TrainingView, width: int) -> list[
 
 
 def training_bar(training: TrainingView, width: int) -> Line:
-    """Return the parts as one bar. It fills `width` except for a margin."""
+    """Return the parts of a training step as one bar. It fills `width` except for a margin."""
     return (*_INDENT, *stacked([_segment(part) for part in training.parts], width - 4))
 
 
@@ -76,8 +78,8 @@ def _segment(part: TrainingPartRow) -> BarSegment:
 
 
 def legend(training: TrainingView, width: int) -> list[Line]:
-    """Return the shares of all parts that took time, in as few lines of `width` cells as possible. The largest comes
-    first.
+    """Return the shares of all parts of a training step that took time, in as few lines of `width` cells as possible.
+    The largest comes first.
 
     Overlapped communication is added at the end, because it belongs to no part.
     """
@@ -100,7 +102,7 @@ def legend(training: TrainingView, width: int) -> list[Line]:
 
 
 def training_rows(bricks: Sequence[BrickRow]) -> tuple[BrickRow, ...]:
-    """Return one row for each brick. It is the row of its forward pass or, if this was not recorded, of another pass.
+    """Return one table row for each brick: the row of its forward pass or, if this was not recorded, of another pass.
 
     The columns of the table show the times of all passes.
     """

@@ -32,22 +32,23 @@ class FoldedTree:
     def __init__(self) -> None:
         self.places: Sequence[Place] = ()
         self.unfolded: frozenset[int] = frozenset()
-        self._ranks: dict[int, float] | None = None  # sort key by node id, or None for execution order
+        # for each node id, the key for sorting siblings; None for execution order
+        self._ranks: dict[int, float] | None = None
 
     def rows(self) -> list[TreeRow]:
-        """Return the visible nodes in drawing order."""
+        """Return the visible nodes of the tree in drawing order."""
         return visible_rows(self.places, self.unfolded, self._ranks)
 
     def all_rows(self) -> list[TreeRow]:
-        """Return all nodes in execution order, including nodes inside of folded ones."""
+        """Return all nodes of the tree in execution order, including nodes inside of folded ones."""
         return visible_rows(self.places, self._everything())
 
     def sort(self, rows: Sequence[TreeRow], sort_key: Callable[[TreeRow], float]) -> None:
-        """Sort siblings in ascending order of `sort_key`, which is called with their row in `rows`."""
+        """Sort siblings of the tree in ascending order of `sort_key`, which is called with their row in `rows`."""
         self._ranks = {row.id: sort_key(row) for row in rows}
 
     def sort_by_execution(self) -> None:
-        """Put siblings in execution order."""
+        """Put the children of each node in execution order."""
         self._ranks = None
 
     def unfold_first_layers(self, max_rows: int) -> None:
@@ -65,7 +66,7 @@ class FoldedTree:
         self.unfolded = frozenset() if self.unfolded else self._everything()
 
     def ancestors(self, node: int) -> frozenset[int]:
-        """Return the ancestors of `node`."""
+        """Return the ids of all ancestors of `node` in the tree."""
         parents = {place.id: place.parent for place in self.places}
         outer, parent = set[int](), parents.get(node)
         while parent in parents:
@@ -93,7 +94,8 @@ def visible_rows(
     order = range(len(places)) if ranks is None else _ranked(places, ranks)
     last_child: dict[int | None, int] = {places[at].parent: places[at].id for at in order}
     rows: list[TreeRow] = []
-    indents: dict[int | None, str] = {}  # for each visible unfolded node: the text before its children
+    # for each visible unfolded node: the text with connectors before its children
+    indents: dict[int | None, str] = {}
     for at in order:
         place = places[at]
         if place.parent in (None, outside):
@@ -112,9 +114,8 @@ def visible_rows(
 
 
 def _ranked(places: Sequence[Place], ranks: Mapping[int, float]) -> Sequence[int]:
-    """Return the indices of `places` in drawing order.
-
-    Parents precede their children. Siblings are in ascending rank.
+    """Return the indices of `places` in drawing order. Parents precede their children. Siblings are in ascending
+    order of `ranks`.
     """
     children: dict[int | None, list[int]] = {}
     for at, place in enumerate(places):
@@ -134,6 +135,6 @@ def _ranked(places: Sequence[Place], ranks: Mapping[int, float]) -> Sequence[int
 
 
 def _words(place: Place) -> tuple[str, ...]:
-    """Return the texts of a node for a search."""
+    """Return the texts of a node that a search looks at."""
     name = f"Layer {place.name}" if place.kind is NodeKind.LAYER else place.name
     return (name,) if place.category is None else (name, place.category.display_name)

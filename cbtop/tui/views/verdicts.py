@@ -1,4 +1,4 @@
-"""The verdicts on the screen: a sentence with figures, advice, and the possible gain."""
+"""Draw the verdicts: a sentence with figures, advice, and the possible gain for each."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.verdict import Severity, Verdict
 
 _LOOKS = {Severity.ERROR: ("✗", "strong bad"), Severity.WARNING: ("▲", "strong warn"), Severity.NOTE: ("·", "accent")}
-_LEAST_WITHHELD = 5  # minimum height in lines at which withheld verdicts are named
-_LEAST_SENTENCE = 40  # minimum width in cells of a sentence that is followed by the gain
+_LEAST_WITHHELD = 5  # From this height in lines on, withheld verdicts are named.
+# The possible gain follows a verdict's sentence on its line only if the sentence keeps at least this width in cells.
+_LEAST_SENTENCE = 40
 
 
 def verdict_lines(source: SourceView, width: int, height: int) -> list[Line]:
@@ -66,12 +67,13 @@ def _no_verdict(source: SourceView) -> Line:
 
 
 def most_verdict_lines(source: SourceView, width: int) -> int:
-    """Return the number of lines that the complete texts of all verdicts need."""
+    """Return how many lines the complete texts of all verdicts need."""
     texts = sum(len(lines) for verdict in source.verdicts for lines in _texts(verdict, width))
     return 1 + max(1, texts) + len(_withheld(source, width))
 
 
-@lru_cache(maxsize=64)  # A verdict stays for at least a second, and each frame needs its texts twice.
+# Cache the texts. A verdict stays for at least a second, and each frame needs its texts twice.
+@lru_cache(maxsize=64)
 def _texts(verdict: Verdict, width: int) -> tuple[tuple[Line, ...], tuple[Line, ...]]:
     """Return the sentence and the advice of a verdict, each wrapped to lines."""
     glyph, role = _LOOKS[verdict.severity]
@@ -106,7 +108,7 @@ def _dealt(texts: Sequence[tuple[Sequence[Line], Sequence[Line]]], free: int) ->
 
 
 def _cut(lines: Sequence[Line], room: int, width: int) -> list[Line]:
-    """Return the first `room` lines. If lines are left out, the end of the last line has a mark."""
+    """Return the first `room` lines of a text. If lines are left out, the end of the last line has a mark."""
     if len(lines) <= room or not room:
         return list(lines[:room])
     *whole, last = lines[:room]

@@ -1,4 +1,4 @@
-"""The screen that replaces the views until there is data."""
+"""The welcome screen, which replaces the views until there is data."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _how_to_start(install: str) -> tuple[Line, ...]:
 
 
 def _briefly(install: str) -> tuple[Line, ...]:
-    """Return the ways to start a program in fewer lines."""
+    """Return the ways to start a program, in fewer lines than `_how_to_start`."""
     if install:
         return (
             *_WAITING,
@@ -79,7 +79,7 @@ class Welcome(Drawing):
 
     def draw(self, width: int, height: int) -> list[Line]:
         if self._refused:
-            # The reason may contain a key. On a line of its own, the user can copy it.
+            # The reason of a refusal may contain a key. On a line of its own, the user can copy it.
             return _centred((_REFUSED, BLANK, *_wrapped(self._refused, "", width)), width, height)
         if self._source is None:
             status = _wrapped(self._status, "dim", width)

@@ -1,4 +1,4 @@
-"""Horizontal bars, single or stacked. Bars are drawn with a resolution of an eighth of a cell."""
+"""Draw horizontal bars, single or stacked, with a resolution of an eighth of a cell."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from rich.cells import cell_len
 from cbtop.tui.widgets.lines import Line, Span
 
 _EIGHTHS = " ▏▎▍▌▋▊▉"
-SEAM = "▏"  # line between two parts of a stacked bar
+SEAM = "▏"  # The segments of a stacked bar are separated by this line.
 
 
 @dataclass(frozen=True, slots=True)
 class BarSegment:
-    """One part of a stacked bar.
+    """One segment of a stacked bar.
 
-    `label` is drawn inside of the part if it fits. `fill` is the role of the other cells.
+    `label` is drawn inside of the segment if it fits. `fill` is the colour role of the other cells.
     """
 
     value: float
@@ -27,12 +27,15 @@ class BarSegment:
 
 
 def bar(fraction: float | None, width: int, role: str) -> Line:
-    """Return a bar of `width` cells. `fraction` (0 to 1) is filled. If it is None, the bar is dotted."""
+    """Return a bar of `width` cells that is filled by `fraction` (0 to 1).
+
+    If `fraction` is None, the bar is dotted.
+    """
     if fraction is None:
         return (("·" * width, "faint"),)
     eighths = round(min(1.0, max(0.0, fraction)) * width * 8)
     if fraction > 0 and eighths == 0:
-        eighths = 1  # a value above zero must be visible
+        eighths = 1  # A value above zero must be visible, so fill at least one eighth.
     full, rest = divmod(eighths, 8)
     body = "█" * full + (_EIGHTHS[rest] if rest else "")
     return ((body.ljust(width), f"track {role}"),)

@@ -1,4 +1,4 @@
-"""A canvas of braille dots. A terminal cell has two columns and four rows of dots."""
+"""A canvas of braille dots for curves. A terminal cell has two columns and four rows of dots."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from cbtop.tui.widgets.lines import Line, Span
 DOTS_ACROSS = 2
 DOTS_DOWN = 4
 _STEADY = 0.8
-KEPT = 8  # number of cached areas; most redraws happen within the same second
+KEPT = 8  # Number of drawn areas that are cached. Most redraws happen within the same second and draw the same areas.
 _BASE = 0x2800
 _BITS = (
     (0x01, 0x08),
     (0x02, 0x10),
     (0x04, 0x20),
     (0x40, 0x80),
-)  # bits of the Unicode block Braille Patterns, by row and column
-# For each column of a cell: the bits of its lowest 0, 1, … 4 dots.
+)  # For each row and column of dots: its bit in a character of the Unicode block Braille Patterns.
+# For each column of dots in a cell: the bits of its lowest 0, 1, … 4 dots.
 _LOWEST = tuple(
     tuple(sum(row[across] for row in _BITS[DOTS_DOWN - dots :]) for dots in range(DOTS_DOWN + 1))
     for across in range(DOTS_ACROSS)
@@ -31,9 +31,9 @@ _LOWEST = tuple(
 
 
 class BrailleCanvas:
-    """A grid of cells with dots. A cell has one colour role.
+    """A grid of terminal cells with dots.
 
-    If a character is written into a cell, the cell's dots are hidden.
+    A cell has one colour role. If a character is written into a cell, the cell's dots are hidden.
     """
 
     def __init__(self, width: int, height: int) -> None:
@@ -69,7 +69,7 @@ class BrailleCanvas:
         If `dash` is not 0, the line is dashed: `dash` dots are drawn, then `dash` dots are left out.
         """
         steps = max(1, round(max(abs(x1 - x0), abs(y1 - y0))))
-        first, last = 0.0, 1.0  # begin and end of the part that may be on the canvas, as shares of the line
+        first, last = 0.0, 1.0  # The part of the line that may be on the canvas: begin and end as shares of the line.
         for begin, end, size in ((x0, x1, self.width * DOTS_ACROSS), (y0, y1, self.height * DOTS_DOWN)):
             if begin != end:
                 low, high = sorted(((-1 - begin) / (end - begin), (size - begin) / (end - begin)))
@@ -93,15 +93,15 @@ class BrailleCanvas:
                 self._roles[row][column + offset] = role
 
     def role(self, column: int, row: int) -> str:
-        """Return the role of a cell. Return "" if nothing was drawn there."""
+        """Return the colour role of a cell. Return "" if nothing was drawn there."""
         return self._roles[row][column]
 
     def holds(self, column: int, row: int) -> bool:
-        """Whether the cell is on the canvas."""
+        """Whether the cell (`column`, `row`) is on the canvas."""
         return 0 <= row < self.height and 0 <= column < self.width
 
     def lines(self) -> list[Line]:
-        """Return the rows of the canvas. Adjacent cells with the same role are joined."""
+        """Return the rows of the canvas as lines. Adjacent cells with the same role are joined."""
         return [self._row(row) for row in range(self.height)]
 
     def _row(self, row: int) -> Line:

@@ -14,7 +14,7 @@ from textual.widget import Widget
 
 
 class ChangedCells(CompositorUpdate):
-    """An update for the terminal: strips, each with its line and its first column."""
+    """An update for the terminal: strips of cells, each with its line and its first column."""
 
     def __init__(self, strips: Sequence[tuple[int, int, Strip]]) -> None:
         self._strips = strips
@@ -40,9 +40,10 @@ class _Compositor(Compositor):
 
     def __init__(self) -> None:
         super().__init__()
-        # the cuts (columns where another widget begins) at the last update; they change when widgets move
+        # The columns at which another widget begins (cuts), by line, at the last update. They change when widgets
+        # move.
         self._cuts_known: list[list[int]] = []
-        # Maps (first column after a cut, line) to the widget in front and its region.
+        # The widget in front and its region, by (first column after a cut, line).
         self._in_front: dict[tuple[int, int], tuple[Widget, Region]] = {}
 
     def render_partial_update(self) -> ChangedCells | None:  # type: ignore[override]
@@ -54,7 +55,7 @@ class _Compositor(Compositor):
     def _strips(self, spans: Sequence[tuple[int, int, int]]) -> Iterator[tuple[int, int, Strip]]:
         """Yield (line, column, strip) for each changed span, painted by the widget in front.
 
-        The same widget is in front between two `cuts`.
+        Between two `cuts`, the same widget is in front.
         """
         cuts = self.cuts
         if cuts is not self._cuts_known:

@@ -1,7 +1,7 @@
-"""The columns of a table: which of them fit, how wide each is, and how rows are drawn."""
+"""The columns of a table: which of them fit, how wide each is, and how the rows are drawn."""
 
-# If the terminal is too narrow, whole columns are dropped by priority. A column never becomes narrower than its
-# width.
+# If the terminal is too narrow for a table, whole columns are dropped by priority. A column never becomes narrower
+# than its width.
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ COLUMN_GAP = 2
 
 @dataclass(frozen=True, slots=True)
 class Column(Generic[RowT]):
-    """A column of a table: a function that draws its cells, and its priority."""
+    """A column of a table: a function that draws its cells, and its priority if there is too little room."""
 
     title: str
     width: int
-    priority: int  # columns with a higher number are dropped first
+    priority: int  # If there is too little room, columns with a higher number are dropped first.
     cell: Callable[[RowT, int], Line]
     doc: str
     align: str = "right"
-    stretch: int = 0  # weight of this column when spare width is distributed
-    max_width: int = 0  # maximum width after spare width was added; 0 means no maximum
+    stretch: int = 0  # spare width is distributed over the columns in proportion to this weight
+    max_width: int = 0  # maximum width of the column in cells after spare width was added; 0 means no maximum
     # Returns the sort key of a row. None if the table cannot be sorted by this column.
     sort_key: Callable[[RowT], float | str] | None = None
-    # whether the column is only a drawing of other columns; such a column is not copied or exported
+    # Whether the column only draws values of other columns. Such a column is not copied or exported.
     is_drawn: bool = False
-    # Whether the figures scatter because they come from few calls. If the table is sorted by such a column, rows
-    # change places less often.
+    # Whether the figures in the column scatter because they come from few calls. If the table is sorted by such a
+    # column, rows change places less often.
     of_few: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Placed(Generic[RowT]):
-    """A column and its final width."""
+    """A column with its final width in cells."""
 
     column: Column[RowT]
     width: int
@@ -78,7 +78,7 @@ def _stretch(columns: Sequence[Column[RowT]], spare: int) -> list[int]:
 
 
 def column_at(placed: Sequence[Placed[RowT]], x: int) -> Column[RowT] | None:
-    """Return the column at cell `x` of a head line, or None."""
+    """Return the column at the cell `x` of a head line, or None."""
     end = 0
     for one in placed:
         end += one.width + COLUMN_GAP
@@ -87,34 +87,34 @@ def column_at(placed: Sequence[Placed[RowT]], x: int) -> Column[RowT] | None:
     return None
 
 
-UNCUT = 200  # width in cells at which every figure fits
+UNCUT = 200  # In a table of this width in cells, every figure fits.
 
 
 @dataclass(frozen=True, slots=True)
 class Cells:
-    """A table as text: the titles of its columns, and its rows."""
+    """A table as plain text, for copying and exporting: the titles of its columns, and its rows."""
 
     head: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
 
     @classmethod
     def of(cls, columns: Sequence[Column[RowT]], rows: Sequence[RowT]) -> Cells:
-        """Return the cells of all columns, including columns that do not fit on the screen."""
+        """Return the cells of a row in all columns, including columns that do not fit on the screen."""
         said = [column for column in columns if not column.is_drawn]
         cells = (tuple(plain(column.cell(row, UNCUT)).strip() for column in said) for row in rows)
         return cls(tuple(column.title for column in said), tuple(cells))
 
     def markdown(self) -> str:
-        """Return the table in Markdown."""
+        """Return the table as Markdown text."""
         lines = [self.head, ("---",) * len(self.head), *self.rows]
         return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines)
 
 
 def head_line(placed: Sequence[Placed[RowT]], sorted_by: str, descending: bool) -> Line:
-    """Return the titles. An arrow marks the sort column.
+    """Return the head line of a table with the titles of its columns. An arrow marks the sort column.
 
-    The arrow follows the title. If the title fills its column, the arrow is in the gap after it. If the sort column
-    is not visible, the first text column that is wide enough names it: `brick, by p95▼`.
+    The arrow follows the title of the column. If the title fills its column, the arrow is in the gap after it. If the
+    sort column is not visible, the first text column that is wide enough names it: `brick, by p95▼`.
     """
     spans: list[Span] = []
     arrow = "▼" if descending else "▲"
@@ -142,7 +142,7 @@ def head_line(placed: Sequence[Placed[RowT]], sorted_by: str, descending: bool) 
 
 
 def row_line(placed: Sequence[Placed[RowT]], row: RowT) -> Line:
-    """Return one row across all columns."""
+    """Return one line of a table with the cells of all columns of a row."""
     spans: list[Span] = []
     for index, place in enumerate(placed):
         spans += fit_line(place.column.cell(row, place.width), place.width, place.column.align)

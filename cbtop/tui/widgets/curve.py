@@ -1,4 +1,4 @@
-"""A curve over time with its scale. Each value covers one second. The shown moment is at the right end."""
+"""Draw a curve over time with its scale. Each value covers one second. The shown moment is at the right end."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from cbtop.tui.widgets.parts import beside, even_widths
 
 _STEPS = (1.0, 1.5, 2.0, 3.0, 5.0, 8.0, 10.0)
 NO_CURVE = "no curve: not one full second was watched or read back"
-KEPT = 32  # number of cached curves; most redraws happen within the same second
-MIN_HEIGHT = 3  # two lines for the curve, and one for the time axis
+# Number of drawn curves that are cached. Most redraws happen within the same second and draw the same curves.
+KEPT = 32
+MIN_HEIGHT = 3  # Minimum height of a curve in lines: two for the curve, and one for the time axis.
 LEAST_CHART, USUAL_CHART, MOST_CHART = 6, 14, 24  # minimum, usual and maximum height of a chart in lines
 LEAST_CHART_WIDTH = 40
 _INDENT = "  "
 _NEWEST = "0 s"
-_RULE_ENDS = 7  # number of cells of a rule that its title and note cannot use
+_RULE_ENDS = 7  # This many cells of the rule above a chart cannot be used by the title and the note.
 
 
 def nice_top(value: float) -> float:
@@ -28,7 +29,7 @@ def nice_top(value: float) -> float:
 
     Return 1 if `value` is (nearly) 0.
     """
-    if value < float_info.min:  # for such a small value, `10.0 ** floor(…)` would be 0
+    if value < float_info.min:  # For such a small value, `10.0 ** floor(…)` would be 0.
         return 1.0
     power: float = 10.0 ** floor(log10(value))
     return next((step * power for step in _STEPS if step * power >= value), 10.0 * power)
@@ -84,7 +85,10 @@ def _curve(
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A curve below a rule. The rule has the title, and at its right end as many of the `figures` as fit."""
+    """A chart: a curve below a rule with the title.
+
+    The rule has the title, and at its right end as many of the `figures` as fit.
+    """
 
     title: str
     figures: Sequence[Line]
@@ -94,7 +98,7 @@ class Chart:
     top: float | None = None
 
     def draw(self, width: int, height: int) -> list[Line]:
-        """Return the chart in `height` lines."""
+        """Return the chart in `height` lines: the rule, the curve and the time axis."""
         drawn: list[Line] = [((NO_CURVE, "dim"),)]
         if any(value is not None for value in self.values):
             drawn = curve(self.values, width - len(_INDENT), height - 1, self.role, self.label, self.top)
@@ -118,7 +122,7 @@ def charts(wanted: Sequence[Chart], width: int, height: int) -> list[Line]:
 
 
 def _times(seconds: int, begin: int, inner: int, margin: int) -> Line:
-    """Return the time axis `-60 s … 0 s`. 0 s is the shown moment."""
+    """Return the time axis of a curve, `-60 s … 0 s`. 0 s is the shown moment."""
     if not seconds:
         return BLANK
     oldest = f"-{seconds} s"

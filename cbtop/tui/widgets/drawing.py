@@ -1,4 +1,4 @@
-"""The base class of all widgets. It paints lines, and repaints only the spans that have changed."""
+"""The base class of all drawn widgets. It paints lines, and repaints only the spans that have changed."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from textual.widget import Widget
 
 from cbtop.tui.widgets.lines import BLANK, Line, Span, width_of
 
-# The app has all colour roles (COMPONENT_CLASSES). If each widget had these thirty roles, the first frame would take
-# twice as long.
+# The app has all colour roles (COMPONENT_CLASSES), and not each widget. Otherwise the first frame would take twice as
+# long.
 
 
 class Drawing(Widget):
@@ -27,19 +27,21 @@ class Drawing(Widget):
         super().__init__(id=id, classes=classes)
         self._lines: tuple[Line, ...] = ()
         self._looks: dict[str, _Look] = {}
-        # maps a row to (its line, the strip that was painted for this line)
+        # for each row: (its line, the strip of cells that was painted for this line)
         self._strips: dict[int, tuple[Line, Strip]] = {}
-        self._painted_for = 0  # width that the strips were painted for
-        # The size and `_has_gutter` are cached, because Textual computes both slowly.
+        self._painted_for = 0  # width in cells of the strips that were painted
+        # Textual computes the size and whether there is a gutter slowly, so both are cached.
         self._room = Size(0, 0)
         self._has_gutter = False
 
     @abstractmethod
     def draw(self, width: int, height: int) -> list[Line]:
-        """Return the lines for `width` x `height` cells. Missing lines are blank, and extra lines are not shown."""
+        """Return the lines that fill `width` x `height` cells. Missing lines are blank, and extra lines are not
+        shown.
+        """
 
     def redraw(self) -> None:
-        """Call `draw`, and repaint the cells that differ from the screen."""
+        """Draw the widget again, and repaint the cells that differ from the screen."""
         width, height = self._room
         if not (width and height):
             return
@@ -49,7 +51,7 @@ class Drawing(Widget):
             was, line = _line_at(before, y), _line_at(lines, y)
             if line == was:
                 if line:
-                    lines[y] = was  # keep the old object, because it is already painted
+                    lines[y] = was  # Keep the old line, because it is already painted.
             elif cells := changed_cells(was, line, width):
                 changed.append(Region(cells[0], y, cells[1] - cells[0], 1))
         self._lines = tuple(lines)
@@ -57,7 +59,7 @@ class Drawing(Widget):
             self.refresh(*changed)
 
     def render_lines(self, crop: Region) -> list[Strip]:
-        """Return the strips of `crop`. Whole rows are painted once and cached.
+        """Return the painted strips of the region `crop`. Whole rows are painted once and cached.
 
         Textual's own method takes twice as long. It needs ten styles per row, and filters each row in each frame. It
         is used only for widgets with a border or padding. cbtop's stylesheet sets no opacity and no tints.
@@ -79,10 +81,11 @@ class Drawing(Widget):
         return strips
 
     def refresh(self, *regions: Region, repaint: bool = True, layout: bool = False, recompose: bool = False) -> Self:
-        if not regions:  # without regions, everything is repainted, because colours may have changed
+        if not regions:  # Without regions, repaint everything, because colours may have changed.
             self._strips.clear()
         elif self._room and repaint and not (self._has_gutter or layout or recompose):
-            # Textual's own method would also drop styles, sizes and painted strips, which are still valid.
+            # Do not call Textual's own method. It would also drop styles, sizes and painted strips, which are still
+            # valid.
             self._dirty_regions.update(regions)
             self._repaint_regions.update(regions)
             self._repaint_required = True
@@ -94,9 +97,9 @@ class Drawing(Widget):
         return self._paint(y, 0, self.size.width)
 
     def _paint(self, y: int, begin: int, end: int) -> Strip:
-        """Return a strip with the cells of row `y`, from `begin` to before `end`."""
+        """Return a strip with the cells of row `y` from column `begin` to before column `end`."""
         looks = self._looks
-        # Join spans with the same look, because a change of colour takes as many bytes as a dozen cells.
+        # Join spans that look the same, because a change of colour takes as many bytes as a dozen cells.
         joined: list[tuple[str, Style]] = []
         before: _Look | None = None
         column = 0
@@ -118,7 +121,7 @@ class Drawing(Widget):
                 break
         if column < end:
             joined.append((" " * (end - max(column, begin)), (looks.get("") or self._look("")).style))
-        # Make a single strip, because making a strip takes as long as making all of its segments.
+        # Make a single strip of all segments, because making a strip takes as long as making its segments.
         return Strip([Segment(*span) for span in joined], end - begin)
 
     def on_resize(self, event: Resize) -> None:
@@ -135,16 +138,16 @@ class Drawing(Widget):
         style = self.rich_style
         for role in roles.split():
             style += self.app.get_component_styles(role).partial_rich_style
-        for one in self.get_line_filters():  # reduce the style to the abilities of the terminal
+        for one in self.get_line_filters():  # Reduce the style to what the terminal can show.
             style = one.apply([Segment(" ", style)], self.background_colors[1])[0].style or style
-        # Use the same _Look for all roles with this style.
+        # If another role has this style already, use the same _Look, so that spans can be joined.
         look = next((known for known in self._looks.values() if known.style == style), _Look(style))
         self._looks[roles] = look
         return look
 
 
 class _Look:
-    """The style of a role.
+    """The style that a role is painted with.
 
     `blank` is the background colour of blanks. It is None if blanks are also visible by lines or reversed colours.
     """
@@ -155,7 +158,7 @@ class _Look:
 
 
 def _cut(text: str, begin: int, end: int) -> str:
-    """Return the cells of `text` from `begin` to before `end`. Missing cells are left out."""
+    """Return the cells of the string `text` from `begin` to before `end`. Missing cells are left out."""
     begin, end = max(0, begin), max(0, end)
     if _is_narrow(text):
         return text[begin:end]
@@ -163,8 +166,7 @@ def _cut(text: str, begin: int, end: int) -> str:
 
 
 def changed_cells(before: Line, now: Line, width: int) -> tuple[int, int] | None:
-    """Return the range of columns (within `width`) that differ between `now` and `before`, or None without a
-    difference.
+    """Return the range of columns (within `width`) that differ between the lines `now` and `before`, or None.
 
     It is a single range, because with several ranges Textual would send everything to their left again.
     """
@@ -195,7 +197,7 @@ def changed_cells(before: Line, now: Line, width: int) -> tuple[int, int] | None
 
 
 def _alike(before: Span, now: Span, step: int) -> int:
-    """Return the number of equal cells at the start of two spans. If `step` is -1, at their end."""
+    """Return how many cells at the start of two spans are equal. With `step` -1, count from their end."""
     one, other = before[0], now[0]
     if before[1] != now[1] or not (_is_narrow(one) and _is_narrow(other)):
         return 0
@@ -208,7 +210,7 @@ def _alike(before: Span, now: Span, step: int) -> int:
 
 
 def _is_narrow(text: str) -> bool:
-    """Whether each character takes exactly one cell."""
+    """Whether each character of `text` takes exactly one cell."""
     return text.isascii() or cell_len(text) == len(text)
 
 

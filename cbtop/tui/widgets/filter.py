@@ -1,4 +1,4 @@
-"""A search line. It shows the searched text and the number of matches."""
+"""A search line at the foot of a list. It shows the searched text and the number of matches."""
 
 from __future__ import annotations
 
@@ -28,12 +28,14 @@ class Filter(Horizontal):
         return self._input.has_focus
 
     def open(self) -> None:
-        """Show the search line and focus it at once. Then typed keys do not reach the view."""
+        """Show the search line and focus it at once. From then on, typed keys go to the search line and not to the
+        view.
+        """
         self.display = True
         self.screen.set_focus(self._input)
 
     def hold(self, text: str) -> None:
-        """Set the filter to `text`. The focus does not move."""
+        """Set the filter to `text`. The keyboard focus does not move."""
         self._input.value = text
         self.display = bool(text)
 
@@ -43,12 +45,12 @@ class Filter(Horizontal):
         self.display = False
 
     def show_found(self, found: str) -> None:
-        """Show `found`, the number of matches, at the end of the line."""
+        """Show the text `found` with the number of matches at the end of the search line."""
         self._found.show(f"{found}  ⏎ keeps  n N  esc clears")
 
 
 class Found(Drawing):
-    """The end of the search line with the number of matches."""
+    """The end of the search line. It shows the number of matches."""
 
     def __init__(self) -> None:
         super().__init__()

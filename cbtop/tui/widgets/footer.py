@@ -1,4 +1,4 @@
-"""The footer. It shows the keys that work in the current view, taken from the bindings."""
+"""The footer of the screen. It shows the keys that work in the current view, taken from the key bindings."""
 
 # Differences from Textual's Footer
 # - Textual's Footer makes a widget for each key whenever the focus moves. This footer is one line, and takes 0.16x of
@@ -57,19 +57,19 @@ def shown_key(binding: Binding) -> str:
     return binding.key_display or key_name(binding.key)
 
 
-ALWAYS = 2  # number of general keys that are never dropped: the last two, help and quit
+ALWAYS = 2  # The last two general keys, help and quit, are never dropped.
 _GAP = 2
 
 
 def fitting(
     here: Sequence[Binding], everywhere: Sequence[Binding], width: int
 ) -> tuple[Sequence[Binding], Sequence[Binding]]:
-    """Return the view's keys and the general keys that fit into `width`."""
+    """Return as many of the view's keys and of the general keys as fit into `width`."""
 
     def size(bindings: Sequence[Binding]) -> int:
         return sum(width_of(_item(binding)) + _GAP for binding in bindings)
 
-    blanks = 1 if here else _GAP  # number of blanks at both ends and between the two groups
+    blanks = 1 if here else _GAP  # number of blanks at both ends of the footer and between the two groups of keys
     while len(everywhere) > ALWAYS and size(here) + size(everywhere) + blanks > width:
         everywhere = everywhere[1:]
     while here and size(here) + size(everywhere) + blanks > width:
@@ -85,7 +85,7 @@ def footer_line(here: Sequence[Binding], everywhere: Sequence[Binding], width: i
 
 
 def key_at(here: Sequence[Binding], everywhere: Sequence[Binding], width: int, x: int) -> Binding | None:
-    """Return the key at cell `x` of a footer with `width` cells, or None."""
+    """Return the key at the cell `x` of a footer with `width` cells, or None."""
     here, everywhere = fitting(here, everywhere, width)
     right = width - 1 - width_of(join([_item(binding) for binding in everywhere], " " * _GAP, ""))
     for bindings, begin in ((here, 1), (everywhere, right)):
@@ -102,7 +102,7 @@ def _item(binding: Binding) -> Line:
 
 
 class KeyFooter(Drawing):
-    """One line with keys. It is updated when the focus moves."""
+    """One line with the keys of the current view. It is updated when the focus moves."""
 
     def on_mount(self) -> None:
         self.screen.bindings_updated_signal.subscribe(self, self._bindings_changed)
@@ -114,14 +114,15 @@ class KeyFooter(Drawing):
         return [footer_line(*self._shown(), width)]
 
     def _shown(self) -> tuple[Sequence[Binding], Sequence[Binding]]:
-        """Return the view's keys and the general keys.
+        """Return the view's keys and the general keys for the footer.
 
         The first of the general keys are shown only if there is room for them.
         """
         here: dict[str, Binding] = {}
         everywhere: dict[str, Binding] = {}
         with_room: dict[str, Binding] = {}
-        on_top = self.screen is not self.app.screen_stack[0]  # while the help is open, keys of the app do not work
+        # While the help is open, keys of the app do not work, so leave them out.
+        on_top = self.screen is not self.app.screen_stack[0]
         for active in self.screen.active_bindings.values():
             is_shown = active.binding.show or (active.binding.tooltip and _is_global(active))
             if is_shown and active.enabled and not (on_top and _is_global(active)):

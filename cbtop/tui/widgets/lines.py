@@ -1,7 +1,7 @@
 """Lines of styled text as plain data. Drawing functions return lines, and widgets paint them."""
 
-# A role is a name in `ROLES`. Only cbtop.tcss defines the look of a role. Text from other programs must pass `clean`
-# before it becomes a span. Then no control character reaches the terminal.
+# A role is a name in `ROLES` that tells how text looks. Only cbtop.tcss defines the look. Text from other programs
+# must pass `clean` before it becomes a span. Then no control character reaches the terminal.
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from rich.cells import cell_len, set_cell_size
 
-Span = tuple[str, str]  # (text, roles separated by blanks); later roles take precedence
+Span = tuple[str, str]  # a piece of a line: (text, roles separated by blanks); a later role takes precedence
 Line = tuple[Span, ...]
 
 BLANK: Line = ()
@@ -94,7 +94,7 @@ def fit_line(line: Line, width: int, align: str = "left") -> Line:
     for text, role in line:
         size = cell_len(text)
         if size >= left:
-            # More text follows or is cut, so the last cell has the mark `…`.
+            # More text follows or is cut, so the last cell of the line has the mark `…`.
             kept.append((set_cell_size(text, left - 1) + "…" if left > 0 else "", role))
             break
         kept.append((text, role))
@@ -121,12 +121,12 @@ def wrap_line(head: Line, body: Line, width: int) -> list[Line]:
 
 
 def restyle(line: Line, role: str) -> Line:
-    """Return `line` with `role` added to every span. The own roles of a span take precedence."""
+    """Return `line` with `role` added to every span. Roles that a span already has take precedence."""
     return tuple((text, f"{role} {roles}") for text, roles in line)
 
 
 def join(parts: Iterable[Line], gap: str = "  ", role: str = "faint") -> Line:
-    """Return the non-empty parts on one line, with `gap` between them."""
+    """Return the non-empty texts in `parts` on one line, with `gap` between them."""
     line: list[Span] = []
     for part in parts:
         if not part:
@@ -138,7 +138,7 @@ def join(parts: Iterable[Line], gap: str = "  ", role: str = "faint") -> Line:
 
 
 def join_fitting(parts: Iterable[Line], width: int, gap: str = "  ") -> Line:
-    """Return a line with as many of the first `parts` as fit completely into `width`."""
+    """Return a line with the first of `parts`, as many as fit completely into `width`."""
     line: Line = BLANK
     for part in parts:
         longer = join((line, part), gap)
@@ -162,7 +162,7 @@ def both_ends(left: Line, right: Line, width: int) -> Line:
 
 
 def plain(line: Line) -> str:
-    """Return the text of `line` without roles."""
+    """Return the text of `line` without its colour roles."""
     return "".join(text for text, _ in line)
 
 

@@ -14,13 +14,14 @@ from cbtop.tui.widgets.lines import Line, fit
 
 _TICK_WIDTH = 6
 _GRID_ROLE = "faint"
-# distance of a fence from the quartile, in interquartile ranges (Tukey, "Exploratory Data Analysis", 1977)
+# Outliers are values beyond a fence, which is this many interquartile ranges away from the quartile (Tukey,
+# "Exploratory Data Analysis", 1977).
 _FENCE = 1.5
 
 
 @dataclass(frozen=True, slots=True)
 class Span1D:
-    """The range of an axis. Both ends are above zero."""
+    """The range of a logarithmic axis. Both ends are above zero."""
 
     low: float
     high: float
@@ -36,7 +37,7 @@ class Span1D:
         return self.low <= value <= self.high
 
     def decades(self) -> Iterator[float]:
-        """Yield the powers of ten inside the range."""
+        """Yield the powers of ten inside the range of the axis."""
         exponent = math.ceil(math.log10(self.low) - 1e-9)
         while 10.0**exponent <= self.high * (1 + 1e-9):
             yield 10.0**exponent
@@ -89,7 +90,7 @@ class Spot:
 
 
 class LogLogPlot:
-    """Lines and marks on `width` x `height` cells, including the axes.
+    """A canvas of `width` x `height` cells for lines and marks, including the axes.
 
     A mark is exactly in the cell of its values. Nothing is written into a cell with a mark, title or label. So draw
     the lines first, then the marks, then the title and the labels.
@@ -103,7 +104,7 @@ class LogLogPlot:
         self._taken: set[tuple[int, int]] = set()
 
     def grid(self) -> None:
-        """Draw faint dots at the points where decades of both axes cross."""
+        """Draw faint dots at the points where powers of ten of both axes cross."""
         for x in self.x.decades():
             for y in self.y.decades():
                 self._canvas.dot(round(self._dot_x(x)), round(self._dot_y(y)), _GRID_ROLE)
@@ -119,7 +120,8 @@ class LogLogPlot:
                 self.segment(*begin, *end, role)
 
     def label(self, text: str, role: str, spots: Sequence[Spot]) -> bool:
-        """Write `text` at the first of `spots` without any drawing below it, or else with only lines below it.
+        """Write `text` at the first of `spots` that has no drawing below it, or else at one that has only lines below
+        it.
 
         Returns False if the text does not fit.
         """
@@ -128,7 +130,7 @@ class LogLogPlot:
         for spot in spots:
             column, row = self.cell(spot.x, spot.y)
             start, row = column + spot.columns_right - (size - 1 if spot.right else 0), row - spot.rows_up
-            # keep one free cell on either side, to separate the text from others
+            # Keep one free cell on either side, so that the text does not touch other text.
             around = {(at, row) for at in range(start - 1, start + size + 1)}
             inside = self._canvas.holds(start, row) and self._canvas.holds(start + size - 1, row)
             if inside and not around & self._taken:
@@ -144,12 +146,12 @@ class LogLogPlot:
         return all(self._canvas.role(at, row) in ("", _GRID_ROLE) for at in range(column, column + size))
 
     def mark(self, cell: tuple[int, int], glyph: str, role: str) -> None:
-        """Write one character into a cell of the plot (a result of `cell`)."""
+        """Write one character into a cell of the plot. The position is a result of the method `cell`."""
         self._taken.add(cell)
         self._canvas.write(*cell, glyph, role)
 
     def mark_if_free(self, cell: tuple[int, int], glyph: str, role: str) -> None:
-        """Write a mark, unless the cell already has a mark or text."""
+        """Write a mark into the cell of its values, unless the cell already has a mark or text."""
         if cell not in self._taken:
             self.mark(cell, glyph, role)
 
@@ -167,7 +169,7 @@ class LogLogPlot:
         return False
 
     def cell(self, x: float, y: float) -> tuple[int, int]:
-        """Return (column, row) of the cell nearest to the values.
+        """Return (column, row) of the cell that is nearest to a pair of values.
 
         Values outside of the plot get a cell at its border.
         """
@@ -176,7 +178,9 @@ class LogLogPlot:
         return max(0, min(column, self._canvas.width - 1)), max(0, min(row, self._canvas.height - 1))
 
     def lines(self, x_title: str) -> list[Line]:
-        """Return the plot with its axes. They have ticks at the decades, and the x title at the lower right."""
+        """Return the lines of the plot with its axes. The axes have ticks at the powers of ten, and the x title is at
+        the lower right.
+        """
         rows = self._canvas.lines()
         ticks = {self.cell(self.x.low, value)[1]: _tick(value) for value in self.y.decades()}
         body: list[Line] = [

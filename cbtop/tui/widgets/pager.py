@@ -1,4 +1,4 @@
-"""A long text that the user can scroll, with Textual's scrolling and the keys of lists."""
+"""A page of text that the user can scroll, with Textual's scrolling and the keys of lists."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cbtop.tui.widgets.lines import Line
 
 
 class Pager(VerticalScroll, can_focus=True, inherit_bindings=False):
-    """The container that scrolls a page."""
+    """The container that scrolls a page of text."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("j,down", "scroll_down", "scroll"),
@@ -28,7 +28,7 @@ class Pager(VerticalScroll, can_focus=True, inherit_bindings=False):
 
 
 class Page(Drawing):
-    """A page of lines. No line is wider than the page."""
+    """A page of text lines. No line is wider than the page."""
 
     @abstractmethod
     def text(self, width: int) -> Sequence[Line]:

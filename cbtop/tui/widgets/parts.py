@@ -1,4 +1,4 @@
-"""Draw parts from top to bottom. Each part has a minimum and a maximum number of lines."""
+"""Draw the parts of a view from top to bottom. Each part has a minimum and a maximum number of lines."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ GAP = "  "
 
 @dataclass(frozen=True, eq=False)
 class ScreenPart:
-    """A part of a drawing: a function that draws it in (width, height), and its minimum and maximum height."""
+    """A part of a view: a function that draws it in (width, height), and its minimum and maximum height."""
 
     draw: Callable[[int, int], list[Line]]
     least: int
@@ -20,7 +20,7 @@ class ScreenPart:
 
 
 def parts_lines(order: Sequence[ScreenPart], by_rank: Sequence[ScreenPart], width: int, height: int) -> list[Line]:
-    """Draw the parts from top to bottom in at most `height` lines.
+    """Draw the parts of a view from top to bottom in at most `height` lines.
 
     In the order of `by_rank`, each part first gets its minimum height. Then the remaining lines are distributed in
     the same order.
@@ -40,7 +40,9 @@ def parts_lines(order: Sequence[ScreenPart], by_rank: Sequence[ScreenPart], widt
 
 
 def beside(panes: Sequence[Sequence[Line]], widths: Sequence[int]) -> list[Line]:
-    """Return panes next to each other, two cells apart. The result has the height of the highest pane."""
+    """Return the lines of several panes next to each other, two cells apart. The result has the height of the highest
+    pane.
+    """
     lines: list[Line] = []
     for row in range(max(map(len, panes), default=0)):
         line: Line = BLANK
@@ -54,6 +56,6 @@ def beside(panes: Sequence[Sequence[Line]], widths: Sequence[int]) -> list[Line]
 
 
 def even_widths(width: int, panes: int) -> list[int]:
-    """Return the widths of `panes` panes that together fill `width`."""
+    """Return the widths of `panes` equal panes that together fill `width`."""
     each = (width - (panes - 1) * len(GAP)) // panes
     return [each] * (panes - 1) + [width - (panes - 1) * (each + len(GAP))]

@@ -39,32 +39,35 @@ class SortedTable(Table[RowT]):
         id: str | None = None,
     ) -> None:
         super().__init__(columns, key, empty=empty, id=id)
-        self._words = words  # returns the texts of a row that the filter searches
+        self._words = words  # a function that returns the texts of a row that the filter searches
         self.sort_by = sort_by
         self.descending = True
-        # (sort column, whether descending), if the user has chosen them
+        # (sort column, whether descending), if the user has chosen an order
         self.chosen: tuple[str, bool] | None = None
         # (preferred sort column, whether descending). The table is sorted by this column while it exists.
         self._wanted = sort_by, True
         self.filter_text = ""
-        self.nothing_at_all = empty  # text that is shown if the unfiltered table is empty
+        self.nothing_at_all = empty  # text that is shown if the table is empty without a filter
         self._all: tuple[RowT, ...] = ()
         self._of: object = None
         self._order = SteadyOrder()
 
     def show_columns(self, columns: Sequence[Column[RowT]]) -> None:
-        """Replace the columns. Sort by the preferred column or, if it does not exist, by another."""
+        """Replace the columns of the table. Sort by the preferred column or, if it does not exist, by another."""
         self.columns = tuple(columns)
         self._sort_as_wanted()
 
     def want(self, title: str, *, descending: bool | None = None) -> None:
-        """Set the preferred sort column. By default, numbers begin with the largest, and names with A."""
+        """Set the preferred sort column.
+
+        By default, numbers are sorted from the largest down, and names from A to Z.
+        """
         self._wanted = title, title != BY_NAME if descending is None else descending
         if self._sort_as_wanted():
             self.show_rows(self._all, of=self._of)
 
     def _sort_as_wanted(self) -> bool:
-        """Sort by the preferred column. Return whether the order has changed."""
+        """Sort the table by the preferred column. Return whether the order has changed."""
         titles = [column.title for column in self.columns if column.sort_key is not None]
         before = self.sort_by, self.descending
         if self._wanted[0] in titles:
@@ -77,10 +80,10 @@ class SortedTable(Table[RowT]):
         return True
 
     def show_rows(self, rows: Sequence[RowT], *, of: object = None) -> None:
-        """Replace the rows.
+        """Replace the rows of the table.
 
-        If `of` differs from its previous value, sort the rows exactly. Otherwise rows change places only after a
-        lasting difference.
+        If `of` differs from its previous value, the rows are sorted exactly. Otherwise rows change places only after
+        a lasting difference.
         """
         if of != self._of:
             self._of = of
@@ -124,7 +127,7 @@ class SortedTable(Table[RowT]):
 
     def _sort_by(self, title: str) -> None:
         self.sort_by = title
-        # numbers begin with the largest, and names with A
+        # By default, numbers are sorted from the largest down, and names from A to Z.
         self._choose(descending=self._sort_column.align == "right")
 
     def choose_column(self, column: Column[RowT]) -> None:
@@ -134,7 +137,7 @@ class SortedTable(Table[RowT]):
             self._sort_by(column.title)
 
     def action_match(self, rows: int) -> None:
-        """Go to the next matching row. The first row follows after the last."""
+        """Go to the next row that matches the filter. After the last row comes the first."""
         if self.rows:
             self.move_to((self.cursor + rows) % len(self.rows))
 

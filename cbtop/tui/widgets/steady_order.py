@@ -1,4 +1,4 @@
-"""An order of rows that rarely changes while numbers change."""
+"""Keep an order of table rows that rarely changes while their numbers change."""
 
 from __future__ import annotations
 
@@ -13,19 +13,22 @@ from cbtop.tui.widgets.columns import Column, RowT
 STEADY_MARGIN = 0.15
 STEADY_REDRAWS = 40
 RARE_APART = 6
-# Maximum number of stored values over all redraws. For a table with very many rows, fewer redraws are stored.
+# At most this many values are stored over all redraws. For a table with very many rows, fewer redraws are stored.
 MAX_VALUES = 200_000
 
 Values = Mapping[object, float | str]
 
 
 def redraws_apart(column: Column[RowT]) -> int:
-    """Return N if every Nth redraw counts for a table that is sorted by `column`."""
+    """Return N if only every Nth redraw counts for a table that is sorted by `column`."""
     return RARE_APART if column.of_few else 1
 
 
 class SteadyOrder:
-    """The order of a table's row keys. It is updated at each redraw."""
+    """The order of a table's row keys, which changes only after a lasting difference.
+
+    It is updated at each redraw.
+    """
 
     def __init__(self) -> None:
         self.keys: list[object] = []
@@ -33,7 +36,7 @@ class SteadyOrder:
         self._taken = 0
 
     def take(self, values: Values, *, descending: bool, apart: int = 1) -> None:
-        """Update the order for `values`, a value for each key.
+        """Update the order for new `values`, a value for each row key.
 
         Only every `apart`th redraw is stored for later comparisons.
         """
@@ -47,7 +50,7 @@ class SteadyOrder:
 
 
 def steady_order(previous: Sequence[object], redraws: Sequence[Values], *, descending: bool) -> list[object]:
-    """Return the keys of the newest redraw in their new order.
+    """Return the row keys of the newest redraw in their new order.
 
     Two keys that are in `previous` swap only if one was ahead of the other in all redraws.
     """
@@ -76,7 +79,7 @@ def _sortable(value: float | str) -> tuple[float, str]:
 
 
 def _is_ahead(one: object, other: object, redraws: Sequence[Values], descending: bool) -> bool:
-    """Return whether `one` was clearly ahead of `other` in each redraw with values of both."""
+    """Return whether the row `one` was clearly ahead of the row `other` in each redraw that has values of both."""
     if not _differ(redraws[-1][one], redraws[-1][other], descending):
         return False
     pairs = ((values[one], values[other]) for values in reversed(redraws) if one in values and other in values)
@@ -84,7 +87,8 @@ def _is_ahead(one: object, other: object, redraws: Sequence[Values], descending:
 
 
 def _is_measured(value: float | str) -> bool:
-    return isinstance(value, str) or value >= 0  # a value below 0 means not measured and comes last
+    # A value below 0 means that it was not measured. Such a row comes last.
+    return isinstance(value, str) or value >= 0
 
 
 def _differ(one: float | str, other: float | str, descending: bool) -> bool:

@@ -20,11 +20,12 @@ from cbtop.tui.widgets.drawing import Drawing
 from cbtop.tui.widgets.lines import Line, fit_line, restyle, wrap_line
 
 _WHEEL_ROWS = 3
-_MARGIN = 3  # number of cells for the cursor's mark on the left, and for a blank and the scroll mark on the right
+# number of cells that are not for columns: the cursor's mark on the left, a blank and the scroll mark on the right
+_MARGIN = 3
 
 
 class Table(Drawing, Generic[RowT], can_focus=True):
-    """Rows below a head line. Only visible rows are drawn, so a thousand rows take as long as twenty."""
+    """Rows of a table below a head line. Only visible rows are drawn, so a thousand rows take as long as twenty."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("j,down", "move(1)", "down", show=False),
@@ -37,7 +38,7 @@ class Table(Drawing, Generic[RowT], can_focus=True):
     ]
 
     class Moved(Message):
-        """A message: the cursor has moved to a different row."""
+        """Sent when the cursor has moved to a different row."""
 
     def __init__(
         self,
@@ -50,7 +51,7 @@ class Table(Drawing, Generic[RowT], can_focus=True):
         super().__init__(id=id)
         self.columns = tuple(columns)
         self.key = key
-        self.empty = empty  # text that is shown without rows
+        self.empty = empty  # text that is shown if the table has no rows
         self.rows: tuple[RowT, ...] = ()
         self.cursor = 0
         self._cursor_key: object = None
@@ -58,7 +59,9 @@ class Table(Drawing, Generic[RowT], can_focus=True):
         self._top = 0
 
     def show_rows(self, rows: Sequence[RowT]) -> None:
-        """Replace the rows. The cursor stays on its row. If the row is gone, it stays near that position."""
+        """Replace the rows of the table. The cursor stays on its row. If the row is gone, the cursor stays near its
+        position.
+        """
         self.rows = tuple(rows)
         keys = [self.key(row) for row in self.rows]
         if self._cursor_key in keys:
@@ -70,11 +73,11 @@ class Table(Drawing, Generic[RowT], can_focus=True):
 
     @property
     def current(self) -> RowT | None:
-        """The row under the cursor."""
+        """The row of the table under the cursor."""
         return self.rows[self.cursor] if self.rows else None
 
     def _hold_row(self) -> None:
-        """Bind the cursor to the row under it.
+        """Remember the key of the row under the cursor, so that the cursor stays on this row.
 
         Without rows, keep the old key, because its row may return.
         """
@@ -82,7 +85,7 @@ class Table(Drawing, Generic[RowT], can_focus=True):
             self._cursor_key = self.key(self.rows[self.cursor])
 
     def release_row(self) -> None:
-        """Prepare for different content. If the user has not moved the cursor, it goes to the first row."""
+        """Prepare the table for different content. If the user has not moved the cursor, it goes to the first row."""
         if not self._is_placed:
             self.cursor, self._cursor_key = 0, None
 
@@ -104,7 +107,7 @@ class Table(Drawing, Generic[RowT], can_focus=True):
         return wrap_line(((" ", ""),), ((self.empty, "dim"),), width)
 
     def draw(self, width: int, height: int) -> list[Line]:
-        inner = width - 1  # the last cell of a line shows the scroll position
+        inner = width - 1  # The last cell of a line belongs to the scroll mark.
         placed = self._placed
         lines = [((" ", ""), *self.draw_head(placed))]
         if not self.rows:
@@ -154,7 +157,7 @@ class Table(Drawing, Generic[RowT], can_focus=True):
 
     @property
     def cells(self) -> Cells:
-        """All rows and columns as text."""
+        """Return the whole table as text, with all rows and columns."""
         return Cells.of(self.columns, self.rows)
 
     def on_click(self, event: Click) -> None:

@@ -1,4 +1,4 @@
-"""A row of tabs on one line. Its right end may have a note."""
+"""A row of tabs on one line, with an optional note at its right end."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from textual.message import Message
 from cbtop.tui.widgets.drawing import Drawing
 from cbtop.tui.widgets.lines import Line, Span, both_ends, width_of
 
-NOTE_GAP = 4  # number of cells around a note that tabs must leave room for
+NOTE_GAP = 4  # Tabs leave room for the note at the right end, and for this many blank cells around it.
 
 
 class TabBar(Drawing):
-    """Numbered tabs. A click on a tab requests its view."""
+    """Numbered tabs at the top of the screen. A click on a tab requests its view."""
 
     class Chosen(Message):
-        """A message: the user wants the tab with this index."""
+        """Sent when the user wants the tab with this index."""
 
         def __init__(self, index: int) -> None:
             super().__init__()
@@ -36,7 +36,7 @@ class TabBar(Drawing):
         self.redraw()
 
     def set_note(self, note: Line, *, keep: bool = False) -> None:
-        """Set the note at the right end. With `keep`, tabs are shortened to leave room for the note."""
+        """Set the note at the right end of the tabs. With `keep`, tabs are shortened to leave room for the note."""
         self.note, self._is_note_kept = note, keep
         self.redraw()
 

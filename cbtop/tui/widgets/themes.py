@@ -1,6 +1,7 @@
-"""The themes: dark and light, each with many and with 16 colours. A theme defines every colour in cbtop.tcss.
+"""The colour themes: dark and light, each with many and with 16 colours.
 
-The contrast of text with its background is at least 3:1 (WCAG 2). Categories are never red, because red means bad.
+A theme defines every colour in cbtop.tcss. The contrast of text with its background is at least 3:1 (WCAG 2).
+Categories of bricks are never red, because red means bad.
 """
 
 from __future__ import annotations

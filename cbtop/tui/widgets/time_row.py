@@ -1,13 +1,11 @@
-"""Blocks of time next to each other on one line.
+"""Draw blocks of time next to each other on one line.
 
 A block that covers at least one whole cell is drawn in its cells, with its name. Its ends are drawn in the adjacent
 cells, with a resolution of an eighth of a cell.
 
 A block that covers no whole cell is counted in the cell of its middle. Adjacent cells with such blocks form a
 cluster. A cluster shows the number of its blocks if there is room. The shade of a cell shows how much of its time the
-blocks take.
-
-So each block is drawn only once, and no block is drawn longer than it is.
+blocks take. So each block is drawn only once, and no block is drawn longer than it is.
 """
 
 from __future__ import annotations
@@ -22,8 +20,8 @@ from rich.cells import cell_len
 from cbtop.tui.widgets.lines import Line, fit
 
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
-HALF, LEAST = "▐", "▕"  # the right half of a cell, and its right eighth
-LEAST_NAME = 4  # minimum number of cells to write a name
+HALF, LEAST = "▐", "▕"  # characters that fill the right half of a cell, and its right eighth
+LEAST_NAME = 4  # A name is written only if it gets at least this many cells.
 SHADES, GAP = "░▒▓", "·"
 
 
@@ -44,7 +42,7 @@ class Block(NamedTuple):
 
 
 class Timed(Protocol):
-    """An object with a begin and an end in ns."""
+    """Anything with a begin and an end in ns, such as a record."""
 
     @property
     def start_ns(self) -> int: ...
@@ -55,7 +53,7 @@ class Timed(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """The time from `begin_ns` to `end_ns`, drawn over `width` cells."""
+    """The scale of a line: the time from `begin_ns` to `end_ns`, drawn over `width` cells."""
 
     begin_ns: int
     end_ns: int
@@ -75,11 +73,14 @@ class Scale:
         return max(0, begin), min(self.width, end)
 
     def eighths(self, moment_ns: int) -> int:
-        """Return how many eighths of a cell are before a moment, within the cell of the moment."""
+        """Return how many eighths of a cell are filled by the time before a moment, in the cell that contains the
+        moment.
+        """
         return 8 * ((moment_ns - self.begin_ns) * self.width % self._length_ns) // self._length_ns
 
     def eighths_left(self, moment_ns: int) -> int:
-        """Return how many eighths of a cell are after a moment, within the cell of the moment.
+        """Return how many eighths of a cell are filled by the time after a moment, in the cell that contains the
+        moment.
 
         Return 0 at the end of a cell.
         """
@@ -93,7 +94,7 @@ class Scale:
         return min(max(at, 0), self.width - 1)
 
     def shade(self, busy_ns: int) -> str:
-        """Return the shade of a cell with blocks that take `busy_ns` of its time."""
+        """Return the shade of a cell. Its blocks take `busy_ns` of its time."""
         return SHADES[min(len(SHADES) - 1, len(SHADES) * busy_ns * self.width // self._length_ns)]
 
     def about(self, blocks: Sequence[Timed]) -> range:
@@ -105,14 +106,15 @@ class Scale:
         return range(first, bisect_left(blocks, self.end_ns, lo=first, key=lambda block: block.start_ns))
 
     def sees(self, block: Timed) -> bool:
-        """Return whether any part of `block` is visible."""
+        """Return whether any part of `block` is in the visible range."""
         return block.start_ns < self.end_ns and block.end_ns >= self.begin_ns and not (
             block.end_ns == self.begin_ns > block.start_ns
         )  # fmt: skip
 
 
 class CellSpan(NamedTuple):
-    """The cells from `first` to before `end`, with the indices of their blocks: a single block, or a cluster.
+    """Some adjacent cells of a line, from `first` to before `end`, with the indices of their blocks: a single block,
+    or a cluster.
 
     For a cluster, `cells` has the cell of each block. Otherwise `cells` is empty.
     """
@@ -129,7 +131,7 @@ def places(blocks: Sequence[Block], scale: Scale) -> list[CellSpan]:
 
 
 def _in_sight(blocks: Sequence[Block], scale: Scale) -> dict[int, Block]:
-    """Return the visible blocks by index. Each block is accessed only once."""
+    """Return the visible blocks, with their index as key. Each block is accessed only once."""
     about = ((number, blocks[number]) for number in scale.about(blocks))
     return {number: block for number, block in about if scale.sees(block)}
 
@@ -140,7 +142,8 @@ def _places(blocks: Mapping[int, Block], scale: Scale) -> list[CellSpan]:
         last = found[-1] if found else None
         begin, end = scale.whole(block)
         if last and begin < last.end:
-            begin = last.end  # the first cell may already belong to a block of zero length
+            # The first cell may already belong to the previous block, because that one has zero length.
+            begin = last.end
         if begin < end:
             found.append(CellSpan(begin, end, (number,)))
         elif block.glyph:
@@ -153,11 +156,11 @@ def _places(blocks: Mapping[int, Block], scale: Scale) -> list[CellSpan]:
 
 
 def time_row(blocks: Sequence[Block], scale: Scale, current: int | None = None) -> Line:
-    """Return the line of blocks. The block with the index `current` is highlighted."""
+    """Return one line with all blocks. The block with the index `current` is highlighted."""
     seen = _in_sight(blocks, scale)
     cells: list[tuple[str, str]] = []
     at = 0
-    before: Block | None = None  # the last block that was drawn over whole cells
+    before: Block | None = None  # the last of the blocks before that was drawn over whole cells
     for place in (*_places(seen, scale), None):
         first = place.first if place else scale.width
         after = seen[place.blocks[0]] if place and not place.cells else None
@@ -189,9 +192,9 @@ def _whole(block: Block, width: int, *, is_lit: bool) -> tuple[str, str]:
 
 
 def _edges(before: Block | None, after: Block | None, width: int, scale: Scale) -> list[tuple[str, str]]:
-    """Return the cells between two drawn blocks.
+    """Return the cells between two blocks that were drawn.
 
-    They may show the end of the first block and the begin of the second.
+    These cells may show the end of the first block and the begin of the second.
     """
     if width <= 0:
         return []

@@ -1,4 +1,4 @@
-"""Vertical bars next to each other. Bars are drawn with a resolution of an eighth of a cell."""
+"""Draw vertical bars next to each other, with a resolution of an eighth of a cell."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from cbtop.tui.widgets.lines import Line
 
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
 MAX_BAR_WIDTH = 12
-_GAP_FROM = 3  # minimum number of cells per bar to have a gap after each bar
+_GAP_FROM = 3  # If each bar has at least this many cells, one of them is a gap.
 MISSING = "·"
 _LEAST_TOP, _GREATEST_TOP = 2.0, 4.0
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A bar with its value and colour role. If the value is None, nothing is drawn."""
+    """A vertical bar with its value and colour role. If the value is None, nothing is drawn."""
 
     value: float | None
     role: str
@@ -50,12 +50,12 @@ class Spacing:
         return bar // self.group * self.cells
 
     def groups(self) -> list[range]:
-        """Return for each drawn bar the indices of its bars. There are several if bars share a cell."""
+        """For each bar that is drawn, return the indices of its values. There are several if values share a cell."""
         return [range(at, min(at + self.group, self.bars)) for at in range(0, self.bars, self.group)]
 
 
 def usual_top(values: Sequence[float], usual: float) -> float:
-    """Return the end of a scale from 0: the highest of `values`, within limits.
+    """Return the end of a scale from 0 for vertical bars: the highest of `values`, within limits.
 
     With these limits, a bar of the value `usual` takes between a quarter and a half of the chart's height.
     """
@@ -77,17 +77,17 @@ def upright(bars: Sequence[Bar], spacing: Spacing, height: int, top: float) -> l
 
 
 def _line(columns: Sequence[tuple[Sequence[str], str]], above: int) -> Line:
-    """Return the line with `above` lines below it. Bars are drawn from the lowest line up."""
+    """Return the line of a bar chart that has `above` lines below it. Bars are drawn from the lowest line up."""
     parts = [(texts[above], role) for texts, role in columns]
     return tuple(("".join([text for text, _ in same]), role) for role, same in groupby(parts, key=itemgetter(1)))
 
 
 def _glyphs(bar: Bar, height: int, top: float) -> list[str]:
-    """Return one cell of the bar for each line, from the lowest line up."""
+    """Return the characters of a vertical bar, one for each line, from the lowest line up."""
     if bar.value is None:
         return [MISSING] + [" "] * (height - 1)
     eighths = round(min(1.0, max(0.0, bar.value / top if top > 0 else 0.0)) * height * 8)
     if bar.value > 0 and eighths == 0:
-        eighths = 1  # a value above zero must be visible
+        eighths = 1  # A value above zero must be visible, so draw at least one eighth.
     full, part = divmod(eighths, 8)
     return ([_EIGHTHS[8]] * full + [_EIGHTHS[part]] + [_EIGHTHS[0]] * height)[:height]

@@ -44,7 +44,7 @@ from cbtop.viewmodels.verdicts.stuck import STUCK
 from cbtop.viewmodels.verdicts.waits_for_rank import WAITS_FOR_RANK
 from cbtop.viewmodels.verdicts.warm_up import WARM_UP
 
-# All rules, the worst first: wrong figures, then lost time, then limits.
+# All rules for verdicts, the worst first: wrong figures, then lost time, then limits.
 VERDICTS: tuple[Rule, ...] = (
     STUCK,
     DATA_INCOMPLETE,
@@ -81,7 +81,7 @@ VERDICTS: tuple[Rule, ...] = (
 )
 
 OF_WARM_UP = (STUCK, DATA_INCOMPLETE, FAILED_CHECKS, NOT_FINITE, GRADIENT_NOT_FINITE)
-# Verdicts about the program's own speed. While the process waits for a processor, these verdicts would be wrong.
+# The verdicts that are about the program's own speed. While the process waits for a processor, they would be wrong.
 OF_LATENCY = (
     SLOWER_THAN_BASELINE,
     INPUT_BOUND,
@@ -98,7 +98,7 @@ OF_LATENCY = (
 
 
 def _in_order(view: SourceView) -> list[Rule]:
-    """Return all rules, the likely origin first."""
+    """Return all rules for verdicts. The one that is likely the origin of the others comes first."""
     rules = list(VERDICTS)
     if may_follow_gradients(view):
         rules.remove(GRADIENT_NOT_FINITE)
@@ -110,8 +110,8 @@ def judged(view: SourceView, silenced: Collection[str] = ()) -> SourceView:
     """Return `view` with its verdicts. Verdicts with an id in `silenced` are left out.
 
     The speed of a process is not judged if it has only warm-up steps. The verdicts OF_LATENCY are withheld while the
-    process waits for a processor. `withheld` names the verdicts that this leaves out, and those that waits for a
-    processor may explain.
+    process waits for a processor. `withheld` names these verdicts, and others that may be explained by waits for a
+    processor.
     """
     wanted = [rule for rule in _in_order(view) if rule.id not in silenced]
     is_early = view.phase is not None and is_warm_up(view.phase)
@@ -130,7 +130,7 @@ def judged(view: SourceView, silenced: Collection[str] = ()) -> SourceView:
         kept = trusted()
         if not is_early and not view.waiting_percent and len(kept) == len(wanted):
             return None
-        # Waits may explain what a rule would find. So ask the rules as if the waits were unknown.
+        # Waiting for a processor may explain what a rule finds. So evaluate the rules as if the waits were unknown.
         unexplained = view if is_early else with_parts(view, waiting_percent=None)
         shown = {verdict.id for verdict in made.value()}
         others = [rule for rule in wanted if rule.id not in shown and rule is not STARVED]

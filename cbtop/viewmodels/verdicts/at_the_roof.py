@@ -1,4 +1,4 @@
-"""The verdicts memory-bound and compute-bound: a large brick is near its roof."""
+"""The verdicts memory-bound and compute-bound: a brick that takes much time is near its roof."""
 
 from __future__ import annotations
 
@@ -11,9 +11,14 @@ from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.verdict import About, Evidence, Severity, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule, gain_inside
 
-NEAR_PERCENT = 60.0  # percent of a roof; below this, latency or overhead limits a brick at any intensity
-MIN_SHARE_PERCENT = 10.0  # percent of the time in steps; the limit of a smaller brick hardly matters
-_KINDS = {"memory": "bandwidth", "compute": "compute"}  # kind of roof for each bound
+# A brick is near a roof if it reaches this percentage of it. Below, latency or overhead limits a brick at any
+# intensity.
+NEAR_PERCENT = 60.0
+# A brick gets a verdict only if it takes at least this percentage of the time in steps. The limit of a smaller brick
+# hardly matters.
+MIN_SHARE_PERCENT = 10.0
+# for each bound of a brick (memory, compute): the kind of roof
+_KINDS = {"memory": "bandwidth", "compute": "compute"}
 
 
 def _find(view: SourceView, bound: str) -> Finding | None:

@@ -1,4 +1,4 @@
-"""The base of the verdicts: rules, their findings, and the tokens/s that a fix would gain."""
+"""The common parts of all verdicts: the rules, their findings, and the tokens/s that a fix would gain."""
 
 # Rules
 # - A verdict is a pure function of one SourceView. It covers the time range of the view: a window, or all data.
@@ -15,12 +15,12 @@ from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.steps import OVERLAP, PaceView, StepsView
 from cbtop.viewmodels.verdict import Evidence, Severity, Subject, Verdict
 
-# Share of the step time in the window. Step time before the window is ignored up to this share.
+# In a window, steps may have spent this share of their time before the window began.
 EDGE = 0.01
-# Maximum ratio of the mean recorded step and the mean step, in either direction. Recording alone costs less than
-# this.
+# The mean recorded step may differ from the mean step by this ratio, in either direction. Recording alone costs less.
 LIKE_ALL = 1.10
-MIN_STEPS = 50  # minimum number of steps to judge a tail, because one step in fifty is not a distribution
+# At least this many steps are needed to judge the slowest ones, because one step in fifty is not a distribution.
+MIN_STEPS = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +31,10 @@ class Finding:
     evidence: tuple[Evidence, ...]
     about: Subject
     gain_tokens_per_sec: float | None = None
-    gain_if: str = ""  # condition of the gain, to be written after "if": "it were as fast as the median layer"
-    advice: str = ""  # advice for this case, or "" to use the advice of the rule
-    # Whether the finding is about the content of steps, which is known only for recorded steps.
+    # The condition of the gain, to be written after "if", such as "it were as fast as the median layer".
+    gain_if: str = ""
+    advice: str = ""  # advice for this problem, or "" to use the advice of the rule
+    # Whether the finding is about what steps contain, which is known only for recorded steps.
     is_inside: bool = False
 
 
@@ -69,7 +70,8 @@ def gain(view: SourceView, percent: float) -> float | None:
     """Return the gain in wall-clock tokens/s if `percent` of the time in steps is saved (Amdahl's law).
 
     Returns None if the gain cannot be derived: steps overlap, parts of the breakdown do not add up, or the rate is
-    unknown. Also returns None if steps spent more time before the time range than a median step takes.
+    unknown. Also returns None if steps that began before the time range spent more time there than a median step
+    takes.
     """
     steps, time_range = view.steps, view.time_range
     if steps is None or not in_turn(view) or not steps.union_us or steps.tokens_per_sec is None:
@@ -90,7 +92,7 @@ def gain(view: SourceView, percent: float) -> float | None:
 
 
 def gain_inside(view: SourceView, percent: float) -> float | None:
-    """Return `gain` for `percent` of the recorded step time.
+    """Return the gain in tokens/s if `percent` of the recorded step time is saved.
 
     Return None if recorded steps differ from the other steps.
     """
@@ -98,9 +100,8 @@ def gain_inside(view: SourceView, percent: float) -> float | None:
 
 
 def _unlike_all(steps: StepsView | None) -> str:
-    """Return how the mean recorded step differs from all steps, as the end of a sentence.
-
-    Return "" if it does not differ.
+    """Return a text for the end of a sentence about how the mean recorded step differs from all steps. Return "" if
+    it does not differ.
     """
     if steps is None or not steps.mean_us or not steps.recorded_mean_us:
         return ""
@@ -122,7 +123,8 @@ def in_turn(view: SourceView) -> bool:
 
 
 def steps_alike(view: SourceView) -> StepsView | None:
-    """Return the steps if their times can be compared: there are enough, and all have the same number of tokens.
+    """Return the steps of the view if their times can be compared: there are enough, and all have the same number of
+    tokens.
 
     The tokens of single steps are not stored. They count as equal if the mean tokens per step are equal in every
     second.
@@ -136,5 +138,5 @@ def steps_alike(view: SourceView) -> StepsView | None:
 
 
 def pace_shown(view: SourceView) -> list[PaceView]:
-    """Return the step times of the shown time, second by second. Return [] for a merge."""
+    """Return the step times in the shown time, second by second. Return [] for a merge."""
     return [one for one in view.pace if view.window is None or one.ago_s < view.window.covers_s]

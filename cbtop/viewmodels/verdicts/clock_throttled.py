@@ -8,7 +8,8 @@ from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.verdict import About, Evidence, Severity, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule
 
-# Percent below the highest clock. The power limit always lowers the clock by about one percent.
+# The verdict is made if the clock is this many percent below its maximum. The power limit always lowers it by about
+# one percent.
 SLOWED_PERCENT = 5.0
 
 
@@ -34,7 +35,7 @@ def _find(view: SourceView) -> Finding | None:
 
 
 def _slowed_percent(row: DeviceRow) -> float | None:
-    """Return how far the clock is below its maximum, in percent.
+    """Return how far a GPU's clock is below its maximum, in percent.
 
     Returns None if the driver reports no reason for a lower clock, or if the difference is small or unknown.
     """

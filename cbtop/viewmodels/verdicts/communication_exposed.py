@@ -11,7 +11,8 @@ from cbtop.viewmodels.verdicts.base import Finding, Rule, gain
 from cbtop.viewmodels.verdicts.input_bound import MIN_TRAINING_STEPS
 from cbtop.viewmodels.verdicts.starved import is_explained_by_waiting
 
-# The last bucket of gradients cannot overlap with computation. It takes a few percent of a step.
+# Communication is reported above this percentage of a step. The last bucket of gradients always takes a few percent,
+# because it cannot overlap with computation.
 EXPOSED_PERCENT = 10.0
 
 
@@ -45,7 +46,7 @@ def _find(view: SourceView) -> Finding | None:
 
 
 def _exposed_us(training: TrainingView, part: TrainingPartRow) -> float:
-    """Return the exposed communication of most steps.
+    """Return the communication per step that does not overlap with computation, in most steps.
 
     If all ranks are visible, the wait for slower ranks is subtracted.
     """

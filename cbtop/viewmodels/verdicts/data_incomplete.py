@@ -13,16 +13,17 @@ from cbtop.viewmodels.time_breakdown import TimeBreakdownView
 from cbtop.viewmodels.verdict import About, Evidence, Severity, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule
 
-LOST_PERCENT = 0.1  # percent; a smaller loss does not change figures, which have three or four digits
+# A loss below this percentage of the records does not change figures, because they have three or four digits.
+LOST_PERCENT = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The number of lost records, of `seen` records since the daemon attached."""
+    """The number of lost records, among `seen` records since the daemon found the process."""
 
     lost: int
     seen: int
-    when: str  # the time of the loss as text, or "" for the time since the daemon attached
+    when: str  # when the records were lost, as text, or "" for the whole time since the daemon found the process
 
     @property
     def percent(self) -> float:
@@ -30,7 +31,10 @@ class Lost:
 
 
 def lost_records(view: SourceView) -> Lost:
-    """Return the records lost since the daemon attached, or in the window if its share of lost records is larger."""
+    """Return how many records were lost since the daemon found the process.
+
+    If the share of lost records is larger in the window, return the loss in the window.
+    """
     window = view.window
     of_all = Lost(view.loss.lost, view.loss.seen, "")
     when = " in this range" if window and window.range_s else " in these last seconds"
@@ -68,7 +72,7 @@ def _find(view: SourceView) -> Finding | None:
 
 
 def _off_us(books: TimeBreakdownView) -> float:
-    """Return by how many µs parts are longer than their whole."""
+    """Return by how many µs the parts of the time breakdown are longer than their whole."""
     return max(books.over_us, -books.unattributed_us, sum(one.us for one in books.exceeded))
 
 

@@ -13,12 +13,15 @@ from cbtop.viewmodels.steps import PaceView
 from cbtop.viewmodels.verdict import About, Evidence, Severity, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule, pace_shown, steps_alike
 
-MIN_SECONDS = 8  # minimum number of seconds with steps, because a line through fewer points proves little
-# minimum ratio of the cached positions at the end and at the beginning; for less, there may be other causes
+# For this verdict, at least this many seconds must contain steps, because a line through fewer points proves little.
+MIN_SECONDS = 8
+# For this verdict, the cached positions must grow at least by this factor. If they grow less, there may be other
+# causes.
 LONGER = 1.5
-GROWTH = 1.2  # minimum ratio of step times; a smaller growth is not worth a verdict
-MOST = 0.8  # share of the growth that the named bricks must explain
-# Minimum correlation between cached positions and step times, over seconds. At this value, the cache explains four
+# For this verdict, the step times must grow at least by this factor. A smaller growth is not worth mentioning.
+GROWTH = 1.2
+MOST = 0.8  # The bricks that the verdict names must explain at least this share of the growth.
+# Over seconds, cached positions and step times must have at least this correlation. Then the cache explains four
 # fifths of the variance.
 CORRELATION = 0.9
 NOT_ATTENTION = "The bricks that grow are not attention. Look at what they do with earlier positions."
@@ -38,7 +41,7 @@ def _find(view: SourceView) -> Finding | None:
     short_us, long_us = (begin_us + slope_us * positions for positions in (least, most))
     if most < LONGER * least or short_us <= 0 or long_us < GROWTH * short_us:
         return None
-    # all bricks became slower by the same factor, which a growing cache does not cause
+    # All bricks became slower by the same factor. A growing cache does not cause that.
     if alike(view.brick_growth) is not None:
         return None
     growing = _growing(view)
@@ -60,7 +63,9 @@ def _find(view: SourceView) -> Finding | None:
 
 
 def _growing(view: SourceView) -> list[BrickGrowth]:
-    """Return the bricks that explain most of the growth, the largest growth first. Return at most three."""
+    """Return the bricks that explain most of the growth of step times, the largest growth first. Return at most
+    three.
+    """
     longer = [one for one in view.brick_growth if one.after_us > one.before_us]
     growth_us = sum(one.after_us - one.before_us for one in longer)
     found: list[BrickGrowth] = []
@@ -72,9 +77,9 @@ def _growing(view: SourceView) -> list[BrickGrowth]:
 
 
 def _line(pace: Sequence[PaceView]) -> tuple[float, float] | None:
-    """Return the slope (µs per position) and intercept (µs) of step times over positions.
+    """Return slope (µs per position) and intercept (µs) of the line of step times over cached positions.
 
-    Return None without correlation.
+    Return None if they are not correlated.
     """
     points = [(one.cached, one.us) for one in pace if one.cached is not None]
     if len(points) < MIN_SECONDS:
@@ -83,7 +88,7 @@ def _line(pace: Sequence[PaceView]) -> tuple[float, float] | None:
     try:
         if correlation(positions, us) < CORRELATION:
             return None
-    except StatisticsError:  # cached positions or step times are constant
+    except StatisticsError:  # All cached positions or all step times are equal, so a correlation does not exist.
         return None
     slope, intercept = linear_regression(positions, us)
     return slope, intercept

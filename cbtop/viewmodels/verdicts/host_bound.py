@@ -8,7 +8,7 @@ from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.verdict import About, Evidence, Severity, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule, gain_inside
 
-LATEST = 10  # number of samples of a GPU; there is one a second
+LATEST = 10  # Number of the newest samples of a GPU that are used. There is one sample a second.
 
 
 def _find(view: SourceView) -> Finding | None:

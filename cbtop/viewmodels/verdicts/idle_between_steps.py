@@ -10,7 +10,9 @@ from cbtop.viewmodels.verdicts.base import Finding, Rule, in_turn
 from cbtop.viewmodels.verdicts.data_incomplete import LOST_PERCENT, lost_records
 from cbtop.viewmodels.verdicts.launch_bound import LEAST_STEPS
 
-IDLE_PERCENT = 20.0  # percent; an ordinary loop spends a few percent between steps (sampling, detokenizing)
+# Idle time is reported above this percentage. An ordinary loop spends a few percent between steps (sampling,
+# detokenizing).
+IDLE_PERCENT = 20.0
 
 
 def _find(view: SourceView) -> Finding | None:
@@ -18,14 +20,15 @@ def _find(view: SourceView) -> Finding | None:
     if steps is None or time_range is None or time_range.between_us is None or time_range.between_percent is None:
         return None
     if view.training is not None:
-        # A training step begins when the last one ends. The time between steps is only evaluation or a new epoch.
+        # A training step begins when the previous one ends. So the time between training steps is only evaluation or
+        # a new epoch.
         return None
     on_gpu_us = min(time_range.between_us, _kernels_after_steps_us(view))
     no_request_us = min(time_range.between_us - on_gpu_us, time_range.wall_us * _no_request_percent(view) / 100)
     idle_us = time_range.between_us - on_gpu_us - no_request_us
     idle_percent = 100 * idle_us / time_range.wall_us if time_range.wall_us else 0.0
     if idle_percent < IDLE_PERCENT or lost_records(view).percent > LOST_PERCENT:
-        return None  # the lost records may be of steps that ran in this time
+        return None  # Records were lost, possibly of steps that ran in the time that looks idle.
     rate, ran_us = steps.tokens_per_sec, time_range.wall_us - idle_us
     ends = f", without {duration(on_gpu_us)} in which the GPU ended them (derived)" if on_gpu_us else ""
     ends += f", without {duration(no_request_us)} in which there was no request (derived)" if no_request_us else ""

@@ -10,9 +10,11 @@ from cbtop.viewmodels.verdict import About, Evidence, Severity, Subject
 from cbtop.viewmodels.verdicts.base import LIKE_ALL, Finding, Rule, gain
 from cbtop.viewmodels.verdicts.starved import is_explained_by_waiting
 
-# minimum number of steps, because a loader may serve its first batches from a full queue or start its workers
+# For this verdict, at least this many training steps are needed. A loader may serve its first batches from a full
+# queue, or start its workers.
 MIN_TRAINING_STEPS = 20
-# Percent of a step. A fast loader only hands over a batch and copies it to a device, which takes a few percent.
+# Waiting for data is reported above this percentage of a step. A fast loader only hands over a batch and copies it to
+# a device, which takes a few percent.
 WAIT_PERCENT = 10.0
 
 
@@ -44,7 +46,7 @@ def _find(view: SourceView) -> Finding | None:
 
 
 def _is_certain(view: SourceView, training: TrainingView, wait: TrainingPartRow) -> bool:
-    """Whether most steps wait, and the latest steps took as long as all shown steps."""
+    """Whether most training steps wait for data, and the latest steps took as long as all shown steps."""
     mean_us, shown_us = training.mean_us, view.steps.mean_us if view.steps else None
     if not mean_us or not shown_us:
         return False
@@ -52,7 +54,9 @@ def _is_certain(view: SourceView, training: TrainingView, wait: TrainingPartRow)
 
 
 def _samples_per_sec(view: SourceView, wait: TrainingPartRow) -> float | None:
-    """Return the samples/s without the wait. Return None if steps do not report their samples or overlap."""
+    """Return the samples/s that the training would have without waiting for data. Return None if steps do not report
+    their samples or overlap.
+    """
     steps = view.steps
     if steps is None or steps.samples_per_sec is None or steps.overlap or view.merged is not None:
         return None

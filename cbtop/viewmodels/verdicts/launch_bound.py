@@ -9,12 +9,12 @@ from cbtop.viewmodels.time_breakdown import GPU_WAITED
 from cbtop.viewmodels.verdict import About, Evidence, Severity, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule, gain
 
-# Minimum share of the bricks' time, and of their calls. Both are required, because a single step may have waited for
-# long (the first step, or a pause).
+# For this verdict, bricks that wait for their launches must have this percentage of the time and of the calls of all
+# bricks. Both are required, because a single step may have waited for long (the first step, or a pause).
 LAUNCH_BOUND_PERCENT = 20.0
 
 
-LEAST_STEPS = 3  # minimum number of steps that were recorded by the times of their kernels
+LEAST_STEPS = 3  # For this verdict, at least this many steps must have been recorded by the times of their kernels.
 
 
 def _find(view: SourceView) -> Finding | None:
@@ -48,8 +48,9 @@ def _found_in_training(view: SourceView) -> Finding | None:
 
 
 def _found_by_kernels(view: SourceView) -> Finding | None:
-    """Compare the kernels of recorded steps with the median of all steps, because the few recorded steps may be
-    slow.
+    """Find a wait for launches in steps that were recorded by the times of their kernels.
+
+    Their kernels are compared with the median of all steps, because the few recorded steps may be slow.
     """
     books, steps = view.books, view.steps
     if books is None or steps is None or not books.close or steps.recorded < LEAST_STEPS or not steps.p50_us:

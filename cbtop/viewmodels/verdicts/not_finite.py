@@ -31,7 +31,9 @@ def _find(view: SourceView) -> Finding | None:
 
 
 def _sentence(fault: GuardFaultView) -> str:
-    """Return what is wrong: `Output of layers.2.down (DownProjection, layer 2) was NaN in step 61 of …`."""
+    """Return a sentence about the wrong value: `Output of layers.2.down (DownProjection, layer 2) was NaN in step 61
+    of …`.
+    """
     places = [fault.brick] if fault.brick else []
     places += [] if fault.layer is None else [f"layer {fault.layer}"]
     where = fault.module or ", ".join(places) or "the model"
@@ -47,7 +49,7 @@ def _sentence(fault: GuardFaultView) -> str:
 
 
 def may_follow_gradients(view: SourceView) -> bool:
-    """Return whether a gradient that was not finite may have made the weight that the guard named.
+    """Return whether the faulty weight that the guard named may come from a gradient that was not finite.
 
     The forward with this weight makes gradients of the same step faulty, so only earlier gradients can have made it.
     """

@@ -10,8 +10,12 @@ from cbtop.viewmodels.verdicts.recompilation import RECOMPILATION
 from cbtop.viewmodels.verdicts.starved import is_explained_by_waiting
 from cbtop.viewmodels.verdicts.warm_up import WARM_UP
 
-MEAN_OVER_MEDIAN = 1.10  # minimum ratio; without outliers, the mean differs from the median by a few percent
-RARE_PERCENT = 10.0  # maximum share of long steps; if more steps are long, they are a mode and not outliers
+# For this verdict, the mean step time must be this many times the median. Without outliers, both differ by a few
+# percent.
+MEAN_OVER_MEDIAN = 1.10
+# For this verdict, at most this share of the steps may be long. If more steps are long, they are a mode and not
+# outliers.
+RARE_PERCENT = 10.0
 
 
 def _find(view: SourceView) -> Finding | None:
@@ -21,7 +25,7 @@ def _find(view: SourceView) -> Finding | None:
     if is_explained_by_waiting(view, 100 * (steps.mean_us - steps.p50_us) / steps.mean_us):
         return None
     if WARM_UP.find(view) is not None or RECOMPILATION.find(view) is not None:
-        return None  # another verdict explains these steps better
+        return None  # Make no verdict here, because another verdict explains the long steps better.
     long = [bar for bar in steps.durations if bar.from_us > steps.mean_us]
     many = sum(bar.count for bar in long)
     rare_percent = 100 * many / steps.count

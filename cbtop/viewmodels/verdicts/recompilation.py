@@ -7,7 +7,9 @@ from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.verdict import About, Evidence, Severity, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule, in_turn
 
-SHARE_PERCENT = 5.0  # percent of the shown time; one second in a minute or two is not worth a verdict
+# Recompilation is reported above this percentage of the shown time. One second in a minute or two is not worth a
+# verdict.
+SHARE_PERCENT = 5.0
 
 
 def _find(view: SourceView) -> Finding | None:

@@ -12,14 +12,16 @@ from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.verdict import About, Evidence, Severity, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule, gain_inside
 
-LEAST_OF_ALL_PERCENT = 0.02  # share of a token's time; a smaller difference is not worth a verdict
+# For this verdict, a brick must have become slower by this percentage of a token's time. A smaller difference is not
+# worth mentioning.
+LEAST_OF_ALL_PERCENT = 0.02
 
 
 def _find(view: SourceView) -> Finding | None:
     found = view.baseline
     if found is None or found.step_us is None:
         return None
-    # The sum is complete, because the time between bricks is also in `bricks`.
+    # The sum covers the whole step, because the time between bricks is also an entry of `bricks`.
     all_us = sum(change.now for change in found.bricks.values())
     slower = [one for one in found.slower if one.change.delta >= LEAST_OF_ALL_PERCENT / 100 * all_us]
     if not slower:
@@ -59,7 +61,7 @@ def _mean_us(view: SourceView, unit: str) -> float:
 
 
 def _most_in(found: Comparison, worst: PlaceChange) -> str:
-    """Return a text with the layer that has the largest part of the change, or "".
+    """Return a text with the layer that has the largest part of a brick's change, or "".
 
     If a layer had half of the change or more, `worst` would already name this layer.
     """

@@ -12,9 +12,10 @@ from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.verdict import About, Evidence, Severity, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule, pace_shown, steps_alike
 
-MIN_SECONDS = 8  # minimum number of seconds with steps
-SLOWER = 1.2  # minimum ratio of the step times at the end and at the beginning of the window
-CORRELATION = 0.9  # minimum correlation between time and the mean step of each second
+MIN_SECONDS = 8  # For this verdict, at least this many seconds must contain steps.
+# For this verdict, steps must take this many times as long at the end of the window as at its beginning.
+SLOWER = 1.2
+CORRELATION = 0.9  # For this verdict, the time and the mean step of each second must have at least this correlation.
 
 
 def _find(view: SourceView) -> Finding | None:
@@ -26,7 +27,7 @@ def _find(view: SourceView) -> Finding | None:
         return None
     try:
         follows = correlation([-one.ago_s for one in shown], [one.us for one in shown])
-    except StatisticsError:  # all values are equal
+    except StatisticsError:  # All step times are equal, so a correlation does not exist.
         return None
     if follows < CORRELATION:
         return None

@@ -9,9 +9,12 @@ from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.verdict import About, Evidence, Severity, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule
 
-BUSY_PERCENT = 95.0  # minimum load of all processors together
-MISSING_PERCENT = 20.0  # minimum percentage of the time when steps run but the process has no processor
-# Waiting explains long steps if the share of time spent waiting is at least this part of the share of extra time.
+BUSY_PERCENT = 95.0  # For this verdict, all processors together must have at least this load in percent.
+# For this verdict, the process must lack a processor while its steps run, for at least this percentage of the whole
+# time.
+MISSING_PERCENT = 20.0
+# Waiting for a processor explains long steps if its share of the time is at least this part of the share of extra
+# time.
 EXPLAINED = 0.5
 
 
@@ -46,7 +49,7 @@ def is_explained_by_waiting(view: SourceView, longer_percent: float) -> bool:
 
 
 def why_starved(view: SourceView) -> str:
-    """Return how long the process waited for a processor, as a clause."""
+    """Return a clause that states how long the process waited for a processor."""
     waited = view.waiting_percent
     if waited is None:
         found = processor_times(view)

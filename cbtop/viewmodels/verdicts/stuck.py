@@ -28,7 +28,7 @@ def _find(view: SourceView) -> Finding | None:
 
 
 def _go_on(view: SourceView) -> str:
-    """Return advice for a suspended process. Its stacks need not be inspected."""
+    """Return the advice for a suspended process. Its stacks need not be inspected."""
     pid = "PID" if view.merged else view.pid
     return f"If a signal stopped it, `kill -CONT {pid}` on its host resumes it. A debugger resumes it by itself."
 

@@ -10,11 +10,17 @@ from cbtop.viewmodels.verdict import About, Evidence, Severity, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule
 from cbtop.viewmodels.verdicts.starved import is_explained_by_waiting
 
-MIN_SECONDS = 4  # minimum number of seconds with steps, because fewer do not show the usual time
-FACTOR = 2.0  # minimum ratio; a step that compiles, tunes or fills caches takes several times as long
-# If the first second has more than this many times the usual number of steps, it is not the warm-up.
+# For this verdict, at least this many seconds must contain steps, because fewer do not show the usual step time.
+MIN_SECONDS = 4
+# For this verdict, the first steps must take this many times the usual time. A step that compiles, tunes or fills
+# caches takes several times as long.
+FACTOR = 2.0
+# If the first second has more than this many times the usual number of steps, cbtop has found the process late, and
+# its warm-up is unknown.
 FOUND_LATE = 2.0
-SHARE_PERCENT = 10.0  # minimum percentage of the time in steps; less extra time hardly changes a mean
+# For this verdict, the first steps must have cost this percentage of the time in steps. Less extra time hardly
+# changes a mean.
+SHARE_PERCENT = 10.0
 
 
 def _find(view: SourceView) -> Finding | None:
@@ -22,9 +28,11 @@ def _find(view: SourceView) -> Finding | None:
     if steps is None or view.window is not None or len(pace) < MIN_SECONDS:
         return None
     if pace[0].steps > FOUND_LATE * median(second.steps for second in pace[1:]):
-        return None  # steps may have run before cbtop found the process, so these may not be its first steps
+        # Steps may have run before cbtop found the process, so the first steps that it saw may not be the process's
+        # first.
+        return None
     if len({second.tokens / second.steps for second in pace}) > 1:
-        return None  # the first steps may have had more tokens
+        return None  # The numbers of tokens differ, so the first steps may be longer because they had more tokens.
     usual_us = median(second.us for second in pace[len(pace) // 2 :])
     first = 0
     while first < len(pace) and pace[first].us >= FACTOR * usual_us:
