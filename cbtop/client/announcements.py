@@ -43,11 +43,7 @@ def apply_announcement(record: SourceRecord, message: CatalogMessage) -> None:
             if message.id <= len(record.nodes):
                 # The node is known already. The daemon sends each node in a delta, and again in every keyframe.
                 return
-            try:
-                record.nodes.add(message)
-            except ValueError as error:
-                raise DecodeError(f"{record.key}: {error}") from error
-            record.names_bytes += sum(map(getsizeof, _names_of(message)))
+            _add_node(record, message)
         case Dependency():
             record.dependencies[message] = None
         case Manifest():
@@ -96,6 +92,14 @@ def apply_announcement(record: SourceRecord, message: CatalogMessage) -> None:
         case _:
             assert_never(message)
     _check_numbers(record)
+
+
+def _add_node(record: SourceRecord, node: Node) -> None:
+    try:
+        record.nodes.add(node)
+    except ValueError as error:
+        raise DecodeError(f"{record.key}: {error}") from error
+    record.names_bytes += sum(map(getsizeof, _names_of(node)))
 
 
 def _check_numbers(record: SourceRecord) -> None:
