@@ -17,13 +17,14 @@ if TYPE_CHECKING:
 
 # The environment variable with the directory of msgpack in the environment of `cbtop run`. `cbtop run` sets it.
 LENT_MSGPACK = "CBTOP_RUN_MSGPACK"
-_COMPILED = "msgpack._cmsgpack"  # This extension adds itself to sys.modules under a fixed name.
+# This compiled part of msgpack adds itself to sys.modules under this name, whatever name it is loaded under.
+_COMPILED = "msgpack._cmsgpack"
 
 
 def msgpack_directory() -> str | None:
     """Return the directory of this environment's msgpack, or None without one. Does not load msgpack."""
     for finder in sys.meta_path:
-        find = getattr(finder, "find_spec", None)  # old finders do not have find_spec
+        find = getattr(finder, "find_spec", None)  # finders from before Python 3.4 have no find_spec
         spec = None if find is None else find("msgpack", None)
         if spec is not None:
             return os.path.dirname(spec.origin) if spec.origin else None
