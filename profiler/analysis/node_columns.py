@@ -1,4 +1,4 @@
-"""The columns of the statistics of nodes."""
+"""The names of the columns in the statistics of nodes."""
 
 import numpy as np
 

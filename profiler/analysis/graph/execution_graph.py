@@ -1,4 +1,6 @@
-"""ExecutionGraph: the nesting of the nodes that ran. It is made while recording, or later from a node table."""
+"""ExecutionGraph: the nesting of the nodes that ran. A caller adds nodes while they run, or the graph is made later
+from a node table.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ from cbtop.profiler.analysis.graph.nodes import (
 from cbtop.protocol.attributes import Grid
 from cbtop.protocol.vocabulary import BrickId, TransferDirection
 
-DROPPED = -1  # returned instead of an id if there is no room for the node; its inner nodes and edges are dropped too
+DROPPED = -1  # the id of a node without room; nodes inside it and edges to it are dropped too
 MAX_EDGES = MAX_NODES  # limit for edges that callers add; all other edges are computed from the nodes
 _OPPOSITE = {
     TransferDirection.H2D: TransferDirection.D2H,
@@ -83,14 +85,16 @@ class ExecutionGraph:
         self.add_edge(first, then, EdgeKind.DEPENDS_ON)
 
     def push_scope(self, node: GraphNode) -> int:
-        """Add a node in the current scope and make it the current scope. Returns its id."""
+        """Add a node inside the current scope, and make this node the current scope. Returns its id."""
         added = self.add_node(node, self.current_scope)
         self._scopes.append(added)
         self._last_brick = None
         return added
 
     def pop_scope(self) -> None:
-        """Leave the current scope. Raises ValueError if there is no current scope."""
+        """Leave the current scope, so that the scope around it becomes current. Raises ValueError if there is no
+        current scope.
+        """
         if not self._scopes:
             raise ValueError("pop_scope without a push_scope before it")
         self._scopes.pop()
@@ -113,7 +117,7 @@ class ExecutionGraph:
         flops: float | None = None,
         moved_bytes: float | None = None,
     ) -> int:
-        """Add a timed brick in the current scope. Kernels recorded next are launches of this brick."""
+        """Add a timed brick in the current scope. Kernels that are recorded after it are launches of this brick."""
         name = brick.display_name if isinstance(brick, BrickId) else brick
         node = Brick(name, duration_ns, elements, flops, moved_bytes)
         self._last_brick = self.add_node(node, self.current_scope)
@@ -161,7 +165,7 @@ class ExecutionGraph:
         return self.add_node(copy, self.current_scope)
 
     def clear(self) -> None:
-        """Remove everything, including the open scopes."""
+        """Remove all nodes and edges, and leave all scopes."""
         self.nodes.clear()
         self.parents.clear()
         self.added_edges.clear()
@@ -182,7 +186,7 @@ class ExecutionGraph:
         return [(found, node) for found, node in enumerate(self.nodes) if isinstance(node, KernelLaunch)]
 
     def slowest_kernel(self) -> tuple[int, KernelLaunch] | None:
-        """Return the kernel with the longest call, and the first of several. None if no kernel was timed."""
+        """Return the kernel with the longest call, or the first of several. Returns None if no kernel was timed."""
         timed = [(found, kernel) for found, kernel in self.kernel_nodes() if kernel.duration_ns is not None]
         return max(timed, key=lambda pair: pair[1].duration_ns or 0.0, default=None)
 
