@@ -1,4 +1,6 @@
-"""Counts special records: amounts of work, calls not stopped in order, plain steps and cancelled steps."""
+"""Counts the records that are not ordinary calls: amounts of work, calls not stopped in order, plain and cancelled
+steps.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ from cbtop.protocol.ring_reader import Batch
 
 
 def take_amounts(sparse: SparseColumns, batch: Batch, step_of: Column) -> Batch:
-    """Add up the FLOP and bytes of calls and the sequences of steps. Count the calls with unknown elements.
+    """Add up the FLOP and bytes of calls, and the sequences of steps. Also count the calls with an unknown number of
+    elements.
 
     Returns the other records.
     """

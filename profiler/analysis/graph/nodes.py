@@ -35,7 +35,7 @@ class Brick:
     timed.
 
     `calls` is how often the brick runs in one run of its root node. It is 1 for a recorded brick, and a mean in a
-    graph of many runs. `label` is the caller's name for the place where this brick runs.
+    graph of many runs. `label` is the caller's name for the place of this brick in the model.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Accesses outside of a shared variable."""
+"""Lint: an access to shared memory outside of the variable that it belongs to."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _ACCESSES = frozenset({"ld", "st", "atom", "red"})
 def _find(analysis: FunctionAnalysis) -> Iterator[Problem]:
     """Yield accesses at a known distance from a shared variable of known size that are outside of it.
 
-    If the number depends on the thread, the size of the block must be known. An access that a parameter or a loaded
-    value decides is left out: compilers unroll loops to constant indexes that no launch reaches.
+    If the distance depends on the thread, the block size must be known. Accesses that run only for some parameters or
+    loaded values are left out, because compilers unroll loops to constant indexes that no launch reaches.
     """
     values = analysis.data.lane_values
     for at, one in analysis.reachable() if values else ():
