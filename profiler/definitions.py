@@ -1,4 +1,4 @@
-"""The static attributes of a brick and its kernels: name, category, backend, work, budget."""
+"""The description of a brick and its kernels by a caller: name, category, backend, work, budget."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from cbtop.protocol.attributes import KernelAttributes, Work
 from cbtop.protocol.vocabulary import BrickCategory, BrickId
 
 Budget = TokenBudget | ByteBudget
-# Returns the work of a call for its number of elements. Needed only if the work is not linear in the elements.
+# A function that returns the work of a call for its number of elements. It is needed only if the work is not linear
+# in the elements.
 WorkOfCall = Callable[[int], Work]
 
 
@@ -27,9 +28,9 @@ class BrickDefinition:
     """A brick at one place of a model. Create it once and pass it to `BrickProfiler.start_brick`.
 
     `name` is shown on every screen. Use the display name of a BrickId, or any other name. Two definitions in one
-    layer are two nodes, even if both are called RmsNorm. `label` is your own word for this place (`q_proj`), which
-    distinguishes such nodes on the screen. `budget` is the allowed cost: a time per token, or a rate for the declared
-    bytes.
+    layer become two nodes of the graph, even if both are called RmsNorm. `label` is your own name for the place of
+    the brick (`q_proj`). It distinguishes such nodes on the screen. `budget` is the allowed cost: a time per token,
+    or a rate for the declared bytes.
     """
 
     name: str

@@ -23,16 +23,20 @@ if TYPE_CHECKING:
 MAX_CALLS = 20_000
 OTHER = BrickDefinition("Other kernels", BrickCategory.OTHER, backend="torch on cuda", label="between bricks")
 
-Mark = Any  # the value that `begin` returns and `end` takes; its type depends on the class
-Last = list[int] | None  # nodes that the next captured node will depend on; None if the driver does not report them
+Mark = Any  # `begin` returns this value and `end` takes it. Its type depends on the class.
+# The nodes that the next captured node will depend on; None if the driver does not report them.
+Last = list[int] | None
 
 
-@dataclass(slots=True, eq=False)  # compared by identity, so that `in` compares no fields
+# Calls are compared by identity, because comparing all fields for `in` would be slow.
+@dataclass(slots=True, eq=False)
 class CapturedCall:
-    """A call, with its first and last place in the graph. `inside` are the calls inside this call."""
+    """A call during a capture, with the places in the graph before its first and after its last node. `inside` are
+    the calls inside this call.
+    """
 
     key: Hashable
-    module: nn.Module | None  # the called module; None for a function
+    module: nn.Module | None  # the module that was called; None for a function
     begin: Last
     end: Last = None
     elements: int = 0
@@ -40,21 +44,23 @@ class CapturedCall:
 
 
 class Capture:
-    """A graph while it is captured. Functions that are timed use it in place of a `Path`."""
+    """A CUDA graph while the host captures it. The wrappers of timed functions report to it, as they would to a
+    `Path`.
+    """
 
     def __init__(self, last: Callable[[], Last]) -> None:
         self.last = last  # returns the nodes that the next captured node will depend on
         self.ended: Callable[[], None] = lambda: None  # called when the capture has ended
-        self.steps: Any = None  # the ModelSteps of the model that is called in this capture
-        self.calls: list[Call] = []  # descriptions of the model's calls
+        self.steps: Any = None  # the ModelSteps of the model that runs in this capture
+        self.calls: list[Call] = []  # descriptions of the calls of this model
         self.spans: list[CapturedCall] = []
-        self.guarded: list[Any] = []  # the GraphFlags of the model's calls, or None
+        self.guarded: list[Any] = []  # the GraphFlags of these calls, or None
         self.why_not = ""  # reason why times of this graph would be wrong; "" if they would be right
-        self.open: list[CapturedCall] = []  # running calls, outermost first
+        self.open: list[CapturedCall] = []  # calls that have begun and not ended, outermost first
         self._count = 0
 
     def is_in_call_of(self, steps: object) -> bool:
-        """Whether a call of the model of `steps` is running."""
+        """Whether a call of the model that belongs to `steps` is running."""
         return self.steps is steps and bool(self.open)
 
     def begin_model(self, steps: object, call: Call) -> Mark:
@@ -68,7 +74,7 @@ class Capture:
     def begin(self, key: Hashable, module: nn.Module | None) -> Mark:
         """Begin a call of `module`, or of a function if `module` is None.
 
-        Outside of a model's call, and after MAX_CALLS calls, records nothing and returns None.
+        Returns None, and records nothing, outside of a model's call and after MAX_CALLS calls.
         """
         if self._count >= MAX_CALLS or (key is not None and not self.open):
             return None
@@ -90,9 +96,9 @@ class Capture:
         (self.open[-1].inside if self.open else self.spans).extend(spans)
 
     def now_in(self, node_of: Callable[[int], int]) -> None:
-        """Replace all stored nodes by their counterparts in a copy of the graph.
+        """After the graph was copied, replace all stored nodes by the nodes of the copy.
 
-        `node_of` returns the counterpart of a node.
+        `node_of` returns the copy of a node.
         """
         found: dict[int, int] = {}
 
@@ -122,7 +128,7 @@ class Capture:
 
     @property
     def innermost(self) -> Hashable:
-        """The key of the innermost running call, or None."""
+        """The key of the innermost call that has not ended, or None."""
         return self.open[-1].key if self.open else None
 
     def start_brick(self, brick: Hashable, /) -> Mark:
@@ -143,9 +149,9 @@ class _Position:
         self.scope = self
 
 
-captures: dict[int, Capture] = {}  # running captures, by id of the thread
-# Runs without requests, by id of the thread: the ModelSteps of the model, and the call.
-# None: cbtop does not look into graphs that are captured in this run.
+captures: dict[int, Capture] = {}  # id of a thread -> the capture that it runs
+# An engine runs its model without requests in order to capture graphs. Thread id -> the ModelSteps and the call of
+# such a run, or None if the graphs of this run are not timed.
 engine_runs: dict[int, tuple[Any, Call] | None] = {}
 
 
