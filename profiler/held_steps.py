@@ -46,8 +46,8 @@ MAX_STEPS = 16
 WAIT_NS = 1_000_000_000
 
 
-# A call inside a step, with times that were measured elsewhere: keys, start in ns, end in ns, elements. The keys are
-# those of the nodes from the step down to the call.
+# A call inside a step, with times that were measured elsewhere: keys, start in ns, end in ns, elements. The keys lead
+# from the step down to the call.
 Part = tuple[tuple[Hashable, ...], int, int, int]
 
 

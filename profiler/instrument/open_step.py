@@ -46,22 +46,22 @@ Arguments = ParamSpec("Arguments")
 
 
 class Generation:
-    """One call of `generate`."""
+    """One call of `generate` that is running."""
 
     __slots__ = ("is_assisted", "length", "model", "own_ns", "prepared")
 
     def __init__(self, model: object) -> None:
         self.model = model  # the generating model
         self.is_assisted = False  # whether a draft model proposes tokens
-        # When the preparation of the next step's inputs began, and its duration, both in ns. None if it has not
+        # When the preparation of the next step's inputs began, and how long it took, both in ns. None if it has not
         # begun.
         self.prepared: tuple[int, int] | None = None
         self.length: int | None = None  # length of the sequences when the last token was chosen
-        self.own_ns = 0  # time that cbtop took before the next step, which counts as overhead of that step
+        self.own_ns = 0  # time in ns that cbtop took before the next step; it counts as overhead of that step
 
 
 class Unit:
-    """The open steps and the nested calls of `generate` of one thread, task or greenlet."""
+    """The open steps, and the calls of `generate` that are running, of one thread, task or greenlet."""
 
     __slots__ = ("__weakref__", "generations", "open")
 
@@ -76,7 +76,7 @@ class Unit:
 
     @property
     def waiting(self) -> OpenStep | None:
-        """The step of the innermost `generate`, if it waits for its token to be chosen. None otherwise."""
+        """The step of the innermost call of `generate`, if it waits for its token to be chosen; else None."""
         if not self.open:
             return None
         step, generations = self.open[-1], self.generations
@@ -84,7 +84,7 @@ class Unit:
         return step if is_here and step.waits and not step.is_running else None
 
     def end_generate(self, depth: int) -> None:
-        """End the call of `generate` at `depth`, and close its steps that still wait for a token."""
+        """End the call of `generate` with the number `depth`, and close its steps that still wait for a token."""
         ended = self.generations[depth:]
         del self.generations[depth:]
         while self.open and self.open[-1].generation in ended:
@@ -127,21 +127,23 @@ def _unless_it_fails(
 
 
 class Called(Protocol):
-    """A callable whose call is a step: a model, or a runner with its model."""
+    """A callable that makes each of its calls a step: a model, or a runner with its model."""
 
     def describe(self, args: Any, kwargs: Any, generation: Generation | None) -> phases.Call:
         """Return the phase, tokens and sequences of a call with these arguments."""
 
     @property
     def waits(self) -> bool:
-        """Whether a step outside of `generate` stays open after the call until a token is chosen."""
+        """Whether a step outside of `generate` stays open after the model's call, until a token is chosen."""
 
     def may_wait(self, generation: Generation | None) -> bool:
-        """Return whether a step inside `generation` stays open after the call until a token is chosen."""
+        """Return whether a step inside the call `generation` stays open after the model's call, until a token is
+        chosen.
+        """
 
 
 class OpenStep:
-    """A step that is open: from the model's call until the step ends."""
+    """A step of a model that is open. It begins with the model's call and lasts until the step ends."""
 
     __slots__ = (
         "_begun_ns",
@@ -164,11 +166,12 @@ class OpenStep:
     def __init__(self, steps: TimedModel, unit: Unit, called: Called, args: Any, kwargs: Any) -> None:
         self.steps = steps
         self.profiler = steps.profiler
-        self.is_running = True  # False after the model's call has returned
+        self.is_running = True  # False after the model's call has returned, while the step is still open
         self.is_recorded = False
         generations = unit.generations
         self.generation = generation = generations[-1] if generations else None
-        self.waits = called.waits if generation is None else called.may_wait(generation)  # for the choice of a token
+        # The timer of the brick for choosing a token.
+        self.waits = called.waits if generation is None else called.may_wait(generation)
         self._unit = unit
         self._sampling: Any = None
         self.call = called.describe(args, kwargs, generation)
@@ -180,7 +183,8 @@ class OpenStep:
         self._begun_ns = clock.perf_counter_ns()
         warm_ups = steps.profiler_steps.warm_ups
         name = phase if warm_ups is None else warm_ups.named(phase, steps.model)
-        # Whether this is a forward of a training step that is not known as such, because no optimizer has run yet.
+        # Whether this is the forward pass of a training step that is not recognised as one, because no optimizer has
+        # run yet.
         self._may_be_training = steps.training is None and torch.is_grad_enabled() and steps.may_begin_training()
         if self._may_be_training and not name.endswith(WARM_UP):
             name += WARM_UP
@@ -188,7 +192,7 @@ class OpenStep:
         step.sequences, step.cached = sequences or None, cached
         self._in_burst: KernelRecording | HostCalls | CountedStep | None = None
         self._noting: Noting | None = None
-        # Called at the end of this step, if it interrupts a training step.
+        # called when this step ends, if it has interrupted a training step
         self._end_evaluation: Callable[[], None] | None = None
 
     @property
@@ -305,7 +309,7 @@ class OpenStep:
                     opened[-1].close()
                 try:
                     self.active.__exit__(kind, error, trace)
-                except BaseException:  # a signal handler interrupted this: try again
+                except BaseException:  # a signal handler has interrupted this, so try again
                     self.active.__exit__(kind, error, trace)
                     raise
                 if kind is None and self.active.key[1].endswith(WARM_UP) and not self._may_be_training:
@@ -321,7 +325,7 @@ class OpenStep:
                     try:
                         for step in ended:
                             step.steps.recorded_steps.discard(step)
-                    except BaseException:  # a signal handler interrupted the loop: do it again
+                    except BaseException:  # a signal handler has interrupted the loop, so run it again
                         for step in ended:
                             step.steps.recorded_steps.discard(step)
                         raise
@@ -332,7 +336,7 @@ class OpenStep:
             self.steps.failed(trouble)
 
     def _is_due(self, by_kernels: KernelSteps) -> bool:
-        """Return whether to record this step by its kernels, or to measure the host's times in it.
+        """Return whether to record the kernels of this step, or to measure the host's times in it.
 
         Never True for a step inside another step, or for a warm-up step.
         """
@@ -416,10 +420,10 @@ class Noting:
 
 
 class EndedAfterCall(Protocol):
-    """A step, or a part of a step, that ends when a call returns."""
+    """The interface of a step, or a part of one, that ends when a call returns."""
 
     def ended(self) -> None:
-        """Handle the return of the call."""
+        """The call has returned."""
 
     def close(
         self,
@@ -427,7 +431,7 @@ class EndedAfterCall(Protocol):
         error: BaseException | None = None,
         trace: TracebackType | None = None,
     ) -> None:
-        """Handle an exception of the call."""
+        """The call has raised an exception."""
 
 
 def call_in(
@@ -438,7 +442,7 @@ def call_in(
         result = called(*args, **kwargs)
         if step is not None:
             without_dynamo(step.ended)
-    except BaseException:  # from the model, or from a signal handler
+    except BaseException:  # the exception comes from the model, or from a signal handler
         if step is not None:
             without_dynamo(step.close, *sys.exc_info())
         raise

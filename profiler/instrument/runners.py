@@ -45,26 +45,27 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """The facts about an engine. The engine's own file in this folder defines them."""
+    """The facts that cbtop must know about an engine. The engine's own file in this folder defines it."""
 
     name: str
     model_of: Callable[[Any], nn.Module]
-    bricks: Callable[[Any], tuple[bool, str]]  # returns whether runs call modules, and a line to log ("" for none)
+    bricks: Callable[[Any], tuple[bool, str]]  # returns whether runs call modules, and a line to log ("" for no line)
     describe: Callable[..., Call | None]  # describes a run with these arguments; returns None if the run is no step
-    samples_later: Callable[[Any], bool]  # returns whether tokens are chosen after a run, in the same step
+    # Returns whether the engine chooses tokens after a run, as a part of the same step.
+    samples_later: Callable[[Any], bool]
     # Describes the call of a run without requests, if its captured graph contains a whole call of the model. Returns
-    # None for another run.
+    # None for any other run.
     describe_capture: Callable[..., Call | None] = lambda runner, *args, **kwargs: None
     # Returns the methods that run a module's kernels outside of compiled code: the method's owner, its name, and the
     # brick (None: the brick of the module).
     opaque_methods: Callable[[Any], Iterable[tuple[Any, str, BrickDefinition | None]]] = lambda module: ()
 
 
-# By runner; None: not shown.
+# Runner -> its attachment; None if its runs are not shown.
 _attachments: weakref.WeakKeyDictionary[Any, Attachment | None] = weakref.WeakKeyDictionary()
 
 
-_UNKNOWN: Any = object()  # for a runner that has no entry in `_attachments` yet
+_UNKNOWN: Any = object()  # marks a runner without an entry in `_attachments`
 _functions = TimedFunctions()
 # C functions that begin and end plain steps, if the hot path is compiled. If Python must do it, `_begin_run` returns
 # None, and `_end_run` returns False.
@@ -79,10 +80,10 @@ if chosen() is not HotPath:
 def once_there(
     engine: Engine, module: str, kind: str, wrappers: Mapping[str, Callable[[Function], Function]]
 ) -> None:
-    """When `module` is imported, wrap methods of its class `kind`. `wrappers` has a wrapper by the name of each
-    method.
+    """When `module` is imported, wrap methods of its class `kind`. `wrappers` maps the name of each method to a
+    wrapper.
 
-    The first method must exist. The other methods are wrapped if they exist.
+    The first method must exist. Any other method is wrapped if it exists.
     """
 
     def wrap() -> None:
@@ -132,7 +133,7 @@ def runs(original: Function, engine: Engine) -> Function:
                 log_own_error(error, f"steps of {engine.name} lack their sampling")
             if not is_later:
                 _end(step, returned_ns)
-        except BaseException:  # from the runner, or from a signal handler
+        except BaseException:  # the exception comes from the runner, or from a signal handler
             step.close(*sys.exc_info())
             raise
         return result
