@@ -1,4 +1,5 @@
-"""A position is a current place in the graph. Each thread, asyncio or trio task and greenlet has its own.
+"""Keeps the positions of a process. A position says which brick, layer and step is running now. Each thread, asyncio
+or trio task and greenlet has its own.
 
 Tasks that take turns in one thread cannot share a position, because one task would appear inside calls of another. If
 a step starts a task or greenlet, the new task begins outside of that step, because the step may end first.
@@ -7,7 +8,7 @@ a step starts a task or greenlet, the new task begins outside of that step, beca
 from __future__ import annotations
 
 import sys
-from _thread import _local as thread_local  # not threading.local, which gevent replaces
+from _thread import _local as thread_local  # not threading.local, because gevent replaces that
 from collections.abc import Callable
 from typing import TypeVar
 from weakref import ref
@@ -29,18 +30,18 @@ def running_unit() -> object | None:
         if task is not None:
             return task
     trio = modules.get("trio")
-    # Ask `in_trio_run` (trio 0.23) first if it exists, because an exception costs five times as much.
+    # If `in_trio_run` (trio 0.23) exists, call it first, because an exception would cost five times as much.
     if trio is not None and getattr(getattr(trio, "lowlevel", None), "in_trio_run", _is_possible)():
         try:
             running: object = trio.lowlevel.current_task()
-        except (RuntimeError, AttributeError):  # not inside trio, or trio is being imported
+        except (RuntimeError, AttributeError):  # the caller is not inside trio, or trio is being imported
             pass
         else:
             return running
     greenlets = modules.get("greenlet")
     if greenlets is not None:
         greenlet = getattr(greenlets, "getcurrent", _no_unit)()
-        if greenlet is not None and greenlet.parent is not None:  # the greenlet without a parent is the thread itself
+        if greenlet is not None and greenlet.parent is not None:  # a greenlet without a parent is the thread itself
             return greenlet  # type: ignore[no-any-return]
     return None
 

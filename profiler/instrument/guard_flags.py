@@ -37,7 +37,7 @@ class Flag(NamedTuple):
 
     flags: FlagArray
     row: int
-    with_padding: Flag | None = None  # the flag of the padding, which `row` leaves out
+    with_padding: Flag | None = None  # the flag of all positions, with the padding that `row` leaves out
     without_infinity: Flag | None = None  # the flag without -Inf; used only if there is a bound
 
 

@@ -22,7 +22,7 @@ PREFILL, DECODE, EXTEND, MIXED, VERIFY = "prefill", "decode", "extend", "mixed",
 # Phase of `generate` without a cache, so that each token computes the whole sequence again.
 NO_CACHE = "decode, no cache"
 ENCODE = "encode"  # phase of an encoder: it has no cache, and its attention is bidirectional
-# Phase of any other call, of which it is not known whether it is a prefill, a decode or an encode.
+# Phase of a call that is not known to be a prefill, a decode or an encode.
 FORWARD = "forward"
 
 # Names of arguments for token ids or their embeddings. The decoder's are first, because a step counts the decoder's

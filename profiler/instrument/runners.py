@@ -200,7 +200,7 @@ def compiles_pieces(original: Function) -> Function:
 
 
 def samples(original: Function) -> Function:
-    """Wrap a function that chooses tokens, and time it as the brick Sampling of the open step."""
+    """Wrap a function that chooses tokens, so that its calls are timed as the brick Sampling of the open step."""
     return timed(
         original, "Sampling", brick_of=lambda args, kwargs: (BrickId.SAMPLING, unit().open[-1].call.sequences)
     )
@@ -209,7 +209,8 @@ def samples(original: Function) -> Function:
 def ends(original: Function, accepted: Callable[[Any], int | None]) -> Function:
     """Wrap a function that ends the step of the last run.
 
-    `accepted` takes the result of the function, and returns the number of tokens of the step, or None if unknown.
+    `accepted` computes the number of the step's tokens from the result of the function. It returns None if the number
+    is unknown.
     """
 
     @functools.wraps(original)
@@ -256,7 +257,7 @@ def _begun(
 
 
 def _end(step: OpenStep, returned_ns: int) -> None:
-    """End a step whose last call returned at `returned_ns`."""
+    """End a step. The last call of the host that belongs to it returned at `returned_ns`."""
     if _end_run is None or not _end_run(step, returned_ns):
         step.active.returned_ns = returned_ns
         step.close()
@@ -304,7 +305,9 @@ def _attachment_of(runner: Any, engine: Engine) -> Attachment | None:
 
 
 def _name_opaque_methods(attachment: Attachment, engine: Engine) -> None:
-    """Note calls of the engine's `opaque_methods` in captures, by the brick and layer of their module."""
+    """Note the calls of the engine's `opaque_methods` while graphs are captured. They belong to the brick and layer
+    of their module.
+    """
     root = attachment.root()
     if root is None:
         return
@@ -343,7 +346,7 @@ def _noted(original: Callable[..., Any], keys: list[Hashable]) -> Callable[..., 
 
 def _leave(runner: Any, engine: Engine, error: Exception) -> None:
     _say_other(engine, error)
-    with suppressed(TypeError):  # if the runner allows no weak references, its next run tries again
+    with suppressed(TypeError):  # if no weak reference to the runner is possible, its next run tries again
         _attachments[runner] = None
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class TimedSection:
-    """A section of the plan, with the wrappers that time its modules. Has only weak references to modules."""
+    """A section of the plan, with the wrappers that time its modules. It refers to the modules weakly."""
 
     state: list[object] | None
     visited: set[int]
@@ -32,7 +32,7 @@ class TimedSection:
 
     @property
     def modules(self) -> list[nn.Module]:
-        """The modules of this section that are alive."""
+        """The modules of this section that have not been freed."""
         return [module for module in (other() for other in self.others) if module is not None]
 
 
@@ -44,12 +44,13 @@ class CallMaker:
         self._said = said
         self._mode = mode
         self._is_timed_there = is_timed_there
-        self._made: dict[int, tuple[Hashable, KeyIn]] = {}  # by the id of a `Product`, which similar layers share
+        # Id of a `Product` -> its brick, which similar layers share.
+        self._made: dict[int, tuple[Hashable, KeyIn]] = {}
 
     def sections(
         self, sections: list[Section], former: Mapping[Hashable, TimedSection] = MappingProxyType({})
     ) -> dict[Hashable, TimedSection]:
-        """Return the timed sections, by place. An unchanged section is taken from `former`."""
+        """Return the timed sections of the plan, by place. Sections that have not changed are taken from `former`."""
         return {
             section.place: former[section.place] if section.is_unchanged else self._timed(section)
             for section in sections
@@ -78,7 +79,7 @@ class CallMaker:
         return call
 
     def _key_of(self, part: TimedModule, product: Product) -> tuple[Hashable, KeyIn]:
-        """Return the brick of `part`, and a function that returns the brick of `part` in other modes."""
+        """Return the brick of `part`. Also returns a function that returns its brick for a different mode."""
         key, place = part.key, part.place
         if isinstance(key, BrickDefinition):
             key = self._said.definitions.setdefault(said_at(place, key), key)
