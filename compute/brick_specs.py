@@ -7,20 +7,23 @@ from dataclasses import dataclass, replace
 from cbtop.compute.checks import Assertion, Equivalent, Finite
 from cbtop.protocol.vocabulary import BACKWARD, BrickCategory, BrickId
 
-# These tolerances are larger than those in the contracts, which hold for the examples there. In the demo's model, the
-# biases of the keys move all scores near 100. Float32 rounding alone then changes attention by 9.3e-6, and the
-# contract allows 1e-5. A product of a few thousand float32 terms changes by about 1e-6 of the largest output if its
-# terms are added in a different order.
+# These tolerances are larger than the ones in the contracts of kernels, which hold for the examples there. In the
+# demo's model, the biases of the keys move all scores near 100. Float32 rounding alone then changes attention by
+# 9.3e-6, and the contract allows 1e-5. A product of a few thousand float32 terms changes by about 1e-6 of the largest
+# output if its terms are added in a different order.
 PRODUCT = Equivalent(5e-5)
 ELEMENTWISE = Equivalent(1e-5)
 EXACT = Equivalent(0.0)
-# Tolerance if softmax weights are rounded to bfloat16, which changes each weight by at most 2^-9 of its value.
+# Tolerance for attention with softmax weights that are rounded to bfloat16, which changes each weight by at most 2^-9
+# of its value.
 ROUNDED = Equivalent(4e-3)
 
 
 @dataclass(frozen=True, slots=True)
 class BrickSpec:
-    """One row of the table. `brick` is None if the brick is not in the catalog. It then has only a name."""
+    """One row of the table of bricks. `brick` is None if the profiler has no BrickId for the brick. It then has only
+    a name.
+    """
 
     name: str
     category: BrickCategory
@@ -59,7 +62,7 @@ SAMPLING = BrickSpec.of(BrickId.SAMPLING, EXACT)
 LORA = BrickSpec("Lora", BrickCategory.ATTENTION, (Finite(), PRODUCT))
 LOSS = BrickSpec("Loss", BrickCategory.OTHER, (Finite(), ELEMENTWISE))
 OPTIMIZER = BrickSpec("Optimizer", BrickCategory.OTHER, (Finite(), ELEMENTWISE))
-# Exchanges between ranks compute nothing. Their names are those that the profiler gives to torch's exchanges
+# Exchanges between ranks compute nothing. They have the names that the profiler gives to torch's exchanges
 # (profiler/instrument/collectives.py).
 SEND = BrickSpec("Send", BrickCategory.COMMUNICATION, ())
 RECV = BrickSpec("Recv", BrickCategory.COMMUNICATION, ())

@@ -56,7 +56,7 @@ class Gpu:
         self.multiprocessors: int = found["multiProcessorCount"]
         self.architecture = f"sm_{found['major']}{found['minor']}"
         self._most_threads: int = found["maxThreadsPerMultiProcessor"]
-        # kernels on older GPUs cannot wait for the previous launch (prelude.py)
+        # kernels on older GPUs cannot wait for the previous launch by themselves (prelude.py)
         self._can_launch_early: bool = found["major"] >= 9
         self._turn = threading.RLock()
         self._times: LaunchTimes | None = None
@@ -89,7 +89,7 @@ class Gpu:
             yield
 
     def offset_ns(self, device_ns: int) -> int | None:
-        """Return `LaunchTimes.offset_ns`.
+        """Return the host's clock minus the GPU's clock in ns (see `LaunchTimes.offset_ns`).
 
         Returns None if it is not known, or the driver refuses to read its clock.
         """
@@ -103,7 +103,7 @@ class Gpu:
             return None
 
     def check(self) -> None:
-        """Raise ComputeError in a fork."""
+        """Raise ComputeError in a fork, where CUDA does not work."""
         if self.is_of_parent:
             raise ComputeError('a fork cannot use the GPU of its parent: start it by "spawn" or "forkserver"')
 
@@ -114,7 +114,7 @@ class Gpu:
     def require_room(self, size_bytes: int, what: str) -> None:
         """Raise ComputeError if fewer than `size_bytes` bytes of the GPU's memory are free.
 
-        `what` names the data for the message.
+        `what` is the name of the data in the message.
         """
         self.cupy.get_default_memory_pool().free_all_blocks()
         free_bytes, all_bytes = self.device.mem_info
@@ -218,7 +218,7 @@ class Gpu:
         return self._prepared(one, one.arguments, stamped=True, is_early=False)
 
     def copy(self, target: Any, source: Any, kind: int) -> None:
-        """Copy an array on the current stream. Host arrays must be in pinned memory."""
+        """Copy an array to or from the device, on the current stream. Host arrays must be in pinned memory."""
         ends = [one.ctypes.data if isinstance(one, np.ndarray) else one.data.ptr for one in (target, source)]
         stream = self.cupy.cuda.get_current_stream()
         self.cupy.cuda.runtime.memcpyAsync(*ends, source.nbytes, kind, stream.ptr)
@@ -251,7 +251,7 @@ class Gpu:
         return found
 
     def run(self, kernel: Kernel, *arguments: Any) -> None:
-        """Call a kernel once on the GPU. It must have a CUDA version, or parts with one."""
+        """Call a kernel once on the GPU. The kernel, or each of its parts, must have a CUDA version."""
         for one in launches_of(kernel, arguments):
             self.launch(one)
 

@@ -22,9 +22,9 @@ from cbtop.protocol.cache import cache_dir
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-untyped: Any = numba  # Numba's stubs do not export everything
-settings: Any = numba.config  # the attributes are made at run time, so type checkers do not know them
-_Dispatcher: Any = CPUDispatcher  # this class has no type annotations
+untyped: Any = numba  # the stubs of Numba for type checkers do not have everything
+settings: Any = numba.config  # these attributes are made at run time, so type checkers do not know them
+_Dispatcher: Any = CPUDispatcher  # the base class has no type annotations
 
 if settings.DISABLE_JIT:
     raise ComputeError("NUMBA_DISABLE_JIT is set: kernels are for vectors, which Python has none of; unset it")
@@ -78,7 +78,7 @@ class _Inlined(_Dispatcher):  # type: ignore[misc]
     """A function that only compiled code can call. It has no machine code that Python could call."""
 
     def _insert(self, *_: Any) -> None:
-        """Do nothing. Otherwise Python would call machine code that does not exist."""
+        """Do nothing. Otherwise, Python would try to call machine code that does not exist."""
 
     def _compile_for_args(self, *_: Any, **__: Any) -> None:
         raise TypeError(f"{self.py_func.__qualname__} is for compiled code alone")

@@ -55,7 +55,9 @@ _dequantize_row, _dot_row = F32.dequantize_row, F32.dot_row
 
 @jit
 def _dot_tokens(scratch: Any, chunk: Any, x: Any, out: Any, row: Any, bias: Any) -> None:
-    """Set out[:, row] = x @ scratch[chunk] + bias. Four tokens share each read of the scratch row."""
+    """Set out[:, row] = x @ scratch[chunk] + bias: multiply all tokens by a dequantised row. Four tokens share each
+    read of the row.
+    """
     tokens = np.uint64(x.shape[0])
     columns = np.uint64(x.shape[1])
     whole = tokens - tokens % np.uint64(4)
@@ -82,7 +84,7 @@ def _dot_tokens(scratch: Any, chunk: Any, x: Any, out: Any, row: Any, bias: Any)
 
 
 def _rows(weights: Any, bias: Any, x: Any, scratch: Any, out: Any, chunk: Any, chunks: Any) -> None:
-    """Compute the rows of chunk number `chunk` of `chunks`."""
+    """Compute the rows of the product that belong to chunk number `chunk` of `chunks`."""
     rows = weights.shape[0]
     for row in range(np.uint64(chunk * rows // chunks), np.uint64((chunk + 1) * rows // chunks)):
         offset = bias[row] if bias.shape[0] else np.float32(0)
@@ -103,7 +105,7 @@ ROWS_OF: dict[int, CompiledRows] = {code: _compiled(block_format) for code, bloc
 
 
 def prepare(code: int, x: Any, scratch: Any) -> None:
-    """Write values that rows of a format need in addition to x into `scratch`.
+    """Write values into `scratch` that the row functions of a format need besides x.
 
     Raises ValueError for an unknown code, or if x is one token and not float32.
     """
@@ -115,7 +117,7 @@ def prepare(code: int, x: Any, scratch: Any) -> None:
 
 
 def linear(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: Any) -> None:
-    """Compute `reference` with Numba.
+    """Compute the same as the function `reference`, compiled by Numba.
 
     `scratch` is float32 (threads, columns or more), one row for each thread to use. Raises ValueError for an unknown
     format code, or if x is one token and not float32.
@@ -204,10 +206,10 @@ def spread(number: int, at_most: int, turn: int) -> Any:
 
 def _examples(block_format: BlockFormat, tokens: int, threads: int) -> Any:
     def examples(rng: np.random.Generator, size: int) -> Arguments:
-        # The largest example has enough work for two threads in every format.
+        # The largest example has enough work for two threads, in every format.
         rows, columns = 2 * size + 3, 256 * (1 + size // 64)
         if block_format.block_elements < 256:
-            # The number of columns must not be divisible by a large power of two.
+            # The number of columns in examples must not be divisible by a large power of two.
             columns += 5 * block_format.block_elements
         matrix = QuantizedMatrix.of(block_format, floats(rng, rows, columns))
         bias = floats(rng, rows if size % 2 or tokens == 1 else 0)
