@@ -124,7 +124,7 @@ def write_model(
         _write(temporary, shape, progress, seed, matrices)
         os.replace(temporary, path)
     finally:
-        temporary.unlink(missing_ok=True)  # this also runs after Ctrl-C
+        temporary.unlink(missing_ok=True)  # this runs after Ctrl-C, too, so no incomplete file stays
 
 
 def _write(path: Path, shape: ModelShape, progress: Progress, seed: int, matrices: BlockFormat | None) -> None:

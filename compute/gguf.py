@@ -46,7 +46,7 @@ class GgufFile:
     _taken: set[str] = field(default_factory=set)
     _matrices: dict[str, QuantizedMatrix] = field(default_factory=dict)
     _places: dict[str, int] = field(default_factory=dict)  # name of a tensor -> its offset in the memory
-    _memory: mmap.mmap | None = None  # the bytes of the matrices, filled by `load`
+    _memory: mmap.mmap | None = None  # the bytes of all matrices, which `load` reads from the file
 
     @classmethod
     def open(cls, path: Path) -> GgufFile:

@@ -33,7 +33,7 @@ FACTORS = "factors"
 MAX_SHARE = 0.005  # checks of samples take at most this share of the time since the guard began
 
 Calls = Sequence[Arguments]
-Run = Callable[..., None]  # is called with (brick, elements, *calls)
+Run = Callable[..., None]  # a function that runs a brick; it is called with (brick, elements, *calls)
 
 
 class Reaction(Enum):
@@ -61,7 +61,8 @@ class Met:
     finding: AssertionResult
 
 
-_NOT_FINITE = {Fault.NAN: "NaN", Fault.INFINITY: "infinity"}  # an AssertionResult has these names for the faults
+# Names of the faults NaN and infinity in an AssertionResult.
+_NOT_FINITE = {Fault.NAN: "NaN", Fault.INFINITY: "infinity"}
 
 
 def fault_of(output: Output) -> Fault | None:
@@ -107,7 +108,7 @@ class JidokaGuard:
         self._position = 0
         self._of_pass: Fault | None = None
         self._not_found = 0  # number of passes with faulty logits, but without a faulty brick in the second run
-        self._bears_all = False  # whether the next faulty brick is reported even if its reference has the same fault
+        self._bears_all = False  # whether to report the next faulty brick even if its reference has the same fault
         self._clock_s = clock_s
         self._began_s = clock_s()
         self._spent_s = 0.0

@@ -59,7 +59,7 @@ def on_huge_pages(size_bytes: int) -> mmap.mmap:
     """
     memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):  # the kernel of this system was built without huge pages
+        with suppress(OSError):  # this system has no huge pages, so use small ones
             memory.madvise(mmap.MADV_HUGEPAGE)
     return memory
 

@@ -77,7 +77,7 @@ class Crossovers:
     attention_products: int = 1 << 17  # one thread does this amount of work in about 20 us
     # bfloat16 has 1.35x the speed of int8 at 12 tokens, but 0.92x at 8, which int8 processes as two groups of four
     bf16_tokens: int = 12
-    exact_bytes: int = 1 << 40  # no matrix is so large; equals `protocol.crossovers.NEVER`
+    exact_bytes: int = 1 << 40  # no matrix is as large as this; equals `protocol.crossovers.NEVER`
     measured: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:

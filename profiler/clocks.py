@@ -25,7 +25,7 @@ class DeviceClock(Protocol):
     """
 
     def mark(self) -> Mark:
-        """Enqueue a mark after all work that is enqueued already, and return it. Does not wait."""
+        """Put a mark at the end of the work that is enqueued on the device, and return it. Does not wait."""
 
     def synchronize(self) -> None:
         """Wait until the device has reached every mark made before this call."""

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-BOUND: Final = "abs<="  # begins the part of the setting that limits the size of values
+BOUND: Final = "abs<="  # the part of the setting that limits the size of values begins with this
 LOG, STOP, DUMP = "log", "stop", "dump"
 GRAMMAR: Final = f"{LOG}, {STOP}, {DUMP}, {DUMP}:DIRECTORY and {BOUND}NUMBER, separated by commas"
 
@@ -33,8 +33,8 @@ class GuardSetting:
     """The reaction to a value that is not finite, or larger than `bound`. The fault is always logged."""
 
     stops: bool = False  # whether an exception stops the host
-    dumps: bool = False  # whether the inputs of the brick are saved in a file
-    directory: str = ""  # the directory for that file; "" means cbtop's cache
+    dumps: bool = False  # whether the inputs of the faulty brick are saved in a file
+    directory: str = ""  # the directory for the file with the inputs of the faulty brick; "" means cbtop's cache
     bound: float = math.inf  # the largest allowed magnitude of a value; None: no limit
 
 

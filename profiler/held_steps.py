@@ -300,7 +300,7 @@ class HeldSteps:
         return _Times(times, is_launch_bound, sorted(reached), cost_ns)
 
 
-@functools.lru_cache(maxsize=4096)  # this is cached, so that equal keys are the same object
+@functools.lru_cache(maxsize=4096)  # the new keys are cached, so that equal keys are the same object
 def launch_bound(key: object) -> object:
     """Return `key` with LAUNCH_BOUND added to the name of the brick.
 

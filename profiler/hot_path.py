@@ -27,7 +27,7 @@ from cbtop.protocol.vocabulary import NodeKind
 
 TOO_MANY = 1 << 63  # the lowest number of elements that does not fit into a record
 BEFORE_ALL_NS = -(1 << 63)
-NOWHERE = -1  # an offset that no memory has, so that writing there fails
+NOWHERE = -1  # an offset beyond the end of every memory, so that writing there fails
 # Most records that wait for the name of their step. Further records are written without a node, and count as
 # rejected.
 MAX_HELD = 1 << 16
@@ -62,10 +62,10 @@ class Position:
 
     def __init__(self, scope: Scope) -> None:
         self.scope = scope
-        self.recording = True  # False during a step that is not recorded
+        self.recording = True  # whether the step is recorded; False in a plain step
         self.lane = 0
         self.step: object | None = None
-        self.unit: Any = None  # other data of the same thread, task or greenlet, see instrument/open_step.py
+        self.unit: Any = None  # other data of this thread, task or greenlet, see instrument/open_step.py
         self.held: list[HeldRecord] | None = None
 
     def leave(self, scope: Scope) -> bool:
@@ -88,9 +88,9 @@ BrickTimer = tuple[Scope, Position, int] | None
 class Callbacks:
     """Functions of the profiler that the hot path calls in rare cases."""
 
-    define: Callable[[Any, object], Any]  # creates the scope of a key that is new in the given scope
-    record: Record  # takes the records while no ring is attached
-    uncounted: Callable[[object], None]  # called with `elements` that are not a count
+    define: Callable[[Any, object], Any]  # makes a scope, if a key is used for the first time in the given scope
+    record: Record  # takes the records of calls while no ring is attached
+    uncounted: Callable[[object], None]  # is called if the `elements` of a call are not a count
     # Called after a call in a scope with `work`, with the scope and the elements.
     amounts: Callable[[Any, object], None]
     give_up: Callable[[Exception], None]  # called when our code or the clock raised an error, to end the recording
@@ -293,7 +293,7 @@ class Span:
 
     __slots__ = ("_position", "_scope", "_start_ns", "elements", "hot_path", "key")
 
-    elements: int  # the caller may set this inside the `with` block
+    elements: int  # the caller may set the number of elements inside the `with` block
     hot_path: HotPath
     key: Hashable
     _scope: Scope

@@ -38,7 +38,7 @@ class Path(Protocol):
     """The interface of HostPath and DevicePath."""
 
     implementation: str
-    give_up: Callable[[Exception], None]  # this is called if timing on this path has failed
+    give_up: Callable[[Exception], None]  # a function that is called if timing on this path has failed
 
     @property
     def is_over(self) -> bool:
@@ -181,7 +181,7 @@ class HostPath:
 
     def emit(self, scope: Scope, position: Position | None, start: int, end: int, elements: int, flags: int) -> None:
         """Record a call that ran in `scope`."""
-        if scope.node > NO_NODE and scope.work is None:  # this is the usual case, written out to save a call
+        if scope.node > NO_NODE and scope.work is None:  # this is the usual case, written out here to save a call
             self._record(scope.node | flags, start, end, elements)
         else:
             emit_at_once(self._callbacks, scope, position, start, end, elements, flags)

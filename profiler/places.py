@@ -63,8 +63,8 @@ class Adopted:
         self._give_up = give_up
         self._place = place
         self._lock = threading.RLock()
-        self._position: Position | None = None  # this is set while the thread or task has adopted the place
-        self._scope: Any = None  # this is None if the work is not recorded
+        self._position: Position | None = None  # the thread or task that has adopted the place; set only while it has
+        self._scope: Any = None  # None if the adopted work is not recorded
 
     def __enter__(self) -> Adopted:
         try:
@@ -98,7 +98,7 @@ class Adopted:
             self._start = path.start_mark()
             self._scope = scope
             path.enter(position, scope, path.now_ns())
-        self._position = position  # this comes last, because from now on the end of the step may undo the adoption
+        self._position = position  # set this last, because from now on the end of the step may undo the adoption
         if step is not None:
             step.adopted[self] = None
             if step.position is None:  # the step has ended while this thread adopted it

@@ -8,7 +8,9 @@ a step starts a task or greenlet, the new task begins outside of that step, beca
 from __future__ import annotations
 
 import sys
-from _thread import _local as thread_local  # not threading.local, because gevent replaces that
+
+# This comes from `_thread` and not from `threading`, because gevent replaces `threading.local`.
+from _thread import _local as thread_local
 from collections.abc import Callable
 from typing import TypeVar
 from weakref import ref
@@ -34,7 +36,8 @@ def running_unit() -> object | None:
     if trio is not None and getattr(getattr(trio, "lowlevel", None), "in_trio_run", _is_possible)():
         try:
             running: object = trio.lowlevel.current_task()
-        except (RuntimeError, AttributeError):  # the caller is not inside trio, or trio is being imported
+        # The call fails if the caller is not inside trio, or trio is being imported.
+        except (RuntimeError, AttributeError):
             pass
         else:
             return running

@@ -16,7 +16,9 @@ import operator
 import os
 import random
 import weakref
-from _thread import _local as thread_local  # not threading.local, because gevent replaces that
+
+# This comes from `_thread` and not from `threading`, because gevent replaces `threading.local`.
+from _thread import _local as thread_local
 from collections.abc import Callable, Hashable, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeVar
@@ -215,7 +217,7 @@ class BrickProfiler:
 
     @property
     def pending_count(self) -> int:
-        """Number of timings that wait for the device to report their times."""
+        """Number of timings whose times the device has not reported yet."""
         return len(self._pending)
 
     @_unless_it_fails(None)

@@ -97,7 +97,7 @@ class Scopes:
                 what = "more than %d nodes, or more than %d deep: what comes after is counted, not recorded"
                 _log.warning(f"cbtop: {what}", MAX_NODES, MAX_DEPTH)
             return NO_NODE
-        if nodes[0].id != self._nodes + 1:  # a signal handler has defined other nodes meanwhile
+        if nodes[0].id != self._nodes + 1:  # a signal handler has interrupted this, and has defined other nodes
             return self._define_node(key, outer)
         self._nodes += count
         self._unsaid += said

@@ -59,14 +59,18 @@ class Report:
     wall_ns: int  # sum of the wall times of all steps in ns; 0 without steps
     recorded_ns: int  # sum of the wall times of the recorded steps in ns
     union_ns: int  # time in ns when at least one step ran
-    elapsed_ns: int  # time in ns from the first step's start to the last step's end; for a window, its length
+    # Time in ns from the first step's start to the last step's end. For a window of time, this is the length of the
+    # window.
+    elapsed_ns: int
     overwritten: int
     rejected: int
     uncounted_steps: int = 0  # number of steps with an unknown number of tokens; if there are any, no rate is known
     books: tuple[tuple[str, TimeBreakdown], ...] = ()  # (phase, time breakdown) of each phase with ended steps
     outside: Beside | None = None  # time of work outside of all steps; None without such work
     sample_every: int = 1  # one step in this number is recorded
-    window_s: float | None = None  # None if the report covers everything since the beginning or since `reset`
+    # Length in seconds of the window of time; None if the report covers everything since the beginning or since
+    # `reset`.
+    window_s: float | None = None
     phases: int = 1  # number of phases with an ended step; the rates cover all of them together
     ended_why: str = ""  # reason why recording ended; "" while recording goes on
 

@@ -15,7 +15,7 @@ def start_sidecar(endpoint: str) -> None:
 
     The daemon's messages (an address is in use, or not allowed without keys) appear on this process's stderr.
     """
-    import subprocess  # these are imported here, because most processes start no daemon
+    import subprocess  # subprocess is imported here, because most processes start no daemon
 
     command = [sys.executable, "-m", "cbtop", "daemon", "--bind", endpoint, "--parent", str(os.getpid())]
     try:

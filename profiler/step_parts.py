@@ -57,7 +57,7 @@ class Ended:
 
     def __init__(self, scope: Scope, start: Any, end: Any, flags: int, inside: Inside | None) -> None:
         self.scope = scope
-        self.outside: Any = scope.parent  # the root of the graph
+        self.outside: Any = scope.parent  # this scope is the root of the graph
         self.start = start
         self.end = end
         self.flags = flags

@@ -89,7 +89,7 @@ class Steps:
         self.flush = flush
         self.show = show  # opens the ring, so that viewers see this process before its first record
         self.forks = 0  # number of forks between the first process and this one
-        self.is_on = True  # True while the profiler records
+        self.is_on = True  # whether the profiler is recording now
         self.governor: Any = None  # if this is set, it is called for each step; see instrument/governor.py
         self.warm_ups: Any = None  # if this is set, it names the first steps of each kind; see instrument/warm_up.py
         self._others: WeakSet[Steps] = WeakSet()  # the copies of this object that `on` has made
@@ -352,7 +352,7 @@ class ActiveStep:
     ) -> None:
         """Do the same as `told`, but faster for `parts` that many steps have. Each column has one entry per part."""
         ended = self._ended
-        if not isinstance(ended, Ended):  # otherwise, the step may have no name yet
+        if not isinstance(ended, Ended):  # if this is not so, the step may have no name yet
             self.told(list(zip(parts.keys, starts_ns, ends_ns, elements, strict=True)))
             return
         self._waits -= 1
@@ -418,7 +418,7 @@ class ActiveStep:
                     self._mark = governor.began(self, self._model, recorded=False)
                     self.own_ns = clock.perf_counter_ns() - self._begun_ns
                 self.position, position.step = position, self
-                position.recording = False  # calls inside this step get this lane
+                position.recording = False  # records of calls inside this step get this lane
                 if (there := root.children.get(self.key)) is not None:
                     start_ns = start if isinstance(start, int) else path.now_ns()
                     path.publish(position, there, start_ns, self.tokens, self.sequences)
@@ -433,7 +433,7 @@ class ActiveStep:
                 self.own_ns = clock.perf_counter_ns() - self._begun_ns
             start = self._start = path.start_mark()
             now_ns = start if isinstance(start, int) else path.now_ns()
-            self._outer_held = position.held  # from here on, nothing can fail
+            self._outer_held = position.held  # no line after this one can fail
             position.held = [] if key is UNNAMED else None
             position.lane = steps.take_lane(self)
             # This is one statement, because a signal handler may run steps between two. A step without a position
@@ -460,7 +460,7 @@ class ActiveStep:
             if self.adopted:
                 _let_go(self.adopted)
             outer: Any = position.step
-            while outer is not None and outer.position is None:  # skip steps that have ended
+            while outer is not None and outer.position is None:  # skip outer steps that have ended
                 outer = outer.outer
             position.step = outer
             if self._is_outermost:
@@ -514,7 +514,7 @@ class ActiveStep:
     _begun_ns: int  # this is set if there is a governor
     outer: Any  # the step that contains this one, or None
     _is_outermost: bool  # True if no step of this process contains this one
-    _is_plain: bool  # True if the bricks of the step are not recorded
+    _is_plain: bool  # True if the bricks of the step are not recorded (a plain step)
     forks: int  # number of forks when the step began; a child has a higher number
 
     def _record_inside(

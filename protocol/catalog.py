@@ -53,7 +53,7 @@ class CatalogWriter:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.locked = False
-        self.size_bytes = 0  # size of all accepted frames, written or not
+        self.size_bytes = 0  # bytes of all messages that were accepted, whether they are in the file yet or not
         self.trouble: OSError | None = None  # why the last write failed; None after a success
         self._waiting = bytearray()  # frames that wait to be written
         self._written_bytes = 0
@@ -115,7 +115,7 @@ class CatalogWriter:
                 self.trouble = error
             else:
                 if end > self._written_bytes:
-                    # If only the beginning was written, the rest of the frames still waits.
+                    # If a write was incomplete, the rest of the messages still waits.
                     del self._waiting[: end - self._written_bytes]
                     self._written_bytes = end
         self.is_behind = bool(self._waiting)
@@ -170,7 +170,7 @@ def is_locked(path: Path) -> bool:
     except BlockingIOError:
         return True
     finally:
-        os.close(descriptor)  # closing the descriptor also releases the lock that was just taken
+        os.close(descriptor)  # closing the file also releases the lock that this function has taken
     return False
 
 

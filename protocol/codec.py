@@ -32,7 +32,7 @@ from cbtop.protocol.packing import load_msgpack
 from cbtop.protocol.vocabulary import BrickCategory, BrickId, NodeKind
 
 msgpack = load_msgpack()
-MAX_FRAME_BYTES = 64 << 20  # a keyframe of a full node table with histograms is smaller
+MAX_FRAME_BYTES = 64 << 20  # largest frame; even a keyframe of a full node table with histograms is smaller
 MAX_NAME_CHARS = 256
 MAX_ITEMS = 200_000  # limit for the items of any list, twice the size of a full node table
 # Limit for the items of all lists and maps of a frame together. A byte in a frame may become a much larger object.
@@ -172,7 +172,7 @@ def _integer(value: Any, where: str) -> int:
 
 
 def _number(value: Any, where: str) -> float:
-    if type(value) is int:  # JSON may contain an integer of any size, so check its range first
+    if type(value) is int:  # an integer from JSON may be too large for a float, so check its range first
         value = float(_integer(value, where))
     if type(value) is not float or not math.isfinite(value):
         raise DecodeError(f"{where}: {value!r:.40} is no finite number")

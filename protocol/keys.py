@@ -39,7 +39,7 @@ class KeyPair:
 
     name: str
     public: bytes
-    secret: bytes = field(repr=False)  # in Z85, which libzmq expects
+    secret: bytes = field(repr=False)  # both keys are in Z85, the encoding that libzmq expects
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +227,7 @@ def _decoded(encoded: bytes, path: Path | str = "the key") -> bytes:
 def _write_new(path: Path, text: str) -> None:
     """Write a new file of mode 0600, either completely or not at all. Never overwrites an existing file."""
     try:
-        # Mkstemp creates the file with O_EXCL and mode 0600.
+        # the function mkstemp creates the file with O_EXCL and mode 0600
         descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".")
     except OSError as error:
         raise KeysError(f"{path.parent}: {error.strerror}") from error

@@ -209,7 +209,7 @@ class CheckResult:
     tolerance: float | None
     not_finite: str = ""  # "NaN" or "infinity" if such a value was found; `max_error` is then unknown
     skipped: str = ""  # why the assertion was not evaluated; if this is set, `passed` has no meaning
-    note: str = ""  # where in the model the assertion was evaluated, and how often
+    note: str = ""  # where in the model the assertion was evaluated, and how often, as text
 
 
 @dataclass(frozen=True, slots=True)

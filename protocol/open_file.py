@@ -7,7 +7,7 @@ from copy import copy
 
 from cbtop.protocol.signals import suppressed
 
-TYPE_CHECKING = False  # importing this from typing would be slow, see `cbtop.protocol.runtime_directory`
+TYPE_CHECKING = False  # `typing` is not imported, because that would be slow, see `cbtop.protocol.runtime_directory`
 if TYPE_CHECKING:
     from pathlib import Path
 

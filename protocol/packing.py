@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import sys
 
-TYPE_CHECKING = False  # importing this from typing would be slow, see `cbtop.protocol.runtime_directory`
+TYPE_CHECKING = False  # `typing` is not imported, because that would be slow, see `cbtop.protocol.runtime_directory`
 if TYPE_CHECKING:
     from typing import Any
 

@@ -29,7 +29,9 @@ import zmq
 
 MAX_CONNECTIONS = 64
 MAX_STRANGERS = 16
-MAX_SUBSCRIPTIONS = 8  # a viewer needs five topics: live data, records, a question, the time and ended processes
+# Most subscriptions of a connection. A viewer needs five topics: live data, records, a question, the time and ended
+# processes.
+MAX_SUBSCRIPTIONS = 8
 # Messages that a connection may send per second. A viewer that asks for a history of 64 MiB sends 130.
 MAX_WORDS = 300
 
@@ -69,7 +71,7 @@ class Peers:
         """Add a new connection."""
         try:
             peer = _look_at(descriptor)
-        except OSError:  # the peer has disconnected already, so its socket has no address any longer
+        except OSError:  # this connection has ended already, so its socket has no address any longer
             return
         self._peers[descriptor] = peer
         alike = [number for number, other in self._peers.items() if other.is_stranger == peer.is_stranger]

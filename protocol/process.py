@@ -12,11 +12,11 @@ import os
 
 from cbtop.protocol.signals import reraise_host_error
 
-TYPE_CHECKING = False  # importing this from typing would be slow, see `cbtop.protocol.runtime_directory`
+TYPE_CHECKING = False  # `typing` is not imported, because that would be slow, see `cbtop.protocol.runtime_directory`
 if TYPE_CHECKING:
     from pathlib import Path
 
-_PROC = "/proc"  # This file exists on Linux, but not on other systems and not in some sandboxes.
+_PROC = "/proc"  # this file of Linux is missing on other systems and in some sandboxes
 MAX_THREADS = 256
 # Field numbers of proc_pid_stat(5), from 1; the start time is in clock ticks since boot.
 _STATE_FIELD, _STARTTIME_FIELD = 3, 22
@@ -105,7 +105,9 @@ def process_start(pid: int) -> int | None:
         reraise_host_error(error)
         if error.errno in (errno.EMFILE, errno.ENFILE):
             raise
-        return None  # the process ended between open and read (ESRCH), or belongs to another user and is hidden
+        # The process ended between the open and the read of its file (ESRCH), or belongs to another user and is
+        # hidden.
+        return None
     return None if fields[0] in (b"Z", b"X") else int(fields[_STARTTIME_FIELD - _STATE_FIELD])
 
 

@@ -38,8 +38,9 @@ TOPICS = re.compile(
 )
 # Most bytes of a message from a viewer; the largest are handshakes, because a topic has at most 85 bytes.
 MAX_MESSAGE_BYTES = 512
-MAX_HEARD = 1000  # subscriptions processed per turn, so that many of them cannot delay the daemon
-MAX_LET_IN = 8  # viewers let in per turn; each of them may send many messages before it is disconnected
+MAX_HEARD = 1000  # most subscriptions that are processed at a time, so that many of them cannot delay the daemon
+# Most viewers that are let in at a time; each of them may send many messages before it is disconnected.
+MAX_LET_IN = 8
 SOON_MS = 10
 # Messages that may wait for a viewer. These are three seconds of live data at ten updates per second.
 SEND_HIGH_WATER_MARK = 32
@@ -112,7 +113,7 @@ class Publisher:
     def _bind(self) -> None:
         if self._lock is None:
             self._socket.bind(self.endpoint)
-            # if the address has port 0, the system has chosen a free port
+            # if port 0 was requested, the system has chosen a free port
             self.endpoint = self._socket.get_string(zmq.LAST_ENDPOINT)
             return
         # Any process that may write to the file of an ipc socket may connect. So the file must have the right mode

@@ -51,7 +51,7 @@ MAX_PAYLOAD_BYTES = 256 << 20
 # A frame that inflates to more than MAX_INFLATION times its size is refused. Frames of real messages inflate to 4 to
 # 12 times their size, and zeros to a thousand times.
 MAX_INFLATION = 100
-FREE_BYTES = 1 << 20  # any frame may inflate to this size, however small it is
+FREE_BYTES = 1 << 20  # a frame may inflate to this size in any case, however small it is
 PIECE_BYTES = 16 << 10  # number of deflated bytes that are inflated at a time; they become at most 16 MiB
 DEFLATE_LEVEL = 1
 MAX_MESSAGES = 4_096  # messages per frame

@@ -38,7 +38,7 @@ except ImportError:
 else:
     HAS_LOCKS = True
 
-KERNELS = 1  # a burst: record the kernels of the next steps
+KERNELS = 1  # the number of a request for a burst: record the kernels of the next steps
 MAX_STEPS = 1000
 _STEPS_SHIFT, _NUMBER_SHIFT = 8, 24
 _LOW, _STEPS, _NUMBER = 0xFF, 0xFFFF, (1 << 39) - 1

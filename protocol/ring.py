@@ -95,7 +95,8 @@ ASKED_WORD = 12
 ANSWER_WORD = 13
 CURSOR_WORD = 16
 FIRST_RECORD = HEADER_BYTES
-FIRST_SLOT_WORD = 24  # next to the cursor, because processors fetch two neighbouring cache lines together
+# The thread slots are next to the cursor, because processors fetch two neighbouring cache lines together.
+FIRST_SLOT_WORD = 24
 SLOT_WORDS = 8
 SLOTS = 61
 
@@ -104,9 +105,10 @@ MAX_NODE = (1 << NODE_BITS) - 1
 NEVER_WRITTEN = 0  # the tag of a slot that was never written
 HELD = -1  # the node of a thread's slot while its step has no name yet
 NO_NODE = 0  # a record with this node is rejected: the host passed wrong arguments, or the node table was full
-FLAG_FAILED = 1 << 24  # the brick ended in an exception
+FLAG_FAILED = 1 << 24  # the brick of this record ended in an exception
 FLAG_CANCELLED = 1 << 25  # the record is a step that does not count, or belongs to such a step
-FLAG_UNCOUNTED = 1 << 26  # the number of elements is unknown, because the host gave a value that is not a count
+# The record's number of elements is unknown, because the host gave a value that is not a count.
+FLAG_UNCOUNTED = 1 << 26
 # The record is not a call. It has the FLOP (as start), bytes (as end) and elements of a call of its node. For a step,
 # it contains the number of sequences, and the number of positions that each sequence had in the cache before.
 FLAG_AMOUNTS = 1 << 27
@@ -226,7 +228,8 @@ class RingWriter:
         self.capacity = capacity
         self._words = self.memory.cast("q")
         self._words[CURSOR_WORD] = first
-        self.asked_word = self._words[ASKED_WORD : ASKED_WORD + 1]  # a command's request, see `asked`
+        # This word of the ring has a command's request, see `asked`.
+        self.asked_word = self._words[ASKED_WORD : ASKED_WORD + 1]
         self._laps = itertools.count(first + -first % capacity, capacity)
         # `next(reserve)` is one call into C, so no other thread can run meanwhile. The call creates only iterators of
         # ranges: creating other iterators may start garbage collection, which can run any code. The record numbers

@@ -165,7 +165,7 @@ class RingReader:
         self.realtime_ns: int = realtime
         self.boot_id = str(uuid.UUID(bytes=boot))
         self._next = 0  # number of the next record to read
-        self._begun = 0  # at least this many records have been begun
+        self._begun = 0  # the writer has begun at least this many records
         self._stuck_at = -1
         self._stuck_since_s = 0.0
 
@@ -251,7 +251,7 @@ class RingReader:
         if count > MAX_WRITERS_INSIDE and age.all():
             raise RingError(f"ring {self.path}: {produced} records by its cursor, where nothing was written")
         if age.any():
-            overtaken = (age != 0) & (age < SEQUENCE_MASK // 2)  # the slot has a newer record already
+            overtaken = (age != 0) & (age < SEQUENCE_MASK // 2)  # the slot already contains a newer record
             missing = (age != 0) & ~overtaken  # the slot is reserved, but its record is not complete yet
             # Stop before the first incomplete record. The next read tries it again.
             if missing.any() and not (final or self._abandoned(first + int(missing.argmax()))):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # importing this from typing would be slow, see `cbtop.protocol.runtime_directory`
+TYPE_CHECKING = False  # `typing` is not imported, because that would be slow, see `cbtop.protocol.runtime_directory`
 if TYPE_CHECKING:
     from types import CodeType, FrameType, TracebackType
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from cbtop.protocol.attributes import MAX_QUANTITY
 
-MAX_TIMED_STEPS = 64  # training steps of a TrainingTimes
+MAX_TIMED_STEPS = 64  # most training steps that a TrainingTimes covers
 # Most parts of a training step, and most kinds of its communication; this version knows eleven parts.
 MAX_STEP_PARTS = 32
 
@@ -64,7 +64,7 @@ class TrainingTimes:
     steps: int
     wall_ns: int
     parts: tuple[PartTime, ...]
-    communication: CommunicationTimes | None = None  # None if no process waited for another one
+    communication: CommunicationTimes | None = None  # None if no process waited for another one in these steps
 
     def __post_init__(self) -> None:
         if not 1 <= self.steps <= MAX_TIMED_STEPS or not 0 < self.wall_ns < MAX_QUANTITY:

@@ -213,7 +213,7 @@ class SourceStatus(StrEnum):
     """The state of a profiled process."""
 
     LIVE = "live"
-    ENDED = "ended"  # the process sent a goodbye
+    ENDED = "ended"  # the process sent a goodbye before it ended
     # the process does not run any longer and sent no goodbye: it was killed, or ended by os._exit or exec
     GONE = "gone"
     FAULTY = "faulty"  # the records of the process cannot be trusted; SourceState contains the reason
@@ -223,8 +223,8 @@ class Provenance(StrEnum):
     """The source of a number. It is shown next to a number, unless the number was simply measured."""
 
     MEASURED = "measured"
-    DERIVED = "derived"  # computed from measured numbers, or from shapes
-    STATIC = "static"  # read from a file or declared, independent of what ran
+    DERIVED = "derived"  # the number was computed from measured numbers, or from shapes
+    STATIC = "static"  # the number was read from a file or declared, and does not depend on what ran
     UNAVAILABLE = "n/a"
 
 

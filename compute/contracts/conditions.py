@@ -21,11 +21,11 @@ try:
 except ImportError:  # at installation, the compiler or the headers of Python were missing
     compiled = None
 
-# is called with the values of a call; if condition n does not hold, bit n of the result is set
+# Is called with the values of a kernel call. If condition n does not hold, bit n of the result is set.
 Failed = Callable[[Values], int]
 Holds = Callable[[Values], bool]
 ASKED = -1  # marks a condition that Python must decide, because C cannot evaluate it
-NONE = -1  # marks a bound of a slice that is not given
+NONE = -1  # takes the place of a bound of a slice that is not given
 
 _OPERATIONS: Mapping[type[ast.AST], str] = {
     ast.Add: "add", ast.Sub: "subtract", ast.Mult: "multiply", ast.Div: "divide", ast.FloorDiv: "floor",

@@ -128,4 +128,6 @@ def _keep(path: Path, one: CompiledModule) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_whole(path, hashlib.sha256(body).digest() + body)
     except OSError:
-        pass  # the disk is full or read-only, so the module is compiled again the next time
+        # The cache could not be written, because the disk is full or read-only; the next run compiles the module
+        # again.
+        pass

@@ -44,7 +44,7 @@ TENSORS_OF_IMAGES = "v.", "mm."
 
 # Shortest range of pairs over which the scaling changes gradually (YaRN); from rope_yarn_ramp of ggml.
 YARN_SHORTEST_RAMP = 0.001
-# defaults of YaRN's beta_fast and beta_slow, as in llama.cpp and in the paper (for llama)
+# defaults of the settings beta_fast and beta_slow of YaRN, as in llama.cpp and in the paper (for llama)
 YARN_TURNS = 32.0, 1.0
 
 RopeLayout = Literal["normal", "neox"]
@@ -139,10 +139,11 @@ class LayerWeights:
     q: Projection
     k: Projection
     v: Projection
-    q_norm: Norm | None  # shape (head_dim,); None if queries and keys are not normalised
+    q_norm: Norm | None  # weights of the norm of each head, (head_dim,); None if queries and keys are not normalised
     k_norm: Norm | None
     output: Projection
-    attention_post_norm: Norm | None  # None if the output of the half of the layer is not normalised
+    # Weights of the norm after each half of the layer; None if its output is not normalised.
+    attention_post_norm: Norm | None
     ffn_norm: Norm
     gate: Projection
     up: Projection
@@ -231,7 +232,7 @@ class Model:
     activation: Activation
     embedding_scale: float
     attention_scale: float
-    attention_cap: float  # soft cap of the attention scores; 0: none
+    attention_cap: float  # soft cap of the attention scores (limit of their magnitude); 0: none
     logit_cap: float
     experts: Experts | None
     embedding: Matrix
@@ -466,7 +467,7 @@ class _FamilyReader:
             raise ModelError(
                 f"{file.path} has {base:g} as {prefix}.rope.freq_base; above 1 is wanted: convert it again"
             )
-        if extrapolation:  # llama.cpp also replaces the magnitude that the file gives, here
+        if extrapolation:  # like llama.cpp, replace the magnitude that the file gives
             # The formula is in Peng et al. 2023, section 3.4.
             yarn_magnitude = 1 + 0.1 * math.log(max(1 / scale, 1.0))
         both = ("rope_factors_short.weight", "rope_factors_long.weight")

@@ -35,7 +35,8 @@ Floats = NDArray[np.float32]
 # The type that a cache is stored in; float16 is stored as uint16 with the same bits.
 Cache = NDArray[np.float32] | NDArray[np.uint16]
 Scope = Callable[[int], AbstractContextManager[object]]
-Observer = Callable[[ComputeBrick, Sequence[Arguments]], None]  # is called after each brick of a pass has run
+# A function that is called after each brick of a pass has run.
+Observer = Callable[[ComputeBrick, Sequence[Arguments]], None]
 User = TypeVar("User", bound="Decoder")
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -49,7 +50,7 @@ class _Layer:
     weights: LayerWeights
     k_cache: Cache
     v_cache: Cache
-    angles: Floats  # the angles of all positions, made by `Rope.table`
+    angles: Floats  # cosines and sines of all positions, made by `Rope.table`
     window: int
 
 
@@ -322,7 +323,7 @@ class Decoder:
                 if part:
                     self._forward(part, self._checking(findings, spoilt_by), lambda index: nullcontext())
                 if spoilt_by and in_turn.index(spoilt_by[0]) > in_turn.index(last_kept):
-                    spoilt_by.clear()  # this pass reads only the cache of the previous pass
+                    spoilt_by.clear()  # this pass needs nothing of the previous pass except its cache
         self._begin()
         return summary(findings)
 

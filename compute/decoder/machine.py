@@ -77,7 +77,7 @@ class Host:
     """The processor of the host as the machine of a decoder, with a number of threads."""
 
     names_launches = False
-    most_together = 128  # with 128 tokens in a pass, their activations stay in the cache of the processor
+    most_together = 128  # most tokens in one pass; with 128, their activations stay in the cache of the processor
 
     def __init__(self, threads: int) -> None:
         self._threads = threads
@@ -117,7 +117,7 @@ class Host:
         return Int8Scratch.of(tokens, columns, self._threads)
 
     def put(self, array: Any, values: Sequence[int]) -> Any:
-        """Write the values into `array`."""
+        """Write the tokens or positions `values` into `array`."""
         array[:] = values
         return array
 

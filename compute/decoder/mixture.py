@@ -15,7 +15,7 @@ from cbtop.compute.decoder.machine import Machine
 from cbtop.compute.decoder.workspace import Workspace
 from cbtop.compute.kernels.base import Arguments
 
-Run = Callable[..., None]  # runs one brick of a pass; called with (brick, elements, *calls)
+Run = Callable[..., None]  # a function that runs one brick of a pass; it is called with (brick, elements, *calls)
 
 
 class Mixture:

@@ -300,7 +300,7 @@ class GpuDecoder(Decoder):
         self._told_until_ns = 0  # end of the last stamp that was published, in ns of the device's clock
         with self._on.turn():
             # Wait inside `turn`, because waiting for the whole GPU would spoil a graph that another decoder captures.
-            gpu.synchronize()  # the weights and caches were written on a different stream, so wait for that
+            gpu.synchronize()  # the weights and caches were written on a different stream, so wait for that stream
 
     @one_call_at_a_time
     def prefill(self, tokens: Sequence[int], observe: Observer | None = None) -> int:
@@ -312,7 +312,8 @@ class GpuDecoder(Decoder):
                 self._say(step)
                 token = self._ran(tokens, step)
             self.tell()
-        except BaseException:  # After an error, the caller passes the same tokens again.
+        # After an error, the caller passes the same tokens again, so forget that they were appended.
+        except BaseException:
             self.position = start
             raise
         return token
@@ -399,7 +400,8 @@ class GpuDecoder(Decoder):
         self._launch(ran, count)
         stamps = self._copy_stamps(ran) if is_recorded and len(ran.launched) <= MOST_LAUNCHES else None
         kept = _KeptPass(ran.again, PassParts(ran.launched), stamps)
-        if self.model.experts is None:  # in a mixture of experts, the launches depend on the chosen experts
+        # In a mixture of experts, a pass cannot be repeated, because its launches depend on the chosen experts.
+        if self.model.experts is None:
             self._kept[key] = kept
             prompts = [one for one in self._kept if one[0] > 1]
             for one in prompts[:-KEPT_PROMPTS]:

@@ -220,7 +220,7 @@ class QuantizationProbe:
             )
             record(ErrorSource.KERNEL, exact + bias if bias.size else exact, found)
             can_round = x.shape[1] % Q8_0.block_elements == 0 and (np.abs(x) <= Q8_0.largest).all()
-            if can_round and not is_int8:  # int8 products use rounded activations anyway
+            if can_round and not is_int8:  # in int8 products, activations are rounded already
                 rounded = Q8_0.dequantize(Q8_0.quantize(np.ascontiguousarray(x)))
                 record(ErrorSource.ACTIVATIONS, exact, rounded.astype(np.float64) @ weights.T)
             looked_at += weights.size

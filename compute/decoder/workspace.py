@@ -28,18 +28,20 @@ class Workspace:
     q: Floats  # the queries before their norm, (tokens, heads * head_dim)
     k: Floats  # the keys before their norm, (tokens, kv_heads * head_dim)
     v: Floats
-    q_product: Floats  # shape of q; the same array as q if queries are not normalised
+    # The queries after their product, with the shape of q; the same array as q if queries are not normalised.
+    q_product: Floats
     k_product: Floats
-    attended: Floats  # (tokens, heads * head_dim)
+    attended: Floats  # the output of attention, (tokens, heads * head_dim)
     delta: Floats  # the output of half a layer, which is added to x, (tokens, hidden)
-    delta_product: Floats  # shape of delta; the same array as delta if outputs of half layers are not normalised
+    # The output of half a layer before its norm; the same array as delta if such outputs are not normalised.
+    delta_product: Floats
     gate: Floats  # (tokens, feed_forward)
     up: Floats
     activated: Floats
     last_normed: Floats  # (1, hidden)
     last_codes: Int8Scratch | None
     logits: Floats  # (1, vocabulary)
-    logits_product: Floats  # shape of logits; the same array as logits if there is no soft cap
+    logits_product: Floats  # the logits before their soft cap; the same array as logits if there is no soft cap
     choice: NDArray[np.int64]  # (1,)
 
     @classmethod

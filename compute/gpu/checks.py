@@ -69,7 +69,7 @@ def _compared(
     if "start" in names:
         given[names.index("start")] = int(given[names.index("start")][0])
     shown = dict(after)
-    if "code" in names:  # this kernel multiplies by a matrix or looks up its rows
+    if "code" in names:  # the kernel multiplies by a matrix or looks up its rows, so only a few rows are compared
         matrix = matrices[arguments[names.index("weights")].data.ptr]
         given[names.index("weights")] = matrix.data
         if "bias" in names:

@@ -272,7 +272,7 @@ class BrickLaunches:
 
     def __init__(self, space: Int8Scratch | None = None) -> None:
         self._space = space
-        self._coded: Any = None  # `space` contains the codes of this array
+        self._coded: Any = None  # the array that has its int8 codes in `space` now
 
     def of(self, kernels: Sequence[Kernel], calls: tuple[Arguments, ...]) -> Iterator[tuple[Kernel, Launch]]:
         """Yield each launch with its kernel.
@@ -284,13 +284,13 @@ class BrickLaunches:
         first = kernels[0]
         for kernel, arguments in zip(kernels, calls, strict=True):
             if any(arguments[place] is self._coded for place in kernel.outputs):
-                self._coded = None  # the array has changed, so its codes in `space` are old
+                self._coded = None  # the array has changed, so its int8 codes in `space` are old
         if len(calls) == 2 and kernels[1] is first and first.cuda is not None and first.cuda.together is not None:
             yield from ((first, one) for one in first.cuda.together(*calls))
             return
         for kernel, arguments in zip(kernels, calls, strict=True):
             output = arguments[kernel.outputs[-1]]
-            # a brick that normalises heads has two calls
+            # a brick that normalises the heads of queries and keys has two calls
             coded = self._coded_with(kernel, arguments, output) if len(calls) == 1 else None
             for one in launches_of(kernel, arguments) if coded is None else coded:
                 if isinstance(one, CudaLaunch) and (one.module is QUANTIZE or one.entry == ROUND_ROWS):

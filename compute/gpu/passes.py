@@ -81,7 +81,7 @@ class LaunchedPass:
         self._calls: list[Callable[[], object]] = []
 
     def again(self) -> None:
-        """Repeat all launches of the pass, with their stamps."""
+        """Launch everything in the pass again, with the same addresses for stamps."""
         for call in self._calls:
             call()
 
@@ -190,7 +190,7 @@ class PassParts:
         device's clock.
         """
         begun, ended = (stamps.astype(np.int64) + offset_ns).T
-        behind = np.append(ended, 0)  # append one element, because a part may end with the last launch
+        behind = np.append(ended, 0)  # append one more element, because the last part ends after the last launch
         return begun[self._ends[:, 0]].tolist(), np.maximum.reduceat(behind, self._ends.ravel())[::2].tolist()
 
     def elements(self, others: Mapping[ComputeBrick, int]) -> list[int]:

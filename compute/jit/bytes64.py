@@ -173,9 +173,9 @@ def looked_up(typing: Any, table: Any, places: Any) -> tuple[Any, Codegen]:
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         table, places = values
         more = ir.Constant(_BYTES, [128] * 4 * LANES)
-        if HAS_VNNI:  # LLVM moves the `xor` of the table out of the loop
+        if HAS_VNNI:  # LLVM moves this `xor` out of the loop, because the table is constant
             return _called(builder, "llvm.x86.avx512.pshuf.b.512", _BYTES, [builder.xor(table, more), places])
-        if HAS_AVX2:  # LLVM removes this `xor` together with the product's `xor` of its weights
+        if HAS_AVX2:  # LLVM removes this `xor`, because the product applies the same `xor` to its weights
             kind = ir.VectorType(_BYTE, 32)
             parts = [[_part(builder, one, first, 32) for one in (table, places)] for first in (0, 32)]
             halves = [_called(builder, "llvm.x86.avx2.pshuf.b", kind, part) for part in parts]

@@ -24,7 +24,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 untyped: Any = numba  # the stubs of Numba for type checkers do not have everything
 settings: Any = numba.config  # these attributes are made at run time, so type checkers do not know them
-_Dispatcher: Any = CPUDispatcher  # the base class has no type annotations
+_Dispatcher: Any = CPUDispatcher  # Numba's base class has no type annotations
 
 if settings.DISABLE_JIT:
     raise ComputeError("NUMBA_DISABLE_JIT is set: kernels are for vectors, which Python has none of; unset it")
@@ -149,7 +149,8 @@ def copy_of(function: Function, name: str, **functions: Any) -> Function:
     because its key in the cache contains the ids of its functions.)
     """
     copied = FunctionType(function.__code__, {**function.__globals__, **functions}, name)
-    copied.__qualname__ = name  # the cache identifies a function by its file and this name
+    # The cache identifies a function by its file and this name, so each copy needs a name of its own.
+    copied.__qualname__ = name
     return cast(Function, copied)
 
 

@@ -33,7 +33,7 @@ def has_feature(feature: str) -> bool:
         told = "" if _settings.ENABLE_AVX else "-avx"
     has = not _settings.CPU_NAME and bool(binding.get_host_cpu_features().get(feature))
     for sign, name in ((one[:1], one[1:]) for one in told.split(",")):
-        # If two settings contradict each other, the later one is used.
+        # If NUMBA_CPU_FEATURES contains a feature twice, the later setting is used.
         if name == feature:
             has = sign == "+"
         elif sign == "-" and name in FEATURES[feature]:

@@ -26,7 +26,8 @@ T0, T1, T2 = np.float32(-5.70498872745e-3), np.float32(2.06390887954e-2), np.flo
 T3, T4 = np.float32(1.33314422036e-1), np.float32(-3.33332819422e-1)
 SMALL_TANGENT = np.float32(0.625)
 POWER_FLOPS = 12
-NOTHING = np.float32(-127)  # two to this power is below every normal float32, so the result is set to 0
+# For powers below this, 2 to the power is less than every normal float32, so the result is set to 0.
+NOTHING = np.float32(-127)
 # 1 + r times this polynomial is 2^r within 1e-7 for |r| <= 1/2. It is a minimax polynomial, found by least squares
 # with Lawson's weights.
 P0, P1, P2 = np.float32(1.32647272e-3), np.float32(9.67151264e-3), np.float32(5.550733743e-2)

@@ -59,7 +59,7 @@ def first_seen(position: int, window: int) -> int:
 
 def positions_seen(start: int, tokens: int, window: int) -> int:
     """Return the number of positions that each token sees, added up over `tokens` tokens from position `start` on."""
-    # tokens that see one position more than the token before
+    # number of tokens that see one position more than the token before them
     growing = min(max(window - start, 0), tokens) if window else tokens
     return growing * start + growing * (growing + 1) // 2 + (tokens - growing) * window
 
@@ -224,7 +224,8 @@ def examples_of(
         if rises:
             q[:, ::head_dim] = 1
             rise = np.take(RISES, np.arange(k_cache.shape[1]) * LANES // POSITIONS, mode="clip")
-            rise[start // LANES :] += RISES[1]  # otherwise, the token's own position would not matter among thousands
+            # without this, the token's own position would not matter among thousands of positions
+            rise[start // LANES :] += RISES[1]
             k_cache[:, :, 0] += (head_dim**0.5 * LN_2 * rise)[:, None]
         if dtype == np.uint16:
             k_cache, v_cache = (cache.astype(np.float16).view(np.uint16) for cache in (k_cache, v_cache))

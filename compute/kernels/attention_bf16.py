@@ -47,13 +47,13 @@ U = np.uint64
 # (Benford).
 CUT = 1 / (1 - 3.5 * 2**-10 / (2 * np.log(2)))
 
-_ROWS, _VECTORS = 2, 2  # each copy of these functions has other values of these numbers, see `attention_loops`
+_ROWS, _VECTORS = 2, 2  # copies of the functions below have other values of these two numbers, see `attention_loops`
 
 
 def _scores(
     keys: Any, first: Any, head_dim: Any, ahead: Any, scratch: Any, row: Any, query: Any, column: Any
 ) -> None:
-    """Do the same as `attention_loops._scores`, with numbers in pairs."""
+    """Do the same as `attention_loops._scores`, but multiply numbers in pairs."""
     # compiled
     sums = zero_sums(_ROWS, _VECTORS)
     none = U(0)
@@ -70,7 +70,7 @@ def _scores(
 def _add_values(
     values: Any, first: Any, skipped: Any, count: Any, ahead: Any, scratch: Any, row: Any, output: Any, column: Any
 ) -> None:
-    """Do the same as `attention_loops._add_values`, with numbers in pairs."""
+    """Do the same as `attention_loops._add_values`, but multiply numbers in pairs."""
     # compiled
     sums = load_sums(scratch, row, output + column, _ROWS, _VECTORS)
     none, lanes = U(0), U(LANES)

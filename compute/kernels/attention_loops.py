@@ -49,7 +49,7 @@ LOWEST, UNSEEN = np.float32(-1e30), np.float32(-2e30)
 # by more than this, because finding the largest score of every block takes 4 % of the time. No weight exceeds 2^8, so
 # sums of weights stay far below infinity.
 ABOVE = np.float32(8)
-NOTHING_LEFT = np.float32(126)  # if the reference rises by this much, all earlier sums become 0
+NOTHING_LEFT = np.float32(126)  # if the reference score rises by this much, all earlier sums become 0
 TIMES = 1  # the outputs are multiplied by this; a variant that reads too small values changes it
 
 
@@ -200,7 +200,7 @@ def _columns(head_dim: Any) -> Any:
 
 # Each variant has copies of the functions from `_take_rows` to `attend_any`. The copies use the variant's own `_held`
 # and products.
-_held = _leave  # variants with a cap limit the scores by `hold`
+_held = _leave  # variants with a cap use the function `hold`, which limits the scores
 
 
 def _take_rows(q: Any, scale: Any, piece: Any, head_dim: Any, scratch: Any, base: Any) -> None:  # compiled
@@ -208,7 +208,7 @@ def _take_rows(q: Any, scale: Any, piece: Any, head_dim: Any, scratch: Any, base
     first_token, first_head, heads, rows = piece
     size, output, query, state = _columns(head_dim)
     lanes, pair = np.uint64(LANES), np.uint64(PAIR)
-    # round up to an even number, because at least two rows share a read
+    # round the number of rows up to an even number, because at least two rows share a read
     for one in range((rows + np.uint64(1)) // pair * pair):
         for i in range(np.uint64(2) * size):
             scratch[base + one, output + i] = np.float32(0)
@@ -374,7 +374,7 @@ def compiled_loops(name: str, **own: Any) -> tuple[Any, Any]:
     `own` contains functions and numbers that replace those above.
     """
     parts = _take_rows, _multiply_keys, _weigh_rows, _multiply_values, _attend_positions, _write_rows
-    for part in parts:  # `_attend_positions` calls the functions that precede it in this tuple
+    for part in parts:  # the order matters: `_attend_positions` calls the functions before it in this tuple
         own[part.__name__] = jit_inlined(copy_of(part, f"{part.__name__}_of{name}", **own))
     alone = jit(copy_of(attend_any, name, **own))
     return alone, jit_parallel(copy_of(attend_any_parallel, f"{name}_parallel", attend_any=alone))

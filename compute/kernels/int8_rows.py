@@ -34,7 +34,7 @@ from cbtop.compute.quantization.interleaved_layout import BlockColumns, Factors,
 from cbtop.compute.quantization.unpacking import ask_ahead, ask_out_of_order
 
 U = np.uint64
-LINE = 64  # bytes of a line of the processor's cache
+LINE = 64  # size of a line of the processor's cache in bytes
 # offset of the factors in `panel`; before them are the weights of 32 columns of sixteen rows (one byte per weight)
 SCALES = 8 * LINE
 SPREAD = SCALES + 2 * LINE
@@ -267,7 +267,7 @@ def _add_half_less_32(
 
 def _one_token_less_32(w: Any, row: Any, step: Any, codes: Any, factors: Any, t: Any, total: Any) -> Any:  # compiled
     base, block, zero = step * U(_BLOCK_BYTES * ROWS), step * U(8), no_ints()
-    for half in range(U(2)):  # repeat this for each half of the 32 columns
+    for half in range(U(2)):  # the 32 columns have two halves with different scales
         sums = zero, zero, zero, zero, zero, zero, zero, zero
         for i in range(half * U(4), half * U(4) + U(4)):
             ask_ahead(w, row, base + i * U(_TURN_BYTES), _TURN_BYTES // LINE)
@@ -442,7 +442,7 @@ def _of_blocks(block_format: BlockFormat, layout: InterleavedLayout, block: Bloc
     }
     more: dict[str, Any] = {}
     if layout.factors is Factors.OF_16:
-        more = {"SPREAD": SPREAD + 2 * LINE}  # there is more room, because two minima are stored
+        more = {"SPREAD": SPREAD + 2 * LINE}  # panel with more room, because two minima per row are stored
         own |= {"_store_factors": _store_four_factors, **more}
     own[add_part.__name__] = jit_inlined(copy_of(add_part, f"{add_part.__name__}_{name}", **own))
     return _compiled(

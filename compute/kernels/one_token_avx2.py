@@ -47,7 +47,7 @@ from cbtop.compute.quantization.unpacking import ask_ahead, high_with, low_with
 # In the formats below, these functions take the place of `_one_token` of int8_rows. A step is a block. They return
 # total + the products of the block.
 
-carray: Any = numpy_support.carray  # a type of Numba, to make an array from a pointer
+carray: Any = numpy_support.carray  # a type of Numba that is needed to make an array from a pointer
 U = np.uint64
 LINE = 64  # bytes of a line of the processor's cache
 # How far ahead to prefetch, in bytes. Q5_K needs more, because its loop moves to later cache lines after every four

@@ -100,7 +100,7 @@ class QuantizedMatrix:
     format: BlockFormat
     data: Bytes
     columns: int
-    takes_int8: ClassVar[bool] = False  # tells kernels that products with this matrix do not round activations
+    takes_int8: ClassVar[bool] = False  # products with this matrix do not round activations to int8
 
     def __post_init__(self) -> None:
         self.format.check_bytes(self.data)

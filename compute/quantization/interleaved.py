@@ -29,7 +29,7 @@ class InterleavedMatrix:
     format: BlockFormat
     data: Bytes
     columns: int
-    takes_int8: ClassVar[bool] = True  # tells kernels that products with this matrix round activations to int8
+    takes_int8: ClassVar[bool] = True  # products with this matrix round activations to int8
 
     @property
     def rows(self) -> int:
@@ -81,7 +81,7 @@ def interleave(block_format: BlockFormat, data: Bytes) -> None:
             between = places[..., at:end].view(unit)
             in_turn = between.reshape(*between.shape[:2], count, len(firsts), ROWS)
             for turn, first in enumerate(firsts):
-                # This has the shape (groups, 16, blocks, count).
+                # the shape of the array is now (groups, 16, blocks, count)
                 units = rows[..., first : first + size * count].view(unit)
                 in_turn[..., turn, :] = units.transpose(0, 2, 3, 1)
             at = end

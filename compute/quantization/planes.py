@@ -20,7 +20,7 @@ from typing import Any
 UNIT = 32
 ALIGNED = 256  # alignment of a plane, in bytes
 
-Array = Any  # arrays of NumPy or CuPy, because this code also runs on GPUs
+Array = Any  # an array of NumPy or of CuPy, because this code also runs on GPUs
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ def _four(units: Array) -> Array:
 
 
 def _two(units: Array) -> Array:
-    pairs = units.reshape(-1, 2, 4, 4) & 3  # the axes are (unit, word, s, byte)
+    pairs = units.reshape(-1, 2, 4, 4) & 3  # the axes of the array are (unit, word, s, byte)
     return pairs[:, :, 0] | pairs[:, :, 1] << 2 | pairs[:, :, 2] << 4 | pairs[:, :, 3] << 6
 
 

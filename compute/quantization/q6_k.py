@@ -62,7 +62,7 @@ def _unpack(blocks: Bytes) -> Floats:
     ql = blocks[:, :QH_OFFSET].reshape(-1, 2, 1, 64)
     low = np.concatenate([ql & 15, ql >> 4], axis=2).reshape(-1, 2, 4, 32)
     qh = blocks[:, QH_OFFSET:SCALES_OFFSET].reshape(-1, 2, 1, 32)
-    high = (qh >> np.array([0, 2, 4, 6], np.uint8)[:, None]) & 3  # the shape is (blocks, 2, 4, 32)
+    high = (qh >> np.array([0, 2, 4, 6], np.uint8)[:, None]) & 3  # the shape of the array is (blocks, 2, 4, 32)
     q = (low | (high << 4)).reshape(-1, 16, SUB_BLOCK_ELEMENTS).astype(np.float32) - np.float32(32)
     d = blocks[:, D_OFFSET:].copy().view("<f2").astype(np.float32)  # (blocks, 1)
     scales = blocks[:, SCALES_OFFSET:D_OFFSET].view(np.int8).astype(np.float32)

@@ -16,7 +16,8 @@ from cbtop.compute.quantization.fitting import CANDIDATES, REFINEMENTS, SMALLEST
 from cbtop.compute.quantization.rows import nibbles
 
 LEVELS = np.array([[-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113]], np.float32)
-_BORDERS = (LEVELS[0, 1:] + LEVELS[0, :-1]) / np.float32(2)  # the middle between each level and the next
+# The middle between each of the sixteen levels and the next.
+_BORDERS = (LEVELS[0, 1:] + LEVELS[0, :-1]) / np.float32(2)
 _STEPS = LEVELS[0, 1:] - LEVELS[0, :-1]
 _FARTHEST = LEVELS[0, 0]
 # How far the candidates of the search move the lowest level; the second lowest level is 23 higher.

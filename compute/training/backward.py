@@ -28,7 +28,7 @@ from cbtop.compute.quantization.interleaved import Matrix
 from cbtop.compute.training.adapters import Adapter, Factor
 
 Floats = NDArray[np.float32]
-Part = tuple[BrickLaunch, Arguments]  # a kernel of a brick, and the arguments of its call
+Part = tuple[BrickLaunch, Arguments]  # a part of a brick: a kernel, and the arguments of its call
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +51,11 @@ class LayerActivations:
     normed: Floats
     # (tokens, rank): the values between the two factors of the adapters of queries and values.
     inner: tuple[Floats, Floats]
-    qk_products: tuple[Floats, Floats] | None  # the queries and keys before their norm
+    qk_products: tuple[Floats, Floats] | None  # the queries and keys before their norm, or None without such norms
     q: Floats  # queries after rotation
     k: Floats
     v: Floats
-    attention_delta: Floats | None  # the output of attention before its norm
+    attention_delta: Floats | None  # the output of attention before its norm, or None without such a norm
     middle: Floats  # (tokens, hidden): the input of the norm before the feed-forward network
     gate: Floats
     up: Floats

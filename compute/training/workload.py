@@ -22,7 +22,8 @@ TOKENS = 64  # number of tokens in a step, if the user gives none
 ANNOUNCED_EVERY_NS = 1_000_000_000
 SEED = 3
 
-Report = Callable[[int, float], None]  # is called after each step with the number of steps and the loss
+# A function that is called after each step with the number of steps and the loss.
+Report = Callable[[int, float], None]
 
 
 def run(
@@ -43,7 +44,7 @@ def run(
     from cbtop.compute.places import place_of
     from cbtop.compute.training.text import batches
 
-    options = replace(options, is_exact=True)  # gradients are computed only for products with unrounded activations
+    options = replace(options, is_exact=True)  # exact products, because gradients are computed only for these
     path = options.model or demo_model(progress)
     if is_first_run():
         compile_in_fork(partial(_compile, options, path), lambda: progress("compiling kernels", None))
@@ -79,7 +80,7 @@ def _trainer(
 ) -> Trainer:
     from cbtop.compute.training.trainer import Trainer
 
-    assert place.threads is not None  # training always runs on a CPU
+    assert place.threads is not None  # an error for a GPU, because training always runs on a CPU
     return Trainer(model, place.label, place.threads, profiler, tokens, check_contracts=options.check_contracts)
 
 
@@ -114,7 +115,8 @@ def _compile(options: WorkloadOptions, path: Path) -> None:
     from cbtop.compute.places import place_of
 
     place = place_of(options)
-    if is_first_run():  # otherwise, the disk cannot be written, and compiled kernels would be lost
+    # If kernels are still missing in the cache, the disk cannot be written, and a child's kernels would be lost.
+    if is_first_run():
         return
     model = place.model(path)
     _warm_up(options, place, model, _tokens(options, model))

@@ -53,9 +53,11 @@ class BrickStats:
     closed: ClosedTime
     flops: float | None
     bytes: float | None
-    budget_us_per_token: float | None  # the sum over all places where the brick runs in a step
-    budget_gb_per_sec: float | None  # the required rate; None if the places of the brick have different ones
-    size_bytes: float | None = None  # bytes of data of a collective; `bytes` is its traffic on the links
+    budget_us_per_token: float | None  # time budget per token, summed over all places where the brick runs
+    # The required rate; None if the places of the brick have different required rates.
+    budget_gb_per_sec: float | None
+    # For a collective, the bytes of its data; `bytes` is then the traffic on the links.
+    size_bytes: float | None = None
     uncounted: int = 0  # number of calls whose number of elements is unknown
     # The exclusive time of work that other threads or tasks did for steps that have ended. The wall time of the steps
     # does not contain it.
@@ -109,7 +111,7 @@ class _Brick:
     backend: str
     nodes: Column
     alike: tuple[Column, ...]  # `nodes` in groups with the same work and budget
-    outermost: Column  # the nodes in `nodes` that are not inside a node of this brick
+    outermost: Column  # the ids in `nodes` that are not inside another node of the same brick
     alike_outermost: tuple[Column, ...]
     budget_gb_per_sec: float | None  # the required rate; None if the nodes have different ones
     dtypes: tuple[str, ...]

@@ -13,7 +13,8 @@ from cbtop.profiler.analysis.histograms import BUCKETS, Column, bucket_middle_ns
 
 # A percentile is the shortest duration that is enough for this share of the calls: no interpolation (nearest rank).
 PERCENTILES = (0.50, 0.95, 0.99, 0.999)
-SPARSE = 8  # up to this many keys without a count per key with one, `bincount` is faster than sorting
+# If there are at most this many times as many possible keys as keys with a count, `bincount` is faster than sorting.
+SPARSE = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,7 @@ class Calls:
     min_ns: int | None
     max_ns: int | None
     elements: int
-    cv: float | None  # standard deviation / mean
+    cv: float | None  # the coefficient of variation: standard deviation / mean
     p50_ns: float | None
     p95_ns: float | None
     p99_ns: float | None

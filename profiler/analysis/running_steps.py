@@ -25,7 +25,7 @@ class _Inside:
 
     node: Column
     step: Column  # the step that contains the record's node, or the node itself if it is a step
-    group: Column  # the number of the pair of step and lane that the record belongs to
+    group: Column  # a number that identifies the pair of step and lane that the record belongs to
     outer: Column  # the parent node, if its time includes the time of this record
     start_ns: Column
     end_ns: Column

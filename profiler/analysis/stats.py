@@ -29,7 +29,8 @@ _SUM_ROWS = np.array([[_ROW_OF[name]] for name in SUMS])
 _OF_PLAIN = {"count": "plain", "total_ns": "plain_ns", "elements": "plain_tokens"}
 SANE = 1 << 62  # two times or counts below this limit can be added without overflow
 _ENDS = ("min_ns", "max_ns")
-_UNKNOWN_MINIMUM, _UNKNOWN_MAXIMUM = -1, np.iinfo(np.int64).max  # values that no minimum or maximum has
+# The minimum and maximum of unknown durations; no real duration has these values.
+_UNKNOWN_MINIMUM, _UNKNOWN_MAXIMUM = -1, np.iinfo(np.int64).max
 _NONE, _FIRST = np.zeros(0, np.int64), np.zeros(1, np.int64)
 
 

@@ -29,7 +29,8 @@ BUFFER_BYTES = 4 << 20  # size of a buffer for CUPTI's records; it has room for 
 MAX_BUFFERS = 16
 MAX_NAME_BYTES = 4096
 MAPS = "/proc/self/maps"
-INJECTED = ("CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH")  # environment variables that load other tools
+# environment variables that load other tools into the process
+INJECTED = ("CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH")
 
 # Kinds of CUPTI records.
 DRIVER_CALL, RUNTIME_CALL, KERNEL, EXTERNAL = 4, 5, 10, 39

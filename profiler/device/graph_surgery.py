@@ -199,7 +199,8 @@ class StampedGraph:
 
     def read(self) -> list[int] | None:
         """Return the device's time at each place in the last launch, or None until the launch has finished."""
-        if self._times is None:  # these were read by an earlier call that a signal interrupted
+        # An earlier call has read the times, but was interrupted by a signal before it returned them.
+        if self._times is None:
             if not self._words[self._count - 1]:
                 return None
             times = self._words.first(self._count)

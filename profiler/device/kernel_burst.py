@@ -40,7 +40,7 @@ MAX_KERNELS = 5_000
 MAX_RECORDS = 200_000  # most records of all kinds together in one window (one recorded step)
 WAIT_S = 10.0  # longest wait for the device to finish the work of a step
 NAP_S = 200e-6
-OURS = "cbtop_"  # prefix of the names of cbtop's own kernels
+OURS = "cbtop_"  # how the names of cbtop's own kernels begin
 MAX_NAME_CHARS = 160
 
 # The keys of the step, layers and bricks in which a kernel was launched, outermost first. They are called its place.
@@ -169,7 +169,7 @@ class KernelWindow:
         self._kinds = OF_CALLS if has_calls else OF_KERNELS
         self._places: list[Keys] = []
         self._number_of: dict[Keys, int] = {}  # the number that stands for each place passed to `move`
-        self._open: list[int] = []  # numbers of the places that were entered and not left, the innermost last
+        self._open: list[int] = []  # numbers of the places that were entered and not left yet, the innermost last
         self._executables: list[int] = []
         self._of_node: dict[tuple[int, int], Keys] = {}  # (executable graph, node) -> the place of the node
         self._streams: dict[int, None] = {}

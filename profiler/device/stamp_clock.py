@@ -87,7 +87,7 @@ class MarkStamps:
         try:
             launch(self._arguments.at(slot))
         except BaseException:
-            self._marks[slot] = None  # the launch failed, so no stamp will write this word
+            self._marks[slot] = None  # the stamp could not be launched, so nothing will write this mark's time
             mark.slot, mark.host_ns = None, 0
             raise
         self._last[stream] = mark
@@ -140,7 +140,7 @@ class StampClock:
         while self._last:
             try:
                 stream, mark = self._last.popitem()
-            except KeyError:  # another thread already waits for this mark
+            except KeyError:  # another thread has taken this mark, and waits for it
                 break
             try:
                 self._wait_for(stream, mark)
@@ -216,7 +216,7 @@ class StampClock:
             self._device.close()
 
     def _read(self, mark: StampMark) -> int:
-        if self._device.is_of_parent:  # a forked child does not share this memory with the device
+        if self._device.is_of_parent:  # the device does not write into the memory of a forked child
             return mark.device_ns
         slot = mark.slot
         found = 0 if slot is None else self._words[slot]

@@ -61,7 +61,7 @@ def low_rank_products(module: nn.Module) -> tuple[nn.Module, list[nn.Module]] | 
     for name in (active,) if isinstance(active, str) else active:
         pair = [getattr(children.get(part), "_modules", {}).get(name) for part in ("lora_A", "lora_B")]
         if pair == [None, None]:
-            continue  # this layer does not have the adapter
+            continue  # this layer does not have an adapter of that name
         if None in pair or any([name in names for names in variants]):
             return None
         found += [one for one in pair if one is not None]

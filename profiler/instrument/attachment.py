@@ -184,7 +184,7 @@ class Attachment:
             for place, section in self._sections.items():
                 if place not in places:
                     for module in section.modules:
-                        leave(module)  # if the plan is new, `begin` also marks these modules as known
+                        leave(module)  # if there is a new plan, `begin` also marks these modules as known
                     for call in section.calls:
                         if self.steps.calls_are_in is not False:
                             call.swap_in()
@@ -287,7 +287,7 @@ class Attachment:
             module = other()
             if module is not None and standing(module) is None:
                 forget(module)
-        self._sections = {}  # this frees the timed calls, which refer to the path
+        self._sections = {}  # the timed calls refer to the path, so free them
 
     def look_again(self) -> None:
         """Choose the model's bricks again if the host has replaced modules, or has changed how their weights are

@@ -42,7 +42,7 @@ _alive: dict[int, weakref.ref[Any]] = {}
 
 
 def _nobody(module: Any) -> None:
-    """Do nothing. Used if there is no callback."""
+    """Do nothing. This takes the place of a callback that is not set."""
 
 
 #: The code of torch's function that reads the attribute in order to call a module. None: this torch has no such

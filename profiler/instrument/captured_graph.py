@@ -171,7 +171,7 @@ class CapturedGraph:
             original(graph)
         if begun is None:
             return
-        try:  # the device is busy from here on, so it does not wait for the following work
+        try:  # from here on, the device has work, so it does not wait while cbtop does the following
             after_ns = clock.perf_counter_ns()
             on, (pair, stream, is_recorded, was_idle, ready) = self.on, begun
             on.pairs.end(pair, stream)
@@ -185,7 +185,7 @@ class CapturedGraph:
             self.launches.append(launch)
             on.launched(self)
             on.settle()
-            if on.pairs.is_through():  # the device has become idle, so it has waited for this work
+            if on.pairs.is_through():  # the device has finished, so it has waited while cbtop did this
                 launch.own_ns += clock.perf_counter_ns() - after_ns
         except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
             log_own_error(error, "some steps of captured graphs are not recorded")
@@ -292,7 +292,8 @@ class CapturedGraph:
             is_sampled = self.profiler._is_replay_sampled(self._key) or self._is_due
             self._is_due = False
         else:
-            is_sampled = bool(step.model == self.steps.model)  # if this is not so, the step belongs to another model
+            # Otherwise, the step around this replay belongs to another model.
+            is_sampled = bool(step.model == self.steps.model)
         return is_sampled and self._path.recording
 
     def _is_compared(self) -> bool:

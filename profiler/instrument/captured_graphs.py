@@ -58,7 +58,8 @@ _lock = threading.RLock()
 graphs: weakref.WeakKeyDictionary[Any, CapturedGraph] = weakref.WeakKeyDictionary()
 # Graphs that draw random numbers from generators that the host has registered.
 _random: weakref.WeakSet[Any] = weakref.WeakSet()
-_replaced: dict[str, Any] = {}  # the original methods of the class, by name; None: the class inherits the method
+# Name of a method of the class -> the original method, or None if the class inherits it.
+_replaced: dict[str, Any] = {}
 _users: weakref.WeakSet[ModelSteps] = weakref.WeakSet()
 
 
@@ -227,7 +228,7 @@ def _replay(original: Callable[..., None]) -> Callable[..., None]:
         if getattr(self, "_tracker", None) is not None:
             captured = None
         if captured is not None and captured.on.index != _C._cuda_getDevice():
-            # Reset the graph first, because torch's own replay does the same.
+            # Make the graph's device current during the replay, as torch's own replay does.
             with torch.cuda.device(captured.on.index):
                 timed(self)
             return

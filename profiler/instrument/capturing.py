@@ -49,13 +49,13 @@ class Capture:
     """
 
     def __init__(self, last: Callable[[], Last]) -> None:
-        self.last = last  # returns the nodes that the next captured node will depend on
-        self.ended: Callable[[], None] = lambda: None  # called when the capture has ended
+        self.last = last  # a function that returns the nodes that the next captured node will depend on
+        self.ended: Callable[[], None] = lambda: None  # a function that is called when the capture has ended
         self.steps: Any = None  # the ModelSteps of the model that runs in this capture
-        self.calls: list[Call] = []  # descriptions of the calls of this model
+        self.calls: list[Call] = []  # descriptions of the calls of the captured model
         self.spans: list[CapturedCall] = []
-        self.guarded: list[Any] = []  # the GraphFlags of these calls, or None
-        self.why_not = ""  # reason why times of this graph would be wrong; "" if they would be right
+        self.guarded: list[Any] = []  # the GraphFlags of the captured calls, for the guard; None without a guard
+        self.why_not = ""  # why the times of this graph would be wrong; "" if they would be right
         self.open: list[CapturedCall] = []  # calls that have begun and not ended, outermost first
         self._count = 0
 
@@ -132,11 +132,11 @@ class Capture:
         return self.open[-1].key if self.open else None
 
     def start_brick(self, brick: Hashable, /) -> Mark:
-        """Begin a call, like `Path.start_brick`."""
+        """Begin a call during a capture. The arguments are those of `Path.start_brick`."""
         return self.begin(brick, None)
 
     def stop_brick(self, span: Mark, elements: int, failed: bool = False) -> None:
-        """End a call, like `Path.stop_brick`."""
+        """End a call during a capture. The arguments are those of `Path.stop_brick`."""
         self.end(span, elements)
 
 

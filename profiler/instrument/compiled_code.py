@@ -319,7 +319,7 @@ class Watch:
             sys.settrace(None)
 
     def _called(self, frame: FrameType, event: str, argument: object) -> Callable[..., Any] | None:
-        """Handle the call of a function by the traced thread."""
+        """The traced thread has called a function."""
         if captures.get(get_ident()) is not self._capture:  # the capture has ended, so stop tracing
             sys.settrace(None)
             return None
@@ -336,7 +336,7 @@ class Watch:
         return self._stepped
 
     def _stepped(self, frame: FrameType, event: str, argument: object) -> Callable[..., Any] | None:
-        """Handle the begin of a line, or the return from a function, in generated code."""
+        """The traced thread begins a line, or returns from a function, in generated code."""
         try:
             last = self._capture.last()
             if last != self._last:
@@ -486,7 +486,7 @@ class NodeGroup:
         self.sites = tuple({(id(site.brick), site.path): site for site in sites}.values())
         self.classes = () if sites else tuple(dict.fromkeys(map(naming.class_of, origins)))
         layers = {naming.layer(origin) for origin in origins}
-        # the key of their layer; None if their origins are in different layers.
+        # the key of the layer that contains the nodes; None if they are in different layers
         self.layer = layers.pop() if len(layers) == 1 else None
 
     @property

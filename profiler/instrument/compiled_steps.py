@@ -31,7 +31,7 @@ from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.steps import STEP, ActiveStep, Steps
 from cbtop.protocol.signals import reraise_host_error
 
-CACHE, ELSE = 32, 64  # the numbers of these roles are ROLE_CACHE and ROLE_ELSE in C
+CACHE, ELSE = 32, 64  # the roles of arguments in C are ROLE_CACHE and ROLE_ELSE
 _FLAG = "_is_compiling_flag"
 
 

@@ -117,7 +117,7 @@ class DeviceGraphs:
         """
         if self.device.is_of_parent or not (self._waiting or self._dropped):
             return
-        # A different thread is doing this already, or a signal has interrupted it in this thread.
+        # another thread is recording replays now, or a signal has interrupted that in this thread
         if not self._settling.acquire(blocking=False):
             return
         try:
@@ -134,7 +134,7 @@ class DeviceGraphs:
     def _settle(self, *, is_last: bool) -> None:
         self.device.look_at_clocks()
         for graph in list(self._waiting):
-            if graph.profiler.recording:  # during a step that is not recorded, this is False
+            if graph.profiler.recording:  # in a step that is not recorded, `recording` is False
                 graph.settle(is_last=is_last)
             if not graph.launches:
                 self._waiting.pop(graph, None)

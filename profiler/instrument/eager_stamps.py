@@ -42,7 +42,7 @@ class Timing:
     """The method of timing a model, and the meaning of its times."""
 
     path: Path
-    backend: str = ""  # the name of the backend that its bricks get; "" for a model on a CPU
+    backend: str = ""  # the name of the backend of the model's bricks; "" for a model on a CPU
     is_there: bool = False  # whether the device measures the times
     # Whether CUPTI records the kernels of some steps (kernel_steps.py); otherwise stamps are used.
     by_kernels: bool = False
@@ -95,7 +95,7 @@ def timing_of(profiler: BrickProfiler, model: nn.Module) -> Timing:
     stamped = None if device is None else _on(profiler, device)
     if stamped is not None:
         return Timing(stamped.path, "torch on cuda", is_there=True)
-    given = profiler.parts.paths.device  # times come from a device clock that the host has passed to the profiler
+    given = profiler.parts.paths.device  # the times come from a device clock that the host has passed to the profiler
     is_given = given is not None and given.kept is None
     backend = f"torch on {min(kinds)}{LAUNCHES}"
     return Timing(given if given is not None and is_given else profiler.parts.paths.host, backend)

@@ -59,7 +59,7 @@ def await_first_call(begin: Callable[[], None]) -> None:
         stand_by()
 
     if not is_supported():
-        begin()  # this call logs why torch is not supported
+        begin()  # `begin` logs why this version of torch is not supported
         return
     keep_dynamo_out()
     wait()

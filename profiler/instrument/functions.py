@@ -252,7 +252,7 @@ class FunctionCall:
         self.brick, self.first, self.brick_of, self.queries = brick, first, brick_of, queries
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        path: Any = None  # the recorder of the call: a Path or a Capture
+        path: Any = None  # what records the call: a Path, or a Capture during a capture
         timer, elements = None, 0
         try:
             path = recorded_here()

@@ -119,7 +119,7 @@ def prepares(original: Function) -> Function:
             here = unit()
             waiting = here.waiting
             if waiting is not None:
-                waiting.close()  # no token was chosen in this step, so drop the time
+                waiting.close()  # the step before still waits for its token, but no token was chosen, so end it
                 start_ns = perf_counter_ns()
             begun_ns = perf_counter_ns()
             generation = here.generation
@@ -166,7 +166,7 @@ def scores(original: Function) -> Function:
             return original(*args, **kwargs)
         finally:
             if step is not None:
-                step.is_running = False  # the step has not got its token yet, so it waits again
+                step.is_running = False  # the scores were processed, and the step waits for its token again
 
     return _compiled(process_scores)
 

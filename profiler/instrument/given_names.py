@@ -31,7 +31,7 @@ class Said:
     """The names that a profiler has given to one model and its bricks."""
 
     model: str  # the model's name
-    # Result of `said_at` -> the brick with this key.
+    # the result of `said_at` -> the brick that has this key
     definitions: dict[Hashable, Hashable] = field(default_factory=dict)
     # (brick in the plan, mode, image size) -> the brick that the profiler uses.
     in_mode: dict[Hashable, BrickDefinition] = field(default_factory=dict)

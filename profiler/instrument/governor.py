@@ -54,7 +54,8 @@ LOOK_STEPS, LOOK_NS = 64, 250_000_000  # number of steps, and time in ns, that a
 LOOK_TIMES = 2_000  # the pause after a decision is at least this many times as long as the decision took
 LEARNING_STEPS = 256  # if the cost is still unknown after this many steps, fewer steps are recorded
 MAX_KINDS = 64
-REPLAYED = "replayed"  # is added to the key of a replay of a captured graph, so that it counts apart from other steps
+# This is added to the key of a replay of a captured graph, so that replays count apart from other steps.
+REPLAYED = "replayed"
 Z_95 = 1.96
 USED = 0.8  # the part of the allowed share that cbtop tries to use
 # Share of the time that windows of kernels, and recorded training steps, may cost until FLOOR steps are recorded.
@@ -164,7 +165,7 @@ class StepKind:
         alone, self.alone = self.alone, None
         apart = self.seen - alone.number if alone else 0
         if alone and 0 < apart <= MOST_APART:
-            # By how much steps grow per step, on average.
+            # how much longer each step is than the one before it, on average
             growth_ns = (recorded_ns - alone.before_ns) / (alone.distance + apart)
             self.excess[RECORDED].append(recorded_ns - growth_ns * apart - alone.plain_ns)
             if alone.after_ns is not None:

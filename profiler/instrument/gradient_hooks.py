@@ -39,7 +39,7 @@ class GradientHooks:
     """Follows the gradients of all optimizers of this process, and its gradient scalers."""
 
     def __init__(self) -> None:
-        # Id of an optimizer -> what follows its gradients.
+        # id of an optimizer -> the object that follows the gradients of this optimizer
         self._optimizers: dict[int, tuple[ref[Any], OptimizerGradients]] = {}
         self._scalers: dict[int, ScalerHistory] = {}
         self._has_failed = False

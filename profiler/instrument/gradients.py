@@ -238,7 +238,7 @@ class ThreadGradients:
     def __init__(self) -> None:
         self.budget = Budget()
         self.is_l2 = False  # True while a function of torch that clips by the L2 norm is running
-        # For lists with a faulty gradient that were clipped: the id of the first parameter.
+        # List of gradients that were clipped, with a faulty one among them -> the id of its first parameter.
         self._faulty: set[int] = set()
         # The phase of the step that ended last. Further optimizers after the same backward belong to it.
         self.latest_phase = ""

@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from cbtop.profiler.instrument.wrapping import BrickCall
 
 ANNOUNCE_NS = 1_000_000_000  # between two announcements
-EARLY = 1, 4, 16  # the state is announced at once after these numbers of checked steps
+EARLY = 1, 4, 16  # after these numbers of checked steps, the guard announces its state at once
 MAX_WAITING = 8  # most steps that wait for figures from a device
 READ_EVERY_NS = 100_000_000  # time in ns between two readings of the flags of a captured graph
 
@@ -87,7 +87,7 @@ class OpenGuard:
     def __init__(self, guard: Guard, owner: object, phase: str, step: int, flags: StepFlags) -> None:
         self.guard, self.owner, self.phase, self.step, self.flags = guard, owner, phase, step, flags
         self.file = ""  # path of the file with the saved inputs of a faulty call; "" if none
-        self.has_dumped = False  # whether the guard has tried to save these inputs
+        self.has_dumped = False  # whether the guard has tried to save the inputs of a faulty call
 
 
 class ThreadGuard:
@@ -98,7 +98,7 @@ class ThreadGuard:
     def __init__(self) -> None:
         self.open: list[OpenGuard] = []
         self.spare: list[StepFlags] = []  # flags of an ended step, which can be used again
-        self.mask: Mask | None = None  # the padding mask of the call of the model that begins
+        self.mask: Mask | None = None  # the padding mask among the arguments of the call of the model that begins
 
 
 class _Waiting(NamedTuple):
@@ -139,7 +139,7 @@ class Guard:
         self._calls: dict[int, GuardedCall] = {}  # id of a module -> the wrapper that looks at its calls
         self._followed: Sequence[BrickCall] = ()
         self._users = 0  # number of steps and captures that need the wrappers of the calls
-        self._counts: Counter[str] = Counter()  # phase -> number of its steps
+        self._counts: Counter[str] = Counter()  # phase -> number of steps in this phase
         self._seen = 0  # number of all steps, checked or not
         self._latest = "", 0  # the phase and the number of the latest checked step
         self._is_latest_faulty = False
@@ -187,7 +187,7 @@ class Guard:
                 call.swap_out()
 
     def remove(self) -> None:
-        """Stop looking at calls for good."""
+        """Stop looking at calls for good, and forget the wrappers of the calls."""
         self._users = 0
         for call in self._calls.values():
             call.remove()

@@ -49,7 +49,8 @@ class FlagArray:
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         self._dtype, self._device = dtype, device
         self._arrays: list[Tensor] = []
-        self._rows: list[tuple[Tensor, Tensor]] = []  # each of these tensors holds one number
+        # The tensors for smallest and largest values, each of which holds one number.
+        self._rows: list[tuple[Tensor, Tensor]] = []
         self.used = 0
 
     def flag(self) -> tuple[Flag, tuple[Tensor, Tensor]]:
@@ -88,7 +89,8 @@ class GuardedRun:
         self.others: list[Flag] = []  # flags of the other tensors among the arguments
         self.is_unsure = True  # whether the call got no tensor, or a tensor that was not looked at
         self.output: Flag | None = None
-        self.values: tuple[Any, Any] | None = None  # the arguments, if they may have to be saved; else None
+        # The arguments of the call, if the guard may have to save them; else None.
+        self.values: tuple[Any, Any] | None = None
         self.has_ended = False
 
 
@@ -136,7 +138,7 @@ class StepFlags:
         run.has_ended = True
         if run in self._running:
             del self._running[self._running.index(run) :]
-        # a module that gets no padding returns no padding either
+        # if the arguments of a module have no padding, its result has none either
         is_whole = run.inputs is not None and run.inputs.with_padding is None
         for tensor in _tensors_in((result,)):
             run.output = self._flag(tensor, Hiding.NEVER if is_whole else run.hiding)
@@ -255,5 +257,5 @@ def _tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
             yield from [one for one in tuple.__iter__(value) if issubclass(type(one), Tensor)]
         elif issubclass(kind, list):
             yield from [one for one in list.__iter__(value) if issubclass(type(one), Tensor)]
-        elif issubclass(kind, dict):  # for example `ModelOutput` of transformers
+        elif issubclass(kind, dict):  # a subclass of dict, for example `ModelOutput` of transformers
             yield from [one for one in dict.values(value) if issubclass(type(one), Tensor)]

@@ -55,7 +55,7 @@ class HostCalls(Capture):
         self._labelled = labelled
         self._ended = ended
         self.keys: list[Hashable] = []
-        self.around: list[int] = []  # call -> the number of the call around it
+        self.around: list[int] = []  # number of a call -> the number of the call that contains it
         self.begins_ns: list[int] = []
         self.ends_ns: list[int] = []
         self._running: list[int] = []

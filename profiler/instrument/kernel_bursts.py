@@ -100,7 +100,7 @@ class KernelRecording:
         self.bursts = bursts
         self.window = window
         self.step = step  # the step's key
-        self.stream = stream  # the stream that the step runs on
+        self.stream = stream  # the CUDA stream that the step runs on
 
     def launch(self, graph: int, places: GraphNodePlaces, stream: int) -> None:
         """Launch cbtop's own clone of a captured graph, so that each kernel can be assigned to its node in the
@@ -161,7 +161,7 @@ class Bursts:
         #: The current request is in `asked_word` of this object. If it equals `looked_at`, there is no new request.
         #: So a step can check for requests without a call.
         self.asked: Any = self._recorder or _Nobody
-        self.looked_at = 0  # the word of the last request that was handled
+        self.looked_at = 0  # the word with the last request that was handled
         self._request: Request | None = None
         self.burst = KernelBurstResults()
         if self._recorder is not None:

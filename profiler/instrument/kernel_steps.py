@@ -53,7 +53,7 @@ class KernelSteps:
     """Decides which steps of one model are recorded by their kernels, and records them."""
 
     def __init__(self, steps: Any) -> None:
-        self._steps = steps  # the ModelSteps of the model
+        self._steps = steps  # the ModelSteps of the model whose steps are recorded
         self._bursts = bursts_of(steps.profiler)
         self.has_failed = False
         self.is_running = False
@@ -64,7 +64,7 @@ class KernelSteps:
         self._windows = 0
         # For each window (step with CUPTI open): whether the device was idle when it began.
         self._were_idle: deque[bool] = deque(maxlen=SAMPLES)
-        self._said = ""  # the method of measurement that was last announced
+        self._said = ""  # the method of measurement that was last announced to viewers
         # Costs in ns of the latest windows (steps with CUPTI open).
         self._costs_ns: deque[float] = deque(maxlen=SAMPLES)
         self._began_ns = self._first_ns = self._paid_ns = 0

@@ -58,7 +58,7 @@ class LaunchedRecorder(RingRecorder):
     def _open_files(self) -> None:
         super()._open_files()
         if any([node.kind is NodeKind.STEP for node in self.nodes()]):
-            self._tell()  # a forked child needs this, because it does not announce its nodes again
+            self._tell()  # a forked child must do this here, because it does not announce its nodes again
 
     def _tell(self) -> None:
         """Write the pid of this process into the FIFO once, if there is one."""
@@ -66,7 +66,7 @@ class LaunchedRecorder(RingRecorder):
         if self._told_pid == pid or self._run_end == END_SUFFIX:
             return
         self._told_pid = pid
-        with suppressed(OSError):  # with --quiet, there is no FIFO
+        with suppressed(OSError):  # with --quiet, the run has no FIFO
             fifo = os.open(self._run_end, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             try:
                 os.write(fifo, b"%d\n" % pid)

@@ -86,7 +86,7 @@ class _Callback:
         self.function, self.user_data = compiled.create(
             name_of, operation_of, elements_of, rows_of, profiler.sample_every, self._wake
         )
-        self._steps.show()  # this opens the ring first, so that at exit `_finish` runs before the ring is closed
+        self._steps.show()  # announcing opens the ring, so that at exit `_finish` runs before the ring is closed
         atexit.register(self._finish)
         os.register_at_fork(after_in_child=self._stop)
         _thread.start_new_thread(self._run, ())
@@ -186,7 +186,7 @@ _MANY = (
     MOE_EXPERTS,
     MIXER,
 )
-_ADDS = r"MUL_MAT|ADD"  # operations that multiply, or add a bias to the product
+_ADDS = r"MUL_MAT|ADD"  # operations of a node that multiplies, or adds a bias to the product
 # Each rule has the name of a node without its layer, its operation, and its brick. The first matching rule decides.
 _RULES = tuple(
     (re.compile(name), re.compile(operation), ModuleKind(brick))
@@ -250,9 +250,9 @@ def _place(full_name: str) -> tuple[str, int | None]:
 def _kind(name: str, operation: str, last: BrickNodes | None) -> ModuleKind:
     before = None if last is None else last.kind
     if before is not None and before.brick in _NORMS and "norm" in name and operation in ("MUL", "ADD"):
-        return before  # this node multiplies by a norm's weight, or adds a norm's bias
+        return before  # the node multiplies by a norm's weight, or adds a norm's bias
     if before is not None and before.brick in _ATTENTION and not name and operation == "MUL_MAT":
-        return ModuleKind(BrickId.OUTPUT_PROJECTION)  # llama.cpp gives this product no name
+        return ModuleKind(BrickId.OUTPUT_PROJECTION)  # a product to which llama.cpp gives no name
     return _by_rule(name, operation)
 
 

@@ -30,7 +30,7 @@ def has_words(module: nn.Module) -> bool:
     names: set[str] = set()
     for one in modules_of(module):
         if held := submodules(one):
-            names.update(held.keys())  # in a scripted module, this is an object with a method `keys`
+            names.update(held.keys())  # in a scripted module, `held` is not a dict, but has a method `keys`
         if weights := own_parameters(one):
             names.update(weights.keys())
     return any([part in name.lower() for name in names for part in ("emb", "wte", "vocab", "tok")])
@@ -86,7 +86,7 @@ def _parameters(module: nn.Module) -> list[dict[str, inspect.Parameter]]:
     found = []
     inner: nn.Module | None = module
     while inner is not None:
-        forward = getattr(type(inner), "forward", None)  # this is None for a scripted module
+        forward = getattr(type(inner), "forward", None)  # the class of a scripted module has no `forward`
         if forward is not None:
             _, *parameters = inspect.signature(forward).parameters.items()  # without `self`
             found.append(dict(parameters))

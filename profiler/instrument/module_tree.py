@@ -230,10 +230,10 @@ def attribute_of(thing: Any, name: str) -> Any:
     if name in own:
         return own[name]
     value = _of_class(type(thing), name)
-    if type(value) is MemberDescriptorType:  # the attribute is an entry of the class's __slots__
+    if type(value) is MemberDescriptorType:  # the class has the attribute in its __slots__
         try:
             return value.__get__(thing)
-        except AttributeError:  # no value was stored in this slot
+        except AttributeError:  # this slot of the object has no value
             return None
     return value if _is_plain(value) else None
 

@@ -19,7 +19,7 @@ from cbtop.protocol.attributes import UNKNOWN_TYPE
 
 # The types that autocast converts. It does not convert float64 and integers.
 _CONVERTED = frozenset({torch.float32, torch.float16, torch.bfloat16})
-_FULL = ("none", "ieee")  # with these settings of torch, a product of float32 is computed in float32
+_FULL = ("none", "ieee")  # with these settings of torch, products of float32 are really computed in float32
 _BACKENDS = {"cpu": "mkldnn", "cuda": "cuda"}
 AUTOCAST_DEVICES = frozenset(_BACKENDS)  # types of devices for which autocast is checked
 PRODUCT, CONVOLUTION = "matmul", "conv"
@@ -71,7 +71,7 @@ def _setting(device: str, operator: str) -> str:
         get = precision_of_float32
         settings = (get(backend, operator), get(backend, "all"), get("generic", "all"))
         return next((setting for setting in settings if setting != "none"), "none")
-    if device == "cuda" and operator == CONVOLUTION:  # torch before 2.9 has this setting
+    if device == "cuda" and operator == CONVOLUTION:  # this setting exists in torch before 2.9
         return "tf32" if torch.backends.cudnn.allow_tf32 else "ieee"
     return "ieee" if operator == CONVOLUTION or torch.get_float32_matmul_precision() == "highest" else "tf32"
 

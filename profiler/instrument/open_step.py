@@ -101,7 +101,7 @@ def recorded_here() -> HotPath | Path | Timing | Capture | None:
     None if there is neither.
     """
     paths = set(swapped_in.values())
-    if len(paths) == 1:  # if compiled, `path.position` takes a tenth of the time of `unit()`
+    if len(paths) == 1:  # if the hot path is compiled, `path.position` takes a tenth of the time of `unit()`
         path = paths.pop()
     elif (capture := capture_here()) is not None:
         path = capture
@@ -389,7 +389,7 @@ class Noting:
         self._span: CapturedCall | None = None
 
     def begin(self, call: phases.Call) -> None:
-        """Begin to record the calls. `call` describes the model's call."""
+        """Begin to record the calls of modules. `call` describes the model's call."""
         capture = self.capture
         try:
             swaps.swap_in(self._me, capture)

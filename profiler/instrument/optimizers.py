@@ -171,7 +171,8 @@ def _train(model: TimedModel) -> None:
         model.training.mode = model.training_mode()
         model.in_python = True
         if model.guard is not None:
-            model.guard.count_earlier(TRAIN)  # this is the optimizer's first step, so both count their steps alike
+            # The optimizer is in its first step, so let the guard count steps from this one, too.
+            model.guard.count_earlier(TRAIN)
         if not model.trains:
             model.trains = True
             model.profiler.announce(Training())

@@ -70,7 +70,7 @@ def describe(
     without a known name can be token ids.
     """
     new, sequences, length, tokens = _new_tokens(args, kwargs, axis, takes_ids)
-    if new is None:  # the whole batch is passed as one argument
+    if new is None:  # the arguments are in a batch, which is passed as one argument
         batches = [batch for batch in map(_batch, (*args, *kwargs.values())) if batch is not None]
         args, kwargs = (), batches[0] if batches else {}
         new, sequences, length, tokens = _new_tokens(args, kwargs, axis, takes_ids)
@@ -94,7 +94,7 @@ def describe(
         starts = _starts(stand[0], sequences, length) if stand else set()
         cached = min(starts) if len(starts) == 1 else None
         if new is not None and new.dim() == 1 and len(starts) > 1:
-            sequences = 0  # the sequences are packed, and their ends are unknown
+            sequences = 0  # the sequences are packed in one row, and it is unknown where each ends
         # If there are several new tokens and their positions are only on a device, the call counts as a prefill.
         is_known = bool(starts) or (held is not None and not _counts_on_a_device(held))
         is_prompt, is_mixed = starts == {0} or (not is_known and length > 1), 0 in starts

@@ -74,7 +74,8 @@ class Section:
     each time. `visited` are the ids of the modules that were planned in this section.
     """
 
-    place: Hashable  # identifies the section by path, key, classes around it, and the settings that decide its bricks
+    # Tells which section this is: path, key, classes around it, and the settings that decide its bricks.
+    place: Hashable
     state: list[object] | None = None
     visited: set[int] = field(default_factory=set)
     parts: list[TimedModule] = field(default_factory=list)
@@ -93,7 +94,7 @@ class _Pattern(NamedTuple):
     bricks: list[tuple[int, str, BrickDefinition, Product | None, Hashable]]
     others: list[int]
     visited: list[int]
-    weights: list[object]  # the facts about weights in the result of `state_of`, without ids
+    weights: list[object]  # the part of the result of `state_of` that is about weights, without ids
 
 
 class Known(Protocol):

@@ -49,8 +49,10 @@ class Engine:
 
     name: str
     model_of: Callable[[Any], nn.Module]
-    bricks: Callable[[Any], tuple[bool, str]]  # returns whether runs call modules, and a line to log ("" for no line)
-    describe: Callable[..., Call | None]  # describes a run with these arguments; returns None if the run is no step
+    # A function that returns whether runs call modules, and a line to log ("" for no line).
+    bricks: Callable[[Any], tuple[bool, str]]
+    # A function that describes a run with these arguments; it returns None if the run is not a step.
+    describe: Callable[..., Call | None]
     # Returns whether the engine chooses tokens after a run, as a part of the same step.
     samples_later: Callable[[Any], bool]
     # Describes the call of a run without requests, if its captured graph contains a whole call of the model. Returns

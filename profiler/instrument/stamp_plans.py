@@ -63,9 +63,9 @@ class StampPlan:
                 self._walk(span.inside, keys if span.key is None else (*keys, span.key), at, end, names_gaps=False)
                 at = max([at, *(found[2] for found in self._found[before:])])
                 continue
-            if first == last:  # this call runs nothing on the device
+            if first == last:  # skip a call that runs nothing on the device
                 continue
-            if span.key is None:  # this call is the one of the model itself
+            if span.key is None:  # skip the call of the model itself
                 if names_gaps and first > at:
                     self._found.append(((*keys, OTHER), at, first, 0))
                 self._walk(span.inside, keys, first, last, names_gaps=True)

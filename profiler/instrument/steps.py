@@ -32,7 +32,7 @@ class ModelSteps(TimedModel):
 
     __slots__ = ("_keys", "_shared_with")
 
-    _keys: tuple[object, ...]  # keys of the last step that C code has begun; Python code does not use them
+    _keys: tuple[object, ...]  # the keys of the step that C code has begun last; only C code uses these
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class ModelSteps(TimedModel):
                     mine = one
             if mine is not None:
                 if not mine.is_running:
-                    mine.close()  # this step waited for a token, but the next call of the model has begun
+                    mine.close()  # the last step still waited for its token, but the next call of the model has begun
                 else:
                     generation = here.generations[-1] if here.generations else None
                     if mine.generation is generation or not call.may_wait(generation):

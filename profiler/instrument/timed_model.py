@@ -97,11 +97,11 @@ class TimedModel(ABC):
         self.profiler = profiler
         self.time_on(Timing(profiler.parts.paths.host))
         self.model = model
-        self.changed = changed  # this is called to plan the model again if it has changed
+        self.changed = changed  # a function that plans the model again if it has changed
         self.give_up = give_up
         self.bursts = bursts_of(profiler)
         self.contents = StepContents(self)
-        # If this is not None, it records steps by the kernels that CUPTI sees.
+        # if this is not None, it records the kernels of some steps, by CUPTI
         self.kernel_steps: KernelSteps | None = None
         # When `kernel_steps` is to record the next step, in ns of the host's clock. 0 means never. C code reads this.
         self.kernels_due_ns = 0
@@ -116,7 +116,7 @@ class TimedModel(ABC):
         # True if each call of the model's runner is a step; False if each call of the model is one.
         self.is_of_runner = False
         self.on_device: dict[Hashable, Hashable] = {}  # brick that the host times -> the same brick on the device
-        # This is called with a text that says how the device's times are measured.
+        # A function that gets a text that says how the device's times are measured.
         self.measured: Callable[[str], None] = lambda how: None
         self.root: Callable[[], nn.Module | None] = lambda: None  # the model
         # This is called with autocast's type and the state of the adapters, if one of these has changed since the

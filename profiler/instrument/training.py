@@ -84,7 +84,7 @@ class StepClock:
     __slots__ = ("_around", "_at_ns", "_part", "begun_ns", "changed", "has_backward", "parts", "ranges")
 
     def __init__(self) -> None:
-        # This is called with each part of the step that begins.
+        # a function that is called with each part of the step that begins
         self.changed: Callable[[TrainingPart], None] | None = None
         self.restart(None)
 
@@ -94,7 +94,8 @@ class StepClock:
         self._part = TrainingPart.OTHER
         self._around: list[TrainingPart] = []
         self.parts: Parts = {}
-        self.ranges: list[tuple[TrainingPart, int, int]] = []  # each item is a part, its begin and its end in ns
+        # Each item is a part of the step, its begin and its end in ns.
+        self.ranges: list[tuple[TrainingPart, int, int]] = []
         self.has_backward = False
 
     @property
@@ -177,7 +178,8 @@ class ThreadTraining:
         self.steps: TimedModel | None = None  # the model that was called first in this step
         self.tokens = self.sequences = 0
         self.own_ns = 0  # time in ns that cbtop took to begin the forward passes of this step
-        self.calls: StepCalls | None = None  # what records the calls of this step; None if the step is not recorded
+        # The object that records the calls of this step; None if the step is not recorded.
+        self.calls: StepCalls | None = None
         self.noting: Noting | None = None
         self.communication = StepCommunication()
         self.forwards = 0

@@ -126,7 +126,7 @@ class StepCalls(Capture):
         # The number that autograd's next node would get, at each begin and end of a call.
         self._numbers: list[int] = []
         self._innermost: list[int] = []  # the innermost running call, after each begin and end of a call
-        # Time in ns when the backward pass of a call began, and the call (or OUTSIDE, LOSS, …).
+        # when a backward pass began to run nodes of a call, in ns, and the call (or OUTSIDE, LOSS, …)
         self._runs: list[tuple[int, int]] = []
         self._products: dict[int, Products] = {}  # call -> the matrix products in its backward pass
         self._backwards = 0  # number of running backward passes, which may be nested
@@ -282,7 +282,8 @@ class StepCalls(Capture):
             if keys and self._keys[number] is not None and self._ends_ns[number]:
                 found.append((keys, begin_ns, end_ns, self._elements[number]))
         found += self._backward_parts(places)
-        return sorted(found, key=lambda part: (part[2], -part[1]))  # parts that contain other parts come after these
+        # Sort parts by their ends, so that a part comes before the parts that contain it.
+        return sorted(found, key=lambda part: (part[2], -part[1]))
 
     def _layers_at(self, run: int, places: Sequence[Keys]) -> Keys:
         """Return the layers of a call. Its backward pass has the index `run` in `_runs`."""

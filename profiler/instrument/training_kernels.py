@@ -77,7 +77,7 @@ if TYPE_CHECKING:
     from cbtop.profiler.instrument.timed_model import TimedModel
 
 _LOOP = BrickDefinition("Loop", BrickCategory.OTHER, backend="torch", label="between the parts of a step")
-_UNDATED: Hashable = "step"  # is used in place of the step's key until the name of the step is known
+_UNDATED: Hashable = "step"  # this is used in place of the step's key until the name of the step is known
 # Number of steps that are not measured after a recorded one, because the host is not ahead of the device yet.
 UNSETTLED = 2
 WAITS = TrainingPart.DATA_WAIT, TrainingPart.OTHER  # parts in which the program launches no kernels of the model
@@ -151,7 +151,8 @@ class StepKernels(StepCalls):
     def _reached(self, owner: int, gradients: Any) -> None:
         try:
             thread = get_ident()
-            if captures.get(thread) is not self:  # this is autograd's thread, which may recompute modules
+            # The call is in autograd's thread, where a checkpoint may recompute modules.
+            if captures.get(thread) is not self:
                 captures[thread] = self
                 self._threads.append(thread)
             self._in_backward = owner
@@ -212,7 +213,7 @@ class IdleTimes:
     def changed(self, part: TrainingPart) -> None:
         """The training loop is in `part` from now on."""
         if self._is_measured and torch.cuda.is_current_stream_capturing():
-            self._is_measured = False  # do not make an event during a capture, because it would have no time
+            self._is_measured = False  # during a capture, an event would have no time, so make none
         if not self._is_measured:
             return
         if self._is_inside:
@@ -231,7 +232,8 @@ class IdleTimes:
         if the device has not finished it.
         """
         if self._is_measured:
-            self.changed(TrainingPart.FORWARD)  # if a wait is running, it ends now, because this part is not in WAITS
+            # A wait that is running ends now, because the loop's new part is not in WAITS.
+            self.changed(TrainingPart.FORWARD)
             self._is_measured, self._is_complete = False, bool(self._parts)
         if not self._is_complete or not self._events[len(self._parts) - 1][1].query():
             return None
@@ -252,7 +254,9 @@ class StepEvents:
     def __init__(self) -> None:
         self._free: list[Any] = []  # events that are not in use and can be used again
         self._before: Any = None  # the event at the end of the latest step that the device has finished
-        self._end_ns = 0  # the end of that step in ns on the host's clock; the next step begins then
+        # The end of the latest step that the device has finished, in ns on the host's clock; the next step begins
+        # then.
+        self._end_ns = 0
         self._running: deque[tuple[Any, bool, str, EndedStep]] = deque()
 
     def restart(self, now_ns: int) -> None:
@@ -398,7 +402,7 @@ class GpuTrainingSteps(TrainingSteps):
             return
         if self._unsettled:
             self._unsettled -= 1
-        # Otherwise, the time of the evaluation would count as `no kernel`.
+        # if this were not done, the time of the evaluation would count as `no kernel`
         elif TrainingPart.EVALUATION not in step.times.parts:
             self._walls_ns.setdefault(step.phase, deque(maxlen=MAX_TIMED_STEPS)).append(step.wall_ns)
 

@@ -82,15 +82,15 @@ def register() -> None:
 
 
 def _model_of(runner: Any) -> nn.Module:
-    model: nn.Module = runner.get_model()  # the model without vLLM's wrapper, which replays graphs
+    model: nn.Module = runner.get_model()  # use the model inside vLLM's wrapper, because the wrapper replays graphs
     return model
 
 
 def _bricks(runner: Any) -> tuple[bool, str]:
     config = runner.vllm_config.compilation_config
-    # This is one number, or a pair of numbers for decode steps and for other steps.
+    # the setting is one number, or a pair of numbers for decode steps and for other steps
     graphs = config.cudagraph_mode.value
-    # Before vLLM 0.11, this setting was called `level`.
+    # before vLLM 0.11, the setting `mode` was called `level`
     if int(config.mode if hasattr(config, "mode") else config.level):
         if (graphs[0] if isinstance(graphs, tuple) else graphs) == WHOLE:
             return False, "compiles its model: only decode steps have bricks, unless with enforce_eager"

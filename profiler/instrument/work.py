@@ -61,7 +61,7 @@ _COLUMNS = ("in_features", "infeatures", "input_size_per_partition", "input_size
 _ROWS = ("out_features", "outfeatures", "output_size_per_partition", "output_size", "nf")
 SIZES = frozenset((*_COLUMNS, *_ROWS, "embedding_dim", "weight"))  # attributes of a module that decide its work
 
-# Libraries whose products multiply the type of their weights, or the type of autocast.
+# The libraries whose matrix products multiply the type of their weights, or the type of autocast.
 _KNOWN = ("torch.nn.modules.", "transformers.", "vllm.", "sglang.")
 _TORCHS = "torch.nn.modules.linear"  # Python module of the class of torch's own linear layers
 
@@ -98,7 +98,7 @@ def work_of(
     if is_convolution(module):
         return _work_of_convolution(module, mode, size)
     flops = flops_per_element(module, top_k)
-    if flops is not None:  # the tokens decide which experts are read, so the bytes are unknown
+    if flops is not None:  # the bytes are unknown, because the tokens decide which experts are read
         return Work(flops_per_element=flops, dtype=_type_of_experts(module, mode))
     return _work_of_product(module, mode)
 
@@ -108,8 +108,9 @@ def _work_of_norm(module: nn.Module, flops: int, itemsize: int, mode: Mode) -> W
     if _may_add(kind):
         return UNKNOWN_WORK
     is_double = any([tensor.dtype is torch.float64 for tensor in tensors_of(module)])
-    dtype = "float64" if is_double else "float32"  # half precision is converted to float32 before the product
-    if not itemsize or mode.autocast is not None:  # the input may have a different type than the weights
+    dtype = "float64" if is_double else "float32"  # in half precision, this product converts its inputs to float32
+    # The bytes of the input are unknown, because it may have a different type than the weights.
+    if not itemsize or mode.autocast is not None:
         return Work(flops_per_element=flops, dtype=dtype)
     return Work(
         flops_per_element=flops, bytes_per_call=stored_bytes(module), bytes_per_element=2 * itemsize, dtype=dtype
@@ -125,7 +126,7 @@ def _work_of_product(module: nn.Module, mode: Mode) -> Work:
     if packed is not None:
         return _work_of_packed(packed, columns, rows)
     if any([first_tensor(child) is not None for _, child in children_of(module)]):
-        return UNKNOWN_WORK  # the layer computes its weights, or multiplies by several matrices
+        return UNKNOWN_WORK  # the layer computes its weights when it is called, or multiplies by several matrices
     if all([one is None for one in (*own_parameters(module).values(), *own_buffers(module).values())]):
         return Work(flops_per_element=2 * rows, dtype=UNKNOWN_TYPE)  # the layer does not store its weights itself
     weight = own_parameters(module).get("weight", attribute_of(module, "weight"))
@@ -134,7 +135,7 @@ def _work_of_product(module: nn.Module, mode: Mode) -> Work:
     if len(shape) > 2:
         return _work_of_matrices(module, rows, mode)
     if home_of_class(type(module)) == _TORCHS and len(shape) == 2 and all(shape):
-        rows, columns = shape  # use the real sizes, because the attributes may differ
+        rows, columns = shape  # take the real sizes from the weights, because the attributes may differ
     itemsize, dtype = _types(module, mode)
     if not itemsize:
         return Work(flops_per_element=2 * rows, dtype=dtype)
@@ -181,7 +182,7 @@ def _work_of_adapted(module: nn.Module, mode: Mode) -> Work:
 class _Packed(NamedTuple):
     """Weights that torch's eager quantisation stores outside of parameters and buffers."""
 
-    itemsize: int  # bytes of a weight
+    itemsize: int  # number of bytes that one weight takes
     bias_bytes: int
     is_whole: bool  # whether the product multiplies integers and not floats
     activation_bytes: int
@@ -208,7 +209,7 @@ def _work_of_packed(packed: _Packed, columns: int, rows: int) -> Work:
         flops_per_element=2 * rows,
         bytes_per_call=columns * rows * packed.itemsize + packed.bias_bytes,
         bytes_per_element=packed.activation_bytes * (1 + rows / columns),
-        dtype="int8" if packed.is_whole else "float32",  # float16 is converted to float32 before the product
+        dtype="int8" if packed.is_whole else "float32",  # this product converts float16 to float32
     )
 
 
@@ -223,7 +224,8 @@ def _types(module: nn.Module, mode: Mode, operator: str = PRODUCT) -> tuple[int,
         return _itemsize(module), UNKNOWN_TYPE
     kind: Any = type(module)
     if not home_of(kind, "forward").startswith(_KNOWN):
-        return 0, UNKNOWN_TYPE  # the class may convert its weights to the type of the input
+        # The type is unknown, because the class may convert its weights to the type of the input.
+        return 0, UNKNOWN_TYPE
     computed = computed_type(largest.dtype, mode)
     return computed.itemsize, type_name(computed, mode, operator)
 
@@ -335,7 +337,7 @@ def stored_bytes_of(held: list[Tensor]) -> int:
         kind = type(tensor)
         total += int(tensor.nbytes) if kind is Parameter or kind is Tensor else _tensor_bytes(tensor)
     for tensor in held:
-        state = getattr(tensor, "quant_state", None)  # the scales of 4-bit weights in bitsandbytes
+        state = getattr(tensor, "quant_state", None)  # this attribute has the scales of 4-bit weights in bitsandbytes
         if state is not None:
             total += sum(_tensor_bytes(scales) for scales in _tensors_of(state))
     return total

@@ -186,7 +186,7 @@ class BrickCall(CallWrapper):
         # keys, because `key_in` keeps all keys alive that it has returned.
         self._keys: dict[Hashable, Hashable] | None = None
         self.asks: Callable[[], None] | None = None
-        self.may_be_first = False  # whether this may be the first matrix product in a step
+        self.may_be_first = False  # whether this module may be the first matrix product in a step
         self._model, self._path, self._steps = steps.model, steps.path, weakref.ref(steps)
 
     @property
@@ -260,7 +260,7 @@ class SizedCall(BrickCall):
         self._image_mode: Hashable = None
 
     def follow(self, mode: Hashable) -> None:
-        self._image_mode = mode  # this is needed at each call, when the size of the image is known
+        self._image_mode = mode  # this function is used at each call, when the size of the image is known
 
     # This is the Python method even if the hot path is compiled, because C code does not look at sizes.
     __call__ = BrickCall.__call__

@@ -28,9 +28,10 @@ WARNING_COSINE = 0.99
 class ErrorSource(Enum):
     """What is compared with the exact product of stored weights and float activations."""
 
-    KERNEL = "kernel as it ran"  # the output of the kernel itself, as the model used it
+    KERNEL = "kernel as it ran"  # measured on the output of the kernel itself, as the model used it
     ACTIVATIONS = (
-        "if activations were Q8_0"  # the exact product with activations in Q8_0, which the model itself does not use
+        # Measured on the exact product with activations in Q8_0, which the model itself does not use.
+        "if activations were Q8_0"
     )
     # Only here, the reference is different: the exact product with the float weights is compared with the exact
     # product with quantised weights.

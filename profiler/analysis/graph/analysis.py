@@ -88,7 +88,7 @@ def critical_path(graph: ExecutionGraph) -> CriticalPath:
         last = before[last]
     path.reverse()
     slack = {node: max(0.0, total - start[2 * node] - rest[2 * node]) for node, time in enumerate(own) if time}
-    slack.update(dict.fromkeys(path, 0.0))  # a slack that differs from 0 only by rounding becomes exactly 0
+    slack.update(dict.fromkeys(path, 0.0))  # make the slack exactly 0 if it differs from 0 only by rounding
     return CriticalPath(tuple(path), total, tuple(own), slack)
 
 

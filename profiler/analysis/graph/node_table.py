@@ -53,12 +53,13 @@ class NodeTable:
         self.part_of = array("q", [-1])
         # Node id -> the first node in its phase with the same kind, name and category.
         self.first_of = array("q", [0])
-        self.like_of = array("q", [0])  # node id -> the first of these that also has the same work and budget
+        # Node id -> the first node in its phase with the same kind, name, category, work and budget.
+        self.like_of = array("q", [0])
         self.parent_of = array("q", [0])  # node id -> its parent, or 0 for a root
         self.kind_of = array("q", [-1])
         self.depth = array("q", [0])
         self.backends: set[str] = set()
-        # the keys are (phase, kind, name, category); the phase is 0 outside of steps
+        # (phase, kind, name, category) -> first node; the phase is 0 outside of steps
         self._first: dict[tuple[int, NodeKind, str, BrickCategory], int] = {}
         self._like: dict[tuple[int, Work, float | None, float | None], int] = {}
         self._phase: array[int] = array("q", [0])

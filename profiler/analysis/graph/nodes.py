@@ -151,7 +151,7 @@ def name_of(node: GraphNode) -> str:
 
 def _labelled(kind: NodeKind, name: str, label: str) -> str:
     match kind:
-        case NodeKind.LAYER:  # the name of a layer is only its number
+        case NodeKind.LAYER:  # a layer has only its number as its name
             return f"Layer {name} ({label})" if label else f"Layer {name}"
         case NodeKind.STEP:
             return f"{label} {name}" if label else name

@@ -38,7 +38,7 @@ class KernelCode:
 
     name: str
     registers: int | None  # registers per thread
-    frame_bytes: int | None  # bytes of local memory per thread
+    frame_bytes: int | None  # bytes of local memory that each thread needs
     shared_bytes: int  # static shared memory per block, without the driver's part
     constant_bytes: int  # bytes in constant bank 0: the kernel's parameters, and what the driver adds
     barriers: int | None

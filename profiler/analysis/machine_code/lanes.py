@@ -14,7 +14,7 @@ from cbtop.profiler.analysis.ptx.lane_values import WARP_THREADS
 from cbtop.profiler.analysis.ptx.opcodes import is_plain_access, opcode
 
 SECTOR_BYTES = 32  # bytes of the smallest transaction of global memory
-BANKS, BANK_BYTES = 32, 4  # the banks of shared memory and their width
+BANKS, BANK_BYTES = 32, 4  # shared memory has this many banks, each of this many bytes
 PASS_BYTES = BANKS * BANK_BYTES  # most bytes that shared memory delivers in one pass
 
 

@@ -28,7 +28,7 @@ class Limits:
     warps: int
     blocks: int
     shared_bytes: int
-    barriers: int | None = None  # None if barriers do not limit the number of blocks
+    barriers: int | None = None  # most barriers of an SM; None if they do not limit the number of blocks
     shared_unit_bytes: int = 128
     reserved_shared_bytes: int = KIB  # shared memory that the driver reserves in each block
 

@@ -32,7 +32,8 @@ if MYPY:
 
 MAX_REASONS_BYTES = 4096
 SUMMARY_WITHIN_MS = 300  # how long a process waits at its end for its summary, at most
-LENT_FROM, LENT_BELOW = (3, 11), (3, 14)  # the Python versions in pyproject.toml
+# The oldest and the newest Python version that cbtop supports, as in pyproject.toml.
+LENT_FROM, LENT_BELOW = (3, 11), (3, 14)
 NO_TORCH, NO_CALL = "torch was never imported", "no call of a model was seen"
 
 
@@ -132,7 +133,7 @@ class TorchFinder:
         """Wait until the summary of the run is printed. A shell shows its prompt as soon as this process ends."""
         try:
             fifo = os.open(self._nothing_yet + ".end", os.O_WRONLY | os.O_NONBLOCK)
-        except OSError as error:  # with --quiet, there is no FIFO
+        except OSError as error:  # with --quiet, the run has no FIFO to wait for
             reraise_host_error(error)
             return
         try:
@@ -234,7 +235,7 @@ def load_package(directory: str) -> None:
 def reraise_host_error(error: Exception) -> None:
     """Raise `error` again if a signal handler of the program raised it while cbtop's code ran."""
     if error.__traceback__ is None or error.__traceback__.tb_next is None:
-        return  # the calling code raised the error, so no signal handler did
+        return  # the code that called this has raised the error, and not a signal handler
     try:
         from cbtop.protocol import signals
     except (ImportError, SyntaxError):  # this Python has no cbtop installed
@@ -290,7 +291,7 @@ def leave(directory: str) -> None:
     sys.path_importer_cache.pop(directory, None)
     if (
         getattr(sys.modules.get("sitecustomize"), "__file__", None) == __file__
-    ):  # otherwise, a different sitecustomize has imported this file
+    ):  # if this is not so, a different sitecustomize has imported this file
         del sys.modules["sitecustomize"]
 
 
