@@ -3,7 +3,7 @@
 It runs its kernels and times them, or checks them against their references.
 """
 
-# No other file of compute times anything. The decoder's traces come from the profiler.
+# In compute, only this file measures times. The decoder's traces come from the profiler.
 
 from __future__ import annotations
 

@@ -21,8 +21,8 @@ ROUNDED = Equivalent(4e-3)
 
 @dataclass(frozen=True, slots=True)
 class BrickSpec:
-    """One row of the table of bricks. `brick` is None if the profiler has no BrickId for the brick. It then has only
-    a name.
+    """One row of the table of bricks. `brick` is None if the profiler has no BrickId for the brick. Such a brick has
+    only a name.
     """
 
     name: str

@@ -28,8 +28,8 @@ class _Version:
     mounted: str
     limit: str
     used: str
-    # Names of counters in memory.stat for pages of files. The group counts these pages as used. The system frees them
-    # when memory is short.
+    # Names of counters in memory.stat for pages of files. A control group counts these pages as used. The system
+    # nevertheless frees them when memory is short.
     files: tuple[str, str]
 
 

@@ -43,9 +43,11 @@ PATTERNS = {
     "stablelm2": (_QWEN2,),
     "smollm": (r"\p{N}", _GPT2),
 }
-# With these values of `tokenizer.ggml.pre`, a text begins with a special token unless the file says otherwise.
+# Values of `tokenizer.ggml.pre`: if the file has one of these, a text begins with a special token, unless the file
+# says otherwise.
 BEGINS = frozenset({"llama-bpe"})
-# With these values of `tokenizer.ggml.pre`, a word that is a token becomes that token, independent of the merges.
+# Values of `tokenizer.ggml.pre`: if the file has one of these, a word that is a token becomes that token, independent
+# of the merges.
 WHOLE_WORDS = frozenset({"llama-bpe"})
 # Control tokens that end a text even if the file does not list them, as in llama.cpp.
 ENDS = frozenset(

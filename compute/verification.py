@@ -350,7 +350,7 @@ def _verified(variant: Variant, sizes: Sequence[int], run: Run) -> Verified:
 
 
 def _failed(kernel: Kernel, found: Arguments, expected: Arguments, peer: str) -> list[str]:
-    """Return the names of the checks that fail for these outputs."""
+    """Return the names of the checks that fail for the outputs `found`."""
     checks = Finite(), Equivalent(kernel.contract.tolerance, peer)
     outputs = [(from_bits(found[place]), from_bits(expected[place])) for place in kernel.outputs]
     return [check.name for output in outputs for check in checks if not check.evaluate(*output).passed]

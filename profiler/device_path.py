@@ -58,9 +58,7 @@ class DevicePath:
 
     @property
     def held_steps(self) -> HeldSteps | None:
-        """The ended steps that wait for their stamps. None if instead each step waits for the device at its end
-        instead.
-        """
+        """The ended steps that wait for their stamps. None if each step waits for the device at its end."""
         return self.kept if self.mode is SyncMode.DEFERRED else None
 
     position = property(attrgetter("_host.position"), doc="Where in the graph the caller is.")

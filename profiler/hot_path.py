@@ -190,12 +190,12 @@ class HotPath:
                 pack_record(self.memory, at, start_ns, end_ns, elements, tag, number)
             except BaseException as error:
                 self.write_refused(at, number, tag, start_ns, end_ns, elements)
-                if not is_ours(error):  # an interrupt, such as KeyboardInterrupt, goes on to the host
+                if not is_ours(error):  # an interrupt, such as KeyboardInterrupt, is raised into the host
                     raise
 
     def brick(self, brick: Hashable, elements: int = 1) -> Span:
         """Time a block: `with profiler.brick(BrickId.RMS_NORM, elements=4096):`. An exception marks it as failed."""
-        # This class has no __init__, because calling it would cost as much as both readings of the clock.
+        # Span has no __init__, because calling it would cost as much as both readings of the clock.
         span = Span()
         span.hot_path = self
         span.key = brick

@@ -169,8 +169,8 @@ class HostPath:
         self._callbacks = callbacks
         self._record = callbacks.record
 
-    # Every step reads both properties. attrgetter runs no Python code, which the model would have evicted from the
-    # processor's caches.
+    # Every step reads both properties below. attrgetter runs no Python code, which the model would have evicted from
+    # the processor's caches.
     position = property(attrgetter("hot_path.position"), doc="Where in the graph the caller is.")
     recording = property(attrgetter("hot_path.recording"), doc="Whether what the caller starts now is timed.")
 

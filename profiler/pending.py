@@ -59,10 +59,11 @@ class Pending:
 
         If the clock raises an exception, count the waiting timings as lost and raise its exception.
         """
-        # Only the thread with this lock removes timings. So the first `waiting` timings are those that `synchronize`
-        # has waited for, unless `discard` has removed some of them.
+        # Only the thread that holds the lock removes timings. So the first `waiting` timings are those that
+        # `synchronize` has waited for, unless `discard` has removed some of them.
         with self._finalizing:
-            if self._is_finalizing:  # a signal handler has interrupted `finalize`, and calls it again
+            # A signal handler has interrupted `finalize` and calls it again, so do nothing here.
+            if self._is_finalizing:
                 return
             waiting, time_ns = len(self.timings), self._clock.time_ns
             try:

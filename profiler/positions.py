@@ -26,7 +26,7 @@ def running_unit() -> object | None:
     modules = sys.modules
     asyncio = modules.get("asyncio")
     if asyncio is not None:
-        # The function is missing while asyncio is being imported.
+        # While asyncio is being imported, it does not have this function yet.
         loop = getattr(asyncio, "_get_running_loop", _no_unit)()
         task: object | None = asyncio.current_task(loop) if loop is not None else None
         if task is not None:
@@ -55,8 +55,8 @@ def finder(make: Callable[[], Position]) -> Callable[[], Position]:
     A position lives as long as its thread, task or greenlet.
     """
     of_thread = thread_local()
-    # This is no WeakKeyDictionary, because that runs Python code when a task is deleted. An exception that a signal
-    # handler of the host raises in such code is lost.
+    # This dictionary is no WeakKeyDictionary, because that runs Python code when a task is deleted. An exception that
+    # a signal handler of the host raises in such code is lost.
     of_unit: dict[ref[object], Position] = {}
     modules = sys.modules
     # Python's hot path calls this function at every brick. So look for tasks and greenlets only if there can be any:

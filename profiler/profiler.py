@@ -185,7 +185,7 @@ class BrickProfiler:
         """The hot path that runs at every brick: `compiled` or `python`."""
         return self._path.implementation
 
-    # Each step reads both properties. attrgetter runs no Python code, so it is fast.
+    # Each step reads both properties below. attrgetter runs no Python code, so it is fast.
     enabled = property(attrgetter("_enabled"), doc="Whether anything is recorded.")
     recording = property(
         attrgetter("_path.recording"),
@@ -217,7 +217,7 @@ class BrickProfiler:
 
     @property
     def pending_count(self) -> int:
-        """Number of timings whose times the device has not reported yet."""
+        """Number of timings that wait until the device has reported their times."""
         return len(self._pending)
 
     @_unless_it_fails(None)

@@ -71,7 +71,7 @@ class Scopes:
             scope = type(outer)(key, node, outer, _work_of(key))
             if node == NO_NODE:
                 self.dropped += 1
-                return scope  # do not store this scope, because there may be any number of such scopes
+                return scope  # do not store this scope, because there may be any number of scopes without a node
             outer.children[key] = scope
             return scope
 
@@ -97,7 +97,7 @@ class Scopes:
                 what = "more than %d nodes, or more than %d deep: what comes after is counted, not recorded"
                 _log.warning(f"cbtop: {what}", MAX_NODES, MAX_DEPTH)
             return NO_NODE
-        if nodes[0].id != self._nodes + 1:  # a signal handler has interrupted this, and has defined other nodes
+        if nodes[0].id != self._nodes + 1:  # a signal handler has run in between, and has defined other nodes
             return self._define_node(key, outer)
         self._nodes += count
         self._unsaid += said

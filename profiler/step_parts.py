@@ -46,7 +46,7 @@ def scope_of(scope: Scope, keys: tuple[Hashable, ...], scopes: Scopes) -> Scope:
     return scope
 
 
-# This belongs to a step inside a call. It has the scope around the step, the position, and the lane of the position.
+# For a step inside a call: the scope around the step, the position, and the lane of the position.
 Inside = tuple[Any, Any, int]
 
 

@@ -247,7 +247,7 @@ class ActiveStep:
         self.position: Position | None = None  # the position; set while the step runs
         self._scope: Any = None  # the scope of the step; None if its bricks are not recorded
         self._cancelled = False
-        self.adopted: dict[Adopted, None] = {}  # work that other threads are doing for this step
+        self.adopted: dict[Adopted, None] = {}  # work that other threads or tasks have adopted for this step
         self._waits = 0  # number of calls of `told` that will still come
         # The step's data; set after the step has ended, while it waits for parts.
         self._ended: Ended | HeldStep | None = None
@@ -436,8 +436,8 @@ class ActiveStep:
             self._outer_held = position.held  # no line after this one can fail
             position.held = [] if key is UNNAMED else None
             position.lane = steps.take_lane(self)
-            # This is one statement, because a signal handler may run steps between two. A step without a position
-            # counts as ended.
+            # The position and the scope are set in one statement, because a signal handler may run steps between two.
+            # A step without a position counts as ended.
             self._scope, self.position, position.step = scope, position, self
             path.enter(position, scope, now_ns)
             if self._is_outermost:
@@ -547,8 +547,8 @@ class ActiveStep:
             self._steps.flush()
 
     def _inside_at(self, position: Position) -> Inside | None:
-        """If the step ran inside a call, return where that call is in the graph. Returns None for other steps, or if
-        `position` has moved.
+        """If the step ran inside a call, return the place of that call in the graph. Returns None for other steps, or
+        if `position` has moved.
         """
         if position.scope is self._inside and self._inside.parent is not None:
             return self._named(self._inside), position, position.lane

@@ -83,7 +83,7 @@ class CatalogWriter:
         return self._append(payload, MAX_CATALOG_BYTES - _GOODBYE_BYTES)
 
     def _append(self, payload: bytes, room_bytes: int) -> bool:
-        """Write a frame, unless the file would then exceed `room_bytes`.
+        """Write `payload` as a frame, unless the file would then exceed `room_bytes`.
 
         If the disk is full, the frame is written later.
         """
@@ -91,7 +91,8 @@ class CatalogWriter:
         if len(payload) > MAX_CATALOG_FRAME_BYTES or self.size_bytes + size_bytes > room_bytes:
             return False
         frame = _HEAD.pack(len(payload), zlib.crc32(payload)) + payload
-        # A signal handler cannot run between these two lines, because nothing is called: both or none are executed.
+        # A signal handler cannot run between the next two lines, because nothing is called: both or none are
+        # executed.
         self.size_bytes += size_bytes
         self.is_behind = True
         self._waiting += frame

@@ -62,7 +62,7 @@ class EndedProcess:
 
 
 def rings_of(names: Iterable[str]) -> set[str]:
-    """Return the names of the rings that these file names belong to. A ring of such a name need not exist."""
+    """Return the names of the rings that these file names belong to. The rings need not exist."""
     return {f"{found[1]}.ring" for name in names if (found := _FILE_NAME.fullmatch(name))}
 
 

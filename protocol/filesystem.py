@@ -14,7 +14,8 @@ _GET_FLAGS, _SET_FLAGS = 0x80086601, 0x40086602
 _NO_COPY_ON_WRITE = 0x00800000
 # The flags "compress" and "do not compress". While either is set, btrfs refuses the flag "no copy-on-write".
 _COMPRESSION = 0x00000404
-_FLAGS = struct.Struct("@ixxxx")  # The kernel declares a long for these flags, but reads and writes an int.
+# The kernel's headers declare a long for the flags of a file. In fact, the kernel reads and writes an int.
+_FLAGS = struct.Struct("@ixxxx")
 
 
 def copies_on_write(descriptor: int) -> bool:
@@ -40,7 +41,7 @@ def copies_on_write(descriptor: int) -> bool:
         fcntl.ioctl(descriptor, _GET_FLAGS, flags)
     except OSError as error:
         reraise_host_error(error)
-        # these errors come from btrfs too: it accepts the flag, but has no space to store it
+        # these errors also mean btrfs, because it accepts the flag but has no space to store it
         return error.errno in (errno.ENOSPC, errno.EDQUOT)
     return bool(_FLAGS.unpack(flags)[0] & _NO_COPY_ON_WRITE)
 

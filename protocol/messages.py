@@ -321,7 +321,7 @@ CatalogMessage = (
     | Goodbye
 )
 DevicePart = Device | DeviceProcess | Unknown
-# These messages exist only inside other messages.
+# The classes of messages that exist only inside other messages.
 Part = TraceNumber | TraceAnomaly | KernelTimes | BrickHostTime | PartTime | StructurePart | DevicePart
 
 # --- messages of the daemon to every viewer --------------------------------------------------------------------

@@ -61,7 +61,7 @@ class OpenFile:
         """Close the file. A second call has no effect."""
         descriptor, self.descriptor = self.descriptor, _NONE
         if descriptor != _NONE:
-            # The descriptor may be invalid: something else has closed it, or this close fails. Both are harmless.
+            # The file may already be closed by something else, or this close may fail. Both are harmless.
             with suppressed(OSError):
                 if os.path.samestat(os.fstat(descriptor), self.status):
                     os.close(descriptor)

@@ -27,7 +27,7 @@ from cbtop.protocol.kept_file import read_list, try_to_write, write_list
 from cbtop.protocol.messages import Ceiling
 
 SCHEMA = "cbtop.roofs/1"
-MAX_DEVICES = 32  # if there are more devices, those with the oldest measurements are dropped
+MAX_DEVICES = 32  # most devices in the file of roofs; if there are more, the oldest measurements are dropped
 MAX_CEILINGS = 16  # most roofs of one device
 # The compute roofs that apply to torch models, and the number type that each multiplies. Older files do not contain
 # the type.

@@ -95,7 +95,7 @@ class StepAllocations:
 class GraphBreak:
     """A reason why Dynamo ended a graph early, and how often.
 
-    `node` is the innermost step, layer or brick that ran then. 0 means outside of all.
+    `node` is the innermost step, layer or brick that ran then, or 0 if none ran.
     """
 
     reason: str

@@ -12,7 +12,7 @@ PRECONDITION = "precondition "  # prefix of the names of checks of a kernel's ar
 
 
 class BrickCategory(IntEnum):
-    """A report adds up bricks by these categories."""
+    """The categories of bricks. A report adds up bricks by category."""
 
     NORM = 0
     ATTENTION = 1
@@ -117,7 +117,7 @@ WARM_UP = " (warm-up)"  # Suffix of the phase name for the first steps of a proc
 SAMPLE = ", a sample"  # suffix of the phase name if the totals contain only the recorded steps
 # Suffix of the backend's name if the model runs on a GPU and CUPTI records its kernels.
 BY_KERNELS = "kernels by CUPTI, a recorded step as long as the plain one before it"
-# A suffix after BY_KERNELS, if the GPU was idle at the beginning of most of these steps.
+# A suffix after BY_KERNELS. It is added if the GPU was idle at the beginning of most recorded steps.
 IDLE_BEFORE = ", the GPU idle as it began"
 # Suffix of the backend's name if only the host timed the work of a device. The times are then the times of launches.
 LAUNCHES = ": launches"

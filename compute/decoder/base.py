@@ -227,7 +227,7 @@ class Model:
     window: int
     epsilon: float
     rope: Rope
-    # RoPE of layers with a sliding window; the same object as `rope` if they do not differ from other layers.
+    # RoPE of layers with a sliding window; the same object as `rope` if it is the same in all layers.
     sliding_rope: Rope
     activation: Activation
     embedding_scale: float
@@ -395,8 +395,8 @@ class _FamilyReader:
         base = self._file.metadata.number(f"{self._prefix}.rope.freq_base_swa", default=own_base or rope.base)
         if own_base is None:
             return rope if base == rope.base else replace(rope, base=base)
-        # The positions of these layers are not scaled. So divide the magnitude by the factor that comes from the
-        # scale, as llama.cpp does.
+        # The positions of layers with a sliding window are not scaled. So divide the magnitude by the factor that
+        # comes from the scale, as llama.cpp does.
         of_scale = 1 + 0.1 * math.log(1 / rope.scale) if rope.extrapolation else 1.0
         return replace(rope, base=base, scale=1.0, extrapolation=0.0, magnitude=rope.magnitude / of_scale)
 

@@ -145,8 +145,8 @@ class GpuMachine:
         self.sent = gpu.pinned((most,), np.int64)
         self.inputs = gpu.zeros((most,), np.int64)
         self._start = gpu.zeros((1,), np.int32)  # the first position of a pass without sent inputs
-        # Whether the inputs of the pass were sent to the device. The next fields are the numbers of tokens and parts
-        # in the pass, and how many of both the kernels have got.
+        # Whether the inputs of the pass were sent to the device. The next line has the numbers of tokens and parts in
+        # the pass, and how many of these the kernels have got.
         self.takes_inputs = False
         self._tokens = self._parts = self._tokens_given = self._parts_given = 0
 
@@ -230,7 +230,7 @@ class GpuMachine:
         return Int8Scratch(codes, factors, self.gpu.multiprocessors, tiles)
 
     def put(self, array: Any, values: Sequence[int]) -> Any:
-        """Copy the values into `array` and return it.
+        """Copy `values` into `array` and return it.
 
         If the inputs were sent, return the part of them that has these values.
         """

@@ -104,7 +104,7 @@ class AttentionProbe:
                 yield bricks.attention, partial(self._weighed, layer)
 
     def _weighed(self, layer: int, calls: Calls) -> int:
-        # The kernel does not store attention weights, so compute them again.
+        # The attention kernel does not store its weights, so compute them again.
         q, k_cache, _, start, *scores, _, _ = calls[0]
         weights = attention.attention_weights(q[-1], k_cache, start + len(q) - 1, *scores)
         self._tracer.record_attention(

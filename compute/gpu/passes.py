@@ -81,7 +81,7 @@ class LaunchedPass:
         self._calls: list[Callable[[], object]] = []
 
     def again(self) -> None:
-        """Launch everything in the pass again, with the same addresses for stamps."""
+        """Launch everything in the pass once more. The launches write stamps to the same addresses."""
         for call in self._calls:
             call()
 

@@ -25,7 +25,8 @@ _code_and_description = attrgetter("library", "fndesc")
 
 
 def address_of(function: Any, *arguments: Any) -> int:
-    """Return the address of the machine code of a function under @jit, for arguments of these types.
+    """Return the address of the machine code of a function under @jit, for arguments of the same types as
+    `arguments`.
 
     Compiles the function if needed.
     """

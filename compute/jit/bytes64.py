@@ -246,7 +246,8 @@ def _sums_with_avx2(builder: Any, weights: Weights, codes: Sequence[Sequence[Any
     With four tokens, the sums and factors fill all sixteen registers.
     """
     quads = [partial(_halves, builder, one) for one in weights]
-    of_tokens = [[_part(builder, x, 0, 32) for x in own] for own in codes]  # both halves of the vector are equal
+    # Use one half for both, because the halves of this vector are equal.
+    of_tokens = [[_part(builder, x, 0, 32) for x in own] for own in codes]
     sums = (_sums_of_signed if largest > 127 else _sums_of_small)(builder, quads, of_tokens, largest)
     whole = ir.Constant(_INTS, list(range(LANES)))
     return [builder.shuffle_vector(*both, whole) for both in sums]

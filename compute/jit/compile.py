@@ -23,7 +23,8 @@ from cbtop.protocol.cache import cache_dir
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 untyped: Any = numba  # the stubs of Numba for type checkers do not have everything
-settings: Any = numba.config  # these attributes are made at run time, so type checkers do not know them
+# Numba makes its settings at run time, so type checkers do not know them.
+settings: Any = numba.config
 _Dispatcher: Any = CPUDispatcher  # Numba's base class has no type annotations
 
 if settings.DISABLE_JIT:
@@ -42,7 +43,7 @@ CODE_SETTINGS = (
     "OPT", "LOOP_VECTORIZE", "SLP_VECTORIZE", "LLVM_REFPRUNE_PASS", "BOUNDSCHECK", "DEBUGINFO_DEFAULT", "ENABLE_AVX",
     "ENABLE_PROFILING",
 )  # fmt: skip
-# These options save Numba the time to compile wrappers for calls from C.
+# These options of Numba save the time to compile wrappers for calls from C.
 OPTIONS = {
     "nopython": True, "error_model": "numpy", "nogil": True, "no_cfunc_wrapper": True, "debug": False,
     "boundscheck": None,

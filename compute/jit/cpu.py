@@ -13,7 +13,7 @@ from typing import Any
 import numba
 from llvmlite import binding
 
-_settings: Any = numba.config  # these attributes are made at run time, so type checkers do not know them
+_settings: Any = numba.config  # Numba makes its settings at run time, so type checkers do not know them
 # From Linux's asm/prctl.h. A process must request permission once to use tiles, because the system saves them for
 # each thread.
 _ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA = 158, 0x1023, 18

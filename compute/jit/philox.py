@@ -16,7 +16,7 @@ ROUNDS = 10
 _LOW = np.uint64(0xFFFFFFFF)
 _WORD = np.uint64(32)
 _MULTIPLIERS = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
-_WEYL = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)  # these numbers are added to the key in each round
+_WEYL = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)  # constants of Philox that are added to the key in each round
 
 
 @jit

@@ -111,8 +111,8 @@ def of_rows(function: Any, rows: int, vectors: int) -> Any:
 _scores_of_six, _scores_of_four = (of_rows(_scores, rows, 2 if WIDE else 1) for rows in (MANY, SOME))
 _add_values_of_six, _add_values_of_four = (of_rows(_add_values, rows, 2 if WIDE else 1) for rows in (MANY, SOME))
 _scores_of_pair, _add_values_of_pair = of_rows(_scores, PAIR, 2), of_rows(_add_values, PAIR, 2)
-# These functions process the last vector of a head with an odd number of vectors. They are not needed if the
-# functions above process only one vector at a time.
+# The functions in this tuple process the last vector of a head with an odd number of vectors. They are not needed if
+# the functions above process only one vector at a time.
 _add_last_of_six, _add_last_of_four, _add_last_of_pair = (
     of_rows(_add_values, rows, 1) for rows in (MANY, SOME, PAIR)
 )
@@ -371,7 +371,7 @@ def attend_any_parallel(  # compiled
 def compiled_loops(name: str, **own: Any) -> tuple[Any, Any]:
     """Return two loops of a variant: one for a single thread, called `name`, and one for several threads.
 
-    `own` contains functions and numbers that replace those above.
+    `own` contains the variant's own functions and numbers, which replace the ones of the same names in this file.
     """
     parts = _take_rows, _multiply_keys, _weigh_rows, _multiply_values, _attend_positions, _write_rows
     for part in parts:  # the order matters: `_attend_positions` calls the functions before it in this tuple

@@ -164,7 +164,7 @@ def example_matrices(
 
 
 def example_sizes(codes: Sequence[int], size: int, is_int8: bool) -> tuple[int, int]:
-    """Return numbers of rows and columns that are valid in all these formats."""
+    """Return numbers of rows and columns that are valid in all of the given formats."""
     rows = ROWS * (1 + size // 16) if is_int8 else size + 3
     columns = 256 * (1 + size // 128)
     if all(FORMATS[code].block_elements < 256 for code in codes):

@@ -52,7 +52,9 @@ def _with_minimum(products: Any, factors: Any, token: Any, block: Any, scale: An
 def _without_minimum(
     products: Any, factors: Any, token: Any, block: Any, scale: Any, minimum: Any, total: Any
 ) -> Any:
-    """This is used instead of `_with_minimum` if LESS_128 is set. The products include the minimum already then."""
+    """This function is used instead of `_with_minimum` if LESS_128 is set. The products include the minimum already
+    then.
+    """
     return multiply_add(multiply(to_floats(products), splat(factors[token, block * U(FACTORS)])), scale, total)
 
 
@@ -400,7 +402,9 @@ def _compiled(
 
 
 def _sums_of(largest: int) -> dict[str, Any]:
-    """Return the functions that a format with weights up to `largest` needs in place of the functions above."""
+    """Return the functions that a format with weights up to `largest` needs in place of the functions of the same
+    names in this file.
+    """
     return {"_LARGEST": largest, "_with_minimum": _without_minimum if largest > 127 and LESS_128 else _with_minimum}
 
 

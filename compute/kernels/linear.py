@@ -158,7 +158,7 @@ def launches(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: Any)
 
 
 def dtype_of(weights: Matrix) -> str:
-    """Return the type of the numbers that a product with these weights multiplies."""
+    """Return the number type that a product with these weights multiplies: int8 or float32."""
     return "int8" if weights.takes_int8 else "float32"
 
 

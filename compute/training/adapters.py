@@ -72,6 +72,6 @@ class Parameters:
 
 
 def _views(row: Floats, shapes: Sequence[tuple[int, int]]) -> list[Floats]:
-    """Return consecutive parts of a row of weights as matrices of these shapes."""
+    """Return consecutive parts of a row of weights as matrices of the given shapes."""
     ends = np.cumsum([rows * columns for rows, columns in shapes])
     return [part.reshape(shape) for part, shape in zip(np.split(row[0], ends[:-1]), shapes, strict=True)]

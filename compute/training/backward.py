@@ -94,7 +94,7 @@ class BackwardPlanner:
         self._tokens = len(gradients.x)
 
     def call(self, spec: BrickSpec, *parts: Part) -> BrickCall:
-        """Return a call of a new brick that runs these kernels with their arguments."""
+        """Return a call of a new brick that runs the kernels in `parts`, each with its arguments."""
         brick = ComputeBrick(spec, [launch for launch, _ in parts], self._backend, self._profiler)
         of_token = sum(launch.elements_per_token for launch, _ in parts)
         return BrickCall(brick, round(self._tokens * of_token), tuple(arguments for _, arguments in parts))

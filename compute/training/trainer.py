@@ -196,7 +196,7 @@ class Trainer(Decoder):
         q, k, v = self._kept(bricks.rope, space.q, space.k, space.v)
         (middle,) = self._kept(bricks.ffn_norm, space.x)
         activation = bricks.gated or bricks.activation
-        assert activation is not None  # if both are None, the layer has a mixture of experts
+        assert activation is not None  # if gate and up are both None, the layer has a mixture of experts
         assert bricks.down is not None
         gate, up = self._kept(activation, space.gate, space.up)
         deltas = [

@@ -44,7 +44,8 @@ def run(
     from cbtop.compute.places import place_of
     from cbtop.compute.training.text import batches
 
-    options = replace(options, is_exact=True)  # exact products, because gradients are computed only for these
+    # Exact products are needed, because gradients are computed only for these.
+    options = replace(options, is_exact=True)
     path = options.model or demo_model(progress)
     if is_first_run():
         compile_in_fork(partial(_compile, options, path), lambda: progress("compiling kernels", None))

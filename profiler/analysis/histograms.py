@@ -95,7 +95,9 @@ class Histograms:
         return found
 
     def add(self, cell: Column, count: Column) -> None:
-        """Add `count` to the counts of these cells. No cell may occur twice."""
+        """Add each of `count` to the count of the histogram cell at the same index in `cell`. No cell may occur
+        twice.
+        """
         page = self._make_pages(cell)
         room = page > 0
         if not room.all():
@@ -148,7 +150,9 @@ class Histograms:
         return summed
 
     def _cells_in(self, page: NDArray[np.int32]) -> tuple[Column, Column, Column]:
-        """Return the cells in these pages with a count, as columns: index in `page`, bucket in the octave, count."""
+        """Return the cells with a count in the pages `page`, as columns: index in `page`, bucket in the octave,
+        count.
+        """
         counts = self._counts[page].ravel()
         at = (counts != 0).nonzero()[0]
         return at >> SUB_BUCKET_BITS, at & (SUB_BUCKETS - 1), counts[at].astype(np.int64)

@@ -31,7 +31,7 @@ class PhaseTotals:
     inside: Inside  # the nodes inside the step, without the step itself
     table: NodeTable
     stats: NodeStats
-    # These arrays have an entry for each node id, but only the entries of this phase's nodes are valid.
+    # Each of these arrays has an entry for every node id. Only the entries of nodes in this phase are valid.
     columns: dict[str, Column]  # the keys are count, elements, total_ns, closed_ns, loose_ns, overlap_ns
     held: NDArray[np.bool_]  # which nodes are bricks with time, or inside such a brick
     adopted: NDArray[np.bool_]  # which nodes are adopted work, so that the time of their parent does not contain them

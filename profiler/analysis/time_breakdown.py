@@ -52,10 +52,11 @@ class TimeBreakdown:
     unmatched_calls: int  # number of calls that were stopped twice, out of order or after their step
     unmatched_ns: int
     cancelled: int  # number of steps that were cancelled, or renamed after bricks ran; their bricks are left out
-    # Number of steps in the lane that steps share if all other lanes are in use. Their bricks cannot be assigned to
-    # single steps.
+    # Number of steps in the lane that steps share if all other lanes are in use. The bricks of these steps cannot be
+    # assigned to single steps.
     in_shared_lane: int
-    adopted: Beside | None  # time of work that other threads or tasks did for these steps
+    # Time of work that other threads or tasks did for the steps of this phase; None without such work.
+    adopted: Beside | None
 
     @property
     def unattributed_ns(self) -> int:

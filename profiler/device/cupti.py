@@ -111,7 +111,7 @@ class Cupti(Protocol):
     """The interface to CUPTI. Each method raises CuptiError if CUPTI refuses the call."""
 
     def begin(self, kinds: Sequence[int]) -> None:
-        """Become the owner of CUPTI in this process, and record these kinds of records."""
+        """Become the owner of CUPTI in this process, and record the given kinds of records."""
 
     def end(self) -> None:
         """Stop recording, and wait until CUPTI has delivered all records."""

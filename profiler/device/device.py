@@ -42,14 +42,16 @@ class CudaDevice:
         for _ in range(FIRST_TRIES):
             self._next_pair_ns = 0
             self.look_at_clocks()
-            # A first comparison of both clocks is enough. A second one at almost the same time would not show their
-            # drift.
+            # A first comparison of the clocks of device and host is enough. A second one at almost the same time
+            # would not show their drift.
             if self.time.last is not None:
                 break
         _devices.add(self)
 
     def look_at_clocks(self) -> None:
-        """Read both clocks, unless they were read less than PAIR_EVERY_NS ago. Reading takes about 40 us."""
+        """Read the clocks of device and host, unless they were read less than PAIR_EVERY_NS ago. Reading takes about
+        40 us.
+        """
         now_ns = self.now_ns()
         if now_ns < self._next_pair_ns or self.is_of_parent:
             return

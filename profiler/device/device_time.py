@@ -17,7 +17,8 @@ from __future__ import annotations
 from collections import deque
 from typing import NamedTuple
 
-MAX_DRIFT_PPM = 100  # Largest drift between both clocks that is assumed. Measured values are 6 to 24.
+# Largest drift between the clocks of device and host that is assumed, in ppm. Measured values are 6 to 24.
+MAX_DRIFT_PPM = 100
 WANDER_PPM = 1
 MAX_PAIRS = 64
 # Number of latest pairs of readings that are used for times after the last pair. The line goes through the oldest and
@@ -27,7 +28,7 @@ _MILLION = 1_000_000
 
 
 class ClockPair(NamedTuple):
-    """One reading of both clocks."""
+    """One reading of both clocks, the device's and the host's."""
 
     device_ns: int
     host_ns: int
@@ -50,7 +51,7 @@ class DeviceTime:
         return self._pairs[-1] if self._pairs else None
 
     def add(self, pair: ClockPair) -> None:
-        """Add a reading of both clocks. It must be later than all earlier ones."""
+        """Add a reading of the clocks of device and host. It must be later than all earlier ones."""
         last = self.last
         if last is not None:
             elapsed_ns = pair.device_ns - last.device_ns

@@ -93,7 +93,7 @@ class Durations:
         self.steps += steps
 
     def merge(self, other: Durations) -> None:
-        """Add all launches of `other`. Its steps must have ended."""
+        """Add all launches of a kernel that `other` has counted. All of its steps must have ended."""
         if other.steps:
             self._count_step(other.steps, other.fewest, other.most)
         self._ended += other.count

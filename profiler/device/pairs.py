@@ -44,7 +44,7 @@ class Pairs:
 
 
 class PairStamps:
-    """Makes up to `pairs` pairs of stamps, which store their times in `words`. These must be 0."""
+    """Makes up to `pairs` pairs of stamps, which store their times in `words`. All words must be 0 at first."""
 
     def __init__(self, device: CudaDevice, words: Words, pairs: int) -> None:
         self._driver, self._stamp, self._context = device.driver, device.stamp, device.context

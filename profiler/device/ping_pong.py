@@ -23,7 +23,7 @@ KERNEL_LIMIT_NS = 2_000_000  # the kernel that answers ends after this time, eve
 
 
 class PingPong:
-    """Reads both clocks for the device of the current context."""
+    """Reads the host's clock and the clock of the current context's device at almost the same time."""
 
     def __init__(self, driver: Driver, kernel: int, now_ns: Callable[[], int]) -> None:
         self._driver = driver
@@ -35,7 +35,7 @@ class PingPong:
         self._words[ENDED] = 1
 
     def pair(self) -> ClockPair | None:
-        """Return a reading of both clocks, or None if the device did not answer in time."""
+        """Return a reading of the clocks of device and host, or None if the device did not answer in time."""
         words, now_ns = self._words, self._now_ns
         if not words[ENDED]:  # the kernel of an earlier call was started late and is still running
             return None

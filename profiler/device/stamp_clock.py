@@ -25,7 +25,9 @@ from cbtop.protocol import clock
 
 SLOTS = 1 << 15  # Number of memory words for marks. Two steps of MAX_PENDING timings fit, with two marks each.
 MAX_STREAMS = 64
-SPIN_NS = 200_000  # a wait first spins for this time and then sleeps; a device that keeps up answers while it spins
+# A wait first spins for this time and then sleeps; if the device keeps up with the host, the wait ends while it
+# spins.
+SPIN_NS = 200_000
 NAP_S = 50e-6
 LOOK_NAPS = 200  # a long wait checks once in this many naps whether the device is lost
 
@@ -203,7 +205,7 @@ class StampClock:
         return known.host_ns(device_ns), known.error_ns(device_ns)
 
     def look(self) -> None:
-        """Compare both clocks, unless they were compared a short while ago."""
+        """Compare the clocks of device and host, unless they were compared a short while ago."""
         self._device.look_at_clocks()
 
     def close(self) -> None:

@@ -184,7 +184,7 @@ class Attachment:
             for place, section in self._sections.items():
                 if place not in places:
                     for module in section.modules:
-                        leave(module)  # if there is a new plan, `begin` also marks these modules as known
+                        leave(module)  # `begin` does the same for the modules of a new plan
                     for call in section.calls:
                         if self.steps.calls_are_in is not False:
                             call.swap_in()

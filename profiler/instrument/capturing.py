@@ -54,7 +54,8 @@ class Capture:
         self.steps: Any = None  # the ModelSteps of the model that runs in this capture
         self.calls: list[Call] = []  # descriptions of the calls of the captured model
         self.spans: list[CapturedCall] = []
-        self.guarded: list[Any] = []  # the GraphFlags of the captured calls, for the guard; None without a guard
+        # The GraphFlags of the captured calls, which the guard reads; None without a guard.
+        self.guarded: list[Any] = []
         self.why_not = ""  # why the times of this graph would be wrong; "" if they would be right
         self.open: list[CapturedCall] = []  # calls that have begun and not ended, outermost first
         self._count = 0
@@ -132,11 +133,11 @@ class Capture:
         return self.open[-1].key if self.open else None
 
     def start_brick(self, brick: Hashable, /) -> Mark:
-        """Begin a call during a capture. The arguments are those of `Path.start_brick`."""
+        """Begin a call during a capture. Takes the same arguments as `Path.start_brick`."""
         return self.begin(brick, None)
 
     def stop_brick(self, span: Mark, elements: int, failed: bool = False) -> None:
-        """End a call during a capture. The arguments are those of `Path.stop_brick`."""
+        """End a call during a capture. Takes the same arguments as `Path.stop_brick`."""
         self.end(span, elements)
 
 

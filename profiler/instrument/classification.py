@@ -277,7 +277,7 @@ RULES: tuple[tuple[Rule, ModuleKind], ...] = (
     ),
     # vLLM and SGLang do not call the head. Their LogitsProcessor multiplies by the head's weights.
     (_class(r"^LogitsProcessor$", _outside), ModuleKind(BrickId.LM_HEAD)),
-    # These rules look only at the class of a module.
+    # The rules from here on look only at the class of a module.
     (_class(_RMS_NORM), ModuleKind(BrickId.RMS_NORM)),
     (_class(r"LayerNorm"), ModuleKind(BrickId.LAYER_NORM)),
     (_class(r"Embedding$", _leaf), ModuleKind(BrickId.EMBEDDING)),

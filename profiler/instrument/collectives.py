@@ -71,8 +71,8 @@ _FUNCTIONS = {
     "scatter": (SCATTER, "tensor", True),
     "send": (SEND, "tensor", False),
 }
-# Functions of torch.distributed._functional_collectives, with the same data as in `_FUNCTIONS`. DTensor calls these
-# functions. They return at once.
+# Functions of torch.distributed._functional_collectives, in a dict like `_FUNCTIONS`. DTensor calls these functions.
+# They return at once.
 _FUNCTIONAL = {
     "all_gather_single": (ALL_GATHER, "self", True),
     "all_gather_tensor": (ALL_GATHER, "self", True),

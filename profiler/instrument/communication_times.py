@@ -20,7 +20,7 @@ class StepCommunication:
         self.waits_ns: dict[str, int] = {}  # kind of wait, for example `AllGather, backward` -> its time in ns
         # The longest possible overlap in ns: the computation after the first gradients had been sent.
         self.overlapped_ns = 0
-        self.unknown = ""  # why some of these times are not known; "" if all are known
+        self.unknown = ""  # why some of the times are not known; "" if all are known
 
     def waited(self, kind: str, wait_ns: int) -> None:
         """Add a wait for communication."""

@@ -51,7 +51,7 @@ COMPILER = "torch._inductor.compile_fx"
 MAX_FILES = 256  # most files of generated code that are remembered
 MAX_NAME_CHARS = 200
 
-# These launches run loops that inductor has generated. Matrix products run in templates (`triton_tem_…`) or in
+# A line that launches a loop that inductor has generated. Matrix products run in templates (`triton_tem_…`) or in
 # functions of other libraries (`extern_kernels.mm`).
 _LOOPS = re.compile(r"\s*triton_(?!tem_)\w+\.run\(")
 _FRAME = re.compile(r'File "(?:[^"]*[/\\])?([^"/\\]+?)(?:\.py)?", line \d+, in (\w+)')

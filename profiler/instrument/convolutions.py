@@ -32,7 +32,7 @@ class _Settings(NamedTuple):
     groups: int
     kernel: tuple[int, ...]
     stride: tuple[int, ...]
-    padding: tuple[int, ...]  # padding on both sides together
+    padding: tuple[int, ...]  # padding of an axis of the image, on both sides together
     dilation: tuple[int, ...]
     output_padding: tuple[int, ...]
     is_transposed: bool

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Collection
 
 CACHE = "~/.cupy/kernel_cache"  # CuPy's cache, unless CUPY_CACHE_DIR is set
-CODE, SOURCE = ".cubin", ".cu"  # CuPy names its files by these two parts, the second after the first
+CODE, SOURCE = ".cubin", ".cu"  # CuPy names the files in its cache by these two parts, the second after the first
 MAX_FILES = 512  # number of files that are read, newest first; other programs share the cache
 MAX_BYTES = 1 << 20  # of a file
 _SECTION = rb"\.text\.(%s)\0"  # begin of the name of a section with a kernel's code

@@ -134,7 +134,7 @@ class DeviceGraphs:
     def _settle(self, *, is_last: bool) -> None:
         self.device.look_at_clocks()
         for graph in list(self._waiting):
-            if graph.profiler.recording:  # in a step that is not recorded, `recording` is False
+            if graph.profiler.recording:  # if the step that contains the replay is not recorded, `recording` is False
                 graph.settle(is_last=is_last)
             if not graph.launches:
                 self._waiting.pop(graph, None)

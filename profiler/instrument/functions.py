@@ -319,7 +319,9 @@ def _call_of(
 
 
 def forget_types() -> None:
-    """Forget which types attention multiplies. The next call of each attention function finds the type again."""
+    """Forget which number types the functions for attention multiply. The next call of each function finds the type
+    again.
+    """
     multiplied_type.cache_clear()
     for call in list(_attentions):
         if hasattr(call, "last"):

@@ -252,7 +252,8 @@ class Governor:
         self.told_ns = 0  # duration of the last call of `ended`, which counts as overhead of the next step
         self.look_ns = 0  # duration of the last decision, which counts as overhead of all steps until the next
         self._looks: deque[int] = deque(maxlen=LOOKS)  # durations in ns of the latest decisions
-        self.has_looked = False  # whether the last call of `ended` made a decision; then `look_ns` is its duration
+        # Whether the last call of `ended` made a decision; if so, `look_ns` is the duration of the decision.
+        self.has_looked = False
         # Model that decides itself about its recorded steps -> when it last recorded one, in ns.
         self._recorded_alone_ns: dict[str, int] = {}
         self.seen = self.recorded = self._lived_ns = 0
@@ -420,7 +421,7 @@ class Governor:
         for kind in kinds:
             kind.recent /= 2
         if cost is None and self.models_by_kernels and not self.recorded:
-            return  # for these models, kernel_steps.py announces the cost
+            return  # skip models that record steps by their kernels, because kernel_steps.py announces their cost
         if cost is None:
             self.every = min(MOST_EVERY, 2 * self.every)
             self._announce(Sampling(self.every, None, None, None, self.allowed_percent))

@@ -32,7 +32,7 @@ from cbtop.profiler.positions import finder
 from cbtop.protocol import clock
 
 SHARE = 0.002  # share of the time that measuring norms may take
-COSTS = 5  # number of latest measurements; their median cost decides when to measure again
+COSTS = 5  # number of latest measurements whose costs are kept; the median cost decides when to measure again
 NAN, INF = "NaN", "Inf"
 _LARGEST = math.inf  # the norm of infinite order is the largest magnitude of an element; it never overflows
 
@@ -49,7 +49,7 @@ class Gradients:
     is_doubtful: bool = False  # True if the gradients may be finite, because only their norm may have overflowed
     # True if some gradients are still not finite, as in an earlier step; `faulty` is then empty.
     is_again: bool = False
-    # "before" or "after": whether these gradients were read before or after the program clipped them.
+    # "before" or "after": whether the gradients were read before or after the program clipped them; "": not clipped
     clipping: str = ""
     is_shard: bool = False  # True if this process has only shards of some gradients
     is_skipped: bool = False  # True if the optimizer skips the step, because gradients overflowed

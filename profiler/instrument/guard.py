@@ -97,7 +97,7 @@ class ThreadGuard:
 
     def __init__(self) -> None:
         self.open: list[OpenGuard] = []
-        self.spare: list[StepFlags] = []  # flags of an ended step, which can be used again
+        self.spare: list[StepFlags] = []  # flags of an ended step, which another step can use
         self.mask: Mask | None = None  # the padding mask among the arguments of the call of the model that begins
 
 
@@ -156,7 +156,7 @@ class Guard:
     # --- the calls that are looked at
 
     def _follow(self, calls: Sequence[BrickCall]) -> None:
-        """From now on, look at the modules of these timed calls, and at no others."""
+        """From now on, look at the calls of the modules in `calls`, and at no others."""
         self._followed = calls
         before, self._calls = self._calls, {}
         for call in calls:

@@ -332,7 +332,7 @@ class Bursts:
 
 
 def _node_of(profiler: BrickProfiler, keys: Keys) -> int:
-    """Return the id of the node with these `keys`, such as (step, layer, brick), outermost first.
+    """Return the id of the node that `keys` lead to, such as (step, layer, brick), outermost first.
 
     Returns NO_NODE if there is no room for a node.
     """

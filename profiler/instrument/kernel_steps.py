@@ -53,7 +53,7 @@ class KernelSteps:
     """Decides which steps of one model are recorded by their kernels, and records them."""
 
     def __init__(self, steps: Any) -> None:
-        self._steps = steps  # the ModelSteps of the model whose steps are recorded
+        self._steps = steps  # the ModelSteps of the recorded model
         self._bursts = bursts_of(steps.profiler)
         self.has_failed = False
         self.is_running = False

@@ -252,7 +252,7 @@ def _kind(name: str, operation: str, last: BrickNodes | None) -> ModuleKind:
     if before is not None and before.brick in _NORMS and "norm" in name and operation in ("MUL", "ADD"):
         return before  # the node multiplies by a norm's weight, or adds a norm's bias
     if before is not None and before.brick in _ATTENTION and not name and operation == "MUL_MAT":
-        return ModuleKind(BrickId.OUTPUT_PROJECTION)  # a product to which llama.cpp gives no name
+        return ModuleKind(BrickId.OUTPUT_PROJECTION)  # a product without a name from llama.cpp
     return _by_rule(name, operation)
 
 

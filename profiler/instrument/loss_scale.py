@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 #: first updates are normal.
 FIRST_UPDATES = 32
 ANNOUNCE_NS = 1_000_000_000
-EARLY = 4, 16  # the scale is also announced after these numbers of updates
+EARLY = 4, 16  # after these numbers of updates, the scale is announced without waiting
 MAX_WAITING = 4  # most scales that may be on their way from a device
 
 

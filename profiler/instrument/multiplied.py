@@ -19,7 +19,7 @@ from cbtop.protocol.attributes import UNKNOWN_TYPE
 
 # The types that autocast converts. It does not convert float64 and integers.
 _CONVERTED = frozenset({torch.float32, torch.float16, torch.bfloat16})
-_FULL = ("none", "ieee")  # with these settings of torch, products of float32 are really computed in float32
+_FULL = ("none", "ieee")  # values of torch's settings for float32 products that do not reduce their precision
 _BACKENDS = {"cpu": "mkldnn", "cuda": "cuda"}
 AUTOCAST_DEVICES = frozenset(_BACKENDS)  # types of devices for which autocast is checked
 PRODUCT, CONVOLUTION = "matmul", "conv"

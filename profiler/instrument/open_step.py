@@ -130,7 +130,7 @@ class Called(Protocol):
     """A callable that makes each of its calls a step: a model, or a runner with its model."""
 
     def describe(self, args: Any, kwargs: Any, generation: Generation | None) -> phases.Call:
-        """Return the phase, tokens and sequences of a call with these arguments."""
+        """Return the phase, tokens and sequences of a call with the given arguments."""
 
     @property
     def waits(self) -> bool:
@@ -309,7 +309,7 @@ class OpenStep:
                     opened[-1].close()
                 try:
                     self.active.__exit__(kind, error, trace)
-                except BaseException:  # a signal handler has interrupted this, so try again
+                except BaseException:  # a signal handler has interrupted the end of the step, so end it again
                     self.active.__exit__(kind, error, trace)
                     raise
                 if kind is None and self.active.key[1].endswith(WARM_UP) and not self._may_be_training:
@@ -325,7 +325,8 @@ class OpenStep:
                     try:
                         for step in ended:
                             step.steps.recorded_steps.discard(step)
-                    except BaseException:  # a signal handler has interrupted the loop, so run it again
+                    # A signal handler has interrupted the loop over the open steps, so run it again.
+                    except BaseException:
                         for step in ended:
                             step.steps.recorded_steps.discard(step)
                         raise

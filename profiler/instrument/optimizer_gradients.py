@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from cbtop.profiler.instrument.timed_model import TimedModel
 
 ANNOUNCE_NS = 1_000_000_000  # least time in ns between two announcements
-EARLY = 4, 16  # after these numbers of norms, the norms are announced without waiting
+EARLY = 4, 16  # after these numbers of norms, the norm is announced without waiting
 MAX_WAITING = 4  # most measurements that may be on their way from a device
 SMALL = 8  # number of small gradients that are checked in every step
 
@@ -66,7 +66,7 @@ class OptimizerGradients:
         self._newest: tuple[int, Gradients] | None = None  # the newest norm, and the number of its step
         self._waiting: deque[tuple[int, Measurement]] = deque(maxlen=MAX_WAITING)
         self._small: list[ref[Any]] = []  # the parameters with gradients that are checked in every step
-        self._small_step = 0  # the latest step with all of these gradients finite
+        self._small_step = 0  # the latest step in which every gradient that is checked in each step was finite
         # The latest step with all gradients finite, and the latest one with measured gradients.
         self._finite_step = self._checked_step = 0
         self._is_doubtful = False  # True if a norm was infinite, although the gradients may be finite

@@ -51,7 +51,7 @@ class Engine:
     model_of: Callable[[Any], nn.Module]
     # A function that returns whether runs call modules, and a line to log ("" for no line).
     bricks: Callable[[Any], tuple[bool, str]]
-    # A function that describes a run with these arguments; it returns None if the run is not a step.
+    # a function that describes a run with the given arguments; it returns None if the run is not a step
     describe: Callable[..., Call | None]
     # Returns whether the engine chooses tokens after a run, as a part of the same step.
     samples_later: Callable[[Any], bool]

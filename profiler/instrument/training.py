@@ -57,7 +57,7 @@ BRICKS = {
 }
 MOST_RANGES = 8_000  # most ranges of time in a step that are kept for its record
 ANNOUNCE_NS = 1_000_000_000  # least time in ns between two announcements of the parts of a model's steps
-EARLY = 4, 16  # the parts are announced at once after these numbers of steps
+EARLY = 4, 16  # after these numbers of steps, the parts of steps are announced without waiting
 NEVER_NS = 1 << 62
 # Most forward passes in one step: before its first backward pass, and in all. If there are more, they are shown as
 # separate steps, as in inference.
@@ -321,7 +321,8 @@ class TrainingSteps:
                 here.noting = Noting(model, here.calls)
                 here.noting.begin(call)
         elif here.calls is not None:
-            here.calls.begin(None, None)  # otherwise, the nodes that this other model makes would belong to the loss
+            # Otherwise, the nodes that a model inside this model makes would belong to the loss.
+            here.calls.begin(None, None)
         here.tokens += call.tokens
         here.sequences += call.sequences
         here.own_ns += clock.perf_counter_ns() - now_ns

@@ -252,7 +252,7 @@ class StepEvents:
     """
 
     def __init__(self) -> None:
-        self._free: list[Any] = []  # events that are not in use and can be used again
+        self._free: list[Any] = []  # CUDA events that are not in use and can be used again
         self._before: Any = None  # the event at the end of the latest step that the device has finished
         # The end of the latest step that the device has finished, in ns on the host's clock; the next step begins
         # then.

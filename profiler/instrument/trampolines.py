@@ -11,7 +11,7 @@ import inspect
 from types import CodeType, FunctionType
 from typing import Any
 
-_PLACE = 0x5CB70B  # the compiled code has this constant at first, and then the callable in its place
+_PLACE = 0x5CB70B  # this constant is compiled into the code, and then replaced by the callable
 _UNUSUAL = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 

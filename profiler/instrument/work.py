@@ -310,7 +310,7 @@ def _holds_a_matrix(module: nn.Module, elements: int) -> bool:
     held = [tensor for name in ("_parameters", "_buffers") for tensor in getattr(module, name).values()]
     tensors = [tensor for tensor in held if tensor is not None]
     if not tensors or home_of_class(type(module)) == _TORCHS:
-        # Torch hides these weights (dynamic quantisation), or the sizes of this layer are known to be right.
+        # Torch hides the weights of this layer (dynamic quantisation), or its sizes are known to be right.
         return True
     if all([tensor.is_floating_point() and tensor.element_size() > 1 for tensor in tensors]):
         return bool(max([tensor.numel() for tensor in tensors]) >= elements)

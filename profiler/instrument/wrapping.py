@@ -215,7 +215,7 @@ class BrickCall(CallWrapper):
         return found
 
     def _key_of(self, args: Any, kwargs: Any) -> Hashable:
-        """Return the brick of a call with these arguments, which may depend on their sizes."""
+        """Return the brick of a call. For some modules, it depends on the sizes of the arguments."""
         return self._key
 
     def noted_by(self, capture: Capture) -> NotedCall | None:

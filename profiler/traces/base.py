@@ -55,7 +55,7 @@ class TracerConfig:
 
     @classmethod
     def of(cls, names: Collection[str]) -> TracerConfig:
-        """Return a config with these traces on. `names` are keys of `cbtop.profiler.traces.TRACES`."""
+        """Return a config with the named traces on. `names` are keys of `cbtop.profiler.traces.TRACES`."""
         return cls(
             trace_activations="activations" in names,
             trace_attention="attention" in names,

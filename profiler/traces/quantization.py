@@ -33,8 +33,7 @@ class ErrorSource(Enum):
         # Measured on the exact product with activations in Q8_0, which the model itself does not use.
         "if activations were Q8_0"
     )
-    # Only here, the reference is different: the exact product with the float weights is compared with the exact
-    # product with quantised weights.
+    # For this source, both products are exact: one has the float weights, the other the quantised weights.
     WEIGHTS = "weights"
 
 

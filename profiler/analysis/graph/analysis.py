@@ -1,4 +1,4 @@
-"""The critical path of an execution graph, and the slack of all other nodes."""
+"""Finds the critical path of an execution graph, and the slack of all nodes that are not on it."""
 
 # Rules
 # - A node counts with its exclusive time, which is its time minus the time of the nodes inside it. No nanosecond
@@ -135,7 +135,7 @@ def _events(graph: ExecutionGraph) -> list[list[int]]:
 
 
 def _topological(graph: ExecutionGraph, after: list[list[int]]) -> list[int]:
-    """Return the events in order, so that each event comes after those that it waits for."""
+    """Return all events, sorted so that each event comes after the events that it waits for."""
     sorter = TopologicalSorter[int]()
     for event, laters in enumerate(after):
         sorter.add(event)

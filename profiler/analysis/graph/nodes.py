@@ -109,9 +109,9 @@ class EdgeKind(StrEnum):
     TRANSFER = "Transfer"
 
 
-# Edges of these kinds follow from the nesting and order of nodes, so they cannot be added.
+# Kinds of edges that follow from the nesting and order of nodes, so that callers cannot add them.
 DERIVED_KINDS = frozenset({EdgeKind.CONTAINS, EdgeKind.LAUNCHES, EdgeKind.SEQUENCE})
-# An edge of these kinds means that `destination` starts after `source` has ended.
+# Kinds of edges that mean that `destination` starts after `source` has ended.
 ORDERING_KINDS = frozenset({EdgeKind.SEQUENCE, EdgeKind.DEPENDS_ON})
 
 

@@ -75,7 +75,8 @@ class Narrow:
     accesses: int
     width: int  # bits per access
     possible_width: int  # bits per access that would be possible
-    address: int  # address of the first of these instructions, in bytes from the start of the function
+    # Address of the first of the instructions that could be merged, in bytes from the start of the function.
+    address: int
 
     @property
     def possible_accesses(self) -> int:

@@ -141,7 +141,7 @@ class LaneValues:
                 self._work += len(found.lanes)
         if found is None and name in self._steady:
             found = LaneValue({name: 1}, (0,))
-        # A value further from the ids may be None only because of MAX_CHAIN, so it is not stored.
+        # This value may be None only because MAX_CHAIN was reached, so it is not stored.
         if depth < MAX_CHAIN // 2:
             self._known[name] = found
         return found

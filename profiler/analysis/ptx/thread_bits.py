@@ -78,8 +78,8 @@ class ThreadBits:
         return bits
 
     def _exchanged(self, one: PtxInstruction, parts: tuple[str, ...], bits: int) -> int:
-        """Return the bits after an exchange between all threads of a warp. After any other exchange, these are all
-        bits.
+        """Return the bits that a value depends on after an exchange between all threads of a warp. After any other
+        exchange, these are all bits.
         """
         if self._number(one.operands[-1]) not in (-1, (1 << WARP_THREADS) - 1):
             return ALL_BITS

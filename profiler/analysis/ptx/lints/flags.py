@@ -137,7 +137,7 @@ def _unfenced_wait(analysis: FunctionAnalysis) -> Iterator[Problem]:
 
 
 def _first_weak_load(analysis: FunctionAnalysis, blocks: list[int]) -> int | None:
-    """Return the first weak load of global memory that can be reached from these blocks without passing a fence."""
+    """Return the first weak load of global memory that some path from the given blocks reaches without a fence."""
     flow = analysis.flow
     done = set(blocks)
     work = list(blocks)

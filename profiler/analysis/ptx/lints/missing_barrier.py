@@ -93,14 +93,14 @@ def _users(access: SharedAccess) -> dict[int, set[int]]:
 
 
 def _belong_together(analysis: FunctionAnalysis, first: int, second: int) -> bool:
-    """Whether one access never runs without the other, according to the control flow."""
+    """Whether, of two accesses, one never runs without the other, according to the control flow."""
     flow = analysis.flow
     a, b = flow.block_of[first], flow.block_of[second]
     return flow.dominates(a, b) or flow.post_dominates(b, a) or flow.dominates(b, a) or flow.post_dominates(a, b)
 
 
 def _is_always_run(analysis: FunctionAnalysis, first: SharedAccess, second: SharedAccess) -> bool:
-    """Whether both accesses run in every launch, in some of its threads."""
+    """Whether both of two accesses run in every launch, in some threads of a block."""
     return all(map(analysis.depends_on_threads_alone, (first.at, second.at)))
 
 
