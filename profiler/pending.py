@@ -86,7 +86,7 @@ class Pending:
                         raise
                     self._record(tag, start_ns, end_ns, elements)
             except Exception as error:
-                # A signal handler has raised this, and a later call records the remaining timings.
+                # If a signal handler has raised the exception, a later call records the remaining timings.
                 reraise_host_error(error)
                 for _ in range(len(self.timings)):  # the device has failed, so the remaining timings have no times
                     self._take()

@@ -71,7 +71,7 @@ def finder(make: Callable[[], Position]) -> Callable[[], Position]:
         if len(modules) != modules_seen:
             modules_seen = len(modules)
             has_others = "greenlet" in modules or "trio" in modules
-            # The function is missing while asyncio is being imported.
+            # While asyncio is being imported, it does not have this function yet.
             running_loop = getattr(modules.get("asyncio"), "_get_running_loop", _no_unit)
         if has_others or running_loop() is not None:
             unit = running_unit()

@@ -1,8 +1,8 @@
 """The contracts of kernels, one YAML file per operation. A contract states what the operation computes, the
 conditions of a call, and how to break these conditions."""
 
-# The YAML files are the only source. Kernels read their tolerance from them. `cbtop verify` and the tests read the
-# faults to plant. Runs with `--check-contracts` read the conditions.
+# What is known about a contract is only in its YAML file. Kernels read their tolerance from them. `cbtop verify` and
+# the tests read the faults to plant. Runs with `--check-contracts` read the conditions.
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def swiglu(gate: Any, up: Any, out: Any) -> None:
 
 
 def work() -> KernelWork:
-    """Return the work of a call. Its elements are outputs.
+    """Return the work of a call: its FLOP and bytes. The elements of a call are outputs.
 
     An output takes a negation, an exponential, an addition, a division, a multiplication, two reads and one write.
     """

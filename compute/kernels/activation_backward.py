@@ -43,7 +43,7 @@ def swiglu_backward(gate: Any, up: Any, d_out: Any, d_gate: Any, d_up: Any) -> N
 
 
 def work() -> KernelWork:
-    """Return the work of a call. Its elements are outputs.
+    """Return the work of a call: its FLOP and bytes. The elements of a call are outputs.
 
     An output takes an exponential, eleven other operations, three reads and two writes.
     """

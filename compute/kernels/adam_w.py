@@ -52,7 +52,7 @@ def adam_w(weights: Any, gradient: Any, mean: Any, square: Any, step: int, rate:
 
 
 def work() -> KernelWork:
-    """Return the work of a call. Its elements are weights.
+    """Return the work of a call: its FLOP and bytes. The elements of a call are weights.
 
     A weight takes fourteen operations, four reads and three writes.
     """

@@ -49,7 +49,7 @@ def parts(arguments: Arguments) -> tuple[Part, ...]:
 
 
 def work(hidden: int) -> KernelWork:
-    """Return the work of a call. Its elements are outputs of the norm."""
+    """Return the work of a call: its FLOP and bytes. The elements of a call are outputs of the norm."""
     return with_quantizing(add_rms_norm.work(hidden))
 
 

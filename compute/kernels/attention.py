@@ -191,7 +191,8 @@ def launches(
 
 
 def work(head_dim: int, heads_per_key: int, cache_bytes: int, is_capped: bool = False) -> KernelWork:
-    """Return the work of a call. Its elements are heads x positions, added up over the tokens.
+    """Return the work of a call: its FLOP and bytes. The elements of a call are heads x positions, added up over the
+    tokens.
 
     A number in the cache takes `cache_bytes`. A key and its value are read once for all heads that share them.
     """

@@ -85,7 +85,8 @@ def attention_backward(
 
 
 def work(head_dim: int, heads_per_key: int) -> KernelWork:
-    """Return the work of a call. Its elements are heads x positions, added up over the tokens.
+    """Return the work of a call: its FLOP and bytes. The elements of a call are heads x positions, added up over the
+    tokens.
 
     Keys, values and their gradients are read once for all heads that share them. The gradients are also written.
     """

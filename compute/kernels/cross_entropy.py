@@ -46,7 +46,7 @@ def cross_entropy(logits: Any, targets: Any, losses: Any) -> None:
 
 
 def work() -> KernelWork:
-    """Return the work of a call. Its elements are logits.
+    """Return the work of a call: its FLOP and bytes. The elements of a call are logits.
 
     A logit takes a comparison, a subtraction, an exponential, an addition and two reads.
     """

@@ -48,7 +48,7 @@ def cross_entropy_backward(logits: Any, targets: Any, d_logits: Any) -> None:
 
 
 def work() -> KernelWork:
-    """Return the work of a call. Its elements are logits.
+    """Return the work of a call: its FLOP and bytes. The elements of a call are logits.
 
     A logit takes a comparison, a subtraction, an exponential, an addition, a multiplication, three reads and two
     writes.

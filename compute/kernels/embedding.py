@@ -127,7 +127,7 @@ def launches(code: int, weights: Any, tokens: Any, scale: float, out: Any) -> Se
 
 
 def work(matrix: QuantizedMatrix | InterleavedMatrix, is_scaled: bool) -> KernelWork:
-    """Return the work of a call. Its elements are outputs, tokens x hidden.
+    """Return the work of a call: its FLOP and bytes. The elements of a call are outputs, tokens x hidden.
 
     An output takes a multiplication by a block's scale. If `is_scaled`, it also takes a multiplication by the scale
     of embeddings.

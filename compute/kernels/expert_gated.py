@@ -162,7 +162,7 @@ def narrow(arguments: Arguments, turn: int) -> Arguments:
 
 
 def work(gate: Matrix, up: Matrix, pairs: int) -> KernelWork:
-    """Return the work of a call. Its elements are outputs, pairs x rows.
+    """Return the work of a call: its FLOP and bytes. The elements of a call are outputs, pairs x rows.
 
     `gate` and `up` are the matrices of one expert. A call reads both matrices of each pair and one row of
     activations.

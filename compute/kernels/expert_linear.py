@@ -125,7 +125,8 @@ def launches(code: int, weights: Any, experts: Any, x: Any, out: Any, scratch: A
 
 
 def work(weight: Matrix, pairs: int, rows_of_x: int) -> KernelWork:
-    """Return the work of a call. Its elements are outputs, pairs x rows. `weight` is the matrix of one expert.
+    """Return the work of a call: its FLOP and bytes. The elements of a call are outputs, pairs x rows. `weight` is
+    the matrix of one expert.
 
     The weights and the activations of each pair are read once per call.
     """

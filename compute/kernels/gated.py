@@ -197,7 +197,7 @@ def narrow(arguments: Arguments, turn: int) -> Arguments:
 
 
 def work(gate: Matrix, up: Matrix, biases: int) -> KernelWork:
-    """Return the work of a call. Its elements are outputs, tokens x rows.
+    """Return the work of a call: its FLOP and bytes. The elements of a call are outputs, tokens x rows.
 
     `biases` is the number of matrices with a bias. Weights are read once per call, and x once per token.
     """

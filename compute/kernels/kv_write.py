@@ -112,7 +112,8 @@ def launches(k: Any, v: Any, start: Any, k_cache: Any, v_cache: Any) -> tuple[Cu
 
 
 def work(cache_bytes: int) -> KernelWork:
-    """Return the work of a call. Its elements are the written numbers of keys and values.
+    """Return the work of a call: its FLOP and bytes. The elements of a call are the written numbers of keys and
+    values.
 
     A number is read once and written once. It takes `cache_bytes` in the cache.
     """

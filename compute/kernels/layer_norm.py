@@ -220,7 +220,7 @@ def with_codes(
 
 
 def work(hidden: int, *, has_bias: bool, is_on_gpu: bool = False) -> KernelWork:
-    """Return the work of a call. Its elements are outputs.
+    """Return the work of a call: its FLOP and bytes. The elements of a call are outputs.
 
     An output takes an addition for the mean. It takes a subtraction, a square and an addition for the variance. Then
     it takes a subtraction, two multiplications and the bias. x is read three times, or once on a GPU if its registers

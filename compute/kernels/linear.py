@@ -163,7 +163,7 @@ def dtype_of(weights: Matrix) -> str:
 
 
 def work(weights: Matrix, has_bias: bool) -> KernelWork:
-    """Return the work of a call. Its elements are outputs, tokens x rows.
+    """Return the work of a call: its FLOP and bytes. The elements of a call are outputs, tokens x rows.
 
     Weights are read once per call, and x once per token.
     """

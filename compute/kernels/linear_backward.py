@@ -100,7 +100,7 @@ def scratch_for(threads: int, columns: int) -> Any:
 
 
 def work(weights: Matrix) -> KernelWork:
-    """Return the work of a call. Its elements are the numbers of d_x, tokens x columns.
+    """Return the work of a call: its FLOP and bytes. The elements of a call are the numbers of d_x, tokens x columns.
 
     Weights are read once per call, and d_out once per token.
     """

@@ -184,7 +184,8 @@ def narrow(arguments: Arguments, turn: int) -> Arguments:
 
 
 def work(matrices: Sequence[Matrix], biased_rows: int) -> KernelWork:
-    """Return the work of a call. Its elements are outputs, tokens x rows of all three matrices.
+    """Return the work of a call: its FLOP and bytes. The elements of a call are outputs, tokens x rows of all three
+    matrices.
 
     Weights are read once per call, and x once per token.
     """

@@ -167,7 +167,7 @@ def launches(x: Any, codes: Any, factors: Any) -> tuple[CudaLaunch, ...]:
 
 
 def work() -> KernelWork:
-    """Return the work of a call. Its elements are activations.
+    """Return the work of a call: its FLOP and bytes. The elements of a call are activations.
 
     An activation is read, compared to find the largest, scaled, rounded and summed.
     """

@@ -55,7 +55,9 @@ def launches(x: Any, delta: Any) -> tuple[CudaLaunch, ...]:
 
 
 def work() -> KernelWork:
-    """Return the work of a call. Its elements are outputs. An output takes two reads and one write."""
+    """Return the work of a call: its FLOP and bytes. The elements of a call are outputs. An output takes two reads
+    and one write.
+    """
     return KernelWork(flops_per_element=1.0, bytes_per_element=3.0 * FLOAT_BYTES)
 
 

@@ -66,7 +66,7 @@ def with_quantizing(norm: KernelWork) -> KernelWork:
 
 
 def work(hidden: int) -> KernelWork:
-    """Return the work of a call. Its elements are outputs of the norm."""
+    """Return the work of a call: its FLOP and bytes. The elements of a call are outputs of the norm."""
     return with_quantizing(rms_norm.work(hidden))
 
 

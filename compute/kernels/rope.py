@@ -124,7 +124,7 @@ def _launch(
 
 
 def work() -> KernelWork:
-    """Return the work of a call. Its elements are rotated values.
+    """Return the work of a call: its FLOP and bytes. The elements of a call are rotated values.
 
     A pair takes 4 multiplications and 2 additions, and reads two angles.
     """

@@ -214,7 +214,7 @@ def launches(
 
 
 def work(used: int) -> KernelWork:
-    """Return the work of a call. Its elements are logits.
+    """Return the work of a call: its FLOP and bytes. The elements of a call are logits.
 
     A logit is compared once for every chosen expert, and takes at most one exponential.
     """

@@ -52,7 +52,9 @@ def launches(x: Any, cap: float, out: Any) -> tuple[CudaLaunch, ...]:
 
 
 def work() -> KernelWork:
-    """Return the work of a call. Its elements are outputs. An output takes one read and one write."""
+    """Return the work of a call: its FLOP and bytes. The elements of a call are outputs. An output takes one read and
+    one write.
+    """
     return KernelWork(flops_per_element=TANGENT_FLOPS + 2.0, bytes_per_element=2.0 * FLOAT_BYTES)
 
 

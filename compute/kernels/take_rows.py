@@ -56,7 +56,9 @@ def launches(x: Any, tokens: Any, out: Any) -> tuple[CudaLaunch, ...]:
 
 
 def work() -> KernelWork:
-    """Return the work of a call. Its elements are outputs. Each is read once and written once."""
+    """Return the work of a call: its FLOP and bytes. The elements of a call are outputs. Each is read once and
+    written once.
+    """
     return KernelWork(bytes_per_element=2.0 * FLOAT_BYTES)
 
 

@@ -165,7 +165,7 @@ def brick_stats(totals: PhaseTotals) -> list[BrickStats]:
         ran.bricks,
         totals.stats.calls_of([brick.nodes for brick in ran.bricks]),
         # The exclusive time contains a running call only when it ends, but already subtracts the ended calls inside
-        # it. So it may be too small for the earlier calls of the node. The maximum corrects that.
+        # it. So it may be too small for the earlier calls of the node. The maximum of both corrects that.
         ran.sums(np.maximum(closed_exclusive_ns, totals.exclusive_ns[nodes])),
         ran.sums(closed_exclusive_ns),
         ran.sums(np.where(is_adopted, closed_exclusive_ns, 0)),

@@ -27,7 +27,7 @@ class Distance:
 
     attainable_gflops: float
     percent_of_roof: float
-    bound: str  # MEMORY, COMPUTE, NO_ROOF or SHARED
+    bound: str  # what limits the rate: MEMORY, COMPUTE, NO_ROOF or SHARED
     is_unsure: bool | None = None  # True if the measured rounds of the roof differ much, None if that is not known
 
     @property

@@ -248,7 +248,7 @@ class KernelWindow:
             kernels = self._read(burst)
             ours = {number for number, _ in self._of_node}
             self.is_left_on = not is_through or any([one.graph and one.graph not in ours for one in kernels])
-        except BaseException:  # a signal handler may have interrupted the wait, so wait again
+        except BaseException:  # a signal handler may have interrupted the wait for the device, so wait again
             self.is_left_on = True
             is_through = is_through or self._wait()
             self.is_left_on = not is_through

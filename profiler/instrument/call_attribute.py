@@ -48,7 +48,8 @@ def _nobody(module: Any) -> None:
 #: The code of torch's function that reads the attribute in order to call a module. None: this torch has no such
 #: function.
 _TORCH_CALL = getattr(getattr(torch.nn.Module, "_wrapped_call_impl", None), "__code__", None)
-_last = threading.local()  # `replaced` is the id of the module that this thread got the last replacement for
+# Data of each thread: `replaced` is the id of the module whose call was last replaced in it.
+_last = threading.local()
 
 
 class Meeting:

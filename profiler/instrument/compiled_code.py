@@ -220,7 +220,7 @@ def _followed(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Pieces:
-    """Stores the origins for an engine that compiles a model in pieces.
+    """Stores which modules the kernels come from (their origins), for an engine that compiles a model in pieces.
 
     If two pieces have equal code, the engine compiles only the first, and also uses its code for the second.
     """

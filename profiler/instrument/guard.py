@@ -130,7 +130,7 @@ class Guard:
 
     def __init__(self, steps: GuardedModel, setting: GuardSetting) -> None:
         self._steps, self._profiler = ref(steps), ref(steps.profiler)
-        at_end = finalize(steps, self._tell)  # this runs when the model is freed, or when the process ends
+        at_end = finalize(steps, self._tell)  # the finalizer runs when the model is freed, or when the process ends
         setattr(at_end, "atexit", False)  # noqa: B010 - typeshed does not declare this attribute
         recorder = steps.profiler.parts.recorder
         if isinstance(recorder, RingRecorder):

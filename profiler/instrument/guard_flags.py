@@ -49,7 +49,7 @@ class FlagArray:
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         self._dtype, self._device = dtype, device
         self._arrays: list[Tensor] = []
-        # The tensors for smallest and largest values, each of which holds one number.
+        # The tensors for smallest and largest values; each holds one number.
         self._rows: list[tuple[Tensor, Tensor]] = []
         self.used = 0
 

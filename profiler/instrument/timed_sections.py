@@ -28,7 +28,7 @@ class TimedSection:
     state: list[object] | None
     visited: set[int]
     calls: list[BrickCall]
-    others: list[weakref.ref[nn.Module]]  # all modules of the section
+    others: list[weakref.ref[nn.Module]]  # weak references to all modules of the section
 
     @property
     def modules(self) -> list[nn.Module]:

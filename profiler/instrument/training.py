@@ -278,7 +278,8 @@ class TrainingSteps:
     def __init__(self, steps: TimedModel) -> None:
         self._steps = ref(steps)
         self._profiler, self._model = ref(steps.profiler), steps.model
-        at_end = finalize(steps, self._tell_rest)  # this runs when the model is freed, or when the process ends
+        # The finalizer runs when the model is freed, or when the process ends.
+        at_end = finalize(steps, self._tell_rest)
         setattr(at_end, "atexit", False)  # noqa: B010 - typeshed does not declare this attribute
         recorder = steps.profiler.parts.recorder
         if isinstance(recorder, RingRecorder):

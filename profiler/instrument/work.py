@@ -310,7 +310,8 @@ def _holds_a_matrix(module: nn.Module, elements: int) -> bool:
     held = [tensor for name in ("_parameters", "_buffers") for tensor in getattr(module, name).values()]
     tensors = [tensor for tensor in held if tensor is not None]
     if not tensors or home_of_class(type(module)) == _TORCHS:
-        # Torch hides the weights of this layer (dynamic quantisation), or its sizes are known to be right.
+        # Either torch hides the weights of this layer (dynamic quantisation), or the layer's sizes are known to be
+        # right.
         return True
     if all([tensor.is_floating_point() and tensor.element_size() > 1 for tensor in tensors]):
         return bool(max([tensor.numel() for tensor in tensors]) >= elements)
@@ -337,7 +338,8 @@ def stored_bytes_of(held: list[Tensor]) -> int:
         kind = type(tensor)
         total += int(tensor.nbytes) if kind is Parameter or kind is Tensor else _tensor_bytes(tensor)
     for tensor in held:
-        state = getattr(tensor, "quant_state", None)  # this attribute has the scales of 4-bit weights in bitsandbytes
+        # Bitsandbytes stores the scales of 4-bit weights in this attribute of the weights.
+        state = getattr(tensor, "quant_state", None)
         if state is not None:
             total += sum(_tensor_bytes(scales) for scales in _tensors_of(state))
     return total

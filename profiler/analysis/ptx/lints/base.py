@@ -16,7 +16,7 @@ class LintSeverity(StrEnum):
     # Proved on a path through the code: a result can be wrong, or a thread can wait forever.
     CORRECTNESS = "correctness"
     LIKELY = "likely"  # an error, unless a condition holds that the PTX does not show
-    ADVICE = "advice"  # no error; the code is only slower or longer than necessary
+    ADVICE = "advice"  # the result is right, and the code is only slower or longer than necessary
 
 
 class Problem(NamedTuple):

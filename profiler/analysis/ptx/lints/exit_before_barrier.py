@@ -50,7 +50,7 @@ def _exits(analysis: FunctionAnalysis) -> Iterator[tuple[LintSeverity, Problem]]
         if leaving and waiting:
             at = next(at for at in barriers if flow.block_of[at] in waiting[0])
             last = flow.blocks[branch].end - 1
-            # The other threads return at the same instruction, so report the branch instead.
+            # report the branch, because the threads that do not exit there return at the same instruction
             is_shared = flow.post_dominators[branch] != flow.exit
             place = last if is_shared else _end_of(analysis, last, leaving[0])
             is_proved = analysis.is_split_by_ids(analysis.instructions[last].guard)
