@@ -113,7 +113,7 @@ class JidokaGuard:
         self._began_s = clock_s()
         self._spent_s = 0.0
         self._times: dict[ComputeBrick, int] = {}
-        # Brick that runs its references because of a fault -> the fault and its place.
+        # brick that runs its references because of a fault -> the fault, and where in the model the brick is
         self._fallen: dict[ComputeBrick, tuple[Met, str]] = {}
         self._checked: dict[tuple[str, str], bool] = {}
         # (brick, assertion) pairs that could not be checked, because the input was not finite

@@ -248,7 +248,7 @@ class ActiveStep:
         self._scope: Any = None  # the scope of the step; None if its bricks are not recorded
         self._cancelled = False
         self.adopted: dict[Adopted, None] = {}  # work that other threads or tasks have adopted for this step
-        self._waits = 0  # number of calls of `told` that will still come
+        self._waits = 0  # number of calls of `told`, each with some parts of the step, that will still come
         # The step's data; set after the step has ended, while it waits for parts.
         self._ended: Ended | HeldStep | None = None
         self._mark: Any = None  # the result of Governor.began; set while the step runs
@@ -350,7 +350,9 @@ class ActiveStep:
     def record_known_parts(
         self, parts: AlikeParts, starts_ns: Sequence[int], ends_ns: Sequence[int], elements: Sequence[int]
     ) -> None:
-        """Do the same as `told`, but faster for `parts` that many steps have. Each column has one entry per part."""
+        """Add parts of the step like `told`, but faster if many steps have the same parts. Each column has one entry
+        per part.
+        """
         ended = self._ended
         if not isinstance(ended, Ended):  # if this is not so, the step may have no name yet
             self.told(list(zip(parts.keys, starts_ns, ends_ns, elements, strict=True)))

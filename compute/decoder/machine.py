@@ -89,7 +89,9 @@ class Host:
         refuse_threads_of_fork(self._threads)
 
     def turn(self) -> AbstractContextManager[None]:
-        """Return `backends.turn`, or a context that does not wait if the machine has only one thread."""
+        """Return the context `backends.turn`, which lets one pass run at a time. With one thread, return a context
+        that does not wait.
+        """
         return turn() if self._threads > 1 else nullcontext()
 
     def array(self, values: Any) -> Any:

@@ -51,8 +51,8 @@ from cbtop.protocol.vocabulary import TransferDirection
 TOGETHER = 8
 # most launches of a pass with stamps; the measurements of a longer pass are lost
 MOST_LAUNCHES = 1 << 14
-# Number of prompt passes that are kept. A kept pass can be repeated for the same number of tokens at the same
-# position.
+# Number of prompt passes that are kept, so that their launches can be repeated. A kept pass can be repeated for the
+# same number of tokens at the same position.
 KEPT_PROMPTS = 4
 
 Elements = Mapping[ComputeBrick, int]
@@ -299,7 +299,8 @@ class GpuDecoder(Decoder):
         self._untold: tuple[ActiveStep, PassParts, Times | None, Elements] | None = None
         self._told_until_ns = 0  # end of the last stamp that was published, in ns of the device's clock
         with self._on.turn():
-            # Wait inside `turn`, because waiting for the whole GPU would spoil a graph that another decoder captures.
+            # Wait inside the context `turn`, because waiting for the whole GPU would spoil a graph that another
+            # decoder captures.
             gpu.synchronize()  # the weights and caches were written on a different stream, so wait for that stream
 
     @one_call_at_a_time

@@ -38,7 +38,9 @@ class Probe(Protocol):
     """The interface of a probe, which looks at the bricks of a traced pass."""
 
     def watches(self, turn: int) -> Iterator[tuple[ComputeBrick, Watch]]:
-        """Yield each brick to watch in traced pass number `turn`, and a function to call after the brick has run."""
+        """Yield each brick that the probe looks at in the traced pass number `turn`, and a function to call after the
+        brick has run.
+        """
 
 
 class ActivationProbe:

@@ -204,7 +204,9 @@ _held = _leave  # variants with a cap use the function `hold`, which limits the 
 
 
 def _take_rows(q: Any, scale: Any, piece: Any, head_dim: Any, scratch: Any, base: Any) -> None:  # compiled
-    """Store the queries of the rows of one piece of work in the scratch, and set the rows' sums to zero."""
+    """Store the queries of the rows (heads of tokens) of one piece of work in the scratch, and set the rows' sums to
+    zero.
+    """
     first_token, first_head, heads, rows = piece
     size, output, query, state = _columns(head_dim)
     lanes, pair = np.uint64(LANES), np.uint64(PAIR)
@@ -286,7 +288,7 @@ def _multiply_values(
 def _attend_positions(
     keys: Any, values: Any, place: Any, piece: Any, scores: Any, head_dim: Any, scratch: Any, base: Any
 ) -> None:  # compiled
-    """Process the block of positions that begins at `p`, for the rows of one piece of work.
+    """Process the block of positions that begins at `p`, for the rows (heads of tokens) of one piece of work.
 
     Its visible positions are added to the outputs of the rows.
     """
@@ -314,7 +316,9 @@ def _attend_positions(
 
 
 def _write_rows(out: Any, piece: Any, head_dim: Any, scratch: Any, base: Any) -> None:  # compiled
-    """Write the outputs of the rows of one piece of work to `out`, divided by the sums of their weights."""
+    """Write the outputs of the rows (heads of tokens) of one piece of work to `out`, divided by the sums of their
+    weights.
+    """
     first_token, first_head, heads, rows = piece
     _, output, _, state = _columns(head_dim)
     for one in range(rows):

@@ -176,9 +176,9 @@ def work(weights: Matrix, has_bias: bool) -> KernelWork:
 
 
 def narrow(arguments: Arguments, turn: int) -> Arguments:
-    """Return the same product for only CHECKED_ROWS rows, spread over the matrix.
+    """Return the arguments of the same product for only CHECKED_ROWS rows, spread over the matrix.
 
-    Each turn selects different rows.
+    Each number `turn` selects different rows.
     """
     code, weights, bias, x, out, scratch = arguments
     rows = spread(weights.shape[0], CHECKED_ROWS, turn)
@@ -186,9 +186,10 @@ def narrow(arguments: Arguments, turn: int) -> Arguments:
 
 
 def narrow_interleaved(arguments: Arguments, turn: int) -> Arguments:
-    """Return the same product for only CHECKED_ROWS rows: groups of interleaved rows, spread over the matrix.
+    """Return the arguments of the same product for only CHECKED_ROWS rows: groups of interleaved rows, spread over
+    the matrix.
 
-    Each turn selects different groups.
+    Each number `turn` selects different groups.
     """
     code, weights, bias, x, out, scratch = arguments
     groups = spread(len(weights) // ROWS, CHECKED_ROWS // ROWS, turn)
@@ -199,7 +200,7 @@ def narrow_interleaved(arguments: Arguments, turn: int) -> Arguments:
 def spread(number: int, at_most: int, turn: int) -> Any:
     """Return at most `at_most` indices below `number`, int64, as far apart as possible.
 
-    In turn 0 they include the first and the last.
+    If `turn` is 0, the first and the last index are among them.
     """
     return np.unique((np.linspace(0, number - 1, at_most).astype(np.int64) + turn) % number)
 

@@ -112,8 +112,8 @@ def work(weights: Matrix) -> KernelWork:
 
 
 def narrow(arguments: Arguments, turn: int) -> Arguments:
-    """Return the arguments of the same product for only CHECKED_COLUMNS columns, in whole blocks. Each turn selects
-    the next columns.
+    """Return the arguments of the same product for only CHECKED_COLUMNS columns, in whole blocks. Each number `turn`
+    selects different columns.
     """
     code, weights, d_out, adds, d_x, scratch = arguments
     block_format, columns = FORMATS[code], d_x.shape[1]

@@ -198,7 +198,7 @@ def cuda_for(code: int) -> CudaKernel:
 
 def _examples(block_format: BlockFormat, tokens: int, threads: int) -> Any:
     def examples(rng: np.random.Generator, size: int) -> Arguments:
-        # The smaller examples have one stretch of columns, and the largest has two.
+        # The smaller examples are processed in one stretch of columns, and the largest in two.
         rows, columns = ROWS * (1 + size // 8), 256 * (1 + size // 40)
         if block_format.block_elements < 256:
             # The number of columns in examples must not be divisible by a large power of two.

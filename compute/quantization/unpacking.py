@@ -200,7 +200,9 @@ def high_with(low: Any, high: Any, place: Any, mask: Any) -> Any:
 
 @jit_inlined
 def two_bits_64(w: Any, row: Any, at: Any, half: Any, part: Any) -> Any:
-    """Return the four columns that begin 128 * half + 32 * part after the turn's first."""
+    """Return the four columns that begin 128 * half + 32 * part after the first column of a part (turn) of the
+    block.
+    """
     return masked(shifted(load_64(w, row, at + U(64) * U(half)), np.int32(2) * np.int32(part)), np.int32(3))
 
 

@@ -19,7 +19,7 @@ suddenly a White Rabbit with pink eyes ran close by her.
 
 
 def batches(tokens: int, vocabulary: int, seed: int) -> Iterator[list[int]]:
-    """Yield parts of the text without end, each from a random place.
+    """Yield parts of the text without end, each from a random position.
 
     A part has one token more than `tokens`, because its last token is only a target.
     """

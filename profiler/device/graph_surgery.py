@@ -30,7 +30,7 @@ MAX_NODES = 8192
 class StampSites:
     """The places in a graph at which a stamp can be put, numbered in order of execution."""
 
-    places: dict[int, int]  # place (a node, START or END) -> the number of timed nodes before it
+    places: dict[int, int]  # place for a stamp (a node, START or END) -> the number of timed nodes before it
     # Node that takes time -> its index. A node has a higher index than all nodes that it waits for.
     positions: dict[int, int]
 
@@ -66,7 +66,7 @@ class StampSites:
 
     @property
     def end(self) -> int:
-        """The place after all nodes of the graph."""
+        """The place for a stamp after all nodes of the graph."""
         return next(reversed(self.places))
 
     def place_of(self, last: Sequence[int] | None) -> int | None:
@@ -198,7 +198,9 @@ class StampedGraph:
         return True
 
     def read(self) -> list[int] | None:
-        """Return the device's time at each place in the last launch, or None until the launch has finished."""
+        """Return the device's times that the stamps of the last launch have stored, or None until the launch has
+        finished.
+        """
         # An earlier call has read the times, but was interrupted by a signal before it returned them.
         if self._times is None:
             if not self._words[self._count - 1]:

@@ -168,10 +168,13 @@ class KernelWindow:
         self._cupti, self._driver = cupti, driver
         self._kinds = OF_CALLS if has_calls else OF_KERNELS
         self._places: list[Keys] = []
-        self._number_of: dict[Keys, int] = {}  # the number that stands for each place passed to `move`
-        self._open: list[int] = []  # numbers of the places that were entered and not left yet, the innermost last
+        # A number for each place (keys of step, layers and bricks) that was passed to `move`.
+        self._number_of: dict[Keys, int] = {}
+        # Numbers of the places (layers and bricks) that were entered and not left yet, the innermost last.
+        self._open: list[int] = []
         self._executables: list[int] = []
-        self._of_node: dict[tuple[int, int], Keys] = {}  # (executable graph, node) -> the place of the node
+        # (executable graph, node) -> the place of the node: the keys of its step, layers and bricks.
+        self._of_node: dict[tuple[int, int], Keys] = {}
         self._streams: dict[int, None] = {}
         self._moved: set[int] = set()  # ids of the threads in which `move` has set an external id
         self.is_on = False
@@ -221,7 +224,7 @@ class KernelWindow:
 
     def launch(self, graph: int, keys_of: Callable[[int], Keys | None], stream: int) -> None:
         """Launch a clone of `graph`, so that CUPTI can be finalized after the clone is destroyed. `keys_of` returns
-        the place of each of its nodes.
+        the keys of the layer and brick of each of its nodes.
         """
         driver, cupti = self._driver, self._cupti
         with driver.relaxed():

@@ -73,8 +73,8 @@ def look_into(steps: ModelSteps, *modules: Any) -> None:
     with _lock:
         _users.add(steps)
         if settle not in steps.profiler.parts.paths.settlers:
-            # The settler of captured graphs comes first, because it provides the calls that the steps of other
-            # settlers wait for.
+            # `settlers` record finished work of the device. The one of captured graphs comes first, because it
+            # provides the calls that the steps of other settlers wait for.
             steps.profiler.parts.paths.settlers.insert(0, settle)
         if _replaced:
             return

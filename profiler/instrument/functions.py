@@ -99,8 +99,8 @@ GENERATION = "transformers.generation.utils"
 
 
 class TimedFunctions:
-    """The functions of libraries that are timed in this process. Calls `met` with each model when its `generate` is
-    called.
+    """The functions of libraries that are timed in this process. When `generate` of a model is called, `met` is
+    called with the model.
     """
 
     def __init__(self, met: Callable[[object], None] = lambda model: None) -> None:

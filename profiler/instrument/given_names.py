@@ -79,7 +79,7 @@ def said_by(models: Models, root: nn.Module, plan: Plan) -> Said:
 
 
 def said_at(place: Hashable, brick: BrickDefinition) -> Hashable:
-    """Return a key for `brick` at `place` in a model. Two bricks with equal keys are the same brick."""
+    """Return a key for `brick` at the path `place` in a model. Two bricks with equal keys are the same brick."""
     return place, brick.name, brick.label, brick.backend, brick.work
 
 

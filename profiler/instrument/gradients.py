@@ -204,7 +204,7 @@ class Budget:
 
     def __init__(self) -> None:
         self._costs_ns: deque[int] = deque(maxlen=COSTS)  # costs of the latest measurements
-        self._due_ns = 0  # when the next measurement is due, in ns
+        self._due_ns = 0  # time in ns from which on the next measurement may be made
 
     def is_due(self, now_ns: int) -> bool:
         """Whether a norm may be measured now without exceeding the limit."""

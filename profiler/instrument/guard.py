@@ -174,7 +174,7 @@ class Guard:
             guarded.hiding = found.get(key, Hiding.NEVER)
 
     def swap_in(self) -> None:
-        """Begin to look at the timed calls. The wrappers that time them must be swapped in before."""
+        """Begin to look at the timed calls. The wrappers that time these calls must be in place already."""
         self._users += 1
         self._look_again()
         self._put_in()

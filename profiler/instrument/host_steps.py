@@ -138,7 +138,7 @@ class HostSteps:
         return len(self._steps)
 
     def times(self) -> Times:
-        """Return the host's times in all kept steps. The keys are (step, layer, brick, …), outermost first."""
+        """Return the host's times in the newest KEPT steps. The keys are (step, layer, brick, …), outermost first."""
         found: Times = {}
         for step, times in self._steps:
             for keys, all_ns in times.items():

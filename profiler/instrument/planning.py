@@ -74,13 +74,13 @@ class Section:
     each time. `visited` are the ids of the modules that were planned in this section.
     """
 
-    # Tells which section this is: path, key, classes around it, and the settings that decide its bricks.
+    # tells which section of the plan this is: path, key, classes around it, and the settings that decide its bricks
     place: Hashable
     state: list[object] | None = None
     visited: set[int] = field(default_factory=set)
     parts: list[TimedModule] = field(default_factory=list)
     others: list[nn.Module] = field(default_factory=list)
-    # If True, the section of the previous plan is used, and `parts` and `others` are empty.
+    # If True, the same section of the previous plan is used, and `parts` and `others` are empty.
     is_unchanged: bool = False
 
 
@@ -90,7 +90,7 @@ class _Pattern(NamedTuple):
     A module is given as its index in `modules_of(layer)`.
     """
 
-    # Each entry has the index of the module, its path in the layer, its definition, its product and its place.
+    # Each entry has the index of the module, its path in the layer, its definition, its product, and its two paths.
     bricks: list[tuple[int, str, BrickDefinition, Product | None, Hashable]]
     others: list[int]
     visited: list[int]
@@ -98,7 +98,7 @@ class _Pattern(NamedTuple):
 
 
 class Known(Protocol):
-    """A section of the previous plan. All its modules are alive."""
+    """A section of the previous plan (a layer, or everything outside of layers). All its modules are alive."""
 
     state: list[object] | None
     visited: set[int]
@@ -286,11 +286,13 @@ def _product_of(found: _Found) -> Product:
 class _Planner:
     def __init__(self, stacks: dict[int, str], root: nn.Module, is_timed_there: bool) -> None:
         self.plan = Plan()
-        self.section = Section(None)  # the section that is being planned
+        # The section of the plan (a layer, or everything outside of layers) that is being made.
+        self.section = Section(None)
         self.known: Mapping[Hashable, Known] = {}
         self.mode = PLAIN
         self._has_met_layers = False
-        self._shares_modules = False  # True if modules of the current section belong to an earlier section too
+        # True if modules of the current section of the plan belong to an earlier section, too.
+        self._shares_modules = False
         self._is_timed_there = is_timed_there
         self._shows_blocks = not is_timed_there and device_of(root) == "cpu"
         self._stacks = stacks

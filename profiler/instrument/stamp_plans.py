@@ -83,8 +83,8 @@ class StampPlan:
 
 
 def times_without_stamps(times: list[int], cost_ns: float) -> list[int]:
-    """Return the times of the places in ns, relative to the first place. The cost of one stamp, `cost_ns`, is
-    subtracted from each interval.
+    """Return the times at the stamped places of a graph in ns, relative to the first place. The cost of one stamp,
+    `cost_ns`, is subtracted from each interval.
     """
     at, found = 0.0, [0]
     for before, after in pairwise(times):

@@ -1,4 +1,6 @@
-"""Makes the wrappers that time the modules of a plan, section by section."""
+"""Makes the wrappers that time the modules of a plan, one section (a layer, or everything outside of layers) after
+another.
+"""
 
 from __future__ import annotations
 
@@ -23,16 +25,18 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class TimedSection:
-    """A section of the plan, with the wrappers that time its modules. It refers to the modules weakly."""
+    """A section of the plan (a layer, or everything outside of layers), with the wrappers that time its modules. It
+    refers to the modules weakly.
+    """
 
     state: list[object] | None
     visited: set[int]
     calls: list[BrickCall]
-    others: list[weakref.ref[nn.Module]]  # weak references to all modules of the section
+    others: list[weakref.ref[nn.Module]]  # weak references to all modules of this section of the plan
 
     @property
     def modules(self) -> list[nn.Module]:
-        """The modules of this section that have not been freed."""
+        """The modules of this section of the plan that have not been freed."""
         return [module for module in (other() for other in self.others) if module is not None]
 
 
@@ -50,7 +54,9 @@ class CallMaker:
     def sections(
         self, sections: list[Section], former: Mapping[Hashable, TimedSection] = MappingProxyType({})
     ) -> dict[Hashable, TimedSection]:
-        """Return the timed sections of the plan, by place. Sections that have not changed are taken from `former`."""
+        """Return the sections of the plan with their wrappers. The keys say which section it is. Sections that have
+        not changed are taken from `former`.
+        """
         return {
             section.place: former[section.place] if section.is_unchanged else self._timed(section)
             for section in sections
