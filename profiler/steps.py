@@ -1,5 +1,4 @@
-"""Records steps. A step is one forward pass of a model. Its name, tokens and start may be known only after the pass
-has run.
+"""Records steps. A step is one forward pass. Its name, tokens and start may be known only after the pass.
 
 Rules
 - A step always counts for its own phase, even if it runs inside a function or a different step. Its time is also
@@ -41,13 +40,10 @@ if TYPE_CHECKING:
     from cbtop.profiler.places import Adopted
 
 NO_NAME = "step"  # the name of a step that was never given one
-# Flags of a plain step that was cancelled. It has the shared lane, because a cancelled step there cancels no other
-# records.
+# Flags of a cancelled plain step. It has the shared lane, because it cancels no other records there.
 CANCELLED_PLAIN = FLAG_CANCELLED | SHARED_LANE
-# The key of a step: (STEP, name) or (STEP, name, model).
-StepKey: TypeAlias = tuple[NodeKind, str] | tuple[NodeKind, str, str]
-# This is a global, because reading an enum's attribute takes as long as making the rest of a key.
-STEP = NodeKind.STEP
+StepKey: TypeAlias = tuple[NodeKind, str] | tuple[NodeKind, str, str]  # (STEP, name) or (STEP, name, model)
+STEP = NodeKind.STEP  # a global, because reading an enum's attribute takes as long as making the rest of a key
 
 _log = logging.getLogger("cbtop")
 
@@ -94,8 +90,7 @@ class Steps:
         self.warm_ups: Any = None  # if this is set, it names the first steps of each kind; see instrument/warm_up.py
         self._others: WeakSet[Steps] = WeakSet()  # the copies of this object that `on` has made
         self.lanes = Lanes()
-        # This is the recorder's method itself, because a wrapper would cost time at every recorded step.
-        self.take_lane = self.lanes.take
+        self.take_lane = self.lanes.take  # the bare method, because a wrapper would cost time at every recorded step
         self._warned: set[str] = set()  # lines that were logged; the copies for other paths share this
 
     def warn_once(self, line: str, *arguments: object) -> None:
@@ -179,8 +174,7 @@ class Steps:
         for steps in (self, *self._others):
             steps.forks += 1
         position = self.path.position
-        # A step in the shared lane is not stored as the holder of a lane.
-        for step in [*self.lanes.holders, position.step]:
+        for step in [*self.lanes.holders, position.step]:  # no lane has a step in the shared lane as its holder
             if isinstance(step, ActiveStep):
                 step.leave_to_parent()
         inner: Any = position.step
@@ -249,16 +243,14 @@ class ActiveStep:
         self._cancelled = False
         self.adopted: dict[Adopted, None] = {}  # work that other threads or tasks have adopted for this step
         self._waits = 0  # number of calls of `told`, each with some parts of the step, that will still come
-        # The step's data; set after the step has ended, while it waits for parts.
-        self._ended: Ended | HeldStep | None = None
+        self._ended: Ended | HeldStep | None = None  # data of a step that has ended and waits for parts
         self._mark: Any = None  # the result of Governor.began; set while the step runs
         self._name = name
         self._model = model
         named = NO_NAME if name is None else name
         self.key: StepKey = (STEP, named, model) if model else (STEP, named)
         self._start_ns: int | None = None
-        # Time in ns that cbtop took to start the step, and the time of calls in it that do not belong to the model.
-        self.own_ns = 0
+        self.own_ns = 0  # cbtop's time to start the step, and time of calls in it that are not the model's
         self.returned_ns: int | None = None  # the time when the call that ends the step returned, if it is known
         self.tokens = tokens
         self.sequences: int | None = None
@@ -321,9 +313,7 @@ class ActiveStep:
         self.lane = None
 
     def wait(self) -> None:
-        """Make this step wait, after its end, for one more call of `told`. The call passes parts (layers and bricks)
-        that a device has timed.
-        """
+        """Make this step wait, after its end, for one more call of `told`, with parts that a device has timed."""
         self._waits += 1
 
     def told(self, parts: Iterable[Part] | None) -> None:
@@ -350,9 +340,7 @@ class ActiveStep:
     def record_known_parts(
         self, parts: AlikeParts, starts_ns: Sequence[int], ends_ns: Sequence[int], elements: Sequence[int]
     ) -> None:
-        """Add parts of the step like `told`, but faster if many steps have the same parts. Each column has one entry
-        per part.
-        """
+        """Add parts like `told`, but faster if many steps have the same parts. Columns have one entry per part."""
         ended = self._ended
         if not isinstance(ended, Ended):  # if this is not so, the step may have no name yet
             self.told(list(zip(parts.keys, starts_ns, ends_ns, elements, strict=True)))
@@ -382,8 +370,7 @@ class ActiveStep:
         """Whether the step has begun and not ended."""
         return self.position is not None
 
-    # __enter__ and __exit__ call few functions, because the model has evicted cbtop's code from the processor's
-    # caches.
+    # __enter__ and __exit__ call few functions, because a model evicts cbtop's code from the processor's caches.
 
     def __enter__(self) -> ActiveStep:
         try:
@@ -392,8 +379,7 @@ class ActiveStep:
             if governor is not None:
                 self._begun_ns = clock.perf_counter_ns()
             outer: Any = position.step
-            # A signal handler has interrupted the end of the step `outer`.
-            while outer is not None and outer.position is None:
+            while outer is not None and outer.position is None:  # a signal has interrupted the end of `outer`
                 outer = outer.outer
             self.outer = outer
             self._scope, self._is_plain, self.forks = None, False, steps.forks
@@ -408,26 +394,23 @@ class ActiveStep:
             while root.parent is not None:
                 top, root = root, root.parent
             if outer is None and isinstance(top.key, tuple) and top.key[0] is STEP:
-                # A signal handler has interrupted the end of an earlier step, so the position is still inside that
-                # step.
+                # A signal has interrupted the end of an earlier step, so the position is still inside that step.
                 self._inside = root
             if self._is_outermost and not steps.is_sampled(None if self._name is None else self.key):
-                # A plain step must not wait for a device. If the path keeps ended steps until the device reports
-                # their times, use the host's time.
+                # A plain step must not wait for a device. If ended steps wait for device times, use the host's time.
                 start = self._start = path.end_mark() if path.held_steps is None else HostTime(path.now_ns())
                 self._is_plain = True
                 if governor is not None:
                     self._mark = governor.began(self, self._model, recorded=False)
                     self.own_ns = clock.perf_counter_ns() - self._begun_ns
                 self.position, position.step = position, self
-                position.recording = False  # records of calls inside this step get this lane
+                position.recording = False  # calls inside this step are not recorded
                 if (there := root.children.get(self.key)) is not None:
                     start_ns = start if isinstance(start, int) else path.now_ns()
                     path.publish(position, there, start_ns, self.tokens, self.sequences)
                 return self
             if self._name is None:
-                # Opens the ring now, because the records of this step are written later, when its name is known.
-                steps.show()
+                steps.show()  # opens the ring now, because the records of this step wait for its name
             key = UNNAMED if self._name is None or path.held_steps is not None else self.key
             scope = root.children.get(key) or steps.scopes.define(root, key)
             if governor is not None and self._is_outermost:
@@ -438,8 +421,7 @@ class ActiveStep:
             self._outer_held = position.held  # no line after this one can fail
             position.held = [] if key is UNNAMED else None
             position.lane = steps.take_lane(self)
-            # The position and the scope are set in one statement, because a signal handler may run steps between two.
-            # A step without a position counts as ended.
+            # One statement: a signal handler may run steps here, and a step without a position counts as ended.
             self._scope, self.position, position.step = scope, position, self
             path.enter(position, scope, now_ns)
             if self._is_outermost:
@@ -487,8 +469,7 @@ class ActiveStep:
                     end = path.end_mark()
                 finally:
                     held, position.held = position.held, self._outer_held
-                    # Return to where this step began, or to the root if the outer step has ended.
-                    position.leave(scope)
+                    position.leave(scope)  # to where this step began, or to the root if the outer step has ended
                     if position.scope.parent is None and (self.outer is None or self.outer.position is not None):
                         path.enter(position, self._inside, 0)
                     position.lane = 0 if outer is None else outer.lane or 0
@@ -522,9 +503,7 @@ class ActiveStep:
     def _record_inside(
         self, position: Position, scope: Scope, held: list[HeldRecord] | None, end: Any, lane: int, failed: bool
     ) -> None:
-        """Record a step with its bricks. If the device has not reported their times yet, keep the step until it
-        has.
-        """
+        """Record a step with its bricks, or keep it until the device has reported their times."""
         path = self._steps.path
         if path.recording:
             flags = (FLAG_FAILED if failed else 0) | (FLAG_CANCELLED if self._cancelled else 0)
@@ -549,9 +528,7 @@ class ActiveStep:
             self._steps.flush()
 
     def _inside_at(self, position: Position) -> Inside | None:
-        """If the step ran inside a call, return the place of that call in the graph. Returns None for other steps, or
-        if `position` has moved.
-        """
+        """Return the scope of the call that this step ran in. None without one, or if `position` has moved."""
         if position.scope is self._inside and self._inside.parent is not None:
             return self._named(self._inside), position, position.lane
         return None
@@ -611,9 +588,7 @@ class ActiveStep:
         return found
 
     def _give_name(self, unnamed: Scope, held: list[HeldRecord], lane: int) -> Scope:
-        """Record the calls that waited for this step's name, in the scopes below that name. Returns the step's
-        scope.
-        """
+        """Record the calls that waited for this step's name. Returns the step's scope under that name."""
         path = self._steps.path
         places = NamedScopes(self._steps.scopes, unnamed, self.key)
         for scope, start, end, elements, flags in held:

@@ -68,14 +68,14 @@ class PhaseTotals:
 
     @cached_property
     def exclusive_ns(self) -> Column:
-        """The exclusive part of `total_ns`: node id -> ns."""
+        """The part of `total_ns` that no node inside the node has taken: node id -> ns."""
         total_ns = self.columns["total_ns"]
         nested_ns = total_ns - self.columns["loose_ns"]
         return exclusive_of(self.table, self.inside, total_ns, nested_ns, self.columns["overlap_ns"])
 
     @cached_property
     def closed_exclusive_ns(self) -> Column:
-        """The exclusive part of `closed_ns`: node id -> ns."""
+        """The part of `closed_ns` that no node inside the node has taken: node id -> ns."""
         closed_ns = self.columns["closed_ns"]
         return exclusive_of(self.table, self.inside, closed_ns, closed_ns, self.columns["overlap_ns"])
 

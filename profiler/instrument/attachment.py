@@ -76,12 +76,10 @@ from cbtop.profiler.instrument.wrapping import follow_host, is_compiled, is_symb
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.messages import Manifest
 
-# Number of layers, and of matrix products, that check the mode of a step (training or not); a check takes 0.2 us.
-MAX_ASKING = 2
+MAX_ASKING = 2  # number of layers and of products that check whether a step is training; a check takes 0.2 us
 MOST_TRIES = 3  # after this number of exceptions from signal handlers, cbtop does not attach to a model any longer
 _lock = threading.RLock()
-# The keys are models, and modules that contain a list of layers.
-_attached: WeakModuleDict[Attachment] = WeakModuleDict()
+_attached: WeakModuleDict[Attachment] = WeakModuleDict()  # model, or module with a list of layers -> attachment
 
 
 def _is_attached(module: nn.Module) -> bool:
@@ -136,9 +134,7 @@ class Attachment:
         return CallMaker(self.steps, self._said, self._mode, is_timed_there=self.timing.is_there)
 
     def _ask_first(self) -> None:
-        """Make some layers and matrix products check the mode of each step (training or not). These are the ones that
-        run first.
-        """
+        """Make the first layers and matrix products check the mode of each step (training or not)."""
         calls = [call for section in self._sections.values() for call in section.calls]
         self.steps.named = calls
         if not self._is_timed:
@@ -290,8 +286,7 @@ class Attachment:
         self._sections = {}  # the timed calls refer to the path, so free them
 
     def look_again(self) -> None:
-        """Choose the model's bricks again if the host has replaced modules, or has changed how their weights are
-        stored.
+        """Choose the bricks again if the host has replaced modules, or changed how their weights are stored.
 
         If only torch's number of threads has changed, announce the new number and the roofs for it.
         """
@@ -424,8 +419,7 @@ def installed() -> BrickProfiler | None:
 def _begin(
     model: nn.Module, plan: Plan, profiler: BrickProfiler, engine: str, timing: Timing | None = None
 ) -> Attachment:
-    # The host may have called a part of the model by itself, so that it is attached already.
-    for module in plan.trunk:
+    for module in plan.trunk:  # a part that the host has called by itself is attached already
         part = _attached.get(module)
         if part is not None and (module is model or any([one is part.root() for one in plan.trunk])):
             part.detach()

@@ -74,9 +74,7 @@ class NodeOrigin(NamedTuple):
 
 @dataclass(slots=True)
 class GraphOrigins:
-    """The origins of all nodes in one graph of Dynamo. Paths of modules are relative to the compiled module, which
-    has the path "".
-    """
+    """The origins of all nodes in one graph of Dynamo. Paths begin at the compiled module, which has the path ""."""
 
     origins: dict[str, NodeOrigin] = field(default_factory=dict)  # name of a node -> its origin
     classes: dict[str, str] = field(default_factory=dict)  # path of a module -> the name of its class
@@ -86,8 +84,7 @@ class GraphOrigins:
     def of(cls, graph: Any) -> GraphOrigins:
         """Read a `torch.fx.Graph`."""
         found = cls()
-        # Equal tuples are stored once, because a module has many nodes.
-        known: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+        known: dict[tuple[Any, ...], tuple[Any, ...]] = {}  # stores equal tuples once: a module has many nodes
         for node in graph.nodes:
             if node.op not in ("call_function", "call_method"):
                 continue
@@ -120,9 +117,7 @@ class GraphOrigins:
 
 
 def _relative(path: str) -> str | None:
-    """Convert Dynamo's `path` of a module to a path that starts at the compiled module. Returns None if it is
-    unknown.
-    """
+    """Convert Dynamo's `path` of a module to one from the compiled module on. Returns None if it is unknown."""
     begin = _MODULE.match(path)
     if begin is None:
         return None
@@ -154,8 +149,7 @@ def _elements(node: Any) -> int:
 # File of generated code -> the origins of each graph that it was generated for, in the order of their runs in a call
 # of the model.
 _compiled: dict[str, list[GraphOrigins]] = {}
-# Each item is a module of inductor, its function compile_fx, and the replacement.
-_original: list[tuple[Any, Callable[..., Any], Callable[..., Any]]] = []
+_original: list[tuple[Any, Callable[..., Any], Callable[..., Any]]] = []  # (module, its compile_fx, the replacement)
 _compiling: set[int] = set()  # ids of threads that are compiling
 
 
@@ -243,8 +237,7 @@ class Pieces:
                     found = GraphOrigins.of(piece.graph)
                     for file in self._files.get(id(result), ()):
                         _compiled[file].append(found.under_names_of(_compiled[file][0]))
-                        # The same code runs several times, and the modules of a kernel depend on which run it is.
-                        generated_code.pop(file, None)
+                        generated_code.pop(file, None)  # a kernel's modules differ between runs of this code
             except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
                 log_own_error(error, "kernels of compiled code are not named")
         return result
@@ -486,8 +479,7 @@ class NodeGroup:
         self.sites = tuple({(id(site.brick), site.path): site for site in sites}.values())
         self.classes = () if sites else tuple(dict.fromkeys(map(naming.class_of, origins)))
         layers = {naming.layer(origin) for origin in origins}
-        # the key of the layer that contains the nodes; None if they are in different layers
-        self.layer = layers.pop() if len(layers) == 1 else None
+        self.layer = layers.pop() if len(layers) == 1 else None  # None if the nodes are in different layers
 
     @property
     def said(self) -> tuple[Any, ...]:
@@ -555,9 +547,7 @@ def _computed(origins: list[NodeOrigin], line: str) -> list[NodeOrigin]:
 
 
 def _layers(kernels: list[NodeGroup]) -> list[Hashable]:
-    """Return the layer of each kernel. A kernel that was fused from several layers, or moved away, belongs to the
-    layer during which it runs.
-    """
+    """Return the layer of each kernel. A kernel fused from several layers belongs to the one during which it runs."""
     owners = [kernel.layer for kernel in kernels]
     while True:
         owned = [at for at, owner in enumerate(owners) if owner is not None]

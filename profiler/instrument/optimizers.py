@@ -171,7 +171,7 @@ def _train(model: TimedModel) -> None:
         model.training.mode = model.training_mode()
         model.in_python = True
         if model.guard is not None:
-            # The optimizer is in its first step, so let the guard count steps from this one, too.
+            # This is the first step of an optimizer, so let the guard count training steps from this one, too.
             model.guard.count_earlier(TRAIN)
         if not model.trains:
             model.trains = True
