@@ -27,11 +27,11 @@ from cbtop.compute.jit.compile import untyped as numba
 GOMP_SPIN_COUNT = 4_000
 SYSFS_CPU = Path("/sys/devices/system/cpu")
 PROC_STAT = Path("/proc/stat")
-# Numba's own threads. Numba uses them if there is neither TBB nor OpenMP, or if NUMBA_THREADING_LAYER selects them.
+# Numba's own threads. It uses them if neither TBB nor OpenMP is installed, or if NUMBA_THREADING_LAYER selects them.
 WORKQUEUE = "workqueue"
 
 
-# Process ids in which Numba's threads were started. A forked process inherits this set but not the threads. GNU
+# Ids of the processes that have started Numba's threads. A forked process inherits this set but not the threads. GNU
 # OpenMP ends a forked process (SIGTERM) that uses threads.
 _launched: set[int] = set()
 
@@ -75,7 +75,7 @@ class Backend:
 
 @jit
 def _nothing(weights: Any, bias: Any, x: Any, beside: Any, out: Any, chunk: Any, chunks: Any) -> None:
-    """Do nothing. The function is only called to start the threads.
+    """Do nothing. Numba starts its threads when this function is called.
 
     It has the parameters that `on_threads` passes to every function.
     """
@@ -135,7 +135,7 @@ def _others_s() -> float:
 
 
 def torch_on(threads: int) -> Any:
-    """Return torch, set to compute on `threads` threads. Raises ComputeError if torch cannot be loaded."""
+    """Return the module torch, set to compute on `threads` threads. Raises ComputeError if torch cannot be loaded."""
     try:
         import torch
     except (ImportError, OSError) as error:
@@ -145,7 +145,9 @@ def torch_on(threads: int) -> Any:
 
 
 def is_fork_of_launched() -> bool:
-    """Return whether this process was forked after kernels had run on threads. A fork does not inherit threads."""
+    """Return whether this process was forked after kernels had run on threads. Such a process has no threads of
+    Numba, because a fork does not inherit threads.
+    """
     return bool(_launched) and os.getpid() not in _launched
 
 
@@ -175,15 +177,15 @@ def cpu_backend(threads: int | None = None) -> Backend:
     wanted = int(threads or 0) or max(1, min(available_threads() - 1, limit))
     if is_fork_of_launched():
         refuse_threads_of_fork(wanted)
-        return Backend(wanted, _threading_layer())  # one thread runs in the caller, so no threads are started
+        return Backend(wanted, _threading_layer())  # one thread runs in the caller itself, so Numba starts no threads
     if "OMP_WAIT_POLICY" not in os.environ:
-        # libgomp reads GOMP_SPINCOUNT when it is loaded. Numba loads it at the first parallel run.
+        # Numba loads libgomp at the first parallel run, and libgomp reads GOMP_SPINCOUNT then.
         os.environ.setdefault("GOMP_SPINCOUNT", str(GOMP_SPIN_COUNT))
     try:
         numba.set_num_threads(wanted)
-        with turn():  # Numba chooses its threading layer when something first runs in parallel
+        with turn():  # run something in parallel, because only then does Numba choose its threading layer
             _start(wanted)
-    except ValueError as error:  # raised if the layer in NUMBA_THREADING_LAYER is not installed
+    except ValueError as error:  # Numba raises this if the layer in NUMBA_THREADING_LAYER is not installed
         raise ComputeError(f"Numba starts no threads ({str(error).splitlines()[0]})") from error
     _launched.add(os.getpid())
     return Backend(wanted, _threading_layer())

@@ -3,7 +3,7 @@
 This file does not import the formats, so that `cbtop demo --help` does not wait for Numba.
 """
 
-# From the name of each format to the module in `quantization` that defines it.
+# Name of a format -> the module in `quantization` that defines it.
 FORMAT_MODULES = {
     "F32": "floats",
     "F16": "floats",

@@ -1,9 +1,9 @@
-"""A brick of the catalog with its kernels.
+"""A brick of a model with its kernels.
 
-A brick runs its kernels and times them, or checks them against their references.
+It runs its kernels and times them, or checks them against their references.
 """
 
-# In compute, only this file times anything. The decoder's traces come from the profiler.
+# In compute, only this file measures times. The decoder's traces come from the profiler.
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from cbtop.profiler.definitions import BrickDefinition, KernelDefinition
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.attributes import Work
 
-ONE_THREAD = "numba"  # the backend of a kernel that always runs on one thread
-REFERENCE = "numpy"  # the backend of a brick that runs the references instead of the kernels
+ONE_THREAD = "numba"  # the name of the backend for a kernel that always runs on one thread
+REFERENCE = "numpy"  # the name of the backend for a brick that runs the references instead of the kernels
 # Calls that take less than this many microseconds per token get no budget, because most of their time is a fixed
 # cost.
 LEAST_BUDGET_US = 100.0
@@ -38,8 +38,9 @@ Violated = Callable[["ComputeBrick", Iterable[str]], None]
 
 @dataclass(frozen=True, slots=True)
 class BrickLaunch:
-    """A kernel in one brick. `elements_per_token` is the number of the brick's elements that the kernel computes per
-    token."""
+    """A kernel that a brick runs. `elements_per_token` is the number of the brick's elements that the kernel computes
+    per token.
+    """
 
     kernel: Kernel
     work: KernelWork
@@ -74,8 +75,8 @@ class ComputeBrick:
         self.spec = spec
         self._profiler = profiler
         work = combined_work(launches)
-        # On a GPU, only roofs of float matrices are known. The highest of these also bounds int8 work, so no dtype is
-        # set.
+        # On a GPU, only roofs of float matrices are known. The highest of these also limits int8 work, so the work
+        # has no dtype.
         if names_launches:
             work = replace(work, dtype="")
         self.kernels = tuple(launch.kernel for launch in launches)
@@ -99,7 +100,7 @@ class ComputeBrick:
         )
         self._turn = 0  # counts the comparisons with the reference, so that each of them compares different rows
         self._token_elements = sum(launch.elements_per_token for launch in launches)
-        # the definition for calls of one token; None if these have no budget
+        # the definition for calls of one token, with a budget; None if these calls have no budget
         self._of_token: BrickDefinition | None = None
         self._of_many, self._many_elements = self.definition, math.inf
         if bfloat16_tokens is not None and work.dtype == "int8":
@@ -139,8 +140,9 @@ class ComputeBrick:
 
         If conditions do not hold, `violated` is called with their names. The timing does not include the checks.
         """
-        values = []  # arguments for the postconditions; copies of values from before the call may follow them
-        # `strict=True` would take as long as checking a condition.
+        # The arguments of the call, which postconditions need; copies of values from before the call may follow them.
+        values = []
+        # `strict=True` is left out, because it would take as long as checking a condition.
         for contract, arguments in zip(self._contracts, calls):  # noqa: B905
             if failed := contract.before.failed(arguments):
                 violated(self, contract.before.names_of(failed))
@@ -162,7 +164,7 @@ class ComputeBrick:
         for kernel, implementation, arguments in zip(self.kernels, self.implementations, calls, strict=True):
             earlier = with_copies(arguments, kernel.outputs)
             implementation(*arguments)
-            with np.errstate(all="ignore"):  # no warnings about infinities, because the checks look for them
+            with np.errstate(all="ignore"):  # do not warn about infinities, because the checks look for them
                 every += [(one, found) for one, found, *_ in self._compared_kernel(turn, kernel, arguments, earlier)]
             before.append(earlier)
         with np.errstate(all="ignore"):

@@ -20,7 +20,9 @@ ROUNDED = IsEquivalent(4e-3)
 
 @dataclass(frozen=True, slots=True)
 class BrickSpec:
-    """One row of the table. `brick` is None if the brick is not in the catalog. It then has only a name."""
+    """One row of the table of bricks. `brick` is None if the profiler has no BrickId for the brick. Such a brick has
+    only a name.
+    """
 
     name: str
     category: BrickCategory

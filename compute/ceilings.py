@@ -1,7 +1,7 @@
 """Measure the roofs of this machine: how fast it reads memory, and how fast it multiplies numbers."""
 
-# All measurements run on the decoder's threads, in code from the same compiler. So a ceiling is a rate that our
-# kernels could reach, and not a figure from a data sheet.
+# All measurements use the same threads and the same compiler as the decoder. So a ceiling is a rate that our kernels
+# could reach, and not a figure from a data sheet.
 
 from __future__ import annotations
 
@@ -51,26 +51,27 @@ MIB = 1 << 20
 LARGEST_BUFFER_BYTES = 1024 * MIB
 SMALLEST_BUFFER_BYTES = 64 * MIB
 UNKNOWN_CACHE_BYTES = 32 * MIB
-# Size of the buffer, as a multiple of the last-level cache. With a multiple of four, little of the buffer is still
-# cached in the next round.
+# Size of the buffer that is read to measure memory, as a multiple of the last-level cache. At four times the cache,
+# little of the buffer is still cached in the next round.
 CACHES_PER_BUFFER = 4
 SHARE_OF_FREE_MEMORY = 4
 ROUNDS = 5
-LINE = 64  # bytes of a vector, and of one row of a tile
-# Number of independent sums. With this number, no addition waits for the previous one, and all sums stay in
-# registers.
+LINE = 64  # bytes of a vector register, and of one row of an AMX tile
+# Number of independent sums in a measurement of multiplications. With this number, no addition waits for the previous
+# one, and all sums stay in registers.
 FLOAT_CHAINS = 2 if TIER == "generic" else 12 if HAS_VNNI else 6
 BYTE_CHAINS = 12 if HAS_VNNI else 6
 FLOAT_REPEATS, BYTE_REPEATS = 8_000_000 // FLOAT_CHAINS, 8_000_000 // BYTE_CHAINS
 TILE_BYTES = 1024
 WORD = 8
-# Number of products in the four multiplications of `_multiply_four_tiles`. Each multiplies 16 tokens, 16 rows and 32
-# columns.
+# Number of products in the four multiplications of `_multiply_four_tiles`. Each of them multiplies 16 tokens by 16
+# rows, over 32 columns.
 PRODUCTS_OF_TILES = 4 * 16 * 16 * 32
 TILE_REPEATS = 20_000
-CACHE_SHARE = 2  # a working set takes 1 / CACHE_SHARE of a cache; the rest is left to other data
+CACHE_SHARE = 2  # to measure a cache, 1 / CACHE_SHARE of it is read; the rest is left to other data
 CACHE_READ_BYTES = 256 * MIB  # bytes that each thread reads from a cache in a round
-# Sizes of square matrices. A round multiplies matrices of the largest size that it has time for.
+# Sizes of the square matrices that torch multiplies. A round multiplies matrices of the largest size that it has time
+# for.
 PRODUCT_SIZES = (4096, 2048, 1024, 512)
 PRODUCT_S = 0.1
 
@@ -93,7 +94,7 @@ def _read(weights: Any, repeats: Any, x: Any, numbers: Any, out: Any, chunk: int
 
     repeats[1] is 0. The compiler does not know that, so it cannot read the part only once.
     """
-    # integer additions have a shorter latency than float additions
+    # sums of integers, because an integer addition has a shorter latency than a float addition
     words, nothing = numbers[0].view(np.int64), np.int64(repeats[1])
     size = words.shape[0]
     begin, end = np.uint64(chunk * size // chunks), np.uint64((chunk + 1) * size // chunks)
@@ -162,7 +163,7 @@ def _multiply_four_tiles(
 
 
 class _Threads:
-    """A number of threads, and the data that they read in measurements."""
+    """A number of threads, and the data that each of them reads in measurements."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -198,7 +199,7 @@ def measure_ceilings(threads: int | None = None, weights_bytes: int | None = Non
     run = on.runner(_multiply_add, values, FLOAT_REPEATS, 0.5, 0.5)
     operations = 2.0 * on.number * FLOAT_REPEATS * FLOAT_CHAINS * LANES
     found.append(measured("fma_float32", "compute", operations, run, "float32"))
-    # The following loops use the same instructions as products of quantised weights.
+    # The following loops use the same instructions as the products of quantised weights.
     if TIER != "generic":
         run = on.runner(_multiply_bytes, values, BYTE_REPEATS)
         operations = 2.0 * on.number * BYTE_REPEATS * BYTE_CHAINS * LINE
@@ -215,7 +216,7 @@ def measure_ceilings(threads: int | None = None, weights_bytes: int | None = Non
 
 
 def _part(buffer: Any, size_bytes: int) -> Any:
-    """Return the first `size_bytes` bytes of the buffer, rounded down to whole words."""
+    """Return the first `size_bytes` bytes of the buffer that is read, rounded down to whole words."""
     return buffer[:, : size_bytes // WORD * WORD // 4]
 
 
@@ -265,7 +266,8 @@ def measure_product(threads: int) -> Ceiling:
 
     def product(size: int) -> Callable[[], object]:
         left, right, out = (torch.randn(size, size).to(torch.bfloat16) for _ in range(3))
-        return lambda: torch.mm(left, right.t(), out=out)  # torch.nn.Linear multiplies by the transposed matrix, too
+        # Multiply by the transposed matrix, as torch.nn.Linear does.
+        return lambda: torch.mm(left, right.t(), out=out)
 
     try:
         with torch.no_grad():
@@ -309,7 +311,7 @@ def measured(name: str, kind: str, amount: float, run: Callable[[], object], dty
 def dram_buffer_bytes() -> int:
     """Return the size in bytes of a buffer that is too large for the last-level cache.
 
-    Less if little memory is free.
+    It is smaller if little memory is free.
     """
     wanted = max(CACHES_PER_BUFFER * _last_level_cache_bytes(), SMALLEST_BUFFER_BYTES)
     available = available_bytes()
@@ -319,7 +321,7 @@ def dram_buffer_bytes() -> int:
 
 
 def _seconds(run: Callable[[], object]) -> list[float]:
-    """Run the function ROUNDS times. Returns the seconds of each run."""
+    """Run the function ROUNDS times. Returns the duration of each run in seconds."""
     found = []
     for _ in range(ROUNDS):
         start = time.perf_counter()

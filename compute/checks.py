@@ -16,14 +16,14 @@ Output = NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class AssertionResult:
-    """The result of one assertion on one output. An output that is not finite has no `max_error`."""
+    """The result of one assertion on one output. `max_error` is None if the output is not finite."""
 
     passed: bool
     max_error: float | None = None
     tolerance: float | None = None
     not_finite: str = ""
     mended: bool = False  # whether the reference's output replaced an output that was not finite
-    skipped: str = ""  # why the assertion was not evaluated; `passed` is meaningless if this is set
+    skipped: str = ""  # why the assertion was not evaluated; if this is set, `passed` has no meaning
 
 
 class Assertion(Protocol):

@@ -37,15 +37,17 @@ from cbtop.protocol.crossovers import NEVER, Crossover
 from cbtop.protocol.vocabulary import Provenance
 
 ROUNDS = 51
-PAUSE_NS = 20_000  # time that Python and small kernels take between two products of a decoder
-COLUMNS = 768  # columns of the products, as in a small model; larger models have more work
-PRODUCT_ROWS = tuple(ROWS << step for step in range(10))  # numbers of rows; in Q4_K these are 7 KB to 3.5 MB
+PAUSE_NS = 20_000  # time in seconds that Python and small kernels take between two products of a decoder
+COLUMNS = 768  # number of columns of the measured products, as in a small model; larger models have more work
+# Numbers of rows of the measured matrices; in Q4_K these are 7 KB to 3.5 MB.
+PRODUCT_ROWS = tuple(ROWS << step for step in range(10))
 HEADS, KV_HEADS, HEAD_DIM = 14, 2, 64
-POSITIONS = tuple(16 << step for step in range(9))  # numbers of positions; these take 14 K to 3.7 M products
+# Numbers of positions in the measured attention; these take 14 K to 3.7 M products.
+POSITIONS = tuple(16 << step for step in range(9))
 TOKENS = (4, 6, 8, 12, 16, 24, 32, 48, 64)
 TOKEN_ROWS = 768
-# Numbers of rows; in Q4_K these are 7 KB to 28 MB. Each size fits in a different level of cache, except the largest,
-# which fits in no cache of a core.
+# Numbers of rows of the measured matrices. In Q4_K these are 7 KB to 28 MB. Each size fits in a different level of
+# cache, except the largest, which fits in no cache of a core.
 LAYOUT_ROWS = tuple(ROWS << step for step in (0, 3, 6, 9, 12))
 SEED = 11
 
@@ -54,7 +56,9 @@ Run = Callable[[], object]
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """One size of work. `before` and `after` call the methods that are used below and above the crossover."""
+    """One amount of work that is measured. `before` and `after` call the methods that are used below and above the
+    crossover.
+    """
 
     size: int
     before: Run
@@ -63,7 +67,7 @@ class Rung:
 
 @dataclass(frozen=True, slots=True)
 class PairedTimes:
-    """The durations of both methods' calls in each round."""
+    """The durations of both methods' calls for one amount of work, in each round."""
 
     size: int
     before_ns: list[int]
@@ -107,7 +111,7 @@ def measure_crossovers(threads: int, progress: Callable[[str], None] = lambda wh
             found.append(Crossover(name, getattr(STATIC_CROSSOVERS, name), Provenance.STATIC, ladder))
             continue
         progress(name)
-        # Crossovers of 1 select the second method for work of every size.
+        # with crossovers of 1, the second method is used for work of every size
         with with_crossovers(Crossovers(1, 1, 1)):
             found.append(crossover(name, timed(ladder())))
     return tuple(found)
@@ -116,10 +120,11 @@ def measure_crossovers(threads: int, progress: Callable[[str], None] = lambda wh
 def timed(
     rungs: Sequence[Rung], clock_ns: Callable[[], int] = time.perf_counter_ns, pause_ns: int = PAUSE_NS
 ) -> list[PairedTimes]:
-    """Time ROUNDS rounds of both methods at every size. Returns the times of each size."""
+    """Time both methods at every size, in ROUNDS rounds. Returns the times for each size."""
     found = [PairedTimes(rung.size, [], []) for rung in rungs]
     for rung in rungs:
-        rung.before()  # the first call compiles the kernel or loads it from the cache
+        # Call it once before the rounds, because the first call compiles the kernel or loads it from the cache.
+        rung.before()
         rung.after()
     for _ in range(ROUNDS):
         for rung, times in zip(rungs, found, strict=True):
@@ -158,9 +163,8 @@ def _busy(clock_ns: Callable[[], int], pause_ns: int) -> None:
 
 
 def _products(threads: int) -> list[Rung]:
-    """Return products of one token with Q4_K weights, the most common products.
-
-    They run in int8 if this processor multiplies in int8.
+    """Return products of one token with Q4_K weights of different sizes, which are the most common products. They run
+    in int8 if this processor multiplies in int8.
     """
     x, no_bias = _floats(1, COLUMNS), np.zeros(0, np.float32)
     if TIER == "generic":
@@ -181,7 +185,7 @@ def _products(threads: int) -> list[Rung]:
 
 
 def _attentions(threads: int) -> list[Rung]:
-    """Return attention of one token over a cache of float16."""
+    """Return attention of one token over a cache of float16 with different numbers of positions."""
     q, out = _floats(1, HEADS * HEAD_DIM), np.zeros((1, HEADS * HEAD_DIM), np.float32)
     caches = empty_caches(KV_HEADS, POSITIONS[-1], HEAD_DIM, np.uint16)
     for cache in caches:
@@ -232,10 +236,11 @@ def _layouts() -> list[Rung]:
 
 
 def _weights(rows: int) -> QuantizedMatrix:
-    """Return a matrix of ROWS random rows, repeated. Computing the scales of different rows would take seconds."""
+    """Return a matrix that repeats ROWS random rows. Computing the scales of different rows would take seconds."""
     few = QuantizedMatrix.of(Q4_K, _floats(ROWS, COLUMNS))
     data = np.tile(few.data, (rows // ROWS, 1))
-    # Numba compiles different code for writable arrays. The weights of a decoder are read-only.
+    # Numba compiles different code for writable arrays. The weights of a decoder are read-only, so these must be,
+    # too.
     data.flags.writeable = False
     return QuantizedMatrix(Q4_K, data, COLUMNS)
 

@@ -24,12 +24,14 @@ from cbtop.protocol.limits import reason
 
 Progress = Callable[[str, float | None], None]
 
-FORMAT_VERSION = 2  # a part of the file's name; increase it with every edit that changes the file
+FORMAT_VERSION = 2  # version in the file's name; increase it with every edit that changes the content of the file
 SEED = 20260
-CHUNK_ELEMENTS = 1 << 19  # elements that are quantised at a time, so that temporary arrays stay in the cache
+# Number of elements that are quantised at a time, so that temporary arrays stay in the cache.
+CHUNK_ELEMENTS = 1 << 19
 BIAS_DEVIATION = 0.1
 NORM_DEVIATION = 0.05
-# Standard deviation of the predicted logits. A trained model has about the same. It makes the largest logit distinct.
+# Standard deviation of the predicted logits. A trained model has about the same. With this value, the largest logit
+# is clearly larger than the others.
 PREDICTED_LOGIT_DEVIATION = 3.0
 
 
@@ -51,12 +53,12 @@ class ModelShape:
     tied: bool = True
     experts: int = 0
     experts_used: int = 0
-    key_length: int = 0  # columns of a head; 0: hidden / heads
+    key_length: int = 0  # number of columns of a head; 0: hidden / heads
     rope_base: float = 10_000.0
-    window: int = 0  # positions that a token sees in layers with a sliding window; 0: all positions
+    window: int = 0  # number of positions that a token sees in layers with a sliding window; 0: all positions
     # Every window_period-th layer sees all positions. 0 means the usual period of the architecture.
     window_period: int = 0
-    rotated: int = 0  # rotated dimensions of a head; 0: all dimensions
+    rotated: int = 0  # number of dimensions of a head that are rotated; 0: all dimensions
 
     @property
     def head_dim(self) -> int:
@@ -122,7 +124,7 @@ def write_model(
         _write(temporary, shape, progress, seed, matrices)
         os.replace(temporary, path)
     finally:
-        temporary.unlink(missing_ok=True)  # also runs after Ctrl-C
+        temporary.unlink(missing_ok=True)  # this runs after Ctrl-C, too, so no incomplete file stays
 
 
 def _write(path: Path, shape: ModelShape, progress: Progress, seed: int, matrices: BlockFormat | None) -> None:
@@ -143,7 +145,7 @@ def _write(path: Path, shape: ModelShape, progress: Progress, seed: int, matrice
 
 
 def _draw(tensor: RandomTensor, rng: np.random.Generator) -> Bytes:
-    """Return the random tensor as bytes, uint8 (rows, row_bytes). A few rows are quantised at a time."""
+    """Return the random tensor, quantised, as bytes: uint8 (rows, row_bytes). A few rows are quantised at a time."""
     columns = tensor.shape[-1]
     rows = tensor.elements // columns
     out = np.empty((rows, tensor.format.row_bytes(columns)), np.uint8)
@@ -157,7 +159,7 @@ def _draw(tensor: RandomTensor, rng: np.random.Generator) -> Bytes:
 
 
 def metadata_of(shape: ModelShape) -> dict[str, str | int | float]:
-    """Return the keys of a file with a model of `shape`."""
+    """Return the metadata (keys and values) of a GGUF file with a model of `shape`."""
     prefix = shape.architecture
     mixture = {
         f"{prefix}.expert_count": shape.experts,

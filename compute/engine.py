@@ -1,4 +1,4 @@
-"""Find out whether the demo's engine is installed: the packages of the extra `compute`."""
+"""Find out whether the packages of the extra `compute` are installed. Without them, the demo cannot run."""
 
 from __future__ import annotations
 

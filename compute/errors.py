@@ -12,7 +12,7 @@ from __future__ import annotations
 
 
 class ComputeError(Exception):
-    """Any exception that compute raises on purpose."""
+    """The base class of the errors that compute raises on purpose."""
 
 
 class ContractError(ComputeError):
@@ -24,7 +24,7 @@ class ModelError(ComputeError):
 
 
 class NoTokenError(ComputeError):
-    """A logit is NaN or infinite, so that no logit is the largest."""
+    """A logit is NaN or infinite, so no token can be chosen."""
 
     def __init__(self) -> None:
         super().__init__(

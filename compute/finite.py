@@ -1,8 +1,8 @@
 """Find weights that are NaN or infinite by checking only their scales."""
 
-# This check runs first, so that the error names the tensor and the block of a damaged file. Otherwise it would name
-# the brick that reads the tensor. The check takes 6 ms for the 82 MB of the demo's model. Reading the model takes 27
-# ms (2.6 GHz Xeon).
+# This check runs before any brick, so that the error names the tensor and the block of a damaged file. Otherwise it
+# would name the brick that reads the tensor. The check takes 6 ms for the 82 MB of the demo's model. Reading the
+# model takes 27 ms (2.6 GHz Xeon).
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from numpy.typing import NDArray
 
 from cbtop.compute.quantization.base import BlockFormat, Bytes
 
-EXPONENT = np.uint16(0x7C00)  # exponent bits of a binary16; all of them are set in infinities and NaNs
+EXPONENT = np.uint16(0x7C00)  # the exponent bits of a binary16 number; in infinities and NaNs, all of them are set
 MANTISSA = np.uint16(0x03FF)
-FLOATS_BYTES = 1 << 20  # bytes of plain floats that are checked at a time, few enough to stay in cache
+FLOATS_BYTES = 1 << 20  # number of bytes of plain floats that are checked at a time; these stay in the cache
 
 
 def first_not_finite(block_format: BlockFormat, data: Bytes) -> tuple[int, int, str] | None:
-    """Return the place of the first weight that is not finite, or None if all weights are finite.
+    """Find the first weight that is not finite. Returns None if all weights are finite.
 
-    The place is (row, block, "NaN" or "an infinity"). `data` is uint8 (rows, row_bytes).
+    Otherwise returns (row, block, "NaN" or "an infinity"). `data` is uint8 (rows, row_bytes).
     """
     if block_format.block_elements == 1:
         return _not_finite_floats(block_format, data)

@@ -31,11 +31,11 @@ def compile_in_fork(compile_all: Callable[[], object], meanwhile: Callable[[], o
         return
     try:
         pid = os.fork()
-    except OSError:  # there is not enough memory, or the limit of processes is reached
+    except OSError:  # the system has not enough memory, or its limit of processes is reached
         return
     if not pid:
         try:
-            # Garbage collection would take a fifteenth of the time. It is not needed, because the fork soon ends.
+            # Do not collect garbage, because that would take a fifteenth of the time, and the fork ends soon.
             gc.disable()
             compile_all()
         finally:

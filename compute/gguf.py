@@ -1,6 +1,6 @@
 """Read a GGUF file: its metadata and its tensors. Both are checked on access.
 
-Tensors are read into our own memory. The file is not mapped.
+Tensors are read into memory, and the file is not mapped.
 """
 
 # If a mapped file is cut short, a process that reads the missing part is killed (SIGBUS). If a mapped file is written
@@ -45,8 +45,8 @@ class GgufFile:
     _tensors: dict[str, Tensor]
     _taken: set[str] = field(default_factory=set)
     _matrices: dict[str, QuantizedMatrix] = field(default_factory=dict)
-    _places: dict[str, int] = field(default_factory=dict)  # the offset of each tensor in the memory
-    _memory: mmap.mmap | None = None  # the bytes of the matrices, filled by `load`
+    _places: dict[str, int] = field(default_factory=dict)  # name of a tensor -> its offset in the memory
+    _memory: mmap.mmap | None = None  # the bytes of all matrices, which `load` reads from the file
 
     @classmethod
     def open(cls, path: Path) -> GgufFile:
@@ -113,7 +113,7 @@ class GgufFile:
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shape of each tensor by name, with the columns first, as in the file."""
+        """The shape of each tensor by its name. The number of columns comes first, as in the file."""
         return {name: tensor.shape for name, tensor in self._tensors.items()}
 
     def format_of(self, name: str) -> BlockFormat:
@@ -121,7 +121,8 @@ class GgufFile:
         return FORMATS[self._tensors[name].code]
 
     def rows(self, name: str, together: int) -> Iterator[Floats]:
-        """Yield the tensor as float32 (rows, columns), in pieces of at most `together` rows. Nothing is kept.
+        """Yield the tensor as float32 (rows, columns), in pieces of at most `together` rows. The pieces are not
+        stored in this object.
 
         Raises ModelError if a weight is not finite, or if the file was written to since it was opened.
         """

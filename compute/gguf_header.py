@@ -1,4 +1,4 @@
-"""Read the header of a GGUF file: the keys, and the places of arrays and tensors.
+"""Read the header of a GGUF file: its keys, and the positions of its arrays and tensors.
 
 All are checked against the file's size.
 
@@ -32,7 +32,8 @@ SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?
 # Limits far above the values of real models, and far below sizes that would cause trouble.
 MAX_KEYS = 10_000
 MAX_TENSORS = 20_000
-MAX_ARRAY_ELEMENTS = 2_000_000  # each element may be a string, and each string takes a step of Python
+# Most elements of an array; each may be a string, and each string takes a step of Python.
+MAX_ARRAY_ELEMENTS = 2_000_000
 MAX_NAME_BYTES = 1_024
 # Longest text that is kept, in bytes. Names of models and architectures are shorter, and chat templates are longer.
 MAX_TEXT_BYTES = 1_024
@@ -43,7 +44,8 @@ LARGEST_DIMENSION = 1 << 31
 PIECE_BYTES = 1 << 14
 
 SUPPORTED_TYPES = ", ".join(block_format.name for block_format in FORMATS.values())
-# Names of the C enum ggml_type, for messages about unsupported types. For a withdrawn type, the name is its number.
+# Names of the C enum ggml_type, for messages about unsupported types. A type that ggml has withdrawn has its number
+# as its name.
 _TYPE_NAMES = (
     "F32", "F16", "Q4_0", "Q4_1", "4", "5", "Q5_0", "Q5_1", "Q8_0", "Q8_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K",
     "Q6_K", "Q8_K", "IQ2_XXS", "IQ2_XS", "IQ3_XXS", "IQ1_S", "IQ4_NL", "IQ3_S", "IQ2_S", "IQ4_XS", "I8", "I16",
@@ -55,7 +57,9 @@ _LENGTH = struct.Struct("<Q")
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """The place of an array's elements in the file. `kind` is the type of an element: STRING or a key of SCALARS."""
+    """The position of an array's elements in the file. `kind` is the type of an element: STRING or a key of
+    SCALARS.
+    """
 
     kind: int
     count: int
@@ -71,9 +75,9 @@ Value = str | int | float | Array
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A tensor of the header. `shape` has the fastest-varying dimension first, as in the file."""
+    """A tensor, as the header describes it. `shape` has the fastest-varying dimension first, as in the file."""
 
-    code: int  # code of the tensor's format, a key of FORMATS
+    code: int  # number of the tensor's format, a key of FORMATS
     shape: tuple[int, ...]
     # Offset of the first byte. It counts from the start of the data while the header is read, and later from the
     # start of the file.
@@ -209,8 +213,8 @@ class _Reader:
             return
         value = metadata[name] = self._value(kind)
         if name == "general.alignment":
-            # An alignment must be a power of two. Smaller ones than 8 are refused, because ggml itself never writes
-            # less than 32.
+            # An alignment must be a power of two. Alignments below 8 are refused. No file needs them, because ggml
+            # never writes less than 32.
             if kind != UINT32 or not isinstance(value, int) or value < 8 or value & (value - 1):
                 raise self._damaged(f"has alignment {value!r:.60}, where a power of two from 8 on is wanted")
             self._alignment = value
@@ -227,7 +231,7 @@ class _Reader:
         return value
 
     def _array(self, name: str) -> Array:
-        """Return the place of the array that is the value of the key `name`. Skips the array's elements."""
+        """Return the position of the array that is the value of the key `name`. Skips the array's elements."""
         kind, count = self._number("<I"), self._number("<Q")
         if kind == ARRAY:
             raise ModelError(
@@ -255,7 +259,7 @@ class _Reader:
             while count and at <= last:
                 at += _LENGTH.size + _LENGTH.unpack_from(piece, at)[0]
                 count -= 1
-            if not at:  # the file was cut short while it was read
+            if not at:  # a read returns less than expected if the file was cut short in the meantime
                 raise self._truncated(_LENGTH.size - len(piece))
             self._offset += at
             self._require(self._offset)

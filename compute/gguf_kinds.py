@@ -9,10 +9,10 @@ from pathlib import Path
 from cbtop.compute.errors import ModelError
 
 LFS_POINTER = b"version https://git-lfs."
-# Names of the pieces of a large file that was cut byte by byte: model.gguf.part1of2, model.gguf-split-a.
+# Names of the pieces of a large file that a tool has cut at some byte: model.gguf.part1of2, model.gguf-split-a.
 _PIECE = re.compile(r"(?P<whole>.+?)(?P<suffix>\.part\d+of\d+|-split-[a-z])", re.IGNORECASE)
 _SPLIT = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<count>\d{5})\.gguf")
-_KINDS = {  # from `general.type` to a description of the file and advice for the user
+_KINDS = {  # value of `general.type` -> what the file is, and advice for the user
     "adapter": "is a LoRA adapter, not a model; merge it into its model with llama-export-lora and give the result",
     "imatrix": "is an importance matrix, with which llama-quantize quantises a model; give the model itself",
     "mmproj": "is a projector of images or sound (mmproj), not a language model; give the .gguf file of its model",
@@ -41,7 +41,7 @@ def refuse_metadata(path: Path, metadata: Mapping[str, object]) -> None:
     if isinstance(count, int) and count > 1:
         raise ModelError(_split(path, metadata.get("split.no"), count))
     kind = metadata.get("general.type")
-    # projectors that were written before 2025 do not have `general.type`
+    # projectors (parts of models for images) that were written before 2025 do not have `general.type`
     if kind not in _KINDS and metadata.get("general.architecture") == "clip":
         kind = "mmproj"
     if isinstance(kind, str) and kind in _KINDS:

@@ -1,4 +1,4 @@
-"""The metadata of a GGUF file, checked on access."""
+"""The metadata of a GGUF file. Each value is checked when it is read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cbtop.compute.gguf_stream import GgufStream
 class GgufMetadata:
     """The values of a header by their key. Arrays are read from the file on access.
 
-    Every value is checked on access. Raises ModelError if a value is missing or has another type than expected.
+    Its methods raise ModelError if a value is missing or does not have the expected type.
     """
 
     _stream: GgufStream
@@ -30,14 +30,14 @@ class GgufMetadata:
         return value
 
     def integer(self, key: str, most: int, default: int | None = None, least: int = 1) -> int:
-        """Return a whole number from `least` to `most`."""
+        """Return the value of `key`, which must be a whole number from `least` to `most`."""
         value = self._value(key, default)
         if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
             raise self._bad_key(key, value, f"a whole number from {least} to {most:,}")
         return value
 
     def integer_of_all(self, key: str, most: int, count: int, default: int | None = None) -> int:
-        """Return a whole number from 1 to `most`.
+        """Return the value of `key`, which must be a whole number from 1 to `most`.
 
         The value may be an array of `count` equal numbers, one for each layer.
         """
@@ -55,14 +55,16 @@ class GgufMetadata:
         return numbers[0]
 
     def flag(self, key: str, default: bool) -> bool:
-        """Return true or false. Some converters write 1 and 0."""
+        """Return the value of `key`, which must be true or false. Some converters write 1 and 0."""
         value = self._value(key, default)
         if not isinstance(value, int) or value not in (0, 1):
             raise self._bad_key(key, value, "true or false")
         return bool(value)
 
     def flags(self, key: str, count: int) -> tuple[bool, ...]:
-        """Return an array of `count` values, each of them true or false, or 1 or 0."""
+        """Return the value of `key`, which must be an array of `count` values. Each must be true or false, or 1
+        or 0.
+        """
         value = self._value(key)
         flags = (
             self.numbers(key) if isinstance(value, Array) and value.kind != STRING and value.count == count else []
@@ -87,18 +89,18 @@ class GgufMetadata:
         return {key: f"{str(self.values[key])[:60]!r}" for key in unasked if self.is_on(key)}
 
     def number(self, key: str, default: float | None = None) -> float:
-        """Return a finite number above zero."""
+        """Return the value of `key`, which must be a finite number above zero."""
         value = self._value(key, default)
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
             raise self._bad_key(key, value, "a finite number above zero")
         return float(value)
 
     def number_or_zero(self, key: str, default: float) -> float:
-        """Return a finite number that is not negative."""
+        """Return the value of `key`, which must be a finite number that is not negative."""
         return 0.0 if self._value(key, default) == 0 else self.number(key, default)
 
     def numbers(self, key: str) -> list[int | float]:
-        """Return the elements of an array of numbers."""
+        """Return the value of `key`, which must be an array of numbers."""
         value = self._value(key)
         if not isinstance(value, Array) or value.kind == STRING:
             raise self._bad_key(key, value, "an array of numbers")
@@ -106,7 +108,7 @@ class GgufMetadata:
         return numbers
 
     def texts(self, key: str) -> list[str]:
-        """Return the elements of an array of strings."""
+        """Return the value of `key`, which must be an array of strings."""
         value = self._value(key)
         if not isinstance(value, Array) or value.kind != STRING:
             raise self._bad_key(key, value, "an array of strings")
@@ -116,7 +118,7 @@ class GgufMetadata:
             raise self._stream.written_to() from error
 
     def has_integer(self, key: str, number: int) -> bool:
-        """Return whether the value of `key` is `number`."""
+        """Return whether the value of `key` equals `number`."""
         return self._value(key) == number
 
     def has_key(self, key: str) -> bool:

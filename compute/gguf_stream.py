@@ -11,7 +11,7 @@ from cbtop.compute.errors import ModelError
 from cbtop.compute.gguf_header import GgufHeader, read_header
 from cbtop.protocol.limits import reason
 
-READ_BYTES = 64 << 20  # bytes that are read at a time; Ctrl-C works between two reads
+READ_BYTES = 64 << 20  # number of bytes that are read at a time; Ctrl-C takes effect between two reads
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +28,13 @@ class GgufStream:
         try:
             if path.is_dir():
                 raise ModelError(f"{path} is a directory; give the path of a .gguf model in it")
-            # Opening a pipe would wait until another process writes to it.
+            # Refuse a pipe, because opening it would wait until another process writes to it.
             if path.exists() and not path.is_file():
                 raise ModelError(f"{path} is not a regular file; give the path of a .gguf model")
             stream = path.open("rb")
         except FileNotFoundError as error:
             raise ModelError(f"{path} does not exist; give the path of a .gguf model") from error
-        except (OSError, ValueError) as error:  # ValueError: the path contains a null byte
+        except (OSError, ValueError) as error:  # open raises ValueError if the path contains a null byte
             raise _unreadable(path, error) from error
         try:
             opened = os.fstat(stream.fileno())
@@ -69,7 +69,7 @@ class GgufStream:
             raise self.written_to()
 
     def written_to(self) -> ModelError:
-        """Return the error for a file with changed bytes."""
+        """Return the error for a file that has changed since it was opened."""
         return ModelError(f"{self.path} was written to while it was read; run it again once it is whole")
 
 

@@ -33,10 +33,10 @@ CACHES_PER_BUFFER = 4
 ROUNDS = 9
 ROUND_S = 0.03
 WARM_S = 0.3
-# The fastest values on an H100. 1 to 8 loads, 256 to 1024 threads, and a grid with a stride were tried. All were
-# within 3 %.
+# These values are the fastest on an H100, where 1 to 8 loads, 256 to 1024 threads, and a grid with a stride were
+# tried. All were within 3 %.
 THREADS = 512
-LOADS = 2  # loads of 16 bytes in flight in each thread; SOURCE repeats this number
+LOADS = 2  # number of loads of 16 bytes that each thread has in flight; SOURCE repeats this number
 LOAD_BYTES = 16
 PRECISIONS = ("bfloat16", "float16", "tf32", "float32")
 PRODUCT_SIZES = (8192, 4096, 2048)
@@ -63,8 +63,8 @@ extern "C" __global__ void memory_copy(const uint4* from, uint4* to)
 
 
 def measure_gpus(progress: Progress, only: int | None = None) -> Iterator[tuple[DeviceRoofs, list[str]]]:
-    """Yield the roofs and the failed measurements of each GPU that this process may use, or only of GPU number
-    `only`.
+    """Yield the roofs and the failed measurements of each GPU that this process may use, or only of the GPU with the
+    number `only`.
 
     Takes seconds for each GPU. Raises ComputeError if neither torch nor CuPy can use a GPU.
     """
@@ -88,7 +88,7 @@ def _measure(library: Library, gpu: GpuProperties, progress: Progress) -> tuple[
         progress(f"{gpu.name}: {name}", number / len(work))
         try:
             found.append(measure())
-        except (ComputeError, RuntimeError, MemoryError) as error:  # torch and CuPy raise these if CUDA fails
+        except (ComputeError, RuntimeError, MemoryError) as error:  # torch and CuPy raise these errors if CUDA fails
             missing.append(f"{name} n/a: {str(error).partition(chr(10))[0] or type(error).__name__}")
     loads = [one for one in (before_percent, managed.others_percent(since_s)) if one is not None]
     load_percent = min(max(loads), 100) if loads else None

@@ -29,7 +29,7 @@ from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.crossovers import Crossover
 
 DECODING, PROMPTS = "gpu_layer_bytes", "gpu_prompt_bytes"
-HIDDEN = (256, 512, 1024, 2048)  # hidden sizes; a layer of such a model has 0.6 to 36 MB of Q4_K
+HIDDEN = (256, 512, 1024, 2048)  # hidden sizes of the measured models; one layer has 0.6 to 36 MB of Q4_K
 LAYERS, HEAD_DIM, VOCABULARY = 2, 64, 1024
 HIDDEN_OF_PROMPTS, TOKENS = 512, (1, 4, 16, 64, 256)
 SEED = 11
@@ -127,9 +127,10 @@ def _products(layer: LayerWeights) -> tuple[Projection, ...]:
 
 
 def _matrix(rows: int, columns: int) -> QuantizedMatrix:
-    """Return a matrix of ROWS random rows, repeated. Computing the scales of different rows would take seconds."""
+    """Return a matrix that repeats ROWS random rows. Computing the scales of different rows would take seconds."""
     few: Any = np.random.default_rng(SEED).standard_normal((ROWS, columns), dtype=np.float32)
     data = np.tile(QuantizedMatrix.of(Q4_K, few * np.float32(columns**-0.5)).data, (rows // ROWS, 1))
-    # Numba compiles different code for writable arrays. The weights of a decoder are read-only.
+    # Numba compiles different code for writable arrays. The weights of a decoder are read-only, so these must be,
+    # too.
     data.flags.writeable = False
     return QuantizedMatrix(Q4_K, data, columns)

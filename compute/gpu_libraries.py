@@ -14,7 +14,7 @@ from cbtop.compute.errors import ComputeError
 
 Run = Callable[[], object]
 
-# Values of (cudaDataType_t, cublasComputeType_t) by precision. CuPy does not name the values of bfloat16.
+# Precision -> (cudaDataType_t, cublasComputeType_t). CuPy has no names for the values of bfloat16.
 _CUBLAS_TYPES = {"bfloat16": (14, 68), "float16": (2, 68), "tf32": (0, 77), "float32": (0, 68)}
 _CUBLAS_TRANSPOSED, _CUBLAS_AS_IT_IS, _CUBLAS_DEFAULT_ALGORITHM = 1, 0, -1
 
@@ -87,7 +87,7 @@ def gpu_library() -> Library:
 
 
 class Torch:  # pragma: no cover - gpu
-    """A CUDA build of torch."""
+    """A CUDA build of torch, as the library that launches kernels."""
 
     name = "torch"
 
@@ -164,7 +164,7 @@ class Cupy:  # pragma: no cover - gpu
         compiled = self._cupy.RawModule(code=source).get_function(name)
 
         def launch(grid: int, block: int, arguments: list[Any]) -> object:
-            # CuPy passes these integers as C ints, as torch does.
+            # CuPy passes these integers to the kernel as C ints, as torch does.
             given = [self._cupy.int32(one) if isinstance(one, int) else one for one in arguments]
             return compiled((grid,), (block,), tuple(given))
 
@@ -191,7 +191,7 @@ class Cupy:  # pragma: no cover - gpu
     def _matrix(self, precision: str, size: int) -> Any:
         cupy = self._cupy
         numbers = cupy.random.standard_normal((size, size), dtype=cupy.float32)
-        if precision == "bfloat16":  # a bfloat16 has the bits of the upper half of a float32
+        if precision == "bfloat16":  # the upper half of a float32 has the bits of a bfloat16
             return (numbers.view(cupy.uint32) >> cupy.uint32(16)).astype(cupy.uint16)
         return numbers.astype(cupy.float16) if precision == "float16" else numbers
 

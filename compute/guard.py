@@ -30,10 +30,10 @@ from cbtop.protocol.vocabulary import GUARD_CHECK, LOGITS_CHECK
 
 GUARD_BRICK = "Guard"
 FACTORS = "factors"
-MAX_SHARE = 0.005  # samples may take at most this share of the time since the guard began
+MAX_SHARE = 0.005  # checks of samples take at most this share of the time since the guard began
 
 Calls = Sequence[Arguments]
-Run = Callable[..., None]  # called with (brick, elements, *calls)
+Run = Callable[..., None]  # a function that runs a brick; it is called with (brick, elements, *calls)
 
 
 class Reaction(Enum):
@@ -49,8 +49,8 @@ class Fault(Enum):
 
     NAN = "NaN"
     INFINITY = "infinity"
-    OVERFLOW = "overflow"  # finite, but larger than EXPLOSION_MAGNITUDE
-    DIVERGENCE = "divergence"  # the output differs from the float64 reference's output
+    OVERFLOW = "overflow"  # all values are finite, but one is larger than EXPLOSION_MAGNITUDE
+    DIVERGENCE = "divergence"  # the output differs from the output of the float64 reference
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +61,13 @@ class Met:
     finding: AssertionResult
 
 
-_NOT_FINITE = {Fault.NAN: "NaN", Fault.INFINITY: "infinity"}  # the names of these faults in an AssertionResult
+# Names of the faults NaN and infinity in an AssertionResult.
+_NOT_FINITE = {Fault.NAN: "NaN", Fault.INFINITY: "infinity"}
 
 
 def fault_of(output: Output) -> Fault | None:
     """Return the fault in the values of `output`, or None. Does not compare with a reference."""
-    largest = float(np.abs(output).max(initial=0))  # NaN if the output contains NaN
+    largest = float(np.abs(output).max(initial=0))  # the largest magnitude, which is NaN if the output contains NaN
     if largest <= EXPLOSION_MAGNITUDE or output.dtype.kind != "f":
         return None
     if np.isnan(largest):
@@ -106,13 +107,13 @@ class JidokaGuard:
         self._turn = 0
         self._position = 0
         self._of_pass: Fault | None = None
-        self._not_found = 0  # number of passes with faulty logits and a second run without a faulty brick
-        self._bears_all = False  # whether the next faulty brick is reported even if its reference has the same fault
+        self._not_found = 0  # number of passes with faulty logits, but without a faulty brick in the second run
+        self._bears_all = False  # whether to report the next faulty brick even if its reference has the same fault
         self._clock_s = clock_s
         self._began_s = clock_s()
         self._spent_s = 0.0
         self._times: dict[ComputeBrick, int] = {}
-        # Bricks that run their references because of a fault. The value is the fault and its place.
+        # brick that runs its references because of a fault -> the fault, and where in the model the brick is
         self._fallen: dict[ComputeBrick, tuple[Met, str]] = {}
         self._checked: dict[tuple[str, str], bool] = {}
         # (brick, assertion) pairs that could not be checked, because the input was not finite
@@ -194,7 +195,7 @@ class JidokaGuard:
         compared_s = self._clock_s()
         timer = self._profiler.start_brick(GUARD_BRICK)
         try:
-            with np.errstate(all="ignore"):  # no warnings about infinities, because the checks look for them
+            with np.errstate(all="ignore"):  # do not warn about infinities, because the checks look for them
                 met = self._compare(brick, calls, before)
                 if met is not None:
                     self._react(brick, met, calls, before)
@@ -221,7 +222,7 @@ class JidokaGuard:
                 result = CheckResult(*key, found.passed, found.max_error, found.tolerance, found.not_finite)
                 self._profiler.announce(result)
             fault = _fault_in(of, output)
-            # The output may still differ from the reference.
+            # The output may still differ from the reference's output, although it is finite.
             if fault is None or (fault in given and not self._bears_all):
                 fault = None if found.passed else Fault.DIVERGENCE
             if fault is not None and first is None and not is_spoilt:
@@ -231,7 +232,7 @@ class JidokaGuard:
 
     def _react(self, brick: ComputeBrick, met: Met, calls: Calls, before: Calls) -> None:
         note = self._noted(brick, met.fault)
-        if brick in self._fallen:  # the reference has the fault, too; `finish` reports how often this happened
+        if brick in self._fallen:  # the reference has the same fault; `finish` reports how often that has happened
             return
         if self._reaction is Reaction.FALLBACK:
             note += "; computed in float64 from here on"

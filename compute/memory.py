@@ -23,13 +23,13 @@ LINE_BYTES = 64
 
 @dataclass(frozen=True, slots=True)
 class _Version:
-    """One version of control groups: its mount point, and its names of files and counters."""
+    """A version of Linux's control groups: its mount point, and its names of files and counters."""
 
     mounted: str
     limit: str
     used: str
-    # Names of counters in memory.stat for pages of files. The group counts these pages as used. The system frees them
-    # when memory is short.
+    # Names of counters in memory.stat for pages of files. A control group counts these pages as used. The system
+    # nevertheless frees them when memory is short.
     files: tuple[str, str]
 
 
@@ -59,7 +59,7 @@ def on_huge_pages(size_bytes: int) -> mmap.mmap:
     """
     memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):  # the system's kernel was built without huge pages
+        with suppress(OSError):  # this system has no huge pages, so use small ones
             memory.madvise(mmap.MADV_HUGEPAGE)
     return memory
 
@@ -137,7 +137,7 @@ def _of_groups(root: Path) -> Iterator[int]:
         version = _ONE if controllers else _TWO
         group = PurePosixPath(path)
         for one in (group, *group.parents):
-            # In a container, the group may be mounted as the root, so try all parents of `path`.
+            # In a container, the group of this process may be mounted as the root, so try all parents of `path`.
             yield from _of_group(root / version.mounted / one.relative_to("/"), version)
 
 

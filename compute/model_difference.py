@@ -1,7 +1,7 @@
 """Compare two GGUF files of one model: the error of each tensor, and the divergence of each layer's prediction."""
 
-# Both passes are in float64 with the stored weights, so only the difference of the weights shows. A kernel's own
-# rounding does not.
+# Both passes are in float64 with the stored weights, so the result shows only the difference of the weights, and not
+# the rounding of kernels.
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from cbtop.profiler.traces.quantization import decibels, verdict_of
 
 Progress = Callable[[str, float], None]
 
-PIECE_ELEMENTS = 1 << 20  # weights that are compared at a time
-TOKENS = 16  # positions of a pass; a pass of a large model in float64 takes minutes
+PIECE_ELEMENTS = 1 << 20  # number of weights that are compared at a time
+TOKENS = 16  # number of positions in a pass; a pass of a large model in float64 takes minutes
 SEED = 7
-PROBE_SHAPE = (64, 256)  # of the weights that tell the noise of a format
-# The allowed noise, in times the noise that the formats add to normal weights. Weights with long tails (Student's t,
-# 3 degrees of freedom) get up to 2.5 times that noise: Q8_0 41.5 dB instead of 45.4, Q4_0 18.2 dB instead of 21.8.
+PROBE_SHAPE = (64, 256)  # number of weights that are used to measure the noise of a format
+# How many times the noise of normally distributed weights is allowed. Weights with long tails (Student's t, 3 degrees
+# of freedom) get up to 2.5 times that noise: Q8_0 41.5 dB instead of 45.4, Q4_0 18.2 dB instead of 21.8.
 ROOM = 4.0
 # Fields of a model that may differ between two files of it.
 OF_FILE = frozenset({"name", "quantization", "weights_bytes"})
@@ -45,7 +45,7 @@ class TensorError:
     """
 
     name: str
-    shape: tuple[int, ...]  # columns first, as in the file
+    shape: tuple[int, ...]  # the number of columns comes first, as in the file
     format: str
     against_format: str
     max_abs_error: float
@@ -55,7 +55,7 @@ class TensorError:
 
     @property
     def verdict(self) -> str:
-        """The verdict on the cosine: ok, warning or critical."""
+        """The verdict on a tensor from its cosine: ok, warning or critical."""
         return verdict_of(self.cosine).value
 
     @property
@@ -116,7 +116,7 @@ def model_difference(
     sizes = _sizes(model)
     tokens = _tokens(model)
     found = _predictions(model, tokens, path.name, progress)
-    del model  # frees its memory for the other one
+    del model  # delete the model, to free its memory for the other one
     original = read_model(against, FAMILIES)
     for name, size in _sizes(original).items():
         if size != sizes[name]:
@@ -152,7 +152,9 @@ def min_cosine_of(*formats: str) -> float:
 
 @cache
 def _noise_of(name: str) -> float:
-    """Return the squared error of a format on normal weights, divided by the sum of squares of the weights."""
+    """Return the squared error of a format on normally distributed weights, divided by the sum of squares of the
+    weights.
+    """
     block_format = next(one for one in FORMATS.values() if one.name == name)
     weights = np.random.default_rng(SEED).standard_normal(PROBE_SHAPE, np.float32)
     errors = block_format.dequantize(block_format.quantize(weights)) - weights
@@ -191,14 +193,16 @@ def _tensor_errors(
 
 
 def _cosine(product: float, power: float, other_power: float) -> float:
-    """Return a cosine from sums of squares. Two zero tensors are alike, and a zero tensor is like no other."""
+    """Return the cosine between two tensors from their sums of squares. Two zero tensors are alike, and a zero tensor
+    is like no other.
+    """
     if not power or not other_power:
         return 1.0 if power == other_power else 0.0
     return min(max(product / (math.sqrt(power) * math.sqrt(other_power)), -1.0), 1.0)
 
 
 def _sizes(model: Model) -> dict[str, object]:
-    """Return the numbers of a model that two files of it have in common."""
+    """Return the sizes and settings of a model that must be the same in two files of it."""
     values = {one.name: getattr(model, one.name) for one in fields(model) if one.name not in OF_FILE}
     values |= {f"rope {one.name}": getattr(model.rope, one.name) for one in fields(model.rope)}
     return {name: value for name, value in values.items() if isinstance(value, int | float | str)}
@@ -216,7 +220,7 @@ def _predictions(model: Model, tokens: NDArray[np.int64], name: str, progress: P
     for layer, output in enumerate(layer_outputs(model, tokens.tolist())):
         progress(f"a pass in float64: {name}", layer / steps)
         outputs.append(output)
-    # One product for all layers, because the output matrix is large and would be dequantised for each.
+    # Use one product for all layers, because the output matrix is large and would be dequantised for each layer.
     logits = logits_of(model, np.concatenate(outputs[1:])).reshape(len(model.layers), len(tokens), -1)
     if not np.isfinite(logits).all():
         raise ComputeError(f"{name}: a pass in float64 gives logits that are not finite, so nothing can be compared")

@@ -6,12 +6,12 @@ import os
 import time
 from typing import Any
 
-SETTLE_S = 1.0  # a reported utilisation covers at most this number of seconds before the call
+SETTLE_S = 1.0  # a utilisation that the library reports covers at most this number of seconds before the call
 PER_WATT = 1000
 
 
 class ManagedGpu:
-    """A GPU in nvidia-ml-py. If nvidia-ml-py is not installed or fails, `missing` is the reason."""
+    """A GPU, as nvidia-ml-py sees it. If nvidia-ml-py is not installed or fails, `missing` is the reason."""
 
     def __init__(self, uuid: str) -> None:
         self.missing = ""
@@ -34,9 +34,8 @@ class ManagedGpu:
         return None if limit is None else round(limit / PER_WATT)
 
     def used_percent(self) -> int | None:
-        """Return how much of the last second any process used the GPU, in percent.
-
-        Call this before this process uses it.
+        """Return for how much of the last second any process used the GPU, in percent. Call this before this process
+        uses it.
         """
         if self._handle is None:
             return None
@@ -60,5 +59,5 @@ class ManagedGpu:
             return None
         try:
             return getattr(self._nvml, name)(self._handle, *arguments)
-        except self._nvml.NVMLError:  # this GPU, driver or container does not report the value
+        except self._nvml.NVMLError:  # this GPU, its driver or a container does not report the value
             return None

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 
 class ComputeTarget(Protocol):
-    """A processor that a model runs on. `threads` is the number of CPU threads that compute, or None on a GPU."""
+    """A processor (CPU or GPU) that a model runs on. `threads` is the number of CPU threads that compute, or None on
+    a GPU.
+    """
 
     label: str
     threads: int | None
@@ -95,7 +97,7 @@ class OnGpu:
         self._rank = ALONE if options.rank is None else _joined(self._gpu, options.rank)
         self.label = self._gpu.label
         self.threads: int | None = None
-        self.guard: str | None = None  # guards need a CPU, because a guard would copy the input of each brick
+        self.guard: str | None = None  # guards run only on a CPU, because a guard would copy the input of each brick
 
     def model(self, path: Path) -> Model:
         """Read the model at `path` and put its weights on the GPU. A rank gets only its part of the model."""

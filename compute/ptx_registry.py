@@ -15,7 +15,7 @@ from cbtop.protocol.cache import bytes_of, cache_dir, replace_whole
 
 MAX_BYTES = 1 << 24
 MAX_KEPT = 1024
-HASH_BYTES = 8  # bytes of a PTX's digest that are `ptx_hash` in a catalog
+HASH_BYTES = 8  # number of bytes of a PTX's digest that a catalog contains as `ptx_hash`
 HEAD = b"// cbtop "
 
 

@@ -72,11 +72,12 @@ class Crossovers:
     Raises ComputeError for a value that is not a whole number from 1.
     """
 
-    product_bytes: int = 96 << 10  # one thread does this work in 10-20 us; waking a second thread takes 2-40 us
-    attention_products: int = 1 << 17  # one thread does this work in about 20 us
+    # One thread does this amount of work in 10-20 us; waking a second thread takes 2-40 us.
+    product_bytes: int = 96 << 10
+    attention_products: int = 1 << 17  # one thread does this amount of work in about 20 us
     # bfloat16 has 1.35x the speed of int8 at 12 tokens, but 0.92x at 8, which int8 processes as two groups of four
     bf16_tokens: int = 12
-    exact_bytes: int = 1 << 40  # larger than any matrix; equals `protocol.crossovers.NEVER`
+    exact_bytes: int = 1 << 40  # no matrix is as large as this; equals `protocol.crossovers.NEVER`
     measured: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
@@ -108,7 +109,7 @@ def use_crossovers(wanted: Crossovers) -> None:
 
 @contextmanager
 def with_crossovers(wanted: Crossovers) -> Iterator[None]:
-    """Use `wanted` inside this context. Tests and measurements run work on both sides of a crossover in this way."""
+    """Use `wanted` inside this context. In this way, tests and measurements run both methods of a crossover."""
     before = crossovers()
     use_crossovers(wanted)
     try:
@@ -118,7 +119,7 @@ def with_crossovers(wanted: Crossovers) -> Iterator[None]:
 
 
 BACKENDS = ("cpu", "cuda")
-Split = Literal["layers", "heads"]  # the part of a model that is divided among the ranks
+Split = Literal["layers", "heads"]  # the part of a model that the ranks divide among them
 SPLITS: tuple[Split, ...] = get_args(Split)
 GUARD_REACTIONS = ("stop", "log", "fallback")
 
@@ -127,8 +128,8 @@ GUARD_REACTIONS = ("stop", "log", "fallback")
 class RankOptions:
     """One of the `count` processes that run a model together. Process number n uses GPU number n.
 
-    `of_first` returns a value that the first rank computes. All ranks must call it. `split` is the part of the model
-    that is divided among the ranks.
+    `of_first` is a function that all ranks must call, and that returns a value computed by the first rank. `split` is
+    the part of the model that is divided among the ranks.
     """
 
     number: int

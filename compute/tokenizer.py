@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 2, 3, 4, 5, 6  # numbers of the C enum llama_token_type
 WITHOUT_TEXT = (UNKNOWN, CONTROL, UNUSED)
-NO_TOKEN = 0xFFFFFFFF  # LLAMA_TOKEN_NULL, which converters write for "no token"
+NO_TOKEN = 0xFFFFFFFF  # LLAMA_TOKEN_NULL of llama.cpp, which converters write for "no token"
 SPACE = "\u2581"  # the character that SentencePiece uses for a space
-MAX_TOKEN_CHARACTERS = 1_024  # the longest tokens of real vocabularies are a few hundred spaces
+MAX_TOKEN_CHARACTERS = 1_024  # longest token; in real vocabularies, the longest are a few hundred spaces
 
 _CONTRACTIONS = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
@@ -34,7 +34,7 @@ _LLAMA3 = (
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _QWEN2 = _LLAMA3.replace("{1,3}", "")
-# By the value of `tokenizer.ggml.pre`: patterns that cut a text into words. They are applied one after the other.
+# Value of `tokenizer.ggml.pre` -> patterns that cut a text into words. They are applied one after the other.
 PATTERNS = {
     "default": (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]"),
     "gpt-2": (_GPT2,),
@@ -43,9 +43,11 @@ PATTERNS = {
     "stablelm2": (_QWEN2,),
     "smollm": (r"\p{N}", _GPT2),
 }
-# With these values of `tokenizer.ggml.pre`, a text begins with a special token unless the file says otherwise.
+# Values of `tokenizer.ggml.pre`: if the file has one of these, a text begins with a special token, unless the file
+# says otherwise.
 BEGINS = frozenset({"llama-bpe"})
-# With these values of `tokenizer.ggml.pre`, a word that is a token becomes that token, independent of the merges.
+# Values of `tokenizer.ggml.pre`: if the file has one of these, a word that is a token becomes that token, independent
+# of the merges.
 WHOLE_WORDS = frozenset({"llama-bpe"})
 # Control tokens that end a text even if the file does not list them, as in llama.cpp.
 ENDS = frozenset(
@@ -72,7 +74,7 @@ class Tokenizer:
     pieces: tuple[bytes, ...]
     ends: frozenset[int]
     begin: int | None
-    drops_first_space: bool  # whether the first space of decoded text is dropped, because encoding has added it
+    drops_first_space: bool  # whether decoding drops the first space of a text, because encoding has added it
     _library: Library
 
     def encode(self, text: str) -> list[int]:
@@ -138,7 +140,8 @@ def read_tokenizer(file: GgufFile) -> Tokenizer:
             f"{file.path} has a tokenizer of kind {kind[:60]!r}; supported are gpt2 and llama: leave the prompt away"
         )
     try:
-        # Imported here, because the package takes 40 ms to load and 12 MB to install, and only prompts need it.
+        # `tokenizers` is imported here, because it takes 40 ms to load and 12 MB to install, and only prompts need
+        # it.
         import tokenizers
     except ImportError as error:
         raise ComputeError(
@@ -160,7 +163,7 @@ def read_tokenizer(file: GgufFile) -> Tokenizer:
             getattr(library, name)([tokenizers.AddedToken(one, normalized=False, special=special) for one in added])
     except ModelError:
         raise
-    except Exception as error:  # the library raises plain Exception
+    except Exception as error:  # the library raises plain Exception if its input is invalid
         raise _damaged(file, f"a vocabulary that is none ({str(error)[:200]!r})") from error
     begin = _token(file, "bos", len(tokens), 1 if kind == "llama" else None)
     ends = {_token(file, name, len(tokens), 2 if kind == "llama" and name == "eos" else None)
@@ -250,7 +253,9 @@ def _space_pieces(tokens: list[str], types: Sequence[float]) -> list[bytes]:
 
 
 def _numbers(file: GgufFile, key: str, count: int, default: Sequence[float] | None) -> Sequence[float]:
-    """Return one number for each of the `count` tokens. Without the key, returns `default`."""
+    """Return the numbers under a key of the file, one for each of `count` tokens. Without the key, each is
+    `default`.
+    """
     if default is not None and not file.metadata.has_key(key):
         return default
     numbers = file.metadata.numbers(key)

@@ -43,8 +43,8 @@ from cbtop.compute.settings import crossovers, with_crossovers
 
 SIZES = (1, 7, 32, 200)
 SEED = 20261123
-MANY = 127  # largest batch minus one; not a multiple of four
-PRODUCTS_WITH = ((1, 1), (1, 2), (6, 1), (MANY, 2))  # pairs of (tokens, threads)
+MANY = 127  # largest number of tokens in a batch, minus one; it is not a multiple of four
+PRODUCTS_WITH = ((1, 1), (1, 2), (6, 1), (MANY, 2))  # the pairs of (tokens, threads) that are verified
 DENSE_PRODUCTS = (
     brick_specs.QKV_PROJECTION,
     brick_specs.OUTPUT_PROJECTION,
@@ -54,8 +54,7 @@ DENSE_PRODUCTS = (
     brick_specs.LM_HEAD,
 )
 PRODUCTS = (*DENSE_PRODUCTS, brick_specs.MOE_ROUTER, brick_specs.MOE_EXPERTS)
-# The bricks that run a kernel, by the name of the kernel's contract. Kernels that are missing here run in all of
-# PRODUCTS.
+# Name of a kernel's contract -> the bricks that run the kernel. Kernels that are missing here run in all of PRODUCTS.
 BRICKS_OF: Mapping[str, tuple[BrickSpec, ...]] = {
     "embedding": (brick_specs.EMBEDDING,),
     "rms_norm": (brick_specs.RMS_NORM,),
@@ -100,7 +99,7 @@ OF_SEVERAL_SHAPES = (
     "kv_write",
     "linear_backward",
     "qkv",
-)  # Contract names of kernels with several shapes. These kernels have variants of their own.
+)  # Names of the contracts of kernels with several shapes. These kernels have variants of their own.
 # a function that calls a kernel; the kernel writes its outputs into the arguments
 Run = Callable[[Kernel, Arguments], None]
 REFERENCE, SINGLE_TOKENS, PARTS = "reference", "single tokens", "its parts"
@@ -165,7 +164,7 @@ class Verified:
     max_error: float | None
     not_finite: str
     tolerance: float
-    failed: tuple[str, ...]  # names of checks with sizes, such as `equals reference at size 32`
+    failed: tuple[str, ...]  # names of the checks with their sizes, such as `equals reference at size 32`
     planted: int
     missed: tuple[str, ...]
 
@@ -175,7 +174,7 @@ class Verified:
 
 
 def run_here(kernel: Kernel, arguments: Arguments) -> None:
-    """Run the kernel on the CPU, as a decoder does."""
+    """Run the kernel on the CPU, in the same way as a decoder does."""
     kernel.implementation(*arguments)
 
 
@@ -380,7 +379,7 @@ def faults(kernel: Kernel, earlier: Arguments, right: Arguments) -> Iterator[tup
     yield from _wrong_outputs(kernel, right)
     for change in kernel.contract.argument_faults:
         wrong = with_copies(change.of(earlier), kernel.outputs)
-        with np.errstate(all="ignore"):  # a fault may reorder the bytes of weights, which can turn scales into NaN
+        with np.errstate(all="ignore"):  # a fault may reorder the bytes of weights, so scales may become NaN
             kernel.reference(*wrong)
         if not all([np.array_equal(wrong[place], right[place]) for place in kernel.outputs]):
             yield change.name, wrong
@@ -410,7 +409,7 @@ def _swapped(values: Any) -> None:
 
 
 def _left_out(values: Any) -> None:
-    """Set the largest value to 0, as if the kernel had not written it."""
+    """Plant a fault: set the largest value to 0, as if the kernel had not written it."""
     flat = values.reshape(-1)
     flat[np.abs(flat).argmax()] = 0
 

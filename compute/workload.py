@@ -39,7 +39,8 @@ WHOLE_PASS = "logits are those of float64"
 EACH_LOGIT = "each token's logit is that of float64"
 PROMPT_TOKENS = 32
 PROMPT_SEED = 7
-# number of tokens to check bricks with: first five in one pass, not a multiple of four, then one alone
+# Numbers of tokens to check bricks with. Five run in one pass, which is not a multiple of four, and then one runs
+# alone.
 VERIFIED_TOKENS = 6
 # Largest number of tokens for a check of products in tiles. More would not fit into one pass, and their references
 # would take too long.
@@ -51,8 +52,8 @@ PASS_TOKENS, PASS_DECODED = 140, 7
 # The values are static. Exact products differ by 0.1 %, because the KV cache rounds to float16. int8 activations
 # differ by 2 % on the demo, as in llama.cpp (`benchmarks compute`).
 PASS_TOLERANCE = {True: 3e-3, False: 0.15}
-# The largest allowed error of the logit of a single token, in the same unit. On the demo, the largest errors are 0.1
-# % (exact) and 5 % (int8). A logit of a wrong token would differ by about 1.
+# The largest allowed error of the logit of a single token, in standard deviations of the float64 logits. On the demo,
+# the largest errors are 0.1 % (exact) and 5 % (int8). A logit of a wrong token would differ by about 1.
 LOGIT_TOLERANCE = {True: 3e-2, False: 0.5}
 
 
@@ -96,7 +97,8 @@ def run(
     if tokenizer is not None and options.prompt is not None:
         prompt = _tokens(tokenizer, options.prompt, model, context)
     _announce_checks(decoder, place, prompt, profiler, progress)
-    # The guard begins here, because its samples take a share of the time since then, and compiling should not count.
+    # The guard begins here. Its samples take a share of the time since its beginning, and the time for compiling
+    # should not count.
     if place.guard:
         decoder.guard = JidokaGuard(Reaction(place.guard), profiler, decoder.bricks.places())
     _decode(decoder, prompt, options, profiler, should_stop, tokenizer, write)
@@ -125,7 +127,7 @@ def _warn_of_less_context(options: WorkloadOptions, context: int, progress: Prog
     With several ranks, only the first rank logs it.
     """
     if (options.context or 0) > context and (options.rank is None or options.rank.number == 0):
-        progress("", None)  # removes the progress line, which does not belong into the log
+        progress("", None)  # remove the progress line, because it does not belong into the log
         _log.warning(
             "a context of %s tokens is cut to the %s that the model was trained for",
             f"{options.context:,}",
@@ -207,8 +209,9 @@ def _compile(options: WorkloadOptions, path: Path) -> None:
     from cbtop.profiler.profiler import BrickProfiler
 
     silent = BrickProfiler(enabled=False)
-    place = place_of(replace(options, check_contracts=False))  # checks of contracts would announce their results
-    if is_first_run():  # still true if the disk cannot be written; compiled kernels would then be lost
+    # Do not check contracts now, because the results would be announced.
+    place = place_of(replace(options, check_contracts=False))
+    if is_first_run():  # otherwise, the disk cannot be written, and compiled kernels would be lost
         return
     model = place.model(path)
     context = _context(options, model)
@@ -351,9 +354,8 @@ def _decode_until(
     should_stop: ShouldStop,
     tracing: DecodeTracing | None,
 ) -> None:
-    """Prefill, decode until the context is full, and start again.
-
-    `steps` limits the total number of decode steps.
+    """Run prefill, then decode until the context is full, and start again. `steps` limits the total number of decode
+    steps.
     """
     done = 0
     while not should_stop() and (steps is None or done < steps):
@@ -373,9 +375,8 @@ def _go_on(
     tokenizer: Tokenizer,
     write: Write,
 ) -> None:
-    """Prefill once and decode to the end of the text, the context or `steps`.
-
-    Each piece of text is written at once.
+    """Run prefill once, and decode to the end of the text, the context or `steps`. Each piece of text is written at
+    once.
     """
     stream = tokenizer.stream(prompt)
     decoder.restart()
@@ -390,11 +391,13 @@ def _go_on(
 
 
 def _warm_up(decoder: Decoder, prompt: list[int], profiler: Profiler) -> None:
-    """Run both kinds of step without recording them, because the first call of each compiles kernels."""
+    """Run a prefill step and a decode step without recording them, because the first call of each compiles
+    kernels.
+    """
     was_enabled = profiler.enabled
     profiler.disable()
     try:
-        with suppress(NoTokenError):  # the checks, the guard or the first step will report the fault
+        with suppress(NoTokenError):  # if there is a fault, the checks, the guard or the first step will report it
             decoder.decode(decoder.prefill(prompt))
         decoder.restart()
     finally:
@@ -403,7 +406,7 @@ def _warm_up(decoder: Decoder, prompt: list[int], profiler: Profiler) -> None:
 
 
 def _prompt(model: Model, context: int) -> list[int]:
-    """Return a fixed prompt of random tokens. At least half of the context remains for decoding."""
+    """Return a fixed prompt of random tokens that leaves at least half of the context for decoding."""
     import numpy as np
 
     count = max(min(PROMPT_TOKENS, context // 2), 1)

@@ -7,24 +7,25 @@ from typing import NamedTuple, Protocol
 
 from cbtop.protocol import clock
 
-Mark = object  # a clock's handle of a point in time; `time_ns` converts a mark into a time
+Mark = object  # A mark is a clock's own handle of a point in time. `time_ns` converts a mark to a time in ns.
 
 
 class NoTimeError(Exception):
     """Raised for a mark that the device never reaches.
 
-    This happens if the mark was captured into a graph instead of run, or if another process made it.
+    This happens if the mark was captured into a graph instead of run, or if the mark was made in a different process.
     """
 
 
 class DeviceClock(Protocol):
     """The clock of a device that works asynchronously.
 
-    Marks are enqueued like work. The time of a mark is known once the device has reached that mark.
+    Its marks are enqueued on the device like other work. The time of a mark is known once the device has reached that
+    mark.
     """
 
     def mark(self) -> Mark:
-        """Return a mark after all enqueued work. Does not wait."""
+        """Put a mark at the end of the work that is enqueued on the device, and return it. Does not wait."""
 
     def synchronize(self) -> None:
         """Wait until the device has reached every mark made before this call."""
@@ -38,7 +39,8 @@ class DeviceClock(Protocol):
 
 
 class Stamp(NamedTuple):
-    """The data of a mark: when the host enqueued it, when the device reached it, its stream and its number.
+    """The data of one mark on a device: when the host enqueued it, when the device reached it, its stream and its
+    number.
 
     `device_ns` is 0 if it is not known. Marks are numbered in the order of creation.
     """
@@ -50,7 +52,9 @@ class Stamp(NamedTuple):
 
 
 class StampingClock(DeviceClock, Protocol):
-    """A device clock with stamps that can be read without waiting for the device."""
+    """A device clock with marks that can be read without waiting for the device. The data of such a mark is a
+    `Stamp`.
+    """
 
     @property
     def stamp_cost_ns(self) -> int | None:
@@ -76,10 +80,10 @@ class StampingClock(DeviceClock, Protocol):
         """
 
     def look(self) -> None:
-        """Read both clocks, unless they were read a short while ago."""
+        """Compare the clocks of the device and the host, unless they were compared a short while ago."""
 
     def close(self) -> None:
-        """Release everything on the device."""
+        """Release everything that this clock holds on the device."""
 
 
 class HostClock:

@@ -11,9 +11,10 @@ from cbtop.protocol.structure_messages import Conditions, RunCondition
 
 
 def conditions(known: Mapping[str, str], libraries: Mapping[str, str]) -> Conditions:
-    """Return `known` with the version of Python, the processors, and the versions of libraries.
+    """Return `known`, completed by the version of Python, the processors, and the versions of libraries.
 
-    `libraries` has the names of the libraries by module. A library without an imported module has no version.
+    `libraries` maps the names of modules to the names of their libraries. Libraries without an imported module are
+    left out.
     """
     found = {"Python": platform.python_version(), "processors": processors()}
     for module, name in libraries.items():

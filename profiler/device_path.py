@@ -24,8 +24,8 @@ class DevicePath:
     """Times every brick, layer and step on `clock` instead of the host's clock. `pending` keeps the timings until
     they can be recorded.
 
-    The host path `host` knows the caller's place in the graph. If `kept` is given and the mode is DEFERRED, steps
-    wait in `kept` for their times, and no call waits for the device.
+    The path for the host's clock, `host`, knows where in the graph the caller is. If `kept` is given and the mode is
+    DEFERRED, steps wait in `kept` for their times, and no call waits for the device.
     """
 
     implementation = "python"
@@ -58,7 +58,7 @@ class DevicePath:
 
     @property
     def held_steps(self) -> HeldSteps | None:
-        """The ended steps that wait for their stamps. None if each step waits for the device at its end instead."""
+        """The ended steps that wait for their stamps. None if each step waits for the device at its end."""
         return self.kept if self.mode is SyncMode.DEFERRED else None
 
     position = property(attrgetter("_host.position"), doc="Where in the graph the caller is.")
@@ -73,13 +73,15 @@ class DevicePath:
         self._recording = on
 
     def after_fork(self) -> None:
-        """In a forked child, stop timing and drop the kept steps, because the child cannot use the device."""
+        """In a forked child, stop timing and drop the steps that wait for the device, because the child cannot use
+        it.
+        """
         self.is_over = True
         if self.kept is not None:
             self.kept.after_fork()
 
     def start_brick(self, brick: Hashable, /) -> DeviceTimer | None:
-        """Start timing `brick` at the caller's place."""
+        """Start timing `brick`, at the position of the caller in the graph."""
         if not self._recording:
             return None
         position = self._host.position
@@ -89,7 +91,7 @@ class DevicePath:
         inside = scope.children.get(brick) or self._define(scope, brick)
         try:
             if self.mode is SyncMode.IMMEDIATE:
-                self.clock.synchronize()  # wait, so that the time of earlier work does not count
+                self.clock.synchronize()  # wait for earlier work, so that its time does not count
             start = self._mark()
         except Exception as error:  # noqa: BLE001 - a device that is lost must not take the host with it
             self._callbacks.give_up(error)
@@ -133,11 +135,11 @@ class DevicePath:
         return DeviceSpan(self, (NodeKind.LAYER, index, stack) if stack else (NodeKind.LAYER, index), 1)
 
     def end_mark(self) -> Mark:
-        """Return a mark of the present moment on the device."""
+        """Return a mark at the current end of the device's work."""
         return self._mark()
 
     def start_mark(self) -> Mark:
-        """Return a mark of the present moment on the device. In IMMEDIATE mode, wait for earlier work first."""
+        """Return a mark at the current end of the device's work. In IMMEDIATE mode, wait for earlier work first."""
         if self.mode is SyncMode.IMMEDIATE:
             self.clock.synchronize()
         elif self.kept is not None:
@@ -150,17 +152,18 @@ class DevicePath:
     ) -> None:
         """Defer the record of a call in `scope`.
 
-        If the step at `position` has no name yet, store the call in `position.held`.
+        If the step that runs at `position` has no name yet, the call is stored in `position.held`.
         """
         if scope.node >= 0 or position is None:
-            if self.held_steps is not None:  # outside of kept steps, take the host's times of the marks
+            # Outside of a step, record the call with the host's times, when the marks were enqueued.
+            if self.held_steps is not None:
                 tag = max(scope.node, 0) | flags
                 self._callbacks.record(tag, self.held_steps.host_ns(start), self.held_steps.host_ns(end), elements)
             else:
                 self._defer((max(scope.node, 0) | flags, start, end, elements))
             if scope.work is not None:
                 self._callbacks.amounts(scope, elements)
-            # A plain step does not wait for the device at its end. So plain steps alone could fill `pending`.
+            # Plain steps do not wait for the device at their end. Without this wait, they could fill `pending`.
             if len(self._waiting) >= MAX_PENDING:
                 self._pending.finalize()
         elif position.held is not None and len(position.held) < MAX_HELD:
@@ -171,19 +174,21 @@ class DevicePath:
     def emit_step(
         self, scope: Scope, start: Mark, end: Mark, tokens: int, flags: int, sequences: object, cached: object
     ) -> None:
-        """Defer the record of a step that ran in `scope`, and the record of its sequences and cached positions."""
+        """Defer the record of a step that ran in `scope`, and a record with the step's numbers of sequences and
+        cached positions.
+        """
         self.emit(scope, None, start, end, tokens, flags)
         if sequences is not None or cached is not None:
             amounts = HostTime(amount_of(sequences)), HostTime(amount_of(cached))
             self.emit(scope, None, *amounts, 0, FLAG_AMOUNTS)
 
     def emit_deferred(self, told: Told, flags: int) -> None:
-        """Defer the records of calls with known times of the host, in ns."""
+        """Defer the records of calls with times in ns that are known already, on the host's clock."""
         for scope, start_ns, end_ns, count in zip(*told, strict=True):
             self.emit(scope, None, HostTime(start_ns), HostTime(end_ns), count, flags)
 
     def step_ended(self) -> None:
-        """Wait for the device, unless this path keeps its steps."""
+        """Wait for the device, unless ended steps wait in `held_steps` instead."""
         if self.held_steps is None:
             self._pending.finalize()
 

@@ -36,7 +36,7 @@ Named = TypeVar("Named")
 
 
 def checked(name: Named, what: str = "brick") -> Named:
-    """Return `name` if it is hashable. Otherwise raise UsageError, because it cannot name a `what`."""
+    """Return `name` if it is hashable. Otherwise raises UsageError, which calls the argument `what`."""
     try:
         hash(name)
     except TypeError as error:
@@ -56,7 +56,9 @@ def checked_ns(what: str, time_ns: int) -> int:
 
 
 class _Pushed:
-    """The scopes that a thread, task or greenlet has pushed, and the last brick recorded in the innermost one."""
+    """The scopes that one thread, task or greenlet has pushed, and the last brick that it recorded in the innermost
+    one.
+    """
 
     __slots__ = ("__weakref__", "last_brick", "timers")
 
@@ -66,7 +68,8 @@ class _Pushed:
 
 
 class GraphRecorder:
-    """Records work with a given duration at the caller's place in the graph. Users call it as `profiler.graph`.
+    """Records work that the caller has timed itself, at the caller's position in the graph. Users call it as
+    `profiler.graph`.
 
     The `record_*` methods return the id of the node, for `add_dependency`. They return 0 while recording is off.
     Repeated records of the same work in the same scope share one node, which adds up their times.
@@ -78,7 +81,8 @@ class GraphRecorder:
         self._scopes = scopes
         self._say = say
         self._pushed = finder(_Pushed)
-        self._dependencies: dict[Dependency, bool] = {}  # True if the dependency was declared since the last `reset`
+        # Dependency (two nodes) -> whether it was declared since the last `reset`.
+        self._dependencies: dict[Dependency, bool] = {}
 
     def push_scope(self, scope: Layer | Function) -> None:
         """Enter `scope` and time it. The caller's next records belong to this scope."""
@@ -103,7 +107,9 @@ class GraphRecorder:
         return not self._pushed().timers
 
     def record_brick(self, brick: Brick, duration_ns: int, elements: int = 1) -> int:
-        """Record a brick that ends now and took `duration_ns`. Kernels recorded next are launches of this brick."""
+        """Record a brick that ends now and took `duration_ns`. Kernels that are recorded after it are its
+        launches.
+        """
         if not self._path.recording:
             return NO_NODE
         scope = self._child(self._path.position.scope, brick)
@@ -122,7 +128,7 @@ class GraphRecorder:
         backend: str = "",
         elements: int = 1,
     ) -> int:
-        """Record a launch by the running brick, or by the last brick of this scope if no brick runs.
+        """Record a kernel launch by the running brick, or by the last brick of this scope if no brick runs.
 
         Without `duration_ns`, the kernel is in the graph and its time is n/a.
         """
@@ -148,7 +154,7 @@ class GraphRecorder:
     ) -> int:
         """Record a copy between memories. Without `duration_ns`, its time is n/a.
 
-        A copy on a `stream` runs in parallel with its scope.
+        A copy on a `stream` counts as parallel to the other work in its scope.
         """
         try:
             transfer = Transfer(source, destination, size_bytes, TransferDirection(direction), stream=stream)

@@ -6,15 +6,16 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-BOUND: Final = "abs<="  # begins the part that limits values
+BOUND: Final = "abs<="  # the part of the setting that limits the size of values begins with this
 LOG, STOP, DUMP = "log", "stop", "dump"
 GRAMMAR: Final = f"{LOG}, {STOP}, {DUMP}, {DUMP}:DIRECTORY and {BOUND}NUMBER, separated by commas"
 
-EXIT_CODE = 4  # of a program that the guard has stopped
+EXIT_CODE = 4  # exit code of a program that the guard has stopped
 
 
 class NotFiniteError(SystemExit):
-    """Stops the host, because the guard was asked to stop it at a fault. The host's exit code is EXIT_CODE.
+    """Stops the host, because the guard has found a fault and its setting is to stop then. The host's exit code is
+    EXIT_CODE.
 
     It is a SystemExit so that a handler of `Exception` does not continue.
     """
@@ -31,14 +32,14 @@ class NotFiniteError(SystemExit):
 class GuardSetting:
     """The reaction to a value that is not finite, or larger than `bound`. The fault is always logged."""
 
-    stops: bool = False  # whether the host is stopped by an exception
-    dumps: bool = False  # whether the inputs of the brick are saved in a file
-    directory: str = ""  # the directory of that file; "": in cbtop's cache
-    bound: float = math.inf  # the largest magnitude that is allowed
+    stops: bool = False  # whether an exception stops the host
+    dumps: bool = False  # whether the inputs of the faulty brick are saved in a file
+    directory: str = ""  # the directory for the file with the inputs of the faulty brick; "" means cbtop's cache
+    bound: float = math.inf  # the largest allowed magnitude of a value; None: no limit
 
 
 def guard_setting(text: str) -> GuardSetting:
-    """Parse a setting, such as `log`, `stop`, `dump:/tmp/faults` or `stop,abs<=1e4`. Raises ValueError."""
+    """Parse the guard's setting, such as `log`, `stop`, `dump:/tmp/faults` or `stop,abs<=1e4`. Raises ValueError."""
     stops, dumps, directory, bound = False, False, "", math.inf
     for part in text.split(","):
         if part.startswith(BOUND):

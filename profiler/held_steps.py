@@ -1,11 +1,12 @@
-"""Keeps each stamped step until the device has reached all of its stamps, then records the step.
+"""Keeps each step on a device until the device has reached all stamps of the step, then records it. A stamp is a
+small kernel that stores the device's time.
 
 Meaning of the times
 - The time of a brick lasts from its first stamp on the device to its last. If the device waited for the host in
   between, this time includes the wait.
-- The host stores when it enqueues a stamp. If the device reaches the stamp at most GOT_THERE_NS later, the device was
-  idle. If an idle device is measured to take longer, the limit is that time plus IDLE_MARGIN_NS. (An idle H100 takes
-  7 to 10 us.) The possible error between both clocks is added to the limit.
+- The host's time is stored when a stamp is enqueued. If the device reaches the stamp at most GOT_THERE_NS later, the
+  device was idle. If an idle device takes longer than that, the limit is the measured time plus IDLE_MARGIN_NS. (An
+  idle H100 takes 7 to 10 us.) The possible error between both clocks is added to the limit.
 - A step is launch-bound if more than LAUNCH_BOUND_SHARE of its stamps found the device idle. Then the names of the
   bricks say so, and no rate is computed from their times. (On an H100, the share is 0.8 in a decode of one sequence
   and 0.03 in a prefill of 16,384 tokens.)
@@ -45,13 +46,13 @@ MAX_STEPS = 16
 WAIT_NS = 1_000_000_000
 
 
-# A part of a step with times that were measured elsewhere: keys, start in ns, end in ns, elements. The keys lead from
-# the step down to the part.
+# A call inside a step, with times that were measured elsewhere: keys, start in ns, end in ns, elements. The keys lead
+# from the step down to the call.
 Part = tuple[tuple[Hashable, ...], int, int, int]
 
 
 class _Step(Protocol):
-    """A step that can reserve a lane for its records, and release it."""
+    """A step that can take a lane for its records, and leave it. Lanes tell apart steps that run at the same time."""
 
     def take_lane(self) -> int: ...
 
@@ -60,10 +61,11 @@ class _Step(Protocol):
 
 @dataclass(slots=True)
 class HeldStep:
-    """A step that has ended. Its calls are stored in the scope of unnamed steps. `begun` is the mark made at its
+    """A step that has ended. Its calls are stored in the scope of unnamed steps. `begun` is the mark at its
     beginning.
 
-    If the step waits for parts (`ActiveStep.wait`), `parts` has those that have arrived, with times of the host.
+    A step may wait for calls that are measured elsewhere (`ActiveStep.wait`). `parts` has the calls that have
+    arrived, in the host's time.
     """
 
     step: _Step
@@ -78,10 +80,10 @@ class HeldStep:
     amounts: tuple[int, int]  # sequences, cached positions
     waits: int
     parts: list[Part] = field(default_factory=list)
-    lost: int = 0  # number of parts that will not arrive
+    lost: int = 0  # number of awaited parts that will not arrive
 
     def told(self, parts: Iterable[Part] | None) -> None:
-        """Add parts that the step waited for. If `parts` is None, they are lost."""
+        """Add parts that the step waited for. If `parts` is None, they will not arrive."""
         if parts is None:
             self.lost += 1
         else:
@@ -102,12 +104,12 @@ class _Times:
     cost_ns: int
 
     def stamps_ns(self, at_ns: int) -> int:
-        """Return the cost of this step's stamps before `at_ns`."""
+        """Return the time that this step's stamps before `at_ns` took on the device."""
         return bisect_right(self.reached_ns, at_ns) * self.cost_ns
 
 
 class HeldSteps:
-    """The kept steps of one device path, oldest first."""
+    """The ended steps of one device path that wait for their stamps, oldest first."""
 
     def __init__(
         self,
@@ -123,9 +125,9 @@ class HeldSteps:
         self.after_fork()
 
     def after_fork(self) -> None:
-        """In a forked child, drop the kept steps, because they belong to the parent.
+        """In a forked child, drop all steps, because they belong to the parent.
 
-        Make a new lock: the parent may hold the old one.
+        Also make a new lock, because the parent may hold the old one.
         """
         self._steps: deque[HeldStep] = deque()
         self._settling = threading.RLock()
@@ -135,11 +137,11 @@ class HeldSteps:
         return len(self._steps)
 
     def discard(self) -> None:
-        """Drop all kept steps."""
+        """Drop all steps that wait for their stamps, without recording them."""
         self._steps.clear()
 
     def look(self) -> None:
-        """Read both clocks, unless they were read a short while ago."""
+        """Compare the clocks of device and host, unless they were compared a short while ago."""
         self._clock.look()
 
     def host_ns(self, mark: Mark) -> int:
@@ -161,9 +163,8 @@ class HeldSteps:
                     self._lose(self._steps.popleft())
 
     def settle(self, may_wait: bool = False) -> None:
-        """Record each step with all stamps reached.
-
-        A failure is logged, not raised, and ends the timing by stamps.
+        """Record each step if the device has reached all of its stamps. An error is logged and not raised, and ends
+        the timing by stamps.
         """
         if not self._steps or not self._settling.acquire(blocking=may_wait):
             return
@@ -174,7 +175,7 @@ class HeldSteps:
                     self._settle(may_wait)
                 finally:
                     self._is_settling = False
-        except Exception as error:  # noqa: BLE001 - a device that is lost, or a recorder that fails
+        except Exception as error:  # noqa: BLE001 - a lost device or a failed recorder must not stop the host
             reraise_host_error(error)
             self._steps.clear()
             self._callbacks.give_up(error)
@@ -207,12 +208,12 @@ class HeldSteps:
         return list(lasts.values())
 
     def _lose(self, step: HeldStep) -> None:
-        """Count every record of a lost step."""
+        """Count every record of a step that is lost."""
         for _ in range(len(step.held) + len(step.parts) + 1):
             self._callbacks.record(NO_NODE, 0, 0, 0)
 
     def _record(self, step: HeldStep) -> None:
-        # Take a lane again for the records, because the step has released its lane at its end.
+        # The step has left its lane at its end, so take a lane for its records.
         lane = step.step.take_lane()
         try:
             self._record_in(lane, step)
@@ -252,7 +253,7 @@ class HeldSteps:
             scope = places.named
             for key in keys:
                 scope = scope.children.get(key) or self._scopes.define(scope, key)
-            # Time of stamps before the part; the part itself contains no stamps.
+            # Subtract the time of stamps before this part. The part itself contains no stamps.
             stamps_ns = found.stamps_ns(began_ns)
             until_ns = ended_ns - stamps_ns
             record(max(scope.node, NO_NODE) | lane, began_ns - stamps_ns, until_ns, elements)
@@ -289,7 +290,7 @@ class HeldSteps:
         idle = sum([at <= stamp.host_ns + within_ns for at, (stamp, _) in zip(reached, found, strict=True)])
         is_launch_bound = idle > LAUNCH_BOUND_SHARE * len(found)
         cost_ns = 0 if is_launch_bound else clock.stamp_cost_ns or 0
-        before: dict[int, int] = {}  # number of earlier stamps, by stream
+        before: dict[int, int] = {}  # stream -> number of earlier stamps on it
         latest: dict[int, int] = {}
         times: dict[Mark, int] = {}
         for at, (stamp, mark) in zip(reached, found, strict=True):
@@ -299,9 +300,9 @@ class HeldSteps:
         return _Times(times, is_launch_bound, sorted(reached), cost_ns)
 
 
-@functools.lru_cache(maxsize=4096)  # cached, so that equal keys give the same object
+@functools.lru_cache(maxsize=4096)  # the new keys are cached, so that equal keys are the same object
 def launch_bound(key: object) -> object:
-    """Return `key` with "launch-bound" added to the name of the brick.
+    """Return `key` with LAUNCH_BOUND added to the name of the brick.
 
     Keys of layers and steps are returned unchanged.
     """

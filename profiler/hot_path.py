@@ -25,17 +25,18 @@ from cbtop.protocol.ring import FLAG_FAILED, FLAG_LOOSE, NO_NODE, Record, RingWr
 from cbtop.protocol.signals import is_ours, reraise_host_error
 from cbtop.protocol.vocabulary import NodeKind
 
-TOO_MANY = 1 << 63  # the lowest number of elements that a record cannot hold
+TOO_MANY = 1 << 63  # the lowest number of elements that does not fit into a record
 BEFORE_ALL_NS = -(1 << 63)
-NOWHERE = -1  # an offset that does not exist in any memory
-# Maximum number of held records; records beyond it are written without a node, and count as rejected.
+NOWHERE = -1  # an offset beyond the end of every memory, so that writing there fails
+# Most records that wait for the name of their step. Further records are written without a node, and count as
+# rejected.
 MAX_HELD = 1 << 16
 
-HeldRecord = tuple["Scope", Any, Any, int, int]  # scope, start, end, elements, flags
+HeldRecord = tuple["Scope", Any, Any, int, int]  # the scope, start, end, elements and flags of a call
 
 
 class Scope:
-    """A place in the graph: its node, its parent scope, and its child scopes by key.
+    """A node of the graph, as the hot path sees it: its number, its parent scope, and its child scopes by key.
 
     `work` computes the FLOP and bytes of a call from its elements. None means that the work is linear or not
     declared.
@@ -52,7 +53,7 @@ class Scope:
 
 
 class Position:
-    """The current place of one thread, task or greenlet in the graph, and the settings of its step.
+    """The position of one thread, task or greenlet in the graph, and the settings of its step.
 
     `lane` goes into the flags of every record, to distinguish the records of steps that run at the same time.
     """
@@ -61,10 +62,10 @@ class Position:
 
     def __init__(self, scope: Scope) -> None:
         self.scope = scope
-        self.recording = True  # False in a step that is not sampled
+        self.recording = True  # whether the step is recorded; False in a plain step
         self.lane = 0
         self.step: object | None = None
-        self.unit: Any = None  # other data of the same thread, task or greenlet: see instrument/open_step.py
+        self.unit: Any = None  # other data of this thread, task or greenlet, see instrument/open_step.py
         self.held: list[HeldRecord] | None = None
 
     def leave(self, scope: Scope) -> bool:
@@ -78,19 +79,21 @@ class Position:
         return True
 
 
-# Scope, position, start in ns; None while recording is off. It is a tuple because an object takes five times as long.
+# The timer of a running brick: scope, position, and start in ns. None while recording is off. It is a tuple because
+# an object would cost five times as much.
 BrickTimer = tuple[Scope, Position, int] | None
 
 
 @dataclass(frozen=True, slots=True)
 class Callbacks:
-    """Functions that a hot path calls in rare cases."""
+    """Functions of the profiler that the hot path calls in rare cases."""
 
-    define: Callable[[Any, object], Any]  # creates the scope of a key that is new in the given scope
-    record: Record  # receives the records while no ring is attached
-    uncounted: Callable[[object], None]  # called with `elements` that are not a count
-    amounts: Callable[[Any, object], None]  # called with scope and elements after a call in a scope with `work`
-    give_up: Callable[[Exception], None]  # called if our code or the clock raised; recording ends
+    define: Callable[[Any, object], Any]  # makes a scope, if a key is used for the first time in the given scope
+    record: Record  # takes the records of calls while no ring is attached
+    uncounted: Callable[[object], None]  # is called if the `elements` of a call are not a count
+    # Called after a call in a scope with `work`, with the scope and the elements.
+    amounts: Callable[[Any, object], None]
+    give_up: Callable[[Exception], None]  # called when our code or the clock raised an error, to end the recording
 
 
 class HotPath:
@@ -125,7 +128,7 @@ class HotPath:
 
     @property
     def position(self) -> Position:
-        """The caller's current place in the graph. The next brick begins there."""
+        """The caller's current position in the graph. The next brick begins there."""
         return self.find_position()
 
     @property
@@ -134,7 +137,9 @@ class HotPath:
         return self.is_on and self.find_position().recording
 
     def start_brick(self, brick: Hashable, /) -> BrickTimer:
-        """Start timing a BrickId, a BrickDefinition or a name of your own at the caller's place."""
+        """Start timing a brick at the caller's position in the graph. The brick is a BrickId, a BrickDefinition or a
+        name of your own.
+        """
         if not self.is_on:
             return None
         position = self.find_position()
@@ -162,7 +167,7 @@ class HotPath:
         scope, position, start_ns = timer
         try:
             end_ns = clock_ns()
-        except Exception as error:  # noqa: BLE001 - as in start_brick
+        except Exception as error:  # noqa: BLE001 - an error of the host's clock must not reach the host
             position.leave(scope)
             self.callbacks.give_up(error)
             return
@@ -185,12 +190,13 @@ class HotPath:
                 pack_record(self.memory, at, start_ns, end_ns, elements, tag, number)
             except BaseException as error:
                 self.write_refused(at, number, tag, start_ns, end_ns, elements)
-                if not is_ours(error):  # an interrupt is raised into the host
+                if not is_ours(error):  # an interrupt, such as KeyboardInterrupt, is raised into the host
                     raise
 
     def brick(self, brick: Hashable, elements: int = 1) -> Span:
         """Time a block: `with profiler.brick(BrickId.RMS_NORM, elements=4096):`. An exception marks it as failed."""
-        span = Span()  # Span has no __init__, because that would cost as much as both clock reads
+        # Span has no __init__, because calling it would cost as much as both readings of the clock.
+        span = Span()
         span.hot_path = self
         span.key = brick
         span.elements = elements
@@ -205,27 +211,29 @@ class HotPath:
         self.is_on = bool(on)
 
     def after_fork(self) -> None:
-        """In a forked child, drop calls that began before the fork, because they belong to the parent."""
+        """In a forked child, drop the calls that began before the fork, because they belong to the parent."""
         self.forked_ns = self.clock_ns()
 
     def enter(self, position: Position, scope: Scope, start_ns: int, /) -> None:
         """Move `position` to `scope`, which began at `start_ns`.
 
-        The compiled class also writes the move into the ring.
+        The compiled class also writes the new position into the ring.
         """
         position.scope = scope
 
     def publish(self, position: Position, scope: Scope, start_ns: int, tokens: object, sequences: object, /) -> None:
-        """Do nothing. The compiled class writes `scope` and the size of the step into the ring for viewers."""
+        """Do nothing. The compiled class writes `scope` and the size of the step into the ring, so that viewers see
+        where the process is.
+        """
 
     def now_ns(self) -> int:
         """Read the clock that times all bricks."""
         return self.clock_ns()
 
     def attach(self, ring: RingWriter | None, /) -> Record:
-        """Write records into `ring` from now on. Returns the function that writes a further record into `ring`."""
+        """Write records into `ring` from now on. Returns a function that writes a single record into `ring`."""
         if ring is None:
-            # Every write into this empty memory fails. So each record goes to `callbacks.record`.
+            # Writing into this empty memory always fails, and then the record goes to `callbacks.record`.
             self.memory: bytearray | memoryview = bytearray()
             self.reserve: Iterator[tuple[int, int]] = repeat((NOWHERE, 0))
             self._ring: RingWriter | None = None
@@ -261,7 +269,7 @@ class HotPath:
         """Return `elements` as an int, so that no object of the host stays alive. Return -1 if it is not a count."""
         try:
             return operator.index(elements)  # type: ignore[arg-type]
-        except Exception as error:  # noqa: BLE001 - whatever an object of the host's raises when asked for a number
+        except Exception as error:  # noqa: BLE001 - converting an object of the host to a number may raise any error
             reraise_host_error(error)
             self.callbacks.uncounted(elements)
             return -1
@@ -269,7 +277,7 @@ class HotPath:
     def write_refused(self, at: int, number: int, tag: int, start_ns: int, end_ns: int, elements: int) -> None:
         """Handle a record that could not be written.
 
-        Either there is no ring, a lap has ended, or `elements` is no count.
+        Either there is no ring, a lap has ended, or `elements` is not a count.
         """
         if at == NOWHERE:
             try:
@@ -285,7 +293,7 @@ class Span:
 
     __slots__ = ("_position", "_scope", "_start_ns", "elements", "hot_path", "key")
 
-    elements: int  # may be set inside the block
+    elements: int  # the caller may set the number of elements inside the `with` block
     hot_path: HotPath
     key: Hashable
     _scope: Scope
@@ -308,7 +316,7 @@ class Span:
         clock_ns = hot_path.clock_ns
         try:
             self._start_ns = clock_ns()
-        except Exception as error:  # noqa: BLE001 - as in start_brick
+        except Exception as error:  # noqa: BLE001 - an error of the host's clock must not reach the host
             hot_path.callbacks.give_up(error)
             return self
         self._scope = position.scope = inside
@@ -326,7 +334,7 @@ class Span:
         clock_ns = hot_path.clock_ns
         try:
             end_ns = clock_ns()
-        except Exception as error:  # noqa: BLE001 - as in start_brick
+        except Exception as error:  # noqa: BLE001 - an error of the host's clock must not reach the host
             position.leave(scope)
             hot_path.callbacks.give_up(error)
             return
@@ -360,7 +368,7 @@ def chosen() -> type[HotPath]:
         return HotPath
     try:
         from cbtop.profiler import _hot_path
-    except ImportError:  # the compiler or the headers were missing at installation
+    except ImportError:  # at installation, the compiler or the headers of Python were missing
         return HotPath
     compiled: type[HotPath] = _hot_path.HotPath
     return compiled

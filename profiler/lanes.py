@@ -1,4 +1,6 @@
-"""Lanes distinguish the records of steps that run at the same time. A lane belongs to one step at a time."""
+"""Gives lanes (small numbers) to steps, to tell apart the records of steps that run at the same time. A lane belongs
+to one step at a time.
+"""
 
 from __future__ import annotations
 
@@ -8,23 +10,23 @@ from weakref import ref
 
 from cbtop.protocol.ring import LANE_SHIFT, LANES
 
-# Shared by all steps that found no free lane; their records cannot be told apart.
+# The lane of all steps that found no other lane free. The records of these steps cannot be told apart.
 SHARED_LANE = (LANES - 1) << LANE_SHIFT
 
 
 class LaneHolder(Protocol):
-    """A step. `lane` is its current lane, or None."""
+    """A step that may hold a lane. `lane` is its lane now, or None."""
 
     lane: int | None
 
 
 class Lanes:
-    """The lanes of the steps of one profiler. Weak references record which step holds which lane."""
+    """The lanes of the steps of one profiler. Weak references to the steps show which lanes are in use."""
 
     __slots__ = ("_holders", "_taking")
 
     def __init__(self) -> None:
-        # The last step that took each lane. The shared lane is not included, because several steps may hold it.
+        # The last step that took each lane. The shared lane is not here, because several steps may hold it.
         self._holders: dict[int, ref[LaneHolder] | None] = {lane << LANE_SHIFT: None for lane in range(LANES - 1)}
         self._taking = threading.RLock()
 
@@ -43,7 +45,7 @@ class Lanes:
         with self._taking:
             for lane, holder in self._holders.items():
                 held_by = None if holder is None else holder()
-                if held_by is None or held_by.lane != lane:  # `_is_free`, inlined to save a call
+                if held_by is None or held_by.lane != lane:  # This is `_is_free`, written out to save a call.
                     self._holders[lane] = ref(step)
                     step.lane = lane
                     return lane

@@ -1,4 +1,4 @@
-"""Converts a key of the hot path into nodes that can be announced."""
+"""Makes the nodes that can be announced from a key of the hot path."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ Attributes = TypeVar("Attributes")
 
 
 def nodes_of(key: object, first_id: int, parent: int | None, inside: object) -> list[Node]:
-    """Return the node of `key` inside `parent`, followed by the nodes of its kernels. `inside` is the parent's key.
+    """Return the node of `key` inside `parent`, followed by the nodes of its kernels. `inside` is the key of the
+    parent.
 
     The key of a layer is (NodeKind.LAYER, index) or (NodeKind.LAYER, index, stack name). The key of a step is
     (NodeKind.STEP, name) or (NodeKind.STEP, name, model name). The key of adopted work is (NodeKind.ADOPTED, name).
@@ -83,7 +84,7 @@ def _brick_nodes(definition: BrickDefinition, first_id: int, parent: int | None)
 
 def _kernel_node(kernel: KernelDefinition, at: int, parent: int | None, category: BrickCategory) -> Node:
     launch = carried(KernelAttributes, kernel)
-    is_known = any([value is not None for value in launch.values()])  # a CPU kernel has no launch attributes
+    is_known = any([value is not None for value in launch.values()])  # a kernel on a CPU has no launch attributes
     return Node(
         at,
         parent,
@@ -96,7 +97,7 @@ def _kernel_node(kernel: KernelDefinition, at: int, parent: int | None, category
 
 
 def _only(kind: type[Attributes], holder: Attributes) -> Attributes:
-    """Return an object of class `kind` with the attributes of `holder` that `kind` declares.
+    """Return an object of the class `kind`, with the attributes that `kind` declares, copied from `holder`.
 
     Attributes of subclasses are dropped, so that nodes with equal work compare equal.
     """

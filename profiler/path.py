@@ -15,7 +15,7 @@ from cbtop.protocol.ring import FLAG_AMOUNTS, NO_NODE, UNKNOWN_AMOUNT, Record, R
 if TYPE_CHECKING:
     from cbtop.profiler.held_steps import HeldSteps
 
-MOST = (1 << 31) - 1  # the largest recorded number of a step's sequences or positions
+MOST = (1 << 31) - 1  # largest number of sequences or positions that is recorded for a step
 
 
 class TimedBlock(Protocol):
@@ -38,7 +38,7 @@ class Path(Protocol):
     """The interface of HostPath and DevicePath."""
 
     implementation: str
-    give_up: Callable[[Exception], None]  # called if timing on this path has failed
+    give_up: Callable[[Exception], None]  # a function that is called if timing on this path has failed
 
     @property
     def is_over(self) -> bool:
@@ -46,11 +46,13 @@ class Path(Protocol):
 
     @property
     def held_steps(self) -> HeldSteps | None:
-        """The ended steps that wait for their times. None if this path knows all times at once."""
+        """The ended steps that wait for their times. None if this path knows the times of a step as soon as it
+        ends.
+        """
 
     @property
     def position(self) -> Position:
-        """The caller's current place in the graph. The next brick begins there."""
+        """The caller's current position in the graph. The next brick begins there."""
 
     @property
     def recording(self) -> bool:
@@ -75,27 +77,28 @@ class Path(Protocol):
         """Move `position` to `scope`, which began at `start_ns`."""
 
     def publish(self, position: Position, scope: Scope, start_ns: int, tokens: object, sequences: object, /) -> None:
-        """Show readers of the ring that `position` has been in `scope` since `start_ns`, and the size of its step.
+        """Write into the ring that `position` has been in `scope` since `start_ns`, and the size of its step, so that
+        viewers see it.
 
         The size is `tokens`, or `sequences` if `tokens` is not a number above 0. The position does not move.
         """
 
     def after_fork(self) -> None:
-        """In a forked child, leave running calls to the parent."""
+        """In a forked child, drop the running calls, because they belong to the parent."""
 
     def now_ns(self) -> int:
         """Read the host's monotonic clock."""
 
     def start_mark(self) -> Any:
-        """Return a mark of the present moment, as the begin of a call. The mark is of the clock that times bricks."""
+        """Return a mark for the begin of a call that begins now, on the clock that times bricks."""
 
     def end_mark(self) -> Any:
-        """Return a mark of the present moment, as the end of a call. The mark is of the clock that times bricks."""
+        """Return a mark for the end of a call that ends now, on the clock that times bricks."""
 
     def emit(self, scope: Scope, position: Position | None, start: Any, end: Any, elements: int, flags: int) -> None:
         """Record a call in `scope` between two marks.
 
-        If the step at `position` has no name yet, store the call until it has.
+        If the step that runs at `position` has no name yet, the call is stored until it has.
         """
 
     def emit_step(
@@ -117,7 +120,7 @@ class Path(Protocol):
 
 
 def amount_of(value: object) -> int:
-    """Return `value` if a record can hold it as an amount, else UNKNOWN_AMOUNT."""
+    """Return `value` if it can be recorded as an amount of work, else UNKNOWN_AMOUNT."""
     return value if isinstance(value, int) and 0 <= value <= MOST else UNKNOWN_AMOUNT
 
 
@@ -132,7 +135,7 @@ def emit_at_once(
 ) -> None:
     """Record a call in `scope` with times of the host.
 
-    If the step at `position` has no name yet, store the call until it has.
+    If the step that runs at `position` has no name yet, the call is stored until it has.
     """
     if scope.node >= 0 or position is None:
         callbacks.record(max(scope.node, NO_NODE) | flags, start_ns, end_ns, elements)
@@ -166,19 +169,19 @@ class HostPath:
         self._callbacks = callbacks
         self._record = callbacks.record
 
-    # Every step reads both properties. attrgetter runs no Python code, which a model would have evicted from the
-    # caches.
+    # Every step reads both properties below. attrgetter runs no Python code, which the model would have evicted from
+    # the processor's caches.
     position = property(attrgetter("hot_path.position"), doc="Where in the graph the caller is.")
     recording = property(attrgetter("hot_path.recording"), doc="Whether what the caller starts now is timed.")
 
     def attach(self, ring: RingWriter | None, /) -> Record:
-        """Write records into `ring` from now on. Returns the function that writes a further record into `ring`."""
+        """Write records into `ring` from now on. Returns a function that writes a single record into `ring`."""
         self._record = self.hot_path.attach(ring)
         return self._record
 
     def emit(self, scope: Scope, position: Position | None, start: int, end: int, elements: int, flags: int) -> None:
-        """Record a call in `scope`."""
-        if scope.node > NO_NODE and scope.work is None:  # the usual case, written out to save a call
+        """Record a call that ran in `scope`."""
+        if scope.node > NO_NODE and scope.work is None:  # this is the usual case, written out here to save a call
             self._record(scope.node | flags, start, end, elements)
         else:
             emit_at_once(self._callbacks, scope, position, start, end, elements, flags)
@@ -209,9 +212,11 @@ class HostPath:
                 self.emit(scope, None, start_ns, end_ns, count, flags)
 
     def step_ended(self) -> None:
-        """Do nothing, because there is no device to wait for."""
+        """Do nothing, because this path has no device to wait for."""
 
 
 def host_path(callbacks: Callbacks, clock_ns: Any) -> HostPath:
-    """Return a path on `clock_ns` with the compiled hot path. Uses Python's if the compiled one was not built."""
+    """Return a path that times bricks on `clock_ns`. It uses the compiled hot path if that was built, else the one in
+    Python.
+    """
     return HostPath(chosen()(callbacks, clock_ns), callbacks)

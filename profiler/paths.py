@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 class Paths:
-    """Makes and ends the paths of a profiler. `own` is the path that times its bricks: `device` if there is one, else
-    `host`.
+    """Makes and ends the paths of a profiler. A path times calls on one clock. `own` is the path that times its
+    bricks: `device` if there is one, else `host`.
 
     Each function in `settlers` records the work that a device has already reported. If its argument is True, it first
     waits for the device.
@@ -52,7 +52,7 @@ class Paths:
 
     @property
     def on_devices(self) -> list[DevicePath]:
-        """The paths that use the clock of a device."""
+        """The paths that time calls on the clock of a device."""
         return [*self.of_models, *([] if self.device is None else [self.device])]
 
     def set_recording(self, on: bool) -> None:
@@ -76,7 +76,7 @@ class Paths:
         return path
 
     def end(self, path: DevicePath) -> None:
-        """Stop timing on `path`, a path for models."""
+        """Stop timing on `path`, which `for_models` has returned."""
         if path in self.of_models:
             self.of_models.remove(path)
         path.is_over = True
@@ -85,12 +85,14 @@ class Paths:
             self.settlers.remove(path.kept.settle)
 
     def settle(self, may_wait: bool = False) -> None:
-        """Record what the devices have reported. If `may_wait` is True, wait for the rest."""
+        """Record what the devices have reported. If `may_wait`, first wait for everything that they have not
+        reported.
+        """
         for settle in list(self.settlers):
             settle(may_wait)
 
     def discard_kept(self) -> None:
-        """Drop the steps that wait for their stamps."""
+        """Drop the ended steps that wait for times from a device."""
         for path in self.on_devices:
             if path.kept is not None:
                 path.kept.discard()

@@ -1,4 +1,4 @@
-"""Defers timings. Each waits until the device has reached the beginning and the end of the timed call."""
+"""Keeps timings of calls on a device until the device has reached the begin and the end of each call."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from cbtop.profiler.clocks import DeviceClock, Mark, NoTimeError
 from cbtop.protocol.ring import NO_NODE, Record
 from cbtop.protocol.signals import reraise_host_error
 
-MAX_PENDING = 8192  # a path waits for the device when this many timings are deferred, even inside a step
+MAX_PENDING = 8192  # when this many timings are waiting, a path waits for the device, even inside a step
 
 
 class HostTime(int):
     """A time on the host's monotonic clock (ns), in place of a mark of the device's clock."""
 
 
-# Node and flags, start, end, elements. Start and end are marks of the clock, or a HostTime.
+# A timing: node and flags, start, end, elements. Start and end are marks of the clock, or a HostTime.
 Timing = tuple[int, Mark, Mark, int]
 
 
 class Pending:
-    """Defers timings until the device has reached their marks on `clock`, then passes them to `record`.
+    """Keeps timings until the device has reached their marks on `clock`, and then passes them to `record`.
 
     `defer(timing)` keeps a timing in `timings` until `finalize`. If a mark has no time, its timing is recorded
     without a node, so it counts as lost. If the clock fails, all waiting timings count as lost.
@@ -34,11 +34,12 @@ class Pending:
         self._clock = clock
         self._record = record
         self.timings: deque[Timing] = deque()
-        self.defer = self.timings.append  # the bare method, because a wrapper would cost time at every brick
+        # This is the method of the list itself, because a wrapper would cost time at every brick.
+        self.defer = self.timings.append
         self.after_fork()
 
     def discard(self) -> None:
-        """Drop all waiting timings."""
+        """Drop all timings that wait for the device."""
         self.timings.clear()
 
     def after_fork(self) -> None:
@@ -56,12 +57,13 @@ class Pending:
     def finalize(self) -> None:
         """Wait for the device once and record all waiting timings, each with its own start and end.
 
-        If the clock raises, count the waiting timings as lost and raise its exception.
+        If the clock raises an exception, count the waiting timings as lost and raise its exception.
         """
-        # Only the thread with this lock removes timings. So the first `waiting` timings are those that `synchronize`
-        # has waited for, unless `discard` has removed some of them.
+        # Only the thread that holds the lock removes timings. So the first `waiting` timings are those that
+        # `synchronize` has waited for, unless `discard` has removed some of them.
         with self._finalizing:
-            if self._is_finalizing:  # a signal handler has interrupted `finalize` and calls it again
+            # A signal handler has interrupted `finalize` and calls it again, so do nothing here.
+            if self._is_finalizing:
                 return
             waiting, time_ns = len(self.timings), self._clock.time_ns
             try:
@@ -84,8 +86,9 @@ class Pending:
                         raise
                     self._record(tag, start_ns, end_ns, elements)
             except Exception as error:
-                reraise_host_error(error)  # raised by a signal handler: later calls record the remaining timings
-                for _ in range(len(self.timings)):  # the device has no times for the remaining timings
+                # If a signal handler has raised the exception, a later call records the remaining timings.
+                reraise_host_error(error)
+                for _ in range(len(self.timings)):  # the device has failed, so the remaining timings have no times
                     self._take()
                     self._record(NO_NODE, 0, 0, 0)
                 raise

@@ -1,4 +1,5 @@
-"""A place lets work in a different thread or task belong to the step and layer of the thread that asked for it.
+"""Assigns work in a different thread or task to the step and layer that asked for it. That is called adoption, and
+the step and layer are a place.
 
 Rules
 - A place ends with its step. Work that continues after the step belongs to no step.
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
     from cbtop.profiler.scopes import Scopes
 
 ADOPTED = (NodeKind.ADOPTED, "adopted")
-UNDONE_WITHIN_S = 0.1  # longest wait for another thread that is undoing an adoption; undoing takes microseconds
+# Longest wait for another thread that is undoing an adoption, in seconds; undoing takes microseconds.
+UNDONE_WITHIN_S = 0.1
 
 
 class GraphPlace:
@@ -40,7 +42,7 @@ class GraphPlace:
 
 
 class Adopted:
-    """Assign the work of this thread or task to `place`: `with profiler.adopt(place):`."""
+    """Assign the work of this thread or task to the step and layer of `place`: `with profiler.adopt(place):`."""
 
     __slots__ = (
         "__weakref__",
@@ -61,13 +63,13 @@ class Adopted:
         self._give_up = give_up
         self._place = place
         self._lock = threading.RLock()
-        self._position: Position | None = None  # set while this thread or task has adopted the place
-        self._scope: Any = None  # None if the work is not recorded
+        self._position: Position | None = None  # the thread or task that has adopted the place; set only while it has
+        self._scope: Any = None  # None if the adopted work is not recorded
 
     def __enter__(self) -> Adopted:
         try:
             self._begin()
-        except Exception as error:  # noqa: BLE001 - an error of ours, or of a clock, is not the host's
+        except Exception as error:  # noqa: BLE001 - an error of cbtop or a clock must not reach the host
             self._give_up(error)
         return self
 
@@ -84,7 +86,7 @@ class Adopted:
         position, step = path.position, place.step
         is_there = position.step is step and position.scope is place.scope
         is_nowhere = step is None and place.scope.parent is None
-        # A step without a position has ended.
+        # A step that has no position has ended, so its place cannot be adopted.
         if is_there or is_nowhere or (step is not None and step.position is None):
             return
         self._before = position.scope, position.lane, position.held, position.step, position.recording
@@ -96,10 +98,10 @@ class Adopted:
             self._start = path.start_mark()
             self._scope = scope
             path.enter(position, scope, path.now_ns())
-        self._position = position  # set last: from now on, the end of the step may undo the adoption
+        self._position = position  # set this last, because from now on the end of the step may undo the adoption
         if step is not None:
             step.adopted[self] = None
-            if step.position is None:  # the step has ended meanwhile
+            if step.position is None:  # the step has ended while this thread adopted it
                 self.let_go()
 
     def _end(self, *, failed: bool) -> None:
@@ -112,12 +114,13 @@ class Adopted:
             self.let_go()
 
     def let_go(self) -> None:
-        """Return to the place before the adoption.
+        """Bring the thread or task back to its position before the adoption.
 
         The end of the step calls this method too, in the step's own thread.
         """
-        # If one thread is undoing the adoption, the other waits until that is done. In a child that was forked in
-        # between, the lock is never released. The child gives up, because its thread has not adopted the place.
+        # Two threads may undo the adoption. If one is doing it, the other waits until that is done. In a child that
+        # was forked in between, the lock is never released. The child gives up, because its thread has not adopted
+        # the place.
         if not self._lock.acquire(timeout=UNDONE_WITHIN_S):
             return
         try:

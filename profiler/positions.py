@@ -1,4 +1,5 @@
-"""A position is a current place in the graph. Each thread, asyncio or trio task and greenlet has its own.
+"""Keeps the positions of a process. A position says which brick, layer and step is running now. Each thread, asyncio
+or trio task and greenlet has its own.
 
 Tasks that take turns in one thread cannot share a position, because one task would appear inside calls of another. If
 a step starts a task or greenlet, the new task begins outside of that step, because the step may end first.
@@ -7,7 +8,9 @@ a step starts a task or greenlet, the new task begins outside of that step, beca
 from __future__ import annotations
 
 import sys
-from _thread import _local as thread_local  # not threading.local, which gevent replaces
+
+# This comes from `_thread` and not from `threading`, because gevent replaces `threading.local`.
+from _thread import _local as thread_local
 from collections.abc import Callable
 from typing import TypeVar
 from weakref import ref
@@ -23,24 +26,25 @@ def running_unit() -> object | None:
     modules = sys.modules
     asyncio = modules.get("asyncio")
     if asyncio is not None:
-        # The function is missing while asyncio is being imported.
+        # While asyncio is being imported, it does not have this function yet.
         loop = getattr(asyncio, "_get_running_loop", _no_unit)()
         task: object | None = asyncio.current_task(loop) if loop is not None else None
         if task is not None:
             return task
     trio = modules.get("trio")
-    # Ask `in_trio_run` (trio 0.23) first if it exists, because an exception costs five times as much.
+    # If `in_trio_run` (trio 0.23) exists, call it first, because an exception would cost five times as much.
     if trio is not None and getattr(getattr(trio, "lowlevel", None), "in_trio_run", _is_possible)():
         try:
             running: object = trio.lowlevel.current_task()
-        except (RuntimeError, AttributeError):  # not inside trio, or trio is being imported
+        # The call fails if the caller is not inside trio, or trio is being imported.
+        except (RuntimeError, AttributeError):
             pass
         else:
             return running
     greenlets = modules.get("greenlet")
     if greenlets is not None:
         greenlet = getattr(greenlets, "getcurrent", _no_unit)()
-        if greenlet is not None and greenlet.parent is not None:  # the greenlet without a parent is the thread itself
+        if greenlet is not None and greenlet.parent is not None:  # a greenlet without a parent is the thread itself
             return greenlet  # type: ignore[no-any-return]
     return None
 
@@ -51,8 +55,8 @@ def finder(make: Callable[[], Position]) -> Callable[[], Position]:
     A position lives as long as its thread, task or greenlet.
     """
     of_thread = thread_local()
-    # This is no WeakKeyDictionary, because that runs Python code when a task is deleted. An exception that a signal
-    # handler of the host raises in such code is lost.
+    # This dictionary is no WeakKeyDictionary, because that runs Python code when a task is deleted. An exception that
+    # a signal handler of the host raises in such code is lost.
     of_unit: dict[ref[object], Position] = {}
     modules = sys.modules
     # Python's hot path calls this function at every brick. So look for tasks and greenlets only if there can be any:
@@ -67,7 +71,7 @@ def finder(make: Callable[[], Position]) -> Callable[[], Position]:
         if len(modules) != modules_seen:
             modules_seen = len(modules)
             has_others = "greenlet" in modules or "trio" in modules
-            # The function is missing while asyncio is being imported.
+            # While asyncio is being imported, it does not have this function yet.
             running_loop = getattr(modules.get("asyncio"), "_get_running_loop", _no_unit)
         if has_others or running_loop() is not None:
             unit = running_unit()

@@ -15,7 +15,9 @@ import logging
 import os
 import random
 import weakref
-from _thread import _local as thread_local  # not threading.local, which gevent replaces
+
+# This comes from `_thread` and not from `threading`, because gevent replaces `threading.local`.
+from _thread import _local as thread_local
 from collections.abc import Callable, Hashable, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeVar
@@ -55,7 +57,7 @@ if TYPE_CHECKING:
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
-MAX_TURNS = 4096  # limit for the names of steps that a thread counts for `sample_every`
+MAX_TURNS = 4096  # a thread counts the steps of at most this many names (see `sample_every`)
 
 _log = logging.getLogger("cbtop")
 _profilers: weakref.WeakSet[BrickProfiler] = weakref.WeakSet()
@@ -67,9 +69,9 @@ def _unless_it_fails(
     [Callable[Concatenate[BrickProfiler, Arguments], Result]],
     Callable[Concatenate[BrickProfiler, Arguments], Result],
 ]:
-    """Decorate a method to return `default` if our code fails. The failure is logged once and ends recording.
+    """Decorate a method so that it returns `default` if cbtop's code fails.
 
-    A UsageError passes through, because it is the caller's error.
+    The failure is logged once and ends recording. A UsageError passes through, because it is the caller's error.
     """
 
     def guard(
@@ -81,7 +83,7 @@ def _unless_it_fails(
                 return method(self, *args, **kwargs)
             except UsageError:
                 raise
-            except Exception as error:  # noqa: BLE001 - a recorder, a ring or a clock that fails is not the host's
+            except Exception as error:  # noqa: BLE001 - a failed recorder, ring or clock must not stop the host
                 self._give_up(error)
                 return default
 
@@ -105,10 +107,10 @@ class BrickProfiler:
 
     `clock_ns` and `recorder` default to the host's monotonic clock and this process's ring. A test can pass its own.
     With a `device_clock`, bricks are timed on that device. Each thread, asyncio or trio task and greenlet has its own
-    place in the graph.
+    position in the graph.
 
-    `graph` records work that was timed elsewhere. `stats` reads back the records. Many methods of this class only
-    call these two. `parts` is for the instrumentation of models.
+    `graph` records work that was timed elsewhere. `stats` reads the records back. Many methods of this class only
+    call `graph` or `stats`. `parts` is for the instrumentation of models.
     """
 
     #: Start timing a BrickId, a BrickDefinition or a name: `timer = profiler.start_brick(BrickId.RMS_NORM)`.
@@ -140,7 +142,8 @@ class BrickProfiler:
         self._now_ns = clock_ns
         self._elapsed = ElapsedClock(clock_ns, self._give_up)
         self._turns = thread_local()
-        self._chance = random.Random()  # not the host's generator, so that the host's random numbers do not change
+        # A random generator of our own, so that the random numbers of the host do not change.
+        self._chance = random.Random()
         self._recorder: Recorder = RingRecorder() if recorder is None else recorder
         self._scopes = Scopes(self._announce_nodes)
         callbacks = Callbacks(
@@ -186,7 +189,7 @@ class BrickProfiler:
         """The hot path that runs at every brick: `compiled` or `python`."""
         return self._path.implementation
 
-    # Each step reads both properties. attrgetter runs no Python code, so it is fast.
+    # Each step reads both properties below. attrgetter runs no Python code, so it is fast.
     enabled = property(attrgetter("_enabled"), doc="Whether anything is recorded.")
     recording = property(
         attrgetter("_path.recording"),
@@ -205,13 +208,13 @@ class BrickProfiler:
         self.enable()
 
     def disable(self) -> None:
-        """Stop recording. Bricks that are running are not recorded."""
+        """Stop recording. A brick that is running now is not recorded."""
         self._enabled = False
         self._set_recording()
 
     @property
     def sync_mode(self) -> SyncMode:
-        """The mode that decides when to wait for the device."""
+        """When the profiler waits for the device, see SyncMode."""
         return self._paths.sync_mode
 
     def set_sync_mode(self, mode: SyncMode) -> None:
@@ -222,7 +225,7 @@ class BrickProfiler:
 
     @property
     def pending_count(self) -> int:
-        """Number of timings that wait for the device."""
+        """Number of timings that wait until the device has reported their times."""
         return len(self._pending)
 
     def finalize(self, end_ns: int | None = None) -> None:
@@ -270,8 +273,8 @@ class BrickProfiler:
     def reset(self) -> None:
         """Clear the statistics, the graph, the checks, timings that wait for `finalize`, the epoch, the step count.
 
-        Settings and the place of each thread do not change. The daemon keeps its totals, because they belong to the
-        process.
+        Settings and the position of each thread do not change. The daemon keeps its totals, because they belong to
+        the process.
         """
         self._pending.discard()
         self._paths.discard_kept()
@@ -323,7 +326,7 @@ class BrickProfiler:
         return ActiveStep(self._steps, checked(name, "step"), tokens, checked(model, "model"))
 
     def place(self) -> GraphPlace:
-        """Return the caller's place in the graph, for `adopt` in a different thread or task."""
+        """Return the caller's position in the graph. A different thread or task can pass this to `adopt`."""
         return GraphPlace(self._path.position)
 
     def adopt(self, place: GraphPlace) -> Adopted:
@@ -337,7 +340,8 @@ class BrickProfiler:
         return Adopted(self._path, self._scopes, self._give_up, place)
 
     def add_tokens(self, tokens: int) -> None:
-        """Add `tokens` to the caller's step, for example if they are known only after the pass has run.
+        """Add `tokens` to the number of tokens of the caller's step, for example if they are known only after the
+        pass.
 
         Raises RuntimeError outside a step.
         """
@@ -407,7 +411,9 @@ class BrickProfiler:
 
     @_unless_it_fails(NO_NODE)
     def graph_record_brick(self, brick: Brick, duration_ns: int, elements: int = 1) -> int:
-        """Record a brick that ends now and took `duration_ns`. Kernels recorded next are launches of this brick."""
+        """Record a brick that ends now and took `duration_ns`. Kernels that are recorded after it are its
+        launches.
+        """
         return self.graph.record_brick(checked(brick), duration_ns, elements)
 
     @_unless_it_fails(NO_NODE)
@@ -439,8 +445,8 @@ class BrickProfiler:
     ) -> int:
         """Record a copy between memories. Without `duration_ns`, its time is n/a.
 
-        A copy on a `stream` runs in parallel with its scope. Use `graph_add_dependency` for each node that needs the
-        copied data.
+        A copy on a `stream` counts as parallel to the other work in its scope. Use `graph_add_dependency` for each
+        node that needs the copied data.
         """
         return self.graph.record_transfer(source, destination, size_bytes, direction, duration_ns, stream)
 
@@ -470,12 +476,12 @@ class BrickProfiler:
 
     @property
     def total_ns(self) -> int:
-        """The time spent in bricks. No nanosecond counts twice."""
+        """The time in ns spent in bricks. No nanosecond counts twice."""
         return self.stats.total_ns
 
     @property
     def total_tokens(self) -> int:
-        """The number of tokens of all steps."""
+        """The number of tokens of all recorded and plain steps."""
         return self.stats.total_tokens
 
     @property
@@ -510,7 +516,8 @@ class BrickProfiler:
             turns: dict[object, int] = self._turns.turns
         except AttributeError:
             turns = self._turns.turns = {}
-        if len(turns) >= MAX_TURNS:  # a host may use a new name for each request
+        # The number of names is bounded, because a host may use a new name for each request.
+        if len(turns) >= MAX_TURNS:
             turns.clear()
         # Steps without a name are chosen at random, because taking turns might always skip the same kind of step.
         if key is None:
@@ -560,7 +567,7 @@ class BrickProfiler:
             self._set_recording()
             raise
         if isinstance(error, RecursionError):
-            self._set_recording()  # the host's stack is full, so only this brick is lost
+            self._set_recording()  # the host's stack has no room for this call, so only this brick is lost
             return
         if self._ended_why:
             return
@@ -585,7 +592,7 @@ class BrickProfiler:
             self._steps.after_fork()
             for path in self._paths:
                 path.after_fork()
-        except Exception as error:  # noqa: BLE001 - the host's clock
+        except Exception as error:  # noqa: BLE001 - the host's clock may raise any error
             self._give_up(error)
         self._set_recording()
 

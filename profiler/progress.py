@@ -1,4 +1,4 @@
-"""Shows readers of the ring that an unrecorded step is making progress."""
+"""Shows viewers that a step without records is making progress, by writing into the ring."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ if TYPE_CHECKING:
 
 
 def show_progress(step: Any | None, path: Path) -> None:
-    """Report progress of the outermost step around `step` to readers of the ring. Call it when an inner step begins.
+    """Write into the ring that the outermost step around `step` is making progress. Call this when an inner step
+    begins.
 
-    The inner steps of an unrecorded step are not recorded, so readers would otherwise see no progress.
+    The inner steps of an unrecorded step are not recorded, so viewers would otherwise see no progress.
     """
     if step is None:
         return

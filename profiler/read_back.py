@@ -66,7 +66,7 @@ class ReadBack:
 
     @property
     def total_ns(self) -> int:
-        """The time spent in bricks. No nanosecond counts twice."""
+        """The time in ns spent in bricks. No nanosecond counts twice."""
         return self.report().total_ns
 
     @property
@@ -94,7 +94,7 @@ class ReadBack:
             self._opened().reset()
 
     def _opened(self) -> Session:
-        # imported here, because a process that only records does not need NumPy
+        # NumPy is imported here, because a process that only records does not need it.
         from cbtop.profiler.session import Session
 
         if self._session is None:

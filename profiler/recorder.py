@@ -3,8 +3,8 @@
 Rules
 - No public method raises into the host. A failure is logged once and counted. Only exceptions that are not an
   Exception (KeyboardInterrupt, SystemExit) pass through.
-- The number of keys is bounded, and only the newest message of each key is kept. Further messages are left out and
-  counted in the ring's header.
+- The number of keys is bounded, and only the newest message of each key is kept. Messages beyond the bound are left
+  out, and counted in the ring's header.
 - An update is appended to the catalog. The message that it replaces stays in the file. The first FREE_UPDATE_BYTES of
   updates are written immediately. From then on, a pause follows each write, so that updates do not fill the disk.
   After the pause, the next announcement, `flush` or `close` writes the newest message of each key. The pause doubles
@@ -49,16 +49,18 @@ from cbtop.protocol.ring import DEFAULT_RING_BYTES, Record, RingWriter
 from cbtop.protocol.ring_reader import Batch, RingReader
 from cbtop.protocol.signals import reraise_host_error, suppressed
 
-CLOCK_READINGS = 256  # enough to find the smallest difference between two readings
+# Number of readings of the clock; this is enough to find the smallest difference between two of them.
+CLOCK_READINGS = 256
 FREE_UPDATE_BYTES = 1 << 20
-UPDATE_PAUSE_NS = 100_000_000  # the interval at which the daemon reads the catalog
-UPDATE_NS_PER_BYTE = 1_000_000  # so that at most a kilobyte a second is written
+UPDATE_PAUSE_NS = 100_000_000  # the time in seconds between two reads of the catalog by the daemon
+# The pause grows with this number of bytes, so that at most a kilobyte a second is written.
+UPDATE_NS_PER_BYTE = 1_000_000
 PAUSE_DOUBLES_BYTES = 2 << 20
 NOT_ASKED = (0,)
 
 _log = logging.getLogger("cbtop")
 _serial = itertools.count()
-_openings = itertools.count()  # counts how often this process has opened files
+_openings = itertools.count()  # number of times that this process has opened files
 _recorders: weakref.WeakSet[RingRecorder] = weakref.WeakSet()
 
 
@@ -77,9 +79,9 @@ class Recorder(Protocol):
 
 
 class RingListener(Protocol):
-    """Is notified by the recorder when a ring opens, or why no ring could be opened.
+    """The recorder tells this object when a ring opens, or why no ring could be opened.
 
-    May write records into the ring.
+    The object may write records into the ring.
     """
 
     @property
@@ -103,7 +105,7 @@ class Failures:
         self._logged: set[str] = set()
 
     def log_once(self, about: str, line: str) -> None:
-        """Log `line`, unless a line with the same `about` was logged."""
+        """Log `line`, unless a line with the same `about` was logged before."""
         if about not in self._logged:
             self._logged.add(about)
             _log.warning("%s", line)
@@ -118,7 +120,7 @@ class Failures:
         """Log an error of the block and continue after the block: `with failures.kept_from_the_host("announce"):`."""
         try:
             yield
-        except Exception as error:  # noqa: BLE001 - see the rules
+        except Exception as error:  # noqa: BLE001 - no public method raises into the host
             reraise_host_error(error)
             self.note(what, error)
 
@@ -142,22 +144,22 @@ class RingRecorder:
         clock_ns: Callable[[], int] = clock.monotonic_ns,
     ) -> None:
         self._failures = Failures()
-        self.left_out = 0  # number of announcements beyond the bounds
+        self.left_out = 0  # number of announcements that were left out, because they exceeded the bounds
         self._directory = directory
         self._ring_bytes = ring_bytes
         self._clock_ns = clock_ns
         self._nodes: list[Node] = []
         self._announced: Announcements[bytes] = Announcements()
-        self._updates: dict[Key, None] = {}  # keys with a newest message that is not written yet
-        self._update_bytes = 0  # bytes of updates written into the open catalog
+        self._updates: dict[Key, None] = {}  # keys of the newest messages that are not written yet
+        self._update_bytes = 0  # bytes of updates that were written into the open catalog
         self._pause_until_ns = 0
-        self._written_nodes = 0  # number of nodes written into the open catalog
+        self._written_nodes = 0  # number of nodes that were written into the open catalog
         self._is_writing_nodes = False
-        self._lost_a_node = False  # True if a node did not fit; no later node is written then
+        self._lost_a_node = False  # True if the catalog had no room for a node; no later node is written then
         self._opening = threading.RLock()
         self._ring: RingWriter | None = None
-        # `asked` returns the number in this word. Each step of a model reads the word directly, because that runs no
-        # Python code.
+        # This word has the request of a command, which `asked` returns. Each step of a model reads the word directly,
+        # because that runs no Python code.
         self.asked_word: Sequence[int] | memoryview = NOT_ASKED
         self._catalog: CatalogWriter | None = None
         self._is_opening = False
@@ -173,7 +175,7 @@ class RingRecorder:
 
     @property
     def failures(self) -> int:
-        """Number of failed calls. None of these failures was raised into the host."""
+        """Number of calls that have failed. Their failures were not raised into the host."""
         return self._failures.count
 
     def open(self) -> None:
@@ -197,8 +199,8 @@ class RingRecorder:
         with self._opening, self._failures.kept_from_the_host("announce"):
             try:
                 payload = codec.encode(message)
-                # The daemon drops a source that sends an invalid message. So decode the message first, as the daemon
-                # will.
+                # The daemon drops a source that sends an invalid message. So test now whether the message can be
+                # decoded, as the daemon will do.
                 said = codec.decode(payload)
                 if not isinstance(said, Announcement):
                     raise TypeError("a host announces no such thing")
@@ -214,15 +216,14 @@ class RingRecorder:
             self._write_updates()
 
     def announce_nodes(self, nodes: Sequence[EncodedNode]) -> None:
-        """Announce several nodes. `codec.encode_node` has encoded them."""
+        """Announce several nodes, which `codec.encode_node` has encoded."""
         with self._opening, self._failures.kept_from_the_host("announce"):
             self._announce_nodes(nodes)
             self._write_updates()
 
     def flush(self) -> None:
-        """If the pause has ended, write the announcements that wait for its end.
-
-        Costs almost nothing if none waits.
+        """Write the announcements that wait for the end of a pause, if the pause has ended. This costs almost nothing
+        if none waits.
         """
         if self._updates or (self._catalog is not None and self._catalog.is_behind):
             with self._opening, self._failures.kept_from_the_host("write what waits"):
@@ -257,7 +258,9 @@ class RingRecorder:
 
     @property
     def asked(self) -> int:
-        """The word that holds a command's request (see `cbtop.protocol.requests`). 0 without a request or a ring."""
+        """The word that holds a command's request (see `cbtop.protocol.requests`). It is 0 without a request or a
+        ring.
+        """
         return self.asked_word[0]
 
     def answer(self, word: int) -> None:
@@ -277,7 +280,7 @@ class RingRecorder:
             if self._reader is None and self.path is not None:
                 self._reader = RingReader(self.path)
             return self._reader.read() if self._reader else None
-        except Exception as error:  # noqa: BLE001 - see the rules
+        except Exception as error:  # noqa: BLE001 - no public method raises into the host
             reraise_host_error(error)
             self._failures.note("read its ring", error)
             return None
@@ -292,18 +295,19 @@ class RingRecorder:
                 return reader.read()
             finally:
                 reader.close()
-        except Exception as error:  # noqa: BLE001 - see the rules
+        except Exception as error:  # noqa: BLE001 - no public method raises into the host
             reraise_host_error(error)
             self._failures.note("read its ring", error)
             return None
 
     def forget(self) -> None:
         """In a forked child, forget the open files, because they belong to the parent."""
-        self._opening = threading.RLock()  # another thread of the parent may have held the old one
+        # Make a new lock, because another thread of the parent may have held the old one.
+        self._opening = threading.RLock()
         if self._catalog:
             self._let_files_go.detach()
             with self._failures.kept_from_the_host("close its catalog"):
-                self._catalog.close()  # otherwise the child would keep the parent's lock
+                self._catalog.close()  # without this, the child would keep the parent's lock on the catalog
         self._ring = self._catalog = self.path = self._reader = None
         self.asked_word = NOT_ASKED
         self._closed = self._is_opening = self._is_writing_nodes = False
@@ -314,7 +318,8 @@ class RingRecorder:
         for node, _ in nodes:
             if len(self._nodes) >= MAX_NODES:
                 self._leave_out("nodes", f"cbtop leaves out what is announced beyond {MAX_NODES} nodes")
-            elif node not in self._nodes[node.id - 1 : node.id]:  # an interrupted call may have added it
+            # A call that a signal handler interrupted may have added the message already.
+            elif node not in self._nodes[node.id - 1 : node.id]:
                 self._nodes.append(node)
         catalog = self._open()
         if catalog is not None:
@@ -340,8 +345,9 @@ class RingRecorder:
         if catalog is None or not (self._updates or catalog.is_behind) or self._clock_ns() < self._pause_until_ns:
             return
         begun_bytes = catalog.size_bytes
-        if catalog.flush():  # False if the disk is full
-            for key in list(self._updates):  # a copy, because a signal handler may announce something meanwhile
+        if catalog.flush():  # False if the disk is full, so that the messages still wait
+            # Copy the keys, because a signal handler may announce something during the loop.
+            for key in list(self._updates):
                 payload = self._announced.get(key)
                 if payload is not None:
                     self._write(catalog, payload)
@@ -354,7 +360,8 @@ class RingRecorder:
 
     def _write_nodes(self, catalog: CatalogWriter, encoded: Sequence[EncodedNode] = ()) -> None:
         """Write each node that is not in the catalog yet, including nodes left by an interrupted call."""
-        if self._is_writing_nodes:  # a signal handler has interrupted this method, which writes the new nodes later
+        # A signal handler is inside this method, which it has interrupted; that call writes the new nodes later.
+        if self._is_writing_nodes:
             return
         payloads = {id(node): payload for node, payload in encoded}
         try:
@@ -364,8 +371,7 @@ class RingRecorder:
                 payload = payloads.get(id(node)) or codec.encode(node)
                 begun_bytes = catalog.size_bytes
                 try:
-                    # Node ids in a catalog have no gaps. So after one node was left out, no other node can be
-                    # written.
+                    # Node ids in a catalog have no gaps. So after a node was left out, no later node can be written.
                     if self._lost_a_node:
                         self._leave_out("the catalog", f"cbtop leaves out a node: no room for it in {catalog.path}")
                     else:
@@ -400,22 +406,22 @@ class RingRecorder:
     def _first_record(self, tag: int, start_ns: int, end_ns: int, elements: int) -> None:
         self._open()
         record = self.record
-        # `record` is unchanged if a signal handler runs while the files are being opened.
+        # If a signal handler runs while the files are being opened, `record` has not changed yet.
         if record != self._first_record:
             record(tag, start_ns, end_ns, elements)
 
     def _open(self) -> CatalogWriter | None:
-        """Return the catalog if it was already open. If not, try to open it, and return None.
+        """Return the catalog if it was already open. Otherwise try to open it, and return None.
 
-        A catalog that this call opened already contains all announcements.
+        Nothing more must be written then, because a catalog gets all announcements when it is opened.
         """
         with self._opening:
             if self._catalog is None and not self._closed and not self._is_opening:
                 self._is_opening = True
                 try:
                     self._open_files()
-                except Exception as error:  # noqa: BLE001 - see the rules
-                    reraise_host_error(error)  # raised by a signal handler: the next call tries again
+                except Exception as error:  # noqa: BLE001 - no public method raises into the host
+                    reraise_host_error(error)  # a signal handler has raised this, and the next call tries again
                     self._failures.count += 1
                     why = str(error) or type(error).__name__
                     _log.warning("cbtop records nothing in process %d: %s", os.getpid(), why)
@@ -447,22 +453,23 @@ class RingRecorder:
             self._lost_a_node = False
             self._written_nodes = self._update_bytes = self._pause_until_ns = 0
             self._write_nodes(catalog)
-            for payload in list(self._announced):  # a copy, because a signal handler may announce something meanwhile
+            # Copy the messages, because a signal handler may announce something during the loop.
+            for payload in list(self._announced):
                 self._write(catalog, payload)
             self._updates.clear()
             ring.set_left_out(self.left_out)
             ring.answer(self._answer)
             _say_goodbye_from_multiprocessing()
-            # Closes the files if this recorder is garbage-collected.
+            # This closes the files if the recorder is garbage-collected.
             self._let_files_go = weakref.finalize(self, _let_go, catalog, ring)
-            setattr(self._let_files_go, "atexit", False)  # noqa: B010 - typeshed does not know it
+            setattr(self._let_files_go, "atexit", False)  # noqa: B010 - typeshed does not declare this attribute
             self._ring, self._catalog, self.path, self.record = ring, catalog, ring.path, ring.record
             self.asked_word = ring.asked_word
             for listener in self._listeners:
                 with self._failures.kept_from_the_host("write beside the hot path"):
                     self.record = listener.attach(ring)
         except BaseException:
-            if self._catalog is None:  # if it is set, the files are in use, and only a listener failed
+            if self._catalog is None:  # if the files are open, they are in use, and only a listener has failed
                 with self._failures.kept_from_the_host("remove a file it began"):
                     catalog.path.with_suffix(".ring").unlink(missing_ok=True)
                     catalog.path.unlink(missing_ok=True)
@@ -475,13 +482,13 @@ def _let_go(catalog: CatalogWriter, ring: RingWriter) -> None:
         catalog.write(Goodbye("closed"))
         catalog.close()
         ring.close()
-    except Exception as error:  # noqa: BLE001 - see the rules
+    except Exception as error:  # noqa: BLE001 - no public method raises into the host
         reraise_host_error(error)
         _log.warning("cbtop could not close %s: %s", catalog.path, error)
 
 
 def _nowhere(tag: int, start_ns: int, end_ns: int, elements: int) -> None:
-    """Drop a record, because there is no ring."""
+    """This takes the place of a ring's `record` while there is no ring. It drops the record."""
 
 
 def _say_goodbye_from_multiprocessing() -> None:
@@ -547,7 +554,7 @@ def _program() -> str:
     if spec is not None:
         return str(spec.name).removesuffix(".__main__")
     script = Path(sys.argv[0]).name if sys.argv else ""
-    if script in ("", "-c", "-"):  # the code was typed, passed by -c or piped
+    if script in ("", "-c", "-"):  # the program was typed, passed by -c or piped, so it has no file
         return f"python {script}".rstrip()
     return script
 

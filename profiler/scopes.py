@@ -1,4 +1,6 @@
-"""Makes the node of each call at its place in the graph. Each node is made and announced once. Nodes are bounded."""
+"""Makes the nodes of the graph from the calls of the hot path. Each node is made and announced once, and their number
+is bounded.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,8 @@ from cbtop.protocol.signals import reraise_host_error
 from cbtop.protocol.vocabulary import NodeKind
 
 UNNAMED = (NodeKind.STEP,)  # the key of a step that has no name yet; its records wait for the name
-# How often a brick may be inside itself. Deeper calls are not recorded, so their time counts for the call around
-# them.
+# How often a brick may be nested inside itself. Deeper calls are not recorded, so their time belongs to the call
+# around them.
 MAX_RECURSION = 4
 # If a key is nested deeper than this, `stop_brick` was not called, because Python itself cannot recurse so deep.
 MAX_LOST = 1000
@@ -54,8 +56,8 @@ class Scopes:
                 return outer.children[key]
             running = _running(outer, key)
             if len(running) >= (MAX_RECURSION if self._loses_stops else MAX_LOST):
-                # The host does not stop its bricks: exceptions skip the calls of `stop_brick`. Return the outermost
-                # scope with this key, so that the depth stays bounded.
+                # The host has not stopped its bricks, because exceptions have skipped the calls of `stop_brick`.
+                # Return the outermost scope with this key, so that the depth stays bounded.
                 self._loses_stops = True
                 outer.children[key] = running[-1]
                 return running[-1]
@@ -69,7 +71,7 @@ class Scopes:
             scope = type(outer)(key, node, outer, _work_of(key))
             if node == NO_NODE:
                 self.dropped += 1
-                return scope  # not stored, because there may be any number of such scopes
+                return scope  # do not store this scope, because there may be any number of scopes without a node
             outer.children[key] = scope
             return scope
 
@@ -81,8 +83,8 @@ class Scopes:
         depth = _depth(outer) + 2  # the kernels of a brick are one level deeper than the brick
         try:
             nodes = nodes_of(key, self._nodes + 1, outer.node or None, outer.key)
-            # Encode the nodes before counting them. A node that is counted but cannot be announced would leave a gap
-            # in the ids.
+            # Encode the nodes before they are counted. If a counted node could not be announced, the ids would have a
+            # gap.
             said = [codec.encode_node(node) for node in nodes]
             count = len(said)
         except Exception as error:  # noqa: BLE001 - a name whose __str__ raises, and the like: the host goes on
@@ -95,14 +97,15 @@ class Scopes:
                 what = "more than %d nodes, or more than %d deep: what comes after is counted, not recorded"
                 _log.warning(f"cbtop: {what}", MAX_NODES, MAX_DEPTH)
             return NO_NODE
-        if nodes[0].id != self._nodes + 1:  # a signal handler has defined other nodes meanwhile
+        if nodes[0].id != self._nodes + 1:  # a signal handler has run in between, and has defined other nodes
             return self._define_node(key, outer)
         self._nodes += count
         self._unsaid += said
-        while self._unsaid:  # also announce nodes that an interrupted call has left, because ids must have no gaps
+        # Also announce nodes of a call that a signal handler has interrupted, because ids must have no gaps.
+        while self._unsaid:
             first = self._unsaid[:]
             self._announce(first)
-            if self._unsaid[: len(first)] == first:  # otherwise a signal handler has announced them
+            if self._unsaid[: len(first)] == first:  # otherwise, a signal handler has announced these nodes already
                 del self._unsaid[: len(first)]
         return nodes[0].id
 
@@ -125,7 +128,7 @@ class NamedScopes:
         self._places = {id(unnamed): self.named}
 
     def of(self, scope: Any) -> Scope:
-        """Return the scope that replaces `scope`, a scope inside the unnamed step."""
+        """Return the scope inside the named step that replaces `scope`, which is inside the unnamed step."""
         found = self._places.get(id(scope))
         if found is None:
             outer, key = self.of(scope.parent), self._label(scope)
@@ -134,7 +137,9 @@ class NamedScopes:
 
 
 def _work_of(key: object) -> object:
-    """Return the function that computes the work of a call. Returns None if the work is linear or not declared."""
+    """Return the function that computes the work of a call in this scope. Returns None if the work is linear or not
+    declared.
+    """
     work = key.work if isinstance(key, BrickDefinition) else None
     return work if callable(work) else None
 
@@ -151,7 +156,9 @@ def _running(outer: Scope, key: object) -> list[Scope]:
 
 
 def _is_unrecorded(scope: Scope) -> bool:
-    """Return whether calls inside `scope` cannot be recorded, because `scope` has no node to be their parent."""
+    """Return whether it is impossible to record calls inside `scope`, because `scope` has no node to be their
+    parent.
+    """
     return scope.node == NO_NODE and scope.parent is not None
 
 

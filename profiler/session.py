@@ -25,12 +25,12 @@ from cbtop.protocol.ring import FLAG_AMOUNTS, FLAG_PLAIN, LANE_SHIFT
 from cbtop.protocol.ring_reader import Batch
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind
 
-# Kinds of nodes that may have no time of their own. They are in the graph if the node around them ran.
+# Kinds of nodes that may have no time of their own. They are in the graph if the node that contains them ran.
 UNTIMED = (NodeKind.KERNEL, NodeKind.TRANSFER)
 
 
 class Readable(Protocol):
-    """The interface of a recorder that can be read back."""
+    """The interface of a recorder with records that can be read back in the same process."""
 
     def nodes(self) -> list[Node]:
         """Return every announced node, in order."""
@@ -56,28 +56,32 @@ class Report:
     steps: int
     recorded_steps: int  # number of steps with recorded bricks
     tokens: int
-    wall_ns: int  # sum over all steps; 0 without steps
-    recorded_ns: int  # sum over the recorded steps
-    union_ns: int  # time when at least one step ran
-    elapsed_ns: int  # from the first step's start to the last step's end; in a window, the length of the window
+    wall_ns: int  # sum of the wall times of all steps in ns; 0 without steps
+    recorded_ns: int  # sum of the wall times of the recorded steps in ns
+    union_ns: int  # time in ns when at least one step ran
+    # Time in ns from the first step's start to the last step's end. For a window of time, this is the length of the
+    # window.
+    elapsed_ns: int
     overwritten: int
     rejected: int
-    uncounted_steps: int = 0  # number of steps without a count of tokens; if there are any, no rate is known
+    uncounted_steps: int = 0  # number of steps with an unknown number of tokens; if there are any, no rate is known
     books: tuple[tuple[str, TimeBreakdown], ...] = ()  # (phase, time breakdown) of each phase with ended steps
-    outside: Beside | None = None  # time outside of every step; None without such time
-    sample_every: int = 1  # one in this many steps is recorded
-    window_s: float | None = None  # None if the report covers everything since the beginning or since `reset`
+    outside: Beside | None = None  # time of work outside of all steps; None without such work
+    sample_every: int = 1  # one step in this number is recorded
+    # Length in seconds of the window of time; None if the report covers everything since the beginning or since
+    # `reset`.
+    window_s: float | None = None
     phases: int = 1  # number of phases with an ended step; the rates cover all of them together
     ended_why: str = ""  # reason why recording ended; "" while recording goes on
 
     @property
     def total_ns(self) -> int:
-        """The time spent in bricks. No nanosecond counts twice."""
+        """The time in ns spent in bricks. No nanosecond counts twice."""
         return sum(stats.exclusive_ns for stats in self.bricks)
 
     @property
     def coverage(self) -> float | None:
-        """The share of the recorded steps' wall time that was spent in bricks. None without recorded steps."""
+        """The share of the recorded steps' wall time that was spent in bricks. It is None without recorded steps."""
         closed_ns = sum(stats.closed.exclusive_ns for stats in self.bricks)
         return closed_ns / self.recorded_ns if self.recorded_ns else None
 
@@ -91,7 +95,7 @@ class Report:
 
     @property
     def tokens_per_sec_in_steps(self) -> float | None:
-        """Tokens per second of the time when at least one step ran. None without steps."""
+        """Tokens of all phases per second of the time when at least one step ran, or None without steps."""
         return self._a_second_of(self.union_ns)
 
     def _a_second_of(self, time_ns: int) -> float | None:
@@ -131,7 +135,9 @@ class Report:
 
 
 def _said_of(books: TimeBreakdown) -> list[str]:
-    """Return notes on the shares of `books`, such as overlaps, cancelled steps, or books that do not close."""
+    """Return notes for a reader of the time breakdowns `books`, for example about overlaps, cancelled steps or parts
+    that exceed their whole.
+    """
     found = []
     if not books.close:
         over_ns = max(-books.unattributed_ns, books.over_ns, sum(ns for _, ns in books.exceeded))
@@ -159,7 +165,9 @@ def _added_up(beside: Beside) -> str:
 
 
 class Session:
-    """Reads back the records of `recorder`. Read often enough that the ring does not overwrite unread records."""
+    """Reads the records of `recorder` back, and adds them up. Its methods must be called often enough that the ring
+    does not overwrite unread records.
+    """
 
     def __init__(self, recorder: Readable, sample_every: int = 1) -> None:
         self._recorder = recorder
@@ -168,7 +176,7 @@ class Session:
         self._is_adding = False
         self._stats = NodeStats()
         self._overwritten = self._rejected = 0
-        self._reading = threading.RLock()  # so that two threads do not count the same record twice
+        self._reading = threading.RLock()  # this lock prevents that two threads count the same record twice
 
     def report(self) -> Report:
         """Return the statistics of all records."""
@@ -191,14 +199,14 @@ class Session:
         stats.grow(len(self._table) + 1)
         rejected = 0
         if batch is not None and len(batch.node):
-            if batch.overwritten:  # the window cannot begin before the oldest record
+            if batch.overwritten:  # the window of time cannot begin before the oldest record
                 since_ns = max(since_ns, int(batch.end_ns[0]))
             steps = [node.id for node in self._table.children[None] if node.kind is NodeKind.STEP]
             begun = np.isin(batch.node, steps) & (batch.start_ns >= since_ns) & ~batch.are(FLAG_AMOUNTS)
             if begun.any():
                 since_ns = int(batch.start_ns[begun].min())
             kept, amounts = self._began_in(batch, since_ns), batch.are(FLAG_AMOUNTS)
-            # The record of a call is followed directly by the record of its amounts of work, if it has one.
+            # If the amounts of work of a call are recorded, this record directly follows the record of the call.
             recent = batch.only(np.where(amounts, np.append(False, kept[:-1]), kept))
             rejected = self._count(recent, stats)
         totals = PhaseTotals.of(self._table, stats, None)
@@ -210,7 +218,8 @@ class Session:
         step_of = self._table.column("step_of")[np.minimum(batch.node, len(self._table))]
         lane = batch.flags >> LANE_SHIFT
         earlier = (step_of == batch.node) & ~kept & (batch.end_ns > since_ns)
-        earlier &= ~batch.are(FLAG_AMOUNTS) & ~batch.are(FLAG_PLAIN)  # records of these two sorts have no parts
+        # Records of plain steps and of loose calls have no parts.
+        earlier &= ~batch.are(FLAG_AMOUNTS) & ~batch.are(FLAG_PLAIN)
         for at in np.flatnonzero(earlier).tolist():
             kept &= (step_of != batch.node[at]) | (lane != lane[at]) | (batch.end_ns > batch.end_ns[at])
         return kept
@@ -239,7 +248,7 @@ class Session:
         return graph_of_nodes(nodes, totals.count, totals.total_ns, totals.known_elements, dependencies)[0]
 
     def reset(self) -> None:
-        """Forget the counts. The nodes stay known."""
+        """Forget all counts. The nodes stay known, because they are announced only once."""
         self._totals()
         self._stats = NodeStats()
         self._overwritten = self._rejected = 0
@@ -291,7 +300,7 @@ class Session:
 
     def _add_nodes(self) -> None:
         with self._reading:
-            # A signal handler of the host raised while nodes were added, so the table is incomplete.
+            # A signal handler of the host raised an exception while nodes were added, so the table is incomplete.
             if self._is_adding:
                 self._table = NodeTable()
             self._is_adding = True

@@ -7,7 +7,7 @@ import os
 import sys
 
 _log = logging.getLogger("cbtop")
-_started: list[object] = []  # kept referenced, so that no warning about a running subprocess appears at exit
+_started: list[object] = []  # this reference is kept, so that Python does not warn about a running subprocess at exit
 
 
 def start_sidecar(endpoint: str) -> None:
@@ -15,7 +15,7 @@ def start_sidecar(endpoint: str) -> None:
 
     The daemon's messages (an address is in use, or not allowed without keys) appear on this process's stderr.
     """
-    import subprocess  # imported here, because most processes start no daemon
+    import subprocess  # subprocess is imported here, because most processes start no daemon
 
     command = [sys.executable, "-m", "cbtop", "daemon", "--bind", endpoint, "--parent", str(os.getpid())]
     try:

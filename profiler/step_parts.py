@@ -1,4 +1,6 @@
-"""Data of a step that waits for its parts, and the scopes of such parts. The parts were timed elsewhere."""
+"""Keeps a step that has ended until the device's times of its parts (layers and bricks) arrive, and finds the scopes
+of the parts.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ if TYPE_CHECKING:
 
 
 class AlikeParts:
-    """The keys of the parts that many steps have in common. The keys of a part lead from the step down to the part.
+    """The layers and bricks (parts) that many steps have in common. The keys of a part lead from the step down to the
+    part.
 
     The scopes of the parts are looked up once for each name of a step.
     """
@@ -30,7 +33,8 @@ class AlikeParts:
         if known is not None and known[0] is step:
             return known[1]
         found = [scope_of(step, keys, scopes) for keys in self.keys]
-        if step.node != NO_NODE:  # not stored otherwise: a step without a node gets a new scope each time
+        # Do not store the scopes of a step without a node, because it gets a new scope each time.
+        if step.node != NO_NODE:
             self._known[id(step)] = step, found
         return found
 
@@ -47,13 +51,13 @@ Inside = tuple[Any, Any, int]
 
 
 class Ended:
-    """The data of a step that has ended and waits for its parts."""
+    """What is known about a step that has ended and waits for its parts (layers and bricks)."""
 
     __slots__ = ("end", "flags", "inside", "outside", "scope", "start")
 
     def __init__(self, scope: Scope, start: Any, end: Any, flags: int, inside: Inside | None) -> None:
         self.scope = scope
-        self.outside: Any = scope.parent  # the root of the graph
+        self.outside: Any = scope.parent  # this scope is the root of the graph
         self.start = start
         self.end = end
         self.flags = flags

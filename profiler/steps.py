@@ -1,4 +1,4 @@
-"""A step is one forward pass. Its name, tokens and start may be known only after the pass has run.
+"""Records steps. A step is one forward pass. Its name, tokens and start may be known only after the pass.
 
 Rules
 - A step always counts for its own phase, even if it runs inside a function or a different step. Its time is also
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from cbtop.profiler.places import Adopted
 
 NO_NAME = "step"  # the name of a step that was never given one
-# Flags of a cancelled plain step. In the shared lane, a cancelled step cancels no other records.
+# Flags of a cancelled plain step. It has the shared lane, because it cancels no other records there.
 CANCELLED_PLAIN = FLAG_CANCELLED | SHARED_LANE
 StepKey: TypeAlias = tuple[NodeKind, str] | tuple[NodeKind, str, str]  # (STEP, name) or (STEP, name, model)
 STEP = NodeKind.STEP  # a global, because reading an enum's attribute takes as long as making the rest of a key
@@ -83,18 +83,18 @@ class Steps:
         self.is_sampled = is_sampled
         self.give_up = give_up
         self.flush = flush
-        self.show = show  # opens the ring, so that viewers see this process
+        self.show = show  # opens the ring, so that viewers see this process before its first record
         self.forks = 0  # number of forks between the first process and this one
-        self.is_on = True  # True while the profiler records
-        self.governor: Any = None  # if set, is called for each step; see instrument/governor.py
-        self.warm_ups: Any = None  # if set, names the first steps of each kind; see instrument/warm_up.py
-        self._others: WeakSet[Steps] = WeakSet()  # the copies that `on` has made
+        self.is_on = True  # whether the profiler is recording now
+        self.governor: Any = None  # if this is set, it is called for each step; see instrument/governor.py
+        self.warm_ups: Any = None  # if this is set, it names the first steps of each kind; see instrument/warm_up.py
+        self._others: WeakSet[Steps] = WeakSet()  # the copies of this object that `on` has made
         self.lanes = Lanes()
         self.take_lane = self.lanes.take  # the bare method, because a wrapper would cost time at every recorded step
-        self._warned: set[str] = set()  # lines that were logged; shared with the copies for other paths
+        self._warned: set[str] = set()  # lines that were logged; the copies for other paths share this
 
     def warn_once(self, line: str, *arguments: object) -> None:
-        """Log `line` once, even if each step causes it again."""
+        """Log `line` only once, even if every step causes it."""
         if line not in self._warned:
             self._warned.add(line)
             _log.warning(line, *arguments)
@@ -140,7 +140,7 @@ class Steps:
                     self.emit(root, (step.key,), sequences, UNKNOWN_AMOUNT, 0, FLAG_AMOUNTS)
                 self.path.step_ended()
                 self.flush()
-        except Exception as error:  # noqa: BLE001 - as in Step
+        except Exception as error:  # noqa: BLE001 - an error of cbtop or a clock must not reach the host
             self.give_up(error)
         finally:
             step.lane = None
@@ -151,7 +151,7 @@ class Steps:
         try:
             for _ in range(count):
                 self.path.emit(self._root, None, HostTime(0), HostTime(0), 0, 0)
-        except Exception as error:  # noqa: BLE001 - as in Step
+        except Exception as error:  # noqa: BLE001 - an error of cbtop or a clock must not reach the host
             self.give_up(error)
 
     @property
@@ -174,7 +174,7 @@ class Steps:
         for steps in (self, *self._others):
             steps.forks += 1
         position = self.path.position
-        for step in [*self.lanes.holders, position.step]:  # a step in the shared lane is not among the holders
+        for step in [*self.lanes.holders, position.step]:  # no lane has a step in the shared lane as its holder
             if isinstance(step, ActiveStep):
                 step.leave_to_parent()
         inner: Any = position.step
@@ -237,21 +237,21 @@ class ActiveStep:
 
     def __init__(self, steps: Steps, name: str | None, tokens: int, model: str) -> None:
         self._steps = steps
-        self.lane: int | None = None  # set while the step holds a lane
-        self.position: Position | None = None  # set while the step runs
-        self._scope: Any = None  # None if the bricks of this step are not recorded
+        self.lane: int | None = None  # the lane; set while the step holds one
+        self.position: Position | None = None  # the position; set while the step runs
+        self._scope: Any = None  # the scope of the step; None if its bricks are not recorded
         self._cancelled = False
-        self.adopted: dict[Adopted, None] = {}  # work that other threads are doing for this step
-        self._waits = 0  # number of calls of `told` that are still expected
-        self._ended: Ended | HeldStep | None = None  # set while the step has ended but waits for parts
-        self._mark: Any = None  # the result of Governor.began, set while the step runs
+        self.adopted: dict[Adopted, None] = {}  # work that other threads or tasks have adopted for this step
+        self._waits = 0  # number of calls of `told`, each with some parts of the step, that will still come
+        self._ended: Ended | HeldStep | None = None  # data of a step that has ended and waits for parts
+        self._mark: Any = None  # the result of Governor.began; set while the step runs
         self._name = name
         self._model = model
         named = NO_NAME if name is None else name
         self.key: StepKey = (STEP, named, model) if model else (STEP, named)
         self._start_ns: int | None = None
-        self.own_ns = 0  # cbtop's time to start the step, and time of calls in it that are no part of the model
-        self.returned_ns: int | None = None  # when the call that ends the step returned, if it is known
+        self.own_ns = 0  # cbtop's time to start the step, and time of calls in it that are not the model's
+        self.returned_ns: int | None = None  # the time when the call that ends the step returned, if it is known
         self.tokens = tokens
         self.sequences: int | None = None
         self.cached: int | None = None
@@ -297,11 +297,11 @@ class ActiveStep:
                     "cbtop: a step cannot begin at %r; give a time of time.perf_counter_ns that is not in the future",
                     start_ns,
                 )
-        except Exception as error:  # noqa: BLE001 - as in __enter__
+        except Exception as error:  # noqa: BLE001 - an error of cbtop or a clock must not reach the host
             self._steps.give_up(error)
 
     def cancel(self) -> None:
-        """Exclude this step, its tokens and its time from all counts. Its bricks keep their own statistics."""
+        """Exclude this step, its tokens and its time from all counts. The calls of its bricks still count."""
         self._cancelled = True
 
     def take_lane(self) -> int:
@@ -313,7 +313,7 @@ class ActiveStep:
         self.lane = None
 
     def wait(self) -> None:
-        """Make this step wait, after its end, for one more call of `told`, with parts timed by a device."""
+        """Make this step wait, after its end, for one more call of `told`, with parts that a device has timed."""
         self._waits += 1
 
     def told(self, parts: Iterable[Part] | None) -> None:
@@ -322,7 +322,7 @@ class ActiveStep:
         After the last expected call, the step itself is recorded.
         """
         ended, self._waits = self._ended, self._waits - 1
-        if ended is None:  # the step still runs, was not recorded, or belongs to the parent process
+        if ended is None:  # the step is still running, was not recorded, or belongs to the parent process
             return
         if isinstance(ended, HeldStep):
             ended.told(parts)
@@ -340,16 +340,16 @@ class ActiveStep:
     def record_known_parts(
         self, parts: AlikeParts, starts_ns: Sequence[int], ends_ns: Sequence[int], elements: Sequence[int]
     ) -> None:
-        """Do the same as `told`, but faster for `parts` that many steps have. Each column has one entry per part."""
+        """Add parts like `told`, but faster if many steps have the same parts. Columns have one entry per part."""
         ended = self._ended
-        if not isinstance(ended, Ended):  # in any other case, the step may have no name yet
+        if not isinstance(ended, Ended):  # if this is not so, the step may have no name yet
             self.told(list(zip(parts.keys, starts_ns, ends_ns, elements, strict=True)))
             return
         self._waits -= 1
         self._record(ended, lambda scopes: (parts.scopes_in(ended.scope, scopes), starts_ns, ends_ns, elements))
 
     def _record(self, ended: Ended, read: Callable[[Scopes], Told]) -> None:
-        """Record the parts that `read` returns. If no more parts are expected, record the step itself."""
+        """Record the parts that `read` returns. If no more parts will come, record the step itself."""
         steps, path = self._steps, self._steps.path
         try:
             told = _, _, ends_ns, _ = read(steps.scopes)
@@ -361,7 +361,7 @@ class ActiveStep:
                 self._ended = self.lane = None
                 path.step_ended()
                 steps.flush()
-        except Exception as error:  # noqa: BLE001 - as in __enter__
+        except Exception as error:  # noqa: BLE001 - an error of cbtop or a clock must not reach the host
             self._ended = self.lane = None
             steps.give_up(error)
 
@@ -379,7 +379,7 @@ class ActiveStep:
             if governor is not None:
                 self._begun_ns = clock.perf_counter_ns()
             outer: Any = position.step
-            while outer is not None and outer.position is None:  # a signal interrupted the end of `outer`
+            while outer is not None and outer.position is None:  # a signal has interrupted the end of `outer`
                 outer = outer.outer
             self.outer = outer
             self._scope, self._is_plain, self.forks = None, False, steps.forks
@@ -394,17 +394,17 @@ class ActiveStep:
             while root.parent is not None:
                 top, root = root, root.parent
             if outer is None and isinstance(top.key, tuple) and top.key[0] is STEP:
-                # A signal interrupted the end of an earlier step, so the position is still inside that step.
+                # A signal has interrupted the end of an earlier step, so the position is still inside that step.
                 self._inside = root
             if self._is_outermost and not steps.is_sampled(None if self._name is None else self.key):
-                # A plain step must not wait for a device. If the path keeps its steps, use the host's time.
+                # A plain step must not wait for a device. If ended steps wait for device times, use the host's time.
                 start = self._start = path.end_mark() if path.held_steps is None else HostTime(path.now_ns())
                 self._is_plain = True
                 if governor is not None:
                     self._mark = governor.began(self, self._model, recorded=False)
                     self.own_ns = clock.perf_counter_ns() - self._begun_ns
                 self.position, position.step = position, self
-                position.recording = False  # for calls inside this step
+                position.recording = False  # calls inside this step are not recorded
                 if (there := root.children.get(self.key)) is not None:
                     start_ns = start if isinstance(start, int) else path.now_ns()
                     path.publish(position, there, start_ns, self.tokens, self.sequences)
@@ -418,7 +418,7 @@ class ActiveStep:
                 self.own_ns = clock.perf_counter_ns() - self._begun_ns
             start = self._start = path.start_mark()
             now_ns = start if isinstance(start, int) else path.now_ns()
-            self._outer_held = position.held  # from here on, nothing can fail
+            self._outer_held = position.held  # no line after this one can fail
             position.held = [] if key is UNNAMED else None
             position.lane = steps.take_lane(self)
             # One statement: a signal handler may run steps here, and a step without a position counts as ended.
@@ -427,10 +427,10 @@ class ActiveStep:
             if self._is_outermost:
                 path.publish(position, scope, now_ns, self.tokens, self.sequences)
         except BaseException as error:
-            self.position = self._mark = None  # `__exit__` must not end a step that did not begin
+            self.position = self._mark = None  # without this, `__exit__` would end a step that has not begun
             if not isinstance(error, Exception):
                 raise
-            self._steps.give_up(error)  # an error of our code or of a clock must not reach the host
+            self._steps.give_up(error)  # an error of cbtop or a clock must not reach the host
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object, /) -> None:
@@ -444,12 +444,12 @@ class ActiveStep:
             if self.adopted:
                 _let_go(self.adopted)
             outer: Any = position.step
-            while outer is not None and outer.position is None:  # skip steps that have ended
+            while outer is not None and outer.position is None:  # skip outer steps that have ended
                 outer = outer.outer
             position.step = outer
             if self._is_outermost:
                 position.recording = True
-            if self._is_plain:  # under its current name
+            if self._is_plain:  # the step counts under the name that it has now
                 self._is_plain, steps, root = False, self._steps, self._inside
                 path.publish(position, position.scope, 0, None, None)
                 if not steps.is_on or self.forks != steps.forks:
@@ -474,7 +474,7 @@ class ActiveStep:
                         path.enter(position, self._inside, 0)
                     position.lane = 0 if outer is None else outer.lane or 0
                 self._record_inside(position, scope, held, end, lane, failed)
-        except Exception as trouble:  # noqa: BLE001 - as above
+        except Exception as trouble:  # noqa: BLE001 - an error of cbtop or a clock must not reach the host
             self._steps.give_up(trouble)
         finally:
             if mark is not None:
@@ -491,19 +491,19 @@ class ActiveStep:
                             governor.look_ns = told_ns
                         else:
                             governor.told_ns = told_ns
-                except Exception as trouble:  # noqa: BLE001 - as above
+                except Exception as trouble:  # noqa: BLE001 - an error of cbtop or a clock must not reach the host
                     self._steps.give_up(trouble)
 
-    _begun_ns: int  # set if there is a governor
-    outer: Any  # the step around this one, or None
-    _is_outermost: bool  # True if there is no outer step in this process
-    _is_plain: bool  # True if the step is not sampled
-    forks: int  # number of forks when the step began; the number is higher in a child
+    _begun_ns: int  # this is set if there is a governor
+    outer: Any  # the step that contains this one, or None
+    _is_outermost: bool  # True if no step of this process contains this one
+    _is_plain: bool  # True if the bricks of the step are not recorded (a plain step)
+    forks: int  # number of forks when the step began; a child has a higher number
 
     def _record_inside(
         self, position: Position, scope: Scope, held: list[HeldRecord] | None, end: Any, lane: int, failed: bool
     ) -> None:
-        """Record a sampled step, or keep it until the device's times are known."""
+        """Record a step with its bricks, or keep it until the device has reported their times."""
         path = self._steps.path
         if path.recording:
             flags = (FLAG_FAILED if failed else 0) | (FLAG_CANCELLED if self._cancelled else 0)
@@ -522,13 +522,13 @@ class ActiveStep:
                 else:
                     self._emit(scope, start, end, lane | flags, inside)
         if not isinstance(self._ended, Ended):
-            self.lane = None  # not earlier, because the lane is needed for the records above
+            self.lane = None  # do this last, because the records above need the lane
         if self._is_outermost:
             path.step_ended()
             self._steps.flush()
 
     def _inside_at(self, position: Position) -> Inside | None:
-        """Return the place around a step that ran inside a call. None for other steps, or if `position` has moved."""
+        """Return the scope of the call that this step ran in. None without one, or if `position` has moved."""
         if position.scope is self._inside and self._inside.parent is not None:
             return self._named(self._inside), position, position.lane
         return None
@@ -543,7 +543,7 @@ class ActiveStep:
         end: Any,
         flags: int,
     ) -> None:
-        """Keep the step until its times are known."""
+        """Keep the ended step until the device has reported its times."""
         amounts = HostTime(amount_of(self.sequences)), HostTime(amount_of(self.cached))
         kept = HeldStep(
             self, self.key, scope, held, self._start, start, end, self.tokens, flags, amounts, waits=self._waits
@@ -570,7 +570,7 @@ class ActiveStep:
         self._scope = self.lane = self._ended = None
 
     def _rename(self) -> None:
-        """If this step was renamed, continue under the new name. Its time until now stays under the old one."""
+        """If this step was renamed, continue under the new name. Its time until now stays under the old name."""
         position, scope = self.position, self._scope
         if position is None or scope is None or scope.key in (UNNAMED, self.key) or position.scope is not scope:
             return
@@ -580,7 +580,7 @@ class ActiveStep:
             path.emit(scope, None, self._start, path.end_mark(), 0, (self.lane or 0) | FLAG_CANCELLED)
             self._scope = self._named(scope.parent)
             path.enter(position, self._scope, path.now_ns())
-        except Exception as error:  # noqa: BLE001 - as in __enter__
+        except Exception as error:  # noqa: BLE001 - an error of cbtop or a clock must not reach the host
             self._steps.give_up(error)
 
     def _named(self, outer: Any) -> Scope:
@@ -588,7 +588,7 @@ class ActiveStep:
         return found
 
     def _give_name(self, unnamed: Scope, held: list[HeldRecord], lane: int) -> Scope:
-        """Record the held calls under this step's name. Returns the step's scope under that name."""
+        """Record the calls that waited for this step's name. Returns the step's scope under that name."""
         path = self._steps.path
         places = NamedScopes(self._steps.scopes, unnamed, self.key)
         for scope, start, end, elements, flags in held:

@@ -1,4 +1,4 @@
-"""Times every call of a function."""
+"""Makes a decorator that times every call of a function."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def timed(
             if callable(elements):
                 try:
                     count = elements(*args, **kwargs)
-                except Exception as error:  # noqa: BLE001 - a count that fails must not end the call
+                except Exception as error:  # noqa: BLE001 - if counting the elements fails, the call must still end
                     reraise_host_error(error)
                     count = error
             with path.brick(brick, count):

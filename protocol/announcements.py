@@ -1,4 +1,5 @@
-"""The announcements of a process. A new announcement replaces an earlier one with the same key.
+"""The announcements of a profiled process: the messages that it sends about itself. A new announcement replaces an
+earlier one with the same key.
 
 The number and the size of announcements are bounded.
 """
@@ -39,8 +40,8 @@ from cbtop.protocol.serving_messages import (
 from cbtop.protocol.structure_messages import CompiledCode, Conditions, StepAllocations, StepOperations
 from cbtop.protocol.training_messages import GradientFault, GradientNorm, LossScale, TrainingTimes
 
-MAX_ANNOUNCED = 10_000  # limit for each kind of announcement
-MAX_COMPILATIONS = 64  # limit for the kept compilations; a new one replaces the oldest
+MAX_ANNOUNCED = 10_000  # most announcements of each kind that a process may send
+MAX_COMPILATIONS = 64  # most compilations that are kept; a new one replaces the oldest
 MAX_ANNOUNCED_BYTES = 16 << 20  # limit for the encoded size of all announcements together
 # Limit for the announcements that a viewer or a recording keeps, added up over all sources. Each takes about 700
 # bytes of memory.
@@ -136,11 +137,11 @@ class Announcements(Generic[Kept]):
         self._size_bytes = 0
 
     def __iter__(self) -> Iterator[Kept]:
-        """Yield the kept values in the order of their keys, the oldest key first."""
+        """Yield the value of each key, in the order of the keys, the oldest key first."""
         return (kept for kept, _ in self._kept.values())
 
     def get(self, key: Key) -> Kept | None:
-        """Return the value under `key`."""
+        """Return the value that is kept under `key`, or None."""
         found = self._kept.get(key)
         return None if found is None else found[0]
 
@@ -172,7 +173,9 @@ class AnnouncedTotal:
         self._kept = 0
 
     def set(self, source: str, kept: int) -> None:
-        """Set the number of kept announcements of `source`. Raises LimitError if the total is too large."""
+        """Set how many announcements of `source` are kept. Raises LimitError if the total of all sources is too
+        large.
+        """
         self._kept += kept - self._of_source.get(source, 0)
         self._of_source[source] = kept
         if self._kept > MAX_KEPT:
@@ -181,5 +184,5 @@ class AnnouncedTotal:
             )
 
     def forget(self, source: str) -> None:
-        """Remove `source` from the total. Call it when its announcements are dropped."""
+        """Subtract the announcements of `source` from the total. Call it when its announcements are dropped."""
         self._kept -= self._of_source.pop(source, 0)

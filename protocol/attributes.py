@@ -1,4 +1,4 @@
-"""The static attributes of a node beyond its name. There is one class for each kind of node.
+"""The static attributes of a node of the execution graph, besides its name. There is one class for each kind of node.
 
 A new attribute is declared here only. Definitions and graph nodes inherit these classes, `Node` holds them, and the
 codec sends their fields. So a new attribute needs no further code.
@@ -13,7 +13,7 @@ from typing import Any
 
 from cbtop.protocol.vocabulary import TransferDirection
 
-UNKNOWN_TYPE = "unknown type"  # a value of `Work.dtype`
+UNKNOWN_TYPE = "unknown type"  # number type of multiplied numbers (`Work.dtype`) if it cannot be known
 MAX_QUANTITY = 1e24  # limit for FLOP, bytes, budgets and rates; sums of larger numbers could overflow
 
 Grid = tuple[int, int, int]
@@ -126,7 +126,7 @@ class FunctionAttributes:
     line: int | None = None
 
 
-# Values for nodes that have no work, no kernel or no source location.
+# The attributes of nodes that have no work, no kernel or no source location.
 UNKNOWN_WORK = Work()
 NO_KERNEL = KernelAttributes()
 NO_FUNCTION = FunctionAttributes()

@@ -22,7 +22,7 @@ from cbtop.protocol.keys import DaemonKeys, ViewerKeys
 ZAP_ENDPOINT = "inproc://zeromq.zap.01"  # RFC 27
 ZAP_DOMAIN = b"cbtop"
 SAY_AGAIN_S = 60.0
-MAX_PEERS = 256  # limit for the different peers that are logged within SAY_AGAIN_S
+MAX_PEERS = 256  # at most this many different peers are logged within SAY_AGAIN_S seconds
 PROBE_S = 0.3
 
 _WRONG_SERVER_KEY = 0x11000001  # ZMQ_PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC
@@ -46,7 +46,7 @@ class ZapAuthenticator:
         self.refused = 0
         self._keys = keys
         self._clock_s = clock_s
-        self._inside: set[bytes] = set()  # keys let in since the socket opened
+        self._inside: set[bytes] = set()  # all viewers' keys that were let in since the socket was opened
         self._said_s: dict[str, float] = {}
 
     def guard(self, door: zmq.Socket[bytes]) -> None:
@@ -77,7 +77,7 @@ class ZapAuthenticator:
             return
         if reason == _WRONG_SERVER_KEY:
             self._refuse("who took us for another", "a viewer that expects another key of this daemon")
-        else:  # the viewer's address is not known
+        else:  # libzmq does not report the address of this viewer
             self._refuse("who has no key", "a peer that shows no key, or is no viewer")
 
     def has_revoked(self) -> bool:
@@ -117,7 +117,7 @@ class ZapAuthenticator:
         self.log_once(peer, f"refused {what} ({self.refused} refused so far)")
 
     def log_once(self, about: str, line: str) -> None:
-        """Log `line`, at most once in SAY_AGAIN_S for each value of `about`."""
+        """Log `line`, unless a line with the same `about` was logged in the last SAY_AGAIN_S seconds."""
         now_s = self._clock_s()
         self._said_s = {who: at_s for who, at_s in self._said_s.items() if now_s - at_s < SAY_AGAIN_S}
         if about not in self._said_s and len(self._said_s) < MAX_PEERS:
@@ -175,8 +175,8 @@ def why_not(endpoint: str, keys: ViewerKeys | None) -> tuple[str, bool]:
 def _mechanism(endpoint: str) -> bytes | None:
     """Return the security mechanism of the listener at `endpoint`: CURVE or NULL.
 
-    Returns b"" for a listener with a different protocol, and None if the listener closed the connection at once.
-    Raises OSError.
+    Returns b"" if the listener does not speak ZMTP, and None if the listener closed the connection at once. Raises
+    OSError.
     """
     deadline_s = time.monotonic() + PROBE_S
     said = b""

@@ -53,8 +53,8 @@ class CatalogWriter:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.locked = False
-        self.size_bytes = 0  # size of all accepted frames, written or not
-        self.trouble: OSError | None = None  # why the last write failed, or None if it succeeded
+        self.size_bytes = 0  # bytes of all messages that were accepted, whether they are in the file yet or not
+        self.trouble: OSError | None = None  # why the last write failed; None after a success
         self._waiting = bytearray()  # frames that wait to be written
         self._written_bytes = 0
         self.is_behind = False  # whether accepted frames wait to be written
@@ -68,7 +68,7 @@ class CatalogWriter:
         except OSError as error:
             os.close(self._descriptor)
             raise RingError(f"catalog {path}: {in_words(error)}") from error
-        with suppressed(OSError):  # The file system may not support locks.
+        with suppressed(OSError):  # flock fails if the file system does not support locks.
             if HAS_LOCKS:
                 fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 self.locked = True
@@ -83,7 +83,7 @@ class CatalogWriter:
         return self._append(payload, MAX_CATALOG_BYTES - _GOODBYE_BYTES)
 
     def _append(self, payload: bytes, room_bytes: int) -> bool:
-        """Write a frame, unless the file would then exceed `room_bytes`.
+        """Write `payload` as a frame, unless the file would then exceed `room_bytes`.
 
         If the disk is full, the frame is written later.
         """
@@ -91,7 +91,8 @@ class CatalogWriter:
         if len(payload) > MAX_CATALOG_FRAME_BYTES or self.size_bytes + size_bytes > room_bytes:
             return False
         frame = _HEAD.pack(len(payload), zlib.crc32(payload)) + payload
-        # No signal handler can run before the end of the next line, because nothing is called.
+        # A signal handler cannot run between the next two lines, because nothing is called: both or none are
+        # executed.
         self.size_bytes += size_bytes
         self.is_behind = True
         self._waiting += frame
@@ -110,12 +111,12 @@ class CatalogWriter:
                 self._reopen()
                 begin, frames = self._written_bytes, bytes(self._waiting)
                 end = begin + os.pwrite(self._descriptor, frames, begin)
-            except OSError as error:  # The disk is full. The host must not be disturbed by that.
+            except OSError as error:  # The disk is full. That must not raise an exception in the host.
                 reraise_host_error(error)
                 self.trouble = error
             else:
                 if end > self._written_bytes:
-                    # If a frame was written in part, the rest waits.
+                    # If a write was incomplete, the rest of the messages still waits.
                     del self._waiting[: end - self._written_bytes]
                     self._written_bytes = end
         self.is_behind = bool(self._waiting)
@@ -124,7 +125,8 @@ class CatalogWriter:
     def close(self) -> None:
         """Close the file."""
         if self._is_open():
-            # Closing a network file may write, and may fail. The file is closed in any case.
+            # Closing a file on a network file system may write, and so may fail. The descriptor is closed in any
+            # case.
             with suppressed(OSError):
                 os.close(self._descriptor)
 
@@ -142,7 +144,9 @@ class CatalogWriter:
         self._descriptor = descriptor
 
     def _is_open(self) -> bool:
-        """Whether the descriptor still refers to our file. A process that daemonizes closes all descriptors."""
+        """Whether the descriptor still refers to our catalog file. If the host becomes a daemon, it closes all
+        descriptors.
+        """
         try:
             return os.path.samestat(os.fstat(self._descriptor), self._file)
         except OSError as error:
@@ -151,7 +155,8 @@ class CatalogWriter:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether the writer of the catalog at `path` still holds the lock. Do not call this for a new file.
+    """Whether the writer of the catalog at `path` still holds the lock. Do not call this while the file is new,
+    because the writer may be about to take the lock.
 
     Returns False if the system has no locks.
     """
@@ -166,7 +171,7 @@ def is_locked(path: Path) -> bool:
     except BlockingIOError:
         return True
     finally:
-        os.close(descriptor)  # also releases the lock taken here
+        os.close(descriptor)  # closing the file also releases the lock that this function has taken
     return False
 
 
@@ -211,7 +216,7 @@ class CatalogReader:
         self.is_behind = False
         try:
             if self._file.status_now().st_size == self._offset:
-                return []  # Be quick if nothing is new, as in most reads.
+                return []  # Most reads find nothing new, so return early then.
             data = self._file.read_at(self._offset, _MAX_READ_BYTES)
         except OSError as error:
             raise DecodeError(f"catalog {self.path}: {error.strerror}") from error
@@ -223,7 +228,7 @@ class CatalogReader:
                 raise DecodeError(f"catalog {self.path}: a frame of {length} bytes at {self._offset + at}")
             payload = data[at + _HEAD.size : at + _HEAD.size + length]
             if len(payload) < length:
-                break  # the frame is not completely written yet, or extends beyond the bytes that were read
+                break  # the frame is not written completely yet, or it continues beyond the bytes that were read
             if zlib.crc32(payload) != crc:
                 raise DecodeError(f"catalog {self.path}: a damaged frame at {self._offset + at}")
             message = codec.decode(payload)

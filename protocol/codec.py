@@ -2,9 +2,10 @@
 
 Rules
 - A message is one msgpack map that contains its kind under "k" and its fields by name. Unknown fields and unknown
-  kinds of the same major version are ignored (`decode` returns None for an unknown kind). A field with its default
-  value is left out, which saves most fields of a node. The attributes of a node (`cbtop.protocol.attributes`) are
-  keys of the node's map like other fields. A group of attributes is ignored if a required attribute is missing.
+  kinds of the same major version of the protocol are ignored (`decode` returns None for an unknown kind). A field
+  with its default value is left out, which saves most fields of a node. The attributes of a node
+  (`cbtop.protocol.attributes`) are keys of the node's map like other fields. A group of attributes is ignored if a
+  required attribute is missing.
 - Input is not trusted. Every length is bounded before anything is allocated, every field is checked against its
   declared type, and every number is checked against its range.
 - Every string is sanitised here and nowhere else. Each control, bidi or invisible character becomes U+FFFD followed
@@ -31,13 +32,13 @@ from cbtop.protocol.packing import load_msgpack
 from cbtop.protocol.vocabulary import BrickCategory, BrickId, NodeKind
 
 msgpack = load_msgpack()
-MAX_FRAME_BYTES = 64 << 20  # more than a keyframe of a full node table with histograms
+MAX_FRAME_BYTES = 64 << 20  # largest frame; even a keyframe of a full node table with histograms is smaller
 MAX_NAME_CHARS = 256
 MAX_ITEMS = 200_000  # limit for the items of any list, twice the size of a full node table
 # Limit for the items of all lists and maps of a frame together. A byte in a frame may become a much larger object.
 MAX_PARTS = 5_000_000
 I64_MIN = -(1 << 63)
-U64_MAX = (1 << 64) - 1  # PTX hashes are the only u64 values
+U64_MAX = (1 << 64) - 1  # the hashes of PTX are the only integers that need 64 bits without a sign
 
 # Unicode's categories Cc, Cf, Cs, Zl and Zp, and everything else that no font draws: fillers, variation selectors,
 # tags, and code points reserved for more of them (Default_Ignorable_Code_Point in DerivedCoreProperties.txt).
@@ -64,7 +65,8 @@ def sanitise(text: str) -> str:
     if text.isascii() and text.isprintable() and text.strip(" ") == text:
         return text  # the usual case
     text = _UNSAFE.sub(lambda found: _numbered(found[0]), text)[:MAX_NAME_CHARS]
-    # Replacing characters may have lengthened the text, so cut it. The last character may then be a space again.
+    # Replaced characters may have made the text longer, so cut it to the limit. The last character may then be a
+    # space again.
     return _with_edges(_with_edges(text))
 
 
@@ -98,7 +100,7 @@ def encode_node(node: messages.Node) -> EncodedNode:
 
 
 def decode(frame: bytes | memoryview) -> messages.Message | None:
-    """Return the message in `frame`, or None if its kind is unknown to this minor version.
+    """Return the message in `frame`, or None if its kind is unknown to this minor version of the protocol.
 
     Raises DecodeError for anything else that is not a message.
     """
@@ -149,7 +151,7 @@ def _plain(value: object) -> object:
             return _cut(value)
         case bytes() | int() | float() | None:
             return value
-        case numbers.Integral():  # for example NumPy integers
+        case numbers.Integral():  # integers of other types, for example NumPy's
             return int(value)
         case numbers.Real():
             return float(value)
@@ -170,7 +172,7 @@ def _integer(value: Any, where: str) -> int:
 
 
 def _number(value: Any, where: str) -> float:
-    if type(value) is int:  # an integer in JSON may have any number of digits
+    if type(value) is int:  # an integer from JSON may be too large for a float, so check its range first
         value = float(_integer(value, where))
     if type(value) is not float or not math.isfinite(value):
         raise DecodeError(f"{where}: {value!r:.40} is no finite number")
@@ -236,7 +238,8 @@ def _nested(kinds: tuple[type, ...]) -> Check:
             kind = item.get("k") if type(item) is dict else None
             if (
                 type(kind) is str and kind in _READERS and kind not in names
-            ):  # Check the kind first, because maps and lists may be nested without limit.
+                # Compare the kind before the item is decoded: maps and lists may be nested without limit.
+            ):
                 raise DecodeError(f"{where}: a {kind} has no place there")
         return tuple(message for item in value if (message := _message(item)) is not None)
 
@@ -291,7 +294,8 @@ def reader_for(kind: type) -> Callable[[dict[str, Any]], Any]:
                 fields[name] = group(raw)
         try:
             return kind(**fields)
-        except ValueError as error:  # A message class may check its own fields, as `Ceiling` does.
+        # The constructor of a message class may check its own fields, as `Ceiling` does.
+        except ValueError as error:
             raise DecodeError(f"{kind.__name__}: {error}") from error
 
     return read
@@ -338,7 +342,8 @@ def _filler_for(kind: type) -> Callable[[Any, dict[str, object]], None]:
     def fill(message: Any, packed: dict[str, object]) -> None:
         for name, get, default, group in rules:
             value = get(message)
-            # A value that equals the default but is a different object is sent too. This does no harm.
+            # A value that equals the default of its field, but is a different object, is sent although it could be
+            # left out.
             if value is default:
                 continue
             if group is not None:
@@ -379,7 +384,7 @@ def _sure_for(kind: type) -> Callable[[Any], bool]:
 _AS_THEY_ARE = {int, float, bool, bytes, types.NoneType}
 _KINDS = get_args(messages.Message)
 _PLAIN: dict[type, Callable[[Any], object]] = {kind: plain_for(kind) for kind in _KINDS}
-# For the most common values, these functions are faster than `_plain` and return the same.
+# Encode enumerations and strings, the most common values, without `_plain`. The result is the same, but faster.
 _PLAIN |= dict.fromkeys((BrickCategory, BrickId, NodeKind), operator.attrgetter("_value_"))
 _PLAIN[str] = _cut
 _READERS = {kind.__name__: reader_for(kind) for kind in _KINDS}

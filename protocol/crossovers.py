@@ -3,8 +3,8 @@
 `cbtop calibrate` measures crossovers and stores them next to the roofs.
 
 Rules
-- Stored figures are used only if machine, number of processors and version are the same. Otherwise they cause an
-  error.
+- Stored figures are used only if they were measured on this machine, with as many processors and by this version of
+  cbtop. Otherwise, reading them raises an error.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from cbtop.protocol.vocabulary import Provenance
 from cbtop.version import __version__
 
 SCHEMA = "cbtop.crossovers/1"
-MAX_MACHINES = 32  # the newest machines are kept, the others are dropped
+MAX_MACHINES = 32  # most machines in the file of crossovers; if there are more, the oldest measurements are dropped
 MAX_CROSSOVERS = 8  # per machine
-MAX_VALUE = NEVER = 1 << 40  # exceeds the work of any call
+MAX_VALUE = NEVER = 1 << 40  # a crossover of this size means "never", because no call has this much work
 MAX_US = 1e9
 
 
@@ -33,9 +33,9 @@ class Crossover:
     """The smallest amount of work, `value`, at which the second of two methods is used.
 
     A crossover is measured or static. A static one has a `note` that explains why it was not measured. For a measured
-    one, `before_us` and `after_us` are the median times of both methods for a call of this size. `spread_percent` is
-    the larger of both spreads: the middle half of the rounds, relative to the median. Raises ValueError for a figure
-    that makes no sense.
+    one, `before_us` and `after_us` are the median times of both methods for a call with that amount of work.
+    `spread_percent` is the interquartile range of a method's rounds in percent of their median, of the two methods
+    the larger one. Raises ValueError for a figure that makes no sense.
     """
 
     name: str
@@ -80,7 +80,9 @@ class MachineCrossovers:
 
 @dataclass(frozen=True, slots=True)
 class _Machine:
-    """The fields of a `MachineCrossovers` except the list of crossovers. The codec reads this class."""
+    """All fields of a `MachineCrossovers` except its list of crossovers. The codec makes the check of a stored map
+    from this class.
+    """
 
     device: str
     threads: int
@@ -105,14 +107,14 @@ def known_crossovers() -> tuple[MachineCrossovers, ...]:
 
 
 def keep_crossovers(measured: MachineCrossovers) -> None:
-    """Store the crossovers of this machine in place of its older ones. Those of other machines stay.
+    """Store the crossovers of this machine in place of its older ones. The crossovers of other machines stay.
 
     Raises RoofsError.
     """
     try:
         known = known_crossovers()
     except RoofsError:
-        known = ()  # If the file cannot be read, replace it.
+        known = ()  # a file that cannot be read is replaced
     of_others = [one for one in known if one.title != measured.title]
     machines = [*of_others, measured][-MAX_MACHINES:]
     write_list(crossovers_file(), SCHEMA, "machines", [asdict(one) for one in machines])

@@ -1,4 +1,6 @@
-"""The messages about devices: samples of devices, the processes on them, and the reasons for missing figures."""
+"""The messages about devices (GPUs and processors): their samples, the processes on them, and why a figure is
+missing.
+"""
 
 from __future__ import annotations
 

@@ -33,15 +33,16 @@ from cbtop.protocol.signals import reraise_host_error, suppressed
 MAX_ENDED = 256  # limit for the ended processes whose files are kept
 MAX_ENDED_BYTES = 512 << 20
 LARGEST_SHARE = 4  # the files take at most 1 / LARGEST_SHARE of the file system
-# If a limit is exceeded, this share of it (1 / SPARE) is freed, so that not every start has to delete files.
+# If a limit is exceeded, more files are deleted than needed, until 1 / SPARE of the limit is free. So not every start
+# has to delete files.
 SPARE = 4
-BEGINS_WITHIN_S = 600.0  # a process that has not created its ring within this time never will
+BEGINS_WITHIN_S = 600.0  # a process that has no ring after this time will not create one
 SWEPT_NAMES = 1024  # number of file names that a starting host looks at
 # A sweep removes the files of at most this many processes. A host sweeps once for every SWEPT_AT_ONCE rings that it
 # opens.
 SWEPT_AT_ONCE = 16
 SUFFIXES = (".ring", ".catalog", ".new")
-# Group 1: pid, process start and serial number; group 2: suffix.
+# Groups of the pattern: 1 is pid, process start and serial number; 2 is the suffix of the file name.
 _FILE_NAME = re.compile(r"([0-9]{1,20}-[0-9]{1,20}-[0-9]{1,20})\.(ring|catalog|new)")
 
 
@@ -50,7 +51,7 @@ class EndedProcess:
     """The files of one ended process. `ring_path` is the path of its ring, even if the ring does not exist."""
 
     ring_path: Path
-    last_sign_s: float  # Unix time of the newest record or file change
+    last_sign_s: float  # Unix time of the newest record or of the last change to a file, whichever is later
     size_bytes: int
     has_ring: bool = True  # False if the process recorded nothing; its files are then removed in the next sweep
 
@@ -61,7 +62,7 @@ class EndedProcess:
 
 
 def rings_of(names: Iterable[str]) -> set[str]:
-    """Return the names of the rings that these file names belong to. A ring of such a name need not exist."""
+    """Return the names of the rings that these file names belong to. The rings need not exist."""
     return {f"{found[1]}.ring" for name in names if (found := _FILE_NAME.fullmatch(name))}
 
 
@@ -89,12 +90,12 @@ def runs(ring_path: Path) -> bool:
     catalog = ring_path.with_suffix(".catalog")
     try:
         if not ring_path.exists() and _is_young(ring_path):
-            return True  # The process may be about to take the lock, and testing the lock now could disturb that.
+            return True  # A new process may be about to lock its catalog. Testing the lock now could make that fail.
         if not is_running(pid, start):
-            # The process may run in a different pid namespace, so test the lock and not the pid.
+            # The process may run in a different pid namespace, and its pid cannot be found then. So test the lock.
             return is_locked(catalog)
         return not _is_closed(ring_path) and (is_locked(catalog) or has_mapped(pid, ring_path))
-    except OSError as error:  # The process has too many open files, so the files of the ring cannot be opened.
+    except OSError as error:  # this process has no descriptor left for the files of the ring
         reraise_host_error(error)
         return True
 
@@ -111,7 +112,8 @@ def left_by(ring_path: Path) -> EndedProcess | None:
             return None
         size_bytes += 512 * status.st_blocks
         signs_s.append(status.st_mtime)
-    with suppressed(RingError):  # If the file is not a ring, only the files' times count.
+    # A file that is not a ring has no records. Its age then comes from the times of the files.
+    with suppressed(RingError):
         signs_s.append(_newest_record_s(ring_path, now_s))
     last_sign_s = max((sign_s for sign_s in signs_s if sign_s <= now_s), default=0.0)
     return EndedProcess(ring_path, last_sign_s, size_bytes, ring_path.exists())
@@ -174,7 +176,7 @@ def _is_closed(ring_path: Path) -> bool:
         reader = RingReader(ring_path)
     except RingError as error:
         reraise_host_error(error)
-        return False  # not known: the file has a different version or is not a ring
+        return False  # not known, because the file is not a ring of this version
     try:
         return reader.is_closed
     finally:
@@ -191,7 +193,8 @@ def _newest_record_s(ring_path: Path, now_s: float) -> float:
         end_ns = reader.newest_end_ns()
         if end_ns is None:
             return 0.0
-        if reader.boot_id == boot_id():  # the ring is of this boot, so use the monotonic clock, which cannot be set
+        # The ring was written since this machine booted. So use the monotonic clock, which cannot be set.
+        if reader.boot_id == boot_id():
             return now_s - (clock.perf_counter_ns() - end_ns) / 1e9
         return (reader.realtime_ns + end_ns - reader.monotonic_ns) / 1e9
     finally:

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from cbtop.protocol.errors import EndpointError
 from cbtop.protocol.runtime_directory import runtime_directory
 
-# Number of file descriptors that one end of a link needs: libzmq's threads and sockets, and our files.
+# The file descriptors that one end of a connection needs, for libzmq's threads and sockets and for our files.
 WANTED_DESCRIPTORS = 24
 MAX_IPC_PATH_BYTES = 107  # length of sun_path in sockaddr_un(7), without the terminating zero
 _HOST = re.compile(r"[A-Za-z0-9_.:*-]+")
@@ -92,7 +92,7 @@ def is_loopback(endpoint: str) -> bool:
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
-        return False  # the host is a name, not an IP address
+        return False  # the host part of the address is a name and not an IP address
 
 
 def lock_of(endpoint: str) -> Path:
@@ -101,7 +101,9 @@ def lock_of(endpoint: str) -> Path:
 
 
 def stopped_holder(endpoint: str) -> str:
-    """Say how to resume the process that serves an ipc address, if that process is stopped. Otherwise return ""."""
+    """Say how to resume the process that serves an ipc address, if that process is stopped. If it is not stopped,
+    return "".
+    """
     if not endpoint.startswith("ipc://"):
         return ""
     try:
@@ -110,6 +112,6 @@ def stopped_holder(endpoint: str) -> str:
         locks = [line.split() for line in Path("/proc/locks").read_text(encoding="ascii").splitlines()]
         pid = next((lock[4] for lock in locks if lock[1] == "FLOCK" and lock[5] == wanted), "")
         state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0]
-    except (OSError, IndexError):  # The file or process does not exist, or the system has no /proc.
+    except (OSError, IndexError):  # the lock file or the process does not exist, or the system has no /proc
         return ""
     return f"pid {pid} serves it and is stopped: fg or kill -CONT {pid} resumes it" if state in "Tt" else ""

@@ -14,7 +14,7 @@ class VersionError(DecodeError):
 
 
 class LimitError(DecodeError):
-    """The other side sent more than this side may keep. Everything after that is refused too."""
+    """The other side sent more than this side may keep. Everything that it sends afterwards is refused too."""
 
 
 class RingError(ProtocolError):

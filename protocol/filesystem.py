@@ -8,12 +8,14 @@ import sys
 
 from cbtop.protocol.signals import reraise_host_error
 
-# Numbers from linux/fs.h for x86-64, aarch64 and riscv64. On other machines, the kernel knows no such calls.
+# The numbers of the ioctl calls for a file's flags, from linux/fs.h for x86-64, aarch64 and riscv64. Kernels of other
+# machines refuse these numbers.
 _GET_FLAGS, _SET_FLAGS = 0x80086601, 0x40086602
 _NO_COPY_ON_WRITE = 0x00800000
 # The flags "compress" and "do not compress". While either is set, btrfs refuses the flag "no copy-on-write".
 _COMPRESSION = 0x00000404
-_FLAGS = struct.Struct("@ixxxx")  # The kernel declares a long for these flags, but reads and writes an int.
+# The kernel's headers declare a long for the flags of a file. In fact, the kernel reads and writes an int.
+_FLAGS = struct.Struct("@ixxxx")
 
 
 def copies_on_write(descriptor: int) -> bool:
@@ -39,7 +41,7 @@ def copies_on_write(descriptor: int) -> bool:
         fcntl.ioctl(descriptor, _GET_FLAGS, flags)
     except OSError as error:
         reraise_host_error(error)
-        # btrfs knows the flag, even if it has no space to store it
+        # these errors also mean btrfs, because it accepts the flag but has no space to store it
         return error.errno in (errno.ENOSPC, errno.EDQUOT)
     return bool(_FLAGS.unpack(flags)[0] & _NO_COPY_ON_WRITE)
 

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-MAX_STEPS = 1 << 53  # limit of any number of steps, exact also in JSON
-FINITE, FAULTY, UNKNOWN = "finite", "faulty", "unknown"  # the input of a brick
+MAX_STEPS = 1 << 53  # Most steps that a message may report. Numbers up to this limit are exact in JSON.
+# The state of the input of a brick; UNKNOWN if no tensor in it was checked.
+FINITE, FAULTY, UNKNOWN = "finite", "faulty", "unknown"
 
 
 @dataclass(frozen=True, slots=True)
 class GuardFault:
-    """The first brick whose output was faulty, in the first such step.
+    """The first brick with a faulty output, in the first step in which the guard found one.
 
-    `kind` is "NaN", "Inf" or "over the bound". `module` is its name in the model, such as `layers.2.mlp.down_proj`.
-    If the output of a layer is faulty and those of its bricks are not, `brick` is "". `given` says whether its input
-    was faulty. UNKNOWN: it got no tensor that was checked. If it was, `inside` is the innermost layer or brick around
-    it with a finite input, or "". `weight` is its first weight that is not finite, or "". Each phase counts its steps
-    from 1.
+    `kind` is "NaN", "Inf" or "over the bound". `brick` is the name of the brick, or "" if only the output of a whole
+    layer was faulty. `module` is its name in the model, such as `layers.2.mlp.down_proj`. `given` says whether the
+    input of the brick was finite, faulty or unknown. If the input was faulty, `inside` is the innermost layer or
+    brick around it with a finite input, or "". `weight` is the first weight of the brick that is not finite, or "".
+    Each phase counts its steps from 1.
     """
 
     phase: str
@@ -29,7 +30,7 @@ class GuardFault:
     last_step: int  # the latest faulty step of this phase
     inside: str = ""
     weight: str = ""
-    file: str = ""  # path of its saved inputs
+    file: str = ""  # path of the file with the saved inputs of the brick
 
     def __post_init__(self) -> None:
         if not 1 <= self.step <= self.last_step < MAX_STEPS:
@@ -44,7 +45,7 @@ class GuardFault:
 class GuardedSteps:
     """The number of checked steps of a model, and the first fault. A message replaces the previous one.
 
-    `steps` is the number of all steps, checked or not, or 0 if it is not known.
+    `steps` is the number of all steps of the model, checked or not, or 0 if it is not known.
     """
 
     model: str

@@ -27,9 +27,10 @@ MAX_FILE_BYTES = 1 << 20
 def read_list(
     path: Path, schema: str, name: str, most: int, read: Callable[[dict[str, Any]], T]
 ) -> tuple[T, ...] | None:
-    """Return `read(map)` for each map of the list `name`, or None if the file does not exist.
+    """Read the file at `path` and return `read(map)` for each map of its list `name`, or None if the file does not
+    exist.
 
-    The list has at most `most` maps. `read` may raise ValueError and DecodeError. Raises RoofsError if the file
+    The list may have at most `most` maps. `read` may raise ValueError and DecodeError. Raises RoofsError if the file
     cannot be read.
     """
     try:
@@ -37,12 +38,12 @@ def read_list(
         return None if text is None else _decoded(text, schema, name, most, read)
     except OSError as error:
         raise RoofsError(f"{path}: {error.strerror or error}") from error
-    except (ValueError, RecursionError, DecodeError) as error:  # ValueError: not JSON or not UTF-8
+    except (ValueError, RecursionError, DecodeError) as error:  # json and the UTF-8 decoder raise ValueError
         raise RoofsError(f"{path} holds no {path.stem}: {error}") from error
 
 
 def write_list(path: Path, schema: str, name: str, maps: Sequence[dict[str, object]]) -> None:
-    """Write `maps` as the list `name`, replacing the old file. Raises RoofsError."""
+    """Write `maps` as the list `name` to a file, which replaces the old one. Raises RoofsError."""
     document = {"schema": schema, name: maps}
     with _writing(path):
         replace_whole(path, json.dumps(document, indent=1).encode())

@@ -1,4 +1,6 @@
-"""The messages about the kernels of a burst, and about the host's times beside them."""
+"""The messages about the kernels of a burst (the steps whose kernels CUPTI recorded), and about the times of the
+host.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from cbtop.protocol.attributes import MAX_QUANTITY
 
 @dataclass(frozen=True, slots=True)
 class KernelTimes:
-    """The launches of the kernel `node` that a burst measured, in `steps` steps of the kernel's phase.
+    """The times of the launches of one kernel, the node `node`, in the `steps` recorded steps of its phase.
 
     Times are in ns. `deviation_ns` is the standard deviation of the durations. A step has between `fewest` and `most`
     launches (None: not sent). `maker` and `source` are known from hooks of the kernel's maker, such as Triton
@@ -44,9 +46,10 @@ class KernelTimes:
 class KernelBurst:
     """The kernels of the latest `steps` steps that CUPTI recorded. A burst replaces the previous burst.
 
-    `number` is the number of the request. These steps are not part of any statistics. `unplaced` launches were
-    outside every known call of a module. `lost` launches were recorded by CUPTI but could not be read. `left_out`
-    launches had no place in the graph. `multiprocessors` and `architecture` (sm_90) are of the device.
+    `number` is the number of the request for the burst. Statistics do not contain these steps. `unplaced` launches
+    were outside every known call of a module. `lost` launches were recorded by CUPTI but could not be read.
+    `left_out` launches did not get a node, because the graph was full. `multiprocessors` and `architecture` (sm_90)
+    are of the device.
     """
 
     number: int
@@ -65,8 +68,8 @@ class KernelBurst:
 
 @dataclass(frozen=True, slots=True)
 class BrickHostTime:
-    """The host's time for a call of the brick `node`, without the bricks inside it. This is the median of `calls`
-    calls, in ns.
+    """The median time, in ns, that the host spent in a call of the brick `node`, without the bricks inside it.
+    `calls` is the number of calls.
     """
 
     node: int
@@ -80,10 +83,11 @@ class BrickHostTime:
 
 @dataclass(frozen=True, slots=True)
 class HostTimes:
-    """The host's times in the latest `steps` steps with timed calls. They replace the previous host times.
+    """The time that the host spent in each brick, in the latest `steps` steps with timed calls. The message
+    replaces the previous one.
 
-    For a brick on a device, the host's time is reported besides the time of the kernels. It is the time that the host
-    needs to launch these kernels.
+    For a brick on a GPU, this is the time that the host needs to launch its kernels. The times of the kernels are
+    sent separately.
     """
 
     steps: int

@@ -39,7 +39,7 @@ class KeyPair:
 
     name: str
     public: bytes
-    secret: bytes = field(repr=False)  # in Z85, which libzmq expects
+    secret: bytes = field(repr=False)  # both keys are in Z85, the encoding that libzmq expects
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +187,7 @@ def daemon_keys(endpoint: str, name: str | None) -> DaemonKeys | None:
             raise KeysError(f"{endpoint}: keys are for tcp; ipc is guarded by the file system")
         return None
     if name is None and is_loopback(endpoint) and not os.path.lexists(_secret_path(_keys_path(), DAEMON_KEY)):
-        return None  # do not create the directory without need
+        return None  # do not create the directory of the keys if it is not needed
     directory, name = keys_dir(), name or DAEMON_KEY
     if not os.path.lexists(_secret_path(directory, name)):
         raise KeysError(
@@ -225,9 +225,10 @@ def _decoded(encoded: bytes, path: Path | str = "the key") -> bytes:
 
 
 def _write_new(path: Path, text: str) -> None:
-    """Write a file of mode 0600, either completely or not at all. Never overwrites an existing file."""
+    """Write a new file of mode 0600, either completely or not at all. Never overwrites an existing file."""
     try:
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".")  # mkstemp uses O_EXCL and mode 0600
+        # the function mkstemp creates the file with O_EXCL and mode 0600
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".")
     except OSError as error:
         raise KeysError(f"{path.parent}: {error.strerror}") from error
     try:

@@ -21,7 +21,7 @@ def reason(error: OSError) -> str:
     said = str(error.strerror or error)
     if error.errno == errno.EFBIG:
         return said + file_limit()
-    # errno is None if a library could not be loaded
+    # errno is None in the OSError for a library that could not be loaded
     return said + memory_limit() if error.errno in (errno.ENOMEM, None) else said
 
 

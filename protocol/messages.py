@@ -29,8 +29,10 @@ from cbtop.protocol.structure_messages import StructureMessage, StructurePart
 from cbtop.protocol.training_messages import GradientMessage, PartTime, TrainingTimes
 from cbtop.protocol.vocabulary import BrickCategory, BrickId, NodeKind, Provenance, SourceStatus
 
-BUSY_PERCENT = 5  # percent of a machine's processors; an idle machine uses less
-UNSURE_PERCENT = 10  # Percent of a roof. If rounds differ by more, the roof is unsure.
+# If other processes use more than this percentage of the processors, they disturb a measurement. An idle machine uses
+# less.
+BUSY_PERCENT = 5
+UNSURE_PERCENT = 10  # If the rounds of a measured roof differ by more than this percentage, the roof is unsure.
 
 PROTOCOL_MAJOR = 2  # 2: histograms are sent as cells
 # Minor version 1 added devices. 2 added the kernels of a burst. 3 added the time with running steps and the node of a
@@ -183,7 +185,9 @@ class Ceiling:
 
     @property
     def is_disturbed(self) -> bool:
-        """Whether other processes used the device during the measurement, or the rounds differ too much."""
+        """Whether other processes used the device while the roof was measured, or the measured rounds differ too
+        much.
+        """
         spread_percent = 0.0 if self.median is None else 100 * (self.value - self.median) / self.value
         return (self.load_percent or 0.0) >= BUSY_PERCENT or spread_percent > UNSURE_PERCENT
 
@@ -194,7 +198,8 @@ class Ceiling:
             return None
         try:
             return datetime.fromisoformat(self.measured_on).timestamp()
-        except (ValueError, OverflowError):  # The text comes from another process, so it may contain anything.
+        # The text of the time comes from another process, so it may contain anything.
+        except (ValueError, OverflowError):
             return None
 
 
@@ -208,8 +213,8 @@ class CheckResult:
     max_error: float | None
     tolerance: float | None
     not_finite: str = ""  # "NaN" or "infinity" if such a value was found; `max_error` is then unknown
-    skipped: str = ""  # why the assertion was not evaluated; `passed` then means nothing
-    note: str = ""  # where in the model the assertion was evaluated, and how often
+    skipped: str = ""  # why the assertion was not evaluated; if this is set, `passed` has no meaning
+    note: str = ""  # where in the model the assertion was evaluated, and how often, as text
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,12 +256,12 @@ class Activity:
     """The work of the process before its main loop, or instead of it. An empty name means that the main loop runs."""
 
     name: str
-    done: float | None = None  # fraction, 0 to 1
+    done: float | None = None  # the share of the work that is done, 0 to 1, or None if it is not known
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """The sampling rate of a process from now on. Also its profiling overhead, if the process measures that.
+    """The sampling rate of a process from now on. Also the profiling overhead, if the process measures it.
 
     The process records one step in `every`. The overhead, in percent of the time in steps, is between `low_percent`
     and `high_percent` (95 % interval). All three are None while too little is known. `allowed_percent` is the highest
@@ -295,7 +300,7 @@ class Training:
 
 @dataclass(frozen=True, slots=True)
 class Goodbye:
-    """The last message of a process that ended normally."""
+    """The last message of a process that ended normally, with the reason of its end."""
 
     reason: str
 
@@ -343,7 +348,7 @@ Part = (
 class DaemonHello:
     """The first message that a viewer receives.
 
-    Its meaning never changes. All other messages may change with the version.
+    It is the same in all versions of the protocol, while all other messages may change.
     """
 
     protocol_major: int

@@ -7,7 +7,7 @@ from copy import copy
 
 from cbtop.protocol.signals import suppressed
 
-TYPE_CHECKING = False  # importing this from typing would be slow, see `cbtop.protocol.runtime_directory`
+TYPE_CHECKING = False  # `typing` is not imported, because that would be slow, see `cbtop.protocol.runtime_directory`
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -25,10 +25,10 @@ class OpenFile:
     descriptor = _NONE  # `__del__` needs this if a signal handler raises before the first line of `__init__`
 
     def __init__(self, path: Path) -> None:
-        # do not wait if the path is a pipe
+        # O_NONBLOCK: if the path is a pipe, do not wait for its writer.
         self.descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
-            self.status = os.fstat(self.descriptor)  # the file's status when it was opened
+            self.status = os.fstat(self.descriptor)  # the stat result of the file when it was opened
         except BaseException:
             os.close(self.descriptor)
             self.descriptor = _NONE
@@ -61,7 +61,7 @@ class OpenFile:
         """Close the file. A second call has no effect."""
         descriptor, self.descriptor = self.descriptor, _NONE
         if descriptor != _NONE:
-            # either it was closed already or closing failed; the descriptor is invalid in both cases
+            # The file may already be closed by something else, or this close may fail. Both are harmless.
             with suppressed(OSError):
                 if os.path.samestat(os.fstat(descriptor), self.status):
                     os.close(descriptor)

@@ -11,19 +11,20 @@ from __future__ import annotations
 import os
 import sys
 
-TYPE_CHECKING = False  # importing this from typing would be slow, see `cbtop.protocol.runtime_directory`
+TYPE_CHECKING = False  # `typing` is not imported, because that would be slow, see `cbtop.protocol.runtime_directory`
 if TYPE_CHECKING:
     from typing import Any
 
 # The environment variable with the directory of msgpack in the environment of `cbtop run`. `cbtop run` sets it.
 LENT_MSGPACK = "CBTOP_RUN_MSGPACK"
-_COMPILED = "msgpack._cmsgpack"  # This extension adds itself to sys.modules under a fixed name.
+# The compiled part of msgpack. It adds itself to sys.modules under this name, whatever name it is loaded under.
+_COMPILED = "msgpack._cmsgpack"
 
 
 def msgpack_directory() -> str | None:
     """Return the directory of this environment's msgpack, or None without one. Does not load msgpack."""
     for finder in sys.meta_path:
-        find = getattr(finder, "find_spec", None)  # old finders do not have find_spec
+        find = getattr(finder, "find_spec", None)  # finders from before Python 3.4 have no find_spec
         spec = None if find is None else find("msgpack", None)
         if spec is not None:
             return os.path.dirname(spec.origin) if spec.origin else None

@@ -29,13 +29,16 @@ import zmq
 
 MAX_CONNECTIONS = 64
 MAX_STRANGERS = 16
-MAX_SUBSCRIPTIONS = 8  # five topics per viewer: live data, records, a question, the time and ended processes
-MAX_WORDS = 300  # messages per second; requests for a history of 64 MiB take 130
+# Most subscriptions of a connection. A viewer needs five topics: live data, records, a question, the time and ended
+# processes.
+MAX_SUBSCRIPTIONS = 8
+# Messages that a connection may send per second. A viewer that asks for a history of 64 MiB sends 130.
+MAX_WORDS = 300
 
-_NETLINK_SOCK_DIAG = 4  # these constants are from sock_diag(7)
+_NETLINK_SOCK_DIAG = 4  # this and the following constants are from sock_diag(7)
 _SOCK_DIAG_BY_FAMILY = 20
 _NLM_F_REQUEST = 1
-# Offset of the user id in the answer: 16 bytes of nlmsghdr, then idiag_uid at 64 in inet_diag_msg.
+# Position of the user id in the answer of the kernel: 16 bytes of nlmsghdr, then 64 bytes into inet_diag_msg.
 _UID_AT = 80
 
 
@@ -47,8 +50,9 @@ class _Peer:
     is_stranger: bool
     topics: set[bytes] = field(default_factory=set)
     words: int = 0  # number of messages received in this second
-    asked: dict[bytes, bytes] = field(default_factory=dict)  # the newest question of each kind
-    answer: zmq.MessageTracker | None = None  # tracks the newest answer, which may not be sent completely yet
+    # The newest question of each kind that this connection has asked.
+    asked: dict[bytes, bytes] = field(default_factory=dict)
+    answer: zmq.MessageTracker | None = None  # tracks the newest answer to this connection, until libzmq has sent it
 
 
 class Peers:
@@ -67,7 +71,7 @@ class Peers:
         """Add a new connection."""
         try:
             peer = _look_at(descriptor)
-        except OSError:  # the peer has disconnected already
+        except OSError:  # this connection has ended already, so its socket has no address any longer
             return
         self._peers[descriptor] = peer
         alike = [number for number, other in self._peers.items() if other.is_stranger == peer.is_stranger]
@@ -106,7 +110,7 @@ class Peers:
             self._cut_off(descriptor, f"it said more than {MAX_WORDS} words in a second")
 
     def begin_second(self) -> None:
-        """Begin to count every connection's messages at 0 again."""
+        """Begin a new second: set the number of messages of every connection to 0."""
         for peer in self._peers.values():
             peer.words = 0
 
@@ -136,7 +140,8 @@ class Peers:
         """
         self._say(f"closed a connection: {why}")
         name = self._peers.pop(descriptor).name
-        with suppress(OSError):  # the peer has left, and the descriptor may belong to another connection
+        # The peer has disconnected, and the descriptor may already belong to a different connection.
+        with suppress(OSError):
             connection = socket.socket(fileno=descriptor)
             try:
                 if _name(connection) == name:
@@ -177,7 +182,7 @@ def user_of(connection: socket.socket) -> int | None:
         with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_SOCK_DIAG) as system:
             system.send(head + question)
             answer = system.recv(4096)
-    except OSError:  # no descriptor is left, or the system does not know such queries
+    except OSError:  # the process has no descriptor left, or the system does not support sock_diag(7)
         return None
     if len(answer) < _UID_AT + 4 or struct.unpack_from("=H", answer, 4) != (_SOCK_DIAG_BY_FAMILY,):
         return None

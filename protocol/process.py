@@ -12,11 +12,11 @@ import os
 
 from cbtop.protocol.signals import reraise_host_error
 
-TYPE_CHECKING = False  # importing this from typing would be slow, see `cbtop.protocol.runtime_directory`
+TYPE_CHECKING = False  # `typing` is not imported, because that would be slow, see `cbtop.protocol.runtime_directory`
 if TYPE_CHECKING:
     from pathlib import Path
 
-_PROC = "/proc"  # exists on Linux, but not on other systems and in some sandboxes
+_PROC = "/proc"  # this file of Linux is missing on other systems and in some sandboxes
 MAX_THREADS = 256
 # Field numbers of proc_pid_stat(5), from 1; the start time is in clock ticks since boot.
 _STATE_FIELD, _STARTTIME_FIELD = 3, 22
@@ -76,7 +76,8 @@ def processor_times(pid: int) -> dict[str, tuple[int, int]]:
             with io.open(f"{_PROC}/{pid}/task/{thread}/schedstat", encoding="ascii") as file:
                 ran_ns, waited_ns, _ = file.read().split()
             found[thread] = int(ran_ns), int(waited_ns)
-        except (OSError, ValueError) as error:  # The thread has ended, or this kernel's file has a different format.
+        # The thread has ended, or the kernel writes this file in a different format.
+        except (OSError, ValueError) as error:
             reraise_host_error(error)
     return found
 
@@ -104,7 +105,9 @@ def process_start(pid: int) -> int | None:
         reraise_host_error(error)
         if error.errno in (errno.EMFILE, errno.ENFILE):
             raise
-        return None  # It ended between open and read (ESRCH), or is hidden from us.
+        # The process ended between the open and the read of its file (ESRCH), or belongs to another user and is
+        # hidden.
+        return None
     return None if fields[0] in (b"Z", b"X") else int(fields[_STARTTIME_FIELD - _STATE_FIELD])
 
 

@@ -36,14 +36,18 @@ TOPICS = re.compile(
     rb"%b|%b|%b[0-9a-f]{16}|(?:%b|%b)[0-9a-f]{16}/\d{1,18}|%b[0-9a-f]{16}/(?:\d{1,20}:){2}\d{1,20}"
     % (LIVE, RECORDS, JOIN_PREFIX, CLOCK_PREFIX, HISTORY_PREFIX, ENDED_PREFIX)
 )
-MAX_MESSAGE_BYTES = 512  # limit for a viewer's messages; the largest are handshakes, as topics have at most 85 bytes
-MAX_HEARD = 1000  # subscriptions processed per turn, so that many of them cannot delay the daemon
-MAX_LET_IN = 8  # viewers let in per turn; each of them may send many messages before it is disconnected
+# Most bytes of a message from a viewer; the largest are handshakes, because a topic has at most 85 bytes.
+MAX_MESSAGE_BYTES = 512
+MAX_HEARD = 1000  # most subscriptions that are processed at a time, so that many of them cannot delay the daemon
+# Most viewers that are let in at a time; each of them may send many messages before it is disconnected.
+MAX_LET_IN = 8
 SOON_MS = 10
-SEND_HIGH_WATER_MARK = 32  # messages per viewer: three seconds of live data at ten updates per second
-# Limit for a viewer's subscriptions in libzmq's first queue. The second queue has no limit.
+# Messages that may wait for a viewer. These are three seconds of live data at ten updates per second.
+SEND_HIGH_WATER_MARK = 32
+# Subscriptions of a viewer that may wait in libzmq's first queue. The second queue has no limit.
 RECEIVE_HIGH_WATER_MARK = 16
-RECEIVE_BUFFER_BYTES = 4096  # the system's buffer; libzmq reads it even after a connection is closed
+# Size of the system's receive buffer. libzmq reads this buffer even after a connection is closed.
+RECEIVE_BUFFER_BYTES = 4096
 HANDSHAKE_MS = 10_000
 HEARTBEAT_MS = 5_000
 # A viewer that answers no heartbeat or accepts no byte for this long is disconnected; it may connect again.
@@ -71,7 +75,8 @@ class Publisher:
         check_descriptors()
         self._lock = None if is_tcp else _lock_ipc(self.endpoint)
         self._open()
-        # Tracked frames need a thread of pyzmq, which opens files. Start the thread while descriptors are left.
+        # pyzmq needs a thread of its own for tracked frames, and this thread opens files. Start it now, while
+        # descriptors are left.
         _tracked(b"")
 
     def _open(self) -> None:
@@ -92,7 +97,8 @@ class Publisher:
         self._peers = Peers(TOPICS, lambda line: self._authenticator.log_once(line, line))
         self._socket.monitor("inproc://peers", MONITORED)
         self._monitor = self._context.socket(zmq.PAIR)
-        # No limit. With a limit, libzmq would wait until we read events, while `close` waits for libzmq.
+        # No limit for the monitor's queue. With a limit, libzmq would wait until we read events, while `close` waits
+        # for libzmq.
         self._monitor.setsockopt(zmq.RCVHWM, 0)
         self._monitor.connect("inproc://peers")
         self._poller = zmq.Poller()
@@ -107,11 +113,11 @@ class Publisher:
     def _bind(self) -> None:
         if self._lock is None:
             self._socket.bind(self.endpoint)
-            # the system chooses a free port for port 0
+            # if port 0 was requested, the system has chosen a free port
             self.endpoint = self._socket.get_string(zmq.LAST_ENDPOINT)
             return
-        # Any process that may write to a socket's file may connect. So the file must have the right mode from the
-        # start.
+        # Any process that may write to the file of an ipc socket may connect. So the file must have the right mode
+        # from the start.
         umask = os.umask(0o177)
         try:
             self._socket.bind(self.endpoint)
@@ -131,10 +137,10 @@ class Publisher:
             return
         has_heard_all = self._hear_words()
         self._watch()
-        # Let viewers in after everything else, because their messages must follow what was sent before.
+        # Let viewers in last, because their messages must follow what was sent before.
         for _ in range(MAX_LET_IN if has_heard_all else 0):
             if self._authenticator.questions.poll(0):
-                self._watch()  # process the event of this viewer's connection
+                self._watch()  # process the monitor's event for the connection of this viewer
                 self._authenticator.answer()
 
     def _hear_words(self) -> bool:
@@ -185,7 +191,7 @@ class Publisher:
             self._peers.answered(topic, last.tracker)
 
     def begin_second(self) -> None:
-        """Begin a new second of the limits per second."""
+        """Begin a new second of the limits that count messages per second."""
         self._peers.begin_second()
 
     def shut_out_revoked(self) -> None:
@@ -199,7 +205,9 @@ class Publisher:
             self._open()
 
     def send(self, topic: bytes, messages: Iterable[WireMessage]) -> None:
-        """Send `messages` together under `topic`. Never waits, and never fails because of a viewer."""
+        """Send `messages` together under `topic`. Never waits, and never raises an error because a viewer is slow or
+        gone.
+        """
         self.send_frames(topic, [codec.encode(message) for message in messages])
 
     def send_frames(self, topic: bytes, frames: Sequence[bytes]) -> None:

@@ -10,8 +10,9 @@ MAX_RANKS = 1 << 20
 # Variables of rank, local rank and world size, by launcher. One launcher may start another: srun, mpirun, torchrun.
 _RANK_VARIABLES = (
     ("RANK", "LOCAL_RANK", "WORLD_SIZE"),  # torchrun, deepspeed, accelerate
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE"),  # mpirun of Open MPI
-    ("PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE"),  # mpirun of MPICH and Intel MPI
+    # set by the program mpirun of Open MPI
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE"),  # set by the program mpirun of MPICH and of Intel MPI
     ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS"),  # srun
 )
 # Variables that are equal in all processes of a job and differ between jobs that run at the same time. The first ones

@@ -2,7 +2,8 @@
 
 A batch begins with the end time of its first record (i64, little-endian). Then come the columns, packed by
 `cbtop.protocol.columns`: node, flags, difference from the previous end time, duration and elements. A record of a
-decode takes 12 to 18 bytes instead of the ring's 32. Arithmetic is modulo 2^64, so every i64 is restored exactly.
+decode takes 12 to 18 bytes instead of the ring's 32. Differences are computed modulo 2^64, so every i64 is restored
+exactly.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ from cbtop.protocol.messages import Heartbeat, Message, Packed, RecordBatch, Sou
 from cbtop.protocol.ring import NODE_BITS
 from cbtop.protocol.ring_reader import Batch
 
-MAX_TALLIES = 1 << 14  # sources per receiver; a daemon has 256 at a time
-# Records per message. If a reader joins late, the ring has too many for one message.
+MAX_TALLIES = (
+    1 << 14
+)  # A receiver counts the records of this many sources. A daemon has at most 256 at the same time.
+# Most records in a message. A reader that joins late finds more in the ring.
 MAX_BATCH_RECORDS = 1 << 16
 _FIRST_END = struct.Struct("<q")
 
@@ -77,7 +80,7 @@ def batches(source: str, first: int, produced: int, batch: Batch) -> Iterator[Re
             batch.elements[chosen],
             overwritten=0,
         )
-        # If records are missing, they are usually the oldest. So count the missing records before the first message.
+        # Missing records are usually the oldest ones, so the first message counts all of them.
         until = produced - count + chosen.stop
         yield RecordBatch(source, first, until, chosen.stop - at, pack(part))
         first = until
@@ -90,7 +93,7 @@ class RecordTally:
     `produced == before + taken + dropped + missed` always holds, even if the last batch was lost.
     """
 
-    produced: int = 0  # number of written records, as last reported
+    produced: int = 0  # number of records that the process has written, as last reported
     before: int | None = None  # records written before this receiver joined
     taken: int = 0
     # Records that were overwritten in the ring before the daemon read them, or that the daemon rejected.

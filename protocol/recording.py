@@ -46,18 +46,21 @@ from cbtop.protocol.open_file import OpenFile
 MAGIC = b"CBTOPREC"
 INDEX_MAGIC = b"CBTOPIDX"
 SUFFIX = ".cbtop"
-MAX_PAYLOAD_BYTES = 256 << 20  # enough for a keyframe with every possible source, deflated and inflated
-# A frame of real messages inflates to 4 to 12 times its size. Zeros would inflate to a thousand times their size.
+# Largest payload, both deflated and inflated. A keyframe with every possible source is smaller.
+MAX_PAYLOAD_BYTES = 256 << 20
+# A frame that inflates to more than MAX_INFLATION times its size is refused. Frames of real messages inflate to 4 to
+# 12 times their size, and zeros to a thousand times.
 MAX_INFLATION = 100
-FREE_BYTES = 1 << 20  # even a small frame may inflate to this size
-PIECE_BYTES = 16 << 10  # number of bytes that are inflated at a time, to at most 16 MiB
+FREE_BYTES = 1 << 20  # a frame may inflate to this size in any case, however small it is
+PIECE_BYTES = 16 << 10  # number of deflated bytes that are inflated at a time; they become at most 16 MiB
 DEFLATE_LEVEL = 1
 MAX_MESSAGES = 4_096  # messages per frame
-MAX_KIND = 255  # the largest kind of a frame in any version
-# Two months of keyframes, one every five seconds. Later moments are reached from the last of these.
+MAX_KIND = 255  # the highest number of a kind of frame, in any version of the format
+# Number of keyframes in the index: two months with one every five seconds. To show a later moment, read on from the
+# last of these.
 MAX_KEYFRAMES = 1 << 20
-MAX_REALTIME_NS = 253_402_300_799_000_000_000  # the end of the year 9999
-# O_NONBLOCK: do not wait if the path is a pipe
+MAX_REALTIME_NS = 253_402_300_799_000_000_000  # the end of the year 9999, in ns since 1970
+# O_NONBLOCK: if the path is a pipe, do not wait for its reader.
 _WRITE = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK
 HEADER = struct.Struct("<8sHHIqq64s")
 FRAME_HEAD = struct.Struct("<IIqI")
@@ -73,7 +76,7 @@ class FrameKind(IntEnum):
     KEYFRAME = 1  # the complete state: a daemon's hello and everything that the daemon knows
     RECORDS = 2  # record batches
     INDEX = 3
-    RANGE = 4  # marks the beginning or the end of a range that the user chose
+    RANGE = 4  # marks the first or the last frame of a range that the user cut out of a recording
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +107,8 @@ class Frame:
                 yield message
 
     def _parts(self) -> Iterator[bytes]:
-        # The payload must be one list of bytes. Nested lists could take much more memory than the frame.
+        # The payload must be one list of byte strings, without lists inside. Nested lists could take much more memory
+        # than the frame.
         unpacker = msgpack.Unpacker(
             max_buffer_size=MAX_PAYLOAD_BYTES, max_bin_len=codec.MAX_FRAME_BYTES, max_array_len=0, max_map_len=0,
             max_str_len=0, max_ext_len=0,
@@ -308,7 +312,7 @@ class RecordingReader:
         while at + FRAME_HEAD.size <= self._end:
             length, crc, time_ns, kind = self._head(at)
             if not 0 <= length <= min(MAX_PAYLOAD_BYTES, self._end - at - FRAME_HEAD.size):
-                # the head of this frame is damaged, so the position of the next frame is not known
+                # The head of this frame is damaged, so its length and the position of the next frame are not known.
                 self._damaged.add(at)
                 return
             if wanted is None or kind in wanted:
@@ -395,7 +399,8 @@ class RecordingReader:
 
         Skips a last frame that was not written completely.
         """
-        self._damaged.clear()  # an invalid index does not count as damage
+        # Forget the damage that reading the index found, because an invalid index is not damage to frames.
+        self._damaged.clear()
         keyframes: list[tuple[int, int]] = []
         at = last = HEADER.size
         end_ns = before_ns = self.origin.monotonic_ns
@@ -411,7 +416,8 @@ class RecordingReader:
             at += FRAME_HEAD.size + length
         self._end = stopped = at
         if at > last and next(self.frames(last), None) is None:
-            self._damaged.clear()  # the last frame was written in part, which does not count as damage
+            # An incomplete last frame does not count as damage, because the process was killed while it wrote.
+            self._damaged.clear()
             keyframes = [entry for entry in keyframes if entry[1] != last]
             at, end_ns = last, before_ns
         if is_damaged if self._index_at is None else self._index_at not in (last, stopped):

@@ -38,7 +38,7 @@ except ImportError:
 else:
     HAS_LOCKS = True
 
-KERNELS = 1  # a burst: record the kernels of the next steps
+KERNELS = 1  # the number of a request for a burst: record the kernels of the next steps
 MAX_STEPS = 1000
 _STEPS_SHIFT, _NUMBER_SHIFT = 8, 24
 _LOW, _STEPS, _NUMBER = 0xFF, 0xFFFF, (1 << 39) - 1
@@ -46,7 +46,7 @@ _WORD = struct.Struct("<q")
 
 
 class State(IntEnum):
-    """The state of a request. States from NOT_UNDERSTOOD on mean that the request is refused, and say why."""
+    """The state of a request. From NOT_UNDERSTOOD on, the states mean that the request is refused, and say why."""
 
     NOBODY = 0
     LISTENING = 1
@@ -134,7 +134,7 @@ class RequestSlot:
         self.path = path
         self.request: Request | None = None
         try:
-            RingReader(path).close()  # raises RingError if the file is not a ring of this version
+            RingReader(path).close()  # test that the file is a ring of this version; raises RingError if not
             self._file = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
         except (RingError, OSError) as error:
             raise RequestError(f"{path}: {getattr(error, 'strerror', None) or error}") from error

@@ -87,38 +87,43 @@ HEADER_BYTES = 4096
 RECORD_BYTES = 32
 DEFAULT_RING_BYTES = 8 << 20
 MAX_RING_BYTES = 1 << 30
-MADV_POPULATE_WRITE = 23  # from Linux's asm-generic/mman-common.h, because Python has no name for it
+# The number of this madvise(2) call in Linux's asm-generic/mman-common.h; Python has no name for it.
+MADV_POPULATE_WRITE = 23
 LEFT_OUT_WORD = 10
 CLOSED_WORD = 11
 ASKED_WORD = 12
 ANSWER_WORD = 13
 CURSOR_WORD = 16
 FIRST_RECORD = HEADER_BYTES
-FIRST_SLOT_WORD = 24  # next to the cursor, because processors fetch two neighbouring cache lines together
+# The thread slots are next to the cursor, because processors fetch two neighbouring cache lines together.
+FIRST_SLOT_WORD = 24
 SLOT_WORDS = 8
 SLOTS = 61
 
 NODE_BITS = 24
 MAX_NODE = (1 << NODE_BITS) - 1
 NEVER_WRITTEN = 0  # the tag of a slot that was never written
-HELD = -1  # the node of a slot in a step that has no name yet
-NO_NODE = 0  # a record with this node counts as rejected: its arguments were wrong, or the node table was full
-FLAG_FAILED = 1 << 24  # the brick ended in an exception
-FLAG_CANCELLED = 1 << 25  # a step that does not count, or a record inside such a step
-FLAG_UNCOUNTED = 1 << 26  # the number of elements is unknown, because the host gave a value that is not a count
-# The record is not a call. It contains the FLOP (as start), bytes (as end) and elements of a call of the node. For
-# a step, it contains the number of sequences and the number of positions that each sequence held before.
+HELD = -1  # the node of a thread's slot while its step has no name yet
+NO_NODE = 0  # a record with this node is rejected: the host passed wrong arguments, or the node table was full
+FLAG_FAILED = 1 << 24  # the brick of this record ended in an exception
+FLAG_CANCELLED = 1 << 25  # the record is a step that does not count, or belongs to such a step
+# The record's number of elements is unknown, because the host gave a value that is not a count.
+FLAG_UNCOUNTED = 1 << 26
+# The record is not a call. It has the FLOP (as start), bytes (as end) and elements of a call of its node. For a step,
+# it contains the number of sequences, and the number of positions that each sequence had in the cache before.
 FLAG_AMOUNTS = 1 << 27
-# A call that does not count, because it was stopped twice, out of order or late.
+# The record is a call that does not count, because it was stopped twice, out of order or late.
 FLAG_LOOSE = FLAG_CANCELLED | FLAG_AMOUNTS
 UNKNOWN_AMOUNT = -1  # unknown FLOP or bytes in a FLAG_AMOUNTS record
-LANE_SHIFT = 28  # the lane of a record distinguishes steps that run at the same time
-LANES = 16  # the last lane is for all steps that find no other lane free
-FLAG_PLAIN = FLAG_AMOUNTS | 1 << LANE_SHIFT  # a step that is timed as a whole, without records of its parts
+LANE_SHIFT = 28  # The lane number in a record tells apart steps that run at the same time.
+LANES = 16  # the last lane is shared by all steps that find the other lanes in use
+# The record is a step that is timed as a whole, without records of its bricks.
+FLAG_PLAIN = FLAG_AMOUNTS | 1 << LANE_SHIFT
 SEQUENCE_SHIFT = 32
 SEQUENCE_MASK = (1 << 31) - 1
 
-# Writers may be at work in this many slots beyond the cursor, so the old records there may be damaged.
+# Threads may be writing in this many slots beyond the cursor. The oldest records are in these slots, so they may be
+# damaged.
 MAX_WRITERS_INSIDE = 64
 
 HEADER = struct.Struct("<8sqqqqqqq16s")
@@ -126,7 +131,7 @@ HEADER = struct.Struct("<8sqqqqqqq16s")
 # "q", but faster: a record takes 62 ns instead of 81. "N" is unsigned, so that a negative number of elements is
 # refused like any other value that is not a count.
 RECORD = struct.Struct("@nnNII")
-# formats with "@" store each word at once, while "<q" stores it byte by byte
+# struct stores each word at once with "@", but byte by byte with "<q"
 _DATA, _TAG = struct.Struct("@nnN"), struct.Struct("@n")
 _TAG_AT = _DATA.size
 # `reserve` returns this offset for the first record of each lap. Packing a record at this offset fails, and the code
@@ -223,11 +228,12 @@ class RingWriter:
         self.capacity = capacity
         self._words = self.memory.cast("q")
         self._words[CURSOR_WORD] = first
-        self.asked_word = self._words[ASKED_WORD : ASKED_WORD + 1]  # a command's request, see `asked`
+        # This word of the ring has a command's request, see `asked`.
+        self.asked_word = self._words[ASKED_WORD : ASKED_WORD + 1]
         self._laps = itertools.count(first + -first % capacity, capacity)
-        # `next(reserve)` is one call into C, so no other thread can run meanwhile. It only creates iterators of
-        # ranges. Creating other iterators may start garbage collection, which can run any code. The numbers wrap at
-        # the same value as the numbers in the tags.
+        # `next(reserve)` is one call into C, so no other thread can run meanwhile. The call creates only iterators of
+        # ranges: creating other iterators may start garbage collection, which can run any code. The record numbers
+        # wrap at the same value as in the tags.
         offsets, numbers = range(FIRST_RECORD, total, RECORD_BYTES), range(SEQUENCE_MASK + 1)
         lap_offsets = cycle((range(LAP_DUE, LAP_DUE + 1), offsets[1:]))
         self.reserve = zip(
@@ -240,7 +246,7 @@ class RingWriter:
     def refused(self, at: int, number: int, tag: int, start_ns: int, end_ns: int, elements: int) -> bool:
         """Write a record that `pack_record` refused. Returns whether its elements were a count.
 
-        Begins the next lap if that is due. Elements that are not a count are left out.
+        If this is the first record of a lap, moves the cursor. Elements that are not a count are marked as unknown.
         """
         if at == LAP_DUE:
             self._words[CURSOR_WORD] = next(self._laps)
@@ -248,17 +254,18 @@ class RingWriter:
         count = -1
         try:
             count = operator.index(elements)
-        except Exception as error:  # noqa: BLE001 - an object of the host's may raise anything here
+        except Exception as error:  # noqa: BLE001 - converting an object of the host may raise any error
             reraise_host_error(error)
         finally:
-            # Write the record even if an interrupt came meanwhile. The interrupt goes on to the host.
+            # Write the record even if KeyboardInterrupt came during the conversion. The host gets the exception
+            # afterwards.
             known = 0 <= count < 1 << 63
             if not known:
                 count, tag = 0, tag | FLAG_UNCOUNTED
             try:
                 pack_record(self.memory, at, start_ns, end_ns, count, tag, number)
             except (struct.error, TypeError, OverflowError):
-                # The host's clock returned a value that is not a 64-bit integer.
+                # The host's clock returned a value that is not a 64-bit integer, so the times become 0.
                 pack_record(self.memory, at, 0, 0, 0, NO_NODE, number)
         return known
 
@@ -272,7 +279,7 @@ class RingWriter:
         return self.asked_word[0]
 
     def answer(self, word: int) -> None:
-        """Publish the answer to the request in `asked`."""
+        """Publish the answer to the request in `asked`, in the header of the ring."""
         self._words[ANSWER_WORD] = word
 
     def close(self) -> None:
@@ -285,7 +292,7 @@ class RingWriter:
         used_bytes = FIRST_RECORD + (begun + MAX_WRITERS_INSIDE) * RECORD_BYTES
         used_bytes += -used_bytes % mmap.PAGESIZE
         if used_bytes < len(self._memory) and hasattr(mmap, "MADV_REMOVE"):  # available on Linux
-            with suppressed(OSError):  # on a file system without holes, the space stays allocated
+            with suppressed(OSError):  # a file system without holes keeps the space allocated
                 self._memory.madvise(mmap.MADV_REMOVE, used_bytes, len(self._memory) - used_bytes)
 
 
@@ -308,10 +315,10 @@ def _record_function(ring: RingWriter) -> Record:
 def _allocate(descriptor: int, size_bytes: int) -> None:
     """Allocate the whole file. Raises OSError if the disk is full or the file's size exceeds the limit."""
     most, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
-    # Writing beyond the limit would send SIGXFSZ, which may end the process.
+    # Writing beyond the limit for the size of files would send SIGXFSZ, which may end the process.
     if most != resource.RLIM_INFINITY and size_bytes > most:
         raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
-    # missing on macOS, and not supported by some file systems
+    # posix_fallocate is missing on macOS, and some file systems do not support it.
     fallocate = getattr(os, "posix_fallocate", None)
     if fallocate is not None:
         try:
@@ -330,9 +337,10 @@ def _allocate(descriptor: int, size_bytes: int) -> None:
 def _fault_in(memory: mmap.mmap) -> None:
     """Map every page for writing. This takes 7 ms for 8 MiB on ext4 and 2 ms on a tmpfs.
 
-    Otherwise every step that reaches a new page waits, until the ring is full for the first time. In a decode of 3
-    ms, this took 0.9 % of the time.
+    Without this, every step that reaches a new page of the ring waits for the kernel, until the ring was full once.
+    In a decode of 3 ms, this took 0.9 % of the time.
     """
     if sys.platform == "linux":
-        with suppressed(OSError):  # before Linux 5.14: pages are mapped when they are written
+        # Linux before 5.14 does not have this call. There, each page is mapped when it is first written.
+        with suppressed(OSError):
             memory.madvise(MADV_POPULATE_WRITE)

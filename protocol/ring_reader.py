@@ -55,16 +55,17 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-MAX_RECORDS = 1 << 62  # a record per nanosecond for a century; no valid cursor is larger
+# A cursor above this value is invalid: it would need more than a record per nanosecond for a century.
+MAX_RECORDS = 1 << 62
 MAX_THREAD_ID = 1 << 22  # PID_MAX_LIMIT of Linux
-# If a slot stays incomplete for this long, its thread was killed while it wrote. The record counts as lost.
+# If a slot stays incomplete for this long, the thread that wrote it was killed. The record counts as lost.
 ABANDONED_AFTER_S = 2.0
 # Number of slots beyond the cursor that a reader searches first. If it finds records up to the end of these, it
 # searches LOOK_FURTHER times as many. Most searches find nothing, and a daemon searches each ring four times per
 # second.
 LOOK_AHEAD = 2 * MAX_WRITERS_INSIDE
 LOOK_FURTHER = 8
-READ_TOGETHER = 1 << 15  # records per read, if only their tags are kept
+READ_TOGETHER = 1 << 15  # records per read, when only their tags are needed
 
 _WORD = struct.Struct("<q")
 
@@ -164,7 +165,7 @@ class RingReader:
         self.realtime_ns: int = realtime
         self.boot_id = str(uuid.UUID(bytes=boot))
         self._next = 0  # number of the next record to read
-        self._begun = 0  # lower bound of the number of records begun
+        self._begun = 0  # the writer has begun at least this many records
         self._stuck_at = -1
         self._stuck_since_s = 0.0
 
@@ -211,7 +212,8 @@ class RingReader:
         number = self._next + self.capacity // 8
         at = FIRST_RECORD + number % self.capacity * RECORD_BYTES
         *_, tag, sequence = RECORD.unpack(self._pread(RECORD_BYTES, at))
-        # Numbers wrap. A number that seems to be ahead by more than half of their range belongs to an old record.
+        # The numbers in tags wrap. A number that seems to be ahead by more than half of their range belongs to an old
+        # record.
         ahead = (sequence - number - 1) & SEQUENCE_MASK
         return bool(tag | sequence) and ahead <= SEQUENCE_MASK // 2
 
@@ -222,7 +224,7 @@ class RingReader:
         If the writer has ended (`final`), it counts as lost at once. Raises RingError if the cursor is negative or
         counts records that do not exist, or if the file has been cut short.
         """
-        import numpy as np  # imported here, because a profiled process does not need it
+        import numpy as np  # NumPy is imported here, because a profiled process does not need it
 
         self._refuse_cut_short()
         produced = self.produced
@@ -237,7 +239,7 @@ class RingReader:
         records = self._records(first, count)
         fence()
         same = tag == self._tags(first, count)
-        # Drop the records that the writer may have begun to overwrite during the copy.
+        # Drop the oldest records, because the writer may have begun to overwrite them during the copy.
         margin = 0 if final else min(MAX_WRITERS_INSIDE, self.capacity // 16)
         unsafe = min(max(0, self.produced - self.capacity + margin - first), count)
         records, tag, same = records[unsafe:], tag[unsafe:], same[unsafe:]
@@ -245,13 +247,13 @@ class RingReader:
         expected = np.arange(first + 1, first + count + 1, dtype=np.int64)
         age = ((tag >> SEQUENCE_SHIFT) - expected) & SEQUENCE_MASK
         age[tag == NEVER_WRITTEN] = SEQUENCE_MASK
-        age[(age == 0) & ~same] = 1  # complete in the first copy, but replaced meanwhile
+        age[(age == 0) & ~same] = 1  # the record was complete in the first copy, but was replaced meanwhile
         if count > MAX_WRITERS_INSIDE and age.all():
             raise RingError(f"ring {self.path}: {produced} records by its cursor, where nothing was written")
         if age.any():
-            overtaken = (age != 0) & (age < SEQUENCE_MASK // 2)  # replaced by a newer record
-            missing = (age != 0) & ~overtaken  # reserved, but not complete yet
-            # Stop before the first incomplete record, to read it later.
+            overtaken = (age != 0) & (age < SEQUENCE_MASK // 2)  # the slot already contains a newer record
+            missing = (age != 0) & ~overtaken  # the slot is reserved, but its record is not complete yet
+            # Stop before the first incomplete record. The next read tries it again.
             if missing.any() and not (final or self._abandoned(first + int(missing.argmax()))):
                 records = records[: int(missing.argmax())]
             complete = age[: len(records)] == 0
@@ -262,7 +264,7 @@ class RingReader:
             self._next = produced
         elements = records[:, 2]
         flags = tag & (0xFF << NODE_BITS)
-        # Python's hot path accepts counts of 2^63 or more, and these read as negative numbers.
+        # The Python hot path accepts elements of 2^63 or more. A reader sees these as negative numbers.
         if len(elements) and elements.min() < 0:
             flags = flags | np.where(elements < 0, FLAG_UNCOUNTED, 0)
             elements = np.maximum(elements, 0)
@@ -289,12 +291,12 @@ class RingReader:
         Skips a slot that changes during the read, or has impossible values. Always returns [] for a writer with the
         Python hot path. Raises RingError if the file has been cut short.
         """
-        import numpy as np  # imported here, because a profiled process does not need it
+        import numpy as np  # NumPy is imported here, because a profiled process does not need it
 
         self._refuse_cut_short()
         size_bytes, at = 8 * SLOTS * SLOT_WORDS, 8 * FIRST_SLOT_WORD
-        # The writer clears the node before it changes the start. So if two copies of a slot are equal, node and start
-        # belong together.
+        # The writer first clears the node of a slot and then changes the start. So if two copies of a slot are equal,
+        # their node and start belong together.
         before, after = (
             np.frombuffer(self._pread(size_bytes, at), "<i8").reshape(SLOTS, SLOT_WORDS)[:, :4] for _ in range(2)
         )
@@ -367,12 +369,15 @@ class RingReader:
         return np.concatenate([self._records(at, min(READ_TOGETHER, end - at))[:, 3] for at in pieces])
 
     def _newest_from(self, at_least: int) -> int:
-        """Return how many records have been begun, by searching for the newest complete record from `at_least` on."""
+        """Return how many records have been begun. The cursor may be too low, so search for the newest complete
+        record from `at_least` on.
+        """
         look = min(LOOK_AHEAD, self.capacity)
         while True:
             tag = self._tags(at_least, look)
             ahead = ((tag >> SEQUENCE_SHIFT) - at_least) & SEQUENCE_MASK
-            # Numbers wrap. A number that seems to be ahead by more than half of their range belongs to an old record.
+            # The numbers in tags wrap. A number that seems to be ahead by more than half of their range belongs to an
+            # old record.
             ahead[(ahead > SEQUENCE_MASK // 2) | (tag == NEVER_WRITTEN)] = 0
             furthest = int(ahead.max())
             if furthest < look - MAX_WRITERS_INSIDE or look == self.capacity:
@@ -390,7 +395,7 @@ class RingReader:
 
     def _refuse_cut_short(self) -> None:
         status = self._file.status_now()
-        # A process that daemonizes closes all its files. The descriptor may then belong to a different file.
+        # A process that daemonizes closes all its files. The ring's descriptor may then belong to a different file.
         if not os.path.samestat(status, self._file.status):
             raise RingError(f"ring {self.path}: it was closed under its reader")
         if status.st_size < self._size_bytes:

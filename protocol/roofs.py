@@ -27,10 +27,10 @@ from cbtop.protocol.kept_file import read_list, try_to_write, write_list
 from cbtop.protocol.messages import Ceiling
 
 SCHEMA = "cbtop.roofs/1"
-MAX_DEVICES = 32  # the newest devices are kept
-MAX_CEILINGS = 16  # roofs of one device
-# The compute roofs that apply to torch models, and the type that each multiplies. Older files do not contain the
-# type.
+MAX_DEVICES = 32  # most devices in the file of roofs; if there are more, the oldest measurements are dropped
+MAX_CEILINGS = 16  # most roofs of one device
+# The compute roofs that apply to torch models, and the number type that each multiplies. Older files do not contain
+# the type.
 TORCH_COMPUTE = {
     "fma_float32": "float32",
     "matmul_float32": "float32",
@@ -38,7 +38,7 @@ TORCH_COMPUTE = {
     "matmul_bfloat16": "bfloat16",
     "matmul_float16": "float16",
 }
-# Bytes read of /proc/cpuinfo. The rest repeats the same for other processors, and is slow to read.
+# Number of bytes that are read of /proc/cpuinfo. They describe the first processor; the rest is slow to read.
 _FIRST_PROCESSOR_BYTES = 4096
 _CPUINFO = Path("/proc/cpuinfo")
 _DRIVER = Path("/proc/driver/nvidia/version")
@@ -57,17 +57,18 @@ class DeviceRoofs:
     multiprocessors: int | None = None
     driver: str = ""
     power_limit_w: int | None = None
-    weights_bytes: int | None = None  # if a roof was measured for a model: the size of its weights
+    # The size of the model's weights in bytes, if the roofs were measured for one model; else None.
+    weights_bytes: int | None = None
 
     @property
     def key(self) -> tuple[object, ...]:
-        """The key of this measurement. Older measurements with the same key are replaced."""
+        """The values on which the measured roofs depend. Older measurements with the same key are replaced."""
         gpu = self.uuid, self.multiprocessors, self.driver, self.power_limit_w
         return self.device, self.threads, self.weights_bytes, *gpu
 
     @property
     def title(self) -> str:
-        """The name of the device, with the conditions of the measurement."""
+        """The name of the device, and the conditions under which it was measured, as text."""
         if self.threads is not None:
             weights = "" if self.weights_bytes is None else f", {self.weights_bytes:,} bytes of weights"
             return f"{self.device}, {self.threads} thread{'s' if self.threads > 1 else ''}{weights}"
@@ -76,7 +77,7 @@ class DeviceRoofs:
 
     @property
     def measured_on(self) -> str:
-        """The day of the measurement."""
+        """The day of the measurement, as text."""
         return self.ceilings[0].measured_on[: len("2026-11-22")] if self.ceilings else ""
 
 
@@ -106,7 +107,7 @@ def keep_roofs(measured: Iterable[DeviceRoofs]) -> tuple[DeviceRoofs, ...]:
     try:
         known = known_roofs()
     except RoofsError:
-        known = ()  # If the file cannot be read, replace it.
+        known = ()  # a file that cannot be read is replaced
     before = {one.key: one for one in known}
     new = {one.key: _merged(before.get(one.key), one) for one in measured}
     devices = [*(one for one in known if one.key not in new), *new.values()][-MAX_DEVICES:]
@@ -115,9 +116,8 @@ def keep_roofs(measured: Iterable[DeviceRoofs]) -> tuple[DeviceRoofs, ...]:
 
 
 def _merged(old: DeviceRoofs | None, new: DeviceRoofs) -> DeviceRoofs:
-    """Return `new`, but with each roof of `old` that was measured better.
-
-    If `new` is short, it also gets the roofs that only `old` has.
+    """Return `new`, but take each roof from `old` that was measured better there. If `new` is a short measurement, it
+    also gets the roofs that only `old` has.
     """
     if old is None:
         return new
@@ -129,9 +129,8 @@ def _merged(old: DeviceRoofs | None, new: DeviceRoofs) -> DeviceRoofs:
 
 
 def _better(old: Ceiling | None, new: Ceiling) -> Ceiling:
-    """Return `new`, or `old` if that is better.
-
-    `old` is better if only `new` is short, if only `new` is disturbed, or if both are disturbed and `old` is higher.
+    """Return the better of two measurements of one roof. It is `old` if only `new` is short, if only `new` was
+    disturbed by other processes, or if both were disturbed and `old` is higher.
     """
     if old is None:
         return new
@@ -142,7 +141,7 @@ def _better(old: Ceiling | None, new: Ceiling) -> Ceiling:
 
 
 def roofs_over_torch(ceilings: Iterable[Ceiling], compute: Mapping[str, str] = TORCH_COMPUTE) -> list[Ceiling]:
-    """Return the roofs that apply to a torch model, with their types.
+    """Return the roofs that apply to a torch model, with the number types that they multiply.
 
     `compute` maps names of compute roofs to types.
     """
@@ -159,7 +158,7 @@ def way_out_on_cpu(threads: int) -> str:
 
 
 def try_to_keep() -> None:
-    """Raise RoofsError if `keep_roofs` could not write the file. Tests this with a temporary file."""
+    """Raise RoofsError if `keep_roofs` could not write the file. To test that, it writes a temporary file."""
     try_to_write(roofs_file())
 
 

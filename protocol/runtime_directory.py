@@ -12,7 +12,7 @@ import stat
 from cbtop.protocol.errors import EndpointError
 from cbtop.protocol.filesystem import copies_on_write, in_words
 
-SHARED_MEMORY = "/dev/shm"  # a tmpfs on Linux
+SHARED_MEMORY = "/dev/shm"  # /dev/shm: a file system in memory (tmpfs) on Linux
 TEMPORARY = ("/tmp", "/var/tmp", "/usr/tmp")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # importing this from typing would be slow, see `cbtop.protocol.runtime_directory`
+TYPE_CHECKING = False  # `typing` is not imported, because that would be slow, see `cbtop.protocol.runtime_directory`
 if TYPE_CHECKING:
     from types import CodeType, FrameType, TracebackType
 
@@ -14,8 +14,8 @@ _CO_VARARGS = 4  # inspect.CO_VARARGS
 def is_ours(error: BaseException) -> bool:
     """Whether our code may suppress `error`: it is an Exception, and no signal handler of the host raised it."""
     trace = error.__traceback__
-    # A traceback with only one frame contains no frame of a handler. Do not read its locals, because that would keep
-    # them alive.
+    # A traceback with one frame has no frame of a signal handler. Do not read the locals of this frame, because that
+    # would keep them alive.
     is_from_here = trace is None or trace.tb_next is None
     return isinstance(error, Exception) and (is_from_here or not is_of_a_signal_handler(error))
 
@@ -29,11 +29,12 @@ def is_of_a_signal_handler(error: BaseException) -> bool:
     while trace is not None:
         frame = trace.tb_frame
         given = _locals_of(frame)
-        # A handler may receive its arguments as one tuple.
+        # A handler defined with *args has its two arguments in one tuple.
         given += [one for value in given if type(value) is tuple and len(value) == 2 for one in value]
         if frame.f_back is not None and any(value is frame.f_back for value in given):
             return True
-        # Getting the handlers takes 50 µs, so first test whether the function takes two arguments.
+        # Looking up the signal handlers takes 50 µs, so first test whether the function takes two arguments as a
+        # handler does.
         takes_two = frame.f_code.co_argcount > 1 or frame.f_code.co_flags & _CO_VARARGS
         if takes_two and not _is_of_ours(trace) and frame.f_code in _handlers():
             return True

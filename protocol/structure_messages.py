@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-MAX_COUNT = 1 << 53  # limit of any count, exact also in JSON
-MAX_OPERATIONS = 5_000  # limit for the different operations of a phase; the same operation in two nodes counts twice
-MAX_BREAKS = 100  # limit for the reasons for graph breaks; the same reason in two nodes counts twice
+MAX_COUNT = 1 << 53  # Largest value of any count. Numbers up to this limit are exact in JSON.
+MAX_OPERATIONS = 5_000  # most different operations of a phase; the same operation in two nodes counts twice
+MAX_BREAKS = 100  # most reasons for graph breaks that are sent; the same reason in two nodes counts twice
 MAX_CONDITIONS = 64
 
 
@@ -95,7 +95,7 @@ class StepAllocations:
 class GraphBreak:
     """A reason why Dynamo ended a graph early, and how often.
 
-    `node` is the innermost step, layer or brick that ran then. 0 means outside of all.
+    `node` is the innermost step, layer or brick that ran then, or 0 if none ran.
     """
 
     reason: str
@@ -129,7 +129,7 @@ class CompiledCode:
 
 
 StructureMessage = Conditions | StepOperations | StepAllocations | CompiledCode
-StructurePart = RunCondition | OperationCount | GraphBreak  # they exist only inside other messages
+StructurePart = RunCondition | OperationCount | GraphBreak  # These messages exist only inside other messages.
 
 
 def _check_range(what: str, least: int, most: int) -> None:

@@ -53,8 +53,8 @@ class Subscriber:
             )
         check_descriptors()
         self.received = 0
-        self.trouble = ""  # why there is no link over tcp; "" if there is one or may be one soon
-        self.is_refused = False  # whether it is useless to wait for a link
+        self.trouble = ""  # why the daemon cannot be reached over tcp; "" if it can, or may be soon
+        self.is_refused = False  # whether waiting is useless, because the daemon refuses this viewer
         self._keys = keys if self._is_tcp else None
         self._topics = list(topics)
         self._asked = _question(JOIN_PREFIX)
@@ -62,7 +62,7 @@ class Subscriber:
         self._context.setsockopt(zmq.LINGER, 0)
         self._link = _Link.DOWN
         self._suspected = ""
-        self._redial_s: float | None = None  # when to connect again; None while there is a socket
+        self._redial_s: float | None = None  # the time of the next attempt to connect; None while a socket is open
         try:
             self._dial()
         except zmq.ZMQError as error:
@@ -85,7 +85,7 @@ class Subscriber:
         self._socket.connect(self.endpoint)
         for topic in self._topics:
             self._socket.subscribe(topic)
-        # Subscribe to the question last. Then all live messages since the answer arrive.
+        # Subscribe to the question's topic last. So the viewer receives every live message that follows the answer.
         self._socket.subscribe(self._asked)
 
     def ask(self, prefix: bytes, what: bytes = b"") -> bytes:
@@ -94,7 +94,7 @@ class Subscriber:
         Returns the question's topic. The question replaces the previous one.
         """
         before, self._asked = self._asked, _question(prefix) + what
-        if self._redial_s is None:  # otherwise `_dial` will subscribe
+        if self._redial_s is None:  # without a socket, `_dial` subscribes later
             self._socket.unsubscribe(before)
             self._socket.subscribe(self._asked)
         return self._asked
@@ -107,7 +107,7 @@ class Subscriber:
             self._topics.append(topic)
         else:
             self._topics.remove(topic)
-        if self._redial_s is None:  # otherwise `_dial` will subscribe
+        if self._redial_s is None:  # without a socket, `_dial` subscribes later
             (self._socket.subscribe if on else self._socket.unsubscribe)(topic)
 
     def _hang_up(self) -> None:
@@ -164,7 +164,7 @@ class Subscriber:
             elif self._link is _Link.UP:
                 self._link = _Link.BROKEN
             elif self._link is _Link.BROKEN and event == zmq.EVENT_CONNECT_RETRIED:
-                self._link = _Link.DOWN  # libzmq reconnects by itself; its next event shows the result
+                self._link = _Link.DOWN  # libzmq reconnects by itself; its next event shows whether that succeeded
             else:
                 self._note_failure(is_allowed)
                 self._hang_up()
@@ -177,7 +177,8 @@ class Subscriber:
             self.trouble, self.is_refused = not_allowed(self._keys), True
             return
         trouble, is_final = why_not(self.endpoint, self._keys)
-        # The daemon may just be restarting. Only a reason that is found twice is final.
+        # A refusal may come from a daemon that is just restarting. So a reason is final only if it is found twice in
+        # a row.
         if not is_final or trouble == self._suspected:
             self.trouble, self.is_refused = trouble, is_final
         self._suspected = trouble

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from cbtop.protocol.attributes import MAX_QUANTITY
 
-MAX_TIMED_STEPS = 64  # training steps of a TrainingTimes
-MAX_STEP_PARTS = 32  # parts of a training step, and kinds of its communication; this version knows eleven parts
+MAX_TIMED_STEPS = 64  # most training steps that a TrainingTimes covers
+# Most parts of a training step, and most kinds of its communication; this version knows eleven parts.
+MAX_STEP_PARTS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +100,7 @@ class GradientNorm:
     highest: float
     measured: int
     clipping: str = ""  # "before" the program clips the gradients, or "after" it; "": no clipping was seen
-    is_shard: bool = False  # whether the process has only a part of some gradients
+    is_shard: bool = False  # whether this process has only shards of some gradients
 
     def __post_init__(self) -> None:
         if not 1 <= self.measured <= MAX_TIMED_STEPS or not self.measured <= self.step < MAX_QUANTITY:

@@ -5,20 +5,20 @@ from __future__ import annotations
 from enum import IntEnum, StrEnum
 
 GUARD_CHECK = "guard"  # name of the check that fails if the guard finds something
-# Name of a check under LmHead. It fails if the logits of a step are wrong, but every brick is right when the step
+# Name of a check under LmHead. It fails if the logits of a step are wrong, although no brick is wrong when the step
 # runs again.
 LOGITS_CHECK = "logits"
 PRECONDITION = "precondition "  # prefix of the names of checks of a kernel's arguments
 
 
 class BrickCategory(IntEnum):
-    """A report adds up bricks by these categories."""
+    """The categories of bricks. A report adds up bricks by category."""
 
     NORM = 0
     ATTENTION = 1
     FFN = 2
     OTHER = 3
-    COMMUNICATION = 4  # between processes; most of the time is spent waiting for the slowest one
+    COMMUNICATION = 4  # communication between processes; most of this time is spent waiting for the slowest one
 
     @property
     def display_name(self) -> str:
@@ -113,13 +113,14 @@ _BRICKS_BY_NAME = {name: brick for brick, name in _BRICK_NAMES.items()} | {
 }
 
 
-WARM_UP = " (warm-up)"  # suffix of the phase name of the first steps; their times are not stable yet
-SAMPLE = ", a sample"  # suffix of the phase name if only the recorded steps are counted
-# Suffix of the backend of a model on a GPU if CUPTI records its kernels.
+WARM_UP = " (warm-up)"  # Suffix of the phase name for the first steps of a process. Their times are not stable yet.
+SAMPLE = ", a sample"  # suffix of the phase name if the totals contain only the recorded steps
+# Suffix of the backend's name if the model runs on a GPU and CUPTI records its kernels.
 BY_KERNELS = "kernels by CUPTI, a recorded step as long as the plain one before it"
-# Suffix after BY_KERNELS. In most of these steps, the GPU was idle when the step began.
+# A suffix after BY_KERNELS. It is added if the GPU was idle at the beginning of most recorded steps.
 IDLE_BEFORE = ", the GPU idle as it began"
-LAUNCHES = ": launches"  # suffix of the backend of work on a device that the host times
+# Suffix of the backend's name if only the host timed the work of a device. The times are then the times of launches.
+LAUNCHES = ": launches"
 
 
 def is_warm_up(phase: str) -> bool:
@@ -134,13 +135,16 @@ class TrainingPart(StrEnum):
     FORWARD = "forward"
     LOSS = "loss"
     BACKWARD = "backward"
-    COMMUNICATION = "communication"  # the program waits for it
+    COMMUNICATION = "communication"  # the program waits for communication between processes
     CLIP = "clip"
     OPTIMIZER = "optimizer"
     ZERO_GRAD = "zero grad"
-    EVALUATION = "evaluation"  # evaluation or generation between the micro-batches of a step; has its own steps, too
+    # Evaluation or generation between the micro-batches of a training step. Its forward passes also count as steps of
+    # their own.
+    EVALUATION = "evaluation"
     OTHER = "other"
-    NO_KERNEL = "no kernel"  # on a GPU: no kernel runs, though the loop neither waits for data nor does other work
+    # Only on a GPU: no kernel runs, although the program neither waits for data nor does other work.
+    NO_KERNEL = "no kernel"
 
 
 class EnginePart(StrEnum):
@@ -188,8 +192,8 @@ class TransferDirection(StrEnum):
     D2D = "D2D"
 
 
-# Labels for the bricks of a step, if the device waited for the host in that step. LAUNCH_BOUND is appended to the
-# brick's name. UNTIL_THERE is appended to the backend, and says what the times mean.
+# LAUNCH_BOUND is appended to a brick's name if the device waited for the host in its step. UNTIL_THERE is then
+# appended to the name of the backend, and says up to when the times run.
 LAUNCH_BOUND, UNTIL_THERE = "launch-bound", "until the device got there"
 
 
@@ -212,15 +216,15 @@ class DeviceKind(StrEnum):
     """The kind of a sampled device."""
 
     GPU = "gpu"
-    MIG = "mig"  # a part of a GPU that works as a separate device (Multi-Instance GPU)
-    CPU = "cpu"  # all processors of the host together
+    MIG = "mig"  # a part of a GPU (a MIG instance) that works as a separate device
+    CPU = "cpu"  # all processors of the host, as one device
 
 
 class SourceStatus(StrEnum):
     """The state of a profiled process."""
 
     LIVE = "live"
-    ENDED = "ended"  # the process sent a goodbye
+    ENDED = "ended"  # the process sent a goodbye before it ended
     # the process does not run any longer and sent no goodbye: it was killed, or ended by os._exit or exec
     GONE = "gone"
     FAULTY = "faulty"  # the records of the process cannot be trusted; SourceState contains the reason
@@ -230,9 +234,9 @@ class Provenance(StrEnum):
     """The source of a number. It is shown next to a number, unless the number was simply measured."""
 
     MEASURED = "measured"
-    DERIVED = "derived"  # computed from measured numbers, or from shapes
-    STATIC = "static"  # read from a file or declared, independent of what ran
+    DERIVED = "derived"  # the number was computed from measured numbers, or from shapes
+    STATIC = "static"  # the number was read from a file or declared, and does not depend on what ran
     UNAVAILABLE = "n/a"
 
 
-DAEMON_KEY, VIEWER_KEY = "daemon", "viewer"  # names of the key pairs that are used by default
+DAEMON_KEY, VIEWER_KEY = "daemon", "viewer"  # the names of the key pairs that a daemon and a viewer use by default

@@ -1,8 +1,8 @@
 """The contracts of kernels, one YAML file per operation. A contract states what the operation computes, the
 conditions of a call, and how to break these conditions."""
 
-# The YAML files are the only source. Kernels read their tolerance from them. `cbtop verify` and the tests read the
-# faults to plant. Runs with `--check-contracts` read the conditions.
+# What is known about a contract is only in its YAML file. Kernels read their tolerance from them. `cbtop verify` and
+# the tests read the faults to plant. Runs with `--check-contracts` read the conditions.
 
 from __future__ import annotations
 
@@ -21,23 +21,24 @@ from cbtop.compute.errors import ContractError
 from cbtop.compute.jit.halves import bits, numbers
 
 FOLDER = Path(__file__).parent
-WEIGHTS = "weights_read"  # the bandwidth over a working set of the size of the model's weights
-# libyaml reads the files in 0.03 s, the Python loader in 0.3 s. PyYAML may have been built without libyaml.
+# The roof of kernels that read weights: the bandwidth over a working set as large as the model's weights.
+WEIGHTS = "weights_read"
+# libyaml reads the contracts in 0.03 s, and PyYAML's loader in Python in 0.3 s. PyYAML may have been built without
+# libyaml.
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 @dataclass(frozen=True, slots=True)
 class ArgumentChange:
-    """A change of a call's arguments.
-
-    It has an expression for each argument that changes, evaluated on the unchanged arguments.
+    """A change of a call's arguments, which plants a fault. For each argument that changes, it has an expression that
+    is evaluated on the unchanged arguments.
     """
 
     name: str
     values: Mapping[int, Expression]
 
     def of(self, arguments: Values) -> tuple[Any, ...]:
-        """Return the changed arguments. Their arrays are contiguous, as kernels require."""
+        """Return the arguments of a call after the change. Their arrays are contiguous, as kernels require."""
         changed = list(arguments)
         for place, expression in self.values.items():
             value = expression.evaluate(arguments)
@@ -81,11 +82,11 @@ class Checks:
         self.failed: Failed = self._first
 
     def names_of(self, failed: int) -> Iterator[str]:
-        """Return the names of the conditions with a set bit in `failed`."""
+        """Return the names of the conditions that fail. Bit n of `failed` is set if condition n does not hold."""
         return (one.name for number, one in enumerate(self._conditions) if failed >> number & 1)
 
     def all_of(self, values: Values) -> list[tuple[str, bool]]:
-        """Return each condition's name and whether it holds."""
+        """Return the name of each condition, and whether it holds for `values`."""
         failed = self.failed(values)
         return [(one.name, not failed >> number & 1) for number, one in enumerate(self._conditions)]
 
@@ -97,7 +98,7 @@ class Checks:
 
 @dataclass(frozen=True, slots=True)
 class Performance:
-    """How fast the kernel is: the share of a roof that it reached when it was measured.
+    """The speed of a kernel: the share of a roof that it reached when it was measured.
 
     `roof` is a name of `ceilings`.
 
@@ -116,11 +117,10 @@ class Performance:
 class Contract:
     """The contract of an operation. It contains ways to check that kernels fulfil it.
 
-    `tolerance` limits max|difference| / max|reference| of an output.
-    `output_faults` are names of `verification.FAULTS`, which are planted in outputs.
-    `argument_faults` change the kernel's arguments.
-    `before` and `after` evaluate the conditions.
-    `earlier` are the places of arguments. Postconditions need the values of these from before the call.
+    `tolerance` limits max|difference| / max|reference| of an output. `output_faults` are names of
+    `verification.FAULTS`, which are planted in outputs. `argument_faults` change the kernel's arguments. `before` and
+    `after` evaluate the conditions. `earlier` are the indices of the arguments whose values from before the call are
+    needed by postconditions.
     """
 
     name: str
@@ -156,14 +156,15 @@ class Contract:
     def check_after(self, arguments: Values, earlier: Values) -> list[tuple[str, bool]]:
         """Return the name of each postcondition, and whether it holds after a call.
 
-        `earlier` are the arguments before the call. At least those at the places `self.earlier` must be copies.
+        `earlier` are the arguments before the call. At least the arguments with the indices `self.earlier` must be
+        copies.
         """
         return self.after.all_of((*arguments, *earlier))
 
     def broken(self, earlier: Values, right: Values) -> list[tuple[str, bool]]:
         """Return the name of each condition, and whether it fails after its `broken_by` has changed the arguments.
 
-        `earlier` are the arguments before a call, and `right` those after a correct call.
+        `earlier` are the arguments before a call, and `right` are the arguments after a correct call.
         """
         with np.errstate(all="ignore"):
             before = [bits(one.broken_by.of(numbers(earlier))) for one in self.preconditions]
@@ -213,7 +214,7 @@ def read(name: str, text: str) -> Contract:
 
 
 class _Reader:
-    """Reads one contract file. Its errors name the wrong key."""
+    """Reads the file of one contract. An error names the wrong key."""
 
     def __init__(self, file: str) -> None:
         self._file = file

@@ -18,14 +18,14 @@ try:
     from cbtop.compute.contracts import _conditions
 
     compiled: type[_conditions.Conditions] | None = _conditions.Conditions
-except ImportError:  # no compiler or no headers were found at installation
+except ImportError:  # at installation, the compiler or the headers of Python were missing
     compiled = None
 
-# called with the values of a call; bit n of the result is set if condition n does not hold
+# Is called with the values of a kernel call. If condition n does not hold, bit n of the result is set.
 Failed = Callable[[Values], int]
 Holds = Callable[[Values], bool]
-ASKED = -1  # Python always decides this condition, because C cannot evaluate it
-NONE = -1  # marks a bound of a slice that is left out
+ASKED = -1  # marks a condition that Python must decide, because C cannot evaluate it
+NONE = -1  # takes the place of a bound of a slice that is not given
 
 _OPERATIONS: Mapping[type[ast.AST], str] = {
     ast.Add: "add", ast.Sub: "subtract", ast.Mult: "multiply", ast.Div: "divide", ast.FloorDiv: "floor",
@@ -40,7 +40,7 @@ _EXTREMES: Mapping[str, tuple[str, str]] = {"max": ("maximum", "most"), "min": (
 
 
 class _UnknownError(Exception):
-    """The expression contains something that nodes cannot express."""
+    """Raised for an expression that nodes cannot express, so that Python must evaluate it."""
 
 
 def failing(expressions: Sequence[Expression], names: Sequence[str], meaning: Sequence[Holds]) -> Failed:
@@ -56,7 +56,9 @@ def failing(expressions: Sequence[Expression], names: Sequence[str], meaning: Se
 
 
 class _Writer:
-    """Makes nodes, tuples (operation, operand, …). An operand is the place of an earlier node."""
+    """Makes the nodes of expressions. A node is a tuple (operation, operand, …), and an operand is the index of an
+    earlier node.
+    """
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = {name: place for place, name in enumerate(names)}
@@ -70,7 +72,8 @@ class _Writer:
             return ASKED
 
     def _node(self, *node: Any) -> int:
-        key = (*node, *map(type, node))  # the key contains types, because 1 == 1.0 but they are different constants
+        # Types are a part of the key, because 1 == 1.0, although they are different constants.
+        key = (*node, *map(type, node))
         if key not in self._known:
             self._known[key] = len(self.nodes)
             self.nodes.append(node)

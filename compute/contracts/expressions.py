@@ -28,14 +28,14 @@ Evaluate = Callable[[Values], Any]
 
 
 class ExpressionError(ValueError):
-    """An expression that is not valid. The message is one line."""
+    """The text is not a valid expression. The message is one line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Expression:
     """An expression that is ready to be evaluated, with its syntax tree.
 
-    `earlier` holds the names x of all `old(x)`. `old(x)` is the value of x before the call.
+    `earlier` holds the names x of all `old(x)`. In an expression, `old(x)` is the value of x before the call.
     """
 
     text: str
@@ -66,12 +66,12 @@ def _at(values: Any, places: Any) -> Any:
 
 
 def _lengths(values: Any) -> Any:
-    """Return the square root of the sum of squares of each row, in float64."""
+    """Return the L2 norm of each row, which is the square root of the sum of its squares, in float64."""
     return np.linalg.norm(np.asarray(values, np.float64), axis=1)
 
 
 def _extreme(choose: Callable[..., Any]) -> Callable[..., float]:
-    """Return a function that chooses an element of an array, or one of several numbers."""
+    """Return a function for an index: it takes an element of an array, or one of several numbers."""
     return lambda *values: float(choose(values[0] if len(values) == 1 else values))
 
 
@@ -158,7 +158,8 @@ class _Reader:
         pairs = []
         for op, left, right in zip(ops, operands, operands[1:], strict=False):
             compare, first = _OPERATORS[type(op)], self.read(left)
-            # In most comparisons, the right side is a constant. They are faster if the constant is not looked up.
+            # Most comparisons have a constant on the right side. They are faster if the constant is not looked up
+            # each time.
             if isinstance(right, ast.Constant):
                 pairs.append(_against(compare, first, self.read(right)(())))
             else:

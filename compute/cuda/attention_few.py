@@ -1,11 +1,11 @@
 """CUDA C++ of attention for a few rows.
 
-The context is divided into pieces, and the last block combines their results.
+The context is divided into pieces, and the block that ends last combines their results.
 """
 
 from __future__ import annotations
 
-ROWS = 8  # rows of a block
+ROWS = 8  # rows (heads of tokens) that one block computes
 OUTPUTS = 128  # largest number of outputs of a head that one block computes
 # Size of a block's partial result for the last block, in floats. For each row it has the outputs, the maximum and the
 # sum.

@@ -108,7 +108,7 @@ def _bytes(size_of: Any, read: Any, program: Any) -> bytes:
 def _read(path: Path) -> CompiledModule | None:
     """Return a cached module, or None if it is missing or damaged.
 
-    Also returns None if another user may write to the directory, because the module's code is executed.
+    Also returns None if other users may write to the directory, because the code of the module will be executed.
     """
     try:
         whole = bytes_of(path, MAX_KEPT_BYTES) if is_believed(path.parent) else None
@@ -128,4 +128,6 @@ def _keep(path: Path, one: CompiledModule) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_whole(path, hashlib.sha256(body).digest() + body)
     except OSError:
-        pass  # The disk is full or read-only, so the module will be compiled again next time.
+        # The cache could not be written, because the disk is full or read-only; the next run compiles the module
+        # again.
+        pass

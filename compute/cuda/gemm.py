@@ -1,4 +1,4 @@
-"""Products of bfloat16 by cuBLAS. They use CuPy, which is loaded at the first call."""
+"""Multiplies bfloat16 matrices by cuBLAS, through CuPy. CuPy is loaded at the first call."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def bf16_product(weights: Any, x: Any, out: Any, columns: int) -> LibraryCall:
 def _run(weights: Any, x: Any, out: Any, columns: int) -> None:  # pragma: no cover - gpu
     from cupy.cuda import cublas, device
 
-    tokens, rows = out.shape  # for cuBLAS, which uses column-major order, this memory has the shape (rows, tokens)
+    tokens, rows = out.shape  # cuBLAS uses column-major order, so for it this memory has the shape (rows, tokens)
     cublas.gemmEx(
         device.get_cublas_handle(), _TRANSPOSED, _AS_IT_IS, rows, tokens, columns, _ONE.ctypes.data,
         weights.data.ptr, _BFLOAT16, columns, x.data.ptr, _BFLOAT16, columns, _ZERO.ctypes.data,

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-EACH = 256  # threads of a block if each thread computes one number
-WARP = 32  # number of threads that run one instruction together (CUDA C++ Programming Guide, "SIMT architecture")
-IN_REGISTERS = 2  # largest number of groups of four numbers that a thread keeps of a row
+EACH = 256  # number of threads of a block, if each thread computes one number
+WARP = 32  # threads of a warp, which run one instruction together (CUDA C++ Programming Guide, "SIMT architecture")
+IN_REGISTERS = 2  # most groups of four numbers that one thread keeps of a row
 
 Dimensions = tuple[int, int, int]
 
@@ -23,7 +23,7 @@ class CudaModule:
 
 @dataclass(frozen=True, slots=True)
 class CudaLaunch:
-    """One launch.
+    """One launch of a kernel.
 
     `arguments` are device arrays and NumPy scalars. Their types and order are as in the entry's parameters.
     """
@@ -38,7 +38,7 @@ class CudaLaunch:
 
 @dataclass(frozen=True, slots=True)
 class LibraryCall:
-    """A call of a library (cuBLAS) that launches kernels itself. Screens show `name`."""
+    """A call of a library (cuBLAS) that launches kernels itself. Screens show the call as `name`."""
 
     name: str
     call: Callable[[], object]
@@ -51,9 +51,9 @@ Launch = CudaLaunch | LibraryCall
 class CudaKernel:
     """The CUDA version of a kernel. `launches(*arguments)` returns the launches of a call, in order.
 
-    The arguments are those of the kernel, with arrays on the device. `start`, `position` and `sequence` are int32
-    (1,) on the device, so that a graph reads their new values in each run. `launches` computes nothing. It uses only
-    the shapes and types of arrays.
+    The arguments are those of the kernel, with arrays on the device. The arguments `start`, `position` and `sequence`
+    are int32 (1,) on the device, so that a graph reads their new values in each run. `launches` computes nothing. It
+    uses only the shapes and types of arrays.
 
     `modules`: all modules that a launch may use.
     `together`: a function that returns one launch for two calls of a brick, or None if the kernel cannot join them.
@@ -94,15 +94,14 @@ def whole_warps(threads: int, most: int = 1024) -> int:
 
 
 def of_rows(rows: int, columns: int) -> tuple[Dimensions, Dimensions]:
-    """Return a grid and a block, with one block for each row.
-
-    A thread processes groups of four numbers. If the row is long, it processes several groups one after the other.
+    """Return a grid with one block for each row, and the size of a block. A thread processes a group of four numbers,
+    or several such groups if the row is long.
     """
     return line(rows, whole_warps(-(-columns // 4)))
 
 
 def stays_in_registers(columns: int) -> bool:
-    """Return whether the threads of `of_rows` can keep a row in registers.
+    """Return whether the threads of a block (see `of_rows`) can keep a row in registers.
 
     The row must consist of whole groups of four, at most IN_REGISTERS for each thread.
     """

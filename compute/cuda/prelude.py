@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-# Stamps are times of "%globaltimer" (CUDA Guide, PTX ISA). The first block of a kernel writes the begin. Every block
-# that ends writes the end with `atomicMax`, so the last one counts. Stamps need no reset, because time only grows.
+# A stamp is the time of "%globaltimer" (CUDA Guide, PTX ISA) at the begin or the end of a kernel. The first block of
+# a kernel writes the begin. Every block that ends writes the end with `atomicMax`, so the last one counts. Stamps
+# need no reset, because time only grows.
 PRELUDE = r"""
 typedef signed char int8_t;
 typedef unsigned char uint8_t;

@@ -16,10 +16,10 @@ from cbtop.compute.cuda.units import UNITS
 from cbtop.compute.quantization.base import BlockFormat
 from cbtop.compute.quantization.planes import UNIT
 
-# A thread reads one unit of each of ROWS rows, so that ROWS loads are pending. It uses the activations of the unit
-# ROWS times. dp4a computes four products of int8 and their sum (CUDA math API, "SIMD intrinsics"). A byte is
-# converted to float32 by putting it into the low byte of a float32. The last bit of that float32 is worth 1. An SM
-# executes few conversion instructions at a time, so this is faster.
+# A thread reads a unit (32 weights) of each of ROWS rows, so that ROWS loads are in flight. It uses the activations
+# for these weights ROWS times. dp4a computes four products of int8 and their sum (CUDA math API, "SIMD intrinsics").
+# A byte is converted to float32 by putting it into the low byte of a float32. The last bit of that float32 is worth
+# 1. An SM executes few conversion instructions at a time, so this is faster.
 PRODUCTS = r"""
 struct Int8 {  // of quantize_rows
     const uint8_t* codes;    // int8 (tokens, columns)
@@ -286,9 +286,10 @@ __device__ __forceinline__ void write_gated(
 }
 """
 
-TOKENS = (1, 2, 4, 8)  # numbers of tokens that share a read of weights; the module has an entry for each of them
+# Numbers of tokens that can share one read of the weights; the module has an entry for each of them.
+TOKENS = (1, 2, 4, 8)
 MOST_THREADS = 128
-FEW_UNITS = 256  # units of a row
+FEW_UNITS = 256  # up to this many units (of 32 weights), a row is shared by one warp
 
 
 def ways_of(block_format: BlockFormat, tokens: int, is_int8: bool, is_beside_others: bool = False) -> tuple[int, int]:
@@ -312,13 +313,15 @@ def _at_once(block_format: BlockFormat) -> int:
 
 
 def block_of(block_format: BlockFormat, columns: int, is_int8: bool, is_beside_others: bool = False) -> Dimensions:
-    """Return the size of a block. Threads along x share rows. Along y there are groups of such threads."""
+    """Return the size of a block. The threads along x share their rows. Along y, there are several such groups of
+    threads.
+    """
     if is_int8 and (is_beside_others or _at_once(block_format) == 1):
         return (MOST_THREADS, 1, 1) if columns // UNIT > FEW_UNITS else (WARP, MOST_THREADS // WARP, 1)
     return whole_warps(-(-columns // UNIT), MOST_THREADS // 2 if is_int8 else MOST_THREADS), 1, 1
 
 
-# The parameters of an entry for int8 activations, and the expression that makes the struct from them.
+# The parameters of an entry for int8 activations, and the C++ expression that makes the struct from them.
 INT8_PARAMETERS, INT8 = "const uint8_t* codes, const float* factors", "Int8{codes, factors}"
 FLOATS_PARAMETERS, FLOATS = "const float* x", "Floats{x}"
 
@@ -346,19 +349,21 @@ def together(tokens: int) -> int:
 
 
 def matrix_arguments(weights: Any, bias: Any, out: Any) -> tuple[Any, ...]:
-    """Return an entry's arguments for a matrix and its product, as declared by `matrix_parameters`."""
+    """Return the arguments of an entry for a matrix and its product, as `matrix_parameters` declares them."""
     return weights, bias, np.int32(bias.size > 0), out, np.int32(out.shape[1])
 
 
 def matrix_parameters(name: str) -> str:
-    """Return an entry's parameters for a matrix and its product, `name` (tokens, rows)."""
+    """Return the parameters of an entry for a matrix and its product, which is called `name` and has shape (tokens,
+    rows).
+    """
     return (
         f"const uint8_t* {name}_weights, const float* {name}_bias, int {name}_biased, float* {name}, int {name}_rows"
     )
 
 
 def matrix(name: str) -> str:
-    """Return the expression that makes a Matrix from `matrix_parameters`."""
+    """Return the C++ expression that makes a Matrix from the parameters of `matrix_parameters`."""
     return f"Matrix{{{name}_weights, {name}_biased ? {name}_bias : nullptr, {name}, {name}_rows}}"
 
 
@@ -370,21 +375,25 @@ FLOATS_OF_EXPERT = "Floats{x + blockIdx.z * x_step}"
 
 
 def expert_arguments(weights: Any, out: Any) -> tuple[Any, ...]:
-    """Return an entry's arguments for the planes of all experts, (experts, bytes), and for their products."""
+    """Return the arguments of an entry for the planes of all experts, (experts, bytes), and for their products."""
     return weights, np.int64(weights.shape[1]), out, np.int32(out.shape[1])
 
 
 def expert_parameters(name: str) -> str:
-    """Return an entry's parameters for `expert_arguments`."""
+    """Return the parameters of an entry that takes `expert_arguments`."""
     return f"const uint8_t* {name}_weights, int64_t {name}_bytes, float* {name}, int {name}_rows"
 
 
 def expert_matrix(name: str) -> str:
-    """Return the expression that makes a Matrix of the block's expert from `expert_parameters`."""
+    """Return the C++ expression that makes a Matrix of the block's expert from the parameters of
+    `expert_parameters`.
+    """
     planes = f"{name}_weights + experts[blockIdx.z] * {name}_bytes"
     return f"Matrix{{{planes}, nullptr, {expert_out(name, name)}, {name}_rows}}"
 
 
 def expert_out(name: str, matrix: str) -> str:
-    """Return the address where the expert's part of an output begins. The output has as many rows as `matrix`."""
+    """Return the C++ expression for the address of the expert's part of an output. The output has as many rows as
+    `matrix`.
+    """
     return f"{name} + (int64_t)blockIdx.z * {matrix}_rows"

@@ -2,9 +2,9 @@
 
 It finds the first largest logit or draws one of the likeliest tokens, without sorting all logits.
 
-A logit and its place are combined into one number. A larger number comes earlier in sampling: its logit is larger, or
-the logits are equal and its place is earlier. The search is for three tokens: the last of top_k, the last of top_p,
-and the drawn one. For each of them, it finds the number at which the sum over all larger numbers passes a bound.
+A logit and its index are combined into one number. The number is larger if the logit is larger, or if the logits are
+equal and the index is smaller. Three tokens are searched for: the last of top_k, the last of top_p, and the drawn
+one. For each of them, the kernel finds the number at which the sum over all larger numbers exceeds a bound.
 
 First all logits are counted and summed in BINS of equal width. Then each search takes one launch. Its last block
 sorts only the bin that contains the result. If this bin has too many logits, the block searches all logits digit by
@@ -13,9 +13,9 @@ digit. That happens with equal logits, or with outliers, which make bins wide.
 
 from __future__ import annotations
 
-PLACE_BITS = 22  # number of bits for a logit's place; there are at most 2^22 logits
+PLACE_BITS = 22  # number of bits for the index of a logit; there are at most 2^22 logits
 THREADS = 256
-BLOCKS = 128  # number of blocks that share a pass over the logits; the last block to end does the rest
+BLOCKS = 128  # number of blocks that read the logits together; the block that ends last does the rest
 
 SAMPLING = r"""
 #define PLACE_BITS 22

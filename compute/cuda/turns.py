@@ -1,7 +1,7 @@
 """CUDA C++ of products of one token with int8 activations.
 
-There are few blocks. Their warps process one row after another. All rows use the same activations, so each thread
-keeps its part of the activations in registers. A thread loads two rows at the same time. On an H100 with Q4_K, this
+Few blocks run, and their warps process one row after another. All rows use the same activations, so each thread keeps
+its part of the activations in registers. A thread loads two rows at the same time. On an H100 with Q4_K, this code
 reads 18,944 x 3,584 weights at 2.34 TB/s, and one block per row reads only 1.86 TB/s.
 """
 
@@ -27,12 +27,12 @@ from cbtop.compute.cuda.products import (
 from cbtop.compute.quantization.base import BlockFormat
 from cbtop.compute.quantization.planes import UNIT
 
-UNITS_OF_THREAD = (1, 2, 4, 5)  # possible numbers of units per thread; more do not fit into registers
-MOST_WARPS = 16  # largest number of warps that share one row
-WARPS_OF_BLOCK = 4  # warps of a block if each warp has rows of its own
+# The possible numbers of units (of 32 weights) per thread; more do not fit into registers.
+UNITS_OF_THREAD = (1, 2, 4, 5)
+MOST_WARPS = 16  # most warps that share one row
+WARPS_OF_BLOCK = 4  # number of warps of a block, if each warp has rows of its own
 BLOCKS_OF_MULTIPROCESSOR = 8
-# Numbers of warps that run on a multiprocessor at a time. FEWER_WARPS is used if a thread has more than MANY_UNITS
-# units.
+# How many warps run on a multiprocessor at a time. FEWER_WARPS is used if a thread has more than MANY_UNITS units.
 WARPS_AT_A_TIME, FEWER_WARPS, MANY_UNITS = 16, 12, 4
 
 TURNS = r"""
@@ -218,7 +218,8 @@ __device__ __forceinline__ void gated_in_turn(Matrix gate, Matrix up, float* out
 
 @dataclass(frozen=True, slots=True)
 class ThreadShape:
-    """The threads that share a row: `warps` warps, with `units` units of the row per thread.
+    """The threads that share a row: `warps` warps. Each of their threads has `units` units (of 32 weights) of the
+    row.
 
     Both are template arguments.
     """
@@ -228,12 +229,12 @@ class ThreadShape:
 
     @property
     def block(self) -> Dimensions:
-        """The size of a block. Threads along x share a row. Along y there are different rows."""
+        """The size of a block. The threads along x share a row, and along y there are different rows."""
         return self.warps * WARP, 1 if self.warps > 1 else WARPS_OF_BLOCK, 1
 
     @property
     def bounds(self) -> str:
-        """The launch bounds for the compiler. They leave enough registers for all loads of two rows."""
+        """The launch bounds, which tell the compiler to leave enough registers for the loads of two rows."""
         threads = self.block[0] * self.block[1]
         blocks = max((FEWER_WARPS if self.units > MANY_UNITS else WARPS_AT_A_TIME) * WARP // threads, 1)
         return f"__launch_bounds__({threads}, {blocks})"
@@ -241,7 +242,8 @@ class ThreadShape:
     def blocks(self, pieces: int, multiprocessors: int) -> int:
         """Return the number of blocks for `pieces` pieces of work.
 
-        Blocks take pieces in turn. A block takes as many pieces at a time as it has rows of threads along y.
+        Each block takes one piece after another. A block takes as many pieces at a time as it has rows of threads
+        along y.
         """
         return min(-(-pieces // self.block[1]), BLOCKS_OF_MULTIPROCESSOR * multiprocessors)
 
@@ -251,10 +253,10 @@ class ThreadShape:
 
 @cache
 def shape_of(columns: int) -> ThreadShape | None:
-    """Return the best shape for rows of `columns` columns, or None if rows are too long.
+    """Return how threads best share rows of `columns` columns, or None if the rows are too long.
 
-    The shape leaves at most an eighth of the threads idle, or as few as possible. If several shapes do, the result is
-    the one with the most pending loads.
+    At most an eighth of the threads is idle, or as few as possible. If that leaves a choice, the result has the most
+    loads in flight.
     """
     units, ways = columns // UNIT, []
     for warps in range(1, MOST_WARPS + 1):
@@ -269,7 +271,7 @@ def shape_of(columns: int) -> ThreadShape | None:
 
 
 def _code_bytes(block_format: BlockFormat) -> int:
-    """Return the number of bytes that a unit takes in the first plane."""
+    """Return the number of bytes that a unit (32 weights) takes in the first plane of its format."""
     assert block_format.planes is not None
     return block_format.planes.bits[0] * UNIT // 8
 
@@ -286,10 +288,10 @@ def module(
     """Return a module with one entry, `name`, which calls the function `name` of TURNS.
 
     The parameters of the entry are matrices of `formats`, called `names`, then an output `more`, then int8
-    activations. With `of_experts`, the entry is called `expert_` + `name`. It does not prefetch rows, because experts
+    activations. If `of_experts`, the entry is called `expert_` + `name`. It does not prefetch rows, because experts
     are chosen too late for that.
     """
-    rows = 1 if more else 2  # rows of a matrix that are processed per turn
+    rows = 1 if more else 2  # rows of a matrix that a block processes at a time
     ahead = "".join(
         f"    ahead<{_code_bytes(one)}, {shape.units}, {shape.warps}, {rows}>({of}_weights, {of}_rows, columns);\n"
         for of, one in [*zip(names, formats, strict=True)][: 3 - rows]

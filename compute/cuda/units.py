@@ -1,4 +1,4 @@
-"""CUDA C++ that reads units of 32 weights from planes (quantization/planes.py).
+"""CUDA C++ that reads units of 32 weights from planes (parts of the weights' bits) (quantization/planes.py).
 
 The struct of a format with blocks has
     NAME(const uint8_t* planes, int64_t weights)       of a matrix with this number of weights

@@ -1,4 +1,4 @@
-"""Make the arguments of a pass's kernels from the weights and the buffers of the pass."""
+"""Make the arguments of the kernels in a pass, from the weights of the model and the buffers of the pass."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Floats = NDArray[np.float32]
 class KernelArguments:
     """Makes the arguments of kernel calls.
 
-    Products use the scratch for floats or the scratch for int8. All norms use `epsilon`.
+    A product uses the scratch memory for floats or the one for int8. All norms use `epsilon`.
     """
 
     epsilon: float
@@ -58,7 +58,7 @@ class KernelArguments:
 
         Unless `codes` is None, the kernel also writes its output as int8 codes into `codes`.
         """
-        assert norm is not None  # models without this norm have no brick that needs its arguments
+        assert norm is not None  # a model without this norm has no brick that needs the arguments
         of_both = (norm.weight,) if norm.bias is None else (norm.weight, norm.bias)
         in_int8 = () if codes is None else (out, codes.codes, codes.factors)
         return x, *of_both, self.epsilon, out, *in_int8
@@ -77,7 +77,7 @@ class KernelArguments:
         return (*_of(projection), x, out, self.scratch_of(projection.weight, codes))
 
     def scratch_of(self, weight: Matrix, codes: Int8Scratch | None = None) -> Any:
-        """Return the scratch that a product with these weights uses."""
+        """Return the scratch memory that a product with these weights uses."""
         if not weight.takes_int8:
             return self.scratch
         return self.int8_scratch if codes is None else codes

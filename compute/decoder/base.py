@@ -29,8 +29,8 @@ MAX_EXPERTS = 4_096
 SOFTMAX_GATING = 1  # llama.cpp's LLAMA_EXPERT_GATING_FUNC_TYPE_SOFTMAX
 
 # Keys that do not change what a decoder computes. Some only describe the model, or repeat what the tensors show
-# (whether the halves of a layer are parallel). Some matter only together with other keys, which are refused or off
-# (the number of used experts). Keys that begin with a prefix in OF_IMAGES are ignored, too, because they describe
+# (whether the halves of a layer are parallel). Some matter only together with other keys, and these are refused or
+# off (the number of used experts). Keys that begin with a prefix in OF_IMAGES are ignored, too, because they describe
 # tensors in other files.
 DESCRIBING = frozenset(
     {
@@ -42,8 +42,9 @@ DESCRIBING = frozenset(
 OF_IMAGES = "vision.", "mm."
 TENSORS_OF_IMAGES = "v.", "mm."
 
-YARN_SHORTEST_RAMP = 0.001  # the shortest ramp, in pairs; from rope_yarn_ramp of ggml
-# defaults of beta_fast and beta_slow, as in llama.cpp and in the paper (for llama)
+# Shortest range of pairs over which the scaling changes gradually (YaRN); from rope_yarn_ramp of ggml.
+YARN_SHORTEST_RAMP = 0.001
+# defaults of the settings beta_fast and beta_slow of YaRN, as in llama.cpp and in the paper (for llama)
 YARN_TURNS = 32.0, 1.0
 
 RopeLayout = Literal["normal", "neox"]
@@ -138,15 +139,16 @@ class LayerWeights:
     q: Projection
     k: Projection
     v: Projection
-    q_norm: Norm | None  # size head_dim; None if queries and keys are not normalised
+    q_norm: Norm | None  # weights of the norm of each head, (head_dim,); None if queries and keys are not normalised
     k_norm: Norm | None
     output: Projection
-    attention_post_norm: Norm | None  # None if the output of the half layer is not normalised
+    # Weights of the norm after each half of the layer; None if its output is not normalised.
+    attention_post_norm: Norm | None
     ffn_norm: Norm
     gate: Projection
     up: Projection
     down: Projection
-    router: Projection | None  # weights (experts, hidden); None without experts
+    router: Projection | None  # the router's weights (experts, hidden); None without experts
     ffn_post_norm: Norm | None
     slides: bool  # whether a token sees only the positions in the model's window
 
@@ -166,12 +168,14 @@ class Rope:
     base: float
     scale: float
     magnitude: float
-    short_factors: NDArray[np.float32] | None  # factors if the context is at most `original_context`
-    long_factors: NDArray[np.float32] | None  # factors if the context is longer (LongRoPE, Ding et al. 2024)
+    # Factors of the frequencies if the context is at most `original_context`.
+    short_factors: NDArray[np.float32] | None
+    # Factors of the frequencies if the context is longer (LongRoPE, Ding et al. 2024).
+    long_factors: NDArray[np.float32] | None
     original_context: int
-    extrapolation: float  # share of a fast pair's frequency that is not scaled; 0 without YaRN
-    # Limits in turns over the original context. A pair with more turns than the first limit is fast. A pair with
-    # fewer than the second is slow.
+    extrapolation: float  # YaRN: how much of a fast pair's frequency is not scaled, as a share; 0 without YaRN
+    # YaRN: limits in turns over the original context. A pair of dimensions with more turns than the first limit is
+    # fast. One with fewer turns than the second is slow.
     turns: tuple[float, float]
 
     def table(self, context: int) -> NDArray[np.float32]:
@@ -184,7 +188,7 @@ class Rope:
         return table
 
     def _frequencies(self, context: int) -> NDArray[np.float64]:
-        """Return radians per position, float64 (pairs,).
+        """Return how many radians each pair of dimensions rotates per position, float64 (pairs,).
 
         YaRN follows Peng et al. 2023, section 3.2, with whole pairs as in ggml.
         """
@@ -219,14 +223,16 @@ class Model:
     feed_forward: int
     vocabulary: int
     context_length: int
-    window: int  # number of positions that a token sees in sliding layers, including its own; 0: all positions
+    # Number of positions that a token sees in layers with a sliding window, including its own; 0: all positions.
+    window: int
     epsilon: float
     rope: Rope
-    sliding_rope: Rope  # RoPE of sliding layers; the same object as `rope` if they do not differ from other layers
+    # RoPE of layers with a sliding window; the same object as `rope` if it is the same in all layers.
+    sliding_rope: Rope
     activation: Activation
     embedding_scale: float
     attention_scale: float
-    attention_cap: float  # soft cap of the attention scores; 0: none
+    attention_cap: float  # soft cap of the attention scores (limit of their magnitude); 0: none
     logit_cap: float
     experts: Experts | None
     embedding: Matrix
@@ -235,7 +241,8 @@ class Model:
     lm_head: Matrix
     parameters: int
     weights_bytes: int
-    first_layer: int = 0  # the model's index of `layers[0]`; not 0 if another rank has earlier layers
+    # The index of `layers[0]` in the whole model; it is not 0 if other ranks have earlier layers.
+    first_layer: int = 0
 
 
 def read_model(path: Path, families: dict[str, Family]) -> Model:
@@ -253,7 +260,7 @@ def read_model(path: Path, families: dict[str, Family]) -> Model:
 
 
 class _FamilyReader:
-    """Reads one file by the rules of one family."""
+    """Reads the weights and sizes from one file, by the rules of one family."""
 
     def __init__(self, file: GgufFile, family: Family) -> None:
         self._file = file
@@ -388,8 +395,8 @@ class _FamilyReader:
         base = self._file.metadata.number(f"{self._prefix}.rope.freq_base_swa", default=own_base or rope.base)
         if own_base is None:
             return rope if base == rope.base else replace(rope, base=base)
-        # These layers are not scaled. So divide the magnitude by the factor that comes from the scale, as llama.cpp
-        # does.
+        # The positions of layers with a sliding window are not scaled. So divide the magnitude by the factor that
+        # comes from the scale, as llama.cpp does.
         of_scale = 1 + 0.1 * math.log(1 / rope.scale) if rope.extrapolation else 1.0
         return replace(rope, base=base, scale=1.0, extrapolation=0.0, magnitude=rope.magnitude / of_scale)
 
@@ -441,7 +448,8 @@ class _FamilyReader:
                 f"{file.path} rotates {dimensions} of {self._head_dim} dimensions; "
                 "an even number up to that is wanted: convert the model again"
             )
-        # As in llama.cpp, the default type of a factor is linear. The old key is used only if the new key is missing.
+        # As in llama.cpp, a scaling factor without a type is linear. The older key for the factor is used only if the
+        # newer one is missing.
         scaling = file.metadata.text(f"{prefix}.rope.scaling.type", default="linear")
         if scaling not in ("none", "linear", "yarn", "longrope"):
             raise ModelError(
@@ -459,8 +467,9 @@ class _FamilyReader:
             raise ModelError(
                 f"{file.path} has {base:g} as {prefix}.rope.freq_base; above 1 is wanted: convert it again"
             )
-        if extrapolation:  # llama.cpp also replaces the magnitude of the file here
-            yarn_magnitude = 1 + 0.1 * math.log(max(1 / scale, 1.0))  # Peng et al. 2023, section 3.4
+        if extrapolation:  # like llama.cpp, replace the magnitude that the file gives
+            # The formula is in Peng et al. 2023, section 3.4.
+            yarn_magnitude = 1 + 0.1 * math.log(max(1 / scale, 1.0))
         both = ("rope_factors_short.weight", "rope_factors_long.weight")
         of_all = "rope_freqs.weight"
         names = (of_all, of_all) if file.has_tensor(of_all) else both if any(map(file.has_tensor, both)) else None
@@ -543,9 +552,9 @@ class _FamilyReader:
         return self._norm(name, self._hidden) if self._family.post_norms else None
 
     def _rows_of_one(self, name: str, rows: tuple[int, ...], columns: int) -> Iterator[Projection]:
-        """Yield one projection for each number of rows in `rows`.
+        """Divide a tensor into projections, one for each number of rows in `rows`.
 
-        Each is a view of consecutive rows of one tensor.
+        Yields each as a view of consecutive rows.
         """
         matrix = self._file.matrix(f"{name}.weight", sum(rows), columns)
         for first, count in zip(accumulate(rows, initial=0), rows, strict=False):

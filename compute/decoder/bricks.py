@@ -1,4 +1,4 @@
-"""Make the bricks of a whole model: one brick for each place where an operation runs."""
+"""Make the bricks of a whole model. Each operation of each layer gets a brick."""
 
 from __future__ import annotations
 
@@ -75,8 +75,8 @@ class LayerBricks:
     attention_post_norm: ComputeBrick | None
     attention_add: ComputeBrick | None
     ffn_norm: ComputeBrick
-    # Gate, up and activation in one brick. None if the next three fields have separate bricks for these. In a
-    # mixture, all four fields are None.
+    # The brick that computes gate, up and activation together. It is None if the next three fields have bricks for
+    # these. In a mixture of experts, all four are None.
     gated: ComputeBrick | None
     gate: ComputeBrick | None
     up: ComputeBrick | None
@@ -125,7 +125,7 @@ def _bricks_of(part: LayerBricks | ExpertBricks) -> Iterator[ComputeBrick]:
 
 
 class BrickMaker:
-    """Makes the bricks of one model for one backend and one profiler."""
+    """Makes the bricks of one model, for one backend and one profiler."""
 
     def __init__(
         self,
@@ -264,7 +264,7 @@ class BrickMaker:
         """Return the brick of a norm.
 
         `behind`: the matrices that the norm's output is multiplied by. If some of these take int8, the norm also
-        makes int8 codes. On a GPU it does not, because there the passes make them.
+        makes int8 codes. On a GPU it does not, because there a pass makes them.
 
         `adds`: whether the brick first computes the sum before the norm.
         """
@@ -286,7 +286,7 @@ class BrickMaker:
         return None if norm is None else self._norm(norm)
 
     def _normed(self, norm: Norm, rows: float = 1.0) -> BrickLaunch:
-        """Return the launch of a norm over `rows` rows per token."""
+        """Return the kernel of a norm in a brick. The norm has `rows` rows per token."""
         hidden, is_on_gpu = norm.weight.size, self._names_launches
         if norm.bias is None:
             return BrickLaunch(rms_norm.RMS_NORM, rms_norm.work(hidden, is_on_gpu=is_on_gpu), rows)

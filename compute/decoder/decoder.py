@@ -32,9 +32,11 @@ from cbtop.profiler.steps import ActiveStep
 from cbtop.protocol.messages import CheckResult
 
 Floats = NDArray[np.float32]
-Cache = NDArray[np.float32] | NDArray[np.uint16]  # float16 is stored as uint16 with the same bits
+# The type that a cache is stored in; float16 is stored as uint16 with the same bits.
+Cache = NDArray[np.float32] | NDArray[np.uint16]
 Scope = Callable[[int], AbstractContextManager[object]]
-Observer = Callable[[ComputeBrick, Sequence[Arguments]], None]  # called after each brick of a pass has run
+# A function that is called after each brick of a pass has run.
+Observer = Callable[[ComputeBrick, Sequence[Arguments]], None]
 User = TypeVar("User", bound="Decoder")
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -48,7 +50,7 @@ class _Layer:
     weights: LayerWeights
     k_cache: Cache
     v_cache: Cache
-    angles: Floats  # the angles of all positions, made by `Rope.table`
+    angles: Floats  # cosines and sines of all positions, made by `Rope.table`
     window: int
 
 
@@ -100,8 +102,8 @@ def one_call_at_a_time(method: Callable[Concatenate[User, P], R]) -> Callable[Co
     @wraps(method)
     def alone(self: User, /, *arguments: P.args, **named: P.kwargs) -> R:
         users, process, use = self._users, os.getpid(), object()
-        # An interrupt may come when any call returns, even right after the decoder was reserved. So `finally` looks
-        # in the dictionary whether it is reserved, and releases it without a call.
+        # An interrupt may come when any call returns, even right after the decoder was reserved. So `finally` checks
+        # in the dictionary whether this call has reserved the decoder, and releases it without a call.
         try:
             if users.setdefault(process, use) is use:
                 return method(self, *arguments, **named)
@@ -167,8 +169,8 @@ class Decoder:
     With `settings.check_contracts`, each brick also checks the pre- and postconditions of its kernels' contracts. The
     results are announced as CheckResults. If `guard` is set, it watches the passes.
 
-    With a `rank`, the decoder runs only its part of the model. Only ranks that choose tokens have logits. All ranks
-    must make the same calls.
+    With a `rank`, the decoder runs only one part of the model, and other processes run the others. Only ranks that
+    choose tokens have logits. All ranks must make the same calls.
     """
 
     def __init__(
@@ -194,12 +196,12 @@ class Decoder:
             _require_room(model, context, dtype.itemsize)
             machine = Host(threads)
         self._machine = machine
-        # the running call, by process id, because a forked process has calls of its own
+        # process id -> the call that is running; a forked process has calls of its own
         self._users: dict[int, object] = {}
         self._profiler = profiler
         self._run_brick = _by_contract(profiler.announce) if settings.check_contracts else _timed
         self._sampling = settings.sampling
-        self._sequence = 0  # number of the sequence; random draws depend on it
+        self._sequence = 0  # number of the sequence, because random draws depend on it
         chooser = kernels.GREEDY if settings.sampling.is_greedy else kernels.DRAWN
         names_launches = machine.names_launches
         maker = BrickMaker(model, backend, profiler, dtype.itemsize, chooser, names_launches=names_launches)
@@ -210,7 +212,7 @@ class Decoder:
         columns = max(model.hidden, model.feed_forward, model.heads * model.head_dim)
         most, experts = min(context, machine.most_together), model.experts
         scratch = machine.scratch(columns)
-        used = 1 if experts is None else experts.used  # number of activation rows that one token needs
+        used = 1 if experts is None else experts.used  # number of rows of activations that one token needs
         self.int8_scratch = machine.int8_scratch(model, max(most, used), columns)
         self._attention_scratch = machine.attention_scratch(model, context)
         self._no_bias = machine.array(np.zeros(0, np.float32))
@@ -221,11 +223,11 @@ class Decoder:
 
     @one_call_at_a_time
     def restart(self) -> None:
-        """Forget the sequence. Raises ComputeError while another call uses the decoder."""
+        """Begin a new sequence. Raises ComputeError while another call uses the decoder."""
         self._begin()
 
     def _begin(self) -> None:
-        """Forget the sequence. The caller has already reserved the decoder."""
+        """Begin a new sequence. The caller must have reserved the decoder."""
         self.position = 0
         self._sequence += 1
 
@@ -265,8 +267,8 @@ class Decoder:
     def _guarded(self, tokens: Sequence[int], run: Run) -> int:
         """Run a pass. If there is a guard and the logits show a fault, run the pass again and check every brick."""
         guard, start, layer, space = self.guard, self.position, self._profiler.layer, self._space
-        # Look at the logits before and after a soft cap. The cap hides infinities, and may itself produce NaN or
-        # infinity.
+        # Look for faults in the logits before and after their soft cap. The cap hides infinities, and may produce NaN
+        # or infinity itself.
         if guard is None:
             token = self._forward(tokens, run, layer)
             looked_at = (space.logits_product, *([space.logits] if self.bricks.soft_cap else []))
@@ -287,8 +289,8 @@ class Decoder:
     def plan(self, tokens: Sequence[int], run: Run, scope: Scope) -> None:
         """Call `run` with the bricks of a pass. `run` need not run them.
 
-        In a mixture, no router chooses experts in a plan. All tokens go to the same experts, as many as one token
-        uses.
+        If `run` does not run them, no router chooses experts. Then all tokens go to the same experts, as many as one
+        token uses.
         """
         if self._mixture is not None:
             self._mixture.plan(len(tokens))
@@ -321,7 +323,7 @@ class Decoder:
                 if part:
                     self._forward(part, self._checking(findings, spoilt_by), lambda index: nullcontext())
                 if spoilt_by and in_turn.index(spoilt_by[0]) > in_turn.index(last_kept):
-                    spoilt_by.clear()  # a pass reads only the cache of the previous pass
+                    spoilt_by.clear()  # this pass needs nothing of the previous pass except its cache
         self._begin()
         return summary(findings)
 
@@ -370,7 +372,7 @@ class Decoder:
         try:
             with self._machine.turn():
                 return int(self._whole_pass(tokens, run, scope).choice[0])
-        # Undo the pass after Ctrl-C, too. Otherwise the tokens would be in the cache twice when the caller passes
+        # Undo the pass also after Ctrl-C. Otherwise, its tokens would be in the cache twice when the caller passes
         # them again.
         except BaseException:
             self.position = start
@@ -379,7 +381,7 @@ class Decoder:
     def _whole_pass(self, tokens: Sequence[int], run: Run, scope: Scope) -> Workspace:
         """Run every brick of a pass. Returns the buffers.
 
-        They contain the chosen token as soon as the machine has finished.
+        They contain the chosen token once the machine has finished the pass.
         """
         for first in range(0, len(tokens), self._machine.most_together):
             space = self._through_layers(tokens[first : first + self._machine.most_together], run, scope)
@@ -510,6 +512,6 @@ class Decoder:
             run(bricks.ffn_add, space.x.size, (space.x, space.delta))
 
     def _add_up(self, space: Workspace, run: Run) -> None:
-        """Add up the outputs of the ranks that share a layer."""
+        """Add up the outputs of all ranks that compute a layer together."""
         if self._exchanges.all_reduce is not None:
             run(self._exchanges.all_reduce, space.delta_product.size, (space.delta_product,))

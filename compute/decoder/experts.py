@@ -32,7 +32,7 @@ def of_all(matrix: Matrix | DeviceMatrix, count: int) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class ExpertSpace:
-    """Buffers for a pass over some tokens.
+    """The buffers of a mixture of experts for a pass over some tokens.
 
     Each element of a (tokens, used) array belongs to one token and one of its experts.
 
@@ -41,13 +41,13 @@ class ExpertSpace:
 
     logits: Floats  # (tokens, experts)
     weights: Floats  # (tokens, used)
-    places: Places  # (tokens, used), the place of each pair in the order by expert
-    tokens: Places  # (tokens * used,), the token of the pair at each place
-    experts: Places  # (tokens * used,), the expert of the pair at each place
+    places: Places  # (tokens, used): the index of each pair (token, expert) in the order by expert
+    tokens: Places  # (tokens * used,): the token of each pair, in the order by expert
+    experts: Places  # (tokens * used,): the expert of each pair, in the order by expert
     starts: Places  # (experts + 1,)
-    taken: Floats  # (tokens, hidden), the inputs of one expert, which gets each token at most once
-    outputs: Floats  # (tokens * used, hidden), the output of the pair at each place
-    gate: Floats  # (used, feed_forward), for all experts of one token
+    taken: Floats  # (tokens, hidden): the inputs of one expert, which gets each token at most once
+    outputs: Floats  # (tokens * used, hidden): the output of each pair, in the order by expert
+    gate: Floats  # (used, feed_forward): the values of all experts of one token
     up: Floats
     activated: Floats
 
@@ -77,7 +77,7 @@ class ExpertSpace:
         )
 
     def first(self, tokens: int) -> ExpertSpace:
-        """Return views of these buffers for a pass over fewer tokens."""
+        """Return views of these buffers that fit a pass over fewer tokens."""
         pairs = tokens * self.weights.shape[1]
         return replace(
             self,

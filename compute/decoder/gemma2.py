@@ -1,5 +1,5 @@
-"""Gemma 2. It differs from Llama by a GELU gate, norms after each half layer, soft caps, and a window in every other
-layer.
+"""The architecture family Gemma 2. It differs from Llama by a GELU gate, norms after attention and after the
+feed-forward network, soft caps, and a window in every other layer.
 
 Source: Gemma 2 technical report (2024). The following is taken from llama.cpp's LLM_ARCH_GEMMA2: tensor names, norm
 weights that are stored with 1 added, the RoPE layout, the defaults of missing keys, and the scale of the 27B's scores

@@ -1,4 +1,5 @@
-"""Gemma 3's text models. They differ from Gemma 2 by normalised queries and keys instead of soft caps.
+"""The architecture family of Gemma 3's text models. They differ from Gemma 2 by normalised queries and keys instead
+of soft caps.
 
 Five of six layers have a window, and a RoPE base of their own.
 

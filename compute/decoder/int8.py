@@ -1,4 +1,4 @@
-"""Interleave a model's matrices in place, so that its products can use int8 activations."""
+"""Interleave the rows of a model's matrices in place, so that its products can use int8 activations."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cbtop.compute.settings import crossovers
 from cbtop.protocol.crossovers import NEVER
 
 Reorder = Callable[[QuantizedMatrix], InterleavedMatrix]
-OF_EXPERTS = ("gate", "up", "down")  # names of the projections of a layer that hold the matrices of all experts
+OF_EXPERTS = ("gate", "up", "down")  # names of the projections of a layer that have the matrices of all experts
 
 
 def model_to_run(path: Path, *, is_exact: bool = False) -> Model:
@@ -28,10 +28,10 @@ def model_to_run(path: Path, *, is_exact: bool = False) -> Model:
 
 
 def exact_bytes() -> int:
-    """Return the smallest size in bytes of matrices that are not interleaved. The size was measured or set.
+    """Return a size in bytes. The rows of matrices of this size or larger are not interleaved.
 
-    By default it exceeds the size of every matrix. On a processor without instructions for integer products, no
-    matrix is interleaved by default, because float products are faster there.
+    The size was measured or set. By default it exceeds the size of every matrix. On a processor without instructions
+    for integer products, no matrix is interleaved by default, because float products are faster there.
     """
     found = crossovers()
     is_known = found.exact_bytes != NEVER or "exact_bytes" in found.measured
@@ -46,7 +46,7 @@ def interleaved(model: Model, reorder: Reorder = InterleavedMatrix.of, exact_byt
     """
 
     def reordered(matrix: Matrix, parts: int = 1) -> Matrix:
-        """Return `matrix` interleaved if each of its `parts` can be interleaved, otherwise unchanged."""
+        """Return `matrix` with interleaved rows if all of its `parts` allow that, else unchanged."""
         rows, size_bytes = matrix.rows // parts, matrix.size_bytes // parts
         if not isinstance(matrix, QuantizedMatrix) or rows % ROWS or not can_interleave(matrix):
             return matrix

@@ -18,7 +18,7 @@ from cbtop.compute.memory import line_aligned_zeros
 
 
 class Machine(Protocol):
-    """Makes the arrays of a decoder once. Kernels write into these arrays."""
+    """Makes the arrays of a decoder, into which its kernels write."""
 
     # : Whether each kernel records its own launch, with its shape. If so, the definition of a brick does not name
     # kernels.
@@ -64,9 +64,9 @@ class Machine(Protocol):
 def activations(shape: int | tuple[int, ...], dtype: Any) -> Any:
     """Return zeros for the activations of tokens.
 
-    On a Zen 4 the activations begin 16 bytes after the start of a cache line. Products of BF16 then read weights at
-    0.97 to 0.99 of the memory bandwidth, and products of F16 at 0.94 to 0.98. If activations begin at the start of a
-    line, the figures are 0.65 for BF16 and 0.91 to 0.95 for F16.
+    On a Zen 4 the activations begin 16 bytes after the start of a cache line. With this offset, products of BF16 read
+    weights at 0.97 to 0.99 of the memory bandwidth, and products of F16 at 0.94 to 0.98. If activations begin at the
+    start of a line, the figures are 0.65 for BF16 and 0.91 to 0.95 for F16.
     """
     if not LOOKS_AHEAD:
         return np.zeros(shape, dtype)
@@ -74,20 +74,24 @@ def activations(shape: int | tuple[int, ...], dtype: Any) -> Any:
 
 
 class Host:
-    """The CPU, with a number of threads."""
+    """The processor of the host as the machine of a decoder, with a number of threads."""
 
     names_launches = False
-    most_together = 128  # the activations of 128 tokens stay in the CPU cache
+    most_together = 128  # most tokens in one pass; with 128, their activations stay in the cache of the processor
 
     def __init__(self, threads: int) -> None:
         self._threads = threads
 
     def check(self) -> None:
-        """Raise ComputeError in a fork of a process that has run kernels on threads."""
+        """Raise ComputeError if this process is a fork of one that has run kernels on threads, because a fork cannot
+        use threads.
+        """
         refuse_threads_of_fork(self._threads)
 
     def turn(self) -> AbstractContextManager[None]:
-        """Return `backends.turn`, or a context that does not wait if the machine has only one thread."""
+        """Return the context `backends.turn`, which lets one pass run at a time. With one thread, return a context
+        that does not wait.
+        """
         return turn() if self._threads > 1 else nullcontext()
 
     def array(self, values: Any) -> Any:
@@ -103,11 +107,11 @@ class Host:
         return caches_of_layers(layers, kv_heads, context, head_dim, dtype)
 
     def attention_scratch(self, model: Model, context: int) -> Any:
-        """Return the scratch of the attention kernels for each thread."""
+        """Return the scratch memory of the attention kernels, one piece for each thread."""
         return scratch_for(self._threads, model.head_dim)
 
     def scratch(self, columns: int) -> Any:
-        """Return one row of zeros for each thread."""
+        """Return scratch memory for products: one row of zeros for each thread."""
         return np.zeros((self._threads, columns), np.float32)
 
     def int8_scratch(self, model: Model, tokens: int, columns: int) -> Any:
@@ -115,7 +119,7 @@ class Host:
         return Int8Scratch.of(tokens, columns, self._threads)
 
     def put(self, array: Any, values: Sequence[int]) -> Any:
-        """Write the values into `array`."""
+        """Write the tokens or positions `values` into `array`."""
         array[:] = values
         return array
 

@@ -15,7 +15,7 @@ from cbtop.compute.decoder.machine import Machine
 from cbtop.compute.decoder.workspace import Workspace
 from cbtop.compute.kernels.base import Arguments
 
-Run = Callable[..., None]  # called with (brick, elements, *calls); runs one brick of a pass
+Run = Callable[..., None]  # a function that runs one brick of a pass; it is called with (brick, elements, *calls)
 
 
 class Mixture:
@@ -28,15 +28,14 @@ class Mixture:
         self._space = ExpertSpace.of(experts, model.hidden, model.feed_forward, most, machine.zeros)
 
     def plan(self, tokens: int) -> None:
-        """Choose experts for a plan, because no router runs in a plan.
-
-        All tokens go to the same experts, as many as one token uses.
+        """Choose experts for a plan of a pass, because no router runs then. All tokens go to the same experts, as
+        many as one token uses.
         """
         starts = self._space.starts
         starts[:] = tokens * np.minimum(np.arange(len(starts)), self._experts.used)
 
     def mix(self, weights: LayerWeights, bricks: ExpertBricks, space: Workspace, count: int, run: Run) -> None:
-        """Mix the experts' outputs for space.normed. Writes the result into space.delta_product."""
+        """Compute the output of a mixture of experts from space.normed, and write it into space.delta_product."""
         experts = self._experts
         assert weights.router is not None
         mixed = self._space.first(count)
@@ -56,7 +55,7 @@ class Mixture:
     def _of_token(
         self, weights: LayerWeights, brick: ComputeBrick, space: Workspace, mixed: ExpertSpace, run: Run
     ) -> None:
-        """Write the outputs of the experts that the token chose into mixed.outputs.
+        """Compute the outputs of the experts that one token has chosen, and write them into mixed.outputs.
 
         The host does not read which experts were chosen.
         """
@@ -67,7 +66,7 @@ class Mixture:
             for one in (weights.gate, weights.up, weights.down)
         )
         inner: tuple[Arguments, ...] = ((*gate[0], *up[0], chosen, space.normed, *outs, gate[1]),)
-        if len(brick.kernels) > 2:  # the brick is not fused: three kernels compute what one fused kernel would
+        if len(brick.kernels) > 2:  # if the brick is not fused, three kernels compute what one fused kernel would
             pair = (gate, mixed.gate), (up, mixed.up)
             inner = *((*matrix, chosen, space.normed, out, scratch) for (matrix, scratch), out in pair), outs
         run(
@@ -80,7 +79,9 @@ class Mixture:
     def _of_tokens(
         self, weights: LayerWeights, brick: ComputeBrick, space: Workspace, mixed: ExpertSpace, run: Run
     ) -> None:
-        """Write the outputs of all chosen experts into mixed.outputs, one expert after another."""
+        """Compute the outputs of all experts that the tokens have chosen, one expert after another, and write them
+        into mixed.outputs.
+        """
         model, experts = self._model, self._experts
         starts = self._machine.host(mixed.starts)
         for expert in np.flatnonzero(np.diff(starts)).tolist():
@@ -93,7 +94,7 @@ class Mixture:
             taken, gated, upped = mixed.taken[:tokens], space.gate[:tokens], space.up[:tokens]
             activated = space.activated[:tokens]
             inner: tuple[Arguments, ...] = (self._arguments.gated(gate, up, taken, gated, upped, activated),)
-            if len(brick.kernels) > 3:  # the brick is not fused: three kernels compute what one fused kernel would
+            if len(brick.kernels) > 3:  # if the brick is not fused, three kernels compute what one fused kernel would
                 products = self._arguments.product(gate, taken, gated), self._arguments.product(up, taken, upped)
                 inner = (*products, (gated, upped, activated))
             run(

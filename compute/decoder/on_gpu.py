@@ -49,14 +49,14 @@ from cbtop.profiler.steps import ActiveStep
 from cbtop.protocol.vocabulary import TransferDirection
 
 TOGETHER = 8
-# largest number of launches of a pass with stamps; the measurements of a longer pass are lost
+# most launches of a pass with stamps; the measurements of a longer pass are lost
 MOST_LAUNCHES = 1 << 14
-# Number of prompt passes that are kept. A kept pass can be repeated for the same number of tokens at the same
-# position.
+# Number of prompt passes that are kept, so that their launches can be repeated. A kept pass can be repeated for the
+# same number of tokens at the same position.
 KEPT_PROMPTS = 4
 
 Elements = Mapping[ComputeBrick, int]
-# (number of tokens, position of the first token or 0 for one token, whether the pass is stamped)
+# the key of a pass: number of tokens, position of the first token (0 if there is one token), whether it is stamped
 _Key = tuple[int, int, bool]
 
 
@@ -87,7 +87,8 @@ def model_on(gpu: Gpu, model: Model, *, is_exact: bool, rank: Rank = ALONE) -> M
         if one.columns % TOGETHER:
             raise ModelError(f"a matrix of {one.columns:,} columns, no multiple of {TOGETHER}, runs on no GPU yet")
         rounds = takes_int8 and one.format.code in LINEAR_INT8
-        # Int8 products of experts need a thread shape. `shape_of` returns None if rows are too long for every shape.
+        # The kernel for int8 products of experts must divide a row among its threads. `shape_of` returns None if the
+        # rows are too long for that.
         if experts is not None:
             rounds = rounds and shape_of(one.columns) is not None
         return DeviceMatrix.of(gpu, one, takes_int8=rounds, experts=experts)
@@ -135,7 +136,7 @@ class GpuMachine:
     """
 
     names_launches = True
-    # with this many tokens per read of a matrix, products are limited by computation and not by memory
+    # if this number of tokens shares one read of a matrix, products are limited by computation and not by memory
     most_together = 512
 
     def __init__(self, gpu: Gpu, context: int) -> None:
@@ -144,8 +145,8 @@ class GpuMachine:
         self.sent = gpu.pinned((most,), np.int64)
         self.inputs = gpu.zeros((most,), np.int64)
         self._start = gpu.zeros((1,), np.int32)  # the first position of a pass without sent inputs
-        # Whether the inputs of the pass are sent. The next line has the numbers of tokens and parts of the pass, and
-        # how many of both were given to kernels.
+        # Whether the inputs of the pass were sent to the device. The next line has the numbers of tokens and parts in
+        # the pass, and how many of these the kernels have got.
         self.takes_inputs = False
         self._tokens = self._parts = self._tokens_given = self._parts_given = 0
 
@@ -161,7 +162,7 @@ class GpuMachine:
 
     @contextmanager
     def inputs_of(self, tokens: int) -> Iterator[None]:
-        """Enter this context to run a pass of `tokens` tokens with sent inputs."""
+        """Enter this context to run a pass of `tokens` tokens whose inputs were sent to the device."""
         self._tokens, self._parts = tokens, -(-tokens // self.most_together)
         self._tokens_given = self._parts_given = 0
         self.takes_inputs = True
@@ -171,7 +172,7 @@ class GpuMachine:
             self.takes_inputs = False
 
     def _number(self, at: int) -> Any:
-        """Return the input word number `at` as int32 (1,)."""
+        """Return number `at` of the words with the inputs, as int32 (1,)."""
         return self.inputs[at : at + 1].view(np.int32)[:1]
 
     @property
@@ -209,7 +210,7 @@ class GpuMachine:
         return self.gpu.zeros(attention.scratch_shape(self.gpu.multiprocessors), np.float32)
 
     def scratch(self, columns: int) -> Any:
-        """Return one row of zeros. The CUDA kernels need no scratch."""
+        """Return one row of zeros as scratch memory. The CUDA kernels do not need more."""
         return self.gpu.zeros((1, columns), np.float32)
 
     def int8_scratch(self, model: Model, tokens: int, columns: int) -> Any:
@@ -220,7 +221,7 @@ class GpuMachine:
         codes, factors = (
             self.gpu.zeros((tokens, size), kind) for size, kind in ((columns, "u1"), (columns // 8, "f4"))
         )
-        # The output matrix does not count, because it is always multiplied by one token.
+        # The output matrix is always multiplied by one token, so it does not count here.
         rows = max(sum(one.weight.rows for one in (layer.q, layer.k, layer.v)) for layer in model.layers)
         largest = max(rows * model.hidden, *(one.rows * one.columns for one in _matrices_of_layers(model)))
         self.gpu.require_room(2 * largest, "a matrix in bfloat16")
@@ -229,7 +230,7 @@ class GpuMachine:
         return Int8Scratch(codes, factors, self.gpu.multiprocessors, tiles)
 
     def put(self, array: Any, values: Sequence[int]) -> Any:
-        """Copy the values into `array` and return it.
+        """Copy `values` into `array` and return it.
 
         If the inputs were sent, return the part of them that has these values.
         """
@@ -240,7 +241,7 @@ class GpuMachine:
         return self.inputs[first : self._tokens_given]
 
     def position(self, value: int) -> Any:
-        """Return the position on the device."""
+        """Return the position of the pass on the device."""
         if not self.takes_inputs:
             self._start.fill(value)
             return self._start
@@ -248,13 +249,13 @@ class GpuMachine:
         return self._number(self._tokens + self._parts_given - 1)
 
     def host(self, array: Any) -> Any:
-        """Return a copy on the host, after waiting for all launches."""
+        """Return a copy of an array on the host, after waiting for all launches."""
         return self.gpu.host(array)
 
 
 @dataclass(slots=True)
 class _KeptPass:
-    """A pass that can be repeated, with its parts.
+    """A pass with launches that can be repeated, with its parts (launches, bricks and layers).
 
     `stamps` is the host copy of the pass's stamps. It is None if the pass has no stamps or too many launches.
     """
@@ -267,7 +268,7 @@ class _KeptPass:
 class GpuDecoder(Decoder):
     """A Decoder of a model on `gpu`, made by `model_on`.
 
-    With `is_eager`, one token runs as single launches, not as a graph.
+    If `is_eager`, a pass of one token runs as single launches and not as a graph.
     """
 
     def __init__(
@@ -294,12 +295,13 @@ class GpuDecoder(Decoder):
         self._told = gpu.pinned((MOST_LAUNCHES, STAMPS), np.uint64)
         self._chosen = gpu.pinned((1,), np.int64)
         self._words = 0
-        self._kept: dict[_Key, _KeptPass] = {}  # kept passes, the most recently used last
+        self._kept: dict[_Key, _KeptPass] = {}  # passes that are kept to be repeated, the most recently used last
         self._untold: tuple[ActiveStep, PassParts, Times | None, Elements] | None = None
-        self._told_until_ns = 0  # end of the last published stamp, in nanoseconds of the device's clock
+        self._told_until_ns = 0  # end of the last stamp that was published, in ns of the device's clock
         with self._on.turn():
-            # Wait inside `turn`, because waiting for the whole GPU would spoil a graph that another decoder captures.
-            gpu.synchronize()  # earlier writes were on another stream
+            # Wait inside the context `turn`, because waiting for the whole GPU would spoil a graph that another
+            # decoder captures.
+            gpu.synchronize()  # the weights and caches were written on a different stream, so wait for that stream
 
     @one_call_at_a_time
     def prefill(self, tokens: Sequence[int], observe: Observer | None = None) -> int:
@@ -311,7 +313,8 @@ class GpuDecoder(Decoder):
                 self._say(step)
                 token = self._ran(tokens, step)
             self.tell()
-        except BaseException:  # After an error, the caller passes the same tokens again.
+        # After an error, the caller passes the same tokens again, so forget that they were appended.
+        except BaseException:
             self.position = start
             raise
         return token
@@ -325,7 +328,7 @@ class GpuDecoder(Decoder):
             return self._ran((token,), step)
 
     def _begin(self) -> None:
-        """Publish the last recorded step, then forget the sequence."""
+        """Publish the measurements of the last recorded step, then begin a new sequence."""
         self.tell()
         super()._begin()
 
@@ -352,7 +355,7 @@ class GpuDecoder(Decoder):
     def _whole_or_none(self) -> Iterator[None]:
         """Run a pass on the stream, while no other decoder's pass runs.
 
-        After an error or an interrupt, wait for the pass's launches and undo the pass.
+        After an error or an interrupt, waits for the launches of the pass, and undoes it.
         """
         start = self.position
         with self._on.turn(), self._stream:
@@ -360,7 +363,7 @@ class GpuDecoder(Decoder):
                 yield
             except BaseException:
                 self.position = start
-                # the exception that is raised already says more
+                # do not raise this error, because the exception that is being raised says more
                 with suppress(self._gpu.cupy.cuda.runtime.CUDARuntimeError):
                     self._stream.synchronize()
                 raise
@@ -371,7 +374,7 @@ class GpuDecoder(Decoder):
         with self._whole_or_none():
             self._words = self._on.write(tokens, start, self._sequence)
             one = self._launched(count, is_recorded)
-            self.tell()  # publish while the device computes
+            self.tell()  # publish the last step now, while the device computes this one
             self._stream.synchronize()
             chosen = self._token()
             if is_recorded:
@@ -380,12 +383,12 @@ class GpuDecoder(Decoder):
         return chosen
 
     def _launched(self, count: int, is_recorded: bool) -> _KeptPass:
-        """Launch a pass of `count` tokens. If such a pass was kept, repeat it."""
+        """Launch a pass of `count` tokens. If a pass of this size was kept, its launches are repeated."""
         start = self.position
         key = count, 0 if count == 1 else start, is_recorded
         kept = self._kept.pop(key, None)
         if kept is None and count == 1:
-            # Preparing the pass also runs it. Each run writes the same values into the cache.
+            # The pass already runs while its launches are prepared. Each run writes the same values into the cache.
             for is_stamped in (False, True):
                 self._kept[1, 0, is_stamped] = self._prepared(is_stamped=is_stamped)
                 self.position = start
@@ -398,7 +401,8 @@ class GpuDecoder(Decoder):
         self._launch(ran, count)
         stamps = self._copy_stamps(ran) if is_recorded and len(ran.launched) <= MOST_LAUNCHES else None
         kept = _KeptPass(ran.again, PassParts(ran.launched), stamps)
-        if self.model.experts is None:  # in a mixture, the launches depend on the chosen experts
+        # In a mixture of experts, a pass cannot be repeated, because its launches depend on the chosen experts.
+        if self.model.experts is None:
             self._kept[key] = kept
             prompts = [one for one in self._kept if one[0] > 1]
             for one in prompts[:-KEPT_PROMPTS]:
@@ -408,20 +412,21 @@ class GpuDecoder(Decoder):
     def _prepared(self, *, is_stamped: bool) -> _KeptPass:
         """Run the pass of one token. Returns the pass in a form that can be repeated."""
         ran = self._pass(is_stamped=is_stamped, is_early=True)
-        self._launch(ran, 1)  # loads all modules, because the capture must not load any
+        # Run the pass once before its capture, because no module must be loaded during the capture.
+        self._launch(ran, 1)
         self._stream.synchronize()
         stamps = self._copy_stamps(ran) if is_stamped else None
         return _KeptPass(ran.again if self._is_eager else self._captured(ran), PassParts(ran.launched), stamps)
 
     def _captured(self, ran: LaunchedPass) -> Callable[[], object]:
-        """Return a function that runs all launches of `ran` as one graph."""
-        stream = self._stream  # a closure over `self` would keep the decoder alive
+        """Return a function that launches everything that `ran` has launched, as one graph."""
+        stream = self._stream  # this function does not use `self`, because it would keep the decoder alive
         try:
             stream.begin_capture()
             ran.again()
             captured = stream.end_capture()
         except BaseException:
-            # The capture did not begin, produced no graph, or has ended already.
+            # the capture has not begun, has produced no graph, or has ended already
             with suppress(self._gpu.cupy.cuda.runtime.CUDARuntimeError):
                 stream.end_capture()
             raise
@@ -433,7 +438,7 @@ class GpuDecoder(Decoder):
 
     @property
     def _code_space(self) -> Int8Scratch | None:
-        """Int8 scratch for BrickLaunches, or None if no product takes int8."""
+        """Scratch memory for the int8 activations of a pass, or None if no product takes int8."""
         return self.int8_scratch if self.model.layers[0].q.weight.takes_int8 else None
 
     def _launch(self, ran: LaunchedPass, count: int) -> None:
@@ -451,7 +456,7 @@ class GpuDecoder(Decoder):
         return token
 
     def _copy_stamps(self, ran: LaunchedPass) -> Times:
-        """Copy the stamps into host memory after all earlier launches. Returns the host array."""
+        """Copy the stamps of a pass into host memory, after all earlier launches. Returns the host array."""
         stamps: Times = self._told[: len(ran.launched)]
         ran.tell(stamps, self._stamps[: len(stamps)])
         return stamps
@@ -463,7 +468,9 @@ class GpuDecoder(Decoder):
         self._untold = step, parts, None if stamps is None else stamps.copy(), elements
 
     def _elements_at(self, position: int) -> Elements:
-        """Return the elements of bricks that do more work at later positions, for a pass of one token."""
+        """For a pass of one token, return the elements of the bricks that have more work at later positions, such as
+        attention.
+        """
         heads = self.model.heads
         return {
             layer.bricks.attention: heads * attention.positions_seen(position, 1, layer.window)
@@ -475,14 +482,14 @@ class GpuDecoder(Decoder):
         if self._untold is None:
             return
         (step, parts, stamps, elements), self._untold = self._untold, None
-        if self._gpu.is_of_parent:  # a forked process must not publish its parent's step
+        if self._gpu.is_of_parent:  # a forked process must not publish a step of its parent
             return
         offset_ns = None
         try:
             if stamps is not None and have_run(stamps, self._told_until_ns):
                 self._told_until_ns = int(stamps[-1, 1])
                 offset_ns = self._gpu.offset_ns(self._told_until_ns)
-            # The clock may have been set back. Clear the stamps, because kernels only increase the end times
+            # The device's clock may have been set back. Clear the stamps, because kernels only increase the end times
             # (`atomicMax`).
             elif stamps is not None:
                 self._told_until_ns = 0

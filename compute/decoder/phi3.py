@@ -1,4 +1,4 @@
-"""Phi-3, Phi-3.5 and Phi-4-mini.
+"""The architecture family of Phi-3, Phi-3.5 and Phi-4-mini.
 
 They differ from Llama in that one tensor holds queries, keys and values, and one tensor holds gate and up.
 

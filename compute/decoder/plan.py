@@ -29,7 +29,7 @@ from cbtop.compute.quantization.planes import PlaneLayout
 from cbtop.profiler.profiler import BrickProfiler
 
 CONTEXT = 2048
-SMALL = 1 << 13  # arrays of at most this many elements are really allocated
+SMALL = 1 << 13  # In a plan, only arrays of at most this many elements are really allocated
 PACKAGE = Path(__file__).resolve().parents[2]
 # Number of multiprocessors of an H100. It determines into how many parts an attention context is split.
 MULTIPROCESSORS = 132
@@ -37,7 +37,7 @@ MULTIPROCESSORS = 132
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A kernel of a brick. A pass launches it `launches` times.
+    """A kernel of a brick, which a pass launches `launches` times.
 
     `layer` is None outside the layers. `file` and `line` are the place of the kernel's source, relative to the
     repository. `grid` and `block` are set only on GPUs.
@@ -80,7 +80,7 @@ class ShapedArrays:
         return array
 
     def planes(self, layout: PlaneLayout, matrix: QuantizedMatrix, experts: int | None = None) -> Any:
-        """Return zeros with the size of the matrix's planes."""
+        """Return zeros that have the size of the matrix's planes."""
         blocks = matrix.data.size // matrix.format.block_bytes // (experts or 1)
         size = layout.size_bytes(blocks, matrix.format.block_elements)
         return self.zeros((size,) if experts is None else (experts, size), np.uint8)
@@ -161,7 +161,7 @@ def _cuda_launches(
 
 @cache
 def _written(file: str, line: int, entry: str) -> tuple[str, int]:
-    """Return the file and the line that define an entry. If a template makes the entry, the line is `line`."""
+    """Return the file and the line that define an entry. If the entry is made from a template, the line is `line`."""
     for number, text in enumerate(Path(file).read_text("utf-8").splitlines(), 1):
         if f"KERNEL {entry}(" in text:
             return _file(file), number

@@ -28,21 +28,25 @@ from cbtop.profiler.traces.moments import TensorStats, tensor_stats
 from cbtop.profiler.traces.quantization import ErrorSource, quantization_error
 from cbtop.profiler.traces.tracer import ModelTracer
 
-PRODUCTS = ("linear", "linear_int8")  # contract names of kernels that multiply by weights
+PRODUCTS = ("linear", "linear_int8")  # names of the contracts of kernels that multiply by weights
 Calls = Sequence[Arguments]
-Watch = Callable[[Calls], int]  # called with the calls of a brick; returns the number of values that it read
+# Is called with the calls of a brick, and returns the number of values that it has read.
+Watch = Callable[[Calls], int]
 
 
 class Probe(Protocol):
-    """Something that looks at the bricks of a traced pass."""
+    """The interface of a probe, which looks at the bricks of a traced pass."""
 
     def watches(self, turn: int) -> Iterator[tuple[ComputeBrick, Watch]]:
-        """Yield each brick to watch in traced pass number `turn`, and a function to call after the brick has run."""
+        """Yield each brick that the probe looks at in the traced pass number `turn`, and a function to call after the
+        brick has run.
+        """
 
 
 class ActivationProbe:
-    """MLT-01: measures the residual stream before and after each layer, and what both halves of the layer add to
-    it."""
+    """The probe of trace MLT-01. It measures the residual stream before and after each layer, and what both halves of
+    the layer add to it.
+    """
 
     def __init__(self, bricks: ModelBricks, tracer: ModelTracer) -> None:
         self._bricks = bricks
@@ -89,7 +93,7 @@ class ActivationProbe:
 
 
 class AttentionProbe:
-    """MLT-02: computes the softmax of the last query."""
+    """The probe of trace MLT-02. It computes the softmax of the last query."""
 
     def __init__(self, bricks: ModelBricks, tracer: ModelTracer) -> None:
         self._bricks = bricks
@@ -102,7 +106,7 @@ class AttentionProbe:
                 yield bricks.attention, partial(self._weighed, layer)
 
     def _weighed(self, layer: int, calls: Calls) -> int:
-        # The kernel does not store attention weights, so compute them again.
+        # The attention kernel does not store its weights, so compute them again.
         q, k_cache, _, start, *scores, _, _ = calls[0]
         weights = attention.attention_weights(q[-1], k_cache, start + len(q) - 1, *scores)
         self._tracer.record_attention(
@@ -112,7 +116,7 @@ class AttentionProbe:
 
 
 class LogitProbe:
-    """MLT-03: the logit lens. Multiplies the output of each layer by the head.
+    """The probe of trace MLT-03, the logit lens. It multiplies the output of each layer by the head.
 
     The outputs are copied during the pass, and multiplied after the pass has chosen its token.
     """
@@ -120,7 +124,7 @@ class LogitProbe:
     def __init__(self, bricks: ModelBricks, tracer: ModelTracer) -> None:
         self._bricks = bricks
         self._tracer = tracer
-        self._outputs: list[Floats] = []  # one array (1, hidden) for each layer
+        self._outputs: list[Floats] = []  # the outputs of the layers, one array (1, hidden) for each
         self._norm: Arguments = ()
         self._head: Arguments = ()
         self._cap: Arguments = ()
@@ -162,8 +166,8 @@ class LogitProbe:
         code, weights, bias, normed_last, logits_last, scratch = self._head
         normed, logits = np.empty_like(normed_last), np.empty_like(logits_last)
         (product,) = self._bricks.lm_head.kernels
-        # If the final norm's kernel also makes int8 codes, use only its norm. The existing codes belong to the output
-        # of one layer only.
+        # The kernel of the final norm may also make int8 codes. Use only its norm here. The existing codes belong to
+        # the output of one layer only.
         norm, (_, *how, _) = next(_taken_apart([(self._bricks.final_norm.kernels[0], self._norm)]))
         if isinstance(scratch, Int8Scratch):
             scratch = replace(scratch, holds_codes=False)
@@ -176,7 +180,7 @@ class LogitProbe:
 
 
 class QuantizationProbe:
-    """MLT-04: compares products with float64 on sampled rows.
+    """The probe of trace MLT-04. It compares some rows of products with the same products in float64.
 
     Each traced pass compares the matrices of the head and of one layer, a different layer each time. It measures two
     errors. One is the kernel's own error, including the rounding of activations if the kernel rounds them. The other
@@ -218,7 +222,7 @@ class QuantizationProbe:
             )
             record(ErrorSource.KERNEL, exact + bias if bias.size else exact, found)
             can_round = x.shape[1] % Q8_0.block_elements == 0 and (np.abs(x) <= Q8_0.largest).all()
-            if can_round and not is_int8:  # int8 products already use rounded activations
+            if can_round and not is_int8:  # in int8 products, activations are rounded already
                 rounded = Q8_0.dequantize(Q8_0.quantize(np.ascontiguousarray(x)))
                 record(ErrorSource.ACTIVATIONS, exact, rounded.astype(np.float64) @ weights.T)
             looked_at += weights.size
@@ -238,15 +242,14 @@ class QuantizationProbe:
 
 
 def _taken_apart(calls: Iterable[Part]) -> Iterator[Part]:
-    """Yield kernels with their arguments. Yields the parts of a fused kernel instead of the kernel."""
+    """Yield kernels with their arguments. If a kernel is fused, yields its parts."""
     for kernel, call in calls:
         yield from ((kernel, call),) if kernel.parts is None else kernel.parts(call)
 
 
 class KvCacheProbe:
-    """MLT-05: reports the decoder's own cache.
-
-    It grows by one position per token, and is always emptied completely.
+    """The probe of trace MLT-05. It reports the decoder's own cache, which grows by one position per token and is
+    always emptied completely.
     """
 
     def __init__(self, bricks: ModelBricks, tracer: ModelTracer, context: int) -> None:
@@ -254,7 +257,7 @@ class KvCacheProbe:
         self._tracer = tracer
         self._context = context
         self._steps = self._evictions = self._evicted_positions = 0
-        self._position = -1  # cached positions before the latest step
+        self._position = -1  # number of cached positions before the latest step
         self._size_bytes = 0
 
     def step(self, position: int) -> None:

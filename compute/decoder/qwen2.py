@@ -1,4 +1,5 @@
-"""Qwen2 and Qwen2.5: biases on queries, keys and values, and RoPE over split halves.
+"""The architecture family of Qwen2 and Qwen2.5. It has biases on queries, keys and values, and RoPE over split
+halves.
 
 Source: Qwen2 technical report (2024). Tensor names and the RoPE layout are from llama.cpp's LLM_ARCH_QWEN2.
 """

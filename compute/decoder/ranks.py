@@ -35,15 +35,16 @@ from cbtop.compute.settings import Split
 from cbtop.protocol.attributes import Work
 
 TOKEN_BYTES = 8
-# The performance in the contract of an exchange. It has no roof, because the link that limits it is not measured.
+# The performance in the contract of an exchange. It has no roof, because the speed of the link between ranks is not
+# measured.
 UNBOUND = Performance("", 0.0, "", "", math.inf)
 
 
 class RankLink(Protocol):
-    """The connection of a rank to the other ranks. Each rank receives arrays in the order of sending.
+    """The interface that a rank uses to exchange arrays with the other ranks.
 
-    Arrays are in the decoder's memory, contiguous, float32 or int64. On a device, a transfer runs after everything
-    that was launched before it.
+    Each rank receives arrays in the order of sending. Arrays are in the decoder's memory, contiguous, float32 or
+    int64. On a device, a transfer runs after everything that was launched before it.
     """
 
     def send(self, array: Any, to: int) -> None: ...
@@ -60,8 +61,8 @@ class RankLink(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """One process among `count` ranks: its number, its link to the other ranks (None if it is alone), and how they
-    split the model.
+    """The part of a process as one of `count` ranks: its number, its link to the other ranks (None if it is alone),
+    and how they split the model.
     """
 
     number: int
@@ -137,7 +138,8 @@ def _share_of_layers(model: Model, rank: Rank) -> Model:
     Both consist of whole blocks of the weights' formats.
     """
     seen_by = model.heads // model.kv_heads
-    block = max(_blocks_of(layer.output) for layer in model.layers)  # elements of a block: 1, 32 or 256
+    # Number of elements in a block of the weights' format: 1, 32 or 256.
+    block = max(_blocks_of(layer.output) for layer in model.layers)
     kv_unit = math.lcm(seen_by * model.head_dim, block) // (seen_by * model.head_dim)
     kv_heads = rank.share_of(model.kv_heads, kv_unit, "heads of keys and values")
     heads = slice(kv_heads.start * seen_by, kv_heads.stop * seen_by)
@@ -172,21 +174,23 @@ def _blocks_of(one: Projection) -> int:
 
 
 def _rows(one: Projection, own: slice, parts: int, groups: int = 1) -> Projection:
-    """Divide the rows of each of `groups` groups into `parts` equal parts. Returns the parts `own` of each group."""
+    """Return some rows of a matrix that has `groups` groups of rows. Each group is divided into `parts` equal parts,
+    and the parts `own` of each are returned.
+    """
     data = one.weight.data.reshape(groups, parts, -1, one.weight.data.shape[1])[:, own]
     bias = one.bias.reshape(parts, -1)[own].reshape(-1) if one.bias.size else one.bias
     return Projection(_matrix(one.weight, data.reshape(-1, data.shape[-1]), one.weight.columns), bias)
 
 
 def _columns(one: Projection, own: slice, *, has_bias: bool) -> Projection:
-    """Return the columns `own`. Only one rank has `has_bias` set, so that the bias is added once."""
+    """Return the columns `own` of a projection. Only one rank sets `has_bias`, so that the bias is added once."""
     first, end = (one.weight.format.row_bytes(at) for at in (own.start, own.stop))
     matrix = _matrix(one.weight, one.weight.data[:, first:end], own.stop - own.start)
     return Projection(matrix, one.bias if has_bias else one.bias[:0])
 
 
 def _matrix(whole: Matrix, data: Any, columns: int) -> Matrix:
-    # the matrix still has the layout of the file, because it has not been interleaved
+    # the matrix still has the layout of the file, because nothing has interleaved it yet
     assert isinstance(whole, QuantizedMatrix)
     kept = np.ascontiguousarray(data)
     kept.flags.writeable = False
@@ -200,7 +204,9 @@ def _bytes_of(layer: LayerWeights) -> int:
 
 
 class Exchanges:
-    """The exchange bricks of a rank, in the order of a pass. None: the rank does not make that exchange."""
+    """The bricks of a rank's exchanges, in the order of a pass. A brick is None if the rank does not make that
+    exchange.
+    """
 
     def __init__(self, rank: Rank, backend: str, profiler: Profiler, *, names_launches: bool) -> None:
         self.recv: ComputeBrick | None = None
@@ -232,7 +238,9 @@ class Exchanges:
 
 
 def _kernel(spec: BrickSpec, call: Callable[[Any], None]) -> Kernel:
-    """Return the kernel of an exchange. On a GPU it is a call of NCCL, which runs in order with the launches."""
+    """Return the kernel that makes an exchange. On a GPU it is a call of NCCL, which runs in order with the
+    launches.
+    """
     name = f"nccl{spec.name}"
 
     def launches(x: Any) -> tuple[LibraryCall, ...]:

@@ -38,7 +38,7 @@ def layer_outputs(model: Model, tokens: Sequence[int], context: int | None = Non
 
 
 def logits_of(model: Model, x: Wide) -> Wide:
-    """Return the final norm and output matrix of x, float64 (tokens, vocabulary)."""
+    """Return the logits of x: its final norm times the output matrix, float64 (tokens, vocabulary)."""
     normed = _norm(x, model.final_norm, model.epsilon)
     return _held(_times(normed, Projection(model.lm_head, np.zeros(0, np.float32))), model.logit_cap)
 
@@ -55,7 +55,7 @@ def _held(x: Wide, cap: float) -> Wide:
 def _activated(model: Model, gate: Wide) -> Wide:
     slope = np.sqrt(2 / np.pi)
     inner = gate / 2 if model.activation == "silu" else slope * gate + slope * 0.044715 * gate * gate * gate
-    activated: Wide = gate * (1 + np.tanh(inner)) / 2  # the logistic function is also 0.5 + 0.5 tanh(x / 2)
+    activated: Wide = gate * (1 + np.tanh(inner)) / 2  # the logistic function of x is also 0.5 + 0.5 tanh(x / 2)
     return activated
 
 
@@ -82,7 +82,7 @@ def _norm(x: Wide, norm: Norm, epsilon: float) -> Wide:
 
 
 def _turns(rope: Rope, tokens: int, context: int) -> NDArray[np.complex128]:
-    """Return the complex factors that rotate the pairs, complex128 (tokens, 1, pairs)."""
+    """Return the complex factors that rotate the pairs of dimensions, complex128 (tokens, 1, pairs)."""
     wavelengths = 2 * np.pi * rope.base ** (2.0 * np.arange(rope.dimensions // 2) / rope.dimensions)
     # YaRN counts the turns of the frequencies before they are divided by the factors.
     pair_of = [
@@ -101,7 +101,7 @@ def _turns(rope: Rope, tokens: int, context: int) -> NDArray[np.complex128]:
 
 
 def _rotated(x: Wide, rope: Rope, turn: NDArray[np.complex128]) -> Wide:
-    """Rotate x, (tokens, heads, head_dim).
+    """Rotate the pairs of dimensions in x, which has shape (tokens, heads, head_dim).
 
     A pair is treated as a complex number and multiplied by a factor of `turn`.
     """

@@ -27,15 +27,14 @@ from cbtop.profiler.traces.tracer import ModelTracer
 
 TRACE_BRICK = "Trace"
 MIN_INTERVAL_S = 1.0
-# A summary is published again when its age exceeds this share of the run. A catalog only grows, so a long run must
-# publish less often.
+# A summary is published again when its age exceeds this share of the time since the run began. A catalog only grows,
+# so a long run must publish less often.
 MAX_AGE_SHARE = 0.05
 
 
 class DecodeTracing:
-    """Traces every TRACED_EVERY_STEPS-th decode step of `decoder`.
-
-    Call `observer` before each step, and `finish` after the last step.
+    """Traces one in TRACED_EVERY_STEPS decode steps of `decoder`. Call `observer` before each step, and `finish`
+    after the last step.
     """
 
     def __init__(
@@ -64,7 +63,7 @@ class DecodeTracing:
         self._watches: dict[ComputeBrick, list[Watch]] = {}
 
     def observer(self) -> Observer | None:
-        """Return the observer of the next decode step, or None if the step is not traced."""
+        """Return the function that observes the next decode step, or None if this step is not traced."""
         self._kv.step(self._decoder.position)
         self._steps += 1
         if (self._steps - 1) % TRACED_EVERY_STEPS:
@@ -87,7 +86,8 @@ class DecodeTracing:
         watches = self._watches.get(brick)
         if watches:
             timer = self._profiler.start_brick(TRACE_BRICK)
-            with np.errstate(all="ignore"):  # the trace reports a value that is not finite as an anomaly
+            # Do not warn about values that are not finite, because the trace reports them as anomalies.
+            with np.errstate(all="ignore"):
                 looked_at = sum(watch(calls) for watch in watches)
             self._profiler.stop_brick(timer, looked_at)
 

@@ -21,25 +21,27 @@ class Workspace:
     """Buffers for a pass over some tokens. Logits are computed for the last token only."""
 
     tokens: NDArray[np.int64]  # (tokens,)
-    x: Floats  # (tokens, hidden), the residual stream
-    last: Floats  # (1, hidden), a view of the last row of `x`
+    x: Floats  # the residual stream, (tokens, hidden)
+    last: Floats  # the last row of `x` as a view, (1, hidden)
     normed: Floats  # (tokens, hidden)
-    normed_codes: Int8Scratch | None  # int8 codes of `normed`, if norms make codes
-    q: Floats  # (tokens, heads * head_dim)
-    k: Floats  # (tokens, kv_heads * head_dim)
+    normed_codes: Int8Scratch | None  # int8 codes of `normed`; None if norms make no codes
+    q: Floats  # the queries before their norm, (tokens, heads * head_dim)
+    k: Floats  # the keys before their norm, (tokens, kv_heads * head_dim)
     v: Floats
-    q_product: Floats  # shape of q; the same array as q if queries are not normalised
+    # The queries after their product, with the shape of q; the same array as q if queries are not normalised.
+    q_product: Floats
     k_product: Floats
-    attended: Floats  # (tokens, heads * head_dim)
-    delta: Floats  # (tokens, hidden), the output of half a layer, which is added to x
-    delta_product: Floats  # shape of delta; the same array as delta if outputs of half layers are not normalised
+    attended: Floats  # the output of attention, (tokens, heads * head_dim)
+    delta: Floats  # the output of half a layer, which is added to x, (tokens, hidden)
+    # The output of half a layer before its norm; the same array as delta if such outputs are not normalised.
+    delta_product: Floats
     gate: Floats  # (tokens, feed_forward)
     up: Floats
     activated: Floats
     last_normed: Floats  # (1, hidden)
     last_codes: Int8Scratch | None
     logits: Floats  # (1, vocabulary)
-    logits_product: Floats  # shape of logits; the same array as logits if there is no soft cap
+    logits_product: Floats  # the logits before their soft cap; the same array as logits if there is no soft cap
     choice: NDArray[np.int64]  # (1,)
 
     @classmethod
@@ -52,8 +54,8 @@ class Workspace:
     ) -> Workspace:
         """Make the buffers with `zeros(shape, dtype)`.
 
-        `int8_scratch` is the scratch of products if norms make int8 codes, otherwise None. If norms make codes, the
-        norms of the layers and the final norm write them into separate buffers.
+        `int8_scratch` is the scratch memory of products if norms make int8 codes, otherwise None. If norms make
+        codes, the norms of the layers and the final norm write them into separate buffers.
         """
 
         def floats(*shape: int) -> Any:
@@ -96,7 +98,7 @@ class Workspace:
         )
 
     def first(self, tokens: int) -> Workspace:
-        """Return views of these buffers for a pass over fewer tokens."""
+        """Return views of these buffers that fit a pass over fewer tokens."""
         whole = ("last", "last_normed", "last_codes", "logits", "logits_product", "choice", "normed_codes")
         of_tokens = [field.name for field in fields(self) if field.name not in whole]
         rows = {name: getattr(self, name)[:tokens] for name in of_tokens}

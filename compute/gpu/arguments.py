@@ -18,7 +18,7 @@ from cbtop.compute.quantization import FORMATS
 from cbtop.compute.quantization.base import BlockFormat, Bytes
 from cbtop.compute.quantization.interleaved import rows_of
 
-# These arguments are int32 (1,) on the device, so that a graph reads new values in each run.
+# Arguments that are int32 (1,) on the device, so that a captured graph reads new values in each run.
 POSITIONS = ("start", "position", "sequence")
 
 
@@ -40,7 +40,7 @@ def on_device(kernel: Kernel, arguments: Arguments, device: Gpu) -> Arguments:
         elif name == "k_cache":
             found.extend(_plain_on_device(one, arguments[at + 1], device))
         elif name == "v_cache":
-            pass  # values are converted together with the keys
+            pass  # the values of a cache are converted together with its keys
         elif name == "scratch" and kernel.contract.name == "attention":
             found.append(device.zeros(attention.scratch_shape(device.multiprocessors), np.float32))
         elif isinstance(one, TileScratch):
@@ -86,7 +86,7 @@ def run_on(gpu: Gpu, kernel: Kernel, arguments: Arguments) -> None:
 
 
 def _plain_on_device(k_cache: Any, v_cache: Any, device: Gpu) -> tuple[Any, Any]:
-    """Convert caches made by `empty_caches` to the layout of `plain_caches`, on the device."""
+    """Return caches made by `empty_caches` in the layout of `plain_caches`, on the device."""
     kv_heads, context, _ = v_cache.shape
     head_dim = k_cache.shape[2]
     plain = kv_caches.plain_caches(kv_heads, context, head_dim, k_cache.dtype, device.zeros)

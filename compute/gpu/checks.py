@@ -22,7 +22,7 @@ from cbtop.compute.quantization import FORMATS
 from cbtop.compute.quantization.base import QuantizedMatrix
 from cbtop.compute.quantization.interleaved import interleave
 
-Matrices = Mapping[int, QuantizedMatrix]  # from the device address of a matrix's planes to the matrix on the host
+Matrices = Mapping[int, QuantizedMatrix]  # device address of a matrix's planes -> the same matrix on the host
 
 
 def checked(
@@ -55,11 +55,11 @@ def _compared(
     before: Mapping[int, Any],
     after: Mapping[int, Any],
 ) -> Iterator[tuple[Any, Any, Any]]:
-    """Yield three arrays for each output of a kernel: the whole output, its compared rows, and the reference's output
-    for these rows.
+    """Yield three arrays for each output of a kernel: the whole output, the rows of it that are compared, and these
+    rows of the reference's output.
     """
     if kernel.parts is not None:
-        # Check a few rows of each product. Check the other outputs of the fused kernel completely.
+        # Compare a few rows of each product. Other outputs of the fused kernel are compared completely.
         for part, call in kernel.parts(arguments):
             own = {place: gpu.host(call[place]) for place in part.outputs}
             yield from _compared(gpu, matrices, part, call, own, own)
@@ -69,7 +69,7 @@ def _compared(
     if "start" in names:
         given[names.index("start")] = int(given[names.index("start")][0])
     shown = dict(after)
-    if "code" in names:  # this kernel multiplies by a matrix or looks up its rows
+    if "code" in names:  # the kernel multiplies by a matrix or looks up its rows, so only a few rows are compared
         matrix = matrices[arguments[names.index("weights")].data.ptr]
         given[names.index("weights")] = matrix.data
         if "bias" in names:
@@ -99,7 +99,7 @@ def _of_some_rows(
 
 
 def on_host(gpu: Gpu, one: Any) -> Any:
-    """Return an argument in the form that a reference reads."""
+    """Return an argument in the form that the reference of a kernel takes."""
     if isinstance(one, gpu.cupy.ndarray):
         return gpu.host(one)
     if is_dataclass(one) and not isinstance(one, type):

@@ -56,7 +56,7 @@ class Gpu:
         self.multiprocessors: int = found["multiProcessorCount"]
         self.architecture = f"sm_{found['major']}{found['minor']}"
         self._most_threads: int = found["maxThreadsPerMultiProcessor"]
-        # kernels on older GPUs cannot wait for the previous launch (prelude.py)
+        # kernels on older GPUs cannot wait for the previous launch by themselves (prelude.py)
         self._can_launch_early: bool = found["major"] >= 9
         self._turn = threading.RLock()
         self._times: LaunchTimes | None = None
@@ -89,7 +89,7 @@ class Gpu:
             yield
 
     def offset_ns(self, device_ns: int) -> int | None:
-        """Return `LaunchTimes.offset_ns`.
+        """Return the host's clock minus the GPU's clock in ns (see `LaunchTimes.offset_ns`).
 
         Returns None if it is not known, or the driver refuses to read its clock.
         """
@@ -103,7 +103,7 @@ class Gpu:
             return None
 
     def check(self) -> None:
-        """Raise ComputeError in a fork."""
+        """Raise ComputeError in a fork, where CUDA does not work."""
         if self.is_of_parent:
             raise ComputeError('a fork cannot use the GPU of its parent: start it by "spawn" or "forkserver"')
 
@@ -114,7 +114,7 @@ class Gpu:
     def require_room(self, size_bytes: int, what: str) -> None:
         """Raise ComputeError if fewer than `size_bytes` bytes of the GPU's memory are free.
 
-        `what` names the data for the message.
+        `what` is the name of the data in the message.
         """
         self.cupy.get_default_memory_pool().free_all_blocks()
         free_bytes, all_bytes = self.device.mem_info
@@ -218,7 +218,7 @@ class Gpu:
         return self._prepared(one, one.arguments, stamped=True, is_early=False)
 
     def copy(self, target: Any, source: Any, kind: int) -> None:
-        """Copy an array on the current stream. Host arrays must be in pinned memory."""
+        """Copy an array to or from the device, on the current stream. Host arrays must be in pinned memory."""
         ends = [one.ctypes.data if isinstance(one, np.ndarray) else one.data.ptr for one in (target, source)]
         stream = self.cupy.cuda.get_current_stream()
         self.cupy.cuda.runtime.memcpyAsync(*ends, source.nbytes, kind, stream.ptr)
@@ -251,7 +251,7 @@ class Gpu:
         return found
 
     def run(self, kernel: Kernel, *arguments: Any) -> None:
-        """Call a kernel once on the GPU. It must have a CUDA version, or parts with one."""
+        """Call a kernel once on the GPU. The kernel, or each of its parts, must have a CUDA version."""
         for one in launches_of(kernel, arguments):
             self.launch(one)
 
@@ -272,7 +272,7 @@ class BrickLaunches:
 
     def __init__(self, space: Int8Scratch | None = None) -> None:
         self._space = space
-        self._coded: Any = None  # `space` contains the codes of this array
+        self._coded: Any = None  # the array that has its int8 codes in `space` now
 
     def of(self, kernels: Sequence[Kernel], calls: tuple[Arguments, ...]) -> Iterator[tuple[Kernel, Launch]]:
         """Yield each launch with its kernel.
@@ -284,13 +284,13 @@ class BrickLaunches:
         first = kernels[0]
         for kernel, arguments in zip(kernels, calls, strict=True):
             if any(arguments[place] is self._coded for place in kernel.outputs):
-                self._coded = None  # the array has changed, so its codes in `space` are old
+                self._coded = None  # the array has changed, so its int8 codes in `space` are old
         if len(calls) == 2 and kernels[1] is first and first.cuda is not None and first.cuda.together is not None:
             yield from ((first, one) for one in first.cuda.together(*calls))
             return
         for kernel, arguments in zip(kernels, calls, strict=True):
             output = arguments[kernel.outputs[-1]]
-            # a brick that normalises heads has two calls
+            # a brick that normalises the heads of queries and keys has two calls
             coded = self._coded_with(kernel, arguments, output) if len(calls) == 1 else None
             for one in launches_of(kernel, arguments) if coded is None else coded:
                 if isinstance(one, CudaLaunch) and (one.module is QUANTIZE or one.entry == ROUND_ROWS):

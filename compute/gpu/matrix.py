@@ -18,9 +18,8 @@ class DeviceMatrix:
     """A weight matrix in planes (quantization/planes.py).
 
     `data` is uint8 (size of all planes,) on the device. For the rows of several experts, it is uint8 (experts, size
-    of one expert's planes).
-    `takes_int8`: whether products round activations to int8.
-    `host`: the host copy of the matrix, for checks. None if the matrix was made on the device.
+    of one expert's planes). `takes_int8`: whether products round activations to int8. `host` is the copy of the
+    matrix on the host, for checks, or None if the matrix was made on the device.
     """
 
     format: BlockFormat
@@ -32,7 +31,7 @@ class DeviceMatrix:
 
     @property
     def size_bytes(self) -> int:
-        """The size of the matrix in the file."""
+        """The size in bytes of the matrix in the model's file."""
         return self.rows * self.format.row_bytes(self.columns)
 
     def of_expert(self, expert: int) -> DeviceMatrix:
@@ -51,7 +50,8 @@ class DeviceMatrix:
 
     @classmethod
     def of(cls, gpu: Gpu, matrix: QuantizedMatrix, *, takes_int8: bool, experts: int | None = None) -> DeviceMatrix:
-        """Move a host matrix to the device. With `experts`, it holds the matrices of that number of experts.
+        """Move a host matrix to the device. If `experts` is given, the matrix consists of the matrices of this number
+        of experts.
 
         Raises ModelError if its format has no planes, and ComputeError if it does not fit.
         """

@@ -14,7 +14,7 @@ import numpy as np
 from cbtop.compute.errors import ComputeError
 from cbtop.compute.gpu.device import Gpu
 
-# values of ncclDataType_t (nccl.h)
+# number types of NCCL, values of ncclDataType_t (nccl.h)
 INT64, FLOAT32 = 4, 7
 SUM = 0  # value of ncclRedOp_t
 _TYPES = {np.dtype(np.int64): INT64, np.dtype(np.float32): FLOAT32}
@@ -46,15 +46,15 @@ class NcclLink:
             raise ComputeError(f"NCCL cannot begin: {error}") from error
 
     def send(self, array: Any, to: int) -> None:
-        """Send the array on the current stream."""
+        """Send the array to a different rank, on the current stream."""
         self._call(self._communicator.send, array, to)
 
     def recv(self, array: Any, sender: int) -> None:
-        """Receive into the array on the current stream."""
+        """Receive data from a different rank into the array, on the current stream."""
         self._call(self._communicator.recv, array, sender)
 
     def broadcast(self, array: Any, sender: int) -> None:
-        """Broadcast the array on the current stream."""
+        """Send the array of one rank to all ranks, on the current stream."""
         self._call(self._communicator.bcast, array, sender)
 
     def all_reduce(self, array: Any) -> None:

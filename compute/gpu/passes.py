@@ -25,14 +25,14 @@ from cbtop.profiler.definitions import KernelDefinition
 from cbtop.profiler.step_parts import AlikeParts
 from cbtop.protocol.vocabulary import NodeKind, TransferDirection
 
-STAMPS = 2  # number of stamps of a launch: its begin and its end, in ns of %globaltimer
+STAMPS = 2  # number of stamps of a launch: the times of its begin and its end, in ns of %globaltimer
 MARK = CudaModule("mark", 'extern "C" __global__ void mark(uint64_t* at) { *at = now(); }')
 
 # The largest difference between the clocks of multiprocessors. This is a static value. On an H100, each of 76,440
 # launches began at least 416 ns after the end of the previous launch.
 APART_NS = 1_000
 
-Times = NDArray[np.uint64]  # array of (launches, STAMPS)
+Times = NDArray[np.uint64]  # the stamps are an array of shape (launches, STAMPS)
 
 
 def have_run(stamps: Times, after_ns: int) -> bool:
@@ -42,20 +42,22 @@ def have_run(stamps: Times, after_ns: int) -> bool:
     after `after_ns`. Stamps of an earlier pass do not pass this test. Neither do stamps if the clock was set
     meanwhile.
     """
-    times = stamps.reshape(-1).astype(np.int64)  # signed, because nanoseconds since 1970 need only 61 bits
+    # Signed numbers are enough, because nanoseconds since 1970 need only 61 bits.
+    times = stamps.reshape(-1).astype(np.int64)
     passed = np.diff(times, prepend=np.int64(after_ns))
     return bool((passed[::2] >= -APART_NS).all() and (passed[1::2] >= 0).all())
 
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """One launch of a pass. `brick` is None for a copy between bricks."""
+    """One launch of a pass, with its brick and layer. `brick` is None for a copy between bricks."""
 
     brick: ComputeBrick | None
-    layer: int | None  # None outside the layers
-    elements: int  # elements of the brick
+    layer: int | None  # index of the layer; None outside the layers
+    elements: int  # number of elements of the brick
     what: KernelDefinition | Transfer
-    run: int = 0  # number of bricks before this one; it tells apart two consecutive runs of the same brick
+    # Number of bricks before this one in the pass; it tells apart two consecutive runs of the same brick.
+    run: int = 0
 
 
 class LaunchedPass:
@@ -79,7 +81,7 @@ class LaunchedPass:
         self._calls: list[Callable[[], object]] = []
 
     def again(self) -> None:
-        """Repeat all launches of the pass, with their stamps."""
+        """Launch everything in the pass once more. The launches write stamps to the same addresses."""
         for call in self._calls:
             call()
 
@@ -144,7 +146,7 @@ class LaunchedPass:
 
 
 class PassParts:
-    """The recorded parts of a pass, in order.
+    """The parts of a pass that are recorded, in order.
 
     Parts are launches, bricks and layers. A brick follows its launches, and a layer follows its bricks.
 
@@ -154,8 +156,8 @@ class PassParts:
 
     def __init__(self, launched: Sequence[Launched]) -> None:
         keys: list[tuple[Hashable, ...]] = []
-        ends: list[tuple[int, int]] = []  # (index of the first launch, index after the last launch) of each part
-        self.bricks: list[ComputeBrick | None] = []  # the brick of each part, or None for launches and layers
+        ends: list[tuple[int, int]] = []  # part -> (index of its first launch, index after its last launch)
+        self.bricks: list[ComputeBrick | None] = []  # part -> its brick, or None for launches and layers
         self._elements: list[int] = []
 
         def add(key: tuple[Hashable, ...], first: int, end: int, brick: ComputeBrick | None, elements: int) -> None:
@@ -188,7 +190,7 @@ class PassParts:
         device's clock.
         """
         begun, ended = (stamps.astype(np.int64) + offset_ns).T
-        behind = np.append(ended, 0)  # one more element, because a part may end with the last launch
+        behind = np.append(ended, 0)  # append one more element, because the last part ends after the last launch
         return begun[self._ends[:, 0]].tolist(), np.maximum.reduceat(behind, self._ends.ravel())[::2].tolist()
 
     def elements(self, others: Mapping[ComputeBrick, int]) -> list[int]:

@@ -1,7 +1,7 @@
 """Prepare a launch for CUDA's driver, so that it is packed once and launched any number of times.
 
 CuPy packs the arguments again for each launch, and does not support launch attributes. A pass has hundreds of
-launches, and the device waits while they are packed. Here, one array has all words of a launch, which is quick to
+launches, and the device waits while they are packed. Here, all words of a launch are in one array, which is quick to
 pack. It contains the arguments, a pointer to each argument, and the seven words of CUlaunchConfig (cuda.h).
 """
 
@@ -17,7 +17,7 @@ from cbtop.compute.cuda.launches import CudaLaunch
 from cbtop.compute.errors import ComputeError
 
 WORD_BYTES = 8
-# words for grid, block and shared bytes (32 bits each), then the stream, the attributes and their number
+# the words for grid, block and shared bytes (32 bits each), then for the stream, the attributes and their number
 CONFIG_WORDS = 7
 # A CUlaunchAttribute that turns on CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION. With it, a launch may begin
 # before the previous one ends.
@@ -33,9 +33,8 @@ def driver() -> Any:
 
 
 class PreparedLaunch:
-    """A callable that launches `one` with the given arguments on `stream`.
-
-    It keeps the arrays among the arguments alive.
+    """Launches the kernel `one` with the given arguments on `stream` when it is called. It keeps the arrays among the
+    arguments alive.
     """
 
     __slots__ = ("_alive", "_call", "_config_at", "_driver", "_entry", "_function", "_pointers_at", "_words")
@@ -43,7 +42,7 @@ class PreparedLaunch:
     def __init__(
         self, driver: Any, function: int, one: CudaLaunch, arguments: Sequence[Any], stream: int, *, is_early: bool
     ) -> None:
-        """Pack the launch. `driver` is the driver library, and `function` a CUfunction."""
+        """Pack all words of the launch. `driver` is the driver library, and `function` is a CUfunction."""
         self._alive, self._entry, self._function = arguments, one.entry, function
         self._driver, self._call = driver, driver.cuLaunchKernelEx
         count, (x, y, z), (a, b, c) = len(arguments), one.grid, one.block

@@ -1,8 +1,8 @@
 """Call compiled code by its address, so that one loop over threads can run the rows of every format.
 
 If a compiled function calls another one, Numba compiles the called function again as part of the caller. For an int8
-product that takes seconds. It would be compiled twice, because the loop over one thread and the loop over several
-both call it. Code that is called by its address exists only once.
+product that takes seconds. The product would be compiled twice, because the loop for one thread and the loop for
+several both call it. Code that is called by its address is compiled only once.
 """
 
 # Nothing checks whether the code at an address was compiled for the types of the arguments. So only `address_of`
@@ -25,7 +25,8 @@ _code_and_description = attrgetter("library", "fndesc")
 
 
 def address_of(function: Any, *arguments: Any) -> int:
-    """Return the address of the machine code of a function under @jit, for arguments of these types.
+    """Return the address of the machine code of a function under @jit, for arguments of the same types as
+    `arguments`.
 
     Compiles the function if needed.
     """
@@ -46,7 +47,7 @@ def call_rows(
     """
     kinds = weights, bias, x, beside, out, chunk, chunks
     if any(one.layout != "C" for one in kinds[:5]):
-        return None  # Numba then raises an error that contains the types.
+        return None  # If the code does not fit, Numba raises an error with the types.
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         address, *rest = values

@@ -1,4 +1,5 @@
-"""Vectors of sixteen words, and sums of products in float32. Each word contains two bfloat16 numbers.
+"""Vectors of pairs of bfloat16 for kernels. A vector has sixteen words with two bfloat16 numbers each, and their
+products are added up in float32.
 
 With AVX512-BF16, one instruction adds two products to each of sixteen sums. Without it, the numbers are multiplied
 one by one.
@@ -123,7 +124,7 @@ def store_ints(typing: Any, array: Any, row: Any, column: Any, vector: Any) -> t
 
 
 def _pairs(builder: Any, low: Any, high: Any) -> Any:
-    """Cut two vectors of sixteen float32 to bfloat16, without rounding.
+    """Convert two vectors of sixteen float32 to bfloat16 by dropping the low bits, without rounding.
 
     Each word gets one number from each vector.
     """
@@ -146,7 +147,8 @@ def _add_pairs(builder: Any, total: Any, pairs: Any, others: Any) -> Any:
 def add_products_of_pairs(
     typing: Any, sums: Any, shared: Any, at: Any, on: Any, factors: Any, place: Any, rows: Any, vectors: Any
 ) -> tuple[Any, Codegen]:
-    """Do the same as `sums.add_products` for two rows of `shared` at once. Their numbers are cut to bfloat16.
+    """Do the same as `sums.add_products` for two rows of `shared` at once. Their numbers are converted to bfloat16 by
+    dropping low bits.
 
     `at` is (low, high, column): both rows and the first column. Each word of `factors` contains one number for the
     low row and one for the high row. `shared` is uint16 with the bits of binary16.

@@ -36,7 +36,7 @@ _BYTE = ir.IntType(8)
 _BYTES = ir.VectorType(_BYTE, 4 * LANES)
 
 
-Weights = Sequence[Callable[[], Any]]  # functions that each make one Bytes64
+Weights = Sequence[Callable[[], Any]]  # functions that each make one Bytes64 in the compiled code
 
 
 class Bytes64(types.Type):
@@ -173,9 +173,9 @@ def looked_up(typing: Any, table: Any, places: Any) -> tuple[Any, Codegen]:
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         table, places = values
         more = ir.Constant(_BYTES, [128] * 4 * LANES)
-        if HAS_VNNI:  # LLVM moves the `xor` of the table out of the loop
+        if HAS_VNNI:  # LLVM moves this `xor` out of the loop, because the table is constant
             return _called(builder, "llvm.x86.avx512.pshuf.b.512", _BYTES, [builder.xor(table, more), places])
-        if HAS_AVX2:  # LLVM removes this `xor` together with the product's `xor` of its weights
+        if HAS_AVX2:  # LLVM removes this `xor`, because the product applies the same `xor` to its weights
             kind = ir.VectorType(_BYTE, 32)
             parts = [[_part(builder, one, first, 32) for one in (table, places)] for first in (0, 32)]
             halves = [_called(builder, "llvm.x86.avx2.pshuf.b", kind, part) for part in parts]
@@ -191,8 +191,8 @@ def looked_up(typing: Any, table: Any, places: Any) -> tuple[Any, Codegen]:
     return _bytes(_bytes, _bytes), generate
 
 
-# The order of the rows in a tile: two of every four rows, then the other two. In this order, two columns need no
-# permutation across a register. Such permutations would take two instructions for 32 weights.
+# The order of the rows in a tile: of every four rows first two, then the other two. In this order, two columns need
+# no permutation across a register. Such permutations would take two instructions for 32 weights.
 _TILE_ROWS = [4 * quarter + 2 * half + lane for half in range(2) for quarter in range(4) for lane in range(2)]
 
 
@@ -227,7 +227,7 @@ def row_pairs(typing: Any, vector: Any, half: Any) -> tuple[Any, Codegen]:
 
 @_intrinsic
 def from_tile(typing: Any, vector: Any) -> tuple[Any, Codegen]:
-    """Reorder sixteen rows from the order in a tile to ascending order."""
+    """Reorder sixteen values from the order of rows in a tile to ascending order."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         places = [_TILE_ROWS.index(row) for row in range(LANES)]
@@ -246,7 +246,8 @@ def _sums_with_avx2(builder: Any, weights: Weights, codes: Sequence[Sequence[Any
     With four tokens, the sums and factors fill all sixteen registers.
     """
     quads = [partial(_halves, builder, one) for one in weights]
-    of_tokens = [[_part(builder, x, 0, 32) for x in own] for own in codes]  # both halves are equal
+    # Use one half for both, because the halves of this vector are equal.
+    of_tokens = [[_part(builder, x, 0, 32) for x in own] for own in codes]
     sums = (_sums_of_signed if largest > 127 else _sums_of_small)(builder, quads, of_tokens, largest)
     whole = ir.Constant(_INTS, list(range(LANES)))
     return [builder.shuffle_vector(*both, whole) for both in sums]

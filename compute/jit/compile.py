@@ -22,9 +22,10 @@ from cbtop.protocol.cache import cache_dir
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-untyped: Any = numba  # Numba's stubs do not export everything
-settings: Any = numba.config  # the attributes are made at run time, so type checkers do not know them
-_Dispatcher: Any = CPUDispatcher  # this class has no type annotations
+untyped: Any = numba  # the stubs of Numba for type checkers do not have everything
+# Numba makes its settings at run time, so type checkers do not know them.
+settings: Any = numba.config
+_Dispatcher: Any = CPUDispatcher  # Numba's base class has no type annotations
 
 if settings.DISABLE_JIT:
     raise ComputeError("NUMBA_DISABLE_JIT is set: kernels are for vectors, which Python has none of; unset it")
@@ -42,7 +43,7 @@ CODE_SETTINGS = (
     "OPT", "LOOP_VECTORIZE", "SLP_VECTORIZE", "LLVM_REFPRUNE_PASS", "BOUNDSCHECK", "DEBUGINFO_DEFAULT", "ENABLE_AVX",
     "ENABLE_PROFILING",
 )  # fmt: skip
-# These options save Numba the time to compile wrappers for calls from C.
+# These options of Numba save the time to compile wrappers for calls from C.
 OPTIONS = {
     "nopython": True, "error_model": "numpy", "nogil": True, "no_cfunc_wrapper": True, "debug": False,
     "boundscheck": None,
@@ -78,7 +79,7 @@ class _Inlined(_Dispatcher):  # type: ignore[misc]
     """A function that only compiled code can call. It has no machine code that Python could call."""
 
     def _insert(self, *_: Any) -> None:
-        """Do nothing. Otherwise Python would call machine code that does not exist."""
+        """Do nothing. Otherwise, Python would try to call machine code that does not exist."""
 
     def _compile_for_args(self, *_: Any, **__: Any) -> None:
         raise TypeError(f"{self.py_func.__qualname__} is for compiled code alone")
@@ -149,7 +150,8 @@ def copy_of(function: Function, name: str, **functions: Any) -> Function:
     because its key in the cache contains the ids of its functions.)
     """
     copied = FunctionType(function.__code__, {**function.__globals__, **functions}, name)
-    copied.__qualname__ = name  # the cache identifies a function by its file and this name
+    # The cache identifies a function by its file and this name, so each copy needs a name of its own.
+    copied.__qualname__ = name
     return cast(Function, copied)
 
 

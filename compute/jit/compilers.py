@@ -44,7 +44,7 @@ class _Library(_codegen.JITCodeLibrary):  # type: ignore[misc]
     """The LLVM code of one function and of everything that it calls, before optimisation."""
 
     def finalize(self) -> None:
-        """Finish the library as Numba does, but without making machine code."""
+        """Finish the library as Numba does, but without making machine code from it."""
         self._raise_if_finalized()
         for library in dict.fromkeys(self._linking_libraries):
             self._reload_init.update(library._reload_init)
@@ -52,7 +52,7 @@ class _Library(_codegen.JITCodeLibrary):  # type: ignore[misc]
         self._finalized = True
 
     def get_pointer_to_function(self, name: str) -> int:
-        """Return 0, because there is no machine code."""
+        """Return 0 as the address, because there is no machine code."""
         self._ensure_finalized()
         return 0
 

@@ -13,7 +13,7 @@ from typing import Any
 import numba
 from llvmlite import binding
 
-_settings: Any = numba.config  # the attributes are made at run time, so type checkers do not know them
+_settings: Any = numba.config  # Numba makes its settings at run time, so type checkers do not know them
 # From Linux's asm/prctl.h. A process must request permission once to use tiles, because the system saves them for
 # each thread.
 _ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA = 158, 0x1023, 18
@@ -33,7 +33,7 @@ def has_feature(feature: str) -> bool:
         told = "" if _settings.ENABLE_AVX else "-avx"
     has = not _settings.CPU_NAME and bool(binding.get_host_cpu_features().get(feature))
     for sign, name in ((one[:1], one[1:]) for one in told.split(",")):
-        # If two settings contradict each other, the later one counts.
+        # If NUMBA_CPU_FEATURES contains a feature twice, the later setting is used.
         if name == feature:
             has = sign == "+"
         elif sign == "-" and name in FEATURES[feature]:
@@ -49,9 +49,10 @@ def _may_use_tiles() -> bool:
     return bool(call(_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA) == 0)
 
 
-CPU_NAME: str = _settings.CPU_NAME or binding.get_host_cpu_name()  # the name that LLVM uses
-# Zen 4 and 5 read a stream from memory at full speed only if the code does not prefetch it. Prefetched lines occupy
-# the few slots of L1 for pending lines, and then the processor's own prefetching into L2 does not start.
+CPU_NAME: str = _settings.CPU_NAME or binding.get_host_cpu_name()  # LLVM's name for the processor
+# Zen 4 and 5 read a stream from memory at full speed only if the code does not prefetch it. Prefetched cache lines
+# occupy the few slots of L1 for lines that are on their way, and then the processor's own prefetching into L2 does
+# not start.
 LOOKS_AHEAD = CPU_NAME in ("znver4", "znver5")
 # Whether the processor can convert binary16. If it cannot, LLVM calls a function that does not exist.
 HAS_F16C = has_feature("f16c")
@@ -62,8 +63,8 @@ HAS_VNNI = has_feature("avx512vnni")  # whether the processor can add products o
 # before. A line that comes from memory directly into L1 occupies one of the few slots for pending lines for a long
 # time. With one prefetch, a Xeon reads Q4_K, F16 and BF16 at 0.8 of its bandwidth, and with two at 0.9 to 1.0.
 ASKS_TWICE = HAS_VNNI and not LOOKS_AHEAD
-L1_AHEAD, L2_AHEAD = 2048, 16384  # prefetch distances in bytes
-# The instructions that compute products of integers.
+L1_AHEAD, L2_AHEAD = 2048, 16384  # how far ahead to prefetch into each cache, in bytes
+# The instructions that compute products of integers, if the processor has any.
 TIER = "AVX-512 VNNI" if HAS_VNNI else "AVX2" if HAS_AVX2 else "generic"
 HAS_BF16 = has_feature("avx512bf16")  # whether the processor can add products of two bfloat16 to a float32
 # Whether products of bfloat16 are faster than float32. Per cycle, a Zen 4 begins one vector of sixteen float32

@@ -11,11 +11,11 @@ import numpy as np
 from cbtop.compute.jit.compile import jit_inlined
 from cbtop.compute.jit.vectors import larger, multiply, multiply_add, power_of_two, rounded, splat, subtract
 
-EXPONENTIAL_FLOPS = 19  # operations of `exponential`, not counting the limits at both ends
+EXPONENTIAL_FLOPS = 19  # number of operations of `exponential`, without the limits at both ends
 LOG2_E = np.float32(1.4426950408889634)
-LN2_HIGH = np.float32(0.693359375)  # from Cephes expf: ln 2 as the sum of two numbers, so that k * LN2_HIGH is exact
+LN2_HIGH = np.float32(0.693359375)  # ln 2 as the sum of two numbers, from Cephes expf, so that k * LN2_HIGH is exact
 LN2_LOW = np.float32(-2.12194440e-4)
-SMALLEST = np.float32(-87.0)  # below this, the result is not a normal float32
+SMALLEST = np.float32(-87.0)  # for arguments below this, the result is not a normal float32
 LARGEST = np.float32(88.0)
 # From Cephes expf.c: the minimax polynomial of exp(r) - 1 - r over |r| < ln(2)/2, divided by r².
 C0, C1, C2 = np.float32(1.9875691500e-4), np.float32(1.3981999507e-3), np.float32(8.3334519073e-3)
@@ -26,7 +26,8 @@ T0, T1, T2 = np.float32(-5.70498872745e-3), np.float32(2.06390887954e-2), np.flo
 T3, T4 = np.float32(1.33314422036e-1), np.float32(-3.33332819422e-1)
 SMALL_TANGENT = np.float32(0.625)
 POWER_FLOPS = 12
-NOTHING = np.float32(-127)  # 2 to this power is below every normal float32, so the result is 0
+# For powers below this, 2 to the power is less than every normal float32, so the result is set to 0.
+NOTHING = np.float32(-127)
 # 1 + r times this polynomial is 2^r within 1e-7 for |r| <= 1/2. It is a minimax polynomial, found by least squares
 # with Lawson's weights.
 P0, P1, P2 = np.float32(1.32647272e-3), np.float32(9.67151264e-3), np.float32(5.550733743e-2)

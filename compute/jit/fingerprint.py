@@ -40,7 +40,7 @@ from numba.core.extending import _Intrinsic
 NAME = "cbtop.compute"
 PACKAGE = Path(__file__).parents[1]
 _COMPILERS = str(PACKAGE / "jit" / "compilers.py")
-_INTRINSICS = str(PACKAGE / "jit" / "vectors.py")  # this file defines the decorators of intrinsics
+_INTRINSICS = str(PACKAGE / "jit" / "vectors.py")  # our file that defines the decorators of intrinsics
 _VERSIONS = f"{numba.__version__} {llvmlite.__version__}"
 _LIBRARIES = {"numba", "llvmlite", "numpy", *sys.stdlib_module_names}
 _NUMBERS = (int, float, str, bytes, type(None), np.generic)
@@ -54,7 +54,7 @@ Stamp = tuple[int, int, int]
 
 
 class ChangedError(Exception):
-    """A file cannot be hashed. It has changed since it was imported, or cannot be read."""
+    """Raised if a file cannot be hashed, because it has changed since it was imported or cannot be read."""
 
 
 def _stamp(path: str) -> Stamp:
@@ -62,7 +62,7 @@ def _stamp(path: str) -> Stamp:
     return found.st_mtime_ns, found.st_size, found.st_ino
 
 
-# The stamps of our files when the first module that compiles anything was imported.
+# The stamps (time and size) of our files, from when the first module that compiles anything was imported.
 STAMPS = {str(path): _stamp(str(path)) for path in PACKAGE.rglob("*.py")}
 
 
@@ -89,7 +89,8 @@ class _Walk:
         self.files: set[str] = set()
         self.values: set[str] = set()
         self._todo: list[tuple[Any, bool]] = []
-        self._met: dict[tuple[int, bool], Any] = {}  # keeps the objects alive, so that no new object gets the same id
+        # Keeps the hashed objects alive, so that no new object gets the id of one of them.
+        self._met: dict[tuple[int, bool], Any] = {}
 
     def begin(self, function: FunctionType) -> None:
         self._function(function, is_compiled=True)

@@ -77,7 +77,7 @@ class FunctionCache(_caching.FunctionCache):  # type: ignore[misc]
             return None
         _name_reference_counting()
         with suppress(OSError):
-            os.utime(path)  # marks the file as used, see kernel_cache
+            os.utime(path)  # note that the file was used now, see kernel_cache
         found = self._impl.rebuild(target_context, payload)
         give_back_code(LLVM)
         return found
@@ -101,7 +101,7 @@ class FunctionCache(_caching.FunctionCache):  # type: ignore[misc]
             return False
 
     def flush(self) -> None:
-        """Do nothing. Newly compiled code has a different file name, or replaces the old file."""
+        """Do nothing: code that is compiled later has a different file name, or replaces the old file."""
 
     def _path(self, key: tuple[Any, ...]) -> Path | None:
         try:

@@ -19,7 +19,8 @@ from cbtop.compute.jit.compile import jit
 
 _SIGN, MAGNITUDE = np.int32(0x8000), np.int32(0x7FFFFFFF)
 _SMALLEST_NORMAL = np.int32(0x38800000)  # 2^-14
-_BEYOND = np.int32(0x477FF000)  # 65,520, halfway between the largest binary16 and 2^16; it rounds up
+# 65,520 is halfway between the largest binary16 and 2^16, and is rounded up to infinity.
+_BEYOND = np.int32(0x477FF000)
 INFINITE, NOT_A_NUMBER = np.int32(0x7F800000), np.int32(0x7FC00000)
 _BIAS = np.int32((127 - 15) << 23)
 # The bits of 0.5. Adding 0.5 rounds a float32 to multiples of 2^-24, the smallest binary16.
@@ -81,12 +82,14 @@ def from_bits(array: Any) -> Any:
 
 
 def numbers(arguments: Sequence[Any]) -> tuple[Any, ...]:
-    """Return the arguments with arrays of bits replaced by arrays of numbers."""
+    """Return the arguments of a call. Arrays of bits (of float16) are replaced by arrays of numbers."""
     return tuple([from_bits(one) if isinstance(one, np.ndarray) else one for one in arguments])
 
 
 def bits(arguments: Sequence[Any]) -> tuple[Any, ...]:
-    """Return the arguments with arrays of float16 replaced by arrays of bits, the reverse of `numbers`."""
+    """Return the arguments of a call. Arrays of float16 are replaced by arrays of their bits, the reverse of
+    `numbers`.
+    """
     return tuple([
         one.view(np.uint16) if isinstance(one, np.ndarray) and one.dtype == np.float16 else one for one in arguments
     ])  # fmt: skip

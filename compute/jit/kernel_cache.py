@@ -35,7 +35,7 @@ UNUSED_S = 30 * 24 * 3600
 CODE = ".nbc"
 _NAME = re.compile(r"numba-[0-9a-f]{16}")
 _LOOKED_AFTER: set[Path] = set()
-_IN_USE: list[int] = []  # descriptors that hold the locks until this process ends
+_IN_USE: list[int] = []  # open files; their locks are held until this process ends
 
 
 def use_directory(root: Path, digest: str) -> Path | None:
@@ -58,7 +58,7 @@ def use_directory(root: Path, digest: str) -> Path | None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         if not os.path.samestat(os.fstat(descriptor), directory.stat()):
-            raise FileNotFoundError(directory)  # another process has just removed it
+            raise FileNotFoundError(directory)  # another process has just removed the directory
         os.utime(descriptor)
     except OSError:
         os.close(descriptor)
@@ -100,7 +100,7 @@ def _copied(directory: Path) -> Path | None:
                 target.mkdir(parents=True, exist_ok=True)
             else:
                 target.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(found, target)  # does not copy the mode, because the file may be read-only
+                shutil.copyfile(found, target)  # do not copy the mode of the file, because it may be read-only
     except OSError:
         return None
     return copy
@@ -122,7 +122,7 @@ def remove_unused(root: Path, now_s: float) -> None:
             if now_s - directory.stat().st_mtime > UNUSED_S:
                 _remove(directory)
         except OSError:
-            continue  # used by a process, owned by another user, or already removed
+            continue  # the directory is in use by a process, belongs to another user, or was already removed
 
 
 def remove_unused_files(directory: Path, now_s: float) -> None:
@@ -137,13 +137,13 @@ def remove_unused_files(directory: Path, now_s: float) -> None:
         for entry in entries:
             if entry.is_file(follow_symlinks=False) and now_s - entry.stat().st_mtime > UNUSED_S:
                 with suppress(OSError):
-                    # Another user owns the file, or it was removed already. If a process needs the file, it compiles
+                    # The file belongs to another user, or was already removed. A process that needs it compiles
                     # again.
                     os.unlink(entry)
 
 
 def _remove(directory: Path) -> None:
-    """Remove a directory. Raises OSError if a process uses it or it is not ours."""
+    """Remove a directory. Raises OSError if a process uses it, or if it does not belong to us."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -50,7 +50,7 @@ def add_pairs(typing: Any, total: Any, weights: Any, codes: Any, row: Any, colum
 
 @_intrinsic
 def sums_of_pairs(typing: Any, pairs: Any) -> tuple[Any, Codegen]:
-    """Return the sum of both int16 of each row, as Ints16. `pairs` is a total of `add_pairs`."""
+    """Return the sum of both int16 of each row as Ints16. `pairs` is the result of `add_pairs`."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         pairs = builder.bitcast(values[0], _ALL_PAIRS)
@@ -72,8 +72,7 @@ def add_signed(typing: Any, total: Any, weights: Any, codes: Any, row: Any, colu
         x, halves = _codes(context, builder, signature.args[2], values[2:]), []
         for first in (0, 32):
             signed = _part(builder, values[1], first, 32)
-            # The instruction needs one unsigned factor. So the weight becomes positive, and its sign is moved to the
-            # code.
+            # The instruction needs one unsigned factor. So make the weight positive, and move its sign to the code.
             size = _called(builder, "llvm.abs.v32i8", _HALF, [signed, ir.IntType(1)(0)])
             code = _called(builder, "llvm.x86.avx2.psign.b", _HALF, [x, signed])
             products = _called(builder, "llvm.x86.avx2.pmadd.ub.sw", _PAIRS, [size, code])

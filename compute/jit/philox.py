@@ -1,4 +1,6 @@
-"""Random numbers that depend only on a counter and a key. They are the same on every machine, thread and backend."""
+"""Random numbers that depend only on a counter and a key, so they are the same on every machine, thread and
+backend.
+"""
 
 # Philox4x32-10: Salmon, Moraes, Dror and Shaw, "Parallel Random Numbers: As Easy as 1, 2, 3", SC11, section 5.
 
@@ -14,7 +16,7 @@ ROUNDS = 10
 _LOW = np.uint64(0xFFFFFFFF)
 _WORD = np.uint64(32)
 _MULTIPLIERS = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
-_WEYL = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)  # added to the key in each round
+_WEYL = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)  # constants of Philox that are added to the key in each round
 
 
 @jit

@@ -28,7 +28,7 @@ from cbtop.compute.jit.compile import (
 )
 from cbtop.compute.jit.cpu import HAS_F16C
 
-# This module of Numba has no type annotations.
+# the base class in Numba has no type annotations
 cgutils: Any = numba_cgutils
 _initialise_model: Any = models.PrimitiveModel.__init__
 
@@ -38,7 +38,7 @@ _INTS = ir.VectorType(_INT, LANES)
 _FLOATS = ir.VectorType(ir.FloatType(), LANES)
 _HALVES = ir.VectorType(ir.HalfType(), LANES)
 _BYTES = ir.VectorType(ir.IntType(8), LANES)
-_FAST = ("fast",)  # allows reordering sums and fusing multiply-adds
+_FAST = ("fast",)  # flags of LLVM that allow to reorder sums, and to fuse multiplications with additions
 
 Codegen = Callable[[Any, Any, Any, Any], Any]
 _pointer_to: Any = types.CPointer
@@ -104,7 +104,7 @@ def _address(context: Any, builder: Any, array_type: Any, array: Any, row: Any, 
         raise LoweringError(f"{array_type} where rows that lie one after the other are wanted (np.ascontiguousarray)")
     view = context.make_array(array_type)(context, builder, array)
     row_stride = cgutils.unpack_tuple(builder, view.strides, 2)[0]
-    # The element's size is a constant. Using a stride of the array would take an addition for every load.
+    # The element's size is a constant here. Reading a stride of the array would take an addition for every load.
     size_bytes = ir.IntType(64)(array_type.dtype.bitwidth // 8)
     offset = builder.add(builder.mul(row, row_stride), builder.mul(column, size_bytes))
     return builder.gep(builder.bitcast(view.data, ir.IntType(8).as_pointer()), [offset])
@@ -255,7 +255,7 @@ def _prefetched(array: Any, locality: int) -> tuple[Any, Codegen]:
         pointer = _address(context, builder, array, *values)
         kind = ir.FunctionType(ir.VoidType(), [pointer.type, _INT, _INT, _INT])
         function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        # arguments of LLVM's prefetch for reading data
+        # arguments of LLVM's prefetch instruction for reading data
         builder.call(function, [pointer, _INT(0), _INT(locality), _INT(1)])
         return context.get_dummy_value()
 
@@ -279,7 +279,8 @@ def on_stack(typing: Any, lines: Any) -> tuple[Any, Codegen]:
     """Return a pointer to `lines` times 64 bytes on the stack, aligned to a cache line. Pass it to `carray`."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        with builder.goto_entry_block():  # allocates once, and not in every turn of a loop
+        # Memory on the stack is allocated once per call, and not in every pass of a loop.
+        with builder.goto_entry_block():
             room = builder.alloca(ir.ArrayType(ir.IntType(8), 64 * lines.literal_value))
         room.align = 64
         return builder.bitcast(room, ir.IntType(8).as_pointer())
@@ -289,9 +290,8 @@ def on_stack(typing: Any, lines: Any) -> tuple[Any, Codegen]:
 
 @_intrinsic
 def turns(typing: Any, number: Any) -> tuple[Any, Codegen]:
-    """Return `number`, but hide its value from LLVM.
-
-    LLVM then does not unroll a loop with this number of turns.
+    """Return `number`, but hide its value from LLVM. LLVM then does not unroll a loop that runs this number of
+    times.
     """
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
@@ -311,7 +311,7 @@ def _int_operation(name: str) -> Any:
     return _intrinsic(define)
 
 
-bits_and = _int_operation("and_")  # (ints, int32) -> ints
+bits_and = _int_operation("and_")  # the types of a function (ints, int32) -> ints
 shift_right = _int_operation("lshr")
 shift_left = _int_operation("shl")
 
@@ -389,7 +389,7 @@ def halves(typing: Any, low: Any, high: Any) -> tuple[Any, Codegen]:
 
 @_intrinsic
 def look_up(typing: Any, table: Any, places: Any) -> tuple[Any, Codegen]:
-    """Return the elements of a Floats16 at sixteen places, 0 to 15. With AVX-512 this is one permutation."""
+    """Return sixteen elements of a Floats16, by their indices of 0 to 15. With AVX-512 this is one permutation."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         table, places = values
@@ -507,7 +507,7 @@ def largest_of(typing: Any, vector: Any) -> tuple[Any, Codegen]:
 
 @_intrinsic
 def any_above(typing: Any, vector: Any, scalar: Any) -> tuple[Any, Codegen]:
-    """Return whether any lane of a Floats16 is above a float32."""
+    """Return whether any lane of a Floats16 is greater than a float32."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         above = builder.fcmp_ordered(">", values[0], _splat(builder, values[1], _FLOATS))

@@ -31,7 +31,7 @@ def reference(gate: Any, up: Any, out: Any) -> None:
     All arrays are float32 (tokens, feed_forward).
     """
     wide = gate.astype(np.float64)
-    # 0.5 * (1 + tanh(x / 2)) is the logistic function, in a form that cannot overflow.
+    # This is the logistic function, written as 0.5 * (1 + tanh(x / 2)), which cannot overflow.
     out[:] = wide * (0.5 * (1 + np.tanh(wide / 2))) * up
 
 
@@ -46,12 +46,12 @@ def swiglu_columns(gate: Any, up: Any, out: Any, first: Any, end: Any) -> None:
 
 @jit
 def swiglu(gate: Any, up: Any, out: Any) -> None:
-    """Compute `reference` with Numba."""
+    """Compute the same as the function `reference`, compiled by Numba."""
     swiglu_columns(gate, up, out, np.uint64(0), np.uint64(gate.shape[1]))
 
 
 def work() -> KernelWork:
-    """Return the work of a call. Its elements are outputs.
+    """Return the work of a call: its FLOP and bytes. The elements of a call are outputs.
 
     An output takes a negation, an exponential, an addition, a division, a multiplication, two reads and one write.
     """
@@ -70,7 +70,7 @@ def geglu_reference(gate: Any, up: Any, out: Any) -> None:
 
 @jit
 def geglu(gate: Any, up: Any, out: Any) -> None:
-    """Compute `geglu_reference` with Numba."""
+    """Compute the same as the function `geglu_reference`, compiled by Numba."""
     columns = np.uint64(gate.shape[1])
     for t in range(np.uint64(gate.shape[0])):
         for i in range(columns):
@@ -80,9 +80,8 @@ def geglu(gate: Any, up: Any, out: Any) -> None:
 
 
 def geglu_work() -> KernelWork:
-    """Return the work of a call.
-
-    It is the same as in `work`, plus four multiplications and an addition for the cube.
+    """Return the work of a call of GEGLU. It is the same as in `work`, plus four multiplications and an addition for
+    the cube.
     """
     return KernelWork(flops_per_element=EXPONENTIAL_FLOPS + 8.0, bytes_per_element=3.0 * FLOAT_BYTES)
 
@@ -135,7 +134,7 @@ KERNEL {name}_bf16(const float* gate, const float* up, float* out, int64_t size,
 
 
 def _cuda(entry: str) -> CudaKernel:
-    """Return the CUDA version. It has a thread for every four outputs."""
+    """Return the CUDA version of an activation. It has a thread for every four outputs."""
 
     def launches(gate: Any, up: Any, out: Any) -> tuple[CudaLaunch, ...]:
         return (CudaLaunch(CUDA, entry, *of_fours(out.size), (gate, up, out, np.int64(out.size))),)

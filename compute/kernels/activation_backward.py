@@ -24,14 +24,15 @@ def reference(gate: Any, up: Any, d_out: Any, d_gate: Any, d_up: Any) -> None:
     All arrays are float32 (tokens, feed_forward).
     """
     wide = gate.astype(np.float64)
-    part = 0.5 * (1 + np.tanh(wide / 2))  # the logistic function, in a form that cannot overflow
+    # The logistic function, in a form that cannot overflow: 0.5 * (1 + tanh(x / 2)).
+    part = 0.5 * (1 + np.tanh(wide / 2))
     d_gate[:] = d_out * up * part * (1 + wide * (1 - part))
     d_up[:] = d_out * wide * part
 
 
 @jit
 def swiglu_backward(gate: Any, up: Any, d_out: Any, d_gate: Any, d_up: Any) -> None:
-    """Compute `reference` with Numba."""
+    """Compute the same as the function `reference`, compiled by Numba."""
     columns, one = np.uint64(gate.shape[1]), np.float32(1)
     for t in range(np.uint64(gate.shape[0])):
         for i in range(columns):
@@ -42,7 +43,7 @@ def swiglu_backward(gate: Any, up: Any, d_out: Any, d_gate: Any, d_up: Any) -> N
 
 
 def work() -> KernelWork:
-    """Return the work of a call. Its elements are outputs.
+    """Return the work of a call: its FLOP and bytes. The elements of a call are outputs.
 
     An output takes an exponential, eleven other operations, three reads and two writes.
     """
@@ -61,7 +62,7 @@ def geglu_reference(gate: Any, up: Any, d_out: Any, d_gate: Any, d_up: Any) -> N
 
 @jit
 def geglu_backward(gate: Any, up: Any, d_out: Any, d_gate: Any, d_up: Any) -> None:
-    """Compute `geglu_reference` with Numba."""
+    """Compute the same as the function `geglu_reference`, compiled by Numba."""
     columns, one, three = np.uint64(gate.shape[1]), np.float32(1), np.float32(3)
     for t in range(np.uint64(gate.shape[0])):
         for i in range(columns):
@@ -74,9 +75,8 @@ def geglu_backward(gate: Any, up: Any, d_out: Any, d_gate: Any, d_up: Any) -> No
 
 
 def geglu_work() -> KernelWork:
-    """Return the work of a call.
-
-    It is the same as in `work`, plus seven operations for the cube and its derivative.
+    """Return the work of a call of GEGLU's backward. It is the same as in `work`, plus seven operations for the cube
+    and its derivative.
     """
     return KernelWork(flops_per_element=EXPONENTIAL_FLOPS + 18.0, bytes_per_element=5.0 * FLOAT_BYTES)
 

@@ -14,12 +14,12 @@ from cbtop.compute.contracts import contract
 from cbtop.compute.jit.compile import jit
 from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWork, floats
 
-# The values that Kingma and Ba 2015 recommend.
+# The constants of AdamW that Kingma and Ba 2015 recommend.
 MEAN_KEPT, SQUARE_KEPT, EPSILON = 0.9, 0.999, 1e-8
 
 
 def reference(weights: Any, gradient: Any, mean: Any, square: Any, step: int, rate: float, decay: float) -> None:
-    """Update the weights and both means, all float32 (rows, columns). Steps are counted from 1.
+    """Update the weights and both means, all float32 (rows, columns). `step` counts from 1.
 
     `rate` is the learning rate. With a rate of 1, a step would subtract the share `decay` of each weight. (Loshchilov
     and Hutter 2019)
@@ -35,7 +35,7 @@ def reference(weights: Any, gradient: Any, mean: Any, square: Any, step: int, ra
 
 @jit
 def adam_w(weights: Any, gradient: Any, mean: Any, square: Any, step: int, rate: float, decay: float) -> None:
-    """Compute `reference` with Numba."""
+    """Compute the same as the function `reference`, compiled by Numba."""
     rest, square_rest = np.float32(1 - MEAN_KEPT), np.float32(1 - SQUARE_KEPT)
     kept, square_kept = np.float32(MEAN_KEPT), np.float32(SQUARE_KEPT)
     factor = np.float32(rate / (1 - MEAN_KEPT**step))
@@ -52,7 +52,7 @@ def adam_w(weights: Any, gradient: Any, mean: Any, square: Any, step: int, rate:
 
 
 def work() -> KernelWork:
-    """Return the work of a call. Its elements are weights.
+    """Return the work of a call: its FLOP and bytes. The elements of a call are weights.
 
     A weight takes fourteen operations, four reads and three writes.
     """

@@ -35,7 +35,7 @@ def reference(x: Any, delta: Any, weight: Any, epsilon: float, out: Any) -> None
 
 @jit_inlined
 def sum_and_scale_of_row(x: Any, delta: Any, t: Any, epsilon: Any) -> Any:
-    """Set x[t] += delta[t]. Returns `scale_of` the sum."""
+    """Set x[t] += delta[t]. Returns the scale of the sum's norm, see `scale_of`."""
     hidden = np.uint64(x.shape[1])
     squares = np.float32(0)
     for i in range(hidden):
@@ -47,7 +47,10 @@ def sum_and_scale_of_row(x: Any, delta: Any, t: Any, epsilon: Any) -> Any:
 
 @jit_as_written
 def add_rms_norm(x: Any, delta: Any, weight: Any, epsilon: float, out: Any) -> None:
-    """Compute `reference` with Numba. A row with a sum of squares above LARGEST_SUM becomes NaN."""
+    """Compute the same as the function `reference`, compiled by Numba.
+
+    A row with a sum of squares above LARGEST_SUM becomes NaN.
+    """
     for t in range(np.uint64(x.shape[0])):
         multiply_row(x, t, sum_and_scale_of_row(x, delta, t, epsilon), weight, out)
 
@@ -79,7 +82,9 @@ def with_codes(
 
 
 def work(hidden: int, *, is_on_gpu: bool = False) -> KernelWork:
-    """Return the work of RMSNorm, plus an addition, a read of `delta` and a write of `x` for each output."""
+    """Return the work of a call: the work of RMSNorm, plus an addition, a read of `delta` and a write of `x` for each
+    output.
+    """
     alone = rms_norm.work(hidden, is_on_gpu=is_on_gpu)
     return replace(
         alone,

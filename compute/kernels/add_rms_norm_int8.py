@@ -35,7 +35,7 @@ def reference(
 def add_rms_norm_int8(
     x: Any, delta: Any, weight: Any, epsilon: float, out: Any, normed: Any, codes: Any, factors: Any
 ) -> None:
-    """Compute `reference` with Numba."""
+    """Compute the same as the function `reference`, compiled by Numba."""
     for t in range(np.uint64(x.shape[0])):
         multiply_row(x, t, sum_and_scale_of_row(x, delta, t, epsilon), weight, out)
         for block in range(np.uint64(x.shape[1] // BLOCK)):
@@ -49,7 +49,7 @@ def parts(arguments: Arguments) -> tuple[Part, ...]:
 
 
 def work(hidden: int) -> KernelWork:
-    """Return the work of a call. Its elements are outputs of the norm."""
+    """Return the work of a call: its FLOP and bytes. The elements of a call are outputs of the norm."""
     return with_quantizing(add_rms_norm.work(hidden))
 
 

@@ -59,7 +59,7 @@ def first_seen(position: int, window: int) -> int:
 
 def positions_seen(start: int, tokens: int, window: int) -> int:
     """Return the number of positions that each token sees, added up over `tokens` tokens from position `start` on."""
-    # Number of tokens that see one position more than the previous token sees.
+    # number of tokens that see one position more than the token before them
     growing = min(max(window - start, 0), tokens) if window else tokens
     return growing * start + growing * (growing + 1) // 2 + (tokens - growing) * window
 
@@ -80,7 +80,8 @@ def attention_weights(q: Any, k_cache: Any, position: int, scale: float, window:
     return np.pad(powers / powers.sum(axis=1, keepdims=True), ((0, 0), (first, 0)))
 
 
-# Without a cap, separate loops run. A test for a cap in each call would cost 4 % (a query of 6 heads, 513 positions).
+# Without a cap, separate loops run. Testing for a cap in each call would cost 4 % (a query of 6 heads, 513
+# positions).
 _attend, _attend_parallel = compiled_loops("_attend")
 _attend_held, _attend_held_parallel = compiled_loops("_attend_held", _held=hold)
 
@@ -88,13 +89,16 @@ _attend_held, _attend_held_parallel = compiled_loops("_attend_held", _held=hold)
 def attention(
     q: Any, k_cache: Any, v_cache: Any, start: int, scale: float, window: int, cap: float, out: Any, scratch: Any
 ) -> None:
-    """Compute `reference` with Numba. `scratch` is from `scratch_for`. Its size determines the number of threads."""
+    """Compute the same as the function `reference`, compiled by Numba.
+
+    `scratch` is from `scratch_for`. Its size determines the number of threads.
+    """
     loops = (_attend_held, _attend_held_parallel) if cap else (_attend, _attend_parallel)
     attend(loops, q, (k_cache, v_cache), start, (scale, window, cap), out, scratch)
 
 
-# How far scores rise from block to block in examples. Some rises are below `attention_loops.ABOVE`, and others above.
-# All are small enough that the earlier blocks still contribute to the result.
+# How far scores rise from one block of positions to the next in some examples. Some rises are below
+# `attention_loops.ABOVE`, and some above. All are small enough that earlier blocks still contribute to the result.
 RISES = np.array([0, 5, 10, 15], np.float32)
 LARGEST_HEAD = 256
 # largest head_dim of the kernel for many rows; larger heads need too many registers for 16 rows per warp
@@ -187,7 +191,8 @@ def launches(
 
 
 def work(head_dim: int, heads_per_key: int, cache_bytes: int, is_capped: bool = False) -> KernelWork:
-    """Return the work of a call. Its elements are heads x positions, added up over the tokens.
+    """Return the work of a call: its FLOP and bytes. The elements of a call are heads x positions, added up over the
+    tokens.
 
     A number in the cache takes `cache_bytes`. A key and its value are read once for all heads that share them.
     """
@@ -215,12 +220,13 @@ def examples_of(
         k_cache, v_cache = empty_caches(kv_heads, start + tokens + 1, head_dim, np.float32)
         k_cache[:], v_cache[:] = floats(rng, *k_cache.shape), floats(rng, *v_cache.shape)
         columns = kv_heads * group * head_dim
-        times = 1 if rises or tokens == 1 else 3  # if there is only one token, every position must matter
+        times = 1 if rises or tokens == 1 else 3  # if there is only one token, make every position matter
         q, out = times * floats(rng, tokens, columns), np.zeros((tokens, columns), np.float32)
         if rises:
             q[:, ::head_dim] = 1
             rise = np.take(RISES, np.arange(k_cache.shape[1]) * LANES // POSITIONS, mode="clip")
-            rise[start // LANES :] += RISES[1]  # otherwise the token's own position would not matter among thousands
+            # without this, the token's own position would not matter among thousands of positions
+            rise[start // LANES :] += RISES[1]
             k_cache[:, :, 0] += (head_dim**0.5 * LN_2 * rise)[:, None]
         if dtype == np.uint16:
             k_cache, v_cache = (cache.astype(np.float16).view(np.uint16) for cache in (k_cache, v_cache))
@@ -239,7 +245,7 @@ def kernel_for(
     group: int = 3,
     rises: bool = False,
 ) -> Kernel:
-    """Return the kernel. Its examples have `tokens` tokens, `threads` threads and a cache of `dtype`.
+    """Return the kernel of attention. Its examples have `tokens` tokens, `threads` threads and a cache of `dtype`.
 
     Their scores are limited by `cap`. If `slides`, they have a window. See `examples_of` for the other arguments.
     """

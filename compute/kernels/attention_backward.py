@@ -53,7 +53,7 @@ def _dot(a: Any, t: Any, head: Any, b: Any, p: Any, kv_head: Any) -> Any:
 def attention_backward(
     q: Any, k: Any, v: Any, scale: float, window: int, d_out: Any, d_q: Any, d_k: Any, d_v: Any
 ) -> None:
-    """Compute `reference` with Numba."""
+    """Compute the same as the function `reference`, compiled by Numba."""
     heads, head_dim, one = np.uint64(q.shape[1]), np.uint64(q.shape[2]), np.float32(1)
     group, factor = heads // np.uint64(k.shape[1]), np.float32(scale)
     d_q[:], d_k[:], d_v[:] = np.float32(0), np.float32(0), np.float32(0)
@@ -63,7 +63,7 @@ def attention_backward(
             end = t + np.uint64(1)
             first = end - np.uint64(window) if window and end > np.uint64(window) else np.uint64(0)
             largest = factor * _dot(q, t, head, k, first, of)
-            # sums of the weights, and of the weights times their gradients
+            # the sums of the weights, and of the weights times their gradients
             total, mean = np.float32(0), np.float32(0)
             for p in range(first, end):
                 score = factor * _dot(q, t, head, k, p, of)
@@ -85,7 +85,8 @@ def attention_backward(
 
 
 def work(head_dim: int, heads_per_key: int) -> KernelWork:
-    """Return the work of a call. Its elements are heads x positions, added up over the tokens.
+    """Return the work of a call: its FLOP and bytes. The elements of a call are heads x positions, added up over the
+    tokens.
 
     Keys, values and their gradients are read once for all heads that share them. The gradients are also written.
     """
@@ -96,11 +97,11 @@ def work(head_dim: int, heads_per_key: int) -> KernelWork:
 
 
 def _examples(rng: np.random.Generator, size: int) -> Arguments:
-    """Return examples. Up to 64, `size` is head_dim. For larger sizes, head_dim is 64."""
+    """Return examples of arguments. Up to 64, `size` is head_dim. For larger sizes, head_dim is 64."""
     tokens, kv_heads, group, head_dim = 9, 2, 3, min(size, 64)
     q, k, v = (floats(rng, tokens, heads, head_dim) for heads in (kv_heads * group, kv_heads, kv_heads))
     d_q, d_k, d_v = np.zeros_like(q), np.zeros_like(k), np.zeros_like(v)
-    # With a scale of 2, only a few positions matter, even in heads of one number.
+    # With a scale of 2, only a few positions matter in the examples, even in heads of one number.
     return q, k, v, 2.0 * head_dim**-0.5, 0 if size % 2 else 4, floats(rng, *q.shape), d_q, d_k, d_v
 
 

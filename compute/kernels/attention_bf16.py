@@ -47,13 +47,13 @@ U = np.uint64
 # (Benford).
 CUT = 1 / (1 - 3.5 * 2**-10 / (2 * np.log(2)))
 
-_ROWS, _VECTORS = 2, 2  # copies of the functions have different numbers, see `attention_loops`
+_ROWS, _VECTORS = 2, 2  # copies of the functions below have other values of these two numbers, see `attention_loops`
 
 
 def _scores(
     keys: Any, first: Any, head_dim: Any, ahead: Any, scratch: Any, row: Any, query: Any, column: Any
 ) -> None:
-    """Do the same as `attention_loops._scores`, with numbers in pairs."""
+    """Do the same as `attention_loops._scores`, but multiply numbers in pairs."""
     # compiled
     sums = zero_sums(_ROWS, _VECTORS)
     none = U(0)
@@ -70,7 +70,7 @@ def _scores(
 def _add_values(
     values: Any, first: Any, skipped: Any, count: Any, ahead: Any, scratch: Any, row: Any, output: Any, column: Any
 ) -> None:
-    """Do the same as `attention_loops._add_values`, with numbers in pairs."""
+    """Do the same as `attention_loops._add_values`, but multiply numbers in pairs."""
     # compiled
     sums = load_sums(scratch, row, output + column, _ROWS, _VECTORS)
     none, lanes = U(0), U(LANES)
@@ -100,7 +100,7 @@ def _take_query(
     """Do the same as `attention_loops.take_query`, but pack two numbers into each word."""
     take_query(q, token, first, head_dim, scale, scratch, row, query)
     lanes = U(LANES)
-    for i in range(U(0), head_dim, lanes + lanes):  # numbers after the end of a head are written to unused words
+    for i in range(U(0), head_dim, lanes + lanes):  # numbers after the end of a head go to words that are not used
         low, high = load_floats(scratch, row, query + i), load_floats(scratch, row, query + i + lanes)
         store_ints(scratch, row, query + i // U(2), bfloats(low, high))
 
@@ -139,7 +139,7 @@ _attend_held, _attend_held_parallel = compiled_loops("_attend_bf16_held", **_OWN
 def attention_bf16(
     q: Any, k_cache: Any, v_cache: Any, start: int, scale: float, window: int, cap: float, out: Any, scratch: Any
 ) -> None:
-    """Compute `reference` with Numba.
+    """Compute the same as the function `reference`, compiled by Numba.
 
     `scratch` is from `attention_loops.scratch_for`. Its size determines the number of threads.
     """
@@ -208,7 +208,9 @@ def _examples(
 def kernel_for(
     tokens: int = 1, threads: int = 1, slides: bool = False, cap: float = 0.0, group: int = 3, rises: bool = False
 ) -> Kernel:
-    """Return the kernel. Its examples are those of `attention.kernel_for`, with caches of float16."""
+    """Return the kernel of attention in bfloat16. It has the examples of `attention.kernel_for`, with caches of
+    float16.
+    """
     return Kernel(
         name="attention_bf16",
         reference=reference,

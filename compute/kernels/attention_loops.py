@@ -31,14 +31,14 @@ from cbtop.compute.kernels.kv_caches import POSITIONS, padded
 from cbtop.compute.memory import line_aligned_zeros
 from cbtop.compute.settings import crossovers
 
-# Numbers of rows that share a read. A processor begins two multiply-adds per cycle, and each of them takes four
-# cycles. So eight registers of sums keep it busy, and a few more leave a margin. In pairs of rows, each row has two
-# vectors of sums. With AVX-512, a vector is one register, so rows of larger groups have two vectors, too. A Zen 4
-# begins only one multiply-add per cycle and takes 1.16 times as long with two vectors, so there rows of larger groups
-# have one.
+# How many rows (heads of tokens) share a read of keys and values. A processor begins two multiply-adds per cycle, and
+# each of them takes four cycles. So eight registers of sums keep it busy, and a few more leave a margin. In pairs of
+# rows, each row has two vectors of sums. With AVX-512, a vector is one register, so rows of larger groups have two
+# vectors, too. A Zen 4 begins only one multiply-add per cycle and takes 1.16 times as long with two vectors, so there
+# rows of larger groups have one.
 MANY, SOME, PAIR = 6, 4, 2
 WIDE = HAS_VNNI and CPU_NAME != "znver4"
-MAX_ROWS = 64  # rows in one piece of work
+MAX_ROWS = 64  # most rows (heads of tokens) in one piece of work
 # Scores are multiplied by log2(e), so that softmax weights are powers of two.
 LOG2_E, LN_2 = math.log2(math.e), np.float32(math.log(2))
 # LOWEST is below every score. UNSEEN is the score of a position that is not visible. It is lower than LOWEST, so its
@@ -49,8 +49,8 @@ LOWEST, UNSEEN = np.float32(-1e30), np.float32(-2e30)
 # by more than this, because finding the largest score of every block takes 4 % of the time. No weight exceeds 2^8, so
 # sums of weights stay far below infinity.
 ABOVE = np.float32(8)
-NOTHING_LEFT = np.float32(126)  # if the reference rises by this much, all earlier sums become 0
-TIMES = 1  # factor of the outputs; variants that read too small values change it
+NOTHING_LEFT = np.float32(126)  # if the reference score rises by this much, all earlier sums become 0
+TIMES = 1  # the outputs are multiplied by this; a variant that reads too small values changes it
 
 
 def scratch_for(threads: int, head_dim: int) -> Any:
@@ -61,8 +61,8 @@ def scratch_for(threads: int, head_dim: int) -> Any:
     return line_aligned_zeros((threads * MAX_ROWS, POSITIONS + 2 * padded(head_dim) + 2 * LANES), np.float32)
 
 
-# Numbers of rows and vectors of sums. The sums stay in registers. `of_rows` makes copies of the functions below with
-# other numbers.
+# How many rows a function below processes, and how many vectors of sums each has. The sums stay in registers.
+# `of_rows` makes copies of the functions with other numbers.
 _ROWS, _VECTORS = 2, 2
 
 
@@ -111,8 +111,8 @@ def of_rows(function: Any, rows: int, vectors: int) -> Any:
 _scores_of_six, _scores_of_four = (of_rows(_scores, rows, 2 if WIDE else 1) for rows in (MANY, SOME))
 _add_values_of_six, _add_values_of_four = (of_rows(_add_values, rows, 2 if WIDE else 1) for rows in (MANY, SOME))
 _scores_of_pair, _add_values_of_pair = of_rows(_scores, PAIR, 2), of_rows(_add_values, PAIR, 2)
-# These functions process the last vector of a head with an odd number of vectors. They are not needed if the
-# functions above process only one vector at a time.
+# The functions in this tuple process the last vector of a head with an odd number of vectors. They are not needed if
+# the functions above process only one vector at a time.
 _add_last_of_six, _add_last_of_four, _add_last_of_pair = (
     of_rows(_add_values, rows, 1) for rows in (MANY, SOME, PAIR)
 )
@@ -127,7 +127,7 @@ def _first_seen(position: Any, window: Any) -> Any:
 
 @jit_inlined
 def _leave(scratch: Any, row: Any, hidden: Any, visible: Any, cap: Any) -> None:
-    """Do nothing. Variants without a cap call this function instead of `hold`."""
+    """Do nothing. Variants of attention without a cap call this function instead of `hold`."""
 
 
 @jit_inlined
@@ -155,7 +155,7 @@ def _rise(scratch: Any, row: Any, hidden: Any, visible: Any, head_dim: Any, outp
     for p in range(np.uint64(0), positions, lanes):
         most = larger(load_floats(scratch, row, p), most)
     if any_above(most, np.float32(before + ABOVE)):
-        # `largest` is a whole number, so the factor is an exact power of two, which does not change how sums are
+        # `largest` is a whole number. So the factor is an exact power of two, and does not change how sums are
         # rounded.
         largest = np.floor(largest_of(most))
         rise = np.float32(largest - before)
@@ -200,15 +200,17 @@ def _columns(head_dim: Any) -> Any:
 
 # Each variant has copies of the functions from `_take_rows` to `attend_any`. The copies use the variant's own `_held`
 # and products.
-_held = _leave  # variants with a cap use `hold`
+_held = _leave  # variants with a cap use the function `hold`, which limits the scores
 
 
 def _take_rows(q: Any, scale: Any, piece: Any, head_dim: Any, scratch: Any, base: Any) -> None:  # compiled
-    """Store the queries of the rows of one piece of work in the scratch, and set the rows' sums to zero."""
+    """Store the queries of the rows (heads of tokens) of one piece of work in the scratch, and set the rows' sums to
+    zero.
+    """
     first_token, first_head, heads, rows = piece
     size, output, query, state = _columns(head_dim)
     lanes, pair = np.uint64(LANES), np.uint64(PAIR)
-    # rounded up to an even number, because at least two rows share a read
+    # round the number of rows up to an even number, because at least two rows share a read
     for one in range((rows + np.uint64(1)) // pair * pair):
         for i in range(np.uint64(2) * size):
             scratch[base + one, output + i] = np.float32(0)
@@ -238,7 +240,7 @@ def _multiply_keys(
 
 
 def _weigh_rows(scratch: Any, base: Any, head_dim: Any, p: Any, rows: Any, heads: Any, scores: Any) -> None:
-    """Turn the scores of the rows into weights, including the padding rows."""  # compiled
+    """Turn the scores of the rows into weights. Rows that are only padding are included."""  # compiled
     first, end, first_position, first_head = rows
     _, window, cap = scores
     size, output, _, state = _columns(head_dim)
@@ -251,7 +253,7 @@ def _weigh_rows(scratch: Any, base: Any, head_dim: Any, p: Any, rows: Any, heads
         _held(scratch, base + one, hidden, visible, cap)
         _rise(scratch, base + one, hidden, visible, size, output, state)
         of_token += np.uint64(1)
-        if of_token == heads:  # dividing once for each row would take 5 % of the time
+        if of_token == heads:  # divide several rows at once, because dividing for each row would take 5 % of the time
             position, of_token = position + np.uint64(1), np.uint64(0)
     for one in range(first, end):
         _weigh(scratch, base + one, state)
@@ -286,7 +288,7 @@ def _multiply_values(
 def _attend_positions(
     keys: Any, values: Any, place: Any, piece: Any, scores: Any, head_dim: Any, scratch: Any, base: Any
 ) -> None:  # compiled
-    """Process the block of positions that begins at `p`, for the rows of one piece of work.
+    """Process the block of positions that begins at `p`, for the rows (heads of tokens) of one piece of work.
 
     Its visible positions are added to the outputs of the rows.
     """
@@ -314,7 +316,9 @@ def _attend_positions(
 
 
 def _write_rows(out: Any, piece: Any, head_dim: Any, scratch: Any, base: Any) -> None:  # compiled
-    """Write the outputs of the rows of one piece of work to `out`, divided by the sums of their weights."""
+    """Write the outputs of the rows (heads of tokens) of one piece of work to `out`, divided by the sums of their
+    weights.
+    """
     first_token, first_head, heads, rows = piece
     _, output, _, state = _columns(head_dim)
     for one in range(rows):
@@ -329,7 +333,7 @@ def attend_any(  # compiled
     q: Any, keys: Any, values: Any, begin: Any, groups: Any, dimensions: Any, pieces: Any, scale: Any, width: Any,
     cap: Any, out: Any, scratch: Any, chunk: Any, chunks: Any,
 ) -> None:  # fmt: skip
-    """Process every `chunks`-th piece of work, beginning with number `chunk`.
+    """Process one piece of work in `chunks`, beginning with number `chunk`.
 
     A piece of work is a number of tokens and a number of heads of a group (all heads if `pieces` is 1).
     """
@@ -371,10 +375,10 @@ def attend_any_parallel(  # compiled
 def compiled_loops(name: str, **own: Any) -> tuple[Any, Any]:
     """Return two loops of a variant: one for a single thread, called `name`, and one for several threads.
 
-    `own` contains functions and numbers that replace those above.
+    `own` contains the variant's own functions and numbers, which replace the ones of the same names in this file.
     """
     parts = _take_rows, _multiply_keys, _weigh_rows, _multiply_values, _attend_positions, _write_rows
-    for part in parts:  # `_attend_positions` calls the functions that precede it in this tuple
+    for part in parts:  # the order matters: `_attend_positions` calls the functions before it in this tuple
         own[part.__name__] = jit_inlined(copy_of(part, f"{part.__name__}_of{name}", **own))
     alone = jit(copy_of(attend_any, name, **own))
     return alone, jit_parallel(copy_of(attend_any_parallel, f"{name}_parallel", attend_any=alone))

@@ -11,7 +11,7 @@ import numpy as np
 from cbtop.compute.contracts import Contract
 from cbtop.compute.cuda.launches import CudaKernel
 
-FLOAT_BYTES = 4  # bytes of a float32, the type of all activations and norms
+FLOAT_BYTES = 4  # bytes of a float32, which is the type of all activations and norms
 
 Arguments = tuple[Any, ...]
 
@@ -31,7 +31,7 @@ class KernelWork:
 
 
 def everything(arguments: Arguments, turn: int) -> Arguments:
-    """Return all arguments, because the reference is fast enough to compute all outputs."""
+    """Return all arguments unchanged, because the reference is fast enough to compute all outputs."""
     return arguments
 
 
@@ -81,7 +81,7 @@ Part = tuple[Kernel, Arguments]
 
 
 def with_copies(arguments: Arguments, places: Collection[int]) -> Arguments:
-    """Return the arguments. Those at `places` are copies."""
+    """Return the arguments of a call, with copies of the arguments at the indices `places`."""
     copied = list(arguments)
     for place in places:
         copied[place] = copied[place].copy()

@@ -1,4 +1,4 @@
-"""Combine: the weighted sum of the outputs of each token's experts.
+"""The kernel Combine: the weighted sum of the outputs of each token's experts.
 
 reference    NumPy, float64
 numba        adds one expert after another, the largest weight first
@@ -28,7 +28,7 @@ def reference(outputs: Any, places: Any, weights: Any, out: Any) -> None:
 
 @jit
 def combine(outputs: Any, places: Any, weights: Any, out: Any) -> None:
-    """Compute `reference` with Numba."""
+    """Compute the same as the function `reference`, compiled by Numba."""
     columns = np.uint64(out.shape[1])
     for t in range(np.uint64(out.shape[0])):
         for j in range(np.uint64(places.shape[1])):

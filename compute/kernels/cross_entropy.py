@@ -28,7 +28,7 @@ def reference(logits: Any, targets: Any, losses: Any) -> None:
 
 @jit_inlined
 def largest_of_row(logits: Any, t: Any) -> Any:
-    """Return the largest number of row t."""
+    """Return the largest number in row t of a matrix."""
     largest = logits[t, np.uint64(0)]
     for i in range(np.uint64(logits.shape[1])):
         largest = max(largest, logits[t, i])
@@ -37,7 +37,7 @@ def largest_of_row(logits: Any, t: Any) -> Any:
 
 @jit
 def cross_entropy(logits: Any, targets: Any, losses: Any) -> None:
-    """Compute `reference` with Numba."""
+    """Compute the same as the function `reference`, compiled by Numba."""
     for t in range(np.uint64(logits.shape[0])):
         largest, total = largest_of_row(logits, t), np.float32(0)
         for i in range(np.uint64(logits.shape[1])):
@@ -46,7 +46,7 @@ def cross_entropy(logits: Any, targets: Any, losses: Any) -> None:
 
 
 def work() -> KernelWork:
-    """Return the work of a call. Its elements are logits.
+    """Return the work of a call: its FLOP and bytes. The elements of a call are logits.
 
     A logit takes a comparison, a subtraction, an exponential, an addition and two reads.
     """

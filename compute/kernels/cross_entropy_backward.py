@@ -33,7 +33,7 @@ def reference(logits: Any, targets: Any, d_logits: Any) -> None:
 
 @jit
 def cross_entropy_backward(logits: Any, targets: Any, d_logits: Any) -> None:
-    """Compute `reference` with Numba."""
+    """Compute the same as the function `reference`, compiled by Numba."""
     tokens, vocabulary, one = logits.shape[0], np.uint64(logits.shape[1]), np.float32(1)
     for t in range(np.uint64(tokens)):
         largest, total = largest_of_row(logits, t), np.float32(0)
@@ -48,7 +48,7 @@ def cross_entropy_backward(logits: Any, targets: Any, d_logits: Any) -> None:
 
 
 def work() -> KernelWork:
-    """Return the work of a call. Its elements are logits.
+    """Return the work of a call: its FLOP and bytes. The elements of a call are logits.
 
     A logit takes a comparison, a subtraction, an exponential, an addition, a multiplication, three reads and two
     writes.

@@ -58,7 +58,10 @@ def _scale(out: Any, scale: Any) -> None:
 
 
 def embedding(code: int, weights: Any, tokens: Any, scale: float, out: Any) -> None:
-    """Compute `reference` with Numba. Raises ValueError for an unknown format code."""
+    """Compute the same as the function `reference`, compiled by Numba.
+
+    Raises ValueError for an unknown format code.
+    """
     _COMPILED[known(code)](weights, tokens, out)
     if scale != 1:
         _scale(out, np.float32(scale))
@@ -124,9 +127,10 @@ def launches(code: int, weights: Any, tokens: Any, scale: float, out: Any) -> Se
 
 
 def work(matrix: QuantizedMatrix | InterleavedMatrix, is_scaled: bool) -> KernelWork:
-    """Return the work of a call. Its elements are outputs, tokens x hidden.
+    """Return the work of a call: its FLOP and bytes. The elements of a call are outputs, tokens x hidden.
 
-    An output takes a multiplication by a block's scale. If `is_scaled`, it also takes one by the embedding scale.
+    An output takes a multiplication by a block's scale. If `is_scaled`, it also takes a multiplication by the scale
+    of embeddings.
     """
     return KernelWork(
         flops_per_element=float(matrix.format.block_elements > 1) + is_scaled,
@@ -141,7 +145,7 @@ def _examples(rng: np.random.Generator, size: int) -> Arguments:
 
 
 def _scale_of(size: int) -> float:
-    return 1.0 + size % 2  # 1 means no scaling
+    return 1.0 + size % 2  # a factor of 1 means no scaling
 
 
 def interleaved_reference(code: int, weights: Any, tokens: Any, scale: float, out: Any) -> None:
@@ -150,7 +154,7 @@ def interleaved_reference(code: int, weights: Any, tokens: Any, scale: float, ou
 
 
 def interleaved_embedding(code: int, weights: Any, tokens: Any, scale: float, out: Any) -> None:
-    """Compute `interleaved_reference` with Numba."""
+    """Compute the same as the function `interleaved_reference`, compiled by Numba."""
     embedding(code, rows_of(FORMATS[code], weights, tokens), np.arange(len(tokens)), scale, out)
 
 

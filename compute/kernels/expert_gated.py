@@ -64,7 +64,7 @@ def reference(
 
 
 def expert_gated(*arguments: Any) -> None:
-    """Compute `reference` with Numba.
+    """Compute the same as the function `reference`, compiled by Numba.
 
     For float products, both formats must prepare x in the same way (`can_share`).
     """
@@ -73,7 +73,7 @@ def expert_gated(*arguments: Any) -> None:
 
 
 def _calls(arguments: Arguments) -> list[Arguments]:
-    """Return the arguments of `gated` for each pair."""
+    """Return the arguments of a call of `gated` for each pair of a token and an expert."""
     gate_code, gate_weights, up_code, up_weights, experts, x, *outs, scratch = arguments
     return [
         (
@@ -85,7 +85,9 @@ def _calls(arguments: Arguments) -> list[Arguments]:
 
 
 def parts(arguments: Arguments) -> tuple[Part, ...]:
-    """Return the kernels of a call with their arguments: for each pair the two products, then SwiGLU."""
+    """Return the kernels of a call with their arguments. For each pair of a token and an expert, these are both
+    products and SwiGLU.
+    """
     return tuple(part for call in _calls(arguments) for part in gated.parts(call))
 
 
@@ -152,7 +154,7 @@ def launches(*arguments: Any) -> Sequence[Launch]:
 
 
 def narrow(arguments: Arguments, turn: int) -> Arguments:
-    """Return the same call for a few rows. The rows are the same in all matrices."""
+    """Return the arguments of the same call for only a few rows, which are the same in all matrices."""
     gate_code, gate_weights, up_code, up_weights, experts, x, *outs, scratch = arguments
     rows = rows_of((gate_code, gate_weights, experts, x, outs[0], scratch), turn)
     gate_weights, up_weights = (np.ascontiguousarray(one[:, rows]) for one in (gate_weights, up_weights))
@@ -160,7 +162,7 @@ def narrow(arguments: Arguments, turn: int) -> Arguments:
 
 
 def work(gate: Matrix, up: Matrix, pairs: int) -> KernelWork:
-    """Return the work of a call. Its elements are outputs, pairs x rows.
+    """Return the work of a call: its FLOP and bytes. The elements of a call are outputs, pairs x rows.
 
     `gate` and `up` are the matrices of one expert. A call reads both matrices of each pair and one row of
     activations.
@@ -181,7 +183,8 @@ def _examples(codes: Sequence[int], threads: int, is_int8: bool) -> Callable[...
         for code in codes:
             matrices += [code, example_matrices(FORMATS[code], rng, (rows, columns), is_int8)]
         experts = np.sort(rng.permutation(expert_linear.COUNT)[:PAIRS])
-        x = floats(rng, PAIRS, columns) * np.float32(columns**-0.5)  # makes the products about 1
+        # With this factor, the products in the examples are about 1.
+        x = floats(rng, PAIRS, columns) * np.float32(columns**-0.5)
         outs = [np.zeros((PAIRS, rows), np.float32) for _ in range(3)]
         return (*matrices, experts, x, *outs, example_scratch(columns, threads, is_int8))
 
@@ -189,7 +192,7 @@ def _examples(codes: Sequence[int], threads: int, is_int8: bool) -> Callable[...
 
 
 def kernel_for(codes: tuple[int, int], threads: int = 1, is_int8: bool = False) -> Kernel:
-    """Return the kernel for weights of two formats. Its examples use `threads` threads."""
+    """Return the kernel for weights of two formats. It uses `threads` threads in its examples."""
     formats = dict.fromkeys(FORMATS[code].name.lower() for code in codes)
     return Kernel(
         name=f"{'_'.join(formats)}_expert_gated{'_int8' * is_int8}",

@@ -56,13 +56,13 @@ def reference(code: int, weights: Any, experts: Any, x: Any, out: Any, scratch: 
 
 
 def expert_linear(code: int, weights: Any, experts: Any, x: Any, out: Any, scratch: Any) -> None:
-    """Compute `reference` with Numba."""
+    """Compute the same as the function `reference`, compiled by Numba."""
     for kernel, call in parts((code, weights, experts, x, out, scratch)):
         kernel.implementation(*call)
 
 
 def parts(arguments: Arguments) -> tuple[Part, ...]:
-    """Return the kernels of a call with their arguments: one product for each pair."""
+    """Return the kernels of a call with their arguments: one product for each pair of a token and an expert."""
     code, weights, experts, x, out, scratch = arguments
     kernel = (linear_int8.LINEAR_INT8 if isinstance(scratch, Int8Scratch) else linear.LINEAR)[code]
     return tuple(
@@ -72,7 +72,7 @@ def parts(arguments: Arguments) -> tuple[Part, ...]:
 
 
 def row_of(x: Any, pair: int) -> Any:
-    """Return the activations of a pair, an array (1, columns)."""
+    """Return the activations of a pair of a token and an expert, as an array (1, columns)."""
     return x[pair : pair + 1] if len(x) > 1 else x
 
 
@@ -104,7 +104,7 @@ def module_in_turn(code: int, shape: turns.ThreadShape) -> CudaModule:
 
 
 def step_of(x: Any) -> Any:
-    """Return the distance between the activations of two pairs, as a number of elements."""
+    """Return the distance between the activations of two neighbouring pairs, in elements."""
     return np.int32(x.shape[1] if len(x) > 1 else 0)
 
 
@@ -125,7 +125,8 @@ def launches(code: int, weights: Any, experts: Any, x: Any, out: Any, scratch: A
 
 
 def work(weight: Matrix, pairs: int, rows_of_x: int) -> KernelWork:
-    """Return the work of a call. Its elements are outputs, pairs x rows. `weight` is the matrix of one expert.
+    """Return the work of a call: its FLOP and bytes. The elements of a call are outputs, pairs x rows. `weight` is
+    the matrix of one expert.
 
     The weights and the activations of each pair are read once per call.
     """
@@ -138,7 +139,7 @@ def work(weight: Matrix, pairs: int, rows_of_x: int) -> KernelWork:
 
 
 def narrow(arguments: Arguments, turn: int) -> Arguments:
-    """Return the same call for a few rows. The rows are the same for all experts."""
+    """Return the arguments of the same call for only a few rows, which are the same for all experts."""
     code, weights, experts, x, out, scratch = arguments
     rows = rows_of(arguments, turn)
     return code, np.ascontiguousarray(weights[:, rows]), experts, x, out[:, rows], scratch
@@ -164,11 +165,11 @@ def example_matrices(
 
 
 def example_sizes(codes: Sequence[int], size: int, is_int8: bool) -> tuple[int, int]:
-    """Return numbers of rows and columns that are valid in all these formats."""
+    """Return numbers of rows and columns that are valid in all of the given formats."""
     rows = ROWS * (1 + size // 16) if is_int8 else size + 3
     columns = 256 * (1 + size // 128)
     if all(FORMATS[code].block_elements < 256 for code in codes):
-        columns += 160  # so that the number of columns is not divisible by a large power of two
+        columns += 160  # the number of columns must not be divisible by a large power of two
     return rows, columns
 
 
@@ -184,12 +185,12 @@ def _examples(block_format: BlockFormat, threads: int, is_int8: bool) -> Callabl
 
 
 def example_scratch(columns: int, threads: int, is_int8: bool) -> Any:
-    """Return a scratch for the activations of examples."""
+    """Return the scratch memory that products in examples use for activations."""
     return Int8Scratch.of(PAIRS, columns, threads) if is_int8 else np.zeros((threads, columns), np.float32)
 
 
 def kernel_for(block_format: BlockFormat, threads: int = 1, is_int8: bool = False) -> Kernel:
-    """Return the kernel for weights of one format. Its examples use `threads` threads."""
+    """Return the kernel for weights of one format. It uses `threads` threads in its examples."""
     code = block_format.code
     modules = (QUANTIZE, module_in_turn(code, turns.ThreadShape(4, 1))) if is_int8 else (MODULES[code],)
     return Kernel(

@@ -59,7 +59,7 @@ def reference(
 
 
 def gated(*arguments: Any) -> None:
-    """Compute `reference` with Numba.
+    """Compute the same as the function `reference`, compiled by Numba.
 
     For float products, both formats must prepare x in the same way (`can_share`).
     """
@@ -153,7 +153,7 @@ def launches(*arguments: Any) -> Sequence[Launch]:
 def with_bf16(*arguments: Any) -> Sequence[Launch]:
     """Return the launches for many tokens that also write `out` as bfloat16.
 
-    The bfloat16 are written to the beginning of the last argument, `rounded`.
+    They write the bfloat16 numbers to the beginning of the last argument, `rounded`.
     """
     *matrices, x, gate, up, out, scratch, rounded = arguments
     both = (*matrices[:3], gate), (*matrices[3:], up)
@@ -189,7 +189,7 @@ def parts(arguments: Arguments) -> tuple[Part, ...]:
 
 
 def narrow(arguments: Arguments, turn: int) -> Arguments:
-    """Return the same call for a few rows. The rows are the same in both matrices."""
+    """Return the arguments of the same call for only a few rows, which are the same in both matrices."""
     (gate_kernel, gate_call), (up_kernel, up_call), _ = parts(arguments)
     gate, up = gate_kernel.narrow(gate_call, turn), up_kernel.narrow(up_call, turn)
     with_out = gate_kernel.narrow((*gate_call[:4], arguments[9], gate_call[5]), turn)
@@ -197,7 +197,7 @@ def narrow(arguments: Arguments, turn: int) -> Arguments:
 
 
 def work(gate: Matrix, up: Matrix, biases: int) -> KernelWork:
-    """Return the work of a call. Its elements are outputs, tokens x rows.
+    """Return the work of a call: its FLOP and bytes. The elements of a call are outputs, tokens x rows.
 
     `biases` is the number of matrices with a bias. Weights are read once per call, and x once per token.
     """
@@ -215,7 +215,8 @@ def _examples(codes: Sequence[int], tokens: int, threads: int, is_int8: bool) ->
 
     def examples(rng: np.random.Generator, size: int) -> Arguments:
         gate, up = (kernel_for(FORMATS[code], tokens, threads).examples(rng, size) for code in codes)
-        # makes the products about 1, so that the gate is neither fully open nor closed
+        # with this factor, the products in the examples are about 1, so that the gate is neither fully open nor
+        # closed
         gate[3][:] *= np.float32(gate[3].shape[1] ** -0.5)
         return (*gate[:3], *up[:3], gate[3], gate[4], up[4], np.zeros_like(gate[4]), gate[5])
 

@@ -34,8 +34,8 @@ from cbtop.compute.quantization.interleaved_layout import BlockColumns, Factors,
 from cbtop.compute.quantization.unpacking import ask_ahead, ask_out_of_order
 
 U = np.uint64
-LINE = 64  # bytes of a cache line
-# offset of the factors in `panel`, after the weights of 32 columns of sixteen rows (one byte per weight)
+LINE = 64  # size of a line of the processor's cache in bytes
+# offset of the factors in `panel`; before them are the weights of 32 columns of sixteen rows (one byte per weight)
 SCALES = 8 * LINE
 SPREAD = SCALES + 2 * LINE
 STRETCH = 32  # number of blocks of 32 columns that are unpacked together; they take 20 KiB and stay in L1
@@ -52,7 +52,9 @@ def _with_minimum(products: Any, factors: Any, token: Any, block: Any, scale: An
 def _without_minimum(
     products: Any, factors: Any, token: Any, block: Any, scale: Any, minimum: Any, total: Any
 ) -> Any:
-    """Takes the place of `_with_minimum` if LESS_128 is set. The products then already include the minimum."""
+    """This function is used instead of `_with_minimum` if LESS_128 is set. The products include the minimum already
+    then.
+    """
     return multiply_add(multiply(to_floats(products), splat(factors[token, block * U(FACTORS)])), scale, total)
 
 
@@ -85,7 +87,7 @@ def _less_32(low: Any, high: Any, factors: Any, token: Any, block: Any, first: A
     return _half_less_32(high, factors, token, block, U(1), last, total)
 
 
-_LARGEST = 15  # the largest weight that `_unpack` returns; each format has its own value
+_LARGEST = 15  # the largest weight that `_unpack` returns; each format has its own value in place of this
 
 
 def _add_with_minimum(found: Any, codes: Any, factors: Any, t: Any, block: Any, total: Any) -> Any:  # compiled
@@ -178,7 +180,7 @@ def _spread_32(w: Any, row: Any, step: Any, panel: Any, at: Any) -> None:  # com
 
 
 def _spread_128(w: Any, row: Any, step: Any, panel: Any, at: Any) -> None:  # compiled
-    # The calls are not in a loop, because the shifts and places of each part must be constants.
+    # The calls are written out and not in a loop, because the shifts and positions of each part must be constants.
     _spread(_unpack(w, row, step, U(0)), panel, at)
     _spread(_unpack(w, row, step, U(1)), panel, at + U(SPREAD))
     _spread(_unpack(w, row, step, U(2)), panel, at + U(2 * SPREAD))
@@ -199,7 +201,8 @@ def _one_token_128(w: Any, row: Any, step: Any, codes: Any, factors: Any, t: Any
 
 # In the functions below, a step is a block. A loop reads the block once, in memory order, with few loads. On a Zen 4,
 # a loop with two to five loads reads memory at 30 GB/s. A loop with sixteen to 48 loads reads only 15 to 22 GB/s. The
-# processor treats each load as a separate stream. In such a stream, lines are one turn of the loop apart.
+# processor treats each load as a separate stream. Two lines of such a stream are as far apart as the loop reads in
+# one pass.
 _four_columns: Any = None
 _factors: Any = None
 _factors_of_16: Any = None
@@ -266,7 +269,7 @@ def _add_half_less_32(
 
 def _one_token_less_32(w: Any, row: Any, step: Any, codes: Any, factors: Any, t: Any, total: Any) -> Any:  # compiled
     base, block, zero = step * U(_BLOCK_BYTES * ROWS), step * U(8), no_ints()
-    for half in range(U(2)):  # each half of the 32 columns
+    for half in range(U(2)):  # the 32 columns have two halves with different scales
         sums = zero, zero, zero, zero, zero, zero, zero, zero
         for i in range(half * U(4), half * U(4) + U(4)):
             ask_ahead(w, row, base + i * U(_TURN_BYTES), _TURN_BYTES // LINE)
@@ -325,7 +328,9 @@ _STEP_BYTES, _PARTS = 72, 4
 
 @jit_inlined
 def _store(out: Any, token: Any, row: Any, total: Any, is_first: Any) -> None:
-    """Store `total` if this is the first stretch of columns. Otherwise add `total` to the value in `out`."""
+    """Store the sum `total` in `out` if it is of the first stretch of columns. Otherwise add it to the value
+    there.
+    """
     store_floats(out, token, row, total if is_first else add(total, load_floats(out, token, row)))
 
 
@@ -397,7 +402,9 @@ def _compiled(
 
 
 def _sums_of(largest: int) -> dict[str, Any]:
-    """Return the functions that a format with weights up to `largest` needs in place of the functions above."""
+    """Return the functions that a format with weights up to `largest` needs in place of the functions of the same
+    names in this file.
+    """
     return {"_LARGEST": largest, "_with_minimum": _without_minimum if largest > 127 and LESS_128 else _with_minimum}
 
 
@@ -416,7 +423,7 @@ def _of_32_columns(block_format: BlockFormat, layout: InterleavedLayout) -> Comp
     )
 
 
-# By kind of factors: the functions for one token, for a part of its block, and for four tokens.
+# Kind of factors -> the functions for one token, for a part of its block, and for four tokens.
 _OF_BLOCKS = {
     Factors.OF_32: (_one_token_256, _add_part, _add_four_with_minimum),
     Factors.LESS_32: (_one_token_less_32, _add_half_less_32, _add_four_less_32),
@@ -439,7 +446,7 @@ def _of_blocks(block_format: BlockFormat, layout: InterleavedLayout, block: Bloc
     }
     more: dict[str, Any] = {}
     if layout.factors is Factors.OF_16:
-        more = {"SPREAD": SPREAD + 2 * LINE}  # more room, for two minima
+        more = {"SPREAD": SPREAD + 2 * LINE}  # panel with more room, because two minima per row are stored
         own |= {"_store_factors": _store_four_factors, **more}
     own[add_part.__name__] = jit_inlined(copy_of(add_part, f"{add_part.__name__}_{name}", **own))
     return _compiled(

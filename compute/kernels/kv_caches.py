@@ -10,8 +10,9 @@ from cbtop.compute.jit.halves import from_bits
 from cbtop.compute.jit.vectors import LANES
 from cbtop.compute.memory import zeros_on_huge_pages
 
-CACHE_TYPES = {"f16": np.uint16, "f32": np.float32}  # element types of a KV cache; uint16 holds the bits of a float16
-POSITIONS = 64  # number of positions that attention processes at a time; the size of a cache is a multiple of it
+# Types of the elements of a KV cache; uint16 has the bits of a float16.
+CACHE_TYPES = {"f16": np.uint16, "f32": np.float32}
+POSITIONS = 64  # number of positions that attention processes at a time; the size of a cache is a multiple of this
 
 
 def empty_caches(kv_heads: int, context: int, head_dim: int, dtype: Any) -> tuple[Any, Any]:

@@ -1,4 +1,5 @@
-"""KV write: stores the new keys and values in attention's layout, head by head, rounded to the cache's type.
+"""The kernel KV write: stores the new keys and values in attention's layout, head by head, rounded to the cache's
+type.
 
 reference    transposed NumPy assignments
 numba        the same copy, without NumPy's temporaries and call overhead. Sixteen keys that are stored together are
@@ -43,7 +44,7 @@ def reference(k: Any, v: Any, start: int, k_cache: Any, v_cache: Any) -> None:
 
 @jit
 def kv_write(k: Any, v: Any, start: int, k_cache: Any, v_cache: Any) -> None:
-    """Compute `reference` with Numba, for `empty_caches`."""
+    """Compute the same as the function `reference`, compiled by Numba, for `empty_caches`."""
     head_dim, lanes = np.uint64(k_cache.shape[2]), np.uint64(LANES)
     tokens, begin = np.uint64(k.shape[0]), np.uint64(start)
     for head in range(np.uint64(k_cache.shape[0])):
@@ -111,7 +112,8 @@ def launches(k: Any, v: Any, start: Any, k_cache: Any, v_cache: Any) -> tuple[Cu
 
 
 def work(cache_bytes: int) -> KernelWork:
-    """Return the work of a call. Its elements are the written numbers of keys and values.
+    """Return the work of a call: its FLOP and bytes. The elements of a call are the written numbers of keys and
+    values.
 
     A number is read once and written once. It takes `cache_bytes` in the cache.
     """
@@ -120,7 +122,7 @@ def work(cache_bytes: int) -> KernelWork:
 
 def _examples(dtype: Any) -> Any:
     def examples(rng: np.random.Generator, size: int) -> Arguments:
-        # The new positions begin and end inside blocks of positions, and there is a whole block in between.
+        # In the examples, the new positions begin and end inside blocks of positions, with a whole block in between.
         new = (floats(rng, 37, 2 * size) for _ in range(2))
         return *new, 4, *empty_caches(2, 41, size, dtype)
 
@@ -128,7 +130,7 @@ def _examples(dtype: Any) -> Any:
 
 
 def kernel_for(dtype: Any = np.uint16) -> Kernel:
-    """Return the kernel. Its examples have a cache of `dtype`."""
+    """Return the kernel that writes to a cache. The cache in its examples has elements of `dtype`."""
     return Kernel(
         "kv_write",
         reference,

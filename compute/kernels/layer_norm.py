@@ -42,7 +42,10 @@ def reference(x: Any, weight: Any, bias: Any, epsilon: float, out: Any) -> None:
 
 @jit
 def layer_norm(x: Any, weight: Any, bias: Any, epsilon: float, out: Any) -> None:
-    """Compute `reference` with Numba. A row with a sum of squares above LARGEST_SUM becomes NaN."""
+    """Compute the same as the function `reference`, compiled by Numba.
+
+    A row with a sum of squares above LARGEST_SUM becomes NaN.
+    """
     hidden = np.uint64(x.shape[1])
     for t in range(np.uint64(x.shape[0])):
         total = np.float32(0)
@@ -217,7 +220,7 @@ def with_codes(
 
 
 def work(hidden: int, *, has_bias: bool, is_on_gpu: bool = False) -> KernelWork:
-    """Return the work of a call. Its elements are outputs.
+    """Return the work of a call: its FLOP and bytes. The elements of a call are outputs.
 
     An output takes an addition for the mean. It takes a subtraction, a square and an addition for the variance. Then
     it takes a subtraction, two multiplications and the bias. x is read three times, or once on a GPU if its registers
@@ -233,8 +236,8 @@ def work(hidden: int, *, has_bias: bool, is_on_gpu: bool = False) -> KernelWork:
 
 def _examples(rng: np.random.Generator, size: int) -> Arguments:
     x = floats(rng, 3, size)
-    x[0] *= np.float32(1e-3)  # small values, so that epsilon matters
-    x[1] += np.float32(10)  # an offset, so that the mean matters
+    x[0] *= np.float32(1e-3)  # the values in the examples are small, so that epsilon matters
+    x[1] += np.float32(10)  # the values in the examples have an offset, so that the mean matters
     return x, floats(rng, size), floats(rng, size), 1e-5, np.zeros((3, size), np.float32)
 
 

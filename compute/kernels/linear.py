@@ -55,7 +55,9 @@ _dequantize_row, _dot_row = F32.dequantize_row, F32.dot_row
 
 @jit
 def _dot_tokens(scratch: Any, chunk: Any, x: Any, out: Any, row: Any, bias: Any) -> None:
-    """Set out[:, row] = x @ scratch[chunk] + bias. Four tokens share each read of the scratch row."""
+    """Set out[:, row] = x @ scratch[chunk] + bias: multiply all tokens by a dequantised row. Four tokens share each
+    read of the row.
+    """
     tokens = np.uint64(x.shape[0])
     columns = np.uint64(x.shape[1])
     whole = tokens - tokens % np.uint64(4)
@@ -82,7 +84,7 @@ def _dot_tokens(scratch: Any, chunk: Any, x: Any, out: Any, row: Any, bias: Any)
 
 
 def _rows(weights: Any, bias: Any, x: Any, scratch: Any, out: Any, chunk: Any, chunks: Any) -> None:
-    """Compute the rows of chunk number `chunk` of `chunks`."""
+    """Compute the rows of the product that belong to chunk number `chunk` of `chunks`."""
     rows = weights.shape[0]
     for row in range(np.uint64(chunk * rows // chunks), np.uint64((chunk + 1) * rows // chunks)):
         offset = bias[row] if bias.shape[0] else np.float32(0)
@@ -103,7 +105,7 @@ ROWS_OF: dict[int, CompiledRows] = {code: _compiled(block_format) for code, bloc
 
 
 def prepare(code: int, x: Any, scratch: Any) -> None:
-    """Write values that rows of a format need in addition to x into `scratch`.
+    """Write values into `scratch` that the row functions of a format need besides x.
 
     Raises ValueError for an unknown code, or if x is one token and not float32.
     """
@@ -115,7 +117,7 @@ def prepare(code: int, x: Any, scratch: Any) -> None:
 
 
 def linear(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: Any) -> None:
-    """Compute `reference` with Numba.
+    """Compute the same as the function `reference`, compiled by Numba.
 
     `scratch` is float32 (threads, columns or more), one row for each thread to use. Raises ValueError for an unknown
     format code, or if x is one token and not float32.
@@ -156,12 +158,12 @@ def launches(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: Any)
 
 
 def dtype_of(weights: Matrix) -> str:
-    """Return the type of the numbers that a product with these weights multiplies."""
+    """Return the number type that a product with these weights multiplies: int8 or float32."""
     return "int8" if weights.takes_int8 else "float32"
 
 
 def work(weights: Matrix, has_bias: bool) -> KernelWork:
-    """Return the work of a call. Its elements are outputs, tokens x rows.
+    """Return the work of a call: its FLOP and bytes. The elements of a call are outputs, tokens x rows.
 
     Weights are read once per call, and x once per token.
     """
@@ -174,9 +176,9 @@ def work(weights: Matrix, has_bias: bool) -> KernelWork:
 
 
 def narrow(arguments: Arguments, turn: int) -> Arguments:
-    """Return the same product for only CHECKED_ROWS rows, spread over the matrix.
+    """Return the arguments of the same product for only CHECKED_ROWS rows, spread over the matrix.
 
-    Each turn selects different rows.
+    Each number `turn` selects different rows.
     """
     code, weights, bias, x, out, scratch = arguments
     rows = spread(weights.shape[0], CHECKED_ROWS, turn)
@@ -184,9 +186,10 @@ def narrow(arguments: Arguments, turn: int) -> Arguments:
 
 
 def narrow_interleaved(arguments: Arguments, turn: int) -> Arguments:
-    """Return the same product for only CHECKED_ROWS rows: groups of interleaved rows, spread over the matrix.
+    """Return the arguments of the same product for only CHECKED_ROWS rows: groups of interleaved rows, spread over
+    the matrix.
 
-    Each turn selects different groups.
+    Each number `turn` selects different groups.
     """
     code, weights, bias, x, out, scratch = arguments
     groups = spread(len(weights) // ROWS, CHECKED_ROWS // ROWS, turn)
@@ -197,17 +200,17 @@ def narrow_interleaved(arguments: Arguments, turn: int) -> Arguments:
 def spread(number: int, at_most: int, turn: int) -> Any:
     """Return at most `at_most` indices below `number`, int64, as far apart as possible.
 
-    In turn 0 they include the first and the last.
+    If `turn` is 0, the first and the last index are among them.
     """
     return np.unique((np.linspace(0, number - 1, at_most).astype(np.int64) + turn) % number)
 
 
 def _examples(block_format: BlockFormat, tokens: int, threads: int) -> Any:
     def examples(rng: np.random.Generator, size: int) -> Arguments:
-        # The largest example has enough work for two threads in every format.
+        # The largest example has enough work for two threads, in every format.
         rows, columns = 2 * size + 3, 256 * (1 + size // 64)
         if block_format.block_elements < 256:
-            # The number of columns must not be divisible by a large power of two.
+            # The number of columns in examples must not be divisible by a large power of two.
             columns += 5 * block_format.block_elements
         matrix = QuantizedMatrix.of(block_format, floats(rng, rows, columns))
         bias = floats(rng, rows if size % 2 or tokens == 1 else 0)

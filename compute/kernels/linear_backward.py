@@ -21,8 +21,9 @@ from cbtop.compute.quantization.floats import F32
 from cbtop.compute.quantization.interleaved import Matrix
 
 TOGETHER = 4  # number of rows of W that share a read and a write of d_x
-BLOCK = 1024  # number of columns; TOGETHER rows and a token take 20 KB of L1
-CHECKED_COLUMNS = 256  # number of columns of a model's gradient that are checked; all of them would take seconds
+# Number of columns that are processed together; for these columns, TOGETHER rows and a token take 20 KB of L1.
+BLOCK = 1024
+CHECKED_COLUMNS = 256  # number of columns of a gradient that are checked in a model; checking all would take seconds
 NO_BIAS = np.zeros(0, np.float32)
 
 
@@ -32,7 +33,7 @@ def reference(code: int, weights: Any, d_out: Any, adds: bool, d_x: Any, scratch
     d_x[:] = (d_x if adds else 0.0) + d_out.astype(np.float64) @ matrix
 
 
-# The copy of `_tokens` for each format has its own function here, as in linear.py.
+# Each format has a copy of `_tokens` with its own function here, as in linear.py.
 _dequantize_row = F32.dequantize_row
 
 
@@ -48,7 +49,7 @@ def _add_rows(scratch: Any, chunk: Any, d_out: Any, row: Any, d_x: Any, t: Any, 
 
 
 def _tokens(weights: Any, bias: Any, d_out: Any, scratch: Any, d_x: Any, chunk: Any, chunks: Any) -> None:
-    """Add the product to d_x for the tokens of chunk number `chunk` of `chunks`.
+    """For the tokens in chunk number `chunk` of `chunks`, add the product to d_x.
 
     `bias` is not used (see `CompiledRows`).
     """
@@ -81,7 +82,7 @@ TOKENS_OF: dict[int, CompiledRows] = {code: _compiled(block_format) for code, bl
 
 
 def linear_backward(code: int, weights: Any, d_out: Any, adds: bool, d_x: Any, scratch: Any) -> None:
-    """Compute `reference` with Numba.
+    """Compute the same as the function `reference`, compiled by Numba.
 
     `scratch` is from `scratch_for`. Its size determines the number of threads. Raises ValueError for an unknown
     format code, or if d_out is not float32.
@@ -94,12 +95,12 @@ def linear_backward(code: int, weights: Any, d_out: Any, adds: bool, d_x: Any, s
 
 
 def scratch_for(threads: int, columns: int) -> Any:
-    """Return scratch rows for a number of threads and matrices of up to `columns` columns."""
+    """Return scratch rows for a number of threads, and for matrices of up to `columns` columns."""
     return np.zeros((threads * TOGETHER, columns), np.float32)
 
 
 def work(weights: Matrix) -> KernelWork:
-    """Return the work of a call. Its elements are the numbers of d_x, tokens x columns.
+    """Return the work of a call: its FLOP and bytes. The elements of a call are the numbers of d_x, tokens x columns.
 
     Weights are read once per call, and d_out once per token.
     """
@@ -111,7 +112,9 @@ def work(weights: Matrix) -> KernelWork:
 
 
 def narrow(arguments: Arguments, turn: int) -> Arguments:
-    """Return the same product for CHECKED_COLUMNS columns, in whole blocks. Each turn selects the next columns."""
+    """Return the arguments of the same product for only CHECKED_COLUMNS columns, in whole blocks. Each number `turn`
+    selects different columns.
+    """
     code, weights, d_out, adds, d_x, scratch = arguments
     block_format, columns = FORMATS[code], d_x.shape[1]
     wide = max(CHECKED_COLUMNS, block_format.block_elements)

@@ -52,11 +52,13 @@ from cbtop.compute.quantization.interleaved_layout import Factors, InterleavedLa
 from cbtop.compute.settings import STATIC_CROSSOVERS
 
 U = np.uint64
-TOKENS = 16  # tokens of a tile
-STEP = 32  # columns of a tile
-WORDS = 256  # 32-bit words of a tile
-STRETCH = 1024  # columns that are dequantised at once; their panel and the same columns of 128 tokens stay in L2
-PANEL = STRETCH // STEP * WORDS  # number of words for the weights of sixteen rows
+TOKENS = 16  # number of tokens in a tile (a matrix register of AMX)
+STEP = 32  # number of columns in a tile
+WORDS = 256  # number of 32-bit words in a tile
+# Number of columns that are dequantised at once. The dequantised weights and the same columns of 128 tokens stay in
+# L2.
+STRETCH = 1024
+PANEL = STRETCH // STEP * WORDS  # number of words that the weights of sixteen rows take
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +118,7 @@ def _rounded(values: Any) -> Any:
 
 @jit
 def round_tokens(x: Any, tiles: Any) -> None:
-    """Write x to tiles, with zeros after the last token."""
+    """Write the activations x to tiles. After the last token, tiles are filled with zeros."""
     tokens, steps = U(x.shape[0]), U(x.shape[1] // STEP)
     for tile in range((tokens + U(TOKENS - 1)) // U(TOKENS)):
         first = tile * U(TOKENS)
@@ -155,7 +157,7 @@ def _sixteen_columns(
 
 @jit_inlined
 def _write_with_minimum(found: Any, panels: Any, chunk: Any, at: Any) -> None:
-    """Write a tile of scale * weights - minimum. 32 columns share one scale and one minimum."""
+    """Write a tile with the values of scale * weights - minimum. 32 columns share one scale and one minimum."""
     q, r, s, t, a, b, c, d, scale, minimum = found
     offset = multiply(minimum, splat(np.float32(-1)))
     _sixteen_columns(q, r, s, t, scale, offset, panels, chunk, at)
@@ -164,7 +166,7 @@ def _write_with_minimum(found: Any, panels: Any, chunk: Any, at: Any) -> None:
 
 @jit_inlined
 def _write_less_32(found: Any, panels: Any, chunk: Any, at: Any) -> None:
-    """Write a tile of scale * (weights - 32). 16 columns share a scale."""
+    """Write a tile with the values of scale * (weights - 32). 16 columns share a scale."""
     q, r, s, t, a, b, c, d, first, last = found
     less = splat(np.float32(-32))
     _sixteen_columns(q, r, s, t, first, multiply(first, less), panels, chunk, at)
@@ -173,7 +175,7 @@ def _write_less_32(found: Any, panels: Any, chunk: Any, at: Any) -> None:
 
 @jit_inlined
 def _write_with_minima(found: Any, panels: Any, chunk: Any, at: Any) -> None:
-    """Write a tile of scale * weights - minimum. 16 columns share a scale and a minimum."""
+    """Write a tile with the values of scale * weights - minimum. 16 columns share a scale and a minimum."""
     q, r, s, t, a, b, c, d, first, last, minimum, other_minimum = found
     less = splat(np.float32(-1))
     _sixteen_columns(q, r, s, t, first, multiply(minimum, less), panels, chunk, at)
@@ -280,7 +282,7 @@ def _add_sums(
 ) -> None:
     """Store the sums of `count` tokens and `groups` groups of rows in `out`.
 
-    Sums of the first stretch of columns replace the values in `out`, and later sums are added to them.
+    The sums of the first stretch of columns replace the values in `out`. Later sums are added to these.
     """
     for i in range(count):
         at = U(2 * PANEL) + i // U(TOKENS) * U(2 * WORDS) + i % U(TOKENS) * U(ROWS)
@@ -343,7 +345,8 @@ _WRITE = {
 
 def _compiled(block_format: BlockFormat, layout: InterleavedLayout) -> CompiledRows:
     """Return `_groups` of one format. The first call compiles it."""
-    # Processes that may use tiles share the cache with processes that may not, so the name contains the kind of code.
+    # The processes that may use tiles share the cache of compiled code with the processes that may not. So the name
+    # contains the kind of code.
     name = f"{block_format.name}_{'tiles' if HAS_TILES else 'plain'}"
     columns = block_format.block_elements
     dequantize = copy_of(
@@ -373,7 +376,7 @@ def prepared(x: Any, scratch: TileScratch) -> tuple[Any, Any]:
 
 
 def linear_bf16(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: TileScratch) -> None:
-    """Compute `reference` with Numba."""
+    """Compute the same as the function `reference`, compiled by Numba."""
     tiles, panels = prepared(x, scratch)
     multiply_one(ROWS_OF[code], weights, bias, tiles, panels, out, len(panels))
 
@@ -457,7 +460,7 @@ def _launch(module: CudaModule, entry: str, threads: int, *arguments: Any) -> Cu
     return CudaLaunch(module, entry, *line(-(-threads // CUDA_THREADS), CUDA_THREADS), arguments)
 
 
-CudaMatrix = tuple[int, Any, Any, Any]  # format code, planes, bias and out (tokens, rows)
+CudaMatrix = tuple[int, Any, Any, Any]  # the kernel's parameters: format code, planes, bias and out (tokens, rows)
 
 
 def _in_bf16(x: Any, scratch: CudaScratch) -> CudaLaunch:
@@ -513,16 +516,16 @@ def launches(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: Cuda
 
 
 def cuda_modules(code: int) -> tuple[CudaModule, ...]:
-    """Return the modules that `launches` may use."""
+    """Return the CUDA modules that `launches` may use."""
     return ROUND, MODULES[code]
 
 
 def _examples(block_format: BlockFormat, tokens: int, threads: int) -> Callable[..., Arguments]:
     def examples(rng: np.random.Generator, size: int) -> Arguments:
-        # The largest example has more columns than STRETCH.
+        # The largest example has more columns than STRETCH, so that sums are added to earlier ones.
         rows, columns = ROWS * (1 + size // 8), 256 * (1 + size // 32)
         if block_format.block_elements < 256:
-            # The number of columns must not be divisible by a large power of two.
+            # The number of columns in examples must not be divisible by a large power of two.
             columns += 5 * block_format.block_elements
         matrix = InterleavedMatrix.of(QuantizedMatrix.of(block_format, floats(rng, rows, columns)))
         bias = floats(rng, rows if size % 2 else 0)

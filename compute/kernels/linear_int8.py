@@ -78,7 +78,7 @@ class Int8Scratch:
         return cls(*empty_codes(tokens, columns), threads, tiles)
 
     def first(self, tokens: int) -> Int8Scratch:
-        """Return the scratch for the first `tokens` tokens."""
+        """Return a scratch that has only the first `tokens` tokens of this one."""
         return replace(self, codes=self.codes[:tokens], factors=self.factors[:tokens])
 
 
@@ -100,7 +100,7 @@ def reference(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: Int
 
 
 def prepared(code: int, x: Any, scratch: Any) -> tuple[Mapping[int, CompiledRows], Any, Any, int]:
-    """Prepare activations once for all rows that use them.
+    """Prepare activations once for all products that use them.
 
     If `scratch` is an Int8Scratch, the products are in int8. Any other scratch is for `linear`. Returns the row
     functions by format, their arguments `x` and `beside`, and the number of threads. Raises ValueError if x is not
@@ -126,7 +126,7 @@ def can_share(matrices: Sequence[Matrix]) -> bool:
 
 
 def linear_int8(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: Int8Scratch) -> None:
-    """Compute `reference` with Numba."""
+    """Compute the same as the function `reference`, compiled by Numba."""
     rows, x, beside, threads = prepared(code, x, scratch)
     multiply_one(rows[code], weights, bias, x, beside, out, threads)
 
@@ -152,7 +152,7 @@ def _module(block_format: BlockFormat) -> CudaModule:
 
 @cache
 def module_in_turn(code: int, shape: turns.ThreadShape) -> CudaModule:
-    """Return the CUDA C++ for one token."""
+    """Return the CUDA C++ code of the product for one token."""
     return turns.module("linear_in_turn", [FORMATS[code]], shape, ["out"])
 
 
@@ -198,15 +198,15 @@ def cuda_for(code: int) -> CudaKernel:
 
 def _examples(block_format: BlockFormat, tokens: int, threads: int) -> Any:
     def examples(rng: np.random.Generator, size: int) -> Arguments:
-        # Small sizes have one stretch of columns. The largest size has two.
+        # The smaller examples are processed in one stretch of columns, and the largest in two.
         rows, columns = ROWS * (1 + size // 8), 256 * (1 + size // 40)
         if block_format.block_elements < 256:
-            # The number of columns must not be divisible by a large power of two.
+            # The number of columns in examples must not be divisible by a large power of two.
             columns += 5 * block_format.block_elements
         matrix = InterleavedMatrix.of(QuantizedMatrix.of(block_format, floats(rng, rows, columns)))
         bias = floats(rng, rows if size % 2 or tokens == 1 else 0)
         x, out = floats(rng, tokens, columns), np.zeros((tokens, rows), np.float32)
-        x[0, :BLOCK] = 0  # a block of zeros has no scale
+        x[0, :BLOCK] = 0  # a block of zeros in the examples, because such a block has no scale
         return block_format.code, matrix.data, bias, x, out, Int8Scratch.of(tokens, columns, threads)
 
     return examples

@@ -47,11 +47,11 @@ from cbtop.compute.quantization.unpacking import ask_ahead, high_with, low_with
 # In the formats below, these functions take the place of `_one_token` of int8_rows. A step is a block. They return
 # total + the products of the block.
 
-carray: Any = numpy_support.carray  # makes an array from a pointer
+carray: Any = numpy_support.carray  # a type of Numba that is needed to make an array from a pointer
 U = np.uint64
-LINE = 64  # bytes of a cache line
-# Prefetch distances in bytes. Q5_K needs a larger distance, because every four turns of its loop begin at later
-# lines.
+LINE = 64  # bytes of a line of the processor's cache
+# How far ahead to prefetch, in bytes. Q5_K needs more, because its loop moves to later cache lines after every four
+# passes.
 AHEAD, Q5_K_AHEAD = U(1024), U(1344)
 
 
@@ -69,7 +69,7 @@ def _q8_0(w: Any, row: Any, step: Any, codes: Any, factors: Any, t: Any, total: 
 def _store_six_bits(w: Any, row: Any, at: Any, kept: Any, place: Any) -> None:
     """Store the eight scales and eight minima of 16 rows in kept[0, place:].
 
-    They are read from `at`. They have the layout of Q4_K and Q5_K.
+    They are read from `at` on, in the layout of Q4_K and Q5_K.
     """
     zero, six, four, two = U(0), np.int32(63), np.int32(15), np.int32(48)
     a, m = load_64(w, row, at), load_64(w, row, at + U(LINE))
@@ -85,7 +85,7 @@ def _store_six_bits(w: Any, row: Any, at: Any, kept: Any, place: Any) -> None:
 def _add_part(
     sums: Any, kept: Any, place: Any, part: Any, factors: Any, t: Any, step: Any, scaled: Any, minima: Any
 ) -> Any:
-    """Add the products of 32 columns to `scaled` and `minima`, and return both.
+    """Add the products of 32 columns to the sums `scaled` and `minima`, and return both.
 
     `kept` was filled by `_store_six_bits`.
     """
@@ -100,9 +100,8 @@ def _add_part(
 
 @jit_inlined
 def _with_halves(w: Any, row: Any, at: Any, scaled: Any, minima: Any, total: Any) -> Any:
-    """Return total + scale * `scaled` + minimum * `minima`.
-
-    The scale and the minimum of the block are at w[row, at].
+    """Return total + scale * `scaled` + minimum * `minima`, where w[row, at] has the scale and the minimum of the
+    block.
     """
     total = multiply_add(load_halves(w, row, at), scaled, total)
     return multiply_add(load_halves(w, row, at + U(2 * ROWS)), minima, total)
@@ -140,7 +139,7 @@ def _store_sums(kept: Any, turn: Any, pairs: Any) -> None:
 
 @jit_inlined
 def _kept_sums(kept: Any, at: Any) -> Any:
-    """Return the sum of 32 columns (16 in Q6_K). It is stored in two parts, which are added."""
+    """Return the sum of 32 columns (16 in Q6_K), which is stored in two parts."""
     return add_ints(load_words(kept, U(0), at), load_words(kept, U(0), at + U(8 * LINE)))
 
 

@@ -31,9 +31,9 @@ class CompiledRows:
     _addresses: dict[str, int] = field(default_factory=dict, init=False)
 
     def address(self, weights: Any, bias: Any, x: Any, beside: Any, out: Any) -> int:
-        """Return the address of the machine code for arguments of these types.
+        """Return the address of the machine code that was compiled for arguments of these types.
 
-        Code for other types would misinterpret them.
+        Code for other types would misinterpret the arguments.
         """
         kinds = weights.dtype.char + bias.dtype.char + x.dtype.char + beside.dtype.char + out.dtype.char
         address = self._addresses.get(kinds)
@@ -56,8 +56,8 @@ def _three(
         call_rows(third, third_weights, third_bias, x, beside, third_out, np.int64(chunk), chunks)
 
 
-# `first` and `second` are tuples of the address of the rows' code, weights, bias and output. Here, tuples make a call
-# only 0.1 us longer.
+# `first` and `second` are tuples of the address of the rows' code, weights, bias and output. In this function, tuples
+# make a call only 0.1 us longer.
 @jit_parallel
 def _gated(first: Any, second: Any, x: Any, beside: Any, out: Any, unit: Any, chunks: Any) -> None:
     a, weights, bias, gate = first
@@ -66,13 +66,13 @@ def _gated(first: Any, second: Any, x: Any, beside: Any, out: Any, unit: Any, ch
     for chunk in prange(chunks):
         call_rows(a, weights, bias, x, beside, gate, np.int64(chunk), chunks)
         call_rows(b, up_weights, up_bias, x, beside, up, np.int64(chunk), chunks)
-        # The range of rows of this chunk. `call_rows` divides rows in the same way.
+        # The rows of this chunk begin and end here. `call_rows` divides rows in the same way.
         begin, end = chunk * groups // chunks * unit, (chunk + 1) * groups // chunks * unit
         swiglu_columns(gate, up, out, np.uint64(begin), np.uint64(end))
 
 
 def multiply_one(rows: CompiledRows, weights: Any, bias: Any, x: Any, beside: Any, out: Any, threads: int) -> None:
-    """Set out = x @ weights.T + bias."""
+    """Set out = x @ weights.T + bias for one matrix."""
     if threads == 1 or weights.size * out.shape[0] < crossovers().product_bytes:
         rows.function(weights, bias, x, beside, out, 0, 1)
     else:
@@ -80,11 +80,11 @@ def multiply_one(rows: CompiledRows, weights: Any, bias: Any, x: Any, beside: An
         on_threads(address, weights, bias, x, beside, out, threads)
 
 
-Part = tuple[CompiledRows, Any, Any, Any]  # rows, weights, bias and out
+Part = tuple[CompiledRows, Any, Any, Any]  # a part is a matrix: its row functions, weights, bias and output
 
 
 def multiply_three(q: Part, k: Part, v: Part, x: Any, beside: Any, threads: int) -> None:
-    """Set out = x @ weights.T + bias for each part."""
+    """Set out = x @ weights.T + bias for each of several matrices."""
     rows, a, a_bias, a_out = q
     b_rows, b, b_bias, b_out = k
     c_rows, c, c_bias, c_out = v
@@ -99,7 +99,7 @@ def multiply_three(q: Part, k: Part, v: Part, x: Any, beside: Any, threads: int)
 
 
 def multiply_gated(gate: Part, up: Part, x: Any, beside: Any, out: Any, threads: int) -> None:
-    """Compute the product of each part, then out = silu(gate's product) * up's product."""
+    """Compute both products, then set out = silu(gate's product) * up's product."""
     rows, a, a_bias, a_out = gate
     b_rows, b, b_bias, b_out = up
     if threads == 1 or (a.size + b.size) * out.shape[0] < crossovers().product_bytes:

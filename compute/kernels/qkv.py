@@ -57,7 +57,7 @@ def reference(
 
 
 def qkv(*arguments: Any) -> None:
-    """Compute `reference` with Numba.
+    """Compute the same as the function `reference`, compiled by Numba.
 
     For float products, all formats must prepare x in the same way (`can_share`).
     """
@@ -117,7 +117,7 @@ KERNEL qkv_{tokens}({matrix_parameters("q")},
 
 @cache
 def module_of(codes: tuple[int, int, int], is_int8: bool) -> CudaModule:
-    """Return the CUDA C++ for queries, keys and values of these formats."""
+    """Return the CUDA C++ code for queries, keys and values of these formats."""
     formats = [FORMATS[code] for code in dict.fromkeys(codes)]
     name = "_".join(FORMATS[code].name.lower() for code in codes)
     entries = [_entry(codes, tokens, is_int8) for tokens in TOKENS]
@@ -126,7 +126,7 @@ def module_of(codes: tuple[int, int, int], is_int8: bool) -> CudaModule:
 
 @cache
 def module_in_turn(codes: tuple[int, int, int], shape: turns.ThreadShape) -> CudaModule:
-    """Return the CUDA C++ for one token in int8."""
+    """Return the CUDA C++ code for one token in int8."""
     return turns.module("qkv_in_turn", [FORMATS[code] for code in codes], shape, ["q", "k", "v"])
 
 
@@ -169,7 +169,7 @@ def cuda_for(codes: tuple[int, int, int], is_int8: bool) -> CudaKernel:
 
 
 def parts(arguments: Arguments) -> tuple[Part, ...]:
-    """Return the kernels of a call with their arguments: three products."""
+    """Return the kernels of a call with their arguments, which are three products."""
     *matrices, x, q, k, v, scratch = arguments
     kernels = linear_int8.LINEAR_INT8 if isinstance(scratch, Int8Scratch) else linear.LINEAR
     calls = [(*matrices[at : at + 3], x, out, scratch) for at, out in ((0, q), (3, k), (6, v))]
@@ -177,14 +177,15 @@ def parts(arguments: Arguments) -> tuple[Part, ...]:
 
 
 def narrow(arguments: Arguments, turn: int) -> Arguments:
-    """Return the same call for a few rows of each matrix."""
+    """Return the arguments of the same call for only a few rows of each matrix."""
     calls = [kernel.narrow(call, turn) for kernel, call in parts(arguments)]
     matrices = [one for call in calls for one in call[:3]]
     return (*matrices, arguments[9], *(call[4] for call in calls), arguments[13])
 
 
 def work(matrices: Sequence[Matrix], biased_rows: int) -> KernelWork:
-    """Return the work of a call. Its elements are outputs, tokens x rows of all three matrices.
+    """Return the work of a call: its FLOP and bytes. The elements of a call are outputs, tokens x rows of all three
+    matrices.
 
     Weights are read once per call, and x once per token.
     """

@@ -19,11 +19,11 @@ from cbtop.compute.jit.vectors import largest_magnitude, load_floats, store_roun
 from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWork, floats
 
 BLOCK = 32
-# Number of factors of a block. They are its scale, and -scale times three sums of codes: of all codes, of the first
-# 16, and of the last 16.
+# Number of factors of a block of 32 activations. They are its scale, and -scale times three sums of codes: of all
+# codes, of the first 16, and of the last 16.
 FACTORS = 4
 LARGEST = np.float32(127)
-SMALLEST = np.float32(2.0**-126)  # the smallest scale except 0; the inverse of a smaller one would be infinite
+SMALLEST = np.float32(2.0**-126)  # the smallest scale that is not 0; the inverse of a smaller one would be infinite
 
 
 def reference(x: Any, codes: Any, factors: Any) -> None:
@@ -74,15 +74,15 @@ def quantize_block(x: Any, t: Any, block: Any, codes: Any, factors: Any) -> None
 
 @jit_as_written
 def quantize_rows(x: Any, codes: Any, factors: Any) -> None:
-    """Compute `reference` with Numba."""
+    """Compute the same as the function `reference`, compiled by Numba."""
     for t in range(np.uint64(x.shape[0])):
         for block in range(np.uint64(x.shape[1] // BLOCK)):
             quantize_block(x, t, block, codes, factors)
 
 
-# CUDA C++ that other sources include. `scale_of` computes a block's scale from the bits of its largest magnitude.
-# `write_coded` writes codes and `factors` (as in `reference`). Each thread has four numbers of a row, so eight
-# threads share a block. All threads of a warp must call the function.
+# CUDA C++ code for quantising rows, which other sources include. `scale_of` computes a block's scale from the bits of
+# its largest magnitude. `write_coded` writes codes and `factors` (as in `reference`). Each thread has four numbers of
+# a row, so eight threads share a block. All threads of a warp must call the function.
 SCALES = r"""
 struct Scale {
     bool is_finite;
@@ -167,7 +167,7 @@ def launches(x: Any, codes: Any, factors: Any) -> tuple[CudaLaunch, ...]:
 
 
 def work() -> KernelWork:
-    """Return the work of a call. Its elements are activations.
+    """Return the work of a call: its FLOP and bytes. The elements of a call are activations.
 
     An activation is read, compared to find the largest, scaled, rounded and summed.
     """

@@ -18,13 +18,13 @@ from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWor
 
 
 def reference(x: Any, delta: Any) -> None:
-    """Add `delta` to `x`. Both are float32 (tokens, hidden)."""
+    """Set x += delta. Both are float32 (tokens, hidden)."""
     x += delta
 
 
 @jit
 def residual_add(x: Any, delta: Any) -> None:
-    """Compute `reference` with Numba."""
+    """Compute the same as the function `reference`, compiled by Numba."""
     columns = np.uint64(x.shape[1])
     for t in range(np.uint64(x.shape[0])):
         for i in range(columns):
@@ -55,7 +55,9 @@ def launches(x: Any, delta: Any) -> tuple[CudaLaunch, ...]:
 
 
 def work() -> KernelWork:
-    """Return the work of a call. Its elements are outputs. An output takes two reads and one write."""
+    """Return the work of a call: its FLOP and bytes. The elements of a call are outputs. An output takes two reads
+    and one write.
+    """
     return KernelWork(flops_per_element=1.0, bytes_per_element=3.0 * FLOAT_BYTES)
 
 

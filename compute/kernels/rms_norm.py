@@ -42,9 +42,8 @@ def reference(x: Any, weight: Any, epsilon: float, out: Any) -> None:
 
 @jit_inlined
 def scale_of(squares: Any, count: Any, epsilon: Any) -> Any:
-    """Return the scale of a row of `count` numbers.
-
-    `squares` is their sum of squares; above LARGEST_SUM, the scale is NaN.
+    """Return the scale of a row of `count` numbers for its norm. `squares` is their sum of squares. If it is above
+    LARGEST_SUM, the scale is NaN.
     """
     if squares > LARGEST_SUM:
         return np.int32(NOT_A_NUMBER).view(np.float32)
@@ -53,7 +52,7 @@ def scale_of(squares: Any, count: Any, epsilon: Any) -> Any:
 
 @jit_inlined
 def scale_of_row(x: Any, t: Any, epsilon: Any) -> Any:
-    """Return `scale_of` for the row x[t]."""
+    """Return the scale of the row x[t] for its norm, see `scale_of`."""
     hidden = np.uint64(x.shape[1])
     squares = np.float32(0)
     for i in range(hidden):
@@ -65,7 +64,7 @@ def scale_of_row(x: Any, t: Any, epsilon: Any) -> Any:
 def multiply_row(x: Any, t: Any, scale: Any, weight: Any, out: Any) -> None:
     """Set out[t] = x[t] * scale * weight.
 
-    Compiled without fastmath, so that the result is NaN if the scale is NaN.
+    This is compiled without fastmath, so that the result is NaN if the scale is NaN.
     """
     for i in range(np.uint64(x.shape[1])):
         out[t, i] = x[t, i] * scale * weight[i]
@@ -73,7 +72,10 @@ def multiply_row(x: Any, t: Any, scale: Any, weight: Any, out: Any) -> None:
 
 @jit_as_written
 def rms_norm(x: Any, weight: Any, epsilon: float, out: Any) -> None:
-    """Compute `reference` with Numba. A row with a sum of squares above LARGEST_SUM becomes NaN."""
+    """Compute the same as the function `reference`, compiled by Numba.
+
+    A row with a sum of squares above LARGEST_SUM becomes NaN.
+    """
     for t in range(np.uint64(x.shape[0])):
         multiply_row(x, t, scale_of_row(x, t, epsilon), weight, out)
 
@@ -275,7 +277,7 @@ def work(hidden: int, *, is_on_gpu: bool = False) -> KernelWork:
 
 def _examples(rng: np.random.Generator, size: int) -> Arguments:
     x = floats(rng, 3, size)
-    x[0] *= np.float32(1e-3)  # small values, so that epsilon matters
+    x[0] *= np.float32(1e-3)  # the values in the examples are small, so that epsilon matters
     return x, floats(rng, size), 1e-6, np.zeros((3, size), np.float32)
 
 

@@ -38,7 +38,10 @@ def _product_of_row(x: Any, weight: Any, d_out: Any, t: Any) -> Any:
 
 @jit_as_written
 def rms_norm_backward(x: Any, weight: Any, epsilon: float, d_out: Any, adds: bool, d_x: Any) -> None:
-    """Compute `reference` with Numba. A row with a sum of squares above LARGEST_SUM becomes NaN."""
+    """Compute the same as the function `reference`, compiled by Numba.
+
+    A row with a sum of squares above LARGEST_SUM becomes NaN.
+    """
     hidden, old = np.uint64(x.shape[1]), np.float32(0)
     for t in range(np.uint64(x.shape[0])):
         scale = scale_of_row(x, t, epsilon)
@@ -50,7 +53,7 @@ def rms_norm_backward(x: Any, weight: Any, epsilon: float, d_out: Any, adds: boo
 
 
 def work(hidden: int) -> KernelWork:
-    """Return the work of a call. Its elements are the numbers of x.
+    """Return the work of a call: its FLOP and bytes. The elements of a call are the numbers of x.
 
     A number takes ten operations. x and d_out are read twice, and d_x is read and written.
     """
@@ -61,7 +64,7 @@ def work(hidden: int) -> KernelWork:
 
 def _examples(rng: np.random.Generator, size: int) -> Arguments:
     x = floats(rng, 3, size)
-    x[0] *= np.float32(1e-3)  # small values, so that epsilon matters
+    x[0] *= np.float32(1e-3)  # the values in the examples are small, so that epsilon matters
     return x, floats(rng, size), 1e-6, floats(rng, 3, size), size % 2 == 1, 100 * floats(rng, 3, size)
 
 

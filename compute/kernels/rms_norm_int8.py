@@ -42,7 +42,7 @@ def quantize_finite(normed: Any, out: Any, codes: Any, factors: Any) -> None:
 
 @jit_as_written
 def rms_norm_int8(x: Any, weight: Any, epsilon: float, out: Any, normed: Any, codes: Any, factors: Any) -> None:
-    """Compute `reference` with Numba."""
+    """Compute the same as the function `reference`, compiled by Numba."""
     for t in range(np.uint64(x.shape[0])):
         multiply_row(x, t, scale_of_row(x, t, epsilon), weight, out)
         for block in range(np.uint64(x.shape[1] // BLOCK)):
@@ -56,7 +56,7 @@ def parts(arguments: Arguments) -> tuple[Part, ...]:
 
 
 def with_quantizing(norm: KernelWork) -> KernelWork:
-    """Return the work of a norm plus the work of quantising its output."""
+    """Return the work of a norm, plus the work of quantising its output."""
     alone = quantize_rows.work()
     return replace(
         norm,
@@ -66,7 +66,7 @@ def with_quantizing(norm: KernelWork) -> KernelWork:
 
 
 def work(hidden: int) -> KernelWork:
-    """Return the work of a call. Its elements are outputs of the norm."""
+    """Return the work of a call: its FLOP and bytes. The elements of a call are outputs of the norm."""
     return with_quantizing(rms_norm.work(hidden))
 
 

@@ -28,7 +28,7 @@ def angle_table(positions: int, frequencies: NDArray[np.float64]) -> NDArray[np.
     """
     angles = np.arange(positions, dtype=np.float64)[:, None] * frequencies
     table = np.empty((2, *angles.shape), np.float32)
-    # Round to float32 at once, because float64 would take 4 GB more for a million positions.
+    # Round the table to float32 in parts, because in float64 it would take 4 GB more for a million positions.
     np.cos(angles, out=table[0])
     np.sin(angles, out=table[1])
     return table
@@ -40,7 +40,7 @@ def reference(x: Any, head_dim: int, start: int, table: Any, neox: bool) -> None
     `table` is from `angle_table`.
     """
     tokens, pairs = x.shape[0], table.shape[2]
-    heads = x.reshape(tokens, -1, head_dim)  # this is a view, because x is contiguous
+    heads = x.reshape(tokens, -1, head_dim)  # this is a view of x and not a copy, because x is contiguous
     cos, sin = table[:, start : start + tokens, None, :].astype(np.float64)
     first, second = (
         (slice(0, pairs), slice(pairs, 2 * pairs)) if neox else (slice(0, 2 * pairs, 2), slice(1, 2 * pairs, 2))
@@ -51,7 +51,7 @@ def reference(x: Any, head_dim: int, start: int, table: Any, neox: bool) -> None
 
 @jit
 def rope(x: Any, head_dim: int, start: int, table: Any, neox: bool) -> None:
-    """Compute `reference` with Numba."""
+    """Compute the same as the function `reference`, compiled by Numba."""
     pairs = np.uint64(table.shape[2])
     stride, gap = (np.uint64(1), pairs) if neox else (np.uint64(2), np.uint64(1))
     for t in range(np.uint64(x.shape[0])):
@@ -102,7 +102,7 @@ def launches(x: Any, head_dim: int, start: Any, table: Any, neox: bool) -> tuple
 
 
 def together(first: Arguments, second: Arguments) -> tuple[CudaLaunch, ...]:
-    """Return one launch that rotates both queries and keys. Their positions and table are the same."""
+    """Return one launch that rotates queries and keys. Both have the same positions and the same table."""
     (x, head_dim, *how), (other, *_) = first, second
     table = how[1]
     of_x, of_other = (_pairs_of(one, head_dim, table) for one in (x, other))
@@ -124,7 +124,7 @@ def _launch(
 
 
 def work() -> KernelWork:
-    """Return the work of a call. Its elements are rotated values.
+    """Return the work of a call: its FLOP and bytes. The elements of a call are rotated values.
 
     A pair takes 4 multiplications and 2 additions, and reads two angles.
     """

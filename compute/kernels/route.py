@@ -1,4 +1,4 @@
-"""Route: choose each token's experts and their weights, and group the tokens of each expert.
+"""The kernel Route: choose each token's experts and their weights, and group the tokens of each expert.
 
 reference    NumPy, float64
 numba        searches for the next largest logit once for each chosen expert, then sorts pairs by counting
@@ -22,7 +22,7 @@ from cbtop.compute.jit.exponential import EXPONENTIAL_FLOPS, exponential
 from cbtop.compute.jit.halves import INFINITE, MAGNITUDE, NOT_A_NUMBER
 from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWork, floats
 
-LEAST = np.float32(-3e38)  # takes the place of a logit that is not finite, so that it is chosen last
+LEAST = np.float32(-3e38)  # this value replaces a logit that is not finite, so that its expert is chosen last
 
 
 def reference(
@@ -60,7 +60,10 @@ def _value(logits: Any, t: Any, expert: Any) -> Any:
 def route(
     logits: Any, normalised: Any, scale: Any, weights: Any, places: Any, tokens: Any, experts: Any, starts: Any
 ) -> None:
-    """Compute `reference` with Numba. If a token has a logit that is not finite, its weights are NaN."""
+    """Compute the same as the function `reference`, compiled by Numba.
+
+    If a token has a logit that is not finite, its weights are NaN.
+    """
     count, used = logits.shape[1], weights.shape[1]
     starts[:] = 0
     for t in range(logits.shape[0]):
@@ -72,15 +75,16 @@ def route(
                 follows = last < 0 or value < last_value or (value == last_value and expert > last)
                 if follows and (best < 0 or value > best_value):
                     best, best_value = expert, value
-            places[t, j] = best  # contains the expert for now; the loop below replaces it by the place
+            # Has the number of the expert for now; the loop below replaces it by the index of the pair.
+            places[t, j] = best
             weights[t, j] = best_value
             starts[best + 1] += 1
             last, last_value = best, best_value
         _weigh(logits, t, normalised, np.float32(scale), weights)
     for expert in range(count):
         starts[expert + 1] += starts[expert]
-    # starts[e] is the place of the next pair of expert e. At the end it is the start of the next expert, so the
-    # starts are moved back by one afterwards.
+    # While pairs are placed, starts[e] is the index for the next pair of expert e. At the end this is the start of
+    # the next expert, so all starts are moved back by one afterwards.
     for t in range(logits.shape[0]):
         for j in range(used):
             expert = places[t, j]
@@ -95,7 +99,7 @@ def route(
 
 @jit
 def _weigh(logits: Any, t: Any, normalised: Any, scale: Any, weights: Any) -> None:
-    """Replace the logits of the chosen experts in weights[t] by their weights."""
+    """Replace the logits in weights[t] by the weights of the chosen experts."""
     largest, total = weights[t, 0], np.float32(0)
     is_finite: Any = True
     for expert in range(logits.shape[1]):
@@ -201,7 +205,7 @@ KERNEL route(const float* logits, int normalised, float scale, float* weights, i
 def launches(
     logits: Any, normalised: bool, scale: Any, weights: Any, places: Any, tokens: Any, experts: Any, starts: Any
 ) -> tuple[CudaLaunch, ...]:
-    """Return one launch with one block, because it orders all pairs."""
+    """Return one launch with a single block, because the block must order all pairs."""
     (count, expert_count), used = logits.shape, weights.shape[1]
     outs = weights, places, tokens, experts, starts
     sizes = np.int32(count), np.int32(expert_count), np.int32(used)
@@ -210,7 +214,7 @@ def launches(
 
 
 def work(used: int) -> KernelWork:
-    """Return the work of a call. Its elements are logits.
+    """Return the work of a call: its FLOP and bytes. The elements of a call are logits.
 
     A logit is compared once for every chosen expert, and takes at most one exponential.
     """

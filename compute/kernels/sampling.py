@@ -20,8 +20,7 @@ from cbtop.compute.jit.compile import jit
 from cbtop.compute.jit.philox import uniform
 from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWork, floats
 
-# With a `top_k` up to this number, one scan keeps the likeliest tokens in order. With a larger one, all tokens are
-# sorted.
+# If `top_k` is at most this number, one scan keeps the likeliest tokens in order. Otherwise, all tokens are sorted.
 FEW = 256
 
 
@@ -32,7 +31,7 @@ def reference(logits: Any, out: Any) -> None:
 
 @jit
 def greedy(logits: Any, out: Any) -> None:
-    """Compute `reference` with Numba.
+    """Compute the same as the function `reference`, compiled by Numba.
 
     A first pass finds the largest value (vectorised). A second pass finds its first position.
     """
@@ -48,7 +47,7 @@ def greedy(logits: Any, out: Any) -> None:
 
 
 def work() -> KernelWork:
-    """Return the work of a call. Its elements are logits. Each is read once.
+    """Return the work of a call: its FLOP and bytes. The elements of a call are logits. Each is read once.
 
     Comparisons are not counted, because they are not operations on floats.
     """
@@ -82,9 +81,8 @@ def drawn_reference(
 
 @jit
 def _likeliest(logits: Any, wanted: Any) -> Any:
-    """Return the places of the `wanted` largest logits, largest first.
-
-    Among equal logits, the earlier place is first.
+    """Return the tokens with the `wanted` largest logits, largest first. If logits are equal, the earlier token comes
+    first.
     """
     vocabulary = logits.shape[1]
     if wanted > FEW:
@@ -108,7 +106,7 @@ def _likeliest(logits: Any, wanted: Any) -> Any:
 def drawn(
     logits: Any, temperature: Any, top_k: Any, top_p: Any, seed: Any, position: Any, sequence: Any, out: Any
 ) -> None:
-    """Compute `drawn_reference` with Numba."""
+    """Compute the same as the function `drawn_reference`, compiled by Numba."""
     vocabulary = logits.shape[1]
     order = _likeliest(logits, min(top_k, vocabulary) if top_k > 0 else vocabulary)
     cumulative = np.empty(len(order), np.float64)
@@ -121,7 +119,7 @@ def drawn(
     out[0] = order[min(np.searchsorted(cumulative[:kept], draw, "right"), kept - 1)]
 
 
-# calls must not overlap, because the module keeps values between launches
+# calls must not overlap, because the CUDA module keeps values between launches
 CUDA = CudaModule("sampling", cuda.SAMPLING)
 GRID = line(cuda.BLOCKS, cuda.THREADS)
 
@@ -155,7 +153,7 @@ def drawn_launches(
 
 
 def _drawn_examples(rng: np.random.Generator, size: int) -> Arguments:
-    top_k = size if size < FEW / 2 else 0  # large examples sort all tokens
+    top_k = size if size < FEW / 2 else 0  # in large examples, `top_k` is so large that all tokens are sorted
     return floats(rng, 1, 3 * size), 0.8, top_k, 0.95, size, 7, 1, np.zeros(1, np.int64)
 
 

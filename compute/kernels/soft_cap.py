@@ -25,7 +25,7 @@ def reference(x: Any, cap: float, out: Any) -> None:
 
 @jit
 def soft_cap(x: Any, cap: float, out: Any) -> None:
-    """Compute `reference` with Numba."""
+    """Compute the same as the function `reference`, compiled by Numba."""
     columns, largest, inverse = np.uint64(x.shape[1]), np.float32(cap), np.float32(1 / cap)
     for t in range(np.uint64(x.shape[0])):
         for i in range(columns):
@@ -52,7 +52,9 @@ def launches(x: Any, cap: float, out: Any) -> tuple[CudaLaunch, ...]:
 
 
 def work() -> KernelWork:
-    """Return the work of a call. Its elements are outputs. An output takes one read and one write."""
+    """Return the work of a call: its FLOP and bytes. The elements of a call are outputs. An output takes one read and
+    one write.
+    """
     return KernelWork(flops_per_element=TANGENT_FLOPS + 2.0, bytes_per_element=2.0 * FLOAT_BYTES)
 
 

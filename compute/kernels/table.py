@@ -1,4 +1,4 @@
-"""All kernels, in the order of a token's pass. The kernels that only training uses follow."""
+"""The table of all kernels, in the order of a token's pass. Kernels that only training uses come last."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def reference(x: Any, tokens: Any, out: Any) -> None:
 
 @jit
 def take_rows(x: Any, tokens: Any, out: Any) -> None:
-    """Compute `reference` with Numba."""
+    """Compute the same as the function `reference`, compiled by Numba."""
     columns = np.uint64(x.shape[1])
     for place in range(np.uint64(tokens.shape[0])):
         token = np.uint64(tokens[place])
@@ -56,7 +56,9 @@ def launches(x: Any, tokens: Any, out: Any) -> tuple[CudaLaunch, ...]:
 
 
 def work() -> KernelWork:
-    """Return the work of a call. Its elements are outputs. Each is read once and written once."""
+    """Return the work of a call: its FLOP and bytes. The elements of a call are outputs. Each is read once and
+    written once.
+    """
     return KernelWork(bytes_per_element=2.0 * FLOAT_BYTES)
 
 

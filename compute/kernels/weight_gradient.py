@@ -25,7 +25,7 @@ def reference(d_out: Any, x: Any, d_weights: Any) -> None:
 
 @jit
 def weight_gradient(d_out: Any, x: Any, d_weights: Any) -> None:
-    """Compute `reference` with Numba."""
+    """Compute the same as the function `reference`, compiled by Numba."""
     columns = np.uint64(x.shape[1])
     for row in range(np.uint64(d_out.shape[1])):
         for t in range(np.uint64(x.shape[0])):
@@ -35,7 +35,7 @@ def weight_gradient(d_out: Any, x: Any, d_weights: Any) -> None:
 
 
 def work(rows: int, columns: int) -> KernelWork:
-    """Return the work of a call. Its elements are the numbers of x, tokens x columns.
+    """Return the work of a call: its FLOP and bytes. The elements of a call are the numbers of x, tokens x columns.
 
     x and d_out are read once. d_weights is read and written once.
     """

@@ -16,7 +16,7 @@ Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
 Places = NDArray[np.int64]
 
-LARGEST_HALF = 65504.0  # the largest binary16, the type of scales
+LARGEST_HALF = 65504.0  # the largest binary16 number; scales are stored in this type
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class QuantizedMatrix:
     format: BlockFormat
     data: Bytes
     columns: int
-    takes_int8: ClassVar[bool] = False  # products with this matrix do not round activations
+    takes_int8: ClassVar[bool] = False  # products with this matrix do not round activations to int8
 
     def __post_init__(self) -> None:
         self.format.check_bytes(self.data)

@@ -7,7 +7,7 @@ the block, and keeps the fit with the smallest error. Then it rounds and fits ag
 algorithm with evenly spaced levels.)
 """
 
-# No sum here overflows, because all inputs are finite and at most 65504 (LARGEST_HALF) in magnitude.
+# Sums in this file cannot overflow, because all inputs are finite and at most 65504 (LARGEST_HALF) in magnitude.
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ import numpy as np
 from cbtop.compute.jit.compile import jit
 from cbtop.compute.quantization.base import LARGEST_HALF, Bytes, Floats, halves_of, nearest, of_halves
 
-CANDIDATES = 21  # number of scales that are tried; trying more reduces the error by less than 0.1 %
+CANDIDATES = 21  # number of scales that are tried for a block; trying more reduces the error by less than 0.1 %
 REFINEMENTS = 4
-# far below the smallest binary16; if all weights of a block are smaller, the block becomes zeros
+# If all weights of a block are smaller than this, the block becomes zeros. It is far below the smallest binary16.
 SMALLEST = np.float32(2.0**-40)
 HALF = np.float32(0.5)
 
@@ -57,9 +57,9 @@ def _fit_scales(blocks: Any, lowest: Any, highest: Any, scales: Any) -> None:
         best, scale = np.float32(0), np.float32(0)
         if abs(extreme) > SMALLEST:
             for candidate in range(CANDIDATES):
-                # There is one level more below zero than above. So the largest magnitude is mapped to the lowest
-                # level. If that weight is positive, the scale is negative. Other candidates map it to up to one level
-                # away.
+                # The range of levels has one level more below zero than above. So the largest magnitude is mapped to
+                # the lowest level. If that weight is positive, the scale is negative. Other candidates map it to up
+                # to one level away.
                 share = np.float32(2 * candidate) / np.float32(CANDIDATES - 1) - np.float32(1)
                 explained, fitted = _fit_scale(blocks, block, (lowest + share) / extreme, lowest, highest)
                 if explained > best:
@@ -98,7 +98,7 @@ def _fit_line(
         yq += y * q
         qq += q * q
     spread = count * qq - q_sum * q_sum
-    if spread <= np.float32(0):  # all weights have the same level, so no line can be fitted
+    if spread <= np.float32(0):  # all weights of the block have the same level, so no line can be fitted
         return np.float32(0), np.float32(0), np.float32(0)
     scale = (count * yq - y_sum * q_sum) / spread
     offset = (y_sum - scale * q_sum) / count

@@ -1,4 +1,4 @@
-"""Levels of 5 bits, as in Q5_0 and Q5_1.
+"""Pack and unpack levels (weights as whole numbers) of 5 bits, as in Q5_0 and Q5_1.
 
 For 32 levels there is a word of their highest bits, then 16 bytes of nibbles.
 """

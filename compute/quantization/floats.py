@@ -27,7 +27,7 @@ from cbtop.compute.jit.vectors import (
 from cbtop.compute.quantization.base import BlockFormat, Bytes, Floats, halves_of, of_halves
 from cbtop.compute.quantization.planes import PlaneLayout
 
-# Prefetch distances in bytes, for floats of 2 bytes and of 4 bytes. Measured shares of the read bandwidth:
+# How far ahead to prefetch, in bytes, for floats of 2 and of 4 bytes. Measured shares of the read bandwidth:
 #     Zen 2 (EPYC), F16 and BF16    0.63 with 4 KiB, 0.95 with 1 KiB, 0.97 to 1.02 with 768 bytes
 #     Zen 2 (EPYC), F32             0.76 with 1 KiB, 0.93 with 256 bytes
 #     Zen 4                         0.39 with 4 KiB, 0.9 to 1.0 if only the loaded bytes are prefetched, in order
@@ -85,7 +85,7 @@ def _dot_row(weights: Any, row: Any, x: Any, sums: Any) -> Any:
     a, b, c, d = splat(np.float32(0)), splat(np.float32(0)), splat(np.float32(0)), splat(np.float32(0))
     p, q, r = np.uint64(LANES), np.uint64(2 * LANES), np.uint64(3 * LANES)
     while i + np.uint64(4 * LANES) <= columns:
-        for line in range(_size_bytes):  # 64 floats take `_size_bytes` lines of 64 bytes
+        for line in range(_size_bytes):  # 64 floats take as many lines of 64 bytes as one float has bytes
             at = i * _size_bytes + np.uint64(64) * np.uint64(line)
             prefetch(weights, row, at + AHEAD)
             if ASKS_TWICE:

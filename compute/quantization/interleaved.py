@@ -19,7 +19,7 @@ from cbtop.compute.quantization.base import BlockFormat, Bytes, Floats, Places, 
 from cbtop.compute.quantization.interleaved_layout import InterleavedLayout
 
 ROWS = 16
-AT_ONCE_BYTES = 1 << 20  # bytes that are copied at a time; they stay in the cache
+AT_ONCE_BYTES = 1 << 20  # number of bytes that are copied at a time; they stay in the cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +75,14 @@ def interleave(block_format: BlockFormat, data: Bytes) -> None:
     for rows, places in _groups(block_format, data):
         at = 0
         for size, count, firsts in block_format.interleaved.units:
-            unit = np.dtype(f"u{size}")  # a unit is moved as one number, which is eight times as fast as moving bytes
+            # Move each unit as one number, which is eight times as fast as moving its bytes.
+            unit = np.dtype(f"u{size}")
             end = at + ROWS * size * count * len(firsts)
             between = places[..., at:end].view(unit)
             in_turn = between.reshape(*between.shape[:2], count, len(firsts), ROWS)
             for turn, first in enumerate(firsts):
-                units = rows[..., first : first + size * count].view(unit)  # (groups, 16, blocks, count)
+                # the shape of the array is now (groups, 16, blocks, count)
+                units = rows[..., first : first + size * count].view(unit)
                 in_turn[..., turn, :] = units.transpose(0, 2, 3, 1)
             at = end
 
@@ -99,8 +101,8 @@ def _groups(block_format: BlockFormat, data: Bytes) -> Iterator[tuple[Bytes, Byt
 
 @cache
 def _places(layout: InterleavedLayout | None, row_bytes: int) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return two arrays for the bytes of a group's first row: their places in the group, and the distances to the
-    next row.
+    """Return two arrays with an entry for each byte of a group's first row: its position in the group, and the
+    distance to the same byte of the next row.
     """
     assert layout is not None
     block_bytes = sum(size * count * len(firsts) for size, count, firsts in layout.units)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-# bytes of a unit, number of units, and the offsets of the first units in a block of the file
+# bytes of a unit, number of such units, and the offsets of the first ones in a block of the file
 Unit = tuple[int, int, tuple[int, ...]]
 
 
@@ -28,13 +28,13 @@ class Factors(Enum):
 class BlockColumns:
     """The functions that read a whole block of 256 columns in memory order.
 
-    A block is eight turns of `turn_bytes` bytes each, followed by its scales. `four_columns(w, row, at)` unpacks the
-    turn that begins at w[row, at]. It returns eight vectors of four columns each: the first four columns of the turn,
-    then the columns that are 32, 64, ... 224 after these. `four(w, row, at, half, part)` returns only the four
-    columns that are 128 * half + 32 * part after the first.
-    `factors(w, row, base, part)` returns the factors of 32 columns of the block at `base`. `factors_of_16(w, row,
-    base, place)` returns the factors of 16 columns: a scale, or a scale and a minimum. `Factors.OF_32` needs no
-    `factors_of_16`, and only `Factors.OF_16` needs `four`.
+    A block has eight parts (turns) of `turn_bytes` bytes each, followed by its scales. `four_columns(w, row, at)`
+    unpacks the turn that begins at w[row, at]. It returns eight vectors of four columns each: the first four columns
+    of the turn, then the columns that are 32, 64, ... 224 after these. `four(w, row, at, half, part)` returns only
+    the four columns that are 128 * half + 32 * part after the first. `factors(w, row, base, part)` returns the
+    factors of 32 columns of the block at `base`. `factors_of_16(w, row, base, place)` returns the factors of 16
+    columns: a scale, or a scale and a minimum. `Factors.OF_32` needs no `factors_of_16`, and only `Factors.OF_16`
+    needs `four`.
     """
 
     turn_bytes: int

@@ -20,7 +20,7 @@ from typing import Any
 UNIT = 32
 ALIGNED = 256  # alignment of a plane, in bytes
 
-Array = Any  # an array of NumPy or CuPy, because this code also runs on GPUs
+Array = Any  # an array of NumPy or of CuPy, because this code also runs on GPUs
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class PlaneLayout:
 
         Because of padding, a smaller number may take the same size. The planes begin at the same places then.
         """
-        low, high = 0, size_bytes + 1  # a block has at least one byte, so `size_bytes` is an upper limit
+        low, high = 0, size_bytes + 1  # a block has at least one byte, so there are at most `size_bytes` blocks
         while high - low > 1:
             middle = (low + high) // 2
             if self.size_bytes(middle, block_elements) <= size_bytes:
@@ -99,7 +99,7 @@ def _four(units: Array) -> Array:
 
 
 def _two(units: Array) -> Array:
-    pairs = units.reshape(-1, 2, 4, 4) & 3  # (unit, word, s, byte)
+    pairs = units.reshape(-1, 2, 4, 4) & 3  # the axes of the array are (unit, word, s, byte)
     return pairs[:, :, 0] | pairs[:, :, 1] << 2 | pairs[:, :, 2] << 4 | pairs[:, :, 3] << 6
 
 

@@ -38,7 +38,7 @@ from cbtop.compute.quantization.unpacking import U, of_sixteen_columns, two_bits
 
 BLOCK_ELEMENTS = 256
 BLOCK_BYTES = 84
-TURN_BYTES = 2 * 64  # bytes of a turn in interleaved rows, see BlockColumns
+TURN_BYTES = 2 * 64  # bytes of a part (turn) of a block in interleaved rows, see BlockColumns
 SUB_BLOCK_ELEMENTS = 16
 QS_OFFSET, D_OFFSET, DMIN_OFFSET = 16, 80, 82
 
@@ -74,7 +74,7 @@ def _sixteen(weights: Any, row: Any, base: Any, part: Any) -> Any:
 
 @jit_inlined
 def _factors_of_16(w: Any, row: Any, base: Any, place: Any) -> Any:
-    """Return scale and minimum of 16 columns of the block at `base`."""
+    """Return the scale and the minimum of 16 columns of the block at `base`."""
     both, at = load_bytes(w, row, base + U(64 * ROWS) + place * U(ROWS)), base + U(80 * ROWS)
     scale, minimum = to_floats(bits_and(both, np.int32(15))), to_floats(shift_right(both, np.int32(4)))
     return multiply(load_halves(w, row, at), scale), multiply(load_halves(w, row, at + U(2 * ROWS)), minimum)

@@ -42,7 +42,7 @@ from cbtop.compute.quantization.unpacking import U, less_32, of_sixteen_columns,
 
 BLOCK_ELEMENTS = 256
 BLOCK_BYTES = 110
-TURN_BYTES = 3 * 64  # bytes of a turn in interleaved rows, see BlockColumns
+TURN_BYTES = 3 * 64  # bytes of a part (turn) of a block in interleaved rows, see BlockColumns
 SUB_BLOCK_ELEMENTS = 16
 QS_OFFSET, SCALES_OFFSET, D_OFFSET = 32, 96, 108
 
@@ -95,8 +95,8 @@ def _sixteen(weights: Any, row: Any, base: Any, part: Any) -> Any:
 @jit_inlined
 def _four(w: Any, row: Any, at: Any, half: Any, part: Any) -> Any:
     """Do the same as `two_bits_64`, and add the highest bits."""
-    # Shift once for all parts, then by constants. On AVX2, a shift by an amount that is only known at run time takes
-    # more instructions.
+    # First shift by an amount for all parts, and then only by constants. On AVX2, a shift by an amount that is only
+    # known at run time takes more instructions.
     high = shifted(load_64(w, row, at + U(128)), np.int32(4) * np.int32(half))
     return with_upper_bits(two_bits_64(w, row, at, half, part), high, np.int32(part) + np.int32(2), np.int32(4))
 

@@ -47,7 +47,7 @@ from cbtop.compute.quantization.unpacking import (
 
 BLOCK_ELEMENTS = 256
 BLOCK_BYTES = 176
-TURN_BYTES = 5 * 64  # bytes of a turn in interleaved rows, see BlockColumns
+TURN_BYTES = 5 * 64  # bytes of a part (turn) of a block in interleaved rows, see BlockColumns
 SUB_BLOCK_ELEMENTS = 32
 SCALES_OFFSET, QH_OFFSET, QS_OFFSET = 4, 16, 48
 
@@ -91,7 +91,7 @@ def _sixteen(weights: Any, row: Any, base: Any, part: Any) -> Any:
 
 @jit_inlined
 def _factors(w: Any, row: Any, base: Any, part: Any) -> Any:
-    """Return scale and minimum of 32 columns of the block at `base`."""
+    """Return the scale and the minimum of 32 columns of the block at `base`."""
     return six_bit_factors(w, row, base + U(160 * ROWS), part >> U(2), part & U(3))
 
 
@@ -109,7 +109,7 @@ def _unpack_rows(w: Any, row: Any, step: Any, part: Any) -> Any:
 
 @jit_inlined
 def _four_columns(w: Any, row: Any, at: Any) -> Any:
-    """Return the vectors of `BlockColumns.four_columns`."""
+    """Return eight vectors of four columns each, as described in `BlockColumns.four_columns`."""
     a, b = load_64(w, row, at), load_64(w, row, at + U(64))
     c, d = load_64(w, row, at + U(128)), load_64(w, row, at + U(192))
     high = load_64(w, row, at + U(256))

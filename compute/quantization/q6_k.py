@@ -52,7 +52,7 @@ BLOCK_BYTES = 210
 QH_OFFSET = 128
 SCALES_OFFSET = 192
 D_OFFSET = 208
-TURN_BYTES = 6 * 64  # bytes of a turn in interleaved rows, see BlockColumns
+TURN_BYTES = 6 * 64  # bytes of a part (turn) of a block in interleaved rows, see BlockColumns
 SUB_BLOCK_ELEMENTS = 16
 LOW_NIBBLE, HIGH_PAIR = np.int32(0x0F), np.int32(0x30)
 PREFETCH_BYTES = np.uint64(2048)
@@ -62,7 +62,7 @@ def _unpack(blocks: Bytes) -> Floats:
     ql = blocks[:, :QH_OFFSET].reshape(-1, 2, 1, 64)
     low = np.concatenate([ql & 15, ql >> 4], axis=2).reshape(-1, 2, 4, 32)
     qh = blocks[:, QH_OFFSET:SCALES_OFFSET].reshape(-1, 2, 1, 32)
-    high = (qh >> np.array([0, 2, 4, 6], np.uint8)[:, None]) & 3  # (blocks, 2, 4, 32)
+    high = (qh >> np.array([0, 2, 4, 6], np.uint8)[:, None]) & 3  # the shape of the array is (blocks, 2, 4, 32)
     q = (low | (high << 4)).reshape(-1, 16, SUB_BLOCK_ELEMENTS).astype(np.float32) - np.float32(32)
     d = blocks[:, D_OFFSET:].copy().view("<f2").astype(np.float32)  # (blocks, 1)
     scales = blocks[:, SCALES_OFFSET:D_OFFSET].view(np.int8).astype(np.float32)
@@ -189,7 +189,7 @@ def _factor_of_16(w: Any, row: Any, base: Any, place: Any) -> Any:
 
 @jit_inlined
 def _factors(w: Any, row: Any, base: Any, part: Any) -> Any:
-    """Return both scales of 32 columns."""
+    """Return both scales of 32 columns, one for each 16."""
     return _factor_of_16(w, row, base, part * U(2)), _factor_of_16(w, row, base, part * U(2) + U(1))
 
 
@@ -207,7 +207,7 @@ def _unpack_rows(w: Any, row: Any, step: Any, part: Any) -> Any:
 
 @jit_inlined
 def _four_columns(w: Any, row: Any, at: Any) -> Any:
-    """Return the vectors of `BlockColumns.four_columns`."""
+    """Return eight vectors of four columns each, as described in `BlockColumns.four_columns`."""
     a, b, first = load_64(w, row, at), load_64(w, row, at + U(64)), load_64(w, row, at + U(128))
     c, d, second = load_64(w, row, at + U(192)), load_64(w, row, at + U(256)), load_64(w, row, at + U(320))
     return (

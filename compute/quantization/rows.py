@@ -23,7 +23,7 @@ from cbtop.compute.jit.vectors import (
     total_of,
 )
 
-PREFETCH_BYTES = np.uint64(2048)  # 1 to 4 KiB are equally fast
+PREFETCH_BYTES = np.uint64(2048)  # how far ahead to prefetch; 1 to 4 KiB are equally fast
 LINE_BYTES = np.uint64(64)
 
 # Each format has a copy of the functions below, with its own values in place of the following ones.

@@ -32,5 +32,6 @@ def pack_two_bits(levels: Bytes) -> Bytes:
 def two_bits(weights: Any, row: Any, offset: Any, part: Any) -> Any:
     """Return the levels 16 * part to 16 * part + 15 of the 256 that begin at weights[row, offset], as Ints16."""
     first = offset + (part >> np.uint64(3)) * np.uint64(32) + (part & np.uint64(1)) * np.uint64(16)
-    shift = np.int32(part & np.uint64(6))  # the shift grows by two bits for every 32 levels, which are two parts
+    # The shift in bits: it grows by two for every 32 levels, which are two parts.
+    shift = np.int32(part & np.uint64(6))
     return bits_and(shift_right(load_bytes(weights, row, first), shift), np.int32(3))

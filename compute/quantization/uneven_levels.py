@@ -16,10 +16,12 @@ from cbtop.compute.quantization.fitting import CANDIDATES, REFINEMENTS, SMALLEST
 from cbtop.compute.quantization.rows import nibbles
 
 LEVELS = np.array([[-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113]], np.float32)
-_BORDERS = (LEVELS[0, 1:] + LEVELS[0, :-1]) / np.float32(2)  # the middle between every two neighbouring levels
+# The middle between each of the sixteen levels and the next.
+_BORDERS = (LEVELS[0, 1:] + LEVELS[0, :-1]) / np.float32(2)
 _STEPS = LEVELS[0, 1:] - LEVELS[0, :-1]
 _FARTHEST = LEVELS[0, 0]
-_AROUND = np.float32(24)  # how far candidates of the search move the lowest level; the next level is 23 away
+# How far the candidates of the search move the lowest level; the second lowest level is 23 higher.
+_AROUND = np.float32(24)
 
 
 def unpack_uneven(data: Bytes) -> Floats:

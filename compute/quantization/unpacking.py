@@ -32,13 +32,13 @@ from cbtop.compute.quantization.interleaved_layout import BlockColumns
 from cbtop.compute.quantization.uneven_levels import LEVELS
 
 U = np.uint64
-# Prefetch distances in bytes, into L1 and into L2.
+# How far ahead to prefetch, in bytes, into L1 and into L2.
 AHEAD, FAR_AHEAD = map(np.uint64, (L1_AHEAD, L2_AHEAD) if ASKS_TWICE else (4096, 8192))
 # Without AVX-512, the distance is 768 bytes. A Zen 2 (EPYC) then reads Q4_0 and Q4_1 from memory at 0.90 to 0.95 of
 # its bandwidth, but with 4 KiB at 0.80 and 0.83. Lines that are so near have already been prefetched into L2 by the
 # processor itself (see one_token_avx2).
 NEAR_AHEAD = np.uint64(768) if TIER == "AVX2" else AHEAD
-# the sixteen levels, repeated for each sixteen bytes of a vector
+# the sixteen levels of IQ4_NL and IQ4_XS, repeated for each sixteen bytes of a vector
 UNEVEN = np.tile(LEVELS.astype(np.int8).view(np.uint8), 4)
 
 
@@ -72,7 +72,7 @@ def nibbles_64(w: Any, row: Any, at: Any, shift: Any) -> Any:
 
 @jit_inlined
 def four_bits_64(w: Any, row: Any, at: Any) -> Any:
-    """Return 32 columns. The low nibbles come first, then the high ones."""
+    """Return 32 columns of weights of 4 bits. The low nibbles come first, then the high ones."""
     low, high = np.int32(0), np.int32(4)
     return (
         nibbles_64(w, row, at, low),
@@ -139,9 +139,8 @@ def _of_either_half(a: Any, c: Any, whole: Any, low: Any, high: Any) -> Any:
 
 @jit_inlined
 def six_bit_factors(w: Any, row: Any, base: Any, half: Any, part: Any) -> Any:
-    """Return scale and minimum of a sub-block.
-
-    They are stored from `base` on as in Q4_K and Q5_K (see six_bits.py).
+    """Return the scale and the minimum of a sub-block. From `base` on, they are stored as in Q4_K and Q5_K (see
+    six_bits.py).
     """
     # A branch is avoided here. Before a branch, LLVM would load all weights and activations of a step. It would then
     # run out of registers, and could not make loads part of the instructions that need them.
@@ -158,7 +157,8 @@ def six_bit_factors(w: Any, row: Any, base: Any, half: Any, part: Any) -> Any:
     )
 
 
-# In blocks of Q5_K and Q6_K, a turn contains bytes with the low bits, followed by bytes with the upper bits.
+# The functions below are for Q5_K and Q6_K. In their blocks, a part (turn) has bytes with the low bits, followed by
+# bytes with the upper bits.
 
 
 @jit_inlined
@@ -194,13 +194,15 @@ def high_with(low: Any, high: Any, place: Any, mask: Any) -> Any:
     return low_with(shifted(low, np.int32(4)), high, place, mask)
 
 
-# In Q2_K and Q3_K, sixteen columns share a scale and a minimum. Each byte with low bits belongs to four columns that
-# are 32 apart, with two bits each.
+# The functions below are for Q2_K and Q3_K. In these, sixteen columns share a scale and a minimum. Each byte with low
+# bits belongs to four columns that are 32 apart, with two bits each.
 
 
 @jit_inlined
 def two_bits_64(w: Any, row: Any, at: Any, half: Any, part: Any) -> Any:
-    """Return the four columns that begin 128 * half + 32 * part after the turn's first."""
+    """Return the four columns that begin 128 * half + 32 * part after the first column of a part (turn) of the
+    block.
+    """
     return masked(shifted(load_64(w, row, at + U(64) * U(half)), np.int32(2) * np.int32(part)), np.int32(3))
 
 
@@ -211,7 +213,7 @@ _TURN_BYTES, _BLOCK_BYTES = 2 * 64, 84
 
 
 def _four_columns(w: Any, row: Any, at: Any) -> Any:  # compiled
-    """Return the columns of a turn."""
+    """Return the columns of one part (turn) of a block."""
     return (
         _four(w, row, at, 0, 0),
         _four(w, row, at, 0, 1),
@@ -225,7 +227,7 @@ def _four_columns(w: Any, row: Any, at: Any) -> Any:  # compiled
 
 
 def _factors(w: Any, row: Any, base: Any, part: Any) -> Any:  # compiled
-    """Return both scales of 32 columns, then both minima."""
+    """Return both scales of 32 columns, followed by both minima."""
     first, minimum = _factors_of_16(w, row, base, part * U(2))
     last, other_minimum = _factors_of_16(w, row, base, part * U(2) + U(1))
     return first, last, minimum, other_minimum

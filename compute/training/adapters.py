@@ -1,4 +1,6 @@
-"""The trained weights. They are small matrices next to frozen projections, as in LoRA (Hu et al. 2022)."""
+"""The trained weights of a fine-tuned model: small matrices next to frozen projections, as in LoRA (Hu et al.
+2022).
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ class Factor:
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """An adapter of two factors. It adds (x @ down.T) @ up.T to the output of a projection of x."""
+    """An adapter of a projection, which has two factors. It adds (x @ down.T) @ up.T to the output of a projection of
+    x.
+    """
 
     down: Factor  # (rank, columns)
     up: Factor  # (rows, rank)
@@ -68,6 +72,6 @@ class Parameters:
 
 
 def _views(row: Floats, shapes: Sequence[tuple[int, int]]) -> list[Floats]:
-    """Return consecutive parts of the row, with these shapes."""
+    """Return consecutive parts of a row of weights as matrices of the given shapes."""
     ends = np.cumsum([rows * columns for rows, columns in shapes])
     return [part.reshape(shape) for part, shape in zip(np.split(row[0], ends[:-1]), shapes, strict=True)]

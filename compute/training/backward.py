@@ -28,7 +28,7 @@ from cbtop.compute.quantization.interleaved import Matrix
 from cbtop.compute.training.adapters import Adapter, Factor
 
 Floats = NDArray[np.float32]
-Part = tuple[BrickLaunch, Arguments]  # a kernel of a brick, and the arguments of its call
+Part = tuple[BrickLaunch, Arguments]  # a part of a brick: a kernel, and the arguments of its call
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,20 +42,21 @@ class BrickCall:
 
 @dataclass(frozen=True, slots=True)
 class LayerActivations:
-    """Copies of a layer's activations that its backward pass reads. All have a row per token.
+    """Copies of a layer's activations that its backward pass reads. All have one row per token.
 
     Products before a norm are None if the model does not have that norm.
     """
 
-    x: Floats  # (tokens, hidden): the input of the attention norm
+    x: Floats  # (tokens, hidden): the input of the norm before attention
     normed: Floats
-    inner: tuple[Floats, Floats]  # (tokens, rank): between the factors of the adapters of queries and values
-    qk_products: tuple[Floats, Floats] | None  # queries and keys before their norm
+    # (tokens, rank): the values between the two factors of the adapters of queries and values.
+    inner: tuple[Floats, Floats]
+    qk_products: tuple[Floats, Floats] | None  # the queries and keys before their norm, or None without such norms
     q: Floats  # queries after rotation
     k: Floats
     v: Floats
-    attention_delta: Floats | None  # the output of the attention before its norm
-    middle: Floats  # (tokens, hidden): the input of the norm of the feed-forward network
+    attention_delta: Floats | None  # the output of attention before its norm, or None without such a norm
+    middle: Floats  # (tokens, hidden): the input of the norm before the feed-forward network
     gate: Floats
     up: Floats
     ffn_delta: Floats | None
@@ -71,7 +72,7 @@ class Gradients:
         query_rows, kv_rows = model.heads * model.head_dim, model.kv_heads * model.head_dim
         self.x, self.normed, self.delta = floats(model.hidden), floats(model.hidden), floats(model.hidden)
         self.q, self.k, self.v = floats(query_rows), floats(kv_rows), floats(kv_rows)
-        self.q_product, self.k_product = self.q, self.k  # queries and keys before their norm
+        self.q_product, self.k_product = self.q, self.k  # the gradients of queries and keys before their norm
         if model.layers[0].q_norm is not None:
             self.q_product, self.k_product = floats(query_rows), floats(kv_rows)
         self.attended = floats(query_rows)
@@ -93,19 +94,23 @@ class BackwardPlanner:
         self._tokens = len(gradients.x)
 
     def call(self, spec: BrickSpec, *parts: Part) -> BrickCall:
-        """Return a call of a new brick that consists of these parts."""
+        """Return a call of a new brick that runs the kernels in `parts`, each with its arguments."""
         brick = ComputeBrick(spec, [launch for launch, _ in parts], self._backend, self._profiler)
         of_token = sum(launch.elements_per_token for launch, _ in parts)
         return BrickCall(brick, round(self._tokens * of_token), tuple(arguments for _, arguments in parts))
 
     def through(self, weight: Matrix, d_out: Floats, d_x: Floats, *, adds: bool = False) -> Part:
-        """Return the part that computes the gradient of a product's input. It sets d_x, or adds to it if `adds`."""
+        """Return the kernel call that computes the gradient of a product's input. It sets d_x, or adds to d_x if
+        `adds`.
+        """
         kernel, code = linear_backward.LINEAR_BACKWARD[weight.format.code], weight.format.code
         launch = BrickLaunch(kernel, linear_backward.work(weight), weight.columns)
         return launch, (code, weight.data, d_out, adds, d_x, self._scratch)
 
     def norm(self, norm: Norm, x: Floats, d_out: Floats, d_x: Floats, *, adds: bool = True) -> Part:
-        """Return the part that computes the gradient of a norm's input. It sets d_x, or adds to it if `adds`."""
+        """Return the kernel call that computes the gradient of a norm's input. It sets d_x, or adds to d_x if
+        `adds`.
+        """
         columns = norm.weight.size
         kernel, work = rms_norm_backward.RMS_NORM_BACKWARD, rms_norm_backward.work(columns)
         if norm.bias is not None:
@@ -177,7 +182,7 @@ class BackwardPlanner:
         launch = BrickLaunch(attention_backward.ATTENTION_BACKWARD, work, seen)
         arguments = q, k, v, model.attention_scale, window, d_out, d_q, d_k, d_v
         calls.append(self.call(backward_of(brick_specs.ATTENTION), (launch, arguments)))
-        # The backward pass rotates gradients back by the angles of the forward pass.
+        # In the backward pass, gradients are rotated back by the angles of the forward pass.
         back, is_neox = angles * np.array([1, -1], np.float32)[:, None, None], model.rope.layout == "neox"
         kernel = rope.ROPE_NEOX if is_neox else rope.ROPE_NORMAL
         turned: list[Part] = [
@@ -228,7 +233,7 @@ class BackwardPlanner:
 
 
 def _gradient(factor: Factor, d_out: Floats, x: Floats) -> Part:
-    """Return the part that adds the gradient of a trained matrix to `factor`."""
+    """Return the kernel call that adds the gradient of a trained matrix to the gradient of `factor`."""
     rows, columns = factor.weights.shape
     launch = BrickLaunch(weight_gradient.WEIGHT_GRADIENT, weight_gradient.work(rows, columns), columns)
     return launch, (d_out, x, factor.gradient)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-# The beginning of "Alice's Adventures in Wonderland" (Lewis Carroll, 1865).
+# The text is the beginning of "Alice's Adventures in Wonderland" (Lewis Carroll, 1865).
 TEXT = """\
 Alice was beginning to get very tired of sitting by her sister on the bank, and of having nothing to do: once or \
 twice she had peeped into the book her sister was reading, but it had no pictures or conversations in it, "and what \
@@ -19,7 +19,7 @@ suddenly a White Rabbit with pink eyes ran close by her.
 
 
 def batches(tokens: int, vocabulary: int, seed: int) -> Iterator[list[int]]:
-    """Yield parts of the text without end, each from a random place.
+    """Yield parts of the text without end, each from a random position.
 
     A part has one token more than `tokens`, because its last token is only a target.
     """

@@ -12,7 +12,7 @@ from cbtop.protocol.vocabulary import TRAIN, TrainingPart
 
 
 class PartTimes:
-    """Adds up the parts of the latest training steps. Each part begins when the previous one ends."""
+    """Adds up the times of the parts of the latest training steps. Each part begins when the previous one ends."""
 
     def __init__(self, clock_ns: Callable[[], int] = time.perf_counter_ns) -> None:
         self._clock_ns = clock_ns
@@ -22,24 +22,24 @@ class PartTimes:
         self.ended_ns = clock_ns()
 
     def begin(self) -> None:
-        """Begin a step now, and forget the parts of an unfinished one."""
+        """Begin a step now. The parts of a step that has not ended are forgotten."""
         self._parts = {}
         self.ended_ns = self._clock_ns()
 
     def end(self, part: TrainingPart) -> None:
-        """Count the time since the end of the previous part as `part`."""
+        """Count the time since the last part ended as `part`."""
         now_ns = self._clock_ns()
         self._parts[part] = self._parts.get(part, 0) + now_ns - self.ended_ns
         self.ended_ns = now_ns
 
     def end_step(self) -> None:
-        """Count the remaining time as the end of a step, and begin the next step."""
+        """End the step. The time since its last part counts as its end, and the next step begins."""
         self.end(TrainingPart.OTHER)
         self._steps.append(self._parts)
         self._parts = {}
 
     def latest(self) -> TrainingTimes:
-        """Return the sums over the latest steps. At least one step must have ended."""
+        """Return the sums of the parts over the latest steps. At least one step must have ended."""
         parts = []
         for part in TrainingPart:
             times_ns = [step.get(part, 0) for step in self._steps]

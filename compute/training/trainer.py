@@ -77,7 +77,7 @@ class Trainer(Decoder):
         )
         self.times = PartTimes()
         self.parameters = Parameters.of(model, RANK, SEED)
-        self._done = 0  # number of optimizer steps
+        self._done = 0  # number of steps that the optimizer has done
         self._buffers = self._space.first(tokens)
         self._gradients = Gradients(model, tokens, RANK)
         self._normed = np.zeros_like(self._buffers.x)
@@ -86,7 +86,7 @@ class Trainer(Decoder):
         columns = max(model.hidden, model.feed_forward, model.heads * model.head_dim)
         scratch = linear_backward.scratch_for(threads, columns)
         self._planner = BackwardPlanner(model, backend, profiler, self._gradients, scratch)
-        # By brick of the forward pass: copies of activations to make after it has run, and the adapters that run
+        # Brick of the forward pass -> the copies of activations to make after it has run, and the adapters that run
         # next.
         self._copies: dict[ComputeBrick, list[tuple[Floats, Floats]]] = {}
         self._adapted: dict[ComputeBrick, BrickCall] = {}
@@ -144,7 +144,7 @@ class Trainer(Decoder):
     def _forward_and_backward(
         self, batch: Sequence[int], run: Run, scope: Scope, end: Callable[[TrainingPart], None]
     ) -> float:
-        """Compute the loss of a batch and add its gradients. `end` is called when a part has ended."""
+        """Compute the loss of a batch and add its gradients. `end` is called when a part of the step has ended."""
         tokens = batch[:-1]
         self._begin()
         self._check(tokens)
@@ -180,23 +180,23 @@ class Trainer(Decoder):
         run(bricks.lm_head, self._logits.size, arguments.product(head, self._normed, self._logits))
 
     def _kept(self, brick: ComputeBrick, *arrays: Floats) -> list[Floats]:
-        """Return buffers of the shapes of `arrays`.
+        """Return buffers with the shapes of `arrays`, which are copied into them.
 
-        Each time that the brick has run, the arrays are copied into them.
+        The copy is made each time that the brick has run.
         """
         copies = [np.zeros_like(array) for array in arrays]
         self._copies.setdefault(brick, []).extend(zip(copies, arrays, strict=True))
         return copies
 
     def _layer_backward(self, index: int, bricks: LayerBricks, angles: Floats, window: int) -> list[BrickCall]:
-        """Return the backward pass of a layer. Also make the forward pass keep the activations that it reads."""
+        """Plan the backward pass of a layer, and make the forward pass keep the activations that it needs."""
         space, adapters = self._buffers, self.parameters.layers[index]
         x, normed = self._kept(bricks.attention_norm, space.x, space.normed)
         products = self._kept(bricks.qk_norm, space.q_product, space.k_product) if bricks.qk_norm else None
         q, k, v = self._kept(bricks.rope, space.q, space.k, space.v)
         (middle,) = self._kept(bricks.ffn_norm, space.x)
         activation = bricks.gated or bricks.activation
-        assert activation is not None  # only layers with a mixture of experts have neither
+        assert activation is not None  # if gate and up are both None, the layer has a mixture of experts
         assert bricks.down is not None
         gate, up = self._kept(activation, space.gate, space.up)
         deltas = [
@@ -227,7 +227,7 @@ class Trainer(Decoder):
         return self._planner.layer(weights, bricks, kept, adapters, angles, window, is_first=index == 0)
 
     def _adapter(self, adapter: Adapter, inner: Floats, out: Floats) -> list[Part]:
-        """Return the parts that add the product of an adapter to the output of its projection."""
+        """Return the kernel calls that add the product of an adapter to the output of its projection."""
         delta = np.zeros_like(out)
         parts: list[Part] = []
         for factor, x, product in ((adapter.down, self._buffers.normed, inner), (adapter.up, inner, delta)):
@@ -255,7 +255,7 @@ class Trainer(Decoder):
         ]
 
     def _update(self) -> Part:
-        """Return the part that updates the weights in step number `_done`."""
+        """Return the kernel call that updates the weights in step number `_done`."""
         own = self.parameters
         launch = BrickLaunch(adam_w.ADAM_W, adam_w.work())
         return launch, (own.weights, own.gradient, own.mean, own.square, self._done, RATE, DECAY)

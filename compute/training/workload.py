@@ -18,11 +18,12 @@ if TYPE_CHECKING:
     from cbtop.compute.places import ComputeTarget
     from cbtop.compute.training.trainer import Trainer
 
-TOKENS = 64  # tokens of a step if the user gives no number
+TOKENS = 64  # number of tokens in a step, if the user gives none
 ANNOUNCED_EVERY_NS = 1_000_000_000
 SEED = 3
 
-Report = Callable[[int, float], None]  # called after each step with the number of steps and the loss
+# A function that is called after each step with the number of steps and the loss.
+Report = Callable[[int, float], None]
 
 
 def run(
@@ -36,14 +37,15 @@ def run(
     Options that are only for decoding are ignored. Raises ModelError if the model cannot be trained, and LossError if
     the loss is NaN or infinite.
     """
-    # Imported here, because these modules load Numba.
+    # These modules are imported here, because they load Numba.
     from cbtop.compute.backends import is_first_run
     from cbtop.compute.demo_model import demo_model
     from cbtop.compute.first_run import compile_in_fork
     from cbtop.compute.places import place_of
     from cbtop.compute.training.text import batches
 
-    options = replace(options, is_exact=True)  # gradients are computed for products with unrounded activations
+    # Exact products are needed, because gradients are computed only for these.
+    options = replace(options, is_exact=True)
     path = options.model or demo_model(progress)
     if is_first_run():
         compile_in_fork(partial(_compile, options, path), lambda: progress("compiling kernels", None))
@@ -79,7 +81,7 @@ def _trainer(
 ) -> Trainer:
     from cbtop.compute.training.trainer import Trainer
 
-    assert place.threads is not None  # training runs on a CPU
+    assert place.threads is not None  # an error for a GPU, because training always runs on a CPU
     return Trainer(model, place.label, place.threads, profiler, tokens, check_contracts=options.check_contracts)
 
 
@@ -114,7 +116,8 @@ def _compile(options: WorkloadOptions, path: Path) -> None:
     from cbtop.compute.places import place_of
 
     place = place_of(options)
-    if is_first_run():  # still true if the disk cannot be written; compiled kernels would then be lost
+    # If kernels are still missing in the cache, the disk cannot be written, and a child's kernels would be lost.
+    if is_first_run():
         return
     model = place.model(path)
     _warm_up(options, place, model, _tokens(options, model))

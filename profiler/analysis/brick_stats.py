@@ -22,7 +22,7 @@ _NO_NODES = np.zeros(0, np.int64)
 
 @dataclass(frozen=True, slots=True)
 class ClosedTime:
-    """The time of a brick in steps that have ended.
+    """The time in ns of a brick, counted only in steps that have ended.
 
     `once_ns` counts time once if a brick runs inside a brick of the same name. `exclusive_ns` excludes adopted work,
     which ran in other threads or tasks. `calls_ns` is the sum of whole calls, including adopted work.
@@ -40,8 +40,8 @@ class BrickStats:
     `calls.elements` is the sum of the numbers that the caller passed. Tokens are counted once per step. Flops and
     bytes are computed from the declared work, and are None without it. `exclusive_ns` excludes the bricks that ran
     inside this one. `exclusive_of_ns` is the whole time of the calls that `exclusive_ns` covers. `calls.total_ns`
-    adds up whole calls, so a call inside a brick of the same name counts twice. `closed` covers only steps that have
-    ended.
+    adds up whole calls, so a call inside a brick of the same name counts twice. `closed` has the times in steps that
+    have ended.
     """
 
     name: str
@@ -53,14 +53,16 @@ class BrickStats:
     closed: ClosedTime
     flops: float | None
     bytes: float | None
-    budget_us_per_token: float | None  # for all places of the brick together
-    budget_gb_per_sec: float | None  # the budgeted rate; None if places have different rates
-    size_bytes: float | None = None  # bytes of data of a collective; `bytes` is its traffic on the links
-    uncounted: int = 0  # number of calls without a count of elements
-    # The exclusive time of the work that other threads or tasks did for ended steps. It is no part of the steps' wall
-    # time.
+    budget_us_per_token: float | None  # time budget per token, summed over all places where the brick runs
+    # The required rate; None if the places of the brick have different required rates.
+    budget_gb_per_sec: float | None
+    # For a collective, the bytes of its data; `bytes` is then the traffic on the links.
+    size_bytes: float | None = None
+    uncounted: int = 0  # number of calls whose number of elements is unknown
+    # The exclusive time of work that other threads or tasks did for steps that have ended. The wall time of the steps
+    # does not contain it.
     adopted_ns: int = 0
-    dtypes: tuple[str, ...] = ()  # the types of the multiplied numbers, as in `Work`
+    dtypes: tuple[str, ...] = ()  # the number types that the brick multiplies, as in `Work`
 
     @property
     def count(self) -> int:
@@ -81,8 +83,8 @@ class BrickStats:
     def mean_exclusive_ns(self) -> float | None:
         """The mean exclusive time per call, or None if `exclusive_ns` covers none of these calls.
 
-        In a window, the mean covers only some of the calls, because exclusive time is known only for calls in steps
-        that ended in the window.
+        In a window of time, the mean covers only some of the calls, because exclusive time is known only for calls in
+        steps that ended in the window.
         """
         if not self.calls.total_ns:
             return 0.0
@@ -126,21 +128,21 @@ class CategoryStats:
 
 @dataclass(frozen=True, slots=True)
 class _Brick:
-    """One brick: its nodes that ran, and its static attributes."""
+    """A brick: the nodes with its name and category that ran, and the attributes that these share."""
 
     name: str
     category: BrickCategory
     backend: str
     nodes: Column
     alike: tuple[Column, ...]  # `nodes` in groups with the same work and budget
-    outermost: Column  # those of `nodes` that are not inside a node of the same brick
+    outermost: Column  # the ids in `nodes` that are not inside another node of the same brick
     alike_outermost: tuple[Column, ...]
-    budget_gb_per_sec: float | None  # None if nodes have different rates
+    budget_gb_per_sec: float | None  # the required rate; None if the nodes have different ones
     dtypes: tuple[str, ...]
 
 
 class _Bricks:
-    """Computes sums for all bricks at once, in half the time of separate NumPy calls for each brick."""
+    """Adds up values of nodes for all bricks at once, in half the time of separate NumPy calls for each brick."""
 
     def __init__(self, bricks: Sequence[_Brick]) -> None:
         self.bricks = bricks
@@ -150,17 +152,23 @@ class _Bricks:
         self._alike_of = [len(brick.alike) for brick in bricks]
 
     def sums(self, by_node: Column) -> list[int]:
-        """Return the sum over each brick's nodes. `by_node` has one entry for each of `nodes`."""
+        """Return the sum of `by_node` over each brick's nodes. `by_node` has one entry for each of `nodes`, the nodes
+        of all bricks in order.
+        """
         found: list[int] = np.add.reduceat(by_node, self._begins).tolist()
         return found
 
     def outermost_sums(self, column: Column) -> list[int]:
-        """Return the sum over each brick's outermost nodes. `column` has one entry for every node of the table."""
+        """Return the sum of `column` over each brick's outermost nodes. `column` has one entry for every node of the
+        table.
+        """
         found: list[int] = np.add.reduceat(column[self._outer], self._outer_begins).tolist()
         return found
 
     def alike_sums(self, column: Column) -> list[list[int]]:
-        """Return the sum over each group of nodes in each brick's `alike`. `column` has one entry for every node."""
+        """Return the sum of `column` over each group of nodes in each brick's `alike`. `column` has one entry for
+        every node of the table.
+        """
         summed = iter(np.add.reduceat(column[self._alike], self._alike_begins).tolist())
         return [list(islice(summed, groups)) for groups in self._alike_of]
 
@@ -180,8 +188,8 @@ def brick_stats(totals: PhaseTotals) -> list[BrickStats]:
     rows = zip(
         ran.bricks,
         totals.stats.calls_of([brick.nodes for brick in ran.bricks]),
-        # `exclusive_ns` counts a running call only when it ends, but already subtracts the ended calls inside it. So
-        # it may be too small for the earlier calls of the node. The maximum corrects that.
+        # The exclusive time contains a running call only when it ends, but already subtracts the ended calls inside
+        # it. So it may be too small for the earlier calls of the node. The maximum of both corrects that.
         ran.sums(np.maximum(closed_exclusive_ns, totals.exclusive_ns[nodes])),
         ran.sums(closed_exclusive_ns),
         ran.sums(np.where(is_adopted, closed_exclusive_ns, 0)),
@@ -305,7 +313,8 @@ _UNITS = ("flops", "bytes", "size_bytes")
 
 
 def _work_of(brick: _Brick, totals: PhaseTotals, alike: Sequence[tuple[Column, int, int]]) -> Iterator[float | None]:
-    """Yield the flops, the bytes and the size_bytes of all calls. A value is None if a call did not declare it.
+    """Yield three sums over all calls of a brick: flops, bytes and size_bytes. A value is None if a call did not
+    declare it.
 
     `alike` holds groups of nodes with the same work, with the calls and elements of each group.
     """
@@ -327,7 +336,9 @@ def _work_of(brick: _Brick, totals: PhaseTotals, alike: Sequence[tuple[Column, i
 
 
 def _work(node: Node, totals: PhaseTotals, unit: str) -> float | None:
-    """Return the work of all calls of `node`. Uses the amounts that the calls recorded, if any, else the elements."""
+    """Return the work of all calls of `node`. If the calls recorded amounts of work, returns their sum. Otherwise
+    computes the work from the elements.
+    """
     if unit != "size_bytes" and totals.stats.rare("amounts", (node.id,)):
         given = totals.stats.rare(f"{unit}_given", (node.id,))
         return None if given != totals.count[node.id] else totals.stats.rare(unit, (node.id,))
@@ -338,7 +349,7 @@ def _work(node: Node, totals: PhaseTotals, unit: str) -> float | None:
 
 
 def _budget_of(groups: Sequence[Column], totals: PhaseTotals) -> float | None:
-    """Return the time per token in µs that all `groups` of nodes may take together. None if one has no budget."""
+    """Return the budget of all `groups` of nodes together, in µs per token, or None if a node has no budget."""
     budgets: list[float | None] = []
     for alike in groups:
         first = totals.table[int(alike[0])]
@@ -352,7 +363,7 @@ def _budget_of(groups: Sequence[Column], totals: PhaseTotals) -> float | None:
 
 
 def _budget_of_bytes(node: Node, totals: PhaseTotals) -> float | None:
-    """Return the time per token in µs in which `node` moves its bytes per token at the budgeted rate."""
+    """Return the time per token in µs that `node` may take if it moves its bytes per token at the required rate."""
     assert node.budget_gb_per_sec is not None
     moved, closed_us_per_token = _work(node, totals, "bytes"), totals.us_per_token(totals.closed_ns[node.id])
     if not moved or not closed_us_per_token:
@@ -400,7 +411,7 @@ def _stats(
 def outermost(bricks: Column, table: NodeTable) -> NDArray[np.bool_]:
     """Return a mask by node id of the `bricks` that are not inside a brick of the same name and category.
 
-    `bricks` are all bricks that ran.
+    `bricks` are the node ids of all bricks that ran.
     """
     parent_of, first_of = table.column("parent_of"), table.column("first_of")
     ran = np.zeros(len(parent_of), np.bool_)

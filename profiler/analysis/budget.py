@@ -1,4 +1,4 @@
-"""Budgets are the allowed cost of a brick, in time per token or bytes per second. They are never measurements."""
+"""Budgets: the allowed cost of a brick, in time per token or bytes per second. They are never measurements."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ PAGE_BYTES = 4096
 class TokenBudget:
     """Allows `us_per_token` microseconds per token at each place of the brick.
 
-    A brick in 28 layers may take 28 times as much. Raises ValueError unless `us_per_token` is above zero.
+    So a brick that runs in 28 layers may take 28 times as much per token. Raises ValueError unless `us_per_token` is
+    above zero.
     """
 
     us_per_token: float
@@ -37,7 +38,9 @@ class TokenBudget:
         return us_per_token <= self.us_per_token
 
     def utilization(self, us_per_token: float) -> float:
-        """Return the part of the budget that a measured time uses. 1 is all of it, and 1.2 is a fifth too much."""
+        """Return the part of the budget that a measured time uses. 1 is the whole budget, and 1.2 means that the
+        brick takes a fifth too long.
+        """
         return us_per_token / self.us_per_token
 
 
@@ -64,7 +67,9 @@ class ByteBudget:
         return gb_per_sec >= self.gb_per_sec
 
     def utilization(self, gb_per_sec: float) -> float:
-        """Return the part of the budget that a measured rate uses. 1 is all of it, and 1.2 is 17 % too slow."""
+        """Return the part of the budget that a measured rate uses. 1 is the whole budget, and 1.2 means that the rate
+        is 17 % too low.
+        """
         return self.gb_per_sec / gb_per_sec
 
     def to_token_budget(self, bytes_per_token: float) -> TokenBudget:
@@ -82,7 +87,7 @@ def ceiling(budgets: Iterable[TokenBudget]) -> TokenBudget:
 
 
 def _positive(name: str, value: float) -> float:
-    number = float(value)  # NumPy number -> Python float
+    number = float(value)  # convert a NumPy number to a Python float
     if not 0 < number < MAX_QUANTITY:
         raise ValueError(f"{name} is {number}; a finite number above zero is wanted")
     return number

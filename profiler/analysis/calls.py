@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 
 from cbtop.profiler.analysis.histograms import BUCKETS, Column, bucket_middle_ns
 
-# A percentile is the shortest duration that at least this share of the calls does not exceed (nearest rank).
+# A percentile is the shortest duration that is enough for this share of the calls: no interpolation (nearest rank).
 PERCENTILES = (0.50, 0.95, 0.99, 0.999)
-SPARSE = 8  # skipping this many empty cells takes as long as sorting one
+# If there are at most this many times as many possible keys as keys with a count, `bincount` is faster than sorting.
+SPARSE = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,7 @@ class Calls:
     min_ns: int | None
     max_ns: int | None
     elements: int
-    cv: float | None  # standard deviation / mean
+    cv: float | None  # the coefficient of variation: standard deviation / mean
     p50_ns: float | None
     p95_ns: float | None
     p99_ns: float | None
@@ -58,15 +59,15 @@ def spread(
     """
     groups = len(low)
     place, bucket, counts = cells
-    # `key` is group * buckets + bucket. The counts of all groups are in one array sorted by `key`, so one cumulative
-    # sum serves all groups.
+    # Each entry is group * buckets + bucket. So the counts of all groups are in one array sorted by key, and one
+    # cumulative sum serves all groups.
     least = int(bucket.min(initial=BUCKETS))
     buckets = int(bucket.max(initial=least)) - least + 1
     key = group[place] * buckets + (bucket - least)
-    # `bincount` adds up the counts of equal keys without sorting. It is faster than sorting if few keys have no
+    # `bincount` adds up the counts of equal keys without sorting. This is faster than sorting if most keys have a
     # count.
     if groups * buckets <= SPARSE * len(key):
-        together = np.bincount(key, counts)  # float64 sums are exact below 2 ** 53
+        together = np.bincount(key, counts)  # sums as float64 are exact below 2 ** 53
         key = (together != 0).nonzero()[0]
         counts = together[key]
     elif np.any(key[1:] < key[:-1]):
@@ -87,7 +88,7 @@ def spread(
     at = np.searchsorted(running, rank, side="left")
     percentiles[:, known] = np.clip(middle[at], low[known], high[known])
     columns += list(percentiles)
-    others = calls != count  # the histogram lacks some calls, or has calls of other nodes
+    others = calls != count  # this histogram lacks some calls of the group, or contains calls of other nodes
     if others.any():
         for column in columns:
             column[others] = np.nan

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from cbtop.profiler.traces.moments import TensorStats, tensor_stats
 
-SAMPLED_VALUES = 64  # number of values taken from a tensor, evenly spread
+SAMPLED_VALUES = 64  # number of values in a fingerprint, taken from a tensor at equal distances
 MAX_FINGERPRINTS = 100_000
-# A different order of addition in float32 changes a result by far less than this. A wrong value changes it by far
-# more.
+# Adding in a different order changes a float32 result by far less than this tolerance. A wrong value changes it by
+# far more.
 DEFAULT_TOLERANCE = 1e-3
 
 
@@ -48,14 +48,15 @@ class DivergenceInfo:
     actual: float | None
 
 
-_Place = tuple[str, int | None, int, int]  # brick, layer, position, number of earlier runs of this brick there
+# The brick, its layer, the position of the token, and how often the brick ran there before.
+_Place = tuple[str, int | None, int, int]
 
 
 class Fingerprints:
-    """The results of a run: one fingerprint per brick, layer and position, in the order of execution."""
+    """The results of a run: one fingerprint per brick, layer and token position, in the order of execution."""
 
     def __init__(self) -> None:
-        self.dropped = 0  # number of fingerprints beyond MAX_FINGERPRINTS, which were not kept
+        self.dropped = 0  # number of fingerprints that were not kept, because there were more than MAX_FINGERPRINTS
         self._kept: dict[_Place, Fingerprint] = {}
         self._seen: Counter[tuple[str, int | None, int]] = Counter()
 
@@ -106,7 +107,9 @@ def fingerprint(tensor: NDArray[Any]) -> Fingerprint:
 def _differences(
     expected: Fingerprint, actual: Fingerprint, tolerance: float
 ) -> Iterator[tuple[str, float | None, float | None]]:
-    """Yield (quantity, expected, actual) for each quantity of `actual` that is outside of `tolerance`."""
+    """Yield the name of each statistic or value that differs by more than `tolerance`, the expected value and the
+    actual one.
+    """
     wanted, found = expected.stats, actual.stats
     for name in ("count", "nan_count", "inf_count"):
         if getattr(wanted, name) != getattr(found, name):
@@ -119,8 +122,8 @@ def _differences(
         elif not (one == other or (math.isnan(one) and math.isnan(other))):
             yield f"value[{place}]", one, other
     finite = wanted.count - wanted.nan_count - wanted.inf_count
-    # The errors of single values are independent. So the error of the mean of n values is the error of one value
-    # divided by sqrt(n).
+    # The rounding errors of the values in a tensor are independent. So the error of the mean of n values is the error
+    # of one value divided by sqrt(n).
     of_norm = tolerance * _size(wanted)
     of_mean = of_norm / math.sqrt(max(finite, 1))
     bounds = {"mean": of_mean, "std": of_mean, "l2_norm": of_norm, "min": of_value, "max": of_value}
@@ -131,7 +134,7 @@ def _differences(
 
 
 def _size(stats: TensorStats) -> float:
-    """Return the root mean square, which is the size of a typical value."""
+    """Return the root mean square, of the values of a tensor. This is the size of a typical value."""
     if stats.l2_norm is None:
         return 0.0
     return stats.l2_norm / math.sqrt(stats.count - stats.nan_count - stats.inf_count)

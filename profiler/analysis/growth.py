@@ -19,19 +19,21 @@ NONE = np.zeros(0, np.int64)
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """The counts added between two points in time: sums by node, counts by histogram cell, and rare columns."""
+    """The counts that were added between two points in time: sums by node, counts by histogram cell, and rare
+    columns.
+    """
 
-    node: NDArray[np.int32]  # node ids without duplicates
+    node: NDArray[np.int32]  # ids of the nodes that have counts, each once
     sums: NDArray[np.int64]  # shape (SUMS, nodes)
-    cell: NDArray[np.int32]  # histogram cells without duplicates
+    cell: NDArray[np.int32]  # histogram cells (see `Histograms`) that have counts, each once
     count: NDArray[np.uint32] | Column
-    # The increase of rare columns, by (index into SPARSE_COLUMNS, node). Columns with points in time, minima or
-    # maxima are left out, because they cannot be added.
+    # The increase of columns that few nodes have, by (index into SPARSE_COLUMNS, node). Columns with points in time,
+    # minima or maxima are left out, because they cannot be added.
     rare: dict[tuple[int, int], int]
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing was counted."""
+        """Whether no count was added between the two points in time."""
         return not (len(self.node) or len(self.cell) or self.rare)
 
     @property
@@ -40,7 +42,7 @@ class Growth:
         return arrays + SPARSE_BYTES * len(self.rare)
 
     def column(self, name: str) -> Column:
-        """Return the row called `name` of `sums`. It has one entry per node."""
+        """Return the row called `name` of `sums`. It has one entry for each of `node`."""
         found: Column = self.sums[SUMS.index(name)]
         return found
 
@@ -48,7 +50,9 @@ class Growth:
     def made(
         cls, node: Column, sums: Column, cell: Column, count: Column, rare: dict[tuple[int, int], int]
     ) -> Growth:
-        """Make a Growth without zeros, in the smallest data types. `sums` has one row for each of SUMS."""
+        """Make a Growth, in the smallest data types that hold the counts. Counts of zero are left out. `sums` has one
+        row for each of SUMS.
+        """
         grew = (sums > 0).any(axis=0)
         counted = count > 0
         count = count[counted]
@@ -74,9 +78,12 @@ class Growth:
 
 
 def _each_once(parts: Sequence[NDArray[Any]]) -> tuple[Column, Callable[[Sequence[NDArray[Any]]], Column]]:
-    """Return the distinct values, ascending. Also returns a function that sums the amounts of each value."""
+    """Return the distinct values, ascending, and a function. The function takes an amount for each value, and adds up
+    the amounts of equal values.
+    """
     values = np.concatenate([NONE, *parts])
-    order = np.argsort(values, kind="stable")  # each part is sorted, so a stable sort merges the parts
+    # Values from each part are sorted already, so a stable sort merges the parts.
+    order = np.argsort(values, kind="stable")
     values = values[order]
     begins = np.flatnonzero(np.diff(values, prepend=-1))
 

@@ -20,11 +20,11 @@ Column = NDArray[np.int64]
 
 SUB_BUCKET_BITS = 6
 SUB_BUCKETS = 1 << SUB_BUCKET_BITS
-MAX_DURATION_NS = (1 << 62) - 1  # longer records are not counted
+MAX_DURATION_NS = (1 << 62) - 1  # durations above this are not counted
 OCTAVES = 62 - SUB_BUCKET_BITS + 1
 BUCKETS = OCTAVES * SUB_BUCKETS
-# A page takes 128 bytes, or 256 or 512 if a count needs that much. So all pages together take at most 64 MiB, even if
-# the source is hostile. 8,192 nodes of 16 octaves fit.
+# A page with the counts of an octave takes 128 bytes, or 256 or 512 if a count needs that much. So all pages together
+# take at most 64 MiB, even if the source is hostile. 8,192 nodes of 16 octaves fit.
 MAX_PAGES = 1 << 17
 MAX_CELLS = 1 << 20  # maximum number of cells in one message
 _MIN_ROOM = 64  # minimum number of rows (nodes or pages) to allocate
@@ -79,8 +79,9 @@ class Histograms:
     """
 
     def __init__(self) -> None:
-        self._pages = np.zeros((1, OCTAVES), np.int32)  # page of each node and octave; 0 without counts
-        self._counts: NDArray[Any] = np.zeros((1, SUB_BUCKETS), np.uint16)  # page 0 stays empty
+        self._pages = np.zeros((1, OCTAVES), np.int32)  # the page of each node and octave; 0 without counts
+        # Page 0 is for octaves without a page, and always contains zeros.
+        self._counts: NDArray[Any] = np.zeros((1, SUB_BUCKETS), np.uint16)
         self._used = 1
 
     @property
@@ -94,7 +95,9 @@ class Histograms:
         return found
 
     def add(self, cell: Column, count: Column) -> None:
-        """Add to the counts of distinct cells."""
+        """Add each of `count` to the count of the histogram cell at the same index in `cell`. No cell may occur
+        twice.
+        """
         page = self._make_pages(cell)
         room = page > 0
         if not room.all():
@@ -103,13 +106,15 @@ class Histograms:
         self._put(at, self._counts.ravel()[at] + count)
 
     def set(self, cell: Column, count: Column) -> Column:
-        """Replace the counts of distinct cells by `count` (>= 0). Returns the increase of each cell.
+        """Replace the counts of these cells by `count` (>= 0). No cell may occur twice. Returns the increase of each
+        cell.
 
         If there is no room for a cell, its increase is the whole count.
         """
         page = self._make_pages(cell)
         at = page.astype(np.int64) * SUB_BUCKETS + cell % SUB_BUCKETS
-        more: Column = count - self._counts.ravel()[at]  # page 0 holds only zeros
+        # The old count of a cell without a page is 0, because page 0 contains only zeros.
+        more: Column = count - self._counts.ravel()[at]
         if not page.all():
             at, count = at[page > 0], count[page > 0]
         self._put(at, count)
@@ -133,7 +138,7 @@ class Histograms:
         """
         known = np.flatnonzero(nodes < len(self._pages))
         pages = self._pages[nodes[known]]
-        place, octave = (pages != 0).nonzero()  # nonzero is three times as fast for booleans
+        place, octave = (pages != 0).nonzero()  # NumPy's `nonzero` is three times as fast for booleans
         owner, inside, count = self._cells_in(pages[place, octave])
         return known[place][owner], (octave * SUB_BUCKETS)[owner] + inside, count
 
@@ -145,7 +150,9 @@ class Histograms:
         return summed
 
     def _cells_in(self, page: NDArray[np.int32]) -> tuple[Column, Column, Column]:
-        """Return the cells in these pages with a count, as columns: index in `page`, bucket in the octave, count."""
+        """Return the cells with a count in the pages `page`, as columns: index in `page`, bucket in the octave,
+        count.
+        """
         counts = self._counts[page].ravel()
         at = (counts != 0).nonzero()[0]
         return at >> SUB_BUCKET_BITS, at & (SUB_BUCKETS - 1), counts[at].astype(np.int64)

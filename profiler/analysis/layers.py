@@ -8,14 +8,15 @@ from numpy.typing import NDArray
 from cbtop.profiler.analysis.phase_totals import PhaseTotals
 from cbtop.protocol.vocabulary import NodeKind
 
-BETWEEN = "between bricks"  # name for the time of a layer or step outside its bricks
-MIN_PEERS = 3  # minimum number of layers with the same stack and bricks, because a median of two shows no outlier
+BETWEEN = "between bricks"  # name for the part of a layer's or step's time that is outside of its bricks
+# To compare layers, at least this many must have the same stack and bricks. A median of two shows no outlier.
+MIN_PEERS = 3
 
 
 def layer_of_nodes(totals: PhaseTotals) -> NDArray[np.int64]:
-    """Return the outermost layer around each node, by node id. The layer is 0 for a node outside of all layers.
+    """Return the outermost layer around each node, by node id. A node outside of all layers has 0.
 
-    For an outermost layer, this is the layer itself.
+    An outermost layer has its own id.
     """
     table = totals.table
     parent_of, kind_of = table.column("parent_of"), table.column("kind_of")

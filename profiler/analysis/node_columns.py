@@ -1,4 +1,4 @@
-"""The columns of the statistics of nodes."""
+"""The names of the columns in the statistics of nodes."""
 
 import numpy as np
 
@@ -57,8 +57,8 @@ SPARSE_COLUMNS = (
     "overlap_ns",
     "squared_tokens",
 )
-# The key in `union_ns` for all step nodes together, because two phases may run at the same time. In `first_ns`, it is
-# the key for all nodes. Messages carry both values in fields of their own.
+# In `union_ns`, this key has the time when a step of any phase ran, because two phases may run at the same time. In
+# `first_ns`, it has the begin of the first record of any node. In messages, both values are separate fields.
 ANY_STEP = 0
 MOMENTS = ("first_ns", "last_ns")
 EXTREMES = tuple(f"{of}_{end}" for of in ("sequences", "kept") for end in ("least", "most"))

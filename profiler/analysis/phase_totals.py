@@ -1,4 +1,4 @@
-"""The nodes and totals of one phase. Statistics, books and graphs are computed from these numbers."""
+"""The nodes that ran in one phase, and their totals. Statistics, books and graphs are computed from these numbers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LEAST_OWN_PERCENT = 1.0
 
 @dataclass(frozen=True)
 class PhaseTotals:
-    """The nodes below one step node and their totals. In a process without steps, these are all nodes.
+    """The nodes inside one step node, and their totals. In a process without steps, these are all nodes.
 
     Counts and times are those of recorded steps. Plain steps are excluded, because their bricks are unknown.
 
@@ -90,7 +90,7 @@ class PhaseTotals:
 
     @cached_property
     def exclusive_ns(self) -> Column:
-        """The exclusive part of `total_ns`, by node id."""
+        """The part of `total_ns` that no node inside the node has taken: node id -> ns."""
         total_ns = self.columns["total_ns"]
         nested_ns = total_ns - self.columns["loose_ns"]
         return self._without_small(
@@ -99,7 +99,7 @@ class PhaseTotals:
 
     @cached_property
     def closed_exclusive_ns(self) -> Column:
-        """The exclusive part of `closed_ns`, by node id."""
+        """The part of `closed_ns` that no node inside the node has taken: node id -> ns."""
         closed_ns = self.columns["closed_ns"]
         return self._without_small(
             exclusive_of(self.table, self.inside, closed_ns, closed_ns, self.columns["overlap_ns"])
@@ -111,7 +111,7 @@ class PhaseTotals:
 
     @cached_property
     def count(self) -> dict[int, int]:
-        """The number of calls by node id, including the step."""
+        """The number of calls of each node, the step included: node id -> calls."""
         return self._by_node("count")
 
     @cached_property
@@ -132,18 +132,22 @@ class PhaseTotals:
 
     @property
     def nodes(self) -> tuple[Node, ...]:
-        """The nodes of the phase without the step itself. A parent comes before its children."""
+        """The nodes inside the step of this phase. A parent comes before its children."""
         return self.inside.nodes
 
     @property
     def known_elements(self) -> dict[int, int]:
-        """The number of elements by node id. Nodes with an unknown number are left out."""
+        """The number of elements that each node has processed, by node id. Nodes with an unknown number are left
+        out.
+        """
         unknown = self.stats.sparse["uncounted"].keys()
         return {node: n for node, n in self.elements.items() if node not in unknown} if unknown else self.elements
 
     @property
     def tokens(self) -> int | None:
-        """The number of tokens of the phase's steps. None without steps, or if a step did not count its tokens."""
+        """The number of tokens of the phase's steps. Returns None without steps, or if a step has an unknown number
+        of tokens.
+        """
         if self.step is None:
             return None
         all_of_them, plain = (self.stats.rare(name, (self.step.id,)) for name in ("uncounted", "plain_uncounted"))
@@ -153,7 +157,7 @@ class PhaseTotals:
 
     @property
     def wall_ns(self) -> int | None:
-        """The wall time of the phase's ended steps. None without steps."""
+        """The wall time in ns of the phase's ended steps, or None without steps."""
         return int(self.columns["total_ns"][self.step.id]) if self.step else None
 
     def percent(self, closed_ns: int, adopted_ns: int = 0) -> float | None:
@@ -200,8 +204,8 @@ def _held_and_adopted(
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Return two masks by node id.
 
-    The first has the bricks in `is_timed` and all nodes inside them, the second has adopted work and all nodes inside
-    it.
+    The first marks the bricks in `is_timed` and all nodes inside them. The second marks adopted work (done by other
+    threads or tasks) and all nodes inside it.
     """
     parent_of, kind_of = table.column("parent_of"), table.column("kind_of")
     held, adopted = np.zeros_like(is_timed), np.zeros_like(is_timed)
@@ -216,12 +220,13 @@ def _held_and_adopted(
 def exclusive_of(table: NodeTable, inside: Inside, time_ns: Column, nested_ns: Column, overlap_ns: Column) -> Column:
     """Return the exclusive time of each node, by node id: `time_ns` without some of the nodes inside it.
 
-    From a brick, the bricks and steps inside it are subtracted. From any other node, all nodes inside are subtracted.
-    A subtracted node counts with its `nested_ns`. If nodes overlap, the parent's `overlap_ns` is added back, so that
-    no time is subtracted twice.
+    The bricks and steps inside a brick are subtracted from it. All nodes inside any other node are subtracted from
+    that. The subtracted time of a node is its `nested_ns`. If nodes overlap, the parent's `overlap_ns` is added back,
+    so that no time is subtracted twice.
     """
     parent_of, kind_of = table.column("parent_of"), table.column("kind_of")
-    in_brick, in_other = -overlap_ns, -overlap_ns  # time to subtract from a brick, and from any other node
+    # The time to subtract, by node id: if the node is a brick, and if it is not.
+    in_brick, in_other = -overlap_ns, -overlap_ns
     for ids in reversed(inside.by_depth):
         parent, kind = parent_of[ids], kind_of[ids]
         is_brick = kind == NodeKind.BRICK

@@ -13,9 +13,12 @@ from dataclasses import dataclass
 from cbtop.protocol.attributes import UNKNOWN_TYPE
 from cbtop.protocol.messages import UNSURE_PERCENT
 
-LIMITING_PERCENT = 60  # a brick below this percentage of every roof is limited by something else
+# A brick that is slower than this percentage of every roof is limited by neither memory nor arithmetic.
+LIMITING_PERCENT = 60
 MEMORY, COMPUTE, NO_ROOF = "memory", "compute", "latency or overhead"
-SHARED = "several at once"  # steps run at once and share the roofs, so it is not known what limits a brick
+# The limit of bricks in steps that run at the same time and share the roofs, so that it is not known what limits
+# them.
+SHARED = "several at once"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,22 +27,28 @@ class Distance:
 
     attainable_gflops: float
     percent_of_roof: float
-    bound: str  # MEMORY, COMPUTE, NO_ROOF or SHARED
-    is_unsure: bool | None = None  # True if the rounds of the roof's measurement differ much; None if not known
+    bound: str  # what limits the rate: MEMORY, COMPUTE, NO_ROOF or SHARED
+    is_unsure: bool | None = None  # True if the measured rounds of the roof differ much, None if that is not known
 
     @property
     def above_roof(self) -> bool:
-        """Whether the rate exceeds the roof. Then the declared work or the ceiling is wrong."""
+        """Whether the rate exceeds the roof. If it does, the declared work of the brick or the measured roof is
+        wrong.
+        """
         return self.percent_of_roof > 100
 
 
 def spread_percent(value: float, median: float | None) -> float | None:
-    """Return how far the median of a roof's rounds is below its best round `value`, in percent. None if not known."""
+    """Return how far the median of a roof's measured rounds is below the best round `value`, in percent. Returns None
+    if the median is not known.
+    """
     return None if median is None else 100 * max(value - median, 0.0) / value
 
 
 def is_unsure(value: float, median: float | None) -> bool | None:
-    """Return whether the rounds of a roof differ so much that results are unsure. Returns None if not known."""
+    """Return whether the rounds of a roof differ so much that comparisons with the roof are unsure. Returns None if
+    not known.
+    """
     spread = spread_percent(value, median)
     return None if spread is None else spread > UNSURE_PERCENT
 
@@ -63,7 +72,7 @@ def roof_applies(dtype: str, roof_dtype: str) -> bool:
 
 
 def intensity(flops: float | None, moved_bytes: float | None) -> float | None:
-    """Return FLOP per byte, or None if one of the two is unknown or 0."""
+    """Return FLOP per byte, or None if the FLOP or the bytes are unknown or 0."""
     if not flops or not moved_bytes:
         return None
     return flops / moved_bytes
@@ -72,7 +81,8 @@ def intensity(flops: float | None, moved_bytes: float | None) -> float | None:
 def distance(
     flop_per_byte: float, gflops: float, peaks_gflops: Sequence[float], peaks_gb_per_sec: Sequence[float]
 ) -> Distance | None:
-    """Return the distance of a point from the roof above it, or None unless both kinds of ceilings are known.
+    """Compare a measured rate with the roof above it. Returns None unless both kinds of ceilings (FLOP and bytes) are
+    known.
 
     The highest ceiling of each kind makes the roof. A point near a lower ceiling (DRAM below a cache) is limited by
     that ceiling.
@@ -82,7 +92,7 @@ def distance(
     peak, slope = max(peaks_gflops), flop_per_byte * max(peaks_gb_per_sec)
     attainable = min(peak, slope)
     if not 0 < attainable < math.inf:
-        return None  # two extreme peaks overflow when they are multiplied
+        return None  # the product of two extreme peaks is infinite or 0
     percent, bound = 100 * gflops / attainable, MEMORY if slope < peak else COMPUTE
     if percent < LIMITING_PERCENT:
         lower = [(flop_per_byte * each, MEMORY) for each in peaks_gb_per_sec] + [

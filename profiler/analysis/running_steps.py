@@ -1,4 +1,6 @@
-"""Collects the times of a step's parts while the step runs, and adds them to `closed_ns` when the step ends."""
+"""Collects the times of the bricks and other parts of a step while the step runs, and adds them to `closed_ns` when
+the step ends.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,8 @@ from cbtop.profiler.analysis.sparse_columns import SparseColumns
 from cbtop.protocol.ring import FLAG_CANCELLED, FLAG_LOOSE, FLAG_PLAIN, LANE_SHIFT, LANES
 from cbtop.protocol.ring_reader import Batch
 
-MAX_OPEN_GROUPS = 4096  # maximum number of groups with a running step; a real host has sixteen lanes
-MAX_OPEN_PARTS = 64  # the parts of a group are added up after this number of batches
+MAX_OPEN_GROUPS = 4096  # most pairs of a running step and a lane; a real host has sixteen lanes
+MAX_OPEN_PARTS = 64  # after this number of batches, the stored parts of a running step are added up
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +24,9 @@ class _Inside:
     """The records of a batch that belong to steps, grouped by step and lane. Each group is in order of arrival."""
 
     node: Column
-    step: Column  # the step around the record's node; for the record of a step, its own node
-    group: Column  # a number for each step and lane
-    outer: Column  # the parent, if its time includes the time of this record
+    step: Column  # the step that contains the record's node, or the node itself if it is a step
+    group: Column  # a number that identifies the pair of step and lane that the record belongs to
+    outer: Column  # the parent node, if its time includes the time of this record
     start_ns: Column
     end_ns: Column
     duration_ns: Column
@@ -34,18 +36,20 @@ class _Inside:
 
 @dataclass(frozen=True, slots=True)
 class _Fate:
-    """The decision for each record: add its time to `closed_ns`, drop it, or keep it until its step ends."""
+    """The decision about the time of each record: it is added to `closed_ns`, dropped, or kept until its step
+    ends.
+    """
 
-    ended_in: Column  # index into the ends in this batch: the end of the record's step
-    follows: NDArray[np.bool_]  # True if a step in the same lane ended earlier in the batch
-    late: NDArray[np.bool_]  # True if the record came after the end of its step
-    dropped: NDArray[np.bool_]  # True if the step was cancelled
+    ended_in: Column  # index of the record that ends this record's step, among the ends in this batch
+    follows: NDArray[np.bool_]  # whether a step in the same lane ended earlier in this batch
+    late: NDArray[np.bool_]  # whether the record came after the end of its step
+    dropped: NDArray[np.bool_]  # whether the record belongs to a step that was cancelled
     closing: NDArray[np.bool_]
     still_open: NDArray[np.bool_]
 
 
 class RunningSteps:
-    """The parts of running steps, by step and lane.
+    """The bricks and other parts of steps that are running, in groups by step and lane.
 
     Steps that run at the same time have different lanes, and the records of a lane are in order. So records after the
     end of a step belong to the next step in the lane. A record that came after the end of its own step is recognised
@@ -54,22 +58,23 @@ class RunningSteps:
     """
 
     def __init__(self) -> None:
-        # By group: when its last step ended, whether that step was cancelled, and the time of that step outside its
+        # Group -> when its last step ended, whether this step was cancelled, and the time of the step outside its
         # parts.
         self._ended: dict[int, tuple[int, bool, int]] = {}
-        # By group: node ids, and two rows of times. Row 0 is the whole time, row 1 the overlap with earlier parts.
+        # Group -> node ids, and two rows of times. Row 0 is the whole time of a part. Row 1 is its overlap with
+        # earlier parts.
         self._open: dict[int, list[tuple[Column, NDArray[np.int64]]]] = {}
-        # By group and outer node: start and end of the part that ended last.
+        # Group and outer node -> start and end of the part that ended last.
         self._last: dict[int, dict[int, tuple[int, int]]] = {}
 
     def is_open(self, step: int, lane: int) -> bool:
-        """Return whether a step of this node is running in this lane, with at least one part that has ended."""
+        """Return whether a step of this node is running in this lane, and at least one of its parts has ended."""
         return step * LANES + lane in self._open
 
     def close(
         self, batch: Batch, step_of: Column, part_of: Column, closed_ns: Column, sparse: SparseColumns
     ) -> Column:
-        """Add the time of the parts of ended steps to `closed_ns`.
+        """Add the times of the parts of all steps that have ended to `closed_ns`.
 
         If the parts took longer than their step, counts by how much. This shows an error, because nested calls cannot
         take longer than the call around them. Also counts how long parts of the same node ran at the same time, for
@@ -99,14 +104,14 @@ class RunningSteps:
         return np.concatenate(concerned)
 
     def _fate(self, inside: _Inside, ends: Column) -> _Fate:
-        """Find the end of the step around each record. The end may be in this batch or in an earlier one."""
+        """For each record, find the record that ends its step. It may be in this batch or in an earlier one."""
         group, end_ns = inside.group, inside.end_ns
         if len(ends):
             found = np.searchsorted(ends, np.arange(len(group)))
             end_of, before = ends[np.minimum(found, len(ends) - 1)], ends[np.maximum(found - 1, 0)]
             within = (found < len(ends)) & (group[end_of] == group)
             lies_in = within & (inside.start_ns >= inside.start_ns[end_of]) & (end_ns <= end_ns[end_of])
-            # True if a step of the same lane ended earlier in this batch.
+            # Whether a step of the same lane ended earlier in this batch.
             follows = (found > 0) & (group[before] == group)
             dropped = within & inside.is_cancelled[end_of]
             ended_ns, was_cancelled = np.where(follows, end_ns[before], -1), follows & inside.is_cancelled[before]
@@ -133,7 +138,7 @@ class RunningSteps:
     def _left_ns(
         self, inside: _Inside, fate: _Fate, ends: Column, shared_ns: Column, sparse: SparseColumns
     ) -> Column:
-        """Return the time of each ended step outside of its parts in this batch.
+        """Return the time of each ended step that none of its parts in this batch covers.
 
         Also corrects the stored time of steps from earlier batches that have late parts in this batch.
         """
@@ -149,7 +154,9 @@ class RunningSteps:
     def _end(
         self, inside: _Inside, at: int, left_ns: int, part_of: Column, closed_ns: Column, sparse: SparseColumns
     ) -> list[Column]:
-        """End the step at index `at`, with its parts from earlier batches. Returns the changed nodes."""
+        """End the step with the record at index `at`, and add up its parts from earlier batches. Returns the changed
+        nodes.
+        """
         group, step = int(inside.group[at]), int(inside.step[at])
         is_cancelled = bool(inside.is_cancelled[at])
         concerned = []
@@ -172,9 +179,8 @@ class RunningSteps:
         return concerned
 
     def _shared_ns(self, group: Column, outer: Column, start_ns: Column, end_ns: Column) -> Column:
-        """Return how long each record overlaps parts of the same `outer` node that began before the record.
-
-        The result is 0 in the shared lane, because records of different steps cannot be told apart there.
+        """Return how long each record overlaps earlier parts of the same `outer` node. It is 0 in the shared lane,
+        because records of different steps cannot be told apart there.
         """
         found = np.zeros(len(group), np.int64)
         parts = np.flatnonzero((outer > 0) & (group % LANES != LANES - 1))
@@ -212,7 +218,9 @@ class RunningSteps:
             del self._last[next(iter(self._last))]
 
     def _note_late(self, groups: Column, duration: Column, sparse: SparseColumns) -> None:
-        """The time outside of parts is stored for each ended step. Subtract parts that arrived late from it."""
+        """Subtract parts that arrived after the end of their step from the stored time of the step outside its
+        parts.
+        """
         for group in distinct(groups).tolist():
             end_ns, is_cancelled, left_ns = self._ended[group]
             now_ns = left_ns - int(duration[groups == group].sum())
@@ -231,7 +239,7 @@ class RunningSteps:
                 np.add.at(row, where, each)
             parts[:] = [(which, total)]
         if len(self._open) > MAX_OPEN_GROUPS:
-            # No real host has so many running steps. The parts of the oldest group are lost.
+            # There are more running steps than a real host has. Drop the parts of the oldest.
             del self._open[next(iter(self._open))]
 
 
@@ -273,9 +281,8 @@ def _note_over(sparse: SparseColumns, step: int, before_ns: int, left_ns: int) -
 
 
 def _covered_ns(times_ns: Iterable[tuple[int, int]], begun_ns: int, ended_ns: int) -> Iterator[int]:
-    """Yield how much of each interval is covered by earlier intervals, or by the interval `begun_ns` to `ended_ns`.
-
-    The intervals are ordered by their start.
+    """Yield how much of each interval is covered by earlier intervals, or by the interval from `begun_ns` to
+    `ended_ns`. The intervals are ordered by their start.
     """
     reached_ns = 0
     for start_ns, end_ns in times_ns:

@@ -10,17 +10,17 @@ from numpy.typing import NDArray
 from cbtop.profiler.analysis.histograms import Column
 from cbtop.profiler.analysis.node_columns import EXTREMES, MOMENTS, SPARSE_COLUMNS
 
-SPARSE_BYTES = 200  # approximate size of a dict entry with its key and its number
+SPARSE_BYTES = 200  # approximate memory of one value: a dict entry, its key and its number
 
 
 class SparseColumns:
-    """The values of each of SPARSE_COLUMNS, by node."""
+    """The values of the columns in SPARSE_COLUMNS. Each column maps node ids to values."""
 
     def __init__(self) -> None:
         self._values: dict[str, dict[int, int]] = {name: {} for name in SPARSE_COLUMNS}
 
     def __getitem__(self, name: str) -> dict[int, int]:
-        """The values of one column, by node."""
+        """Return one column, as a dict from node ids to values."""
         return self._values[name]
 
     def sum(self, name: str, nodes: Iterable[int]) -> int:
@@ -57,18 +57,18 @@ class SparseColumns:
         return keys[:, 0], keys[:, 1], np.array([float(value) for _, _, value in found], np.float64)
 
     def add(self, name: str, node: Column, value: Column) -> None:
-        """Add each entry of `value` to the node at the same index."""
+        """Add each entry of `value` to the column `name`, at the node with the same index in `node`."""
         values = self._values[name]
         for one, number in zip(node.tolist(), value.tolist(), strict=True):
             values[one] = values.get(one, 0) + number
 
     def reach(self, name: str, node: int, value: int) -> None:
-        """Replace the minimum or maximum of `node` by `value`, if `value` is beyond it."""
+        """Replace the minimum or maximum of `node` by `value`, if `value` is lower or higher, respectively."""
         known = self._values[name].get(node, value)
         self._values[name][node] = min(known, value) if name.endswith("_least") else max(known, value)
 
     def add_all(self, other: SparseColumns, place: Column) -> None:
-        """Add the values of `other`, whose node n is `place[n]` here.
+        """Add the values of `other`, where node n has the id `place[n]` here.
 
         Skips points in time, because the clocks of two processes differ.
         """
@@ -82,9 +82,8 @@ class SparseColumns:
                     ours[here] = ours.get(here, 0) + value
 
     def count(self, increases: dict[tuple[int, int], int], times: int) -> None:
-        """Add each of `increases`, multiplied by `times`.
-
-        Their keys are (index into SPARSE_COLUMNS, node). Removes values of 0.
+        """Add each of `increases`, multiplied by `times`. The keys are (index into SPARSE_COLUMNS, node). Values that
+        become 0 are removed.
         """
         for (at, node), value in increases.items():
             values = self._values[SPARSE_COLUMNS[at]]
@@ -93,11 +92,13 @@ class SparseColumns:
                 del values[node]
 
     def take_recent(self, whole: SparseColumns, counted: SparseColumns) -> None:
-        """Copy the values of `counted`, which covers a part of `whole`. Points in time come from `whole`."""
+        """Copy the values of `counted`, which has a part of the counts of `whole`. Columns that are points in time
+        are copied from `whole`.
+        """
         for name in SPARSE_COLUMNS:
             self._values[name] = dict((whole if name in MOMENTS else counted)[name])
 
     @property
     def size_bytes(self) -> int:
-        """The approximate size in bytes."""
+        """The approximate memory of all values, in bytes."""
         return SPARSE_BYTES * sum(map(len, self._values.values()))

@@ -1,4 +1,6 @@
-"""Counts special records: amounts of work, calls not stopped in order, plain steps and cancelled steps."""
+"""Counts the records that are not ordinary calls: amounts of work, calls not stopped in order, plain and cancelled
+steps.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,10 @@ from cbtop.protocol.ring_reader import Batch
 
 
 def take_amounts(sparse: SparseColumns, batch: Batch, step_of: Column) -> Batch:
-    """Add up the FLOP and bytes of calls and the sequences of steps. Count the calls with unknown elements.
+    """Add up the FLOP and bytes of calls, and the sequences of steps. Also count the calls with an unknown number of
+    elements.
 
-    Returns the other records.
+    Returns the records of all other kinds.
     """
     amounts = batch.are(FLAG_AMOUNTS)
     if amounts.any():
@@ -52,7 +55,7 @@ def take_plain(sparse: SparseColumns, batch: Batch) -> None:
 
 
 def leave_out_cancelled(sparse: SparseColumns, batch: Batch) -> Batch:
-    """Count the cancelled steps. Returns the other records."""
+    """Count the cancelled steps in a batch, and return the batch without their records."""
     cancelled = batch.are(FLAG_CANCELLED)
     if not cancelled.any():
         return batch

@@ -1,4 +1,6 @@
-"""Cumulative statistics per node, in columns. The daemon adds up records. The viewer has a copy of the sums."""
+"""The cumulative statistics of each node, in columns. The daemon computes them from records, and sends the sums to
+viewers.
+"""
 
 from __future__ import annotations
 
@@ -18,16 +20,17 @@ from cbtop.profiler.analysis.step_intervals import StepIntervals
 from cbtop.protocol.ring import FLAG_AMOUNTS, FLAG_FAILED, FLAG_LOOSE, FLAG_UNCOUNTED, UNKNOWN_AMOUNT
 from cbtop.protocol.ring_reader import Batch
 
-# The number of nodes with a histogram of their own. Further nodes share one histogram for each name and phase, so
-# their percentiles are known per brick but not per place.
+# Only this many nodes have a histogram of their own. Further nodes with the same name and phase share one. Their
+# percentiles are known for the brick, but not for each of its places.
 MAX_HISTOGRAM_NODES = 8_192
 
 _ROW_OF = {name: at for at, name in enumerate(COLUMNS)}
 _SUM_ROWS = np.array([[_ROW_OF[name]] for name in SUMS])
 _OF_PLAIN = {"count": "plain", "total_ns": "plain_ns", "elements": "plain_tokens"}
-SANE = 1 << 62  # two times or counts below this can be added without overflow
+SANE = 1 << 62  # two times or counts below this limit can be added without overflow
 _ENDS = ("min_ns", "max_ns")
-_UNKNOWN_MINIMUM, _UNKNOWN_MAXIMUM = -1, np.iinfo(np.int64).max  # outside the range of the real values
+# The minimum and maximum of unknown durations; no real duration has these values.
+_UNKNOWN_MINIMUM, _UNKNOWN_MAXIMUM = -1, np.iinfo(np.int64).max
 _NONE, _FIRST = np.zeros(0, np.int64), np.zeros(1, np.int64)
 
 
@@ -38,7 +41,7 @@ def sane(batch: Batch, nodes: int) -> NDArray[np.bool_]:
     not apply to records of amounts.
     """
     duration = batch.end_ns - batch.start_ns
-    amounts = batch.are(FLAG_AMOUNTS)  # such a record holds FLOP and bytes in place of start and end
+    amounts = batch.are(FLAG_AMOUNTS)  # a record of amounts has FLOP and bytes in the fields for start and end
     is_given = (batch.start_ns >= UNKNOWN_AMOUNT) & (batch.end_ns >= UNKNOWN_AMOUNT)
     good: NDArray[np.bool_] = (batch.node >= 1) & (batch.node <= nodes)
     good &= np.where(amounts, is_given, (batch.start_ns >= 0) & (batch.start_ns <= batch.end_ns) & (duration < SANE))
@@ -47,22 +50,25 @@ def sane(batch: Batch, nodes: int) -> NDArray[np.bool_]:
 
 
 class NodeStats:
-    """One row per node id. Rows are added as ids appear. The columns are named as in `StatsUpdate`."""
+    """A table of statistics with one row per node id. Rows are added as ids appear. The columns are named as in
+    `StatsUpdate`.
+    """
 
     def __init__(self) -> None:
         self._size = 0
         self._table = np.zeros((len(COLUMNS), 0), np.int64)
         self._histograms = Histograms()
-        self._shared: dict[int, int] = {}  # by first_of: the node with the histogram that several nodes share
+        # The first node with a name and phase -> the node with the histogram that these nodes share.
+        self._shared: dict[int, int] = {}
         self.sparse = SparseColumns()
-        # The table with all counts, in a result of `recent_part`. The first read of min_ns or max_ns computes these
-        # columns from it.
+        # In a table of the latest counts (`recent_part`): the table with all counts. Its min_ns and max_ns limit the
+        # estimates for the latest counts.
         self._whole: NodeStats | None = None
         self.intervals = StepIntervals()
         self.running = RunningSteps()
 
     def __len__(self) -> int:
-        """Return the highest node id with a row, plus one."""
+        """Return the number of rows, which is the highest node id plus one."""
         return self._size
 
     def column(self, name: str) -> Column:
@@ -99,7 +105,7 @@ class NodeStats:
 
     @property
     def received(self) -> int:
-        """The number of records of any kind that were counted here."""
+        """The number of records of any kind that this table has counted."""
         others = sum(self.sparse["amounts"].values()) + sum(self.sparse["cancelled"].values())
         return int(self.column("count").sum()) + others
 
@@ -113,7 +119,7 @@ class NodeStats:
         return self._table.nbytes + self._histograms.size_bytes + self.sparse.size_bytes
 
     def calls(self, nodes: Sequence[int]) -> Calls | None:
-        """Return the statistics of all calls of `nodes`, or None without calls."""
+        """Return the statistics of all calls of `nodes` together, or None without calls."""
         return self.calls_of([nodes])[0]
 
     def calls_of(self, groups: Sequence[Sequence[int] | Column]) -> list[Calls | None]:
@@ -127,7 +133,7 @@ class NodeStats:
             return [None] * len(groups)
         starts = np.concatenate((_FIRST, (group[1:] != group[:-1]).nonzero()[0] + 1))
         present = group[starts].tolist()
-        which = np.zeros(len(group), np.int64)  # for each node, the index of its group in `present`
+        which = np.zeros(len(group), np.int64)  # for each node, the index of its group
         which[starts[1:]] = 1
         which = which.cumsum()
 
@@ -164,7 +170,9 @@ class NodeStats:
         return found
 
     def _ends(self, node: Column, cells: tuple[Column, Column, Column]) -> tuple[Column, Column]:
-        """Return min_ns and max_ns of each of `node`. `cells` are the histogram cells of these nodes."""
+        """Return min_ns and max_ns of each of `node`. These are estimated from `cells`, the histogram cells of the
+        nodes.
+        """
         if self._whole is None:
             return self._row("min_ns")[node], self._row("max_ns")[node]
         place, bucket, counts = cells
@@ -233,7 +241,7 @@ class NodeStats:
         return distinct(np.concatenate(changed)), cells[0]
 
     def _histogram_of(self, node: Column, first_of: Column | None) -> Column:
-        """Return the node that holds the histogram for the calls of each node: the node itself, or a shared one."""
+        """Return the owner of each node's histogram: the node itself, or a node that shares its histogram."""
         beyond = np.flatnonzero(node > MAX_HISTOGRAM_NODES)
         if first_of is None or not len(beyond):
             return node
@@ -256,7 +264,7 @@ class NodeStats:
         return self._histograms.counts(cell)
 
     def all_buckets(self) -> Column:
-        """Return every histogram cell with a count, as node * BUCKETS + bucket, ascending."""
+        """Return every histogram cell with a count, ascending. A cell is node * BUCKETS + bucket."""
         return self._histograms.cells()
 
     def take_over(
@@ -283,7 +291,7 @@ class NodeStats:
         return Growth.made(node, sums, cell, self._histograms.set(cell, count), more)
 
     def everything(self) -> Growth:
-        """Return all counts as an increase from zero."""
+        """Return all counts of this table as a Growth: the increase from an empty table."""
         node, cell = self.nodes_with_records(), self.all_buckets()
         owner, at, value = self.sparse.values_of(sorted(self.sparse.nodes()))
         rare = dict(zip(zip(at.tolist(), owner.tolist(), strict=True), map(int, value.tolist()), strict=True))
@@ -300,14 +308,15 @@ class NodeStats:
         return self.recent_part(counted)
 
     def count(self, growth: Growth, times: int = 1) -> None:
-        """Add `growth`. With `times` = -1, subtract it."""
+        """Add the counts in `growth`. With `times` = -1, subtract them."""
         self.grow(int(growth.node.max(initial=-1)) + 1)
         self._table[_SUM_ROWS, growth.node] += times * growth.sums
         self.sparse.count(growth.rare, times)
         self._histograms.add(growth.cell.astype(np.int64), times * growth.count.astype(np.int64))
 
     def recent_part(self, counted: NodeStats) -> NodeStats:
-        """Return a table of `counted`, which are the latest of this table's counts (see `since`).
+        """Return the table `counted`, completed by minima and maxima. `counted` has the latest of this table's counts
+        (see `since`).
 
         The result shares the histograms of `counted`.
         """

@@ -1,4 +1,4 @@
-"""The intervals when steps ran."""
+"""The intervals of time when steps ran."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from cbtop.profiler.analysis.node_columns import ANY_STEP
 from cbtop.profiler.analysis.sparse_columns import SparseColumns
 from cbtop.protocol.ring_reader import Batch
 
-MOST_SQUARED = 1 << 32  # a step counts at most this many tokens in sums of squares, so that they do not overflow
-# Per step node; a step recorded later than these may be counted twice where steps overlapped.
+# A step with more tokens than this counts as this many in sums of squares, so that the sums do not overflow.
+MOST_SQUARED = 1 << 32
+# Most intervals that are kept per step node. A step that is recorded later than all of these may count twice where
+# steps overlapped.
 MAX_KEPT_INTERVALS = 1 << 12
 MAX_SAID_INTERVALS = 1 << 10  # maximum number of intervals in one message
-MAX_PARTS = 64  # maximum number of arrays of intervals per step node; more are joined
+MAX_PARTS = 64  # most arrays of intervals per step node; if there are more, they are joined
 NONE = np.zeros(0, np.int64)
 
 
@@ -41,7 +43,8 @@ class StepIntervals:
         return node, begin, length
 
     def cover(self, batch: Batch, step_of: Column, sparse: SparseColumns) -> None:
-        """Add the steps of `batch` to the intervals, to the time when steps ran, and to the sums of squared tokens.
+        """Add the steps of `batch` to the intervals, to the total time with running steps, and to the sums of squared
+        tokens.
 
         If several steps ran at the same time, the time counts once.
         """
@@ -78,7 +81,7 @@ class StepIntervals:
         known = sum(int((part[1] - part[0]).sum()) for part in overlapping)
         more = int((ends - starts).sum()) - known
         sparse["union_ns"][step] = sparse["union_ns"].get(step, 0) + more
-        if len(parts) >= MAX_PARTS:  # the parts are ascending and disjoint
+        if len(parts) >= MAX_PARTS:  # the intervals in each part are ascending and disjoint
             older = tuple(np.concatenate(column)[-MAX_KEPT_INTERVALS:] for column in zip(*parts, strict=True))
             parts[:] = [(older[0], older[1])]
         parts.append((starts[-MAX_KEPT_INTERVALS:], ends[-MAX_KEPT_INTERVALS:]))

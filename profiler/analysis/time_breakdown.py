@@ -1,6 +1,5 @@
-"""The books of a phase: the parts of its wall time, and the time outside of steps.
-
-The books close if no part is larger than its whole.
+"""Divides the wall time of a phase's steps into bricks and gaps, and adds up the time outside of steps. These are the
+books of the phase. They close if no part is larger than its whole.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ INSIDE_LAYERS, BETWEEN_LAYERS, INNER_STEPS = "inside layers", "between layers", 
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """Time outside the wall time of any step: number of calls, sum of times, and time by name, longest first.
+    """Time that belongs to no step's wall time: number of calls, sum of times, and time by name, longest first.
 
     If calls ran at the same time, the whole time of each counts.
     """
@@ -34,7 +33,8 @@ class Beside:
 
 @dataclass(frozen=True, slots=True)
 class TimeBreakdown:
-    """wall = bricks + gaps - overlap + unattributed, over the ended steps of a phase. Other times are separate.
+    """The books of a phase: wall = bricks + gaps - overlap + unattributed, summed over its ended steps. All other
+    times here are not part of this sum.
 
     The books do not close if parts took longer than their whole. Then no share of the wall time can be trusted.
     `over` is the number of steps with parts that took longer, `over_ns` the sum of the excess. `exceeded` has each
@@ -45,16 +45,18 @@ class TimeBreakdown:
     bricks_ns: int
     gaps_ns: dict[str, int]
     overlap_ns: int  # time when n > 1 bricks or gaps ran at once, counted n - 1 times
-    open_ns: int  # brick time in a step that has not ended
+    open_ns: int  # time of bricks in steps that have not ended
     over: int
     over_ns: int
     exceeded: tuple[tuple[str, int], ...]
-    unmatched_calls: int  # calls stopped twice, out of order or after their step
+    unmatched_calls: int  # number of calls that were stopped twice, out of order or after their step
     unmatched_ns: int
-    cancelled: int  # number of steps that were cancelled, or renamed after bricks ran; these bricks are left out
-    # Number of steps in the shared lane. Their bricks cannot be assigned to single steps.
+    cancelled: int  # number of steps that were cancelled, or renamed after bricks ran; their bricks are left out
+    # Number of steps in the lane that steps share if all other lanes are in use. The bricks of these steps cannot be
+    # assigned to single steps.
     in_shared_lane: int
-    adopted: Beside | None  # time of work for these steps in other threads or tasks
+    # Time of work that other threads or tasks did for the steps of this phase; None without such work.
+    adopted: Beside | None
 
     @property
     def unattributed_ns(self) -> int:
@@ -62,7 +64,7 @@ class TimeBreakdown:
 
     @property
     def close(self) -> bool:
-        """Whether the books close: no part is larger than its whole."""
+        """Whether the books close: no layer, brick or gap is larger than the step or node that contains it."""
         return not (self.over or self.exceeded or self.unattributed_ns < 0)
 
 
@@ -103,7 +105,7 @@ def books_of(totals: PhaseTotals, whole: PhaseTotals) -> TimeBreakdown | None:
         for node in below_zero
         if table[node].kind in _HOLDERS
     ]
-    # The time of a node inside a brick belongs to the brick.
+    # The time of a node inside a brick is part of the brick's time, so leave such nodes out.
     around = ids[~totals.adopted[ids] & ~totals.held[ids]]
     every, adopted = ids.tolist(), ids[kind_of[parent_of[ids]] == NodeKind.ADOPTED].tolist()
     return TimeBreakdown(
@@ -151,7 +153,7 @@ _HOLDERS = (NodeKind.LAYER, NodeKind.BRICK, NodeKind.FUNCTION)
 
 
 def _is_adopted(table: NodeTable, node: Node) -> bool:
-    """Return whether `node` is the outermost node of adopted work."""
+    """Return whether `node` is outermost among nodes that other threads or tasks ran for a step (adopted work)."""
     return node.parent is not None and table[node.parent].kind is NodeKind.ADOPTED
 
 
@@ -170,7 +172,9 @@ def _beside(nodes: list[Node], count: dict[int, int], time_ns: dict[int, int]) -
 
 
 def _parts(totals: PhaseTotals) -> tuple[Column, Column, Column]:
-    """Return the bricks, the layers outside of bricks, and all steps inside."""
+    """Return the ids of the bricks, of the layers outside of bricks, and of all steps inside the step of this
+    phase.
+    """
     ids = totals.inside.ids[~totals.adopted[totals.inside.ids]]
     kind, parent = totals.table.column("kind_of")[ids], totals.table.column("parent_of")[ids]
     is_step = kind == NodeKind.STEP

@@ -1,4 +1,6 @@
-"""Chooses the implementation that launches stamps: profiler/_stamps.c or Python."""
+"""Chooses the implementation that launches stamps (kernels that store the device's time): profiler/_stamps.c or
+Python.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +11,14 @@ Kind = TypeVar("Kind", bound=type)
 
 
 def chosen(python: Kind) -> Kind:
-    """Return the C class with the name of `python` if it was built. With CBTOP_PURE_PYTHON set, return `python`."""
+    """Return the class of the compiled module that has the same name as the class `python`, if that module was built.
+    With CBTOP_PURE_PYTHON set, return `python`.
+    """
     if os.environ.get("CBTOP_PURE_PYTHON"):
         return python
     try:
         from cbtop.profiler import _stamps
-    except ImportError:  # the compiler or the headers were missing at installation
+    except ImportError:  # at installation, the compiler or the headers of Python were missing
         return python
     compiled: Kind = getattr(_stamps, python.__name__)
     return compiled

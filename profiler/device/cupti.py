@@ -1,8 +1,8 @@
 """Records kernels with CUPTI, using the library that torch ships. Uses ctypes, no headers and no library of our own.
 
 Rules
-- CUPTI is open only while one step is recorded (a window, see kernel_burst.py). If it stayed open, the host's graph
-  launches would take several times as long.
+- CUPTI is open only while one step is recorded. This is called a window, see kernel_burst.py. If it stayed open, the
+  host's graph launches would take several times as long.
 - A process has one owner of CUPTI. If another tool is the owner, `begin` raises CuptiError with TAKEN and leaves that
   tool alone. Tools that the environment injects (Nsight) are detected before CUPTI is opened.
 - Records are read as bytes at known offsets. The beginning of a kernel's record has been the same since the CUPTI of
@@ -25,20 +25,22 @@ from typing import Any, NamedTuple, Protocol
 
 from cbtop.protocol.requests import State
 
-BUFFER_BYTES = 4 << 20  # holds about 19,000 kernels
+BUFFER_BYTES = 4 << 20  # size of a buffer for CUPTI's records; it has room for about 19,000 kernels
 MAX_BUFFERS = 16
 MAX_NAME_BYTES = 4096
 MAPS = "/proc/self/maps"
-INJECTED = ("CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH")  # environment variables that load other tools
+# environment variables that load other tools into the process
+INJECTED = ("CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH")
 
 # Kinds of CUPTI records.
 DRIVER_CALL, RUNTIME_CALL, KERNEL, EXTERNAL = 4, 5, 10, 39
 OF_KERNELS = (KERNEL,)
-OF_CALLS = (KERNEL, DRIVER_CALL, RUNTIME_CALL, EXTERNAL)  # CUPTI gives external ids only if calls are recorded too
-_CUSTOM = 3  # the kind of external id that cbtop sets
+# To get external ids, CUPTI must also record the calls of the driver and the runtime.
+OF_CALLS = (KERNEL, DRIVER_CALL, RUNTIME_CALL, EXTERNAL)
+_CUSTOM = 3  # CUPTI's number for the kind of external id that cbtop sets
 
-_KERNEL_BYTES = 160  # number of bytes that are read of a kernel's record; the record is longer
-_EXTERNAL_RECORD = struct.Struct("<IIQI")  # kind, owner, external id, correlation id
+_KERNEL_BYTES = 160  # number of bytes that are read of a record of a kernel; later fields are not needed
+_EXTERNAL_RECORD = struct.Struct("<IIQI")  # the fields kind, owner, external id and correlation id
 _TIMES, _SIZES, _LOCAL, _CALL = struct.Struct("<QQ"), struct.Struct("<8i"), struct.Struct("<I"), struct.Struct("<I")
 _REGISTERS, _NAME, _GRAPH_NODE, _GRAPH = (
     struct.Struct("<H"),
@@ -59,7 +61,7 @@ _STATES = {
 
 
 class CuptiError(Exception):
-    """Raised if CUPTI is not available. `state` is the reason."""
+    """Raised if CUPTI cannot be used. `state` is the reason, as an answer to the viewer's request."""
 
     def __init__(self, what: str, state: State = State.FAILED) -> None:
         super().__init__(what)
@@ -87,14 +89,18 @@ class KernelRecord(NamedTuple):
 
 
 class ExternalCorrelation(NamedTuple):
-    """The external id that was set while the driver or runtime call with the number `call` ran."""
+    """Tells which external id was set during a call of the driver or the runtime. CUPTI numbers the calls, and `call`
+    is this number.
+    """
 
     external: int
     call: int
 
 
 class Records(NamedTuple):
-    """The kernels of a window, external ids by number of the launching call, and the number of lost records."""
+    """The records of one window: its kernels, the external id that was set during each launching call, and the number
+    of lost records.
+    """
 
     kernels: list[KernelRecord]
     externals: dict[int, int]
@@ -105,19 +111,19 @@ class Cupti(Protocol):
     """The interface to CUPTI. Each method raises CuptiError if CUPTI refuses the call."""
 
     def begin(self, kinds: Sequence[int]) -> None:
-        """Become the owner of CUPTI and record these kinds."""
+        """Become the owner of CUPTI in this process, and record the given kinds of records."""
 
     def end(self) -> None:
-        """Stop recording and fetch the records."""
+        """Stop recording, and wait until CUPTI has delivered all records."""
 
     def finalize(self) -> None:
-        """Remove CUPTI from the process."""
+        """End the use of CUPTI, so that it leaves no trace in the process."""
 
     def let_go(self) -> None:
-        """Release CUPTI for other tools, but do not remove it from the process."""
+        """Release CUPTI, so that other tools can use it, but do not finalize it."""
 
     def push(self, external: int) -> None:
-        """Label the next calls of the caller's thread with `external`."""
+        """Set the external id of the caller's thread. CUPTI stores it with the next calls of this thread."""
 
     def pop(self) -> None:
         """Undo `push`."""
@@ -129,10 +135,10 @@ class Cupti(Protocol):
         """Return the number of an executable graph. Records have this number in `graph`."""
 
     def read(self, most: int) -> Records:
-        """Return the fetched records. Records beyond `most` and invalid records count as lost."""
+        """Return the delivered records. Records beyond the first `most`, and invalid records, count as lost."""
 
     def text(self, address: int) -> bytes:
-        """Return the text at an address from a record. The address is valid until CUPTI is finalized."""
+        """Return the text at an address that a record contains. The address is valid until CUPTI is finalized."""
 
     @property
     def dropped(self) -> int:
@@ -140,7 +146,9 @@ class Cupti(Protocol):
 
 
 def decoded(raw: bytes) -> KernelRecord | ExternalCorrelation | None:
-    """Return the content of a record, or None if its kind is not used. Raises ValueError for an invalid record."""
+    """Return the content of a record, or None if cbtop does not use records of this kind. Raises ValueError for an
+    invalid record.
+    """
     if len(raw) < _CALL.size:
         raise ValueError(f"a record of {len(raw)} bytes")
     kind = _CALL.unpack_from(raw)[0]
@@ -169,13 +177,15 @@ def decoded(raw: bytes) -> KernelRecord | ExternalCorrelation | None:
         local_bytes=_LOCAL.unpack_from(raw, _LOCAL_AT)[0],
         call=_CALL.unpack_from(raw, _CALL_AT)[0],
         graph=_GRAPH.unpack_from(raw, _GRAPH_AT)[0],
-        # the upper half is the number of the executable graph
+        # the upper half of this number identifies the executable graph
         graph_node=_GRAPH_NODE.unpack_from(raw, _GRAPH_NODE_AT)[0] & 0xFFFFFFFF,
     )
 
 
 def read_in_python(records: Iterable[bytes], most: int) -> Records:
-    """Read `records` like `Cupti.read`. Each item is one record, cut to the length that is needed."""
+    """Read `records`, with the same result as `Cupti.read`. Each item is one record, cut to the length that is
+    needed.
+    """
     kernels: list[KernelRecord] = []
     externals: dict[int, int] = {}
     lost = 0
@@ -199,7 +209,7 @@ def _read_in_c() -> Callable[[int, list[tuple[int, int]], int], Any] | None:
         return None
     try:
         from cbtop.profiler import _kernel_records
-    except ImportError:  # the compiler or the headers were missing at installation
+    except ImportError:  # at installation, the compiler or the headers of Python were missing
         return None
     return _kernel_records.read_records
 
@@ -250,7 +260,7 @@ def library_path() -> str:
 
 
 def is_known(version: int) -> bool:
-    """Return whether records of this CUPTI version have the layout that this module reads."""
+    """Return whether records of this CUPTI version have the layout that this module expects."""
     return 18 <= version < 100 or 130000 <= version < 140000
 
 
@@ -287,8 +297,9 @@ class TorchsCupti:  # pragma: no cover - gpu
         self._callbacks = _Requested(self._requested), _Completed(self._completed), _Called(_pass_over)
         self._subscriber = c_void_p()
         self._kinds: list[int] = []
-        self._buffers: dict[int, Any] = {}  # the buffers that were given to CUPTI, by address
-        self._full: list[tuple[int, int]] = []  # address of each full buffer, and number of bytes written
+        self._buffers: dict[int, Any] = {}  # address -> each buffer that was given to CUPTI
+        # The address of each full buffer, and how many bytes CUPTI has written to it.
+        self._full: list[tuple[int, int]] = []
         self._is_begun = False
         self.dropped = 0
 
@@ -326,7 +337,7 @@ class TorchsCupti:  # pragma: no cover - gpu
     def let_go(self) -> None:
         if self._is_begun:
             self._is_begun = False
-            _left_on.append(self)  # keep the object, because CUPTI may still call it
+            _left_on.append(self)  # CUPTI may still call this object's functions, so keep it alive
             self._call("cuptiUnsubscribe", self._subscriber)
 
     def push(self, external: int) -> None:
@@ -366,7 +377,9 @@ class TorchsCupti:  # pragma: no cover - gpu
         return ctypes.string_at(address, self._text_of(address, MAX_NAME_BYTES)) if address else b""
 
     def _requested(self, buffer: Any, size_bytes: Any, most: Any) -> None:
-        """Give CUPTI a buffer. Beyond MAX_BUFFERS, give none, so that CUPTI drops its records."""
+        """Give CUPTI a buffer when it asks for one. If MAX_BUFFERS are in use, give none, so that CUPTI drops its
+        records.
+        """
         buffer[0], size_bytes[0], most[0] = None, 0, 0
         if len(self._buffers) < MAX_BUFFERS:
             room = (c_uint64 * (BUFFER_BYTES // 8))()
@@ -391,12 +404,16 @@ _left_on: list[TorchsCupti] = []
 
 
 def _pass_over(_data: Any, _domain: int, _which: int, _called: Any) -> None:
-    """Do nothing. CUPTI requires a callback for calls, but never calls it, because cbtop enables no callbacks."""
+    """Do nothing. CUPTI requires a callback for calls of the driver, but never calls this one, because cbtop enables
+    no callbacks.
+    """
 
 
 @functools.cache
 def _demangler() -> tuple[Any, Any] | None:
-    """Return the C++ library's function that demangles a name, and the function that frees its result."""
+    """Return two functions of the C++ library: one demangles a name (makes it readable), the other frees the
+    result.
+    """
     try:
         demangle = ctypes.CDLL("libstdc++.so.6").__cxa_demangle
     except (OSError, AttributeError):

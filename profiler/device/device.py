@@ -1,4 +1,6 @@
-"""One device in one context: cbtop's kernels on it, words for stamps, and its clock compared with the host's."""
+"""One CUDA device in one context: cbtop's kernels on it, memory words that stamps write to, and a comparison of its
+clock with the host's.
+"""
 
 from __future__ import annotations
 
@@ -40,14 +42,16 @@ class CudaDevice:
         for _ in range(FIRST_TRIES):
             self._next_pair_ns = 0
             self.look_at_clocks()
-            # One pair is enough now, because two pairs taken at almost the same time do not show how the clocks
-            # drift.
+            # A first comparison of the clocks of device and host is enough. A second one at almost the same time
+            # would not show their drift.
             if self.time.last is not None:
                 break
         _devices.add(self)
 
     def look_at_clocks(self) -> None:
-        """Read both clocks, unless they were read less than PAIR_EVERY_NS ago. Reading takes about 40 us."""
+        """Read the clocks of device and host, unless they were read less than PAIR_EVERY_NS ago. Reading takes about
+        40 us.
+        """
         now_ns = self.now_ns()
         if now_ns < self._next_pair_ns or self.is_of_parent:
             return
@@ -63,7 +67,7 @@ class CudaDevice:
             self._looking.release()
 
     def map_words(self, count: int) -> Words:
-        """Return at least `count` words for stamps. Spare words are reused."""
+        """Return at least `count` memory words for stamps to write to. Uses spare words if there are any."""
         fitting = [words for words in self._spare if len(words) >= count]
         if fitting:
             words = min(fitting, key=len)
@@ -73,7 +77,9 @@ class CudaDevice:
             return self.driver.map_words(max(count, LEAST_WORDS))
 
     def spare_words(self, words: Words) -> None:
-        """Keep `words` for reuse, because freeing them would make the host wait. No stamp may still write them."""
+        """Keep `words` for later use, because freeing them would make the host wait. No stamp may still write to
+        them.
+        """
         self._spare.append(words)
 
     def close(self) -> None:

@@ -17,15 +17,18 @@ from __future__ import annotations
 from collections import deque
 from typing import NamedTuple
 
-MAX_DRIFT_PPM = 100  # measured values are 6 to 24
+# Largest drift between the clocks of device and host that is assumed, in ppm. Measured values are 6 to 24.
+MAX_DRIFT_PPM = 100
 WANDER_PPM = 1
 MAX_PAIRS = 64
-BASELINE = 8  # after the last pair, the line goes through the oldest and the newest of this number of pairs
+# Number of latest pairs of readings that are used for times after the last pair. The line goes through the oldest and
+# the newest of these.
+BASELINE = 8
 _MILLION = 1_000_000
 
 
 class ClockPair(NamedTuple):
-    """One reading of both clocks."""
+    """One reading of both clocks, the device's and the host's."""
 
     device_ns: int
     host_ns: int
@@ -48,7 +51,7 @@ class DeviceTime:
         return self._pairs[-1] if self._pairs else None
 
     def add(self, pair: ClockPair) -> None:
-        """Add a reading of both clocks. It must be later than all earlier readings."""
+        """Add a reading of the clocks of device and host. It must be later than all earlier ones."""
         last = self.last
         if last is not None:
             elapsed_ns = pair.device_ns - last.device_ns
@@ -85,9 +88,10 @@ class DeviceTime:
         return wrong_ns + _part(nearer_ns, WANDER_PPM) + 2
 
     def _line(self, device_ns: int) -> tuple[ClockPair, ClockPair]:
-        """Return the two pairs that define the line for `device_ns`.
+        """Return the two pairs of readings that define the line for `device_ns`.
 
-        These are the pairs before and after `device_ns`. If no pair is after `device_ns`, see BASELINE.
+        These are the pairs before and after `device_ns`. If `device_ns` is after the last pair, they are the last
+        pair and an earlier one (see BASELINE).
         """
         pairs = self._pairs
         if not pairs:
@@ -100,7 +104,7 @@ class DeviceTime:
                 break
             later = pair
         else:
-            if len(pairs) > 1:  # `device_ns` is before the first pair
+            if len(pairs) > 1:  # `device_ns` is before the first pair of readings
                 return pairs[0], pairs[1]
         return pairs[max(0, len(pairs) - BASELINE)], pairs[-1]
 

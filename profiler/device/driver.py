@@ -19,10 +19,10 @@ from typing import NamedTuple, Protocol
 from cbtop.profiler.device.cuda_calls import SUCCESS, DriverError
 from cbtop.profiler.device.graph_driver import CudaGraphs, GraphDriver
 
-NOT_READY = 600  # a result of cuStreamQuery
+NOT_READY = 600  # result of cuStreamQuery if the stream has not finished its work
 _PORTABLE, _DEVICE_MAP = 1, 2  # flags of cuMemHostAlloc
-_NON_BLOCKING = 1  # flag of cuStreamCreate: the stream does not synchronize with the legacy default stream
-_RELAXED = 2  # a capture mode of a thread
+_NON_BLOCKING = 1  # flag of cuStreamCreate for a stream that does not synchronize with the legacy default stream
+_RELAXED = 2  # capture mode of a thread: its calls cannot break a capture
 
 
 class Words(Protocol):
@@ -44,11 +44,11 @@ class Words(Protocol):
         """Set the first `count` words to 0."""
 
 
-Launch = Callable[[int], None]  # takes the address of the kernel's arguments (see `Arguments`)
+Launch = Callable[[int], None]  # A launch takes the address of the kernel's arguments (see `Arguments`).
 
 
 class DriverFunctions(NamedTuple):
-    """Addresses of driver functions, for launches from C.
+    """The addresses of driver functions that C code needs to launch kernels.
 
     `error(name, result)` returns the exception for a failed call.
     """
@@ -75,10 +75,10 @@ class Driver(GraphDriver, Protocol):
         """Undo `load`."""
 
     def map_words(self, count: int) -> Words:
-        """Return `count` words in mapped memory. All are 0."""
+        """Return `count` words in memory that the host and the device share. All are 0."""
 
     def free_words(self, words: Words) -> None:
-        """Undo `map_words`. No kernel may still write the words."""
+        """Free words that `map_words` returned. No kernel may still write to them."""
 
     def launcher(self, kernel: int, stream: int) -> Launch:
         """Return a function that launches `kernel` with a single thread on `stream`."""
@@ -87,7 +87,7 @@ class Driver(GraphDriver, Protocol):
         """Return the addresses of the functions that launches from C need."""
 
     def is_capturing(self, stream: int) -> bool:
-        """Return whether work enqueued on `stream` is captured."""
+        """Return whether `stream` is being captured into a graph."""
 
     def new_stream(self) -> int:
         """Return a new stream that does not wait for other streams."""
@@ -99,11 +99,14 @@ class Driver(GraphDriver, Protocol):
         """Return whether `stream` has finished all enqueued work."""
 
     def relaxed(self) -> contextlib.AbstractContextManager[None]:
-        """Keep calls inside a block from breaking a capture by the host: `with driver.relaxed():`."""
+        """Make sure that driver calls in a block do not break a graph capture of the host: `with
+        driver.relaxed():`.
+        """
 
 
 class Arguments:
-    """The arguments of several launches. `launch(arguments.at(3))` passes the fourth row.
+    """The arguments of several launches, one row for each. `launch(arguments.at(3))` passes the fourth row to the
+    kernel.
 
     A kernel reads its arguments when it is launched. Each row has its own memory, so threads may launch at the same
     time.
@@ -118,7 +121,7 @@ class Arguments:
         self._step = 8 * width
 
     def at(self, row: int) -> int:
-        """Return the address of the pointers to a row's values."""
+        """Return the address of an array with a pointer to each value of a row. A launch takes this address."""
         return self._first + self._step * row
 
 
@@ -134,7 +137,7 @@ class LaunchConfig(ctypes.Structure):  # CUlaunchConfig
 
 
 class MappedWords:
-    """Pinned words in the host's memory, mapped into every context."""
+    """Words in pinned memory of the host, which every context of the device can access."""
 
     def __init__(self, host: int, address: int, count: int) -> None:
         self.host = host
@@ -206,7 +209,7 @@ class CudaDriver(CudaGraphs):  # pragma: no cover - gpu
         config = LaunchConfig(one, one, 0, stream, None, 0)
         at, launch = ctypes.addressof(config), self._functions["cuLaunchKernelEx"]
 
-        # The default argument keeps `config` alive.
+        # The default argument keeps `config` alive while this function exists.
         def launch_it(arguments: int, config: LaunchConfig = config) -> None:
             result = launch(at, kernel, arguments, None)
             if result:

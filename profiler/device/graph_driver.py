@@ -14,7 +14,9 @@ _NOTHING_RUNS = frozenset({5, 6, 7})
 
 
 class DependencyEdge(NamedTuple):
-    """The node `then` waits for the node `first`. If the edge is plain, `then` waits until `first` has ended."""
+    """An edge of a graph: the node `then` waits for the node `first`. If the edge is plain, `then` waits until
+    `first` has ended; otherwise it may begin earlier.
+    """
 
     first: int
     then: int
@@ -27,7 +29,7 @@ class GraphDriver(Protocol):
     def captured_last(self, stream: int) -> list[int] | None:
         """Return the nodes that the next captured work on `stream` will depend on.
 
-        None if `stream` is not captured.
+        Returns None if `stream` is not being captured.
         """
 
     def captured_graph(self, stream: int) -> int | None:
@@ -43,7 +45,7 @@ class GraphDriver(Protocol):
         """Return the node of `clone` that corresponds to `node` of the original."""
 
     def destroy_graph(self, graph: int) -> None:
-        """Undo `new_graph` or `clone`."""
+        """Destroy a graph that `new_graph` or `clone` returned."""
 
     def nodes(self, graph: int) -> list[int]:
         """Return the nodes of `graph`."""
@@ -61,13 +63,13 @@ class GraphDriver(Protocol):
         """For each pair of nodes, make the second node wait for the first."""
 
     def remove_edges(self, graph: int, edges: Sequence[tuple[int, int]]) -> None:
-        """Undo `add_edges`. Works only for plain edges."""
+        """Remove edges that `add_edges` has added. Works only for plain edges."""
 
     def instantiate(self, graph: int) -> int:
         """Return an executable of `graph`. Afterwards, `graph` may change or be destroyed."""
 
     def destroy_executable(self, executable: int) -> None:
-        """Undo `instantiate`. The executable must not be running."""
+        """Destroy an executable that `instantiate` returned. It must not be running."""
 
     def upload(self, executable: int, stream: int) -> None:
         """Upload the executable to the device on `stream` now, so that its first launch is not slower."""
@@ -77,7 +79,7 @@ class GraphDriver(Protocol):
 
 
 class CudaGraphs(CudaCalls):  # pragma: no cover - gpu
-    """The graphs of this machine's driver."""
+    """The graph functions of this machine's CUDA driver."""
 
     def captured_graph(self, stream: int) -> int | None:
         status, graph = c_int(), c_void_p()

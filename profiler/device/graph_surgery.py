@@ -1,4 +1,5 @@
-"""Puts stamps into a captured graph: finds the possible places and makes a clone that contains the stamps.
+"""Puts stamps (kernels that store the device's time) into a captured graph. Finds the possible places, and makes a
+clone of the graph that contains the stamps.
 
 Rules
 - The host's graph is never changed. An executable of a clone runs instead.
@@ -21,26 +22,28 @@ from cbtop.profiler.device.device import CudaDevice
 from cbtop.profiler.device.driver import Arguments, Driver
 from cbtop.profiler.device.graph_driver import DependencyEdge
 
-START, END = 0, -1  # places without a node; no node has these numbers as its handle
+START, END = 0, -1  # Places that are not after a node. No node has these numbers as its handle.
 MAX_NODES = 8192
 
 
 @dataclass(frozen=True, slots=True)
 class StampSites:
-    """The places in one graph where a stamp is possible, numbered in order of execution."""
+    """The places in a graph at which a stamp can be put, numbered in order of execution."""
 
-    places: dict[int, int]  # by place: number of timed nodes before the place
-    # Index of each node that takes time. A node has a higher index than all nodes that it waits for.
+    places: dict[int, int]  # place for a stamp (a node, START or END) -> the number of timed nodes before it
+    # Node that takes time -> its index. A node has a higher index than all nodes that it waits for.
     positions: dict[int, int]
 
     @property
     def nodes(self) -> int:
-        """The number of nodes that take time."""
+        """The number of nodes in the graph that take time. Events do not."""
         return len(self.positions)
 
     @classmethod
     def of(cls, driver: Driver, graph: int) -> StampSites:
-        """Return the possible places in `graph`. Raises ValueError if it has no nodes or too many."""
+        """Return the places in `graph` at which a stamp can be put. Raises ValueError if it has no nodes or too
+        many.
+        """
         nodes, edges = driver.nodes(graph), driver.edges(graph)
         order, ahead, behind = _in_order(nodes, edges)
         overlaps = {edge.first for edge in edges if not edge.is_plain}
@@ -63,13 +66,15 @@ class StampSites:
 
     @property
     def end(self) -> int:
-        """The place after all nodes."""
+        """The place for a stamp after all nodes of the graph."""
         return next(reversed(self.places))
 
     def place_of(self, last: Sequence[int] | None) -> int | None:
-        """Return the place after the nodes `last`, before the next node. None if no stamp is possible there."""
+        """Return the place for a stamp after the nodes `last` and before the next node, or None if no stamp can be
+        put there.
+        """
         if last is None or not self.positions.keys() >= set(last):
-            return None  # a node without a position is an event, and does not tell which timed nodes come before it
+            return None  # a node without an index is an event, and does not show which timed nodes come before it
         # `last` has several nodes if work on another stream joins the caller's stream. If one of these nodes is a
         # place, all other nodes come before that place.
         place = max(last, key=self.positions.__getitem__, default=START)
@@ -77,7 +82,9 @@ class StampSites:
 
 
 class Order:
-    """The order of the nodes of one graph. Raises ValueError if the graph has no nodes or too many."""
+    """The nodes of one graph in topological order, with their predecessors. Raises ValueError if the graph has no
+    nodes or too many.
+    """
 
     def __init__(self, driver: Driver, graph: int) -> None:
         self.nodes = driver.nodes(graph)
@@ -126,7 +133,7 @@ def _in_order(
 
 
 def _reachable(order: Sequence[int], ahead: dict[int, list[int]], counted: Sequence[int]) -> dict[int, int]:
-    """Return, for each node, a bit mask of the `counted` nodes before it.
+    """Return a bit mask for each node: which of the `counted` nodes come before it.
 
     `ahead` holds the predecessors of each node. In `order`, each node comes after its predecessors.
     """
@@ -141,7 +148,8 @@ def _reachable(order: Sequence[int], ahead: dict[int, list[int]], counted: Seque
 
 
 class StampedGraph:
-    """An executable of a clone of `graph`, with a stamp at each of `places`. `places` must be in order of execution.
+    """An executable graph: a clone of `graph` with a stamp at each of `places`. `places` must be in order of
+    execution.
 
     Making one takes 10 to 60 ms, and some megabytes on the device. Raises DriverError if the driver refuses a call.
     """
@@ -151,8 +159,8 @@ class StampedGraph:
         self._count = len(places)
         self._words = device.map_words(self._count)
         self._words.clear(self._count)
-        self._times: list[int] | None = None  # the times of the last launch, once they were read
-        self._running = threading.Lock()  # locked from a launch until its times have been read
+        self._times: list[int] | None = None  # the device's times of the last launch; None until they were read
+        self._running = threading.Lock()  # this lock is held from a launch until its times have been read
         arguments = Arguments([(self._words.address + 8 * at,) for at in range(self._count)])
         driver = device.driver
         try:
@@ -190,22 +198,25 @@ class StampedGraph:
         return True
 
     def read(self) -> list[int] | None:
-        """Return the device's time at each place in the last launch, or None until the launch has finished."""
-        if self._times is None:  # not None if a signal interrupted an earlier call after reading
+        """Return the device's times that the stamps of the last launch have stored, or None until the launch has
+        finished.
+        """
+        # An earlier call has read the times, but was interrupted by a signal before it returned them.
+        if self._times is None:
             if not self._words[self._count - 1]:
                 return None
             times = self._words.first(self._count)
             if not all(times):
                 return None
             self._times = times
-        # Cleared here, because clearing before the next launch would make the device wait.
+        # Clear the words now. If this were done before the next launch, the device would wait for it.
         self._words.clear(self._count)
         if self._running.locked():
             self._running.release()
         return self._times
 
     def close(self) -> None:
-        """Release the resources. The executable must not be running."""
+        """Release the memory and the executable graph. It must not be running."""
         if not self._device.is_of_parent:
             self._device.driver.destroy_executable(self._executable)
             self._device.spare_words(self._words)

@@ -1,4 +1,5 @@
-"""Measures the cost of a stamp in work launched kernel by kernel, and how soon an idle device reaches a stamp.
+"""Measures the cost of a stamp (a kernel that stores the device's time) in work that is launched kernel by kernel,
+and how soon an idle device reaches a stamp.
 
 All work runs on a stream of cbtop's own. First, FIRST stamps are enqueued on the idle stream. Then a kernel blocks
 the stream until all other work is enqueued, so that this work runs without gaps. Each round has two sections of
@@ -18,13 +19,15 @@ from cbtop.profiler.device.kernels import ENDED, FIRST_PONG, PING
 FIRST = 4
 KERNELS = 16
 ROUNDS = 3
-HELD_BACK_NS = 5_000_000  # longest time that the kernel blocks the stream
-MOST_NS = 10_000  # a higher cost is discarded, because the measurement was disturbed
-_ROUND = 2 + 1 + KERNELS  # number of stamps in a round
+HELD_BACK_NS = 5_000_000  # the kernel that blocks the stream ends after this time at the latest
+MOST_NS = 10_000  # a measured cost above this is discarded, because other work disturbed the measurement
+_ROUND = 2 + 1 + KERNELS  # number of stamps in one round of the measurement
 
 
 class InLineCost:
-    """Runs the measurement. The constructor launches all its work, and no method waits for the device."""
+    """Measures the cost of a stamp once. The constructor launches all work for that, and no method waits for the
+    device.
+    """
 
     def __init__(self, device: CudaDevice) -> None:
         self._device = device
@@ -69,12 +72,14 @@ class InLineCost:
 
     @property
     def idle_lag_ns(self) -> int | None:
-        """The shortest time from enqueueing a stamp until the device reached it. None until it is known."""
+        """The shortest time in ns from enqueueing a stamp until the idle device reached it, or None until it is
+        known.
+        """
         return self._idle_lag_ns if self._words[self._last] and self._device.time.last is not None else None
 
     @property
     def stamp_ns(self) -> int | None:
-        """The cost of one stamp in ns. None until it is known."""
+        """The delay of the device's work by one stamp in ns, or None until it is known."""
         return self._stamp_ns if self._words[self._last] else None
 
     @functools.cached_property
@@ -88,7 +93,7 @@ class InLineCost:
         return cost_ns if 0 < cost_ns < MOST_NS else 0
 
     def close(self) -> bool:
-        """Release the resources, if the measurement has finished. Returns whether it has finished."""
+        """Release the stream and the memory, if the measurement has finished. Returns whether it has finished."""
         if not (self._words[ENDED] and self._words[self._last]):
             return False
         driver = self._device.driver

@@ -1,4 +1,5 @@
-"""Records the kernels of a few steps with CUPTI, on demand: their bricks, launches and durations.
+"""Records the kernels of a few steps with CUPTI when a user requests it: their bricks, launches and durations. This
+is a burst.
 
 Rules
 - A window is one step. CUPTI is opened for the window and finalized at its end, so it is not open between two steps.
@@ -34,19 +35,21 @@ from cbtop.protocol import clock
 from cbtop.protocol.attributes import Grid
 from cbtop.protocol.requests import State
 
-MAX_KERNELS = 5_000  # maximum number of different kernels in a burst; place and launch configuration distinguish them
-MAX_RECORDS = 200_000  # maximum number of records in a window, of all kinds together
-WAIT_S = 10.0  # maximum wait for the device to end a step
+# Most different kernels in a burst; kernels of one name differ by brick and by launch configuration.
+MAX_KERNELS = 5_000
+MAX_RECORDS = 200_000  # most records of all kinds together in one window (one recorded step)
+WAIT_S = 10.0  # longest wait for the device to finish the work of a step
 NAP_S = 200e-6
-OURS = "cbtop_"  # prefix of the names of cbtop's own kernels
+OURS = "cbtop_"  # how the names of cbtop's own kernels begin
 MAX_NAME_CHARS = 160
 
-Keys = tuple[Hashable, ...]  # the place of a kernel: the keys of its step, layers and bricks, outermost first
+# The keys of the step, layers and bricks in which a kernel was launched, outermost first. They are called its place.
+Keys = tuple[Hashable, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchedKernel:
-    """A kernel with its launch configuration."""
+    """A kernel's name with its launch configuration."""
 
     name: str
     grid: Grid
@@ -58,7 +61,7 @@ class LaunchedKernel:
 
 
 class Durations:
-    """The number of launches of a kernel, and their durations.
+    """Adds up the launches of one kernel and their durations.
 
     `steps` is the number of ended steps that launched the kernel. Each of these steps has between `fewest` and `most`
     launches.
@@ -70,7 +73,7 @@ class Durations:
         self.count = self.sum_ns = self.sum_of_squares = self.max_ns = 0
         self.min_ns = 1 << 62
         self.steps = self.fewest = self.most = 0
-        self._ended = 0  # launches in ended steps
+        self._ended = 0  # launches in steps that have ended
 
     def add(self, duration_ns: int) -> None:
         self.count += 1
@@ -79,7 +82,7 @@ class Durations:
         self.min_ns, self.max_ns = min(self.min_ns, duration_ns), max(self.max_ns, duration_ns)
 
     def end_step(self) -> None:
-        """Count all launches since the previous call as those of one step."""
+        """End a step: all launches since the previous call belong to it."""
         launches, self._ended = self.count - self._ended, self.count
         if launches:
             self._count_step(1, launches, launches)
@@ -90,7 +93,7 @@ class Durations:
         self.steps += steps
 
     def merge(self, other: Durations) -> None:
-        """Add all launches of `other`. Its steps must have ended."""
+        """Add all launches of a kernel that `other` has counted. All of its steps must have ended."""
         if other.steps:
             self._count_step(other.steps, other.fewest, other.most)
         self._ended += other.count
@@ -115,28 +118,32 @@ class Durations:
 
 
 class KernelBurstResults:
-    """The results of all windows of a burst."""
+    """The kernels of all recorded steps (windows) of a burst."""
 
     def __init__(self) -> None:
         self.kernels: dict[tuple[Keys, LaunchedKernel], Durations] = {}
-        self.steps: Counter[Hashable] = Counter()  # number of steps by key
+        self.steps: Counter[Hashable] = Counter()  # key of a step -> number of recorded steps with this key
         self.unplaced = self.lost = self.left_out = 0
         #: Time of the kernels by place, in ns. If kernels overlap, the time counts for the kernel that began first.
         #: Kernels without a place have the key (). None if these times are not collected.
         self.covered_ns: Counter[Keys] | None = None
 
     def end_step(self, step: Hashable) -> None:
-        """Count the kernels since the last ended step as those of a step with the key `step`."""
+        """End a step with the key `step`. All launches since the last end of a step belong to it."""
         self.steps[step] += 1
         for durations in self.kernels.values():
             durations.end_step()
 
     def launches_in_step(self, keys: Keys, durations: Durations) -> tuple[int, int]:
-        """Return the smallest and the largest number of launches per step. `keys` are those of the kernel's place."""
+        """Return the smallest and the largest number of launches of a kernel per step. `keys` is the kernel's
+        place.
+        """
         return durations.fewest if durations.steps == self.steps[keys[0]] else 0, durations.most
 
     def cover(self, spans: list[tuple[int, int, Keys]]) -> None:
-        """Add kernels to `covered_ns`. A span has the begin and the end of a kernel in ns, and its keys."""
+        """Add kernels to `covered_ns`. A span has the begin and the end of a kernel in ns, and the keys of its
+        place.
+        """
         if self.covered_ns is not None:
             until_ns = 0
             for start_ns, end_ns, keys in sorted(spans, key=lambda span: span[0]):
@@ -144,7 +151,7 @@ class KernelBurstResults:
                 until_ns = max(until_ns, end_ns)
 
     def add(self, keys: Keys, kernel: LaunchedKernel, duration_ns: int) -> None:
-        """Add a launch of `kernel` at `keys`."""
+        """Count a launch of `kernel` in the step, layers and bricks with these `keys`."""
         found = self.kernels.get((keys, kernel))
         if found is None:
             if len(self.kernels) >= MAX_KERNELS:
@@ -161,24 +168,27 @@ class KernelWindow:
         self._cupti, self._driver = cupti, driver
         self._kinds = OF_CALLS if has_calls else OF_KERNELS
         self._places: list[Keys] = []
-        self._number_of: dict[Keys, int] = {}  # the number of each place that was passed to `move`
-        self._open: list[int] = []  # numbers of the places that were entered and not left, innermost last
+        # A number for each place (keys of step, layers and bricks) that was passed to `move`.
+        self._number_of: dict[Keys, int] = {}
+        # Numbers of the places (layers and bricks) that were entered and not left yet, the innermost last.
+        self._open: list[int] = []
         self._executables: list[int] = []
-        self._of_node: dict[tuple[int, int], Keys] = {}  # place of a graph node, by (executable, node)
+        # (executable graph, node) -> the place of the node: the keys of its step, layers and bricks.
+        self._of_node: dict[tuple[int, int], Keys] = {}
         self._streams: dict[int, None] = {}
         self._moved: set[int] = set()  # ids of the threads in which `move` has set an external id
         self.is_on = False
-        self.is_left_on = False  # True if CUPTI was released, but is still loaded and not finalized
+        self.is_left_on = False  # whether CUPTI was released for other tools, but could not be finalized
 
     def begin(self) -> None:
-        """Start recording. If CUPTI was closed inside the window, open it again. Raises CuptiError."""
+        """Start recording. If CUPTI was closed since the step began, open it again. Raises CuptiError."""
         self._cupti.begin(self._kinds)
         self.is_on = True
         for number in self._open:
             self._cupti.push(number)
 
     def enter(self, keys: Keys) -> None:
-        """Assign all following launches to `keys`."""
+        """Assign all launches from now on to the step, layers and bricks with these `keys`."""
         self._places.append(keys)
         number = len(self._places)
         self._open.append(number)
@@ -198,7 +208,7 @@ class KernelWindow:
         return self._wait(most_s)
 
     def move(self, keys: Keys) -> None:
-        """Assign the following launches of the calling thread to `keys`, until the next `move` in this thread.
+        """Assign the next launches of the calling thread to the place `keys`, until the next `move` in this thread.
 
         Launches between `enter` and `leave` belong to the entered place instead. Any thread may call this method.
         """
@@ -213,7 +223,9 @@ class KernelWindow:
             self._cupti.push(number)
 
     def launch(self, graph: int, keys_of: Callable[[int], Keys | None], stream: int) -> None:
-        """Launch `graph` as an executable of our own. `keys_of` returns the place of each of its nodes."""
+        """Launch a clone of `graph`, so that CUPTI can be finalized after the clone is destroyed. `keys_of` returns
+        the keys of the layer and brick of each of its nodes.
+        """
         driver, cupti = self._driver, self._cupti
         with driver.relaxed():
             executable = driver.instantiate(graph)
@@ -239,7 +251,7 @@ class KernelWindow:
             kernels = self._read(burst)
             ours = {number for number, _ in self._of_node}
             self.is_left_on = not is_through or any([one.graph and one.graph not in ours for one in kernels])
-        except BaseException:  # a signal handler may have interrupted the wait
+        except BaseException:  # a signal handler may have interrupted the wait for the device, so wait again
             self.is_left_on = True
             is_through = is_through or self._wait()
             self.is_left_on = not is_through
@@ -290,7 +302,7 @@ class KernelWindow:
 
     def _close(self, *, is_through: bool) -> None:
         try:
-            if is_through:  # do not destroy an executable that may still run
+            if is_through:  # an executable graph that may still run must not be destroyed
                 while self._executables:
                     self._driver.destroy_executable(self._executables.pop())
         finally:
@@ -319,7 +331,7 @@ def _name_of(text: bytes) -> str:
 
 
 def short(name: str) -> str:
-    """Shorten a kernel's name. Keep no result type, arguments or namespaces. Keep template arguments that fit."""
+    """Shorten a kernel's name: remove result type, arguments and namespaces. Keep the template arguments that fit."""
     name = _SPACES.sub(" ", name.replace("(anonymous namespace)::", ""))
     for pattern in (_ARGUMENTS, _LAMBDAS, _NAMESPACES):
         before = ""
@@ -327,7 +339,8 @@ def short(name: str) -> str:
             before, name = name, pattern.sub("", name)
     name = _without_result(name.replace("> >", ">>").replace("> >", ">>").strip()) or "kernel"
     depth = _depth(name)
-    while len(name) > MAX_NAME_CHARS and depth > 0:  # cut the innermost arguments first
+    # If the name is too long, cut its innermost template arguments first.
+    while len(name) > MAX_NAME_CHARS and depth > 0:
         depth -= 1
         name = _cut(name, depth)
     return name if len(name) <= MAX_NAME_CHARS else name[: MAX_NAME_CHARS - 1] + "…"

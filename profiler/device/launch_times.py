@@ -1,4 +1,4 @@
-"""Converts times that kernels have stamped on a device to the host's clock."""
+"""Converts times that kernels have stored on a device to the host's clock."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from cbtop.profiler.device.driver import CudaDriver
 
 
 class LaunchTimes:
-    """The offset between the clock of the current context's device and the host's clock.
-
-    Raises DriverError without a device.
+    """The difference between the host's clock and the clock of the current context's device. Raises DriverError
+    without a device.
     """
 
     def __init__(self) -> None:
         self._device = CudaDevice(CudaDriver())
 
     def offset_ns(self, device_ns: int) -> int | None:
-        """Return the host's clock minus the device's clock at `device_ns`, in ns. None if the clocks were never read.
+        """Return the host's clock minus the device's clock at `device_ns`, in ns. Returns None if the clocks were
+        never compared.
 
         Within a step, the offset may be treated as constant. At the measured drift of 24 ppm, a millisecond is off by
         24 ns.

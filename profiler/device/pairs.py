@@ -1,4 +1,5 @@
-"""Puts a stamp before and a stamp after work on a stream, to measure the device's time for the work.
+"""Puts a stamp (a kernel that stores the device's time) before and after work on a stream, to measure the device's
+time for the work.
 
 The code at each stamp is in C if it was built (profiler/_stamps.c). PairStamps does the same in Python.
 """
@@ -34,16 +35,16 @@ class Pairs:
 
     @property
     def waiting(self) -> int:
-        """Number of pairs that have not been read."""
+        """Number of pairs of stamps that have not been read."""
         return self._stamps.waiting
 
     def close(self) -> None:
-        """Release the resources. All pairs must have been read."""
+        """Release the memory of the stamps. All pairs must have been read."""
         self._device.spare_words(self._words)
 
 
 class PairStamps:
-    """Puts `pairs` pairs of stamps into `words`, which must be 0."""
+    """Makes up to `pairs` pairs of stamps, which store their times in `words`. All words must be 0 at first."""
 
     def __init__(self, device: CudaDevice, words: Words, pairs: int) -> None:
         self._driver, self._stamp, self._context = device.driver, device.stamp, device.context
@@ -52,10 +53,10 @@ class PairStamps:
         self._arguments = Arguments([(words.address + 8 * at,) for at in range(2 * pairs)])
         self._free = deque(range(0, 2 * pairs, 2))
         self._launches: dict[int, Launch] = {}
-        self._last: int | None = None  # index of the word of the last end stamp; None after this stamp was read
+        self._last: int | None = None  # index in `words` of the last end stamp; None after its pair was read
 
     def begin(self, stream: int, /) -> int | None:
-        """Stamp `stream` and return the pair.
+        """Enqueue the first stamp of a pair on `stream`, and return the number of the pair.
 
         Returns None if no pair is free, because all wait to be read. Returns NOT_HERE if the stream is captured, or
         if a different context is current.
@@ -75,12 +76,14 @@ class PairStamps:
         return pair
 
     def end(self, pair: int, stream: int, /) -> None:
-        """Stamp `stream` again. It must be the stream on which `pair` began."""
+        """Enqueue the second stamp of `pair`, on the stream of the first."""
         self._launcher(stream)(self._arguments.at(pair + 1))
         self._last = pair + 1
 
     def read(self, pair: int, /) -> tuple[int, int] | None:
-        """Return both device times and free the pair. Returns None until the device has reached both stamps."""
+        """Return the device's times of both stamps, and free the pair. Returns None until the device has reached both
+        stamps.
+        """
         begun_ns, ended_ns = self._words[pair], self._words[pair + 1]
         if not (begun_ns and ended_ns):
             return None
@@ -97,13 +100,14 @@ class PairStamps:
 
     @property
     def waiting(self) -> int:
-        """Number of pairs that have not been read."""
+        """Number of pairs of stamps that have not been read."""
         return self._pairs - len(self._free)
 
     def _launcher(self, stream: int) -> Launch:
         found = self._launches.get(stream)
         if found is None:
-            if len(self._launches) >= MAX_STREAMS:  # a host may make new streams again and again
+            # Keep the number of launchers small, because a host may make new streams again and again.
+            if len(self._launches) >= MAX_STREAMS:
                 self._launches.clear()
             found = self._launches[stream] = self._driver.launcher(self._stamp, stream)
         return found

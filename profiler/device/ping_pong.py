@@ -19,11 +19,11 @@ from cbtop.profiler.device.kernels import ENDED, FIRST_PONG, PING, RESOLUTION
 ROUNDS = 12
 START_LIMIT_NS = 300_000
 ROUND_LIMIT_NS = 100_000
-KERNEL_LIMIT_NS = 2_000_000  # the kernel ends after this time, even if the host requests nothing
+KERNEL_LIMIT_NS = 2_000_000  # the kernel that answers ends after this time, even without a request from the host
 
 
 class PingPong:
-    """Reads both clocks for the device of the current context."""
+    """Reads the host's clock and the clock of the current context's device at almost the same time."""
 
     def __init__(self, driver: Driver, kernel: int, now_ns: Callable[[], int]) -> None:
         self._driver = driver
@@ -35,9 +35,9 @@ class PingPong:
         self._words[ENDED] = 1
 
     def pair(self) -> ClockPair | None:
-        """Return a reading of both clocks, or None if the device did not answer in time."""
+        """Return a reading of the clocks of device and host, or None if the device did not answer in time."""
         words, now_ns = self._words, self._now_ns
-        if not words[ENDED]:  # the kernel of an earlier call has started late and still runs
+        if not words[ENDED]:  # the kernel of an earlier call was started late and is still running
             return None
         words.clear(len(words))
         self._launch(self._arguments.at(0))
@@ -56,10 +56,10 @@ class PingPong:
                     best = ClockPair(words[FIRST_PONG + at], (asked_ns + heard_ns) // 2, wrong_ns)
             return best
         finally:
-            words[PING] = ROUNDS  # makes the kernel end now
+            words[PING] = ROUNDS  # this request makes the kernel end now
 
     def _heard(self, index: int, deadline_ns: int) -> int | None:
-        """Return when the host saw the word at `index` become nonzero, in ns.
+        """Wait until the word at `index` is not 0, and return the host's time in ns.
 
         None if that takes until `deadline_ns`.
         """
@@ -71,10 +71,10 @@ class PingPong:
 
     @property
     def is_over(self) -> bool:
-        """Whether the last kernel has ended. Then no kernel writes the words."""
+        """Whether the last kernel has ended, so that no kernel writes to the words any longer."""
         return bool(self._words[ENDED])
 
     def close(self) -> None:
-        """Release the resources. `is_over` must be True."""
+        """Release the memory and the stream. `is_over` must be True."""
         self._driver.end_stream(self._stream)
         self._driver.free_words(self._words)

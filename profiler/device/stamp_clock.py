@@ -1,4 +1,4 @@
-"""A device clock of stamps. Each mark is a kernel of one thread that stores the device's time.
+"""A device clock that uses stamps: each mark is a kernel of one thread that stores the device's time.
 
 Rules
 - A mark does not wait. It takes the next of SLOTS words and enqueues a stamp after the caller's work. The code is in
@@ -23,28 +23,32 @@ from cbtop.profiler.device.driver import Arguments, CudaDriver, Driver, Launch, 
 from cbtop.profiler.device.in_line_cost import InLineCost
 from cbtop.protocol import clock
 
-SLOTS = 1 << 15  # room for two steps of MAX_PENDING timings, with two marks each
+SLOTS = 1 << 15  # Number of memory words for marks. Two steps of MAX_PENDING timings fit, with two marks each.
 MAX_STREAMS = 64
-SPIN_NS = 200_000  # a wait spins for this time before it sleeps, because a device that keeps up answers within it
+# A wait first spins for this time and then sleeps; if the device keeps up with the host, the wait ends while it
+# spins.
+SPIN_NS = 200_000
 NAP_S = 50e-6
-LOOK_NAPS = 200  # number of naps in a wait between two checks whether the device is lost
+LOOK_NAPS = 200  # a long wait checks once in this many naps whether the device is lost
 
 
 class StampMark:
-    """A point in a device's work. `device_ns` is 0 until it is known."""
+    """A mark of this clock: a point in the device's work. `device_ns` is 0 until it is known."""
 
     __slots__ = ("device_ns", "host_ns", "number", "slot", "stream")
 
     def __init__(self, slot: int | None, number: int = 0, stream: int = 0, host_ns: int = 0) -> None:
-        self.slot = slot  # index of the word, or None if the mark has no word
+        self.slot = slot  # index of the memory word for the mark's time, or None if it has none
         self.device_ns = 0
         self.number = number
         self.stream = stream
-        self.host_ns = host_ns  # the host's time when the mark was made; 0 if no stamp can be enqueued for it
+        self.host_ns = host_ns  # the host's time when the mark was made, or 0 if no stamp could be enqueued
 
 
 class MarkStamps:
-    """Puts stamps into `words`. `marks` holds the mark of each word, and `last` the last mark on each stream."""
+    """Makes marks with stamps that store the device's time in `words`. `marks` holds the mark of each word, and
+    `last` the last mark on each stream.
+    """
 
     def __init__(
         self,
@@ -66,7 +70,7 @@ class MarkStamps:
         self._launches: dict[int, Launch] = {}
 
     def mark(self) -> StampMark:
-        """Return a mark after all enqueued work on the caller's stream."""
+        """Enqueue a mark after all work on the caller's stream, and return it."""
         stream = None if self._device.is_of_parent else self._stream()
         if stream is None:
             return StampMark(None)
@@ -85,14 +89,15 @@ class MarkStamps:
         try:
             launch(self._arguments.at(slot))
         except BaseException:
-            self._marks[slot] = None  # the launch failed, so no stamp will write this word
+            self._marks[slot] = None  # the stamp could not be launched, so nothing will write this mark's time
             mark.slot, mark.host_ns = None, 0
             raise
         self._last[stream] = mark
         return mark
 
     def _launcher(self, stream: int) -> Launch:
-        if len(self._launches) >= MAX_STREAMS:  # a host may make new streams again and again
+        # Keep the number of launchers small, because a host may make new streams again and again.
+        if len(self._launches) >= MAX_STREAMS:
             self._launches.clear()
         launch = self._launches[stream] = self._device.driver.launcher(self._device.stamp, stream)
         return launch
@@ -121,7 +126,7 @@ class StampClock:
         self._device = CudaDevice(self._driver, now_ns)
         self._words = self._device.map_words(SLOTS)
         self._marks: list[StampMark | None] = [None] * SLOTS
-        self._last: dict[int, StampMark] = {}  # the last mark on each stream since the last wait for the device
+        self._last: dict[int, StampMark] = {}  # stream -> its last mark since the last wait for the device
         stamps = chosen(MarkStamps)(self._device, self._words, stream, now_ns, self._marks, self._last)
         #: Returns a mark after all enqueued work on the caller's stream.
         self.mark: Callable[[], Mark] = stamps.mark
@@ -137,7 +142,7 @@ class StampClock:
         while self._last:
             try:
                 stream, mark = self._last.popitem()
-            except KeyError:  # another thread already waits for this mark
+            except KeyError:  # another thread has taken this mark, and waits for it
                 break
             try:
                 self._wait_for(stream, mark)
@@ -161,9 +166,9 @@ class StampClock:
 
     @property
     def error_ns(self) -> int | None:
-        """The possible error of `time_ns` for a mark made now, in either direction. None if not known.
+        """The possible error in ns of `time_ns`, in either direction, if a mark is made now. None if it is not known.
 
-        Durations do not have this error.
+        The difference of two marks does not have this error.
         """
         last = self._device.time.last
         return None if last is None else self._device.time.error_ns(self._now_ns() - last.offset_ns)
@@ -200,11 +205,11 @@ class StampClock:
         return known.host_ns(device_ns), known.error_ns(device_ns)
 
     def look(self) -> None:
-        """Read both clocks, unless they were read a short while ago."""
+        """Compare the clocks of device and host, unless they were compared a short while ago."""
         self._device.look_at_clocks()
 
     def close(self) -> None:
-        """Release the resources. If a stamp has not been written yet, keep everything."""
+        """Release the memory on the device. If a stamp has not been written yet, keep everything."""
         marks = [mark for mark in self._marks if mark is not None]
         if self._device.is_of_parent or not all([self.is_reached(mark) for mark in marks]):
             return
@@ -213,11 +218,12 @@ class StampClock:
             self._device.close()
 
     def _read(self, mark: StampMark) -> int:
-        if self._device.is_of_parent:  # a forked child does not see this memory
+        if self._device.is_of_parent:  # the device does not write into the memory of a forked child
             return mark.device_ns
         slot = mark.slot
         found = 0 if slot is None else self._words[slot]
-        # If another thread has given the word to a newer mark meanwhile, the value is in `mark.device_ns`.
+        # If another thread has given the memory word to a newer mark meanwhile, it has stored this mark's time in
+        # `mark.device_ns`.
         return found if mark.slot is not None else mark.device_ns
 
     def _wait_for(self, stream: int, mark: StampMark, limit_ns: int | None = None) -> None:

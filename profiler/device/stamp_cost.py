@@ -1,4 +1,5 @@
-"""Measures the cost of a stamp inside a graph: how much longer replays with stamps take than replays without.
+"""Measures the cost of a stamp (a kernel that stores the device's time) inside a CUDA graph. Replays with stamps take
+longer than replays without.
 
 Each replay without stamps is compared with the last replay with stamps. The cost per stamp is the median of these
 differences. Its error is the wider side of the median's 95 % interval (by order statistics), or with few values the
@@ -19,24 +20,27 @@ Z_95 = 1.96
 
 @dataclass(frozen=True, slots=True)
 class StampCost:
-    """The cost of one stamp in ns, and its error. The cost is not below 0."""
+    """The additional time in ns that a replay takes because of one stamp, and the error of this figure. The cost is
+    never negative.
+    """
 
     cost_ns: float
     error_ns: float
 
 
 class StampCosts:
-    """The cost of a stamp as measured in the replays of one graph."""
+    """Measures the cost of a stamp in the replays of one graph."""
 
     def __init__(self) -> None:
         self._found: deque[float] = deque(maxlen=SAMPLES)
         self._around: deque[int] = deque(maxlen=SAMPLES)
-        self._last: tuple[int, int] | None = None  # duration of the last replay with stamps, and its number of stamps
+        # The duration in ns of the last replay with stamps, and how many stamps it had.
+        self._last: tuple[int, int] | None = None
         self.seen = 0
         self.known: StampCost | None = None
 
     def stamped(self, took_ns: int, stamps: int, beside_ns: int) -> None:
-        """Add a replay with `stamps` stamps inside that took `took_ns`.
+        """Add a replay that took `took_ns` and had `stamps` stamps inside.
 
         `beside_ns` is the time between the stamps around the replay (pairs.py), minus the time between the first and
         the last stamp inside.
@@ -54,11 +58,13 @@ class StampCosts:
                 self.known = _middle_of(sorted(self._found))
 
     def guess(self) -> StampCost | None:
-        """Return the cost, or an estimate if there are fewer than ENOUGH comparisons. Returns None without any."""
+        """Return the cost of a stamp. It is only an estimate if there are fewer than ENOUGH comparisons of replays.
+        Returns None without any.
+        """
         return self.known or (_middle_of(sorted(self._found)) if self._found else None)
 
     def inside_ns(self, around_ns: int) -> int:
-        """Estimate the time inside a replay. `around_ns` is the time between the stamps before and after it."""
+        """Estimate how long a replay took, from `around_ns`, the time between the stamps before and after it."""
         around = sorted(self._around)
         return max(0, around_ns - around[len(around) // 2]) if around else around_ns
 

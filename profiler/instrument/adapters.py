@@ -1,4 +1,4 @@
-"""Finds the active low-rank adapters of a layer of PEFT, without calling PEFT.
+"""Finds the active low-rank adapters of a layer of PEFT (Hugging Face's library for fine-tuning), without calling it.
 
 The active adapters may change between two steps. For example, a preference loss runs a model with and without its
 adapter.
@@ -20,7 +20,7 @@ _STATE = "_active_adapter"
 
 
 def has_adapters(module: nn.Module) -> bool:
-    """Return whether `module` is a layer of PEFT that wraps another layer."""
+    """Return whether `module` is a layer of PEFT, which wraps another layer."""
     return _STATE in module.__dict__ and may_have_adapters(type(module))
 
 
@@ -61,7 +61,7 @@ def low_rank_products(module: nn.Module) -> tuple[nn.Module, list[nn.Module]] | 
     for name in (active,) if isinstance(active, str) else active:
         pair = [getattr(children.get(part), "_modules", {}).get(name) for part in ("lora_A", "lora_B")]
         if pair == [None, None]:
-            continue  # this layer has no adapter of that name
+            continue  # this layer does not have an adapter of that name
         if None in pair or any([name in names for names in variants]):
             return None
         found += [one for one in pair if one is not None]

@@ -75,10 +75,10 @@ from cbtop.profiler.instrument.wrapping import follow_host, is_compiled, is_symb
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.messages import Manifest
 
-MAX_ASKING = 2  # number of first layers, and of first products, that check the mode of a step; a check takes 0.2 us
-MOST_TRIES = 3  # a model is given up after this number of exceptions from signal handlers
+MAX_ASKING = 2  # number of layers and of products that check whether a step is training; a check takes 0.2 us
+MOST_TRIES = 3  # after this number of exceptions from signal handlers, cbtop does not attach to a model any longer
 _lock = threading.RLock()
-_attached: WeakModuleDict[Attachment] = WeakModuleDict()  # by model, and by module that contains a stack
+_attached: WeakModuleDict[Attachment] = WeakModuleDict()  # model, or module with a list of layers -> attachment
 
 
 def _is_attached(module: nn.Module) -> bool:
@@ -103,8 +103,8 @@ class Attachment:
         self._said = said_by(self._models, root, plan)
         self.model = self._said.model
         self.steps = ModelSteps(profiler, self.model, self.look_again, self.give_up)
-        # Only the garbage collector frees this object and its steps, and the host may have switched it off. So this
-        # callback removes the steps from `swapped_in` as soon as the model is freed.
+        # Only the garbage collector can free the attachment and its steps, and the host may have switched it off. So
+        # this callback removes the steps from `swapped_in` as soon as the model is freed.
         self.root = weakref.ref(root, partial(swapped_in.pop, weakref.ref(self.steps)))
         self.steps.root = self.root
         self.steps.follow_mode = self._follow_mode
@@ -134,7 +134,7 @@ class Attachment:
         return CallMaker(self.steps, self._said, self._mode, is_timed_there=self.timing.is_there)
 
     def _ask_first(self) -> None:
-        """Make the first layers and the first matrix products check the mode of each step."""
+        """Make the first layers and matrix products check the mode of each step (training or not)."""
         calls = [call for section in self._sections.values() for call in section.calls]
         self.steps.named = calls
         if not self._is_timed:
@@ -152,7 +152,7 @@ class Attachment:
         return self._mode != before
 
     def _follow_mode(self, autocast: torch.dtype | None, adapters: object) -> None:
-        """Update the bricks for the mode of the current step."""
+        """Choose the bricks again, for the mode of the current step (training or not)."""
         self._mode = self._mode._replace(autocast=autocast, adapters=adapters)
         for call in self.steps.calls:
             call.follow(self._mode)
@@ -170,7 +170,7 @@ class Attachment:
                     for call in section.calls:
                         call.swap_out()
                     for module in section.modules:
-                        if standing(module) is None:  # otherwise it is wrapped for another model
+                        if standing(module) is None:  # leave modules alone that are wrapped for another model
                             forget(module)
             self._sections = self._calls().sections(plan.sections, former)
             self._ask_first()
@@ -180,7 +180,7 @@ class Attachment:
             for place, section in self._sections.items():
                 if place not in places:
                     for module in section.modules:
-                        leave(module)  # `begin` does the same for a new plan
+                        leave(module)  # `begin` does the same for the modules of a new plan
                     for call in section.calls:
                         if self.steps.calls_are_in is not False:
                             call.swap_in()
@@ -194,7 +194,7 @@ class Attachment:
 
     @property
     def _is_named(self) -> bool:
-        """Whether this is the model whose manifest and roofs the process announces."""
+        """Whether the process announces this model: it is the one in the manifest, and its roofs are shown."""
         manifest = self._models.manifest
         return manifest is not None and manifest.steps_of == self.model
 
@@ -216,7 +216,7 @@ class Attachment:
             self._say(root, manifest)
 
     def _say(self, root: nn.Module, manifest: Manifest) -> None:
-        """Announce `manifest` and the roofs, if they have changed.
+        """Announce the model's `manifest` and the roofs that apply to it, if they have changed.
 
         Roofs depend on torch's current number of threads.
         """
@@ -283,10 +283,10 @@ class Attachment:
             module = other()
             if module is not None and standing(module) is None:
                 forget(module)
-        self._sections = {}  # frees the calls, which refer to the path
+        self._sections = {}  # the timed calls refer to the path, so free them
 
     def look_again(self) -> None:
-        """Plan the model again if the host has replaced modules, or has changed how their weights are stored.
+        """Choose the bricks again if the host has replaced modules, or changed how their weights are stored.
 
         If only torch's number of threads has changed, announce the new number and the roofs for it.
         """
@@ -329,7 +329,7 @@ class Attachment:
             self.begin()
 
     def _look_at_float32(self, root: nn.Module) -> None:
-        """Update the bricks if torch's settings for matrix products of float32 have changed."""
+        """Choose the bricks again if torch's settings for float32 matrix products have changed."""
         types = types_of_float32(device_of(root))
         if types != (self._mode.products, self._mode.convolutions):
             self._mode = self._mode._replace(products=types[0], convolutions=types[1])
@@ -338,9 +338,9 @@ class Attachment:
             forget_types()
 
     def _known(self) -> dict[Hashable, TimedSection]:
-        """Return the sections that a new plan can keep if their state is unchanged.
+        """Return the sections of the plan that a new plan can keep if their state is unchanged.
 
-        Sections with dead modules are left out, because the id of a dead module may belong to a newer module.
+        Sections with freed modules are left out, because the id of a freed module may belong to a newer module.
         """
         return {
             place: section
@@ -410,14 +410,14 @@ def leave_alone(model: nn.Module) -> None:
 
 
 def installed() -> BrickProfiler | None:
-    """Return the profiler that attaches models at their first call."""
+    """Return the profiler for models that are attached at their first call, or None."""
     return _profiler
 
 
 def _begin(
     model: nn.Module, plan: Plan, profiler: BrickProfiler, engine: str, timing: Timing | None = None
 ) -> Attachment:
-    for module in plan.trunk:  # a part is attached already if the host has called it by itself
+    for module in plan.trunk:  # a part that the host has called by itself is attached already
         part = _attached.get(module)
         if part is not None and (module is model or any([one is part.root() for one in plan.trunk])):
             part.detach()
@@ -436,14 +436,14 @@ def _begin(
             held = [module for module in modules_of(model) if ATTRIBUTE in module.__dict__]
             has_compiled = any([is_compiled(module) for module in (*kinds, *held)])
             if has_compiled:
-                _functions.wrap_generate()  # replacing more functions would make Dynamo compile the model again
+                _functions.wrap_generate()  # if more functions were replaced, Dynamo would compile the model again
             else:
                 _functions.wrap(kinds)
                 wrap_collectives(_functions)
             _optimizers.follow(_functions, is_compiled=has_compiled)
         attachment.announce(model, plan)
         attachment.begin()
-    except BaseException:  # raised by cbtop or by a signal handler: undo all
+    except BaseException:  # cbtop or a signal handler raised an error, so undo everything
         attachment.detach()
         raise
     return attachment
@@ -452,7 +452,7 @@ def _begin(
 # --- attaching to every model at its first call ---------------------------------------------------------------
 
 _profiler: BrickProfiler | None = None
-_cut_short = 0  # number of exceptions from signal handlers that have interrupted attaching
+_cut_short = 0  # module -> number of exceptions from signal handlers that have interrupted attaching to it
 
 
 def install(profiler: BrickProfiler) -> None:
@@ -477,7 +477,7 @@ def uninstall() -> None:
     end()
     _candidates.clear()
     with _lock:
-        if not len(_attached):  # all models were detached, or dropped by the host
+        if not len(_attached):  # no model is attached any longer: all were detached or freed
             _functions.unwrap()
             _optimizers.leave()
             compilations.end()
@@ -521,7 +521,7 @@ def _look_first_at(module: nn.Module) -> None:
             if not isinstance(error, Exception):
                 raise
             log_own_error(error, f"{type(module).__name__} is not shown")
-        except BaseException:  # raised by a signal handler of the host
+        except BaseException:  # a signal handler of the host raised this error
             _was_cut_short(module)
             raise
         leave_alone(module)
@@ -530,7 +530,8 @@ def _look_first_at(module: nn.Module) -> None:
 def _was_cut_short(module: nn.Module) -> None:
     """Count an exception that a signal handler raised while attaching to `module`.
 
-    The next call of `module` tries again. After MOST_TRIES exceptions, cbtop never attaches to `module`.
+    Attaching is tried again at the next call of `module`. After MOST_TRIES exceptions, cbtop never attaches to
+    `module`.
     """
     global _cut_short
     _cut_short += 1
@@ -573,7 +574,7 @@ def _look_at(module: nn.Module) -> None:
         if shall:
             with walked_once(module):
                 if any([issubclass(type(one), LazyModuleMixin) for one in kinds_of(module)]):
-                    return  # the weights get their shapes in this call, so attach at the next call
+                    return  # the weights get their shapes in this first call, so attach at the next one
                 attachment = attach(module, _profiler)
                 attachment.steps.guard_by(attachment.profiler.parts.guard)
                 if not is_known(module):

@@ -31,9 +31,9 @@ def stop_awaiting(name: str = "") -> None:
 
 
 class _Finder:
-    """A finder that calls `then` after the import of `name`.
+    """An import finder that calls `then` after the module `name` was imported.
 
-    The other finders find the module. This finder replaces `exec_module` of their loader for one import.
+    The other finders find the module. For this one import, `exec_module` of their loader is replaced.
     """
 
     def __init__(self, name: str, then: Callable[[], None]) -> None:

@@ -1,4 +1,5 @@
-"""Makes the build of a layer: all facts that decide the plan of the layer. Layers with equal builds share one plan.
+"""Makes the build of a layer: all facts that decide how its bricks are timed (its plan). Layers with equal builds
+share one plan.
 
 Rules
 - Two layers with equal features have equal plans. The plan of some modules depends on more than the features:
@@ -44,7 +45,8 @@ class Builds:
 
     def __init__(self, stacks: Container[int]) -> None:
         self._stacks = stacks
-        self._comparable: dict[int, bool] = {}  # by id of a class: whether its modules have features
+        # Id of a class -> whether its modules have features that can be compared.
+        self._comparable: dict[int, bool] = {}
 
     def of(self, layer: nn.Module) -> Build | None:
         """Return the build of `layer`, or None if the layer cannot be compared."""
@@ -70,7 +72,7 @@ class Builds:
                 features.extend((tensor.shape, tensor.dtype, tensor.device))
         if buffers:
             _add_buffers(buffers, features)
-        # If a module has only weights, its size attributes (SIZES) say no more than the shapes of the weights.
+        # If a module has only weights, its size attributes (SIZES) add nothing to the shapes of the weights.
         if MARK_OF_EXPERTS in own or ((children or buffers or not parameters) and not own.keys().isdisjoint(SIZES)):
             raise _NotComparableError
         if children:

@@ -42,13 +42,14 @@ _alive: dict[int, weakref.ref[Any]] = {}
 
 
 def _nobody(module: Any) -> None:
-    """Do nothing. Used if there is no callback."""
+    """Do nothing. This takes the place of a callback that is not set."""
 
 
 #: The code of torch's function that reads the attribute in order to call a module. None: this torch has no such
 #: function.
 _TORCH_CALL = getattr(getattr(torch.nn.Module, "_wrapped_call_impl", None), "__code__", None)
-_last = threading.local()  # `replaced`: the id of the module for which this thread got the last replacement
+# Data of each thread: `replaced` is the id of the module whose call was last replaced in it.
+_last = threading.local()
 
 
 class Meeting:
@@ -93,7 +94,7 @@ def leave(module: Any) -> None:
 
 
 def leave_all(references: Iterable[weakref.ref[Any]]) -> None:
-    """Mark all of these modules that are alive as known (see `leave`)."""
+    """Mark those of these modules that are alive as known, so that their first calls are not reported."""
     for reference in references:
         module = reference()
         if module is not None and id(module) not in _standing:
@@ -115,7 +116,9 @@ _after_in_c: Callable[..., Any] | None = None
 
 
 def prepared(look: Callable[[Any], None], module: Any) -> Any:
-    """Call `look` with `module`. Returns the callable to call next: the replacement, or the module's usual call."""
+    """Call `look` with `module`. Returns what to call next: the replacement of the call, or the module's usual
+    call.
+    """
     without_dynamo(look, module)
     call = replacement(module) if id(module) in _standing else of_host(module)
     return plain_call(module) if call is None else call
@@ -162,7 +165,7 @@ def replacement(module: Any) -> Any:
     return of_host(module) if there is None or _tracing_state() is not None else there
 
 
-# Dynamo traces the next functions, because `Slot` is a property.
+# `Slot` is a property, so Dynamo traces the functions below.
 def _get(module: Any) -> Any:
     if is_dynamo_compiling():
         return module.__dict__.get(ATTRIBUTE)
@@ -177,7 +180,8 @@ def _get(module: Any) -> Any:
     if call is not None:
         _last.replaced = id(module)
     elif getattr(_last, "replaced", None) == id(module):
-        # torch reads the attribute twice for one call. Another thread has removed the replacement between both reads.
+        # torch reads the attribute twice for one call. Between both reads, another thread has removed the
+        # replacement.
         return plain_call(module)
     return call
 
@@ -213,11 +217,11 @@ class Slot(property):
             return None
         try:
             return _get(module)
-        except Exception as error:  # noqa: BLE001 - an error of ours is not the host's
+        except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
             _failed(error)
             call = object.__getattribute__(module, "__dict__").get(
                 ATTRIBUTE
-            )  # `of_host`, written out because it may have failed
+            )  # The same as `of_host`, but written out, because `of_host` may have failed.
             # torch reads the attribute twice for one call. If the first read returned a replacement, this read must
             # also return a callable.
             return plain_call(module) if call is None and getattr(_last, "replaced", None) == id(module) else call
@@ -261,7 +265,7 @@ def is_supported() -> bool:
     """Return whether torch calls the value of the attribute, and Dynamo can be told to skip cbtop's frames."""
     called: list[None] = []
 
-    class CallProbe(torch.nn.Module):  # type: ignore[misc]  # torch has no types here
+    class CallProbe(torch.nn.Module):  # type: ignore[misc]  # torch does not declare types for this
         _compiled_call_impl = property(lambda self: lambda: called.append(None))
 
     CallProbe()()

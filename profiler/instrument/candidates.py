@@ -26,15 +26,19 @@ def why_not(model: nn.Module) -> str:
 
 
 class Candidates:
-    """Decides which called modules are models. Stores modules without a list of layers that were called once."""
+    """Decides whether a module that is called is a model. Remembers modules without a list of layers that were called
+    once.
+    """
 
     def __init__(self, is_attached: Callable[[nn.Module], bool]) -> None:
         self._is_attached = is_attached
-        self._called_once: dict[int, weakref.ref[nn.Module]] = {}  # by the id of the module's class
-        self._layers: set[int] = set()  # ids of classes with several modules that were called in turns
+        # Id of a class -> its first module, which was called once.
+        self._called_once: dict[int, weakref.ref[nn.Module]] = {}
+        # Ids of classes with several modules that were called in turns. None of these modules is a model.
+        self._layers: set[int] = set()
 
     def clear(self) -> None:
-        """Forget all modules and classes."""
+        """Forget all modules and classes that were called."""
         self._called_once.clear()
         self._layers.clear()
 

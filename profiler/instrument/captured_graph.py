@@ -1,4 +1,6 @@
-"""One captured graph of the host: its clones with stamps, its replays, and the cost of its stamps."""
+"""One CUDA graph that the host has captured: its clones with stamps (kernels that store the device's time), its
+replays, and the cost of the stamps.
+"""
 
 from __future__ import annotations
 
@@ -30,12 +32,12 @@ from cbtop.profiler.steps import ActiveStep
 from cbtop.protocol import clock
 from cbtop.protocol.vocabulary import SAMPLE, NodeKind
 
-# Graphs with fewer stamps get `_ends`, because the 10 us of a launch would add at least 0.05 us to the cost of each
-# stamp.
+# If a graph has fewer stamps than this, the compared replays run the clone `_ends`. Otherwise the 10 us of a launch
+# would add at least 0.05 us to the cost of each stamp.
 FEW_STAMPS = 200
-COPIES = 4  # number of clones that take turns if every step is recorded
-PLAIN_EVERY = 64  # number of replays with stamps between two replays without stamps, which are compared with them
-FIRST_PLAIN = 8  # the same number until the cost of stamps is known
+COPIES = 4  # number of clones of a graph that take turns if every step is recorded
+PLAIN_EVERY = 64  # after this number of replays with stamps, one runs without stamps to be compared with them
+FIRST_PLAIN = 8  # the same until the cost of stamps is known: a replay without stamps after this number with stamps
 MOST_HELD = 256  # if more replays wait for the cost of stamps, the oldest are recorded with an estimate of it
 MOST_WAITING = 1024  # number of replays of one graph that may wait to be recorded
 ENOUGH_PLAIN = 128  # after this number of plain replays, the cost of timing them is checked
@@ -61,15 +63,15 @@ class PendingReplay:
     ) -> None:
         self.pair = pair
         self.is_due = is_due  # whether to record this replay, with stamps or without
-        self.is_of_all = is_of_all  # whether plain replays are timed, too
-        self.own_ns = 0  # time that cbtop took for this replay, without the stamps inside the graph
-        self.step = step  # the step around this replay; None if the replay is a step itself
+        self.is_of_all = is_of_all  # whether plain replays, which are not recorded, are timed too
+        self.own_ns = 0  # time in ns that cbtop itself took for this replay, without the stamps inside the graph
+        self.step = step  # the step that contains this replay; None if the replay is a step itself
         self.stamped: StampedGraph | None
         self.plan: StampPlan | None
         self.stamped, self.plan = ready or (None, None)
-        # Times of the stamps before and after the replay; None: not read yet.
+        # The device's times before and after the replay; None until they were read.
         self.around: tuple[int, int] | None = None
-        self.times: list[int] | None = None  # times of the stamps inside the graph
+        self.times: list[int] | None = None  # the device's times at the stamps inside the graph
 
 
 # The data of a replay that is being launched:
@@ -81,7 +83,7 @@ Begun = tuple[int, int, bool, bool, tuple[StampedGraph, StampPlan | None] | None
 
 
 class CapturedGraph:
-    """One graph of the host: its clones, its launches and the cost of its stamps."""
+    """One CUDA graph of the host: its clones with stamps, its launches, and the cost of its stamps."""
 
     def __init__(self, graph: Any, clone: int, capture: Capture, device: DeviceGraphs, steps: ModelSteps) -> None:
         self._graph = weakref.ref(graph, self._is_dropped_with)
@@ -92,23 +94,28 @@ class CapturedGraph:
         for span in capture.spans:
             _put_on_device(span, steps.on_device)
         self.profiler = steps.profiler
-        self._path = steps.profiler.parts.paths.host  # any path would do, because all of them have the same positions
+        # All paths of the profiler share their positions, so any path will do.
+        self._path = steps.profiler.parts.paths.host
         calls = capture.calls
         self._tokens, self._sequences = sum(call.tokens for call in calls), calls[0].sequences
         self.phase = calls[0].phase
         self._key = (NodeKind.STEP, self.phase, steps.model) if steps.model else (NodeKind.STEP, self.phase)
-        self._is_checked = False  # True after the first replay, which shows whether the graph draws random numbers
-        # Clones with stamps inside, each with the plan of its stamps. They take turns. Empty until one runs.
+        self._is_checked = False  # whether the first replay has shown if the graph draws random numbers
+        # Clones with stamps inside, each with the plan of its stamps. They take turns. Empty until the first replay
+        # with stamps.
         self.variants: list[tuple[StampedGraph, StampPlan]] = []
         self._ends: StampedGraph | None = None  # a clone with stamps only at its ends, for a graph with few stamps
         self._turn = 0
-        self._stamped_since = 0  # number of replays with stamps since the last replay without stamps
-        # Number of lost steps since the last recorded one: too many were waiting, or their times were invalid.
+        self._stamped_since = 0  # number of replays with stamps since the last one without
+        # Number of steps that were lost since the last recorded one, because too many were waiting or their times
+        # were invalid.
         self._lost = 0
-        self._is_due = False  # True: record the next replay, because the clone was in use when one was due
+        # Whether to record the next replay, because no clone was free when one was to be recorded.
+        self._is_due = False
         self._is_every = not isinstance(self.profiler, GovernedProfiler) and self.profiler.sample_every == 1
         self._is_plain_timed = True
-        self._plain_ns: list[int] = []  # times of plain replays since the last check (see ENOUGH_PLAIN)
+        # Times in ns of plain replays since their cost was last checked (see ENOUGH_PLAIN).
+        self._plain_ns: list[int] = []
         self._own_ns: list[int] = []
         self.launches: deque[PendingReplay] = deque()
         self.costs = StampCosts()
@@ -128,13 +135,13 @@ class CapturedGraph:
             settle(False)
 
     def leave_alone(self, why: str) -> None:
-        """Run only the host's own replay from now on, and log the reason `why`."""
+        """From now on, run only the host's own graph, and log the reason `why`."""
         log_once(f"a captured graph is not looked into: {why}")
         self.is_left_alone = True
         self.on.drop(self)
 
     def replay(self, original: Callable[[Any], None], graph: Any) -> None:
-        """Replay the graph for the host, with stamps before and after it, and in some replays also inside it."""
+        """Replay the graph for the host, with a stamp before and after it. Some replays also have stamps inside."""
         if self.is_left_alone or self.on.device.is_of_parent:
             original(graph)
             return
@@ -144,7 +151,7 @@ class CapturedGraph:
             self._is_checked = True
             if (
                 before is None or _random_numbers_drawn(self.on.index) != before
-            ):  # torch counts the random numbers that each replay draws
+            ):  # torch counts how many random numbers each replay draws
                 self.leave_alone("it draws random numbers")
             return
         begun_ns = clock.perf_counter_ns()
@@ -164,7 +171,7 @@ class CapturedGraph:
             original(graph)
         if begun is None:
             return
-        try:  # the device is busy now, so it does not wait for this work
+        try:  # from here on, the device has work, so it does not wait while cbtop does the following
             after_ns = clock.perf_counter_ns()
             on, (pair, stream, is_recorded, was_idle, ready) = self.on, begun
             on.pairs.end(pair, stream)
@@ -178,13 +185,13 @@ class CapturedGraph:
             self.launches.append(launch)
             on.launched(self)
             on.settle()
-            if on.pairs.is_through():  # the device is idle again, so it waited for this work
+            if on.pairs.is_through():  # the device has finished, so it has waited while cbtop did this
                 launch.own_ns += clock.perf_counter_ns() - after_ns
         except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
             log_own_error(error, "some steps of captured graphs are not recorded")
 
     def _watch(self, duration_ns: int, own_ns: int, allowed_share: float) -> None:
-        """Store the time of a plain replay and the cost of timing it.
+        """Store the time of a plain (not recorded) replay, and what it cost to time it.
 
         If the cost is too high, stop timing plain replays.
         """
@@ -225,12 +232,12 @@ class CapturedGraph:
             pair = pairs.begin(stream)
         if pair == NOT_HERE:
             return None
-        if pair is None:  # no pair of stamps is free, because the device is far behind
+        if pair is None:  # no pair of stamps is free, because the device is far behind the host
             self._lost += step is None or is_recorded
             return None
         try:
             if ready is not None and not ready[0].launch(stream):
-                ready = None  # another thread has just launched this clone
+                ready = None  # the clone runs, because another thread has just launched it
         except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
             log_own_error(error, "a captured graph is not looked into")
             self.leave_alone(in_words(error))
@@ -238,16 +245,15 @@ class CapturedGraph:
         return pair, stream, is_recorded, was_idle, ready
 
     def _is_looked_at(self, step: ActiveStep | None) -> bool:
-        """Return whether to time a replay that is not recorded.
-
-        It is then a plain step, or compared with stamped ones.
+        """Return whether to time a replay that is not recorded, as a plain step or to compare it with replays with
+        stamps.
         """
         if step is None and self._is_plain_timed:
             return bool(self._path.recording)
         return bool(self._stamped_since)
 
     def replay_recorded(self, original: Callable[[Any], None], graph: Any, recording: KernelRecording) -> None:
-        """Replay the graph for the host in a step of a burst."""
+        """Replay the graph for the host in a step of a burst: CUPTI records its kernels."""
         is_launched = False
         try:
             stream = self.on.stream()
@@ -266,7 +272,9 @@ class CapturedGraph:
                 original(graph)
 
     def _replay_in_burst(self, original: Callable[[Any], None], graph: Any) -> bool:
-        """Replay the graph as a step of the requested burst. Returns whether it was replayed."""
+        """Replay the graph as a step of a burst: CUPTI records its kernels. Returns False if the graph was not
+        replayed.
+        """
         recording = self.steps.bursts.begin(self._key, self.steps, has_calls=False)
         if recording is None:
             return False
@@ -277,23 +285,25 @@ class CapturedGraph:
         return True
 
     def _is_recorded(self, step: Any) -> bool:
-        """Return whether to record a replay. `step` is the step around it, or None if the replay is a step itself."""
+        """Return whether to record a replay. `step` is the step that contains it, or None if the replay is a step
+        itself.
+        """
         if step is None:
             is_sampled = self.profiler._is_replay_sampled(self._key) or self._is_due
             self._is_due = False
         else:
-            is_sampled = bool(step.model == self.steps.model)  # otherwise the step belongs to another model
+            # Otherwise, the step around this replay belongs to another model.
+            is_sampled = bool(step.model == self.steps.model)
         return is_sampled and self._path.recording
 
     def _is_compared(self) -> bool:
-        """Return whether to run the next recorded replay without stamps, to compare it with replays with stamps."""
+        """Return whether the next recorded replay runs without stamps. It is compared with replays with stamps."""
         first = 1 if self._is_every else FIRST_PLAIN
         return self._stamped_since >= (first if self.costs.known is None else PLAIN_EVERY)
 
     def _compared(self) -> tuple[StampedGraph, None] | None:
-        """Return the clone with stamps only at its ends, if it should run for comparison.
-
-        None: run the host's graph.
+        """Return the clone with stamps only at its ends, if it should run as the compared replay. Returns None if the
+        host's own graph should run.
         """
         ends = self._ends
         return (ends, None) if ends is not None and self._stamped_since and not ends.is_running else None
@@ -330,7 +340,7 @@ class CapturedGraph:
         return True
 
     def settle(self, *, is_last: bool = False) -> None:
-        """Record finished replays, in order.
+        """Record all replays that the device has finished, in order.
 
         If `is_last`, record them even if the cost of stamps is only estimated.
         """
@@ -339,7 +349,8 @@ class CapturedGraph:
             if launch.around is None and not self._is_told(launch):
                 break
         known = self.costs.known
-        if known is not None and (before is None or self.costs.seen.bit_count() == 1):  # at 4, 8, 16 … comparisons
+        # Compute the cost at 4, 8, 16 … comparisons.
+        if known is not None and (before is None or self.costs.seen.bit_count() == 1):
             self.on.say_how_measured(self, known)
         for launch in list(self.launches):
             if launch.around is None:
@@ -370,7 +381,7 @@ class CapturedGraph:
         return True
 
     def _compare(self, times: list[int] | None, around_ns: int, plan: StampPlan | None) -> None:
-        """Add a replay to the measurement of the stamps' cost.
+        """Use a replay to measure the cost of stamps.
 
         `times` are the times of the stamps inside the graph. `around_ns` is the time between the stamps before and
         after it.
@@ -486,7 +497,7 @@ def _random_numbers_drawn(index: int) -> int | None:
 
 
 def _put_on_device(span: CapturedCall, on_device: dict[Hashable, Hashable]) -> None:
-    """Replace the keys of `span` and of the calls inside it by their keys on the device.
+    """Replace the keys of the call `span`, and of the calls inside it, by the keys of the same bricks on the device.
 
     Drop their references to modules.
     """

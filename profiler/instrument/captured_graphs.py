@@ -54,10 +54,12 @@ from cbtop.profiler.instrument.trouble import log_once, log_own_error
 from cbtop.profiler.instrument.work import device_of
 
 _lock = threading.RLock()
-# The graphs that are looked into, by the `torch.cuda.CUDAGraph` of the host.
+# The CUDA graphs whose replays are timed, by the host's `torch.cuda.CUDAGraph`.
 graphs: weakref.WeakKeyDictionary[Any, CapturedGraph] = weakref.WeakKeyDictionary()
-_random: weakref.WeakSet[Any] = weakref.WeakSet()  # graphs for which the host has registered random generators
-_replaced: dict[str, Any] = {}  # the original methods of the class, by name; None: the class inherits the method
+# Graphs that draw random numbers from generators that the host has registered.
+_random: weakref.WeakSet[Any] = weakref.WeakSet()
+# Name of a method of the class -> the original method, or None if the class inherits it.
+_replaced: dict[str, Any] = {}
 _users: weakref.WeakSet[ModelSteps] = weakref.WeakSet()
 
 
@@ -71,7 +73,8 @@ def look_into(steps: ModelSteps, *modules: Any) -> None:
     with _lock:
         _users.add(steps)
         if settle not in steps.profiler.parts.paths.settlers:
-            # First, because it provides the parts for which the steps of other settlers wait.
+            # `settlers` record finished work of the device. The one of captured graphs comes first, because it
+            # provides the calls that the steps of other settlers wait for.
             steps.profiler.parts.paths.settlers.insert(0, settle)
         if _replaced:
             return
@@ -87,9 +90,9 @@ def look_into(steps: ModelSteps, *modules: Any) -> None:
 
 
 def look_no_more(steps: ModelSteps) -> None:
-    """Stop timing the graphs of a detached model.
+    """Stop timing the CUDA graphs of a detached model.
 
-    If this was the last model, restore the class and free device memory.
+    After the last model, restore torch's class and free the memory on the device.
     """
     with _lock:
         if steps not in _users:
@@ -211,7 +214,7 @@ def _ended(capture: Capture) -> bool:
     """
     capture.ended()
     if capture.open and get_ident() in engine_runs:
-        capture.end(capture.open[0])  # the call that an engine captures ends with the graph
+        capture.end(capture.open[0])  # if an engine has captured a call, the call ends with the graph
     return capture.last() == []
 
 
@@ -226,7 +229,8 @@ def _replay(original: Callable[..., None]) -> Callable[..., None]:
         if getattr(self, "_tracker", None) is not None:
             captured = None
         if captured is not None and captured.on.index != _C._cuda_getDevice():
-            with torch.cuda.device(captured.on.index):  # torch's own replay does the same
+            # Make the graph's device current during the replay, as torch's own replay does.
+            with torch.cuda.device(captured.on.index):
                 timed(self)
             return
         recording = recording_here()
@@ -255,7 +259,8 @@ def _instantiate(original: Callable[..., None]) -> Callable[..., None]:
     def instantiate(self: Any) -> None:
         captured = graphs.get(self)
         if captured is not None and captured.is_stamped:
-            captured.leave_alone("its host has made it anew")  # the new graph may differ from the clone
+            # The clone is of the old graph, and the new graph may differ.
+            captured.leave_alone("its host has made it anew")
         original(self)
 
     return instantiate

@@ -33,12 +33,15 @@ Mark = Any  # the value that `begin` returns and `end` takes; its type depends o
 Last = list[int] | None  # nodes that the next captured node will depend on; None if the driver does not report them
 
 
-@dataclass(slots=True, eq=False)  # compared by identity, so that `in` compares no fields
+# Calls are compared by identity, because comparing all fields for `in` would be slow.
+@dataclass(slots=True, eq=False)
 class CapturedCall:
-    """A call, with its first and last place in the graph. `inside` are the calls inside this call."""
+    """A call during a capture, with the places in the graph before its first and after its last node. `inside` are
+    the calls inside this call.
+    """
 
     key: Hashable
-    module: nn.Module | None  # the called module; None for a function
+    module: nn.Module | None  # the module that was called; None for a function
     begin: Last
     end: Last = None
     elements: int = 0
@@ -47,22 +50,25 @@ class CapturedCall:
 
 
 class Capture:
-    """A graph while it is captured. Functions that are timed use it in place of a `Path`."""
+    """A CUDA graph while the host captures it. The wrappers of timed functions report to it, as they would to a
+    `Path`.
+    """
 
     def __init__(self, last: Callable[[], Last]) -> None:
-        self.last = last  # returns the nodes that the next captured node will depend on
-        self.ended: Callable[[], None] = lambda: None  # called when the capture has ended
-        self.steps: Any = None  # the ModelSteps of the model that is called in this capture
-        self.calls: list[Call] = []  # descriptions of the model's calls
+        self.last = last  # a function that returns the nodes that the next captured node will depend on
+        self.ended: Callable[[], None] = lambda: None  # a function that is called when the capture has ended
+        self.steps: Any = None  # the ModelSteps of the model that runs in this capture
+        self.calls: list[Call] = []  # descriptions of the calls of the captured model
         self.spans: list[CapturedCall] = []
-        self.guarded: list[Any] = []  # the GraphFlags of the model's calls, or None
-        self.why_not = ""  # reason why times of this graph would be wrong; "" if they would be right
-        self.open: list[CapturedCall] = []  # running calls, outermost first
+        # The GraphFlags of the captured calls, which the guard reads; None without a guard.
+        self.guarded: list[Any] = []
+        self.why_not = ""  # why the times of this graph would be wrong; "" if they would be right
+        self.open: list[CapturedCall] = []  # calls that have begun and not ended, outermost first
         self._count = 0
         self.model_own: OwnOperations | None = None  # own operations of the model that is called next
 
     def is_in_call_of(self, steps: object) -> bool:
-        """Whether a call of the model of `steps` is running."""
+        """Whether a call of the model that belongs to `steps` is running."""
         return self.steps is steps and bool(self.open)
 
     def begin_model(self, steps: Any, call: Call) -> Mark:
@@ -77,7 +83,7 @@ class Capture:
     def begin(self, key: Hashable, module: nn.Module | None) -> Mark:
         """Begin a call of `module`, or of a function if `module` is None.
 
-        Outside of a model's call, and after MAX_CALLS calls, records nothing and returns None.
+        Returns None, and records nothing, outside of a model's call and after MAX_CALLS calls.
         """
         if self._count >= MAX_CALLS or (key is not None and not self.open):
             return None
@@ -99,9 +105,9 @@ class Capture:
         (self.open[-1].inside if self.open else self.spans).extend(spans)
 
     def now_in(self, node_of: Callable[[int], int]) -> None:
-        """Replace all stored nodes by their counterparts in a copy of the graph.
+        """After the graph was copied, replace all stored nodes by the nodes of the copy.
 
-        `node_of` returns the counterpart of a node.
+        `node_of` returns the copy of a node.
         """
         found: dict[int, int] = {}
 
@@ -131,15 +137,15 @@ class Capture:
 
     @property
     def innermost(self) -> Hashable:
-        """The key of the innermost running call, or None."""
+        """The key of the innermost call that has not ended, or None."""
         return self.open[-1].key if self.open else None
 
     def start_brick(self, brick: Hashable, /) -> Mark:
-        """Begin a call, like `Path.start_brick`."""
+        """Begin a call during a capture. Takes the same arguments as `Path.start_brick`."""
         return self.begin(brick, None)
 
     def stop_brick(self, span: Mark, elements: int, failed: bool = False) -> None:
-        """End a call, like `Path.stop_brick`."""
+        """End a call during a capture. Takes the same arguments as `Path.stop_brick`."""
         self.end(span, elements)
 
 

@@ -27,13 +27,14 @@ from cbtop.protocol.vocabulary import BrickCategory, BrickId
 
 # Bricks without a BrickId: their names, and their categories.
 ALIBI_BIAS = "AlibiBias"
-ATTENTION_BLOCK = "AttentionBlock"  # a whole attention module; its self time is the time between its parts
+# The whole attention module; its self time is the time that none of its inner bricks takes.
+ATTENTION_BLOCK = "AttentionBlock"
 ATTENTION_FUSED = "Attention (fused)"
 ATTENTION_EAGER = "Attention (eager)"
 ATTENTION_MASK = "AttentionMask"
 KV_EXPANSION = "KvExpansion"
 KV_WRITE = "KvWrite"
-# A whole feed-forward network; its self time is that of the product gate * up.
+# The whole feed-forward network. Its self time is mostly the product gate * up.
 FEED_FORWARD_BLOCK = "FeedForwardBlock"
 GATE_UP_PROJECTION = "GateUpProjection"
 GENERATE_INPUTS = "GenerateInputs"
@@ -78,7 +79,7 @@ class Described:
 
     `path` is the module's name in the model (`model.layers.3.self_attn.q_proj`). `classes` are the class names of the
     module and of the modules around it, innermost first. `siblings` are the names of the other modules in its parent.
-    `holds` has the names of its children.
+    `holds` has the names of the module's children.
     """
 
     path: str
@@ -86,7 +87,7 @@ class Described:
     siblings: frozenset[str] = frozenset()
     holds: frozenset[str] = frozenset()
     in_layer: bool = True
-    gives_vocabulary: bool = False  # whether the weight has as many rows as the vocabulary
+    gives_vocabulary: bool = False  # whether the module's weight has as many rows as the vocabulary
 
     @property
     def name(self) -> str:
@@ -115,7 +116,7 @@ class Described:
 
 @dataclass(frozen=True, slots=True)
 class ModuleKind:
-    """The kind of a module: its `BrickId` or its name, and whether its children are shown inside it."""
+    """The brick that a module is: its `BrickId` or its name, and whether the modules in it become bricks too."""
 
     brick: BrickId | str
     shows_inside: bool = False
@@ -138,7 +139,7 @@ class ModuleKind:
 _ATTENTION_NAME = re.compile(r"att(entio)?n|Attention", re.IGNORECASE)
 _FEED_FORWARD_CLASS = re.compile(r"(MLP|Mlp|FeedForward|FFN|ActDense)$")
 _FEED_FORWARD = re.compile(r"mlp|ffn|feed_?forward|^ff$", re.IGNORECASE)
-# Names of the linear layers for queries, keys and values, inside attention.
+# Names of the linear layers for queries, keys and values in an attention module.
 _QKV = (
     r"(q|k|v|kv|qkv)_proj|(q|k|v|kv)_[ab]_proj(_with_mqa)?"
     r"|c_attn|q_attn|query_key_value|W?qkv|in_proj|fused_qkv_a_proj(_with_mqa)?|qkv_linear"
@@ -188,7 +189,7 @@ def _leaf(it: Described) -> bool:
 
 
 def _product(it: Described) -> bool:
-    """Return whether the module may multiply by a weight: its class is no norm, activation or embedding."""
+    """Return whether the module may multiply by a weight: its class is not a norm, an activation or an embedding."""
     name = it.classes[0]
     return not (_RMS_NORM.search(name) or "Norm" in name or _ACTIVATION.match(name) or "Embedding" in name)
 
@@ -218,14 +219,14 @@ def _outside(it: Described) -> bool:
 
 
 RULES: tuple[tuple[Rule, ModuleKind], ...] = (
-    # Experts come first, so that no other rule matches their parts.
+    # The rules for experts come first, so that no other rule matches the parts of experts.
     (_one_of_experts, ModuleKind(MOE_EXPERTS)),
     (_path("experts", lambda it: it.classes[0] != "ModuleList"), ModuleKind(MOE_EXPERTS)),
     (_path("router"), ModuleKind(MOE_ROUTER)),
     (_path("gate", _beside("experts")), ModuleKind(MOE_ROUTER)),
     (_class("Router$", lambda it: it.in_layer), ModuleKind(MOE_ROUTER)),
     (_path("topk", _beside("experts")), ModuleKind(MOE_ROUTER)),  # SGLang
-    # A mixer takes the place of attention.
+    # A mixer (of a state-space model) takes the place of attention.
     (_class(_MIXER, lambda it: it.in_layer and not it.is_leaf), ModuleKind(MIXER, shows_inside=True)),
     # Attention. The attention modules of vLLM and SGLang are single kernels inside the model's own attention module.
     (_path("attn", lambda it: it.classes[0] == "Attention", _in_attention), ModuleKind(ATTENTION_FUSED)),
@@ -269,7 +270,7 @@ RULES: tuple[tuple[Rule, ModuleKind], ...] = (
         _path("dense", _product, _in_feed_forward, lambda it: it.lies_in.endswith(".output")),
         ModuleKind(BrickId.DOWN_PROJECTION),
     ),
-    # The feed-forward network in torch's own encoder and decoder layers.
+    # The feed-forward network inside torch's own encoder and decoder layers.
     (_path("linear1", _product, _beside("linear2")), ModuleKind(BrickId.UP_PROJECTION)),
     (_path("linear2", _product, _beside("linear1")), ModuleKind(BrickId.DOWN_PROJECTION)),
     # A feed-forward network that is a Sequential. Its first linear layer may follow a norm.
@@ -291,7 +292,7 @@ RULES: tuple[tuple[Rule, ModuleKind], ...] = (
     ),
     # vLLM and SGLang do not call the head. Their LogitsProcessor multiplies by the head's weights.
     (_class(r"^LogitsProcessor$", _outside), ModuleKind(BrickId.LM_HEAD)),
-    # Modules that are classified by their class alone.
+    # The rules from here on look only at the class of a module.
     (_class(_RMS_NORM), ModuleKind(BrickId.RMS_NORM)),
     (_class(r"LayerNorm"), ModuleKind(BrickId.LAYER_NORM)),
     (_class(r"Embedding$", _leaf), ModuleKind(BrickId.EMBEDDING)),
@@ -306,7 +307,9 @@ _PACKED_WEIGHT = frozenset({"_packed_params"})
 
 
 def classify(it: Described) -> ModuleKind | None:
-    """Return the kind of the module `it`. None for a container: its children are classified instead."""
+    """Return the kind of the module `it`, or None if it is only a container. The children of a container are
+    classified instead.
+    """
     if it.classes[0] in _NEVER_CALLED:
         return None
     for matches, kind in RULES:

@@ -49,10 +49,10 @@ SCATTER = "Scatter"
 SEND = "Send"
 WAIT = "Wait"
 
-# Collectives with a part for each rank. A rank does not send its own part.
+# Collectives with data that has a part for each rank. A rank does not send its own part.
 _IN_PARTS = frozenset({ALL_GATHER, ALL_TO_ALL, GATHER, REDUCE_SCATTER, SCATTER})
-# The functions of torch.distributed. For each: its brick, the argument with its data, and whether that argument is
-# only one rank's part. A function that torch has deprecated calls its successor, and only the successor is timed.
+# Function of torch.distributed -> its brick, the argument with its data, and whether that argument is only one rank's
+# part. A function that torch has deprecated calls its successor, and only the successor is timed.
 _FUNCTIONS = {
     "all_gather": (ALL_GATHER, "tensor", True),
     "all_gather_into_tensor": (ALL_GATHER, "output_tensor", False),
@@ -71,7 +71,7 @@ _FUNCTIONS = {
     "scatter": (SCATTER, "tensor", True),
     "send": (SEND, "tensor", False),
 }
-# Functions of torch.distributed._functional_collectives, in the form of `_FUNCTIONS`. DTensor calls these functions.
+# Functions of torch.distributed._functional_collectives, in a dict like `_FUNCTIONS`. DTensor calls these functions.
 # They return at once.
 _FUNCTIONAL = {
     "all_gather_single": (ALL_GATHER, "self", True),
@@ -82,10 +82,10 @@ _FUNCTIONAL = {
     "reduce_scatter_single": (REDUCE_SCATTER, "self", False),
     "reduce_scatter_tensor": (REDUCE_SCATTER, "self", False),
 }
-# Methods of a process group, and the brick that each of them launches. The first argument after `self` is the tensors
-# to send or fill.
+# Method of a process group -> the brick that it launches. The first argument after `self` is the tensors to send or
+# fill.
 _METHODS = {"send": SEND, "recv": RECV, "recv_anysource": RECV, "_end_coalescing": COALESCED}
-# Methods of a process group that launch a collective. The functions of torch.distributed call them.
+# Methods of a process group that launch a collective. Public functions of torch.distributed call them.
 _LAUNCHES = {
     "_allgather_base": ALL_GATHER,
     "_reduce_scatter_base": REDUCE_SCATTER,
@@ -110,8 +110,8 @@ _LAUNCHES = {
     "reduce_scatter_tensor_coalesced": REDUCE_SCATTER,
     "scatter": SCATTER,
 }
-# The collective that a `Work` belongs to, by torch's number of its operation (OpType in
-# torch/csrc/distributed/c10d/Work.hpp).
+# torch's number of an operation (OpType in torch/csrc/distributed/c10d/Work.hpp) -> the collective that a `Work` of
+# this operation belongs to.
 _OPERATIONS = {
     0: BROADCAST, 1: ALL_REDUCE, 2: ALL_REDUCE, 3: REDUCE, 4: ALL_GATHER, 5: ALL_GATHER, 6: ALL_GATHER, 7: GATHER,
     8: SCATTER, 9: REDUCE_SCATTER, 10: ALL_TO_ALL, 11: ALL_TO_ALL, 12: SEND, 13: RECV, 14: RECV, 15: BARRIER,
@@ -120,9 +120,9 @@ _OPERATIONS = {
 
 
 def wrap_collectives(functions: TimedFunctions) -> None:
-    """Wrap the collectives that this process has imported and that are not wrapped yet."""
+    """Wrap all collectives of torch that this process has imported, unless they are wrapped already."""
     c10d: Any = sys.modules.get("torch.distributed.distributed_c10d")
-    if not hasattr(c10d, "ProcessGroup"):  # this torch was built without torch.distributed
+    if not hasattr(c10d, "ProcessGroup"):  # torch was built without torch.distributed
         return
     for name, (brick, held, is_part) in _FUNCTIONS.items():
         functions.swap(_closed_over(getattr(c10d, name, None)), CONTENTS, _collective(brick, held, is_part))
@@ -136,7 +136,7 @@ def wrap_collectives(functions: TimedFunctions) -> None:
     functional = sys.modules.get("torch.distributed._functional_collectives")
     for name, (brick, held, is_part) in _FUNCTIONAL.items():
         if name.endswith("_tensor") and hasattr(functional, name.replace("_tensor", "_single")):
-            continue  # deprecated, and calls the `_single` function
+            continue  # this function is deprecated and calls the one that ends with `_single`
         functions.swap(functional, name, _collective(brick, held, is_part, is_launch=True))
     functions.replace(functional, "wait_tensor", exposed(lambda tensor, running: WAIT, waits=True))
     functions.swap(functional, "wait_tensor", _waits)
@@ -223,7 +223,9 @@ def _waits(original: Function) -> Function:
 
 
 def _operation_of(waited: Any) -> str | None:
-    """Return the collective that a `Work` belongs to. Returns None if unknown, or for a tensor."""
+    """Return the collective that a `Work` belongs to. Returns None if it is unknown, or if the argument is a
+    tensor.
+    """
     return _OPERATIONS.get(waited._get_op_type()) if hasattr(waited, "_get_op_type") else None
 
 
@@ -243,7 +245,9 @@ def _around() -> BrickDefinition | None:
 
 
 def _is_of_others(group: Any) -> bool:
-    """Return whether this rank is not in the group. Then torch returns at once and sends nothing."""
+    """Return whether this process is not a rank of the group. If so, the collective returns at once and sends
+    nothing.
+    """
     members: Any = sys.modules["torch.distributed.distributed_c10d"].GroupMember
     return group is members.NON_GROUP_MEMBER
 
@@ -274,7 +278,8 @@ def ranks_of(group: Any) -> int:
 def _about(
     name: str, held: Any, ranks: int, is_part: bool = False, *, is_even: bool = True
 ) -> tuple[BrickDefinition, int | None]:
-    """Return the brick called `name`, and the elements of all ranks. The elements are None if unknown.
+    """Return the brick for the collective `name`, and the number of elements of all ranks together, or None if it is
+    unknown.
 
     `held` is one tensor or several. If `is_part` is True, `held` is only one rank's part. If `is_even` is False, the
     ranks have parts of different sizes.
@@ -290,14 +295,14 @@ def _about(
 
 
 def _bus_factor(name: str, ranks: int) -> float:
-    """Return the number of bus bytes per byte of the data of all ranks."""
+    """Return how many bytes each link must carry (bus bytes) per byte of the data of all ranks."""
     others = (ranks - 1) / ranks
     return 2 * others if name == ALL_REDUCE else others if name in _IN_PARTS else 1.0
 
 
-@functools.lru_cache(maxsize=256)  # the layers of a step repeat the same arguments
+@functools.lru_cache(maxsize=256)  # this is cached, because the layers of a step repeat the same arguments
 def collective_brick(name: str, ranks: int = 0, itemsize: int = 0, has_bus: bool = False) -> BrickDefinition:
-    """Return the brick called `name`. `ranks`, and `itemsize` in bytes per element, are 0 if unknown.
+    """Return the brick for the collective `name`. `ranks`, and `itemsize` in bytes per element, are 0 if unknown.
 
     A launch has no bus bytes, because no rate is computed from it. Bus bytes are known only if `has_bus` is True.
     """

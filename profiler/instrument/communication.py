@@ -44,7 +44,7 @@ NO_BUCKETS = "DistributedDataParallel does not report which gradients it sends f
 
 
 def exposed(kind_of: Callable[[Any, str], str], *, waits: bool) -> Callable[[Function], Function]:
-    """Return a wrapper for functions that communicate. Their calls are exposed communication.
+    """Return a wrapper for a function that communicates. The time of its calls counts as exposed communication.
 
     `kind_of` returns the name of the collective. Its arguments are the first argument of the call, and the name of
     the running function of torch.distributed, or "". If `waits` is True, the wrapped function waits for a collective
@@ -69,7 +69,7 @@ def exposed(kind_of: Callable[[Any, str], str], *, waits: bool) -> Callable[[Fun
 
 
 def _begin(waited: Any, kind_of: Callable[[Any, str], str], waits: bool) -> tuple[ThreadTraining, str, int] | None:
-    """Begin a wait. Returns None outside of training steps and inside another wait."""
+    """Begin a wait for communication. Returns None outside of training steps, and inside another wait."""
     try:
         here = training_here()
         part = here.clock.is_in
@@ -98,7 +98,7 @@ def _end(here: ThreadTraining, kind: str, begun_ns: int) -> None:
 
 
 def _running_function() -> str:
-    """Return the name of the running function of torch.distributed that has called the wrapped function, or "".
+    """Return the name of the function of torch.distributed that has called the wrapped function.
 
     The result is "" if the program itself has called the wrapped function. A function of torch.distributed waits only
     for what it has launched itself, so no computation runs between launch and wait.
@@ -138,7 +138,7 @@ class Replicas:
         if not nodes:
             here.communication.unknown = COMPILED
             return None
-        first = max(nodes, key=lambda node: node._sequence_nr())  # autograd begins with this node
+        first = max(nodes, key=lambda node: node._sequence_nr())  # autograd begins the backward with this node
         return GradientSync(here, first, syncing)
 
     def _replicas(self) -> Iterator[_Replica]:
@@ -157,7 +157,8 @@ class _Replica:
     def __init__(self, module: Any) -> None:
         self._module = ref(module)
         self._looks = 0
-        self._first: list[int] | None = None  # parameters in the bucket that is sent first; []: only one bucket
+        # The parameters with gradients that are sent first (in the first bucket); [] if there is only one bucket.
+        self._first: list[int] | None = None
 
     def syncs(self) -> bool:
         """Return whether the backward that follows the latest forward averages the gradients of all ranks."""
@@ -176,7 +177,8 @@ class _Replica:
             self._first = _first_bucket(data.strs_map, data.ints_map)
         if not self._first:
             return None if self._first is None else 0
-        ready_ns: list[int] = dictionary_of(module)["reducer"].get_backward_stats()  # when each gradient was ready
+        # Time in ns when each gradient was ready.
+        ready_ns: list[int] = dictionary_of(module)["reducer"].get_backward_stats()
         return max(0, max(ready_ns) - max(ready_ns[number] for number in self._first))
 
 
@@ -198,7 +200,7 @@ class GradientSync:
     def __init__(self, here: ThreadTraining, first: Any, replicas: list[_Replica]) -> None:
         self._here, self._replicas, self._thread = here, replicas, get_ident()
         self._part = here.clock.is_in
-        self._begun_ns: int | None = None  # when the last gradient was computed
+        self._begun_ns: int | None = None  # time in ns when the last gradient was computed
         self._hook = first.register_prehook(self._begins)
 
     def _begins(self, gradients: Any) -> None:
@@ -221,7 +223,7 @@ class GradientSync:
             log_own_error(error, "the wait for gradients is not shown")
 
     def ended(self) -> None:
-        """End the wait for gradients, because the backward has returned."""
+        """End the wait for gradients, because the backward pass has returned."""
         try:
             self._end()
         except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host

@@ -1,4 +1,4 @@
-"""The communication of one training step, and of several steps together."""
+"""Adds up the time that training steps spend on communication between processes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from cbtop.protocol.training_messages import MAX_STEP_PARTS, CommunicationTimes, PartTime
 
-OTHERS = "others"  # name for all kinds of communication after the first MAX_STEP_PARTS - 1
+# The name under which further kinds of communication are added up, after the first MAX_STEP_PARTS - 1.
+OTHERS = "others"
 
 
 class StepCommunication:
@@ -16,9 +17,10 @@ class StepCommunication:
     __slots__ = ("overlapped_ns", "unknown", "waits_ns")
 
     def __init__(self) -> None:
-        self.waits_ns: dict[str, int] = {}  # by kind, for example `AllGather, backward`
-        self.overlapped_ns = 0  # longest possible overlap: computation after the first gradients had been sent
-        self.unknown = ""  # reason why some of these times are not known; "" if all are known
+        self.waits_ns: dict[str, int] = {}  # kind of wait, for example `AllGather, backward` -> its time in ns
+        # The longest possible overlap in ns: the computation after the first gradients had been sent.
+        self.overlapped_ns = 0
+        self.unknown = ""  # why some of the times are not known; "" if all are known
 
     def waited(self, kind: str, wait_ns: int) -> None:
         """Add a wait for communication."""
@@ -31,7 +33,8 @@ def together(steps: Sequence[StepCommunication]) -> CommunicationTimes | None:
     """Return the times of all `steps`, or None if they did not communicate.
 
     The overlapped time of some steps may be unknown, for example before DistributedDataParallel has rebuilt its
-    buckets. If it is known for at least half of the steps, the other steps count with the mean. Otherwise it is None.
+    buckets. If it is known for at least half of the steps, the other steps count with the mean. Otherwise the sum is
+    None.
     """
     known = [step.overlapped_ns for step in steps if not step.unknown]
     is_known = 2 * len(known) >= len(steps)

@@ -1,5 +1,5 @@
-"""Announces each compilation by Dynamo, and their totals. Dynamo calls callbacks at its begin and end
-(torch._dynamo.callback).
+"""Announces each compilation by Dynamo, and their totals. Dynamo, torch's compiler, calls callbacks at the begin and
+end of a compilation (torch._dynamo.callback).
 
 While Dynamo compiles, the activity of the process is "compiling". So a step that waits for the compiler is not
 reported as a hang.
@@ -32,7 +32,7 @@ COMPILING, MAIN_LOOP = Activity("compiling"), Activity("")
 # autograd adds a prefix ("!0/3/1"), and a new attempt adds a suffix ("3/1_1").
 _ID = re.compile(r"(?:!\d+/)?\d+/(\d+)(?:_\d+)?")
 
-_EXPLANATION = "Explanation: "  # beginning of a line in the text of a reason
+_EXPLANATION = "Explanation: "  # marks the beginning of a line in the text of a reason
 
 
 class Compilations:
@@ -41,12 +41,12 @@ class Compilations:
     def __init__(self) -> None:
         self._profilers: weakref.WeakSet[BrickProfiler] = weakref.WeakSet()
         self._number = 0
-        self._begun_ns: dict[BrickProfiler, int] = {}  # when the running compilation began, on each profiler's clock
+        self._begun_ns: dict[BrickProfiler, int] = {}  # profiler -> when the running compilation began, on its clock
         self._is_awaited = False
         self._recompilations = 0
-        # Number of graph breaks by (reason, node).
+        # (reason, node) -> number of graph breaks.
         self._breaks: weakref.WeakKeyDictionary[BrickProfiler, Counter[tuple[str, int]]] = weakref.WeakKeyDictionary()
-        self._seen: Counter[str] = Counter()  # Dynamo's own counts, by reason
+        self._seen: Counter[str] = Counter()  # reason -> number of graph breaks that Dynamo has counted
 
     def tell(self, profiler: BrickProfiler) -> None:
         """Announce each compilation to `profiler` from now on. May be called again at any time."""
@@ -108,7 +108,9 @@ class Compilations:
             log_own_error(error, "a compilation is not told of")
 
     def _take_breaks(self) -> bool:
-        """Count the graph breaks since the last call, at the current place. Returns whether there are any."""
+        """Count the graph breaks since the last call. They belong to the node that runs now. Returns whether there
+        are any.
+        """
         counters = getattr(sys.modules.get(f"{DYNAMO}.utils"), "counters", None) or {}
         now = Counter({str(reason): int(count) for reason, count in dict(counters.get("graph_break", {})).items()})
         before, self._seen = self._seen, now

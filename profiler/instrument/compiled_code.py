@@ -48,14 +48,14 @@ if TYPE_CHECKING:
     from cbtop.profiler.instrument.wrapping import BrickCall
 
 COMPILER = "torch._inductor.compile_fx"
-MAX_FILES = 256  # number of files of generated code that are remembered
+MAX_FILES = 256  # most files of generated code that are remembered
 MAX_NAME_CHARS = 200
 
-# Launches of loops that inductor has written itself. Matrix products run in templates (`triton_tem_…`) or in
+# A line that launches a loop that inductor has generated. Matrix products run in templates (`triton_tem_…`) or in
 # functions of other libraries (`extern_kernels.mm`).
 _LOOPS = re.compile(r"\s*triton_(?!tem_)\w+\.run\(")
 _FRAME = re.compile(r'File "(?:[^"]*[/\\])?([^"/\\]+?)(?:\.py)?", line \d+, in (\w+)')
-_MODULE = re.compile(r"[LG]\['\w+'\]")  # Dynamo's name for the compiled module
+_MODULE = re.compile(r"[LG]\['\w+'\]")  # Dynamo's name for the module that is compiled
 _MATMULS = ("linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsum", "_grouped_mm", "conv1d", "conv2d")
 _PRODUCTS = {*_MATMULS, "scaled_dot_product_attention", "flex_attention"}
 _ADDS = ("add", "iadd", "add_", "__add__", "__iadd__")
@@ -65,7 +65,7 @@ _ADDS = ("add", "iadd", "add_", "__add__", "__iadd__")
 
 
 class NodeOrigin(NamedTuple):
-    """The origin of a node of Dynamo's graph."""
+    """The origin of a node in Dynamo's graph: the modules and functions that it comes from."""
 
     modules: tuple[str, ...]  # the paths of the modules around the node, outermost first
     functions: tuple[str, ...]  # the functions around the node, innermost first, as `file.function`
@@ -74,17 +74,17 @@ class NodeOrigin(NamedTuple):
 
 @dataclass(slots=True)
 class GraphOrigins:
-    """The origins of all nodes in one graph of Dynamo. Paths start at the compiled module, which has the path ""."""
+    """The origins of all nodes in one graph of Dynamo. Paths begin at the compiled module, which has the path ""."""
 
-    origins: dict[str, NodeOrigin] = field(default_factory=dict)  # by the node's name
-    classes: dict[str, str] = field(default_factory=dict)  # the class name of each module, by path
-    elements: dict[str, int] = field(default_factory=dict)  # `_elements` of a module's first node, by path
+    origins: dict[str, NodeOrigin] = field(default_factory=dict)  # name of a node -> its origin
+    classes: dict[str, str] = field(default_factory=dict)  # path of a module -> the name of its class
+    elements: dict[str, int] = field(default_factory=dict)  # path of a module -> `_elements` of its first node
 
     @classmethod
     def of(cls, graph: Any) -> GraphOrigins:
         """Read a `torch.fx.Graph`."""
         found = cls()
-        known: dict[tuple[Any, ...], tuple[Any, ...]] = {}  # makes nodes of one module share these tuples
+        known: dict[tuple[Any, ...], tuple[Any, ...]] = {}  # stores equal tuples once: a module has many nodes
         for node in graph.nodes:
             if node.op not in ("call_function", "call_method"):
                 continue
@@ -105,19 +105,19 @@ class GraphOrigins:
         return found
 
     def under_names_of(self, other: GraphOrigins) -> GraphOrigins:
-        """Return these origins under the names of the nodes in `other`, an equal graph with other names."""
+        """Return the same origins for `other`, an equal graph with different names of nodes."""
         same = len(self.origins) == len(other.origins)
         origins = dict(zip(other.origins, self.origins.values(), strict=True)) if same else {}
         return GraphOrigins(origins, self.classes, self.elements)
 
     def modules_of(self, nodes: Sequence[str]) -> list[str]:
-        """Return the path of the innermost module around each of the `nodes`, without nodes outside of modules."""
+        """Return the path of the innermost module around each of the `nodes`. Leaves out nodes outside of modules."""
         origins = [origin for origin in map(self.origins.get, nodes) if origin is not None]
         return [origin.modules[-1] for origin in origins if origin.modules and origin.modules[-1]]
 
 
 def _relative(path: str) -> str | None:
-    """Convert Dynamo's `path` of a module to a path that starts at the compiled module. None if unknown."""
+    """Convert Dynamo's `path` of a module to one from the compiled module on. Returns None if it is unknown."""
     begin = _MODULE.match(path)
     if begin is None:
         return None
@@ -146,8 +146,8 @@ def _elements(node: Any) -> int:
 
 # --- graphs of inductor -----------------------------------------------------------------------------------------
 
-# By file of generated code: the origins of each graph that the code was generated for, in the order of their runs in
-# a call of the model.
+# File of generated code -> the origins of each graph that it was generated for, in the order of their runs in a call
+# of the model.
 _compiled: dict[str, list[GraphOrigins]] = {}
 _original: list[tuple[Any, Callable[..., Any], Callable[..., Any]]] = []  # (module, its compile_fx, the replacement)
 _compiling: set[int] = set()  # ids of threads that are compiling
@@ -189,7 +189,7 @@ def _followed(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def compile_fx(*args: Any, **kwargs: Any) -> Any:
         thread = get_ident()
-        if thread in _compiling:  # compile_fx calls itself, with other settings
+        if thread in _compiling:  # compile_fx calls itself, so ignore the inner calls
             return original(*args, **kwargs)
         found, loaded = None, 0
         _compiling.add(thread)
@@ -214,14 +214,14 @@ def _followed(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Pieces:
-    """Stores the origins of a model's pieces that an engine compiles one by one.
+    """Stores which modules the kernels come from (their origins), for an engine that compiles a model in pieces.
 
     If two pieces have equal code, the engine compiles only the first, and also uses its code for the second.
     """
 
     def __init__(self) -> None:
-        self._files: dict[int, list[str]] = {}  # files of generated code, by the id of the compiled piece
-        self._kept: list[Any] = []  # the compiled pieces, so that no later piece gets the id of one of them
+        self._files: dict[int, list[str]] = {}  # id of a compiled piece -> its file of generated code
+        self._kept: list[Any] = []  # the compiled pieces are kept alive, so that no later piece gets the same id
 
     def compiled(self, compile_piece: Callable[[], Any], piece: Any) -> Any:
         """Call `compile_piece`, which compiles the graph module `piece`, and return its result."""
@@ -237,14 +237,14 @@ class Pieces:
                     found = GraphOrigins.of(piece.graph)
                     for file in self._files.get(id(result), ()):
                         _compiled[file].append(found.under_names_of(_compiled[file][0]))
-                        generated_code.pop(file, None)  # the modules of a kernel depend on the run of the code
+                        generated_code.pop(file, None)  # a kernel's modules differ between runs of this code
             except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
                 log_own_error(error, "kernels of compiled code are not named")
         return result
 
 
 def _loaded() -> list[Any]:
-    """Return the Python modules of generated code, in order of loading."""
+    """Return the Python modules of the code that inductor has generated, in the order of loading."""
     cache: Any = sys.modules["torch._inductor.codecache"]
     modules: list[Any] = cache.PyCodeCache.modules
     return modules
@@ -265,7 +265,7 @@ def _note(found: GraphOrigins, files: Iterable[str]) -> None:
 
 
 class Ran(NamedTuple):
-    """A line of generated code that has captured nodes.
+    """A line of generated code that has run while nodes were captured.
 
     `begin` and `end` are the last nodes of the capture before and after it.
     """
@@ -293,11 +293,11 @@ class Watch:
     def __init__(self, capture: Capture) -> None:
         self._capture = capture
         self._ran: list[Ran] = []
-        self._at = ("", 0)  # file and number of the current line
+        self._at = ("", 0)  # the file and number of the line that runs
         self._last: Last = None
-        self._depth = 0  # number of nested calls of generated code
-        self._runs: Counter[str] = Counter()  # number of runs of each file of generated code
-        self._model: CapturedCall | None = None  # a model's call that was running when the capture began
+        self._depth = 0  # number of calls of generated code that have not ended
+        self._runs: Counter[str] = Counter()  # file of generated code -> how often it has run
+        self._model: CapturedCall | None = None  # a call of the model that was running when the capture began
 
     def begin(self) -> None:
         if sys.gettrace() is None:
@@ -312,8 +312,8 @@ class Watch:
             sys.settrace(None)
 
     def _called(self, frame: FrameType, event: str, argument: object) -> Callable[..., Any] | None:
-        """Handle the call of a function by the traced thread."""
-        if captures.get(get_ident()) is not self._capture:  # the capture has ended
+        """The traced thread has called a function."""
+        if captures.get(get_ident()) is not self._capture:  # the capture has ended, so stop tracing
             sys.settrace(None)
             return None
         if frame.f_code.co_filename not in _compiled:
@@ -329,7 +329,7 @@ class Watch:
         return self._stepped
 
     def _stepped(self, frame: FrameType, event: str, argument: object) -> Callable[..., Any] | None:
-        """Handle the begin of a line, or the return from a function, in generated code."""
+        """The traced thread begins a line, or returns from a function, in generated code."""
         try:
             last = self._capture.last()
             if last != self._last:
@@ -380,12 +380,12 @@ class Watch:
 class Site(NamedTuple):
     """A brick of a model, with the path of its module.
 
-    If it is a function, the path is that of the module that calls it.
+    If the brick is a function, the path is of the module that calls it.
     """
 
     brick: BrickDefinition
     path: str
-    module: nn.Module | None  # None for a function
+    module: nn.Module | None  # the module's class; None for a function
 
 
 class Naming:
@@ -427,7 +427,7 @@ class Naming:
     def _alone_in(self, model: nn.Module) -> dict[str, nn.Module] | None:
         """Find the compiled module in `model`. Returns the modules of the graph, by path.
 
-        Returns None if several modules are possible, or if the module is part of a layer or brick.
+        Returns None if it may be one of several modules, or if the module is part of a layer or brick.
         """
         known = modules_by_path(model)
         path = next(filter(None, self.compiled.classes), None)
@@ -449,7 +449,7 @@ class Naming:
         return next((key for key in keys if isinstance(key, tuple)), None)
 
     def site(self, origin: NodeOrigin) -> Site | None:
-        """Return the brick that contains `origin`, or None for work between bricks."""
+        """Return the brick that contains `origin`, or None if it is between bricks."""
         path = origin.modules[-1] if origin.modules else ""
         for around in ("", *origin.modules)[::-1]:
             module = self._modules.get(around)
@@ -471,7 +471,7 @@ class Naming:
 
 
 class NodeGroup:
-    """Adjacent nodes of a captured graph with the same origins."""
+    """Neighbouring nodes of a captured graph that have the same origins."""
 
     __slots__ = ("begin", "classes", "end", "layer", "sites")
 
@@ -481,7 +481,7 @@ class NodeGroup:
         self.sites = tuple({(id(site.brick), site.path): site for site in sites}.values())
         self.classes = () if sites else tuple(dict.fromkeys(map(naming.class_of, origins)))
         layers = {naming.layer(origin) for origin in origins}
-        self.layer = layers.pop() if len(layers) == 1 else None  # None if the origins are in different layers
+        self.layer = layers.pop() if len(layers) == 1 else None  # None if the nodes are in different layers
 
     @property
     def said(self) -> tuple[Any, ...]:
@@ -531,7 +531,7 @@ def _nodes(ran: list[Ran], lines: list[str]) -> list[list[str]]:
     launches = {one.line for one in ran}
     found = []
     for one in ran:
-        at = one.line - 1  # line numbers begin at 1
+        at = one.line - 1  # the numbers of lines begin at 1
         said = None
         while said is None and at > 0 and at not in launches and not lines[at - 1].lstrip().startswith("def "):
             said = SOURCE_NODES.match(lines[at - 1])
@@ -543,13 +543,13 @@ def _nodes(ran: list[Ran], lines: list[str]) -> list[list[str]]:
 def _computed(origins: list[NodeOrigin], line: str) -> list[NodeOrigin]:
     """Return those of `origins` that the line computes. Inductor also lists operations that only reshape a result."""
     products = [at for at, origin in enumerate(origins) if origin.operation in _PRODUCTS]
-    if _LOOPS.match(line):  # a loop computes no matrix products, unless it computes nothing else
+    if _LOOPS.match(line):  # a loop computes no matrix product, unless all of its origins are matrix products
         return [origin for origin in origins if origin.operation not in _PRODUCTS] or origins
     return origins[products[-1] if products else -1 :]
 
 
 def _layers(kernels: list[NodeGroup]) -> list[Hashable]:
-    """Return the layer of each kernel, by the last rule at the top of this file."""
+    """Return the layer of each kernel. A kernel fused from several layers belongs to the one during which it runs."""
     owners = [kernel.layer for kernel in kernels]
     while True:
         owned = [at for at, owner in enumerate(owners) if owner is not None]

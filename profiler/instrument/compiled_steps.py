@@ -1,7 +1,7 @@
 """Makes calls of models begin and end their steps in C (profiler/_model_steps.h), if the hot path is compiled.
 
 For plain steps and for steps that are recorded in the usual way, the C code does the same as `ModelCall.__call__` in
-Python. It writes the same records, and leaves the governor in the same state.
+Python. It writes the same records, and leaves the governor, which limits the overhead, in the same state.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _roles() -> dict[str, int]:
 
 
 def compile_steps() -> None:
-    """Use the C code for steps from now on. Does nothing if the hot path is not compiled."""
+    """Use the C code for steps from now on, if the hot path is compiled."""
     if chosen() is HotPath:
         return
     from cbtop.profiler import _hot_path

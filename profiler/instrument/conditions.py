@@ -13,7 +13,8 @@ from cbtop.protocol.structure_messages import Conditions
 if TYPE_CHECKING:
     from torch import nn
 
-# Module and name of each library with a version to report. Reported only if the process has imported the module.
+# Module and name of each library with a version that may change times. A library is reported only if the process has
+# imported its module.
 _LIBRARIES = {
     "torch": "torch",
     "transformers": "transformers",
@@ -26,7 +27,7 @@ _LIBRARIES = {
 
 
 def conditions_of(model: nn.Module) -> Conditions:
-    """Return the conditions of this process, which runs `model`."""
+    """Return the conditions of this process, which runs `model`, that may change its times."""
     devices = {weight.device.type for weight in parameters_of(model)}
     known = {}
     if "cpu" in devices:

@@ -1,8 +1,8 @@
 """Computes the FLOP and the output elements of torch's own convolutions from their settings.
 
 A convolution has a fixed number of multiplications per output element. A transposed convolution has a fixed number
-per input element. If the number of outputs is not a fixed multiple of the number of inputs, the work depends on the
-image size.
+per input element. If the number of outputs is not a fixed multiple of the number of inputs, the work also depends on
+the image size.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ _TORCHS = "torch.nn.modules.conv"
 
 
 class Convolved(NamedTuple):
-    """The FLOP and the output elements of a convolution per element of its input."""
+    """The work of a convolution: FLOP and output elements for each element of its input."""
 
     flops: float
     outputs: float
 
 
 class _Settings(NamedTuple):
-    columns: int  # channels of the input
+    columns: int  # number of channels of the input
     rows: int
     groups: int
     kernel: tuple[int, ...]
     stride: tuple[int, ...]
-    padding: tuple[int, ...]  # on both sides together
+    padding: tuple[int, ...]  # padding of an axis of the image, on both sides together
     dilation: tuple[int, ...]
     output_padding: tuple[int, ...]
     is_transposed: bool
@@ -54,7 +54,7 @@ def depends_on_size(module: nn.Module) -> bool:
 
 
 def convolved(module: nn.Module, size: Sequence[int] | None = None) -> Convolved | None:
-    """Return the work of a convolution per input element, for an image of `size`.
+    """Return the work of a convolution for each input element, for an image of `size`.
 
     Returns None if the work depends on the size and no size is given, or if there would be no output.
     """

@@ -1,4 +1,6 @@
-"""A device clock for CuPy. `BrickProfiler(device_clock=cupy_clock())` times the work on CuPy's CUDA streams."""
+"""A device clock for CuPy. With `BrickProfiler(device_clock=cupy_clock())`, bricks are timed on CuPy's CUDA
+streams.
+"""
 
 from __future__ import annotations
 

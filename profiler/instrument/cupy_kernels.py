@@ -1,4 +1,5 @@
-"""Finds the kernels that CuPy compiled, in its cache: RawKernel, ElementwiseKernel, ReductionKernel and ufuncs.
+"""Finds kernels that CuPy has compiled, by reading CuPy's cache: RawKernel, ElementwiseKernel, ReductionKernel and
+ufuncs.
 
 CuPy has no hook for loaded kernels. Its cache has a file of machine code for each source, which names the kernels. It
 has the source, too, if CUPY_CACHE_SAVE_CUDA_SOURCE is set. Kernels that CuPy keeps in memory alone are not found.
@@ -12,15 +13,17 @@ import re
 import sys
 from collections.abc import Collection
 
-CACHE = "~/.cupy/kernel_cache"  # unless CUPY_CACHE_DIR is set
-CODE, SOURCE = ".cubin", ".cu"  # CuPy appends the second to the first
-MAX_FILES = 512  # the newest of the cache; other programs share it
+CACHE = "~/.cupy/kernel_cache"  # CuPy's cache, unless CUPY_CACHE_DIR is set
+CODE, SOURCE = ".cubin", ".cu"  # CuPy names the files in its cache by these two parts, the second after the first
+MAX_FILES = 512  # number of files that are read, newest first; other programs share the cache
 MAX_BYTES = 1 << 20  # of a file
-_SECTION = rb"\.text\.(%s)\0"  # name of the section with a kernel's code
+_SECTION = rb"\.text\.(%s)\0"  # begin of the name of a section with a kernel's code
 
 
 def of_cupy(names: Collection[str]) -> dict[str, list[str]]:
-    """Return the kernels in `names` that CuPy compiled, with their sources. Reads files."""
+    """Return the kernels in `names` that CuPy has compiled, with the locations of their sources. Reads the files of
+    CuPy's cache.
+    """
     if not names or "cupy" not in sys.modules:
         return {}
     found: dict[str, list[str]] = {}
@@ -44,7 +47,7 @@ def _newest(folder: str) -> list[str]:
     try:
         with os.scandir(folder) as entries:
             files = [(one.stat().st_mtime_ns, one.path) for one in entries if one.name.endswith(CODE)]
-    except OSError:  # no kernel was compiled, or another process clears the cache
+    except OSError:  # the cache is missing, because no kernel was compiled, or another process is clearing it
         return []
     return [path for _, path in sorted(files, reverse=True)[:MAX_FILES]]
 
@@ -58,14 +61,16 @@ def _content(path: str) -> bytes:
 
 
 def _symbol(name: str) -> str:
-    """Return the pattern of a kernel's symbol: its name, or a mangled name with it, of any namespace."""
+    """Return a pattern that matches a kernel's symbol: its name, or a mangled C++ name that contains it, in any
+    namespace.
+    """
     base, is_template, _ = name.partition("<")
     mangled = rf"_Z\w*?{len(base)}{re.escape(base)}{'I' if is_template else ''}\w*"
     return mangled if is_template else f"{re.escape(name)}|{mangled}"
 
 
 def _sources(path: str, name: str) -> list[str]:
-    """Return the file and the line of a kernel in a source, or nothing if CuPy did not keep it."""
+    """Return the file and line of a kernel in a CuPy source. Returns "" if CuPy has not kept the source."""
     text = _content(path).decode("utf-8", "replace")
     definition = re.search(rf"__global__[^;{{}}]*?\b{re.escape(name.partition('<')[0])}\s*\(", text)
     return [f"{path}:{text.count(chr(10), 0, definition.end()) + 1}"] if definition else []

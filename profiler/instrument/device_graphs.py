@@ -21,12 +21,12 @@ from cbtop.profiler.instrument.torch_internals import current_device, is_stream_
 from cbtop.profiler.instrument.trouble import log_own_error
 from cbtop.protocol import clock
 
-WAIT_S = 1.0  # the longest wait for the device when the recording ends, in seconds
+WAIT_S = 1.0  # how long to wait for the device when the recording ends, at most, in seconds
 NAP_S = 1e-3
 
 
 class DeviceGraph(Protocol):
-    """The interface of a captured graph that `DeviceGraphs` uses (see `captured_graph.CapturedGraph`)."""
+    """The methods of a captured graph that `DeviceGraphs` uses (see `captured_graph.CapturedGraph`)."""
 
     steps: Any
     profiler: Any
@@ -54,7 +54,7 @@ class DeviceGraphs:
         #: Returns the caller's stream on this device, even if the stream is being captured.
         self.current_stream: Callable[[], int] = raw_stream_of(index)
         self._waiting: dict[DeviceGraph, None] = {}  # graphs with replays that have not been read yet
-        self._dropped: dict[DeviceGraph, None] = {}  # graphs to close when their last replay has ended
+        self._dropped: dict[DeviceGraph, None] = {}  # graphs that will be closed when their last replay has ended
         self._live: dict[DeviceGraph, None] = {}
         self.pairs = Pairs(self.device)
         self._in_line = InLineCost(self.device)
@@ -71,7 +71,7 @@ class DeviceGraphs:
         return self.device.driver.captured_last(self.current_stream())
 
     def cloned(self, capture: Capture) -> int:
-        """Copy the graph that the caller is capturing, and replace the nodes in `capture` by those of the copy.
+        """Copy the graph that the caller is capturing, and replace the nodes in `capture` by the nodes of the copy.
 
         Returns the copy, or 0 if there is no graph. Raises DriverError if the graph cannot be copied.
         """
@@ -107,7 +107,7 @@ class DeviceGraphs:
 
     @property
     def stamp_ns(self) -> int:
-        """The time that the two stamps around a replay take on the device, in ns. 0 if unknown."""
+        """The time in ns that the device needs for the two stamps around a replay, or 0 if it is unknown."""
         return 2 * (self._in_line.stamp_ns or 0)
 
     def settle(self, *, may_wait: bool = False) -> None:
@@ -117,7 +117,8 @@ class DeviceGraphs:
         """
         if self.device.is_of_parent or not (self._waiting or self._dropped):
             return
-        if not self._settling.acquire(blocking=False):  # another thread is settling, or a signal interrupted this one
+        # another thread is recording replays now, or a signal has interrupted that in this thread
+        if not self._settling.acquire(blocking=False):
             return
         try:
             deadline = clock.monotonic() + WAIT_S
@@ -133,7 +134,7 @@ class DeviceGraphs:
     def _settle(self, *, is_last: bool) -> None:
         self.device.look_at_clocks()
         for graph in list(self._waiting):
-            if graph.profiler.recording:  # False in a step that is not recorded
+            if graph.profiler.recording:  # if the step that contains the replay is not recorded, `recording` is False
                 graph.settle(is_last=is_last)
             if not graph.launches:
                 self._waiting.pop(graph, None)
@@ -146,7 +147,7 @@ class DeviceGraphs:
                     kept.pop(graph, None)
 
     def say_how_measured(self, graph: DeviceGraph, cost: StampCost) -> None:
-        """Report how the times of `graph` are measured. `cost` is the newly measured cost of a stamp."""
+        """Announce how the times of `graph` are measured. `cost` is the newly measured cost of a stamp."""
         last = self.device.time.last
         clock = "" if last is None else f", its clock to {self.device.time.error_ns(last.device_ns) / 1000:.1f} us"
         stamps = f"less {cost.cost_ns / 1000:.2f} +- {cost.error_ns / 1000:.2f} us a stamp"
@@ -164,7 +165,7 @@ class DeviceGraphs:
         self.settle(may_wait=True)
         for graph in list(self._live):
             graph.give_up()
-        if self.pairs.waiting:  # a replay is still running
+        if self.pairs.waiting:  # a replay is still running on the device, so keep the memory
             return
         self.settle()
         if not (self._waiting or self._dropped) and self._in_line.close():

@@ -26,7 +26,7 @@ from torch.compiler import is_compiling, is_dynamo_compiling
 P = ParamSpec("P")
 T = TypeVar("T")
 
-OUR_MODULES = "cbtop.profiler", "cbtop.protocol"  # the parts of cbtop that run in the host's process
+OUR_MODULES = "cbtop.profiler", "cbtop.protocol"  # the packages of cbtop that run in the host's process
 DECORATED = staticmethod, classmethod, property, functools.cached_property, type(functools.cache(abs))
 INSIDE_DECORATED = "__func__", "fget", "fset", "fdel", "func", "__wrapped__"
 
@@ -41,9 +41,11 @@ _is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", is_c
 
 
 def is_compiling_here() -> bool:
-    """Return whether Dynamo compiles in this thread, so that a call is traced. Also True while any thread exports."""
+    """Return whether Dynamo is compiling in this thread, so that a call is only traced and not run. Also True while
+    any thread exports.
+    """
     if is_dynamo_compiling():
-        return True  # Dynamo reads this constant if it traces this function
+        return True  # Dynamo traces this function to the constant True
     return is_compiling() and (_is_exporting() or CompileContext.try_get() is not None)
 
 
@@ -53,7 +55,7 @@ def can_keep_dynamo_out() -> bool:
 
 
 def without_dynamo(call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call `call` without Dynamo seeing its frames. Returns its result."""
+    """Call `call` so that Dynamo does not see its frames. Returns its result."""
     callback = None if set_callback is None else set_callback(None)
     try:
         return call(*args, **kwargs)
@@ -68,7 +70,8 @@ def keep_dynamo_out() -> None:
     If Dynamo compiles a function of the host that calls cbtop, it still traces cbtop's code.
     """
     actions = _frames._FrameAction
-    as_it_is = _frames._FrameExecStrategy(actions.SKIP, actions.DEFAULT)  # skip a frame, but not its callees
+    # Dynamo's setting to skip a frame, but not the functions that it calls.
+    as_it_is = _frames._FrameExecStrategy(actions.SKIP, actions.DEFAULT)
     codes = [
         function.__code__
         for name, module in list(sys.modules.items())
@@ -86,7 +89,8 @@ def keep_dynamo_out() -> None:
 def functions_of(member: object) -> Iterator[FunctionType]:
     """Yield cbtop's functions that run if `member` is called, or read as an attribute."""
     if isinstance(member, FunctionType):
-        inside = [vars(member).get("__wrapped__")]  # the function inside a decorator, which may be the host's
+        # Look at the function inside a decorator, which may belong to the host.
+        inside = [vars(member).get("__wrapped__")]
         if member.__globals__.get("__name__", "").startswith(OUR_MODULES):
             yield member
     elif isinstance(member, DECORATED):

@@ -1,4 +1,5 @@
-"""Chooses how a model is timed. A model that is completely on one CUDA device is timed by stamps on that device.
+"""Chooses how a model is timed. A model that is completely on one CUDA device is timed by stamps, which are small
+kernels there that store the device's time.
 
 Rules
 - A device's clock is made when the first model on the device is planned, never at import. A forked child makes no
@@ -38,12 +39,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """How a model is timed, and what its times mean."""
+    """The method of timing a model, and the meaning of its times."""
 
     path: Path
-    backend: str = ""  # backend of the bricks; "" for a model on a CPU
+    backend: str = ""  # the name of the backend of the model's bricks; "" for a model on a CPU
     is_there: bool = False  # whether the device measures the times
-    by_kernels: bool = False  # whether CUPTI records the kernels (kernel_steps.py); otherwise stamps are used
+    # Whether CUPTI records the kernels of some steps (kernel_steps.py); otherwise stamps are used.
+    by_kernels: bool = False
 
     @property
     def position(self) -> Position:
@@ -59,7 +61,7 @@ class Timing:
         self.path.stop_brick(timer, elements, failed)
 
     def labelled(self, brick: Any) -> Any:
-        """Return `brick` with a backend that says what its times mean."""
+        """Return `brick` with the name of a backend that says what the brick's times mean."""
         return _named(brick, self.backend, self.is_there) if self.backend else brick
 
 
@@ -71,7 +73,7 @@ def _named(brick: Any, backend: str, is_there: bool) -> Any:
 
 @dataclass(slots=True)
 class _Stamped:
-    """The path and clock of one device."""
+    """The path that times all models on one device, and the clock of this device."""
 
     path: DevicePath
     clock: StampingClock
@@ -83,7 +85,7 @@ _said: set[str] = set()
 
 
 def timing_of(profiler: BrickProfiler, model: nn.Module) -> Timing:
-    """Return how `profiler` times `model` on its current devices."""
+    """Return the method that `profiler` uses to time `model` on its current devices."""
     kinds = _kinds_of_devices(model) - {"cpu"}
     if not kinds:
         return Timing(profiler.parts.paths.host)
@@ -93,7 +95,7 @@ def timing_of(profiler: BrickProfiler, model: nn.Module) -> Timing:
     stamped = None if device is None else _on(profiler, device)
     if stamped is not None:
         return Timing(stamped.path, "torch on cuda", is_there=True)
-    given = profiler.parts.paths.device  # the path of a device clock that the host has passed to the profiler
+    given = profiler.parts.paths.device  # the times come from a device clock that the host has passed to the profiler
     is_given = given is not None and given.kept is None
     backend = f"torch on {min(kinds)}{LAUNCHES}"
     return Timing(given if given is not None and is_given else profiler.parts.paths.host, backend)
@@ -128,7 +130,7 @@ def _on(profiler: BrickProfiler, device: int) -> _Stamped | None:
                 if torch.cuda.is_current_stream_capturing():
                     return None
                 known[device] = _made(profiler, device)
-        except Exception as error:  # noqa: BLE001 - no driver, no memory: the host goes on
+        except Exception as error:  # noqa: BLE001 - without a driver or memory, the host goes on untimed
             reraise_host_error(error)
             known[device] = None
             _say_once(f"what runs on cuda:{device} is timed by the host, as launches: {in_words(error)}")
@@ -143,7 +145,8 @@ def _made(profiler: BrickProfiler, device: int) -> _Stamped:
 
     def failed(error: Exception) -> None:
         reraise_host_error(error)
-        if isinstance(error, RecursionError):  # the host's stack is full, so only this brick is lost
+        # The host's stack has no room for this call, so only this brick is lost.
+        if isinstance(error, RecursionError):
             return
         known = _stamped.get(profiler, {})
         stamped = known.get(device)
@@ -161,7 +164,7 @@ def _end(profiler: BrickProfiler, stamped: _Stamped) -> None:
             stamped.path.kept.settle(True)
         if stamped.is_ours:
             stamped.clock.close()
-    except Exception as error:  # noqa: BLE001 - a device that is lost: nothing can be released on it
+    except Exception as error:  # noqa: BLE001 - nothing can be released on a device that is lost
         reraise_host_error(error)
     finally:
         profiler.parts.paths.end(stamped.path)

@@ -17,24 +17,25 @@ if TYPE_CHECKING:
     from torch import nn
 
 _LIBRARY = "transformers."
-MARK_OF_EXPERTS = "has_gate"  # every module of grouped experts has this attribute
-_LAYOUT = (MARK_OF_EXPERTS, "is_transposed", "_is_expert_parallel")  # set by the decorator of transformers
+MARK_OF_EXPERTS = "has_gate"  # an attribute that every module of grouped experts has
+# An attribute that the decorator of transformers sets.
+_LAYOUT = (MARK_OF_EXPERTS, "is_transposed", "_is_expert_parallel")
 _TOP_K = ("top_k", "num_experts_per_tok")
 
 
 def chosen_experts(experts: nn.Module, around: nn.Module, beside: Iterable[nn.Module]) -> int | None:
     """Return the number of experts that each token runs through (`top_k`), or None if unknown.
 
-    `around` is the block that contains `experts`. `beside` are the other modules of the block, including the router.
-    The number is unknown if these modules have different numbers, or if the router chooses among more than `experts`,
-    for example among experts that do nothing.
+    `around` is the block that contains `experts`. `beside` are the other modules of the block, one of them the
+    router. The number is unknown if several modules have a `top_k` and these differ, or if the router chooses among
+    more than `experts`, for example among experts that do nothing.
     """
     held = _matrices(experts)
     if held is None:
         return None
     count = next(iter(held.values())).shape[0]
     told: set[Any] = {attribute_of(around, name) for name in _TOP_K}
-    routed: set[int] = set()  # the number of experts that each router chooses from
+    routed: set[int] = set()  # number of experts that each router can choose from
     for module in beside:
         of_router = {attribute_of(module, name) for name in _TOP_K} - {None}
         weight = own_parameters(module).get("weight")
@@ -49,7 +50,7 @@ def chosen_experts(experts: nn.Module, around: nn.Module, beside: Iterable[nn.Mo
 
 
 def flops_per_element(experts: nn.Module, top_k: int | None) -> float | None:
-    """Return the FLOP per element of the input tokens, or None if unknown."""
+    """Return the FLOP of grouped experts for each element of the input tokens, or None if they are unknown."""
     held = None if top_k is None else _matrices(experts)
     if held is None or top_k is None:
         return None

@@ -25,7 +25,7 @@ EARLIER = ("transformers.generation.utils", "vllm", "sglang")
 
 def await_first_call(begin: Callable[[], None]) -> None:
     """Call `begin` once, before the first call of a module. Requires that torch has been imported."""
-    claims = [begin]  # the first thread takes `begin` from this list; all others find it empty
+    claims = [begin]  # the first thread takes `begin` out of this list, and later threads find the list empty
 
     def first_call(module: Any) -> Any:
         if is_compiling_here():
@@ -43,7 +43,7 @@ def await_first_call(begin: Callable[[], None]) -> None:
             is_ours = True
             end()
             without_dynamo(begin)
-        except BaseException:  # raised by a signal handler of the host; the next call tries again
+        except BaseException:  # a signal handler of the host raised this error, so the next call tries again
             if is_ours:
                 claims.append(begin)
                 wait()
@@ -59,7 +59,7 @@ def await_first_call(begin: Callable[[], None]) -> None:
         stand_by()
 
     if not is_supported():
-        begin()  # this call logs why torch is not supported
+        begin()  # `begin` logs why this version of torch is not supported
         return
     keep_dynamo_out()
     wait()

@@ -54,11 +54,11 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-# Takes the positional and the keyword arguments of a call. Returns the brick and the elements of the call, or None if
-# the call is not timed.
+# Takes the positional and the keyword arguments of a call. Returns the brick and its elements, or None if the call is
+# not timed.
 BrickOf = Callable[[Any, Any], tuple[Any, Any] | None]
 
-LIBRARY = "transformers"  # the library with the known functions
+LIBRARY = "transformers"  # the library whose functions are known
 # Functions that apply rotary position, with the names that their first parameter may have.
 _ROPE = {
     "apply_rotary_pos_emb": ("q", "x", "tensor"),
@@ -67,8 +67,8 @@ _ROPE = {
     "apply_rotary_pos_emb_vision": ("q",),
     "apply_multimodal_rotary_pos_emb": ("q",),
 }
-# Other functions in a model's file, and methods of its attention. For each: the brick, and the names that the first
-# parameter (after `self`) may have.
+# Other functions in a model's file, and methods of its attention. The values are the brick, and the names that the
+# first parameter (after `self`) may have.
 _FUNCTIONS = {
     "create_causal_mask": (classification.ATTENTION_MASK, ("config",)),
     "create_sliding_window_causal_mask": (classification.ATTENTION_MASK, ("config",)),
@@ -86,10 +86,12 @@ _METHODS = {
     "expand_kv": (classification.KV_EXPANSION, ("kv_nope",)),
 }
 _QUERY = ("query", "q")
-_ANYTHING = ()  # any first parameter is accepted
-# Arguments that make attention ignore some keys: those of other sequences, in other pages, or before a window.
+_ANYTHING = ()  # the first parameter may have any name
+# Arguments that make attention ignore some keys, because these belong to other sequences or pages, or are too far
+# away.
 _HIDE = frozenset({"cu_seq_lens_q", "cu_seqlens_q", "cache", "block_table", "sliding_window", "position_bias"})
-_ATTENTION = "_attention_forward"  # suffix of transformers' names, such as sdpa_attention_forward
+# Suffix of the names of attention functions in transformers, such as sdpa_attention_forward.
+_ATTENTION = "_attention_forward"
 _EAGER = f"eager{_ATTENTION}"
 _CACHE_UPDATE = "cache_utils.update"
 _EAGER_METHOD = "_attn"  # name of the method for eager attention in older models (GPT-J)
@@ -97,14 +99,17 @@ GENERATION = "transformers.generation.utils"
 
 
 class TimedFunctions:
-    """The timed functions of this process. Calls `met` with each model when its `generate` is called."""
+    """The functions of libraries that are timed in this process. When `generate` of a model is called, `met` is
+    called with the model.
+    """
 
     def __init__(self, met: Callable[[object], None] = lambda model: None) -> None:
         self._met = met
-        self._wrapped: list[SwapTarget] = []  # functions that are timed while a model is attached, oldest first
+        # Functions that are timed as long as a model is attached, the oldest first.
+        self._wrapped: list[SwapTarget] = []
 
     def wrap(self, modules: Iterable[nn.Module]) -> None:
-        """Time the known functions that `modules` call."""
+        """Time all known functions that the code of `modules` calls."""
         self._swap_attention_of_torch()
         kinds = {base for module in modules for base in type(module).__mro__ if _is_of_library(base)}
         for kind in kinds:
@@ -130,7 +135,7 @@ class TimedFunctions:
         self._wrapped.clear()
 
     def _swap_attention_of_torch(self) -> None:
-        """Time torch's fused attention, a builtin function. Does nothing without the compiled hot path."""
+        """Time torch's fused attention, a builtin function. Only the compiled hot path can do that."""
         attention = torch.nn.functional.scaled_dot_product_attention
         if _compiled is not None and type(attention) is BuiltinFunctionType and not swaps.has(attention):
             swaps.add(TimedBuiltin(attention, lambda own: _call_of_attention(own, "sdpa", 0)))
@@ -165,7 +170,7 @@ class TimedFunctions:
         self._swap_known(kind, "_update_model_kwargs_for_generation", _ANYTHING, update)
 
     def replace(self, owner: Any, name: str, wrapper: Callable[[Function], Function]) -> None:
-        """Time the function `name` of `owner`, if it exists, while a model is attached."""
+        """Time the function `name` of `owner`, if it exists, as long as a model is attached."""
         function = None if owner is None else held(owner, name)
         if function is not None and not any([one.is_of(function) for one in self._wrapped]):
             self._wrapped.append(_timed_as(owner, name, function, wrapper, stays=True))
@@ -211,7 +216,8 @@ def _is_known(owner: Any, name: str, first: tuple[str, ...], *, is_method: bool)
     home = function.__globals__.get("__name__", "")
     parameters = inspect.unwrap(function).__code__.co_varnames
     found = parameters[is_method : is_method + 1]
-    is_at_home = str(home).partition(".")[0] in (LIBRARY, "torch")  # `torch.no_grad` wraps some functions
+    # Look inside `torch.no_grad`, which wraps some functions.
+    is_at_home = str(home).partition(".")[0] in (LIBRARY, "torch")
     return is_at_home and (not first or (bool(found) and found[0] in first))
 
 
@@ -247,11 +253,11 @@ class FunctionCall:
         self.brick, self.first, self.brick_of, self.queries = brick, first, brick_of, queries
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        path: Any = None  # a Path or a Capture
+        path: Any = None  # what records the call: a Path, or a Capture during a capture
         timer, elements = None, 0
         try:
             path = recorded_here()
-            # If one attention function calls another, the inner call is a part of the outer call's brick.
+            # If one attention function calls another one, the inner call is not a brick of its own.
             if path is not None and getattr(path.position.scope.key, "name", None) != self.name:
                 if self.brick_of is None:
                     found: tuple[Any, Any] | None = (self.brick, elements_of(args[self.first :], kwargs))
@@ -314,7 +320,9 @@ def _call_of(
 
 
 def forget_types() -> None:
-    """Forget which types attention multiplies. The next call of each attention function finds the type again."""
+    """Forget which number types the functions for attention multiply. The next call of each function finds the type
+    again.
+    """
     multiplied_type.cache_clear()
     for call in list(_attentions):
         if hasattr(call, "last"):
@@ -360,7 +368,9 @@ def brick_of_name(name: str) -> BrickDefinition:
 
 
 def brick_of_function(function: str) -> BrickDefinition | None:
-    """Return the brick for calls of `function`, which is a function's name or `file.function`. None if unknown."""
+    """Return the brick for calls of a function, or None if it is unknown. `function` is its name, or
+    `file.function`.
+    """
     file, _, name = function.rpartition(".")
     if name in _ROPE:
         return ROPE
@@ -394,7 +404,9 @@ def _call_of_attention(original: Function, label: str, queries: int) -> Function
 
 
 def _fused(label: str, queries: int) -> BrickOf:
-    """Return a `BrickOf` for fused attention. Its arguments from number `queries` on are query, key and value."""
+    """Return a function that describes calls of fused attention (`BrickOf`). The query, key and value are its
+    arguments from number `queries` on.
+    """
     name = classification.ATTENTION_FUSED
 
     def brick_of(args: Any, kwargs: Any) -> tuple[Any, int]:
@@ -437,8 +449,8 @@ def named(args: Any, kwargs: Any, at: int, name: str) -> Any:
 def _attended(name: str, label: str, given: Sequence[Any], has_mask: bool, is_causal: bool) -> tuple[Any, int]:
     """Return the brick of attention, and its elements: the pairs of a query and a key, over all heads.
 
-    `given` are the queries, keys and values. With a mask, the work per pair is unknown, because reading the contents
-    of the mask would wait for the device.
+    `given` are the queries, keys and values. With a mask, the work per pair is unknown, because reading the mask
+    would wait for the device.
     """
     query, key, value = given
     if not (isinstance(query, Tensor) and isinstance(key, Tensor) and isinstance(value, Tensor)):
@@ -450,7 +462,7 @@ def _attended(name: str, label: str, given: Sequence[Any], has_mask: bool, is_ca
     return _pairs(name, label, shapes, key.element_size(), dtype, not has_mask, is_causal and not has_mask)
 
 
-@functools.lru_cache(maxsize=256)  # the layers of a step repeat the same arguments
+@functools.lru_cache(maxsize=256)  # this is cached, because the layers of a step repeat the same arguments
 def _pairs(
     name: str, label: str, shapes: Any, itemsize: int, dtype: str, is_known: bool, is_causal: bool
 ) -> tuple[Any, int]:
@@ -464,15 +476,15 @@ def _pairs(
     new, columns = queries[-2:]
     kept, value_columns = values[-2:]
     pairs = new * kept
-    if is_causal and new > 1 and label == "sdpa":  # torch aligns the first query with the first key
+    if is_causal and new > 1 and label == "sdpa":  # in torch, a causal mask aligns the first query with the first key
         seen = min(new, kept)
         pairs = seen * (seen + 1) // 2 + (new - seen) * kept
-    elif is_causal and new > 1:  # other kinds align the last query with the last key
+    elif is_causal and new > 1:  # in other libraries, a causal mask aligns the last query with the last key
         pairs = new * (new + 1) // 2 + new * (kept - new) if kept >= new else pairs
     elements = math.prod(queries[:-2]) * pairs
     if not is_known:
         return _attention_brick(name, label, 0, 0, ""), elements
-    read = 0.0  # bytes read per pair; known if one query reads all keys and values once
+    read = 0.0  # bytes that are read per pair; known only if a single query reads all keys and values once
     if new == 1 and queries[:-3] == keys[:-3] == values[:-3]:
         heads = max(1, queries[-3])
         read = itemsize * (columns * keys[-3] + value_columns * values[-3]) / heads
@@ -484,7 +496,7 @@ def _attention_brick(name: str, label: str, columns: int, read_bytes: float, dty
     """Return the brick of attention with the given work.
 
     `columns` is the length of a key plus the length of a value. `read_bytes` is the number of bytes that are read per
-    pair of a query and a key. Both are 0 if unknown.
+    pair of a query and a key. Each is 0 if it is unknown.
     """
     work = None
     if columns:

@@ -1,7 +1,7 @@
 """Follows transformers' `generate`. A step lasts from the preparation of its inputs until its token is chosen.
 
-Three wrappers run in each step. If the hot path is compiled, their calls run C code, which does the same. So they
-close over nothing but `original`. Their own time counts as overhead of their step.
+Three wrappers run in each step, and their own time counts as overhead of the step. If the hot path is compiled, their
+calls run C code, which does the same. So their closures contain only `original`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ if chosen() is not HotPath:
 
 
 def _compiled(wrapper: Function) -> Function:
-    """Make calls of a wrapper run C code, if the hot path is compiled. Dynamo still traces its Python code."""
+    """Make calls of a wrapper run C code, if the hot path is compiled. Dynamo still traces the wrapper's Python
+    code.
+    """
     return wrapper if chosen() is HotPath else _hot_path.compile_generation(wrapper)
 
 
@@ -47,7 +49,7 @@ def generates(original: Function, met: Callable[[object], None] = lambda model: 
         finally:
             try:
                 _end_generate(depth)
-            except BaseException:  # a signal handler interrupted this: end the remaining steps
+            except BaseException:  # a signal handler interrupted this loop, so end the remaining steps
                 _end_generate(depth)
                 raise
 
@@ -100,7 +102,7 @@ def _has_beams(arguments: tuple[Any, ...]) -> None:
 
 
 def end_sampling(args: tuple[Any, ...], returned_ns: int) -> None:
-    """End the step that waits for its token, because its token was chosen at `returned_ns`.
+    """End the step that has waited for its token. The token was chosen at `returned_ns`.
 
     `args` are the arguments of the stopping criteria. `args[1]` has the tokens of all sequences.
     """
@@ -129,7 +131,7 @@ def prepares(original: Function) -> Function:
             here = unit()
             waiting = here.waiting
             if waiting is not None:
-                waiting.close()  # no token was chosen in this step
+                waiting.close()  # the step before still waits for its token, but no token was chosen, so end it
                 start_ns = perf_counter_ns()
             begun_ns = perf_counter_ns()
             generation = here.generation
@@ -169,7 +171,7 @@ def searches(original: Function) -> Function:
 
 
 def scores(original: Function) -> Function:
-    """Wrap a function that processes scores. Its call is the beginning of sampling."""
+    """Wrap a function that processes scores. When it is called, sampling begins."""
 
     def process_scores(*args: Any, **kwargs: Any) -> Any:
         if is_dynamo_compiling():
@@ -186,13 +188,13 @@ def scores(original: Function) -> Function:
             return original(*args, **kwargs)
         finally:
             if step is not None:
-                step.is_running = False  # the step waits for its token again
+                step.is_running = False  # the scores were processed, and the step waits for its token again
 
     return _compiled(process_scores)
 
 
 def chooses(original: Function) -> Function:
-    """Wrap a function that checks whether to stop. Its return is the end of sampling."""
+    """Wrap a function that checks whether to stop. When it returns, sampling ends."""
 
     def is_done(*args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from cbtop.profiler.profiler import BrickProfiler
     from cbtop.protocol.messages import Ceiling, Manifest
 
-MAX_IN_MODE = 4096  # maximum number of bricks that are stored
+MAX_IN_MODE = 4096  # most bricks that are remembered
 
 
 @dataclass(slots=True)
@@ -55,8 +55,9 @@ class Models:
 
     def __init__(self) -> None:
         self.said: WeakModuleDict[Said] = WeakModuleDict()
-        self.names: dict[str, int] = {}  # how often each name has been used
-        self.rank = (False, -1)  # rank of the named model: (whether it has a cache, bytes of its weights)
+        self.names: dict[str, int] = {}  # name -> how often it was used
+        # (whether it has a cache, bytes of its weights) of the named model, to compare it with other models.
+        self.rank = (False, -1)
         self.manifest: Manifest | None = None
         self.ceilings: dict[str, Ceiling] = {}
 
@@ -72,8 +73,8 @@ def models_of(profiler: BrickProfiler) -> Models:
 def said_by(models: Models, root: nn.Module, plan: Plan) -> Said:
     """Return the names given to the model `root`, and give it a name if it is new.
 
-    The first model is called "", even if a part of it was called before the model itself. Any other model is called
-    like its class, with a number if that name was used before.
+    The first model is called "", even if a part of it was called before the model itself. Any other model gets the
+    name of its class, and a number if this name was used before.
     """
     if root not in models.said:
         others = [said for module, said in models.said.items() if not any([module is one for one in plan.trunk])]
@@ -88,7 +89,7 @@ def said_by(models: Models, root: nn.Module, plan: Plan) -> Said:
 
 
 def said_at(place: Hashable, brick: BrickDefinition) -> Hashable:
-    """Return a key for `brick` at `place` in a model. Two bricks with equal keys are the same brick."""
+    """Return a key for `brick` at the path `place` in a model. Two bricks with equal keys are the same brick."""
     return place, brick.name, brick.label, brick.backend, brick.work
 
 
@@ -102,7 +103,9 @@ def key_in(
     mode: Mode,
     size: Any,
 ) -> Hashable:
-    """Return the brick of a module in `mode`, for an image of `size`. `key` is the module's brick in the plan."""
+    """Return the brick that the profiler uses for a module in `mode`, for an image of `size`. `key` is the module's
+    brick in the plan.
+    """
     module = reference()
     if module is None or not isinstance(key, BrickDefinition):
         return key
@@ -111,7 +114,7 @@ def key_in(
         top_k = product.top_k
         work = work_of(module, product.brick, is_timed_there=is_timed_there, mode=mode, top_k=top_k, size=size)
         brick = key if work == key.work else replace(key, work=work)
-        if not submodules(module):  # children may be adapters, which differ between modules
+        if not submodules(module):  # the module's children may be adapters, and these differ between modules
             if len(said.in_mode) >= MAX_IN_MODE:
                 said.in_mode.clear()
             said.in_mode[key, mode, size] = brick

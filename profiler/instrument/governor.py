@@ -41,38 +41,39 @@ from cbtop.profiler.recorder import Recorder
 from cbtop.protocol.messages import Sampling
 from cbtop.protocol.vocabulary import WARM_UP
 
-FIRST_EVERY = 4  # one step in this number is recorded, until the cost is known and FLOOR steps are recorded
-FLOOR = 20  # number of recorded steps of a kind that a figure needs
+FIRST_EVERY = 4  # one step in this number is recorded, until the cost is known and at least FLOOR steps were recorded
+FLOOR = 20  # number of recorded steps of a kind that are needed for reliable figures
 WARM_UP_RECORDED = 2  # number of warm-up steps of a kind that are recorded
 MOST_EVERY = 10_000
 PASSED_OVER = 8  # number of first steps of a kind that are not used to measure the cost, because they may fill caches
-SAMPLES = 121  # maximum number of measured differences that are kept, the newest ones
+SAMPLES = 121  # most measured differences that are kept; these are the newest ones
 ENOUGH = 11
-MAX_WAITING = 16  # maximum number of steps between two compared plain steps
-LOOKS = 9  # number of newest decisions; the median of their durations is used
-LOOK_STEPS, LOOK_NS = 64, 250_000_000  # least number of steps, and least time in ns, between two decisions
-LOOK_TIMES = 2_000  # the pause after a decision lasts at least this number of times as long as a decision
-LEARNING_STEPS = 256  # if the cost is still unknown after this number of steps, fewer steps are recorded
+MAX_WAITING = 16  # most steps between two plain steps that are compared
+LOOKS = 9  # number of newest decisions; the median of their durations counts as overhead
+LOOK_STEPS, LOOK_NS = 64, 250_000_000  # number of steps, and time in ns, that at least pass between two decisions
+LOOK_TIMES = 2_000  # the pause after a decision is at least this many times as long as the decision took
+LEARNING_STEPS = 256  # if the cost is still unknown after this many steps, fewer steps are recorded
 MAX_KINDS = 64
-REPLAYED = "replayed"  # added to the key of replays, so that they are counted apart from other steps
+# This is added to the key of a replay of a captured graph, so that replays count apart from other steps.
+REPLAYED = "replayed"
 Z_95 = 1.96
-USED = 0.8  # part of the allowed share that cbtop aims at
+USED = 0.8  # the part of the allowed share that cbtop tries to use
 # Share of the time that windows of kernels, and recorded training steps, may cost until FLOOR steps are recorded.
 FLOOR_SHARE = 5 / 105
-SHARING_NS = 20_000_000_000  # models that recorded a step within this time share what recording may cost
-LEAST_USED = 0.2  # part of the allowed share that recording may use, even if plain steps use up the rest
+SHARING_NS = 20_000_000_000  # models that have recorded a step within this time in ns share the allowed cost
+LEAST_USED = 0.2  # the part of the allowed share that recording may always use, even if plain steps use up the rest
 ONE = 1 << 64
-GOLDEN = 0x9E3779B97F4A7C15  # fraction of the golden ratio, in units of 1 / ONE
+GOLDEN = 0x9E3779B97F4A7C15  # fraction of the golden ratio, multiplied by ONE
 # If k is below FIRST_EVERY, steps with a fraction in one of two ranges are not recorded. The first range begins at
 # PLAIN_FROM, the second at PLAIN_AFTER. If a step is in the first range, the next step is in the second.
 PLAIN_PAIRS = 64
 PLAIN_FROM = ONE * 3 // 10
 PLAIN_AFTER = (PLAIN_FROM + GOLDEN) % ONE
 PLAIN_WIDTH = ONE // PLAIN_PAIRS
-MOST_APART = 4  # a recorded step is compared with a plain step only if that was at most this number of steps earlier
+MOST_APART = 4  # a recorded step is compared only with a plain step that is at most this many steps earlier
 
 
-class Sort(IntEnum):  # an IntEnum, because Python code computes the hash of other enums
+class Sort(IntEnum):  # this is an IntEnum, because Python code computes the hash of members of other enums
     """The sorts of steps, by what recording adds to their time.
 
     PLAIN: nothing. RECORDED: the step is recorded. AFTER: the timed calls are removed in the step. BESIDE: a step in
@@ -108,8 +109,8 @@ NOTHING = Estimate(0, 0, 0)
 class Alone(NamedTuple):
     """A plain step far from other plain steps. It will be compared with the next recorded step.
 
-    The plain step is the `number`-th step of its kind. The last recorded step was `distance` steps earlier, and took
-    `before_ns`. If a step between them removed the timed calls, that step took `after_ns`.
+    The plain step has the number `number` among the steps of its kind. The last recorded step was `distance` steps
+    earlier, and took `before_ns`. If a step between them removed the timed calls, that step took `after_ns`.
     """
 
     number: int
@@ -120,28 +121,30 @@ class Alone(NamedTuple):
 
 
 class StepKind:
-    """The steps of one name and model."""
+    """The measurements of the steps of one kind (name and model)."""
 
     __slots__ = ("alone", "counts", "excess", "plain_ns", "recent", "seen", "waiting")
 
     def __init__(self) -> None:
         self.seen = 0
-        self.recent = 0.0  # number of recent steps, halved at each decision
+        self.recent = 0.0  # number of recent steps; it is halved at each decision
         self.counts = [0 for _ in Sort]
         self.excess: list[deque[float]] = [deque(maxlen=SAMPLES) for _ in Sort]
-        self.plain_ns: int | None = None  # time of the last plain step
-        self.waiting: list[tuple[Sort, int]] = []  # steps that will be compared when the next plain step has ended
+        self.plain_ns: int | None = None  # time in ns of the last plain step
+        # Steps that will be compared with plain steps when the next plain step has ended.
+        self.waiting: list[tuple[Sort, int]] = []
         self.alone: Alone | None = None
 
     def estimate(self, sort: Sort) -> Estimate | None:
-        """Return the overhead of a step of the given sort, or None if unknown."""
+        """Return the overhead in ns of a step of this sort, or None if it is unknown."""
         found = list(self.excess[sort])
         return median_of(sorted(found)) if len(found) >= ENOUGH else None
 
     def compare(self, waiting: list[tuple[Sort, int]], before_ns: int | None, after_ns: int) -> None:
-        """Compare the steps in `waiting` with the plain steps before and after them.
+        """Compare each step in `waiting` with the mean of the plain steps before and after it.
 
-        If `waiting` has more than MAX_WAITING steps, store the second plain step as `alone` instead.
+        If more than MAX_WAITING steps wait, store the second plain step as `alone` instead. A later recorded step is
+        compared with it.
         """
         if len(waiting) > MAX_WAITING:
             sorts = [sort for sort, _ in waiting[-2:]]
@@ -154,21 +157,25 @@ class StepKind:
                 self.excess[waited].append(took_ns - (before_ns + after_ns) / 2)
 
     def compare_alone(self, recorded_ns: int) -> None:
-        """Compare the plain step `alone` with the recorded steps before and after it.
+        """Compare the plain step `alone`, which is far from other plain steps, with the recorded steps before and
+        after it.
 
-        The later one took `recorded_ns`.
+        The later of these took `recorded_ns`.
         """
         alone, self.alone = self.alone, None
         apart = self.seen - alone.number if alone else 0
         if alone and 0 < apart <= MOST_APART:
-            growth_ns = (recorded_ns - alone.before_ns) / (alone.distance + apart)  # mean growth per step
+            # how much longer each step is than the one before it, on average
+            growth_ns = (recorded_ns - alone.before_ns) / (alone.distance + apart)
             self.excess[RECORDED].append(recorded_ns - growth_ns * apart - alone.plain_ns)
             if alone.after_ns is not None:
                 self.excess[AFTER].append(alone.after_ns + growth_ns - alone.plain_ns)
 
 
 class GovernedModel:
-    """The recorded steps of one model. All models after the first MAX_KINDS share one object."""
+    """Counts the recorded steps of one model that are running. All models after the first MAX_KINDS share one
+    object.
+    """
 
     __slots__ = ("calls_are_in", "is_many", "recorded", "running")
 
@@ -176,7 +183,7 @@ class GovernedModel:
         self.is_many = is_many
         self.calls_are_in = False
         self.recorded = 0
-        self.running: dict[ref[object], None] = {}  # recorded steps that are running
+        self.running: dict[ref[object], None] = {}  # number of recorded steps that are running
 
 
 class StepStart(NamedTuple):
@@ -191,8 +198,8 @@ class Governor:
     """Decides which steps are recorded: one step in `every`.
 
     `seen` is the number of measured steps, and `recorded` how many of them were recorded. `kinds` has the
-    measurements by name and model of the steps, and `models` the recorded steps by model. `own_ns` is the overhead of
-    the last plain steps. The next decision is made after step number `look_at_step`.
+    measurements by name and model of the steps, and `models` the recorded steps by model. `own_ns` has the overhead
+    of the last plain steps. The next decision is made after step number `look_at_step`.
     """
 
     __slots__ = (
@@ -224,19 +231,19 @@ class Governor:
 
     def __init__(self, allowed_percent: float, announce: Callable[[Sampling], None]) -> None:
         self.allowed_percent = allowed_percent
-        # Share of the whole time, which includes the recording.
+        # The allowed share of the program's whole time, which includes the time for recording.
         self.allowed_share = allowed_percent / (100 + allowed_percent)
         self._announce = announce
         self.models_by_kernels: set[str] = set()  # names of models with steps that only kernel_steps.py records
-        self.floor = FLOOR  # 0 in a benchmark that chooses the recorded steps itself
+        self.floor = FLOOR  # this is 0 in a benchmark that chooses the recorded steps itself
         self.forget()
 
     def forget(self) -> None:
         """Reset all measurements, for example because they were made in the parent process."""
         self.every = FIRST_EVERY
-        # Number of the next step, by kind; C code begins only steps of these kinds.
+        # Kind of step -> number of the next step. C code begins only steps of these kinds.
         self.begun: dict[object, int] = {}
-        # By kind below the floor: number of the next step, number of recorded steps.
+        # Kind of step with fewer than FLOOR recorded steps -> number of the next step, and number of recorded steps.
         self._early: dict[object, list[int]] = {}
         self._has_announced = False
         self.kinds: dict[object, StepKind] = {}
@@ -244,9 +251,10 @@ class Governor:
         self.own_ns: deque[float] = deque(maxlen=SAMPLES)  # overhead of beginning and ending a plain step, in ns
         self.told_ns = 0  # duration of the last call of `ended`, which counts as overhead of the next step
         self.look_ns = 0  # duration of the last decision, which counts as overhead of all steps until the next
-        self._looks: deque[int] = deque(maxlen=LOOKS)  # durations of the last decisions
-        self.has_looked = False  # whether the last call of `ended` made a decision; then `look_ns` is its duration
-        # When each model that decides itself about its recorded steps has last recorded one, in ns.
+        self._looks: deque[int] = deque(maxlen=LOOKS)  # durations in ns of the latest decisions
+        # Whether the last call of `ended` made a decision; if so, `look_ns` is the duration of the decision.
+        self.has_looked = False
+        # Model that decides itself about its recorded steps -> when it last recorded one, in ns.
         self._recorded_alone_ns: dict[str, int] = {}
         self.seen = self.recorded = self._lived_ns = 0
         self.look_at_step, self._look_at_ns, self._looked_at_step = 0, 0, 0
@@ -271,12 +279,13 @@ class Governor:
         if number is None:
             early = self._early.get(key)
             if early is None and len(self.begun) + len(self._early) < MAX_KINDS:
-                # Each kind begins at a different number. Otherwise kinds that alternate would be recorded in adjacent
-                # steps.
+                # Each kind of step begins at a different number. Otherwise, kinds that alternate would be recorded in
+                # adjacent steps.
                 early = self._early[key] = [(len(self.begun) + len(self._early)) << 32, 0]
             if early is not None:
                 return self._is_sampled_early(key, early)
-            key = None  # further kinds count as one kind, so that not all of their first steps are recorded
+            # If there are too many kinds, the others count as one, so that not all of their first steps are recorded.
+            key = None
             number = self.begun.get(key, 0)
         self.begun[key] = number + 1
         return self._is_next(number, self.every)
@@ -317,7 +326,7 @@ class Governor:
             sort = AFTER if was_in else PLAIN
         return tuple.__new__(
             StepStart, (sort, state.recorded, state)
-        )  # like `StepStart(…)`, but without a Python frame for its `__new__`
+        )  # this makes a `StepStart`, but without a Python frame for its `__new__`
 
     def left(self, step: object, mark: StepStart) -> None:
         """Count `step` as ended, whether it completed or raised an exception."""
@@ -353,7 +362,7 @@ class Governor:
                 if kind.waiting:
                     waiting, kind.waiting = kind.waiting, []
                     kind.compare(waiting, before, duration_ns)
-            # With many models, it is unknown which of them had timed calls.
+            # If there are many models, it is unknown which of them had timed calls in the step.
             elif not (sort is AFTER and mark.model.is_many):
                 if kind.alone is not None and sort is RECORDED:
                     kind.compare_alone(duration_ns)
@@ -366,9 +375,9 @@ class Governor:
     def share_of(self, model: str, recorded: int, now_ns: int, steady: float = 1.0) -> float:
         """Return the share of the time that `model` may use to record its steps, if it decides that itself.
 
-        It has `recorded` steps, and the last one ended at `now_ns`. All models that recorded steps lately share what
-        the process may use. Until FLOOR steps are recorded, that is at least FLOOR_SHARE, and then only the part
-        `steady` of the allowed share.
+        It has `recorded` steps, and the last one ended at `now_ns`. All models that have recorded steps lately share
+        the allowed share of the process. It counts as at least FLOOR_SHARE until `recorded` is FLOOR. After that,
+        only its part `steady` is used.
         """
         last_ns = self._recorded_alone_ns | {model: now_ns}
         self._recorded_alone_ns = {name: at for name, at in last_ns.items() if now_ns - at < SHARING_NS}
@@ -376,7 +385,7 @@ class Governor:
         return share / len(self._recorded_alone_ns)
 
     def last_plain_ns(self, name: str, model: str) -> int | None:
-        """Return the time of the last plain step of a kind, or None if there was none."""
+        """Return the time in ns of the last plain step of a kind, or None if there was none."""
         kind = self.kinds.get((name, model))
         return None if kind is None else kind.plain_ns
 
@@ -399,7 +408,7 @@ class Governor:
         if cost is None and self.seen < LEARNING_STEPS:
             return
         steps, self._looked_at_step = self.seen - self._looked_at_step, self.seen
-        if steps <= 0:  # another thread has just decided
+        if steps <= 0:  # a different thread has just made the decision
             return
         self.has_looked = True
         # Use the median duration, because other programs may have interrupted some decisions.
@@ -412,7 +421,7 @@ class Governor:
         for kind in kinds:
             kind.recent /= 2
         if cost is None and self.models_by_kernels and not self.recorded:
-            return  # kernel_steps.py announces the cost for these models
+            return  # skip models that record steps by their kernels, because kernel_steps.py announces their cost
         if cost is None:
             self.every = min(MOST_EVERY, 2 * self.every)
             self._announce(Sampling(self.every, None, None, None, self.allowed_percent))
@@ -420,7 +429,8 @@ class Governor:
         own = median_of(sorted(self.own_ns)) if len(self.own_ns) >= ENOUGH else NOTHING
         own = own.plus(Estimate(*[looks[len(looks) // 2] / steps] * 3))
         share_ns = self.allowed_share * step_ns
-        allowed_ns = max(USED * share_ns - own.high, LEAST_USED * share_ns)  # allowed time per step for recording
+        # Time in ns that recording may cost per step.
+        allowed_ns = max(USED * share_ns - own.high, LEAST_USED * share_ns)
         every = math.ceil(cost.high / allowed_ns)
         lived_share_ns = self.allowed_share * self._lived_ns
         if self.recorded * cost.middle > max(lived_share_ns - self.seen * own.middle, LEAST_USED * lived_share_ns):
@@ -458,7 +468,7 @@ def _cost_of_recording(kinds: list[StepKind]) -> Estimate | None:
 
 
 def median_of(ordered: list[float]) -> Estimate:
-    """Return the median of `ordered`, with its 95 % interval."""
+    """Return the median of `ordered`, and the limits of its 95 % interval."""
     count = len(ordered)
     reach = math.ceil(Z_95 * math.sqrt(count) / 2)
     middle = count // 2

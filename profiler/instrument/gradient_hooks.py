@@ -31,7 +31,7 @@ from cbtop.protocol import clock
 from cbtop.protocol.vocabulary import TrainingPart
 
 L2 = 2.0
-FUNCTIONS = FunctionType, MethodType, functools.partial  # types of closures that an optimizer's step may get
+FUNCTIONS = FunctionType, MethodType, functools.partial  # types of the closures that a step of an optimizer may get
 Wrapper = Callable[[Function], Function]
 
 
@@ -39,7 +39,8 @@ class GradientHooks:
     """Follows the gradients of all optimizers of this process, and its gradient scalers."""
 
     def __init__(self) -> None:
-        self._optimizers: dict[int, tuple[ref[Any], OptimizerGradients]] = {}  # by id of the optimizer
+        # id of an optimizer -> the object that follows the gradients of this optimizer
+        self._optimizers: dict[int, tuple[ref[Any], OptimizerGradients]] = {}
         self._scalers: dict[int, ScalerHistory] = {}
         self._has_failed = False
 
@@ -82,7 +83,7 @@ class GradientHooks:
         gradients_here().forget()
 
     def scaler_steps(self, scaler: Any, optimizer: Any) -> None:
-        """Store that `scaler` scales the gradients of `optimizer`."""
+        """Remember that the gradient scaler `scaler` scales the gradients of `optimizer`."""
         self._guarded(self._join, scaler, optimizer)
 
     def _guarded(self, look: Callable[..., None], *args: Any) -> None:
@@ -130,7 +131,9 @@ class GradientHooks:
         return known
 
     def _unscales(self, original: Function) -> Function:
-        """Wrap GradScaler.unscale_. Forgets the norm of earlier clipping, because those gradients were scaled."""
+        """Wrap GradScaler.unscale_. Forgets the norm of earlier clipping, because the gradients were still scaled
+        then.
+        """
 
         @functools.wraps(original)
         def unscale(scaler: Any, *args: Any, **kwargs: Any) -> Any:
@@ -193,7 +196,7 @@ class GradientHooks:
     def _scales_to_norm(self, original: Function) -> Function:
         """Wrap a function that scales gradients down to a norm.
 
-        Its arguments are parameters, largest norm, and present norm.
+        The function takes the parameters, the largest allowed norm, and the current norm.
         """
 
         @functools.wraps(original)
@@ -213,7 +216,9 @@ class GradientHooks:
 
 
 def _is_in_backward() -> bool:
-    """Return whether a backward is running. Then a hook of a weight has called the weight's own optimizer."""
+    """Return whether a backward pass is running. If so, a hook of a weight has called an optimizer that only this
+    weight has.
+    """
     return training_here().clock.is_in is TrainingPart.BACKWARD
 
 

@@ -32,29 +32,31 @@ from cbtop.profiler.positions import finder
 from cbtop.protocol import clock
 
 SHARE = 0.002  # share of the time that measuring norms may take
-COSTS = 5  # the median cost of this many measurements decides when the next one is due
+COSTS = 5  # number of latest measurements whose costs are kept; the median cost decides when to measure again
 NAN, INF = "NaN", "Inf"
-_LARGEST = math.inf  # order of the norm that is the largest element; this norm never overflows
+_LARGEST = math.inf  # the norm of infinite order is the largest magnitude of an element; it never overflows
 
 
 @dataclass(slots=True)
 class Gradients:
-    """The result of looking at the gradients of one step."""
+    """What was found out about the gradients of one step."""
 
-    norm: float | None  # L2 norm; None if a gradient is not finite, or the norm is not known
-    parameters: int = 0  # number of parameters with a gradient; 0: not counted
+    norm: float | None  # L2 norm of all gradients; None if a gradient is not finite, or if the norm is not known
+    parameters: int = 0  # number of parameters with a gradient; 0 if they were not counted
     #: Parameters with a gradient that is not finite, in the order of the backward pass.
     faulty: list[Any] = field(default_factory=list)
-    kind: str = ""  # NAN or INF, for the first parameter in `faulty`
-    is_doubtful: bool = False  # True if only the norm of that gradient may have overflowed
-    is_again: bool = False  # True if some are still not finite, as in an earlier step; `faulty` is then empty
-    clipping: str = ""  # "before" or "after": these gradients were read before or after the program clipped them
-    is_shard: bool = False  # True if this process has only a part of some gradients
+    kind: str = ""  # NAN or INF: the fault of the first parameter in `faulty`
+    is_doubtful: bool = False  # True if the gradients may be finite, because only their norm may have overflowed
+    # True if some gradients are still not finite, as in an earlier step; `faulty` is then empty.
+    is_again: bool = False
+    # "before" or "after": whether the gradients were read before or after the program clipped them; "": not clipped
+    clipping: str = ""
+    is_shard: bool = False  # True if this process has only shards of some gradients
     is_skipped: bool = False  # True if the optimizer skips the step, because gradients overflowed
 
 
 def is_observed() -> bool:
-    """Return whether a mode or profiler of the host sees the operations of this thread."""
+    """Return whether a mode or a profiler of the host would see cbtop's operations in this thread."""
     return bool(dispatch_modes()) or is_profiled() or is_tracing()
 
 
@@ -91,7 +93,9 @@ class Measurement:
         return found
 
     def _find_faulty(self, found: Gradients, norms: Sequence[float]) -> None:
-        """Add the parameters with a gradient that is not finite. The norm of a finite gradient may overflow."""
+        """Add the parameters with a gradient that is not finite to the result. The norm of a finite gradient may
+        overflow.
+        """
         for parameter, norm in zip(reversed(self._parameters), reversed(norms), strict=True):
             if math.isfinite(norm):
                 continue
@@ -108,8 +112,9 @@ class Measurement:
 def measure(parameters: Sequence[Any], *, is_exact: bool = False, scaling: Sequence[Any] = ()) -> Measurement | None:
     """Measure the gradients of `parameters`. Returns None if they are missing or cannot be measured.
 
-    With `is_exact`, the largest element is measured instead of the L2 norm. It never overflows, but takes longer.
-    `scaling` are the two numbers or tensors that an optimizer gets from a gradient scaler, see `Measurement`.
+    With `is_exact`, the largest magnitude of an element is measured instead of the L2 norm. That never overflows, but
+    takes longer. `scaling` are the two numbers or tensors that an optimizer gets from a gradient scaler, see
+    `Measurement`.
     """
     found: dict[torch.dtype, list[Any]] = {}
     grads: dict[torch.dtype, list[Tensor]] = {}
@@ -139,7 +144,7 @@ def measure(parameters: Sequence[Any], *, is_exact: bool = False, scaling: Seque
 
 
 def _norms(grads: list[Tensor], order: float) -> list[Tensor]:
-    if grads[0].dtype.itemsize < 4:  # a norm in this type would have too few digits
+    if grads[0].dtype.itemsize < 4:  # a norm in the type of the gradient would have too few digits
         return foreach_norm(grads, order, dtype=torch.float32)
     return foreach_norm(grads, order)
 
@@ -163,18 +168,22 @@ def _local(grad: Any) -> Tensor | None:
 def measured(
     parameters: Sequence[Any], *, is_exact: bool = False, scaling: Sequence[Any] = ()
 ) -> Gradients | Measurement | None:
-    """Measure the gradients of `parameters`. Returns the `Measurement` if its norms have not arrived."""
+    """Measure the gradients of `parameters`, and return them. If their norms have not arrived from the device,
+    returns the `Measurement`. Returns None if they cannot be measured.
+    """
     found = measure(parameters, is_exact=is_exact, scaling=scaling)
     return (found and found.read()) or found
 
 
 def is_finite(parameter: Any) -> bool | None:
-    """Return whether the gradient of `parameter` is finite. None if there is no gradient on a CPU."""
+    """Return whether the gradient of `parameter` is finite. Returns None if it has no gradient on a CPU."""
     return are_finite([parameter])
 
 
 def are_finite(parameters: Sequence[Any]) -> bool | None:
-    """Return whether the gradients of all `parameters` are finite. None if some have no gradient on a CPU."""
+    """Return whether the gradients of all `parameters` are finite. Returns None if some parameters have no gradient
+    on a CPU.
+    """
     grads = [parameter.grad for parameter in parameters]
     if not grads or not all([type(grad) is Tensor and grad.is_cpu and grad.numel() for grad in grads]):
         return None
@@ -189,20 +198,20 @@ def small_gradients(parameters: Sequence[Any], count: int) -> list[Any]:
 
 
 class Budget:
-    """Limits the time for measuring norms to the share SHARE."""
+    """Limits the time for measuring norms to SHARE of the program's time."""
 
     __slots__ = ("_costs_ns", "_due_ns")
 
     def __init__(self) -> None:
         self._costs_ns: deque[int] = deque(maxlen=COSTS)  # costs of the latest measurements
-        self._due_ns = 0  # when the next measurement is due
+        self._due_ns = 0  # time in ns from which on the next measurement may be made
 
     def is_due(self, now_ns: int) -> bool:
-        """Whether a norm may be measured now."""
+        """Whether a norm may be measured now without exceeding the limit."""
         return now_ns >= self._due_ns
 
     def spend(self, begun_ns: int) -> None:
-        """Add the cost of a measurement from `begun_ns` until now.
+        """Count a measurement that took from `begun_ns` until now.
 
         The first measurement is not counted, because it takes longer.
         """
@@ -212,7 +221,7 @@ class Budget:
 
 
 class ThreadGradients:
-    """The known facts about the gradients of the step that is open in one thread."""
+    """What is known about the gradients of the step that is open in one thread."""
 
     __slots__ = (
         "__weakref__",
@@ -229,17 +238,18 @@ class ThreadGradients:
     def __init__(self) -> None:
         self.budget = Budget()
         self.is_l2 = False  # True while a function of torch that clips by the L2 norm is running
-        self._faulty: set[int] = set()  # for lists with faulty gradients that were clipped: id of the first parameter
+        # List of gradients that were clipped, with a faulty one among them -> the id of its first parameter.
+        self._faulty: set[int] = set()
         # The phase of the step that ended last. Further optimizers after the same backward belong to it.
         self.latest_phase = ""
         self.latest_model: Callable[[], Any] = _no_model
         self.forget()
 
     def forget(self) -> None:
-        """Forget the gradients that were seen when they were clipped."""
+        """Forget what was found out about the gradients when they were clipped."""
         self._clips = 0
         self._clipped: Gradients | Measurement | None = None
-        self.clipped = 0  # number of parameters that the program has clipped
+        self.clipped = 0  # number of parameters with gradients that the program has clipped
 
     def clips_by_value(self) -> None:
         """Count a clipping of gradients by value, which computes no norm."""
@@ -267,7 +277,9 @@ class ThreadGradients:
                 self._faulty.add(first)
 
     def take(self) -> tuple[Gradients | Measurement | None, bool]:
-        """Return the gradients of the step before they were clipped, or None, and whether they were clipped."""
+        """Return what is known of the step's gradients from before they were clipped, or None. Also returns whether
+        they were clipped.
+        """
         clipped, clips = self._clipped, self._clips
         self.forget()
         if clips != 1 or clipped is None:

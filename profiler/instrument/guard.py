@@ -2,11 +2,11 @@
 
 Rules
 - The inputs and the first output of each brick and layer are looked at where they are computed (guard_flags.py). The
-  figures are read once, when the model's call returns: at once from a processor, later from a device.
-- The call that ends first with a faulty output is named. If its input was finite, it made the fault. Otherwise code
-  outside of bricks made it, or it came with the input of the model.
-- With the reaction `dump`, each figure is read right after its call. A device is waited for there.
-- Nothing is looked at while the host observes the operations of its thread: with a dispatch mode, in a trace, in a
+  smallest and largest values are read when the model's call returns: at once from a processor, later from a device.
+- The guard names the call that ends first with a faulty output. If its input was finite, it made the fault. Otherwise
+  code outside of bricks made it, or it came with the input of the model.
+- If the reaction is `dump`, the values are read right after each call, which waits for the device.
+- Nothing is checked while the host observes the operations of its thread: with a dispatch mode, in a trace, in a
   transform of functorch, or with torch's profiler.
 - If code of cbtop fails, the guard ends, and the host goes on.
 """
@@ -65,13 +65,13 @@ if TYPE_CHECKING:
     from cbtop.profiler.instrument.wrapping import BrickCall
 
 ANNOUNCE_NS = 1_000_000_000  # between two announcements
-EARLY = 1, 4, 16  # after these numbers of checked steps there is an announcement, too
-MAX_WAITING = 8  # steps whose figures have not arrived from a device
-READ_EVERY_NS = 100_000_000  # between two readings of the flags of a captured graph
+EARLY = 1, 4, 16  # after these numbers of checked steps, the guard announces its state at once
+MAX_WAITING = 8  # most steps that wait for figures from a device
+READ_EVERY_NS = 100_000_000  # time in ns between two readings of the flags of a captured graph
 
 
 class GuardedModel(Protocol):
-    """A model with guarded steps."""
+    """The steps of a model, as the guard needs them."""
 
     calls: Sequence[BrickCall]
     model: str
@@ -80,29 +80,29 @@ class GuardedModel(Protocol):
 
 
 class OpenGuard:
-    """A guarded step that is open in a thread. `owner` is what begins and ends it."""
+    """A step that the guard checks, open in one thread. `owner` is the object that begins and ends the step."""
 
     __slots__ = ("file", "flags", "guard", "has_dumped", "owner", "phase", "step")
 
     def __init__(self, guard: Guard, owner: object, phase: str, step: int, flags: StepFlags) -> None:
         self.guard, self.owner, self.phase, self.step, self.flags = guard, owner, phase, step, flags
-        self.file = ""  # path of the saved inputs of a faulty call
-        self.has_dumped = False  # whether that was tried
+        self.file = ""  # path of the file with the saved inputs of a faulty call; "" if none
+        self.has_dumped = False  # whether the guard has tried to save the inputs of a faulty call
 
 
 class ThreadGuard:
-    """The guarded steps that are open in one thread, task or greenlet, outermost first."""
+    """The steps that the guard checks and that are open in one thread, task or greenlet, outermost first."""
 
     __slots__ = ("__weakref__", "mask", "open", "spare")
 
     def __init__(self) -> None:
         self.open: list[OpenGuard] = []
-        self.spare: list[StepFlags] = []  # flags to use again
-        self.mask: Mask | None = None  # of the model's call that begins
+        self.spare: list[StepFlags] = []  # flags of an ended step, which another step can use
+        self.mask: Mask | None = None  # the padding mask among the arguments of the call of the model that begins
 
 
 class _Waiting(NamedTuple):
-    """A step with its figures, which may not have arrived."""
+    """A checked step with its figures, which may not have arrived from the device yet."""
 
     phase: str
     step: int
@@ -112,7 +112,9 @@ class _Waiting(NamedTuple):
 
 
 class _Found(NamedTuple):
-    """A faulty call. `inside` is the innermost call around it with a finite input, if its own is faulty."""
+    """A call with a faulty output. If its input is faulty too, `inside` is the innermost call around it with a finite
+    input.
+    """
 
     run: GuardedRun
     kind: str
@@ -124,28 +126,28 @@ guarded_here: Callable[[], ThreadGuard] = finder(ThreadGuard)
 
 
 class Guard:
-    """Guards the steps of one model."""
+    """Checks the steps of one model for values that are not finite."""
 
     def __init__(self, steps: GuardedModel, setting: GuardSetting) -> None:
         self._steps, self._profiler = ref(steps), ref(steps.profiler)
-        at_end = finalize(steps, self._tell)  # when the model is gone, or when the process ends
-        setattr(at_end, "atexit", False)  # noqa: B010 - typeshed does not know it
+        at_end = finalize(steps, self._tell)  # the finalizer runs when the model is freed, or when the process ends
+        setattr(at_end, "atexit", False)  # noqa: B010 - typeshed does not declare this attribute
         recorder = steps.profiler.parts.recorder
         if isinstance(recorder, RingRecorder):
             recorder.before_goodbye(at_end)
         self._setting = setting
-        self._calls: dict[int, GuardedCall] = {}  # by the id of the module
+        self._calls: dict[int, GuardedCall] = {}  # id of a module -> the wrapper that looks at its calls
         self._followed: Sequence[BrickCall] = ()
-        self._users = 0  # number of steps and captures that the calls are swapped in for
-        self._counts: Counter[str] = Counter()  # steps of each phase
-        self._seen = 0  # number of steps, checked or not
-        self._latest = "", 0  # phase and number of the latest checked step
+        self._users = 0  # number of steps and captures that need the wrappers of the calls
+        self._counts: Counter[str] = Counter()  # phase -> number of steps in this phase
+        self._seen = 0  # number of all steps, checked or not
+        self._latest = "", 0  # the phase and the number of the latest checked step
         self._is_latest_faulty = False
         self._waiting: deque[_Waiting] = deque(maxlen=MAX_WAITING)
         self._report = GuardedSteps(steps.model, 0)
         self._told_ns = 0
         self._has_failed = False
-        self._own_ns = 0  # time that the guard has taken since the last `take_own_ns`
+        self._own_ns = 0  # time in ns that the guard has taken since the last `take_own_ns`
 
     @property
     def is_gone(self) -> bool:
@@ -154,7 +156,7 @@ class Guard:
     # --- the calls that are looked at
 
     def _follow(self, calls: Sequence[BrickCall]) -> None:
-        """Look at the modules of these timed calls from now on, and no longer at others."""
+        """From now on, look at the calls of the modules in `calls`, and at no others."""
         self._followed = calls
         before, self._calls = self._calls, {}
         for call in calls:
@@ -172,7 +174,7 @@ class Guard:
             guarded.hiding = found.get(key, Hiding.NEVER)
 
     def swap_in(self) -> None:
-        """Begin to look at the timed calls. The wrappers that time them must be swapped in before."""
+        """Begin to look at the timed calls. The wrappers that time these calls must be in place already."""
         self._users += 1
         self._look_again()
         self._put_in()
@@ -185,14 +187,14 @@ class Guard:
                 call.swap_out()
 
     def remove(self) -> None:
-        """Stop looking at calls for ever."""
+        """Stop looking at calls for good, and forget the wrappers of the calls."""
         self._users = 0
         for call in self._calls.values():
             call.remove()
         self._calls, self._followed = {}, ()
 
     def _look_again(self) -> bool:
-        """Follow the timed calls of the model, if they are new. Returns whether they are."""
+        """Look at the timed calls of the model, if they have changed. Returns whether they have."""
         steps = self._steps()
         is_new = steps is not None and steps.calls is not self._followed
         if steps is not None and is_new:
@@ -206,11 +208,13 @@ class Guard:
     # --- steps
 
     def note_arguments(self, names: Sequence[str], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Note the padding mask of the model's call that begins now, until `begin`."""
+        """Find the padding mask among the arguments of a call of the model. The next `begin` uses it."""
         guarded_here().mask = mask_in(names, args, kwargs)
 
     def begin(self, owner: object, phase: str, *, is_counted: bool = True, is_watched: bool) -> None:
-        """Begin a step of `phase`. Without `is_watched` it is only counted, because it is not recorded."""
+        """Begin a step of `phase`. If not `is_watched`, the step is not recorded, so it is only counted and not
+        checked.
+        """
         self._counts[phase] += is_counted
         self._seen += is_counted
         here = guarded_here()
@@ -232,7 +236,7 @@ class Guard:
     def end(self, owner: object) -> None:
         """End the step of `owner`, and read the figures that have arrived.
 
-        Raises NotFiniteError if the step is faulty, and the guard is asked to stop the host.
+        Raises NotFiniteError if a value is faulty and the guard's setting is to stop the host then.
         """
         opened = self._taken(owner)
         if opened is None or self._has_failed:
@@ -253,13 +257,13 @@ class Guard:
             raise stop
 
     def drop(self, owner: object) -> None:
-        """Drop the step of `owner`, if it is open, because it has failed."""
+        """Drop the step of `owner` without a check, if it is open, because it has failed."""
         self._taken(owner)
 
     def _taken(self, owner: object) -> OpenGuard | None:
-        """Close the step of `owner` and those inside it. Returns the step, or None if it is not open."""
+        """Close the step of `owner` and all steps inside it. Returns the step, or None if it is not open."""
         here = guarded_here()
-        here.mask, opened = None, here.open  # a call inside the step may have noted a mask
+        here.mask, opened = None, here.open  # forget the padding mask, because a call inside the step may have set it
         for at, one in enumerate(opened):
             if one.owner is owner:
                 del opened[at:]
@@ -278,12 +282,16 @@ class Guard:
     # --- captured graphs
 
     def end_capture(self, owner: object) -> GraphFlags | None:
-        """End the capture of a call of the model. Returns the flags that each replay computes again."""
+        """End the capture of a call of the model. Returns the flags in the graph, which each replay computes
+        again.
+        """
         opened = self._taken(owner)
         return None if opened is None or self._has_failed else GraphFlags(self, opened)
 
     def replayed(self, flags: StepFlags, phase: str, *, is_read: bool) -> None:
-        """Count a replay of a captured step. With `is_read`, read its flags. Raises NotFiniteError like `end`."""
+        """Count a replay of a captured step. If `is_read`, also reads the flags of the replay. Raises NotFiniteError
+        like `end`.
+        """
         self._counts[phase] += 1
         self._seen += 1
         if self._has_failed or not is_read:
@@ -301,7 +309,7 @@ class Guard:
     # --- looking at a call
 
     def before(self, call: GuardedCall, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> GuardedRun | None:
-        """Look at the arguments of a call. Returns None outside of guarded steps of this model."""
+        """Look at the arguments of a call. Returns None if no step of this model is being checked."""
         try:
             here = guarded_here().open
             if not here or here[-1].guard is not self or _is_observed():
@@ -358,10 +366,12 @@ class Guard:
         except (OSError, ValueError) as error:
             log_once(f"the inputs of a faulty brick were not saved: {in_words(error)}")
 
-    # --- what the figures show
+    # --- the meaning of the figures
 
     def _read(self) -> NotFiniteError | None:
-        """Read the figures that have arrived. Returns the error to raise, or None."""
+        """Read the smallest and largest values that have arrived from a device. Returns the error to raise, or
+        None.
+        """
         stop = None
         while self._waiting and (figures := self._waiting[0].figures.read()) is not None:
             waiting = self._waiting.popleft()
@@ -372,7 +382,7 @@ class Guard:
         return stop
 
     def _take(self, waiting: _Waiting, found: _Found | None) -> str:
-        """Count a checked step, and announce it. Returns a line about its fault if it is the first faulty step.
+        """Count a checked step, and announce it. If it is the first faulty step, returns a line about the fault.
 
         Each micro-batch of a training step is checked, and together they count as one step.
         """
@@ -402,7 +412,7 @@ class Guard:
         return line
 
     def _tell(self) -> None:
-        """Announce the number of steps, and the fault if there is one."""
+        """Announce the numbers of steps, and the fault if one was found."""
         profiler = self._profiler()
         if profiler is not None and self._seen:
             profiler.announce(replace(self._report, steps=max(self._seen, self._report.checked)))
@@ -429,7 +439,9 @@ class Guard:
 
 
 class GraphFlags:
-    """The flags in a captured graph. Each replay computes them again, and only some replays are read."""
+    """The flags (smallest and largest values) in a captured graph. Each replay computes them again, but only some
+    replays read them.
+    """
 
     def __init__(self, guard: Guard, opened: OpenGuard) -> None:
         self._guard = ref(guard)
@@ -437,7 +449,7 @@ class GraphFlags:
         self._read_ns = 0
 
     def replayed(self) -> None:
-        """Handle a replay that was launched. Raises NotFiniteError like `Guard.end`."""
+        """Note that a replay was launched. Raises NotFiniteError like `Guard.end`."""
         guard, now_ns = self._guard(), clock.perf_counter_ns()
         if guard is not None:
             is_read = now_ns - self._read_ns >= READ_EVERY_NS and not is_stream_captured()
@@ -450,7 +462,9 @@ graph_flags: WeakKeyDictionary[Any, list[GraphFlags]] = WeakKeyDictionary()
 
 
 def first_fault(runs: Sequence[GuardedRun], figures: dict[FlagArray, list[float]], bound: float) -> _Found | None:
-    """Return the first faulty call of a step, or None. `runs` are in the order of their ends."""
+    """Return the first call of a step with a faulty output, or None. `runs` has the calls in the order of their
+    ends.
+    """
 
     def of_output(run: GuardedRun) -> str:
         return "" if run.output is None else fault_at(figures, run.output, bound)
@@ -473,7 +487,8 @@ def first_fault(runs: Sequence[GuardedRun], figures: dict[FlagArray, list[float]
     if faulty is None:
         return None
     kind, given = of_output(faulty), given_to(faulty)
-    if given == FAULTY:  # a brick before may have made -Inf, which is a fault only if it becomes one
+    # An earlier brick may have made -Inf, which counts as a fault only if it becomes NaN or Inf here.
+    if given == FAULTY:
         before = next((run for run in runs if run is faulty or has_infinity(run)), faulty)
         if before is not faulty:
             faulty, kind, given = before, INF, given_to(before)
@@ -496,7 +511,7 @@ def sentence(fault: GuardFault) -> str:
 
 
 def _is_observed() -> bool:
-    """Whether the host would notice operations in this thread."""
+    """Whether the host would notice operations that the guard runs in this thread."""
     return modes_of_host() > 0 or is_tracing() or is_profiled() or is_transforming()
 
 
@@ -505,20 +520,20 @@ def _is_captured(array: FlagArray) -> bool:
 
 
 def _brick_of(key: Hashable) -> str:
-    """Return the name of a brick, or "" for a layer."""
+    """Return the name of the brick that a call belongs to, or "" for a layer."""
     if isinstance(key, BrickDefinition):
         return f"{key.name} {key.label}" if key.label else key.name
     return key.display_name if isinstance(key, BrickId) else ""
 
 
 def _name_of(run: GuardedRun, steps: GuardedModel | None) -> str:
-    """Return the name of the called module in the model, or "" if one of them is gone."""
+    """Return the name of the called module in the model, or "" if the module or the model was freed."""
     root, module = None if steps is None else steps.root(), run.call.module()
     return "" if root is None or module is None else name_of_module(root, module)
 
 
 def _layer_of(run: GuardedRun) -> int | None:
-    """Return the number of the layer of a call, or None outside of layers."""
+    """Return the number of the layer that a call belongs to, or None outside of layers."""
     inner: GuardedRun | None = run
     while inner is not None:
         key = inner.call.key
@@ -531,7 +546,7 @@ def _layer_of(run: GuardedRun) -> int | None:
 def _faulty_weight(module: nn.Module | None) -> str:
     """Return the name of the first weight or buffer of `module` itself that is not finite now, or "".
 
-    Waits for the device, once for each model.
+    This waits for the device, but happens only once for each model.
     """
     if module is None:
         return ""

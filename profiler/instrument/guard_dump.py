@@ -1,4 +1,6 @@
-"""Saves the arguments of a faulty call in a file, for a replay: `torch.load` reads it with `weights_only=True`."""
+"""Saves the arguments of a faulty call in a file, so that the call can be repeated. `torch.load` reads the file with
+`weights_only=True`.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,8 @@ PLAIN = bool, int, float, str, type(None)
 def dump(directory: str, name: str, facts: dict[str, object], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Path:
     """Save the arguments of a call, with `facts` about it, as the file `name`.pt. Returns its path.
 
-    Tensors are copied to the host's memory. Other values are saved if they are plain, else as their types' names.
-    Raises ValueError if the tensors have more than MAX_DUMP_BYTES, and OSError.
+    Tensors are copied to the host's memory. Other values are saved if they are plain. Otherwise the name of their
+    type is saved. Raises ValueError if the tensors have more than MAX_DUMP_BYTES, and OSError.
     """
     size_bytes = sum(tensor.numel() * tensor.element_size() for tensor in _tensors_of((args, kwargs)))
     if size_bytes > MAX_DUMP_BYTES:

@@ -1,11 +1,12 @@
-"""The flags of one guarded step: the smallest and the largest value of tensors, computed on their own device.
+"""Computes flags for the guard, which looks for faulty values. A flag is the smallest and the largest value of a
+tensor, computed on the tensor's device.
 
 Rules
 - The smallest and the largest value together show a NaN (both are NaN), an infinity, and a value over a bound. One
   kernel computes both, and none of it overflows. Nothing waits for the device.
 - A tensor that was looked at before, and was not changed since, is not looked at again.
 - Tensors of other types and devices are not looked at: subclasses, sparse, nested and complex tensors, integers.
-- Positions that the model's padding mask hides are looked at apart, because some models leave NaN there
+- Positions that the model's padding mask hides have a separate flag, because some models leave NaN there
   (guard_padding.py).
 """
 
@@ -23,36 +24,37 @@ from cbtop.profiler.instrument.guard_padding import DEVICES, Hiding, kept_in, po
 from cbtop.profiler.instrument.late_figures import LateFigures
 from cbtop.profiler.instrument.torch_internals import version_of
 
-MAX_RUNS = 20_000  # calls in one step; later calls are not looked at
-MAX_TENSORS = 16  # arguments of one call that are looked at
-ROWS = 256  # flags that are allocated at once
+MAX_RUNS = 20_000  # most calls of one step that are looked at
+MAX_TENSORS = 16  # most arguments of one call that are looked at
+ROWS = 256  # number of flags that get their memory together
 TYPES = torch.float16, torch.bfloat16, torch.float32, torch.float64
 NAN, INF, OVER = "NaN", "Inf", "over the bound"
-Range = tuple[float, float]  # the smallest and the largest value
+Range = tuple[float, float]  # the smallest and the largest value of a tensor
 
 
 class Flag(NamedTuple):
-    """The place of the smallest and the largest value of a tensor."""
+    """The flags of one tensor. A flag is the place of its smallest and its largest value."""
 
     flags: FlagArray
     row: int
-    with_padding: Flag | None = None  # the same with the padding that `row` leaves out
-    without_infinity: Flag | None = None  # the same without -Inf, if there is a bound
+    with_padding: Flag | None = None  # the flag of all positions, with the padding that `row` leaves out
+    without_infinity: Flag | None = None  # the flag without -Inf; used only if there is a bound
 
 
 class FlagArray:
-    """The flags of all tensors of one type on one device, in a step."""
+    """Memory for the flags of all tensors of one type on one device, in one step."""
 
     __slots__ = ("_arrays", "_device", "_dtype", "_rows", "used")
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         self._dtype, self._device = dtype, device
         self._arrays: list[Tensor] = []
-        self._rows: list[tuple[Tensor, Tensor]] = []  # each holds one number
+        # The tensors for smallest and largest values; each holds one number.
+        self._rows: list[tuple[Tensor, Tensor]] = []
         self.used = 0
 
     def flag(self) -> tuple[Flag, tuple[Tensor, Tensor]]:
-        """Take the next flag. Returns it with its two tensors."""
+        """Take memory for the next flag. Returns its index, and its two tensors."""
         row = self.used
         if row == len(self._rows):
             array = torch.empty((ROWS, 2), dtype=self._dtype, device=self._device)
@@ -66,52 +68,57 @@ class FlagArray:
         return str(self._device.type) == "cuda"
 
     def values_of(self, row: int) -> Range:
-        """Return the smallest and the largest value of a tensor now. Waits for its device."""
+        """Return the smallest and the largest value of a tensor at once, which waits for its device."""
         lowest, highest = self._rows[row]
         return float(lowest), float(highest)
 
     def late(self) -> LateFigures:
-        """Return the figures of the flags that were taken."""
+        """Return the values of all flags that are in use."""
         array = self._arrays[0] if len(self._arrays) == 1 else torch.cat(self._arrays)
         return LateFigures(array[: self.used].flatten())
 
 
 class GuardedRun:
-    """One call of a brick or layer in a guarded step, made by `call` inside the call `around`."""
+    """A call of a brick or layer in a step that the guard checks. `around` is the call that contains it."""
 
     __slots__ = ("around", "call", "has_ended", "hiding", "inputs", "is_unsure", "others", "output", "values")
 
     def __init__(self, call: Any, around: GuardedRun | None, hiding: Hiding) -> None:
         self.call, self.around, self.hiding = call, around, hiding
-        self.inputs: Flag | None = None  # of the first tensor among the arguments
-        self.others: list[Flag] = []  # of the other tensors
-        self.is_unsure = True  # whether it got no tensor, or one with values that were not looked at
+        self.inputs: Flag | None = None  # flag of the first tensor among the arguments
+        self.others: list[Flag] = []  # flags of the other tensors among the arguments
+        self.is_unsure = True  # whether the call got no tensor, or a tensor that was not looked at
         self.output: Flag | None = None
-        self.values: tuple[Any, Any] | None = None  # the arguments, if they may be saved
+        # The arguments of the call, if the guard may have to save them; else None.
+        self.values: tuple[Any, Any] | None = None
         self.has_ended = False
 
 
 class StepFlags:
-    """The flags of one step. They can be used for another step after `restart`."""
+    """The calls of one step, and the flags of their tensors. The object can be used for another step after
+    `restart`.
+    """
 
     def __init__(self) -> None:
         self._arrays: dict[tuple[torch.dtype, torch.device], FlagArray] = {}
         self.restart(None)
 
     def restart(self, padding: Tensor | None, *, has_bound: bool = False) -> None:
-        """Begin a step. `padding` is True at the positions (batch, token) that are looked at; None: at all."""
+        """Begin a step. `padding` is True at the positions (batch, token) of tokens. If it is None, all positions are
+        looked at.
+        """
         for array in self._arrays.values():
             array.used = 0
         self._padding, self._has_bound = padding, has_bound
         self._known: dict[int, tuple[ref[Tensor], int, Flag]] = {}
         self._running: list[GuardedRun] = []
         self._count = 0
-        self.ended: list[GuardedRun] = []  # in the order of their ends
+        self.ended: list[GuardedRun] = []  # the calls in the order of their ends
 
     def begin(
         self, call: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None, hiding: Hiding = Hiding.BY_SHAPE
     ) -> GuardedRun | None:
-        """Begin a call of `call` with these arguments. Returns None after MAX_RUNS calls."""
+        """Begin the call of a module with these arguments. Returns None after MAX_RUNS calls."""
         if self._count >= MAX_RUNS:
             return None
         self._count += 1
@@ -131,7 +138,7 @@ class StepFlags:
         run.has_ended = True
         if run in self._running:
             del self._running[self._running.index(run) :]
-        # a module that got no padding returns none
+        # if the arguments of a module have no padding, its result has none either
         is_whole = run.inputs is not None and run.inputs.with_padding is None
         for tensor in _tensors_in((result,)):
             run.output = self._flag(tensor, Hiding.NEVER if is_whole else run.hiding)
@@ -143,7 +150,7 @@ class StepFlags:
         return StepFigures({array: array.late() for array in self._arrays.values() if array.used})
 
     def _flag(self, tensor: Tensor, hiding: Hiding) -> Flag | None:
-        """Compute the flag of `tensor`. Returns None if it is not looked at."""
+        """Compute the flag of `tensor`. Returns None if the tensor is not looked at."""
         if not is_looked_at(tensor):
             return None
         dtype, device = tensor.dtype, tensor.device
@@ -161,7 +168,7 @@ class StepFlags:
         return flag
 
     def _computed(self, values: Tensor, array: FlagArray, hiding: Hiding) -> Flag:
-        """Compute the flag of tensors that were not looked at before."""
+        """Compute the flags of tensors that have no flag yet."""
         kept = None if self._padding is None else kept_in(values, self._padding, hiding)
         finite = values.masked_fill(values == -math.inf, 0) if self._has_bound else None
         with_padding = None
@@ -181,7 +188,9 @@ class StepFlags:
 
 
 def is_looked_at(tensor: Tensor) -> bool:
-    """Return whether the smallest and the largest value of a tensor can be computed, and mean something."""
+    """Return whether the smallest and the largest value of a tensor can be computed, and show whether it is
+    faulty.
+    """
     if type(tensor) is not Tensor and type(tensor) is not nn.Parameter:
         return False
     if tensor.dtype not in TYPES or tensor.device.type not in DEVICES or tensor.layout is not torch.strided:
@@ -190,12 +199,12 @@ def is_looked_at(tensor: Tensor) -> bool:
 
 
 def _has_fractions(tensor: Tensor) -> bool:
-    """Whether values of a tensor may be NaN or Inf."""
+    """Whether elements of this tensor's type can be NaN or Inf."""
     return bool(tensor.dtype.is_floating_point or tensor.dtype.is_complex) and tensor.numel() > 0
 
 
 class StepFigures:
-    """The figures of the flags of one step, which may arrive later."""
+    """The values of all flags of one step, which may arrive from a device later."""
 
     __slots__ = ("_late",)
 
@@ -203,20 +212,20 @@ class StepFigures:
         self._late = late
 
     def read(self) -> dict[FlagArray, list[float]] | None:
-        """Return the figures, or None if some have not arrived."""
+        """Return the values of the flags, or None if some have not arrived."""
         found = {array: figures.read() for array, figures in self._late.items()}
         arrived = {array: figures for array, figures in found.items() if figures is not None}
         return arrived if len(arrived) == len(found) else None
 
 
 def range_in(figures: dict[FlagArray, list[float]], flag: Flag) -> Range:
-    """Return the smallest and the largest value of a tensor."""
+    """Return the smallest and the largest value of a tensor from its flag."""
     numbers = figures[flag.flags]
     return numbers[2 * flag.row], numbers[2 * flag.row + 1]
 
 
 def fault_at(figures: dict[FlagArray, list[float]], flag: Flag, bound: float) -> str:
-    """Return the fault of a tensor. Unlike `fault_of`, find a value below the bound next to -Inf."""
+    """Return the fault of a tensor. Unlike `fault_of`, this also finds a too low value next to -Inf."""
     finite = flag.without_infinity
     return fault_of(range_in(figures, flag), bound) or (
         fault_of(range_in(figures, finite), bound) if finite is not None else ""
@@ -224,7 +233,9 @@ def fault_at(figures: dict[FlagArray, list[float]], flag: Flag, bound: float) ->
 
 
 def fault_of(values: Range, bound: float) -> str:
-    """Return NAN, INF or OVER, or "" without a fault. -Inf alone is not one: masks contain it."""
+    """Return the fault that these values show: NAN, INF or OVER, or "". -Inf alone is not a fault, because masks
+    contain it.
+    """
     lowest, highest = values
     if math.isnan(highest):
         return NAN
@@ -240,11 +251,11 @@ def _tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
     """
     for value in values:
         kind = type(value)
-        if issubclass(kind, Tensor):  # `isinstance` may run the host's `__class__`
+        if issubclass(kind, Tensor):  # compare types, because `isinstance` may run the host's `__class__`
             yield value
         elif issubclass(kind, tuple):
             yield from [one for one in tuple.__iter__(value) if issubclass(type(one), Tensor)]
         elif issubclass(kind, list):
             yield from [one for one in list.__iter__(value) if issubclass(type(one), Tensor)]
-        elif issubclass(kind, dict):  # such as `ModelOutput` of transformers
+        elif issubclass(kind, dict):  # a subclass of dict, for example `ModelOutput` of transformers
             yield from [one for one in dict.values(value) if issubclass(type(one), Tensor)]

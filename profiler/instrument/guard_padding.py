@@ -1,9 +1,9 @@
-"""Says which positions of a tensor are padding that the guard does not look at.
+"""Finds the positions of a tensor that are padding. The guard, which looks for faulty values, leaves them out.
 
 Rules
 - Positions are left out only if the mask belongs to the tensor without doubt, because a fault must not be missed.
-- In a model with an encoder and a decoder, the mask is that of the encoder.
-- A convolution and a norm of channels have their channels on the axis on which other modules have tokens.
+- In a model with an encoder and a decoder, only the mask of the encoder is used.
+- For convolutions and norms of channels, the second axis has channels and not tokens.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _CHANNELS_FIRST: tuple[type[nn.Module], ...] = (
 _CHANNELS_FIRST += (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm, nn.GroupNorm)
 _CHANNELS_FIRST += (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 _FEATURES_LAST = nn.Linear, nn.LayerNorm, nn.RMSNorm, nn.Embedding
-_OTHER_STACK = "decoder", "tgt", "memory", "label"  # begins of the names of arguments for a decoder
+_OTHER_STACK = "decoder", "tgt", "memory", "label"  # how names of arguments for a decoder begin
 
 
 class Hiding(Enum):
-    """The tensors of a module in which padding is hidden."""
+    """The tensors of a module that may contain padding."""
 
     NEVER = "none"
     BY_SHAPE = "those with the axes of the mask, if no other axis has the same length"
@@ -41,7 +41,7 @@ class Hiding(Enum):
 class Mask(NamedTuple):
     """A padding mask: 1 or True for a token, or for padding if it is inverse.
 
-    `tokens` is the number of its last positions that are in this call of the model. A cache holds the others.
+    Only its last `tokens` positions are in this call of the model. The others are in a cache.
     """
 
     values: Tensor
@@ -73,13 +73,14 @@ def _tokens_among(values: Iterable[Any], batch: int, tokens: int) -> Iterator[in
 
 
 def tokens_of(mask: Mask | None) -> Tensor | None:
-    """Return a tensor (batch, token) that is True at the tokens. Returns None if all positions are tokens.
+    """Return a tensor (batch, token) that is True at tokens and False at padding. Returns None if there is no
+    padding.
 
-    If there are as many tokens as sequences, the axes of a tensor are not known. Then only positions are False that
-    are padding in either order of the axes.
+    If there are as many tokens as sequences, the axes of a tensor are not known. Then a position is False only if it
+    is padding in both orders of the axes.
     """
     if mask is None or mask.values.device.type not in DEVICES or mask.values.is_floating_point():
-        return None  # numbers with a fraction are added to scores
+        return None  # a mask of numbers with a fraction is added to scores, so it is not a padding mask
     values = mask.values[:, mask.values.shape[1] - mask.tokens :]
     kept = values == 0 if mask.is_inverse else values != 0
     if kept.shape[0] == kept.shape[1]:
@@ -88,7 +89,8 @@ def tokens_of(mask: Mask | None) -> Tensor | None:
 
 
 def kept_in(values: Tensor, kept: Tensor, hiding: Hiding) -> Tensor | None:
-    """Return the mask `kept` in the order of the first axes of `values`, flat. Returns None if all positions count.
+    """Return the mask `kept` as a flat tensor, in the order of the first axes of `values`. Returns None if the mask
+    does not apply to `values`.
 
     The axes are those of the mask if they are (batch, token, …), (token, batch, …) or (both, …).
     """
@@ -125,7 +127,7 @@ def hidings(modules: dict[str, nn.Module]) -> dict[int, Hiding]:
 
 
 def _part_of(path: str) -> str:
-    """Return "encoder" or "decoder" if the module at `path` is in one, or ""."""
+    """Return "encoder" or "decoder" if the module at `path` is inside one, or ""."""
     for name in path.split(".")[:-1]:
         for part in ("encoder", "decoder"):
             if name.lower().endswith(part):

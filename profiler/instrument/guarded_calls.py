@@ -1,4 +1,4 @@
-"""Looks at the arguments and the result of a module's calls, in guarded steps."""
+"""Calls modules so that the guard sees their arguments and results."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 
 class CallGuard(Protocol):
-    """Looks at calls. It must not raise an exception, except one of a signal handler of the host."""
+    """The interface that looks at calls. It must not raise an exception, except one of a signal handler of the
+    host.
+    """
 
     @property
     def is_gone(self) -> bool: ...
@@ -41,7 +43,7 @@ class GuardedCall(CallWrapper):
     def __init__(self, module: nn.Module, key: Hashable, guard: CallGuard) -> None:
         super().__init__(module)
         self._guard = weakref.ref(guard)
-        self.key = key  # of the brick or layer
+        self.key = key  # the key of the brick or layer
         self.hiding = Hiding.BY_SHAPE
 
     @property
@@ -50,12 +52,12 @@ class GuardedCall(CallWrapper):
         return guard is None or guard.is_gone
 
     def before(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> GuardedRun | None:
-        """Look at the arguments. Returns None outside of guarded steps."""
+        """Look at the arguments of a call. Returns None if no step is being checked."""
         guard = self._guard()
         return None if guard is None else guard.before(self, args, kwargs)
 
     def after(self, run: GuardedRun, result: Any) -> None:
-        """Look at the result of the call for which `before` returned `run`."""
+        """Look at the result of a call. `run` is what `before` returned for it."""
         guard = self._guard()
         if guard is not None:
             guard.after(run, result)

@@ -1,5 +1,5 @@
-"""Measures how long the host takes to launch each brick. Used in some steps of models that are recorded by their
-kernels.
+"""Measures how long the host takes to launch each brick. This is done in some steps of models on a GPU if CUPTI
+records their kernels.
 
 Rules
 - Such a step is recorded as a plain step. Each call in it is timed by two readings of the host's clock.
@@ -28,18 +28,19 @@ from cbtop.protocol import clock
 if TYPE_CHECKING:
     from torch import nn
 
-KEPT = 12  # the times of this number of newest steps are announced
+KEPT = 12  # number of newest steps with host's times that are announced together
 _EMPTY_CALLS = 64
 _OUTERMOST = -1
 
-Times = dict[Keys, list[float]]  # the times of all calls in ns, by the keys from the layer (or brick) inwards
+# The times of all calls in ns; the keys are (layer, brick, …), outermost first.
+Times = dict[Keys, list[float]]
 
 
 class NotingCost(NamedTuple):
     """The time that cbtop's own work for one call takes, in ns.
 
-    `inside_ns` is contained in the measured time of the call itself. `outside_ns` is contained in that of the call
-    around it.
+    The measured time of the call itself contains `inside_ns`. The measured time of the call around it contains
+    `outside_ns`.
     """
 
     inside_ns: float
@@ -47,21 +48,21 @@ class NotingCost(NamedTuple):
 
 
 class HostCalls(Capture):
-    """The calls in a step, with the host's times of their begin and end. Calls are identified by number."""
+    """The calls in a step, with the host's time at the begin and end of each. Calls are identified by number."""
 
     def __init__(self, labelled: Callable[[Any], Any], ended: Callable[[HostCalls], None]) -> None:
         super().__init__(lambda: None)
         self._labelled = labelled
         self._ended = ended
         self.keys: list[Hashable] = []
-        self.around: list[int] = []  # for each call, the number of the call around it
+        self.around: list[int] = []  # number of a call -> the number of the call that contains it
         self.begins_ns: list[int] = []
         self.ends_ns: list[int] = []
         self._running: list[int] = []
 
     @property
     def recording(self) -> HostCalls:
-        """The object with the method `end_step`, which is called after the model's call: this object itself."""
+        """The object that gets a call of `end_step` after the model's call: this object itself."""
         return self
 
     def is_in_call_of(self, steps: object) -> bool:
@@ -99,11 +100,11 @@ class HostCalls(Capture):
             kept.clear()
 
     def end_step(self) -> None:
-        """Pass the calls to the callback `ended`, because the model's call has returned."""
+        """The model's call has returned, so pass the calls to the callback `ended`."""
         self._ended(self)
 
     def times(self, cost: NotingCost) -> Times:
-        """Return the exclusive host times of the bricks."""
+        """Return the exclusive times in ns that the host spent in the bricks, by their keys."""
         places: list[Keys] = []
         own_ns: list[float] = []
         for key, around, begin_ns, end_ns in zip(self.keys, self.around, self.begins_ns, self.ends_ns, strict=True):
@@ -115,19 +116,20 @@ class HostCalls(Capture):
                 own_ns[around] -= took_ns + cost.outside_ns
         found: Times = {}
         for key, keys, ns in zip(self.keys, places, own_ns, strict=True):
-            if key is not None and not isinstance(key, tuple):  # a brick; the keys of layers are tuples
+            # The call belongs to a brick, because the key of a layer is a tuple.
+            if key is not None and not isinstance(key, tuple):
                 found.setdefault(keys, []).append(max(0.0, ns))
         return found
 
 
 class HostSteps:
-    """The host's times of the newest KEPT steps."""
+    """The times that the host needed to launch bricks, in the newest KEPT steps."""
 
     def __init__(self) -> None:
         self._steps: deque[tuple[Hashable, Times]] = deque(maxlen=KEPT)
 
     def add(self, step: Hashable, calls: HostCalls) -> None:
-        """Add a step with the key `step`."""
+        """Add a step with the key `step`, and the host's times of its bricks."""
         times = calls.times(noting_cost())
         if times:
             self._steps.append((step, times))
@@ -136,7 +138,7 @@ class HostSteps:
         return len(self._steps)
 
     def times(self) -> Times:
-        """Return the times of all kept steps, by the keys from the step inwards."""
+        """Return the host's times in the newest KEPT steps. The keys are (step, layer, brick, …), outermost first."""
         found: Times = {}
         for step, times in self._steps:
             for keys, all_ns in times.items():
@@ -145,7 +147,7 @@ class HostSteps:
 
 
 class _Nothing:
-    """A stand-in for a module. Its call does nothing."""
+    """A stand-in for a module in a measurement. Its call does nothing."""
 
     def _call_impl(self, value: Any) -> Any:
         return value

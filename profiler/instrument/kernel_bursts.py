@@ -1,4 +1,5 @@
-"""Records kernel bursts: a command requests the kernels of a few steps, and each kernel is shown under its brick.
+"""Records kernel bursts: if a command requests it, the kernels of a few steps are recorded by CUPTI and shown under
+their bricks.
 
 Rules
 - A process checks once per step whether there is a request (`cbtop.protocol.requests`). If not, it does nothing else.
@@ -65,41 +66,46 @@ def _device_here() -> tuple[int | None, str]:
 
 device_here: Callable[[], tuple[int | None, str]] = _device_here
 
-one_at_a_time = threading.Lock()  # locked while CUPTI is in use, because a process can use it only once at a time
-_here: dict[int, KernelRecording] = {}  # the recording of the current step, by thread
+# This lock is held while CUPTI is in use, because a process can use CUPTI only once at a time.
+one_at_a_time = threading.Lock()
+_here: dict[int, KernelRecording] = {}  # id of a thread -> the recording of its current step
 _is_left_on = False
 
 
 class Owner(Protocol):
-    """Requests that kernels of steps are recorded, and receives the results: `Bursts` or `KernelSteps`."""
+    """The interface of an object that wants the kernels of steps recorded, and receives the results: `Bursts` or
+    `KernelSteps`.
+    """
 
     burst: KernelBurstResults
 
     @property
     def is_running(self) -> bool:
-        """Whether more records are needed."""
+        """Whether more steps are to be recorded."""
 
     def recorded(self, step: Hashable) -> None:
         """Count a recorded step with the key `step`."""
 
     def refuse(self, error: Exception) -> None:
-        """Stop recording, because of `error`."""
+        """Stop recording kernels, because of `error`."""
 
     def records_around_unseen(self) -> bool:
-        """Return whether to record the rest of a step that replays a graph which cbtop does not clone."""
+        """A step replays a graph that cbtop does not clone. Return whether to record the rest of this step."""
 
 
 class KernelRecording:
-    """The recording of the kernels of one step, in the thread that runs the step."""
+    """Records the kernels of one step, in the thread that runs the step."""
 
     def __init__(self, bursts: Owner, window: KernelWindow, step: Hashable, stream: int) -> None:
         self.bursts = bursts
         self.window = window
         self.step = step  # the step's key
-        self.stream = stream  # the stream that the step runs on
+        self.stream = stream  # the CUDA stream that the step runs on
 
     def launch(self, graph: int, places: GraphNodePlaces, stream: int) -> None:
-        """Launch cbtop's own executable of a captured graph, to assign each kernel to its graph node."""
+        """Launch cbtop's own clone of a captured graph, so that each kernel can be assigned to its node in the
+        graph.
+        """
         self.window.launch(graph, lambda node: places.of(node, self.step), stream)
 
     def end_step(self) -> None:
@@ -138,13 +144,15 @@ class KernelRecording:
 
 
 class _Nobody:
-    """Stands for a recorder that has no ring, through which requests could come."""
+    """Takes the place of a recorder without a ring, which cannot receive requests."""
 
     asked_word = NOT_ASKED
 
 
 class Bursts:
-    """Handles the requests for bursts that reach one profiler. Announces the results, and answers the requests."""
+    """Handles the requests for kernel bursts that reach one profiler. Announces the results, and answers the
+    requests.
+    """
 
     def __init__(self, profiler: BrickProfiler) -> None:
         self._profiler = weakref.ref(profiler)
@@ -153,7 +161,7 @@ class Bursts:
         #: The current request is in `asked_word` of this object. If it equals `looked_at`, there is no new request.
         #: So a step can check for requests without a call.
         self.asked: Any = self._recorder or _Nobody
-        self.looked_at = 0  # the word of the last request that was handled
+        self.looked_at = 0  # the word with the last request that was handled
         self._request: Request | None = None
         self.burst = KernelBurstResults()
         if self._recorder is not None:
@@ -161,7 +169,7 @@ class Bursts:
 
     @property
     def is_asked(self) -> bool:
-        """Whether the step that begins now should be recorded as part of a burst."""
+        """Whether the step that begins now is to be recorded for a burst."""
         recorder = self._recorder
         if recorder is None:
             return False
@@ -176,7 +184,7 @@ class Bursts:
         if self._request is not None and self._request.word() == word:
             return True
         self._request, self.looked_at = None, word
-        if not word:  # the request was withdrawn
+        if not word:  # the command has withdrawn its request
             return False
         request = request_of(word)
         if request is None:
@@ -206,7 +214,7 @@ class Bursts:
             window.begin()
             enter_here(recording)
             around: Any = steps.path.position.step
-            if around is not None:  # the burst makes the step around it longer, so that step is not recorded
+            if around is not None:  # the burst makes the outer step longer, so that step is not recorded
                 around.cancel()
         except BaseException as error:
             one_at_a_time.release()
@@ -246,7 +254,7 @@ class Bursts:
         log_own_error(error, _FAILED)
 
     def records_around_unseen(self) -> bool:
-        """Return True, because a burst shows the kernels around such a replay."""
+        """Return True: the kernels around a replay of a graph that cbtop does not clone are still worth showing."""
         return True
 
     def announce(self, burst: KernelBurstResults, number: int = 0) -> None:
@@ -348,22 +356,24 @@ def bursts_of(profiler: BrickProfiler) -> Bursts:
 
 
 def enter_here(recording: KernelRecording) -> None:
-    """Make `recording` the current step of the calling thread, until `KernelRecording.end_step`."""
+    """Make `recording` the recording of the calling thread's step, until `KernelRecording.end_step`."""
     _here[get_ident()] = recording
 
 
 def recording_here() -> KernelRecording | None:
-    """Return the current `KernelRecording` of the calling thread, or None."""
+    """Return the `KernelRecording` of the step that the calling thread runs, or None."""
     return _here.get(get_ident()) if _here else None
 
 
 def stream_here() -> int:
-    """Return the current stream of the current device."""
+    """Return torch's current stream on the current device."""
     return raw_stream_of(torch.cuda.current_device())()
 
 
 class PlacedCalls(Capture):
-    """The calls in a step that is recorded by its kernels. A launch is assigned to the innermost call around it."""
+    """Notes the calls in a step while CUPTI records its kernels. A launch is assigned to the innermost call around
+    it.
+    """
 
     def __init__(
         self, recording: KernelRecording, labelled: Callable[[Any], Any], elements: Counter[Keys] | None = None
@@ -371,7 +381,7 @@ class PlacedCalls(Capture):
         super().__init__(lambda: None)
         self.recording = recording
         self._labelled = labelled
-        self._elements = elements  # sum of elements, by keys without the step; None if not needed
+        self._elements = elements  # keys of layer and bricks -> sum of elements; None if it is not needed
         self._around: list[Keys] = [(recording.step,)]
 
     def begin(self, key: Hashable, module: nn.Module | None) -> CapturedCall | None:
@@ -392,7 +402,9 @@ class PlacedCalls(Capture):
             self.recording.window.leave()
 
     def replayed(self, spans: Sequence[CapturedCall], around: Keys = ()) -> None:
-        """Add the elements of the calls `spans`, which a captured graph of cbtop's has replayed inside `around`."""
+        """Add the elements of the calls `spans`. A clone of a captured graph has replayed them inside the calls
+        `around`.
+        """
         if self._elements is not None:
             for span in spans:
                 keys = keys_inside(around, span.key)
@@ -411,7 +423,7 @@ class PlacedCalls(Capture):
 
 
 class GraphNodePlaces:
-    """The place of each node of a captured graph: the keys of its layer and brick."""
+    """Knows the place of each node of a captured graph: the keys of its layer and brick."""
 
     def __init__(self, driver: Driver, graph: int, spans: Sequence[CapturedCall]) -> None:
         order = Order(driver, graph)
@@ -419,7 +431,7 @@ class GraphNodePlaces:
         self._put(order, spans, ())
 
     def of(self, node: int, step: Hashable) -> Keys:
-        """Return the keys that lead to `node`, from `step` inwards."""
+        """Return the keys that lead from `step` to `node`, outermost first."""
         return (step, *self._of.get(node, (OTHER,)))
 
     def _put(self, order: Order, spans: Sequence[CapturedCall], around: Keys) -> None:

@@ -1,11 +1,12 @@
 """Finds the makers of kernels: Triton functions, with file and line, inductor's generated code, CuPy and NVRTC.
 
 Rules
-- Triton calls `_loaded` after it has loaded a kernel. Only the name and the paths of the kernel's files are stored
-  there. Files are read at the end of a burst, a bounded part of each.
+- Triton calls `_loaded` after it has loaded a kernel. Only the kernel's name and the paths of its files are stored
+  then. Files are read at the end of a burst, a bounded part of each.
 - CUPTI names a kernel, and nothing else. If several functions have that name, the launch decides: the shared memory
-  and the number of warps. If it cannot, all of them are named.
-- A hook of the host stays in its place. A Triton with room for one hook is not followed if the host uses it.
+  and the number of warps. If these are equal too, all of the functions are named.
+- A hook of the host stays in its place. If Triton takes only one hook and the host uses it, Triton's kernels are not
+  followed.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ from cbtop.profiler.instrument.trouble import log_once, log_own_error
 
 KNOBS = "triton.knobs"
 HOOK = "kernel_load_end_hook"
-BY_INDUCTOR = "triton_"  # begin of the names that inductor gives to its kernels
+BY_INDUCTOR = "triton_"  # how the names begin that inductor gives to its kernels
 WARP_THREADS = 32
-MAX_NAMES = 1024  # names of kernels that are remembered
-MAX_VARIANTS = 16  # compiled variants of a name that are remembered, the latest ones
+MAX_NAMES = 1024  # most names of kernels that are remembered
+MAX_VARIANTS = 16  # most compiled variants of one name that are remembered; these are the latest
 MAX_HEAD_BYTES = 1 << 14  # the location of a Triton function is in the first line of its intermediate code
 MAX_METADATA_BYTES = 1 << 18
-MAX_CODE_BYTES = 1 << 24  # of a file of generated code
-MAX_SOURCES = 3  # sources of one name that are written out
+MAX_CODE_BYTES = 1 << 24  # most bytes that are read of a file of generated code
+MAX_SOURCES = 3  # most sources of one name that are shown
 _FAILED = "makers of kernels are not known"
 
 _LOCATION = re.compile(r'#loc = loc\("([^"]+)":(\d+)')
@@ -45,7 +46,9 @@ SOURCE_NODES = re.compile(r"\s*# (?:Topologically Sorted|Unsorted) Source Nodes:
 
 
 class Maker(NamedTuple):
-    """The maker of a kernel, such as `Triton 3.9.0, 4 warps, 3 stages`, and its source, such as `norms.py:41`."""
+    """The program that made a kernel, such as `Triton 3.9.0, 4 warps, 3 stages`, and its source, such as
+    `norms.py:41`.
+    """
 
     maker: str
     source: str
@@ -53,7 +56,7 @@ class Maker(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Variant:
-    """A compiled Triton kernel. A number is None if its file does not have it."""
+    """A compiled Triton kernel, as described by its file. A number is None if the file does not contain it."""
 
     version: str
     warps: int | None
@@ -66,7 +69,7 @@ ModulesOf = Callable[[Sequence[str]], Sequence[str]]
 
 #: Files of inductor's generated code, with a function from names of nodes to the modules that they belong to.
 generated_code: dict[str, ModulesOf] = {}
-_files: dict[str, dict[str, str]] = {}  # by kernel: path of its metadata, path of its intermediate code
+_files: dict[str, dict[str, str]] = {}  # name of a kernel -> the path of its metadata, and of its intermediate code
 
 
 def follow() -> None:
@@ -175,7 +178,9 @@ def _listed(sources: Sequence[str]) -> str:
 
 
 def _variant(metadata_path: str, code_path: str) -> _Variant | None:
-    """Read a compiled kernel. Return None if its files are gone, because Triton's cache was cleared, or damaged."""
+    """Read a compiled kernel. Returns None if its files are damaged, or missing because Triton's cache was
+    cleared.
+    """
     try:
         metadata = json.loads(_text(metadata_path, MAX_METADATA_BYTES))
         location = _LOCATION.search(_text(code_path, MAX_HEAD_BYTES))
@@ -218,7 +223,7 @@ def _definitions(names: set[str]) -> dict[str, list[str]]:
 
 
 def _nodes_above(lines: Sequence[str], at: int) -> list[str]:
-    """Return the nodes that the comment above a definition names."""
+    """Return the names of Dynamo's nodes in the comment above the definition of a kernel."""
     while at > 0 and lines[at - 1].startswith("#"):
         at -= 1
         nodes = SOURCE_NODES.match(lines[at])

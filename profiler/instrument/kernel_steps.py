@@ -1,4 +1,4 @@
-"""Records some steps of an eager model on a CUDA device by their kernels.
+"""Records some steps of an eager model on a CUDA device by the kernels that CUPTI sees.
 
 Stamps between modules make a step of small kernels wait for the host, so stamps would time launches. Therefore CUPTI
 records the kernels of some steps. The time of a brick is the sum of its kernels. The time of a step is that of the
@@ -44,18 +44,18 @@ LEAST_PAUSE_NS, MOST_PAUSE_NS = 250_000_000, 10_000_000_000
 # Part of its share that a model uses once FLOOR steps are recorded. The rest is for costs that nothing measures, such
 # as the slower steps after a window, and the noise of the program itself.
 STEADY = 0.5
-LEAST_WINDOWS = 5  # the cost of windows is announced from this number of windows on
-LEAST_TOLD = 3  # an idle device is announced only after this number of windows
-MOSTLY = 0.8  # an idle device is announced if at least this share of the windows began with one
-KEPT = 3  # the kernels of this number of newest windows are shown
-TOLD_EVERY = 8  # kernels are announced once in this number of windows
+LEAST_WINDOWS = 5  # the cost of windows (steps with CUPTI open) is announced after this many of them
+LEAST_TOLD = 3  # that the device was idle is announced only after this many windows (steps with CUPTI open)
+MOSTLY = 0.8  # that the device was idle is announced if it was so at the begin of at least this share of windows
+KEPT = 3  # number of newest windows (steps with CUPTI open) with kernels that are shown
+TOLD_EVERY = 8  # kernels are announced once in this number of windows (steps with CUPTI open)
 
 
 class KernelSteps:
-    """Decides which steps of one model are recorded by kernels, and records them."""
+    """Decides which steps of one model are recorded by their kernels, and records them."""
 
     def __init__(self, steps: Any) -> None:
-        self._steps = steps  # the ModelSteps of the model
+        self._steps = steps  # the ModelSteps of the recorded model
         self._bursts = bursts_of(steps.profiler)
         self.has_failed = False
         self.is_running = False
@@ -64,15 +64,17 @@ class KernelSteps:
         self._kept: deque[KernelBurstResults] = deque(maxlen=KEPT)
         self._elements: Counter[Keys] = Counter()
         self._windows = 0
-        # For each window: whether the device was idle when it began.
+        # For each window (step with CUPTI open): whether the device was idle when it began.
         self._were_idle: deque[bool] = deque(maxlen=SAMPLES)
-        self._said = ""  # the method of measurement that was announced last
-        self._costs_ns: deque[float] = deque(maxlen=SAMPLES)  # costs of the last windows
+        self._said = ""  # the method of measurement that was last announced to viewers
+        # Costs in ns of the latest windows (steps with CUPTI open).
+        self._costs_ns: deque[float] = deque(maxlen=SAMPLES)
         self._began_ns = self._first_ns = self._paid_ns = 0
         self._plain_ns = 0
-        self._host_paid_ns = 0  # cost of the host's times that were measured since the last window
+        # Cost in ns of measuring the host's times since the last window (step with CUPTI open).
+        self._host_paid_ns = 0
         self._call: Any = None
-        self.times_host = False  # True: the next due step measures the host's times. False: it is a window
+        self.times_host = False  # whether the next step that is due measures the host's times, and not the kernels
         self._host = HostSteps()
         self._half_pause_ns = LEAST_PAUSE_NS
         profiler: Any = steps.profiler
@@ -80,11 +82,13 @@ class KernelSteps:
         self._governor.models_by_kernels.add(steps.model)
 
     def is_due(self, now_ns: int) -> bool:
-        """Return whether a window is due for the step that begins now, or a measurement of the host's times."""
+        """Return whether the step that begins now is due to be recorded by its kernels, or to measure the host's
+        times.
+        """
         return now_ns >= self._steps.kernels_due_ns and not self.has_failed
 
     def begin(self, key: Hashable, call: Any) -> PlacedCalls | None:
-        """Begin to record the step `key`, which begins now, by its kernels. Returns None if that is not possible."""
+        """Begin to record the kernels of the step `key`, which begins now. Returns None if that is not possible."""
         self._began_ns = clock.perf_counter_ns()
         self._pause(LEAST_PAUSE_NS)
         if call.phase in self._unseen:
@@ -149,7 +153,9 @@ class KernelSteps:
             self._count(clock.perf_counter_ns())
 
     def records_around_unseen(self) -> bool:
-        """Drop the step, and record no further steps of its phase. Returns False."""
+        """Drop the step, because its kernels are not known, and record no further steps of its phase. Returns
+        False.
+        """
         self._unseen.add(self._call.phase)
         log_once(f"{self._call.phase} steps replay captured graphs that cbtop does not clone: they have no bricks")
         return False
@@ -167,7 +173,9 @@ class KernelSteps:
         self._steps.kernels_due_ns = clock.perf_counter_ns() + pause_ns
 
     def _count(self, ended_ns: int) -> None:
-        """Count the window that ended at `ended_ns`, and decide from its cost when the next window is due."""
+        """Count a window (a step with CUPTI open) that ended at `ended_ns`. Its cost decides when the next one is
+        due.
+        """
         governor = self._governor
         paid_ns = max(0, ended_ns - self._began_ns - self._plain_ns)
         self._first_ns = self._first_ns or self._began_ns
@@ -231,7 +239,7 @@ def parts_from(
 ) -> list[tuple[Keys, int, int, int]]:
     """Return the layers and bricks of a step as parts (keys, begin ns, end ns, elements).
 
-    The parts follow each other in the order of their first kernels. `took_ns` has the time of the kernels by keys.
+    The parts follow each other in the order of their first kernels. `took_ns` maps keys to the time of their kernels.
     """
     inside: dict[Keys, list[Keys]] = {}
     for keys in took_ns:

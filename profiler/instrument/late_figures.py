@@ -9,7 +9,7 @@ from torch import Tensor
 class LateFigures:
     """A vector of figures. They may arrive some time after the call that made them.
 
-    Figures of a GPU are copied to the host in the caller's stream. They are read when the copy is complete.
+    Figures on a GPU are copied to the host in the caller's stream. They are read when the copy is complete.
     """
 
     __slots__ = ("_arrived", "_figures")
@@ -25,7 +25,7 @@ class LateFigures:
         self._figures = figures
 
     def read(self) -> list[float] | None:
-        """Return the figures, or None if they have not arrived. Figures on a CPU have always arrived."""
+        """Return the figures, or None if they have not arrived from the device. Figures on a CPU are always there."""
         if self._arrived is not None and not self._arrived.query():
             return None
         figures: list[float] = self._figures.tolist()
@@ -33,7 +33,7 @@ class LateFigures:
 
 
 def can_read(device: torch.device) -> bool:
-    """Return whether figures on `device` are read, which is so only for a CPU.
+    """Return whether norms of tensors on `device` are read, which is done only on a CPU.
 
     On a GPU, a norm would read every gradient, and the budget (`Budget` in gradients.py) measures only the host's
     time.

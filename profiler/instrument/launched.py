@@ -20,7 +20,7 @@ from cbtop.protocol.signals import reraise_host_error, suppressed
 from cbtop.protocol.vocabulary import NodeKind
 
 _log = logging.getLogger("cbtop")
-EVERY_STEP_PERCENT = 100  # if the allowed overhead is at least this, every step is recorded
+EVERY_STEP_PERCENT = 100  # if the allowed overhead is at least this many percent, every step is recorded
 
 
 END_SUFFIX = ".end"  # suffix of a run's FIFO, the same as in `cbtop.commands.run`
@@ -51,14 +51,14 @@ class LaunchedRecorder(RingRecorder):
         if has_step:
             self._tell()
         if self._nothing_yet and (self.failures or has_step):
-            with suppressed(OSError):  # another process may have removed the file
+            with suppressed(OSError):  # another process of the run may have removed the file already
                 os.unlink(self._nothing_yet)
             self._nothing_yet = ""
 
     def _open_files(self) -> None:
         super()._open_files()
         if any([node.kind is NodeKind.STEP for node in self.nodes()]):
-            self._tell()  # needed in a forked child, which announces no nodes again
+            self._tell()  # a forked child must do this here, because it does not announce its nodes again
 
     def _tell(self) -> None:
         """Write the pid of this process into the FIFO once, if there is one."""
@@ -66,7 +66,7 @@ class LaunchedRecorder(RingRecorder):
         if self._told_pid == pid or self._run_end == END_SUFFIX:
             return
         self._told_pid = pid
-        with suppressed(OSError):  # there is no FIFO with --quiet
+        with suppressed(OSError):  # with --quiet, the run has no FIFO
             fifo = os.open(self._run_end, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             try:
                 os.write(fifo, b"%d\n" % pid)

@@ -46,14 +46,16 @@ from cbtop.profiler.instrument.classification import (
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.vocabulary import BrickId, NodeKind
 
-Node = tuple[str, str, int, int, int]  # name, operation, elements, start ns, end ns
-Graph = tuple[int, int, int, int, list[Node]]  # number, start ns, tokens, outputs (-1: unknown), nodes
+Node = tuple[str, str, int, int, int]  # a node of a graph: name, operation, elements, start in ns, end in ns
+# A computed graph: number, start in ns, tokens, outputs (-1: unknown), nodes.
+Graph = tuple[int, int, int, int, list[Node]]
 
 _log = logging.getLogger("cbtop")
 BACKEND = "ggml, one node at a time"
 PREFILL, DECODE, ENCODE = "prefill", "decode", "encode"
 _FUNCTIONS = ("ggml_get_name", "ggml_op_desc", "ggml_nelements", "ggml_nrows")
-_callbacks: list[_Callback] = []  # kept as long as the process lives, because llama.cpp has their addresses
+# The callbacks stay alive as long as the process, because llama.cpp has their addresses.
+_callbacks: list[_Callback] = []
 
 
 def callback(profiler: BrickProfiler) -> tuple[int, int]:
@@ -72,7 +74,8 @@ class _Callback:
             from cbtop.profiler import _llama_cpp as compiled
         except ImportError as error:
             raise ValueError(f"cbtop was installed without its compiled part for llama.cpp: {error}") from error
-        if not inspect.isbuiltin(_thread.start_new_thread):  # a greenlet that waits would stop all greenlets
+        # A greenlet that waits for a graph would stop all other greenlets.
+        if not inspect.isbuiltin(_thread.start_new_thread):
             raise ValueError("threads are greenlets here: llama.cpp's steps could not be handed over")
         name_of, operation_of, elements_of, rows_of = _loaded()
         self._compiled = compiled
@@ -83,15 +86,14 @@ class _Callback:
         self.function, self.user_data = compiled.create(
             name_of, operation_of, elements_of, rows_of, profiler.sample_every, self._wake
         )
-        self._steps.show()  # opens the ring first, so that `_finish` runs before the ring is closed at exit
+        self._steps.show()  # announcing opens the ring, so that at exit `_finish` runs before the ring is closed
         atexit.register(self._finish)
         os.register_at_fork(after_in_child=self._stop)
         _thread.start_new_thread(self._run, ())
 
     def _run(self) -> None:
-        """Wait for stored graphs in a thread of cbtop's own, and record them.
-
-        So the computing thread does not wait.
+        """Wait for stored graphs in a thread of cbtop's own, and record them. So the thread that computes does not
+        wait.
         """
         try:
             while True:
@@ -150,7 +152,8 @@ def _loaded() -> list[int]:
         try:
             library = ctypes.CDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
             return [ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0 for name in _FUNCTIONS]
-        except (OSError, AttributeError):  # the library is mapped but cannot be loaded, or it lacks a function
+        # This library is mapped but cannot be loaded, or it does not have the function.
+        except (OSError, AttributeError):
             continue
     raise ValueError("no library with ggml's functions is loaded: import llama.cpp's binding first")
 
@@ -160,7 +163,9 @@ def _loaded() -> list[int]:
 
 @dataclass(slots=True)
 class BrickNodes:
-    """Consecutive nodes of one brick. `elements` is the number of elements of the first node's result."""
+    """Consecutive nodes of a graph that belong to one brick. `elements` is the number of elements of the first node's
+    result.
+    """
 
     kind: ModuleKind
     layer: int | None
@@ -181,8 +186,8 @@ _MANY = (
     MOE_EXPERTS,
     MIXER,
 )
-_ADDS = r"MUL_MAT|ADD"  # operations of a product and of the addition of its bias
-# Rules: a node's name without its layer, its operation, its brick. The first matching rule decides.
+_ADDS = r"MUL_MAT|ADD"  # operations of a node that multiplies, or adds a bias to the product
+# Each rule has the name of a node without its layer, its operation, and its brick. The first matching rule decides.
 _RULES = tuple(
     (re.compile(name), re.compile(operation), ModuleKind(brick))
     for name, operation, brick in (
@@ -216,12 +221,12 @@ _NO_NAME = re.compile(r"(node|leaf)_\d+|")
 
 
 def bricks_of(nodes: list[Node]) -> list[BrickNodes]:
-    """Return the bricks of a graph, in the order of execution."""
+    """Return the bricks of a computed graph, in the order of execution."""
     bricks: list[BrickNodes] = []
     for full_name, operation, elements, start_ns, end_ns in nodes:
         last = bricks[-1] if bricks else None
         name, layer = _place(full_name)
-        if not name and last is not None:  # a node without a name is in the layer of the previous node
+        if not name and last is not None:  # a node without a name belongs to the layer of the node before it
             layer = last.layer
         kind = _kind(name, operation, last if last and last.layer == layer else None)
         if last is not None and last.layer == layer and _goes_on(last, kind, name, operation):
@@ -245,9 +250,9 @@ def _place(full_name: str) -> tuple[str, int | None]:
 def _kind(name: str, operation: str, last: BrickNodes | None) -> ModuleKind:
     before = None if last is None else last.kind
     if before is not None and before.brick in _NORMS and "norm" in name and operation in ("MUL", "ADD"):
-        return before  # the product or sum with a norm's weight or bias
+        return before  # the node multiplies by a norm's weight, or adds a norm's bias
     if before is not None and before.brick in _ATTENTION and not name and operation == "MUL_MAT":
-        return ModuleKind(BrickId.OUTPUT_PROJECTION)  # llama.cpp does not name this product
+        return ModuleKind(BrickId.OUTPUT_PROJECTION)  # a product without a name from llama.cpp
     return _by_rule(name, operation)
 
 

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 #: first updates are normal.
 FIRST_UPDATES = 32
 ANNOUNCE_NS = 1_000_000_000
-EARLY = 4, 16  # the scale is also announced after these numbers of updates
-MAX_WAITING = 4  # maximum number of scales that have not arrived from a device
+EARLY = 4, 16  # after these numbers of updates, the scale is announced without waiting
+MAX_WAITING = 4  # most scales that may be on their way from a device
 
 
 class ScalerHistory:
@@ -30,17 +30,18 @@ class ScalerHistory:
 
     def __init__(self, scaler: ref[Any]) -> None:
         self.scaler = scaler
-        self.optimizer: OptimizerGradients | None = None  # the optimizer of the latest step with this scaler
+        self.optimizer: OptimizerGradients | None = None  # the optimizer of the latest step that used this scaler
         self._updates = self._falls = 0
         self._scale: float | None = None  # the scale after the latest update
-        self._latest: deque[tuple[float, float]] = deque(maxlen=MAX_TIMED_STEPS)  # (before, after) of each update
+        # The scale before and after each update.
+        self._latest: deque[tuple[float, float]] = deque(maxlen=MAX_TIMED_STEPS)
         self._waiting: deque[LateFigures] = deque(maxlen=MAX_WAITING)
         self._told_ns = 0
 
     def before_update(self, scale: Any) -> None:
         """Store the scale before an update, because the program may have set it.
 
-        On a device, it is read only once.
+        If the scale is on a device, it is read only once.
         """
         is_new = self._scale is None and not self._waiting
         if type(scale) is Tensor and (is_new or scale.device.type == "cpu"):
@@ -48,7 +49,7 @@ class ScalerHistory:
             self._read(scale)
 
     def after_update(self, scale: Any) -> None:
-        """Store the scale after an update, and announce the scales if that is due."""
+        """Store the scale after an update, and announce the scales if it is time."""
         self._read(scale)
         now_ns = clock.perf_counter_ns()
         model = None if self.optimizer is None or self.optimizer.model is None else self.optimizer.model()
@@ -93,6 +94,6 @@ class ScalerHistory:
 def _fell(before: float, after: float) -> bool:
     """Return whether an update lowered the scale.
 
-    A scale of 0 counts as lowered: it stays 0, and all its steps are skipped.
+    A scale of 0 counts as lowered, because it stays 0 and all steps are skipped.
     """
     return after < before or not before

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from cbtop.profiler.instrument.planning import Plan
 
 
-#: The attribute with the wrapped model, by the name of torch's wrapper class.
+# : Name of torch's wrapper class -> the attribute with the wrapped model.
 WRAPPERS = {
     "DataParallel": "module",
     "DistributedDataParallel": "module",
@@ -63,7 +63,9 @@ def _config_of(module: nn.Module) -> Any:
 
 
 def _setting(config: Any, name: str) -> Any:
-    """Return the setting `name` of a config, which may store it under another name (see `attribute_map`)."""
+    """Return the value of a config's setting `name`, even if the config stores it under a different name (see
+    `attribute_map`).
+    """
     names = attribute_of(config, "attribute_map")
     return attribute_of(config, names.get(name, name) if type(names) is dict else name)
 

@@ -81,7 +81,7 @@ class ModelCall(CallWrapper):
         if captures:
             capture = capture_here()
             if isinstance(capture, StepCalls):
-                return called, None  # this other model is called in a recorded training step
+                return called, None  # a different model is called inside a recorded training step
             if capture is not None:
                 return functools.partial(self.call_captured, capture), None
         if steps.is_of_runner:
@@ -116,7 +116,7 @@ class ModelCall(CallWrapper):
             )
 
     def describe_captured(self, args: Any, kwargs: Any) -> phases.Call:
-        """Return the description of each replay of this call, which is being captured."""
+        """Return the description of this call for each replay. The call is being captured in a graph."""
         named = dict(zip(self._names, args, strict=False))
         return describe_captured(
             args[len(named) :],

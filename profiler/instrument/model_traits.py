@@ -16,10 +16,10 @@ _CACHE_ARGUMENTS = ("past_key_values", "cache_params", "state", "past_key_value"
 
 
 def takes_a_cache(module: nn.Module) -> bool:
-    """Return whether `module`, or the only child that it wraps, takes a cache as an argument."""
+    """Return whether `module`, or the only child that it wraps, takes a key-value cache as an argument."""
     known = set(_CACHE_ARGUMENTS)
     if not type(module).__module__.startswith("transformers."):
-        known.remove("state")  # hand-written recurrent networks use the name `state` for their state
+        known.remove("state")  # hand-written recurrent networks call their cache `state`
     return any([not known.isdisjoint(parameters) for parameters in _parameters(module)])
 
 
@@ -30,7 +30,7 @@ def has_words(module: nn.Module) -> bool:
     names: set[str] = set()
     for one in modules_of(module):
         if held := submodules(one):
-            names.update(held.keys())  # a scripted module has an object with `keys` here
+            names.update(held.keys())  # in a scripted module, `held` is not a dict, but has a method `keys`
         if weights := own_parameters(one):
             names.update(weights.keys())
     return any([part in name.lower() for name in names for part in ("emb", "wte", "vocab", "tok")])
@@ -57,7 +57,8 @@ def is_called_encoder(module: nn.Module) -> bool:
 
 
 def axis_of_sequences(module: nn.Module) -> int | None:
-    """Return the axis of sequences in the input of `module`, from its attribute `batch_first`. None: unknown.
+    """Return the axis of sequences in the input of `module`, from its attribute `batch_first`. Returns None if it is
+    unknown.
 
     For torch's own encoders, `batch_first` is read from the modules inside them.
     """
@@ -85,7 +86,7 @@ def _parameters(module: nn.Module) -> list[dict[str, inspect.Parameter]]:
     found = []
     inner: nn.Module | None = module
     while inner is not None:
-        forward = getattr(type(inner), "forward", None)  # None for a scripted module
+        forward = getattr(type(inner), "forward", None)  # the class of a scripted module has no `forward`
         if forward is not None:
             _, *parameters = inspect.signature(forward).parameters.items()  # without `self`
             found.append(dict(parameters))

@@ -72,7 +72,7 @@ def _modules_of(root: Module) -> list[Module]:
 
 
 class _Tree:
-    """The modules and tensors of `root` at the time when this object was made."""
+    """The modules and tensors of `root`, as they were when this object was made."""
 
     def __init__(self, root: Module) -> None:
         self.root = root
@@ -92,7 +92,8 @@ _walked_here = _WalkedHere()
 
 
 class walked_once:  # noqa: N801 - used as a function
-    """A context (`with walked_once(root):`). Inside it, a thread lists the modules and tensors of `root` only once.
+    """A context (`with walked_once(root):`). While it is open, the modules and tensors of `root` are listed only once
+    by the calling thread.
 
     Attaching needs these lists 14 times. For 24,000 modules, making them each time took 0.13 s of 0.7 s.
     """
@@ -156,7 +157,7 @@ def _tensors_of(modules: list[Module]) -> tuple[list[Tensor], list[Tensor]]:
 
 
 def _by_id(held: Iterable[dict[str, Tensor | None]]) -> dict[int, Tensor]:
-    """Return the tensors in these dictionaries, by `id`."""
+    """Return the tensors in these dictionaries of parameters or buffers: id of the tensor -> tensor."""
     return {id(tensor): tensor for tensors in held for tensor in tensors.values() if tensor is not None}
 
 
@@ -195,7 +196,8 @@ def _requires_grad(tensor: Tensor | None) -> bool:
 def _first(
     module: Module, own: Callable[[Module], dict[str, Tensor | None]], is_wanted: Callable[[Tensor | None], bool]
 ) -> Tensor | None:
-    """Return the first wanted tensor of those that `own` returns for `module` and each module inside it, or None.
+    """Call `own` with `module` and each module inside it, and return the first wanted tensor among the results, or
+    None.
 
     This function uses no generators, because an exception that a signal handler raises while a generator ends is
     lost.
@@ -228,10 +230,10 @@ def attribute_of(thing: Any, name: str) -> Any:
     if name in own:
         return own[name]
     value = _of_class(type(thing), name)
-    if type(value) is MemberDescriptorType:  # an entry of the class's __slots__
+    if type(value) is MemberDescriptorType:  # the class has the attribute in its __slots__
         try:
             return value.__get__(thing)
-        except AttributeError:  # the slot is empty
+        except AttributeError:  # this slot of the object has no value
             return None
     return value if _is_plain(value) else None
 
@@ -298,7 +300,8 @@ def holders_of(root: Module, name: str) -> list[Module]:
 def attributes_of(modules: Iterable[Module], name: str) -> list[Any]:
     """Return the attribute `name` of each of `modules` (see `attribute_of`). Each class is examined once."""
     values = []
-    of_class: dict[int, Any] = {}  # by the id of the class, because a class may define its own hash
+    # Id of a class -> whether it has the attribute; ids are used because a class may define its own hash.
+    of_class: dict[int, Any] = {}
     for module in modules:
         own = module.__dict__
         if name in own:

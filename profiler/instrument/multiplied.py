@@ -17,25 +17,27 @@ import torch
 from cbtop.profiler.instrument.torch_internals import precision_of_float32
 from cbtop.protocol.attributes import UNKNOWN_TYPE
 
-# The types that autocast converts. It leaves float64 and integers alone.
+# The types that autocast converts. It does not convert float64 and integers.
 _CONVERTED = frozenset({torch.float32, torch.float16, torch.bfloat16})
-_FULL = ("none", "ieee")  # with these settings of torch, a product of float32 is computed in float32
+_FULL = ("none", "ieee")  # values of torch's settings for float32 products that do not reduce their precision
 _BACKENDS = {"cpu": "mkldnn", "cuda": "cuda"}
-AUTOCAST_DEVICES = frozenset(_BACKENDS)  # devices for which autocast is checked
+AUTOCAST_DEVICES = frozenset(_BACKENDS)  # types of devices for which autocast is checked
 PRODUCT, CONVOLUTION = "matmul", "conv"
 
 
 class Mode(NamedTuple):
-    """The settings of a program that decide, together with the weights, which types products multiply."""
+    """The settings of a program that decide, together with the weights, which number types matrix products
+    multiply.
+    """
 
-    autocast: torch.dtype | None = None  # None: autocast is off
+    autocast: torch.dtype | None = None  # the type that autocast converts to; None if autocast is off
     adapters: Any = None  # state of the adapters of the first layer with adapters (see adapters.py)
-    products: str = "float32"  # the type that products of float32 weights multiply
+    products: str = "float32"  # the number type that products of float32 weights really multiply
     convolutions: str = "float32"
 
 
 PLAIN = Mode()
-# Linear layers of torch's eager quantisation: the Python module of their class, and the bytes of an activation.
+# Python module of a linear layer's class in torch's eager quantisation -> bytes of an activation.
 PACKED = {"torch.ao.nn.quantized.dynamic.modules.linear": 4, "torch.ao.nn.quantized.modules.linear": 1}
 
 
@@ -47,7 +49,7 @@ def autocast_type(device: str) -> torch.dtype | None:
 
 
 def type_of_float32(device: str, operator: str) -> str:
-    """Return the type that products of float32 multiply on `device`, according to torch's settings."""
+    """Return the number type that products of float32 really multiply on `device`, according to torch's settings."""
     setting = _setting(device, operator)
     if setting in _FULL:
         return "float32"
@@ -57,7 +59,7 @@ def type_of_float32(device: str, operator: str) -> str:
 
 
 def types_of_float32(device: str) -> tuple[str, str]:
-    """Return the types that products of float32, and convolutions of float32, multiply on `device`."""
+    """Return the number types that products and convolutions of float32 really multiply on `device`."""
     return type_of_float32(device, PRODUCT), type_of_float32(device, CONVOLUTION)
 
 
@@ -69,14 +71,16 @@ def _setting(device: str, operator: str) -> str:
         get = precision_of_float32
         settings = (get(backend, operator), get(backend, "all"), get("generic", "all"))
         return next((setting for setting in settings if setting != "none"), "none")
-    if device == "cuda" and operator == CONVOLUTION:  # this setting is from torch before 2.9
+    if device == "cuda" and operator == CONVOLUTION:  # this setting exists in torch before 2.9
         return "tf32" if torch.backends.cudnn.allow_tf32 else "ieee"
     return "ieee" if operator == CONVOLUTION or torch.get_float32_matmul_precision() == "highest" else "tf32"
 
 
 @functools.lru_cache(maxsize=64)
 def multiplied_type(stored: torch.dtype, device: str, autocast: torch.dtype | None) -> str:
-    """Return the type that products of `stored` tensors multiply. Clear the cache when torch's settings change."""
+    """Return the number type that products of `stored` tensors multiply. This is cached, so clear the cache when
+    torch's settings change.
+    """
     mode = Mode(autocast, products=type_of_float32(device, PRODUCT))
     return type_name(computed_type(stored, mode), mode)
 

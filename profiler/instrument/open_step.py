@@ -46,7 +46,7 @@ Arguments = ParamSpec("Arguments")
 
 
 class Generation:
-    """One call of `generate`."""
+    """One call of `generate` that is running."""
 
     __slots__ = ("beams", "is_assisted", "length", "model", "own_ns", "prepared")
 
@@ -59,11 +59,11 @@ class Generation:
         # begun.
         self.prepared: tuple[int, int] | None = None
         self.length: int | None = None  # length of the sequences when the last token was chosen
-        self.own_ns = 0  # time that cbtop took before the next step, which counts as overhead of that step
+        self.own_ns = 0  # time in ns that cbtop took before the next step; it counts as overhead of that step
 
 
 class Unit:
-    """The open steps and the nested calls of `generate` of one thread, task or greenlet."""
+    """The open steps, and the calls of `generate` that are running, of one thread, task or greenlet."""
 
     __slots__ = ("__weakref__", "generations", "open")
 
@@ -78,7 +78,7 @@ class Unit:
 
     @property
     def waiting(self) -> OpenStep | None:
-        """The step of the innermost `generate`, if it waits for its token to be chosen. None otherwise."""
+        """The step of the innermost call of `generate`, if it waits for its token to be chosen; else None."""
         if not self.open:
             return None
         step, generations = self.open[-1], self.generations
@@ -86,7 +86,7 @@ class Unit:
         return step if is_here and step.waits and not step.is_running else None
 
     def end_generate(self, depth: int) -> None:
-        """End the call of `generate` at `depth`, and close its steps that still wait for a token."""
+        """End the call of `generate` with the number `depth`, and close its steps that still wait for a token."""
         ended = self.generations[depth:]
         del self.generations[depth:]
         while self.open and self.open[-1].generation in ended:
@@ -103,7 +103,7 @@ def recorded_here() -> HotPath | Path | Timing | Capture | None:
     None if there is neither.
     """
     paths = set(swapped_in.values())
-    if len(paths) == 1:  # if compiled, `path.position` takes a tenth of the time of `unit()`
+    if len(paths) == 1:  # if the hot path is compiled, `path.position` takes a tenth of the time of `unit()`
         path = paths.pop()
     elif (capture := capture_here()) is not None:
         path = capture
@@ -129,21 +129,23 @@ def _unless_it_fails(
 
 
 class Called(Protocol):
-    """A callable whose call is a step: a model, or a runner with its model."""
+    """A callable that makes each of its calls a step: a model, or a runner with its model."""
 
     def describe(self, args: Any, kwargs: Any, generation: Generation | None) -> phases.Call:
-        """Return the phase, tokens and sequences of a call with these arguments."""
+        """Return the phase, tokens and sequences of a call with the given arguments."""
 
     @property
     def waits(self) -> bool:
-        """Whether a step outside of `generate` stays open after the call until a token is chosen."""
+        """Whether a step outside of `generate` stays open after the model's call, until a token is chosen."""
 
     def may_wait(self, generation: Generation | None) -> bool:
-        """Return whether a step inside `generation` stays open after the call until a token is chosen."""
+        """Return whether a step inside the call `generation` stays open after the model's call, until a token is
+        chosen.
+        """
 
 
 class OpenStep:
-    """A step that is open: from the model's call until the step ends."""
+    """A step of a model that is open. It begins with the model's call and lasts until the step ends."""
 
     __slots__ = (
         "_begun_ns",
@@ -166,11 +168,12 @@ class OpenStep:
     def __init__(self, steps: TimedModel, unit: Unit, called: Called, args: Any, kwargs: Any) -> None:
         self.steps = steps
         self.profiler = steps.profiler
-        self.is_running = True  # False after the model's call has returned
+        self.is_running = True  # False after the model's call has returned, while the step is still open
         self.is_recorded = False
         generations = unit.generations
         self.generation = generation = generations[-1] if generations else None
-        self.waits = called.waits if generation is None else called.may_wait(generation)  # for the choice of a token
+        # The timer of the brick for choosing a token.
+        self.waits = called.waits if generation is None else called.may_wait(generation)
         self._unit = unit
         self._sampling: Any = None
         self.call = called.describe(args, kwargs, generation)
@@ -186,7 +189,8 @@ class OpenStep:
         self._begun_ns = clock.perf_counter_ns()
         warm_ups = steps.profiler_steps.warm_ups
         name = phase if warm_ups is None else warm_ups.named(phase, steps.model)
-        # Whether this is a forward of a training step that is not known as such, because no optimizer has run yet.
+        # Whether this is the forward pass of a training step that is not recognised as one, because no optimizer has
+        # run yet.
         self._may_be_training = steps.training is None and torch.is_grad_enabled() and steps.may_begin_training()
         if self._may_be_training and not name.endswith(WARM_UP):
             name += WARM_UP
@@ -196,7 +200,7 @@ class OpenStep:
             step.key = OwningKey.of(step.key, steps.own)  # the step is the model's call
         self._in_burst: KernelRecording | HostCalls | CountedStep | None = None
         self._noting: Noting | None = None
-        # Called at the end of this step, if it interrupts a training step.
+        # called when this step ends, if it has interrupted a training step
         self._end_evaluation: Callable[[], None] | None = None
 
     @property
@@ -313,7 +317,7 @@ class OpenStep:
                     opened[-1].close()
                 try:
                     self.active.__exit__(kind, error, trace)
-                except BaseException:  # a signal handler interrupted this: try again
+                except BaseException:  # a signal handler has interrupted the end of the step, so end it again
                     self.active.__exit__(kind, error, trace)
                     raise
                 if kind is None and self.active.key[1].endswith(WARM_UP) and not self._may_be_training:
@@ -329,7 +333,8 @@ class OpenStep:
                     try:
                         for step in ended:
                             step.steps.recorded_steps.discard(step)
-                    except BaseException:  # a signal handler interrupted the loop: do it again
+                    # A signal handler has interrupted the loop over the open steps, so run it again.
+                    except BaseException:
                         for step in ended:
                             step.steps.recorded_steps.discard(step)
                         raise
@@ -340,7 +345,7 @@ class OpenStep:
             self.steps.failed(trouble)
 
     def _is_due(self, by_kernels: KernelSteps) -> bool:
-        """Return whether to record this step by its kernels, or to measure the host's times in it.
+        """Return whether to record the kernels of this step, or to measure the host's times in it.
 
         Never True for a step inside another step, or for a warm-up step.
         """
@@ -393,7 +398,7 @@ class Noting:
         self._span: CapturedCall | None = None
 
     def begin(self, call: phases.Call) -> None:
-        """Begin to record the calls. `call` describes the model's call."""
+        """Begin to record the calls of modules. `call` describes the model's call."""
         capture = self.capture
         try:
             swaps.swap_in(self._me, capture)
@@ -424,10 +429,10 @@ class Noting:
 
 
 class EndedAfterCall(Protocol):
-    """A step, or a part of a step, that ends when a call returns."""
+    """The interface of a step, or a part of one, that ends when a call returns."""
 
     def ended(self) -> None:
-        """Handle the return of the call."""
+        """The call has returned."""
 
     def close(
         self,
@@ -435,7 +440,7 @@ class EndedAfterCall(Protocol):
         error: BaseException | None = None,
         trace: TracebackType | None = None,
     ) -> None:
-        """Handle an exception of the call."""
+        """The call has raised an exception."""
 
 
 def call_in(
@@ -446,7 +451,7 @@ def call_in(
         result = called(*args, **kwargs)
         if step is not None:
             without_dynamo(step.ended)
-    except BaseException:  # from the model, or from a signal handler
+    except BaseException:  # the exception comes from the model, or from a signal handler
         if step is not None:
             without_dynamo(step.close, *sys.exc_info())
         raise

@@ -35,15 +35,15 @@ from cbtop.protocol.training_messages import MAX_TIMED_STEPS, GradientFault, Gra
 if TYPE_CHECKING:
     from cbtop.profiler.instrument.timed_model import TimedModel
 
-ANNOUNCE_NS = 1_000_000_000  # least time between two announcements
-EARLY = 4, 16  # after these numbers of norms, the norms are announced at once
-MAX_WAITING = 4  # maximum number of measurements that have not arrived from a device
+ANNOUNCE_NS = 1_000_000_000  # least time in ns between two announcements
+EARLY = 4, 16  # after these numbers of norms, the norm is announced without waiting
+MAX_WAITING = 4  # most measurements that may be on their way from a device
 SMALL = 8  # number of small gradients that are checked in every step
 
 
 @dataclass(slots=True)
 class _Fault:
-    """The first step with a gradient that is not finite. The fields are those of `GradientFault`."""
+    """The first step with a gradient that is not finite. Its fields become those of a `GradientFault`."""
 
     name: str
     kind: str
@@ -59,19 +59,20 @@ class OptimizerGradients:
 
     def __init__(self, optimizer: Any) -> None:
         self._optimizer = ref(optimizer)
-        self.steps = 0  # number of ended steps
-        self.phase = ""  # phase of the latest step
+        self.steps = 0  # number of steps of the optimizer that have ended
+        self.phase = ""  # phase of the latest training step
         self.model: ref[TimedModel] | None = None
         self._norms: deque[float] = deque(maxlen=MAX_TIMED_STEPS)
-        self._newest: tuple[int, Gradients] | None = None  # the newest norm, with the number of its step
+        self._newest: tuple[int, Gradients] | None = None  # the newest norm, and the number of its step
         self._waiting: deque[tuple[int, Measurement]] = deque(maxlen=MAX_WAITING)
         self._small: list[ref[Any]] = []  # the parameters with gradients that are checked in every step
-        self._small_step = 0  # the latest step in which these gradients were finite
-        self._finite_step = self._checked_step = 0  # the latest step with all gradients finite, or measured
-        self._is_doubtful = False  # True if a norm was infinite, perhaps only by overflow
+        self._small_step = 0  # the latest step in which every gradient that is checked in each step was finite
+        # The latest step with all gradients finite, and the latest one with measured gradients.
+        self._finite_step = self._checked_step = 0
+        self._is_doubtful = False  # True if a norm was infinite, although the gradients may be finite
         self._fault: _Fault | None = None
         self._told_ns = 0
-        self._told: tuple[int, int] = 0, 0  # the latest steps that were announced: (with a norm, with a fault)
+        self._told: tuple[int, int] = 0, 0  # the latest steps that were announced: one with a norm, one with a fault
 
     def look(self, model: TimedModel) -> None:
         """Look at the gradients of the current step, which trains `model`.
@@ -83,7 +84,8 @@ class OptimizerGradients:
             self._take(model, self._waiting.popleft()[0], arrived)
         clipped = here.clipped
         found, is_clipped = here.take()
-        if found is None or clipped < self._count:  # the norm of only some gradients is not the norm of all
+        # If only some gradients were read, their norm is not the norm of all.
+        if found is None or clipped < self._count:
             found = self._measured(step, here.budget)
             if found is not None and is_clipped:
                 found.clipping = "after"
@@ -116,7 +118,7 @@ class OptimizerGradients:
 
     @property
     def _is_faulty(self) -> bool:
-        """Whether some gradient was not finite in the last measurement."""
+        """Whether the last measurement found a gradient that was not finite."""
         return self._fault is not None and self._fault.last_step == self._checked_step
 
     @property
@@ -173,7 +175,7 @@ class OptimizerGradients:
                 self._newest = step, found
 
     def _note(self, model: TimedModel, step: int, found: Gradients) -> None:
-        """Store the gradients of `step` as a fault, because some of them are not finite."""
+        """Store `step` as faulty, because some of its gradients are not finite."""
         if self._fault is not None:
             self._fault.last_step = step
             return

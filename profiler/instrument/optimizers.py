@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 Arguments = ParamSpec("Arguments")
 LOADER = "torch.utils.data.dataloader"
-MOST_NAMED = 8  # number of optimizers with a phase of their own; further optimizers share the last one
+MOST_NAMED = 8  # this many optimizers have a phase of their own; all further ones share the last phase
 
 
 class Optimizers:
@@ -45,7 +45,8 @@ class Optimizers:
     def __init__(self, models: Callable[[], list[TimedModel]]) -> None:
         self._models = models
         self._replicas = Replicas(models)
-        self._known: dict[int, _Optimizer] = {}  # by id, because a look-up by the optimizer could run the host's code
+        # The keys are ids, because looking up the optimizer itself could run the host's code.
+        self._known: dict[int, _Optimizer] = {}
         self._handles: list[Any] = []
         self._gradients = GradientHooks()
 
@@ -92,7 +93,8 @@ class Optimizers:
             here.clock.end(now_ns)
             phase = self._trained_by(optimizer)
             self._gradients.optimizer_ended(optimizer, phase, args, kwargs)
-            if here.clock.is_in is TrainingPart.BACKWARD:  # a weight's own optimizer, called by a hook
+            # This optimizer has a single weight, and a hook of the weight has called it.
+            if here.clock.is_in is TrainingPart.BACKWARD:
                 here.phase_after_backward = TRAIN
             elif here.clock.has_backward:
                 _end_step(here, phase, now_ns)
@@ -131,7 +133,7 @@ class Optimizers:
     def _scaled(self, original: Function) -> Function:
         """Wrap GradScaler.step.
 
-        It skips the optimizer if a gradient is infinite. A skipped step also ends a training step.
+        It skips the optimizer if a gradient is infinite. A skipped step of the optimizer also ends a training step.
         """
 
         @functools.wraps(original)
@@ -149,7 +151,7 @@ class Optimizers:
 
 
 class _Optimizer(NamedTuple):
-    """An optimizer. `looked_at` are the models that were already compared with its parameters."""
+    """An optimizer that cbtop follows. `looked_at` are the models that were already compared with its parameters."""
 
     optimizer: ref[Any]
     number: int
@@ -158,7 +160,7 @@ class _Optimizer(NamedTuple):
 
 
 def _weights_of(root: nn.Module) -> list[Any]:
-    """Return the parameters of `root`. Runs no code of the host."""
+    """Return the parameters of the optimizer. Runs no code of the host."""
     return [weight for module in modules_of(root) for weight in dictionary_of(module).get("_parameters", {}).values()]
 
 
@@ -169,7 +171,8 @@ def _train(model: TimedModel) -> None:
         model.training.mode = model.training_mode()
         model.in_python = True
         if model.guard is not None:
-            model.guard.count_earlier(TRAIN)  # the optimizer's first step, so that both have the same numbers
+            # This is the first step of an optimizer, so let the guard count training steps from this one, too.
+            model.guard.count_earlier(TRAIN)
         if not model.trains:
             model.trains = True
             model.profiler.announce(Training())
@@ -190,7 +193,7 @@ def _backward(original: Function, replicas: Replicas) -> Function:
 
 
 def _roots_of(tensors: Any) -> list[Any]:
-    """Return the tensors that a backward begins at, or an empty list if they must not be read.
+    """Return the tensors at which a backward pass begins, or an empty list if they must not be read.
 
     A generator can be read only once, so it is left alone. Compiled autograd would compile cbtop's hooks.
     """
@@ -202,14 +205,16 @@ def _roots_of(tensors: Any) -> list[Any]:
 
 
 class _Hooks(NamedTuple):
-    """The hooks that are set for one backward: their handles, and the wait for the gradients of other ranks."""
+    """The hooks that cbtop has set for one backward pass: their handles, and the wait for the gradients of other
+    ranks.
+    """
 
     handles: list[Any]
     sync: GradientSync | None
 
 
 def _backward_begins(tensors: Any, replicas: Replicas) -> _Hooks | None:
-    """Begin a backward. Returns its hooks, or None if cbtop's code failed."""
+    """Begin a backward pass. Returns its hooks, or None if cbtop's code failed."""
     try:
         here = training_here()
         here.clock.begin(TrainingPart.BACKWARD, clock.perf_counter_ns())
@@ -281,14 +286,16 @@ def _drop() -> None:
 
 @_unless_it_fails
 def _data_ended() -> None:
-    """Drop the time since the last step, because the data of an epoch has ended. Does nothing if a step has begun."""
+    """The data of an epoch has ended, so do not count the time since the last step. Does nothing if a step has
+    begun.
+    """
     here = training_here()
     if here.clock.is_in is None and here.steps is None:
         here.give_up()
 
 
 def _times(part: TrainingPart) -> Callable[[Function], Function]:
-    """Return a wrapper for functions. Their calls count as `part` of the training step."""
+    """Return a function that wraps functions. The time of their calls counts as `part` of the training step."""
 
     def wrap(original: Function) -> Function:
         @functools.wraps(original)

@@ -1,4 +1,4 @@
-"""The names of a model's parameters, without code of the model's own classes."""
+"""Finds the names of a model's parameters, without running code of the model's own classes."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from cbtop.profiler.instrument.torch_internals import own_parameters, submodules
 if TYPE_CHECKING:
     from torch import nn
 
-# The names under which wrappers of torch hold the wrapped module. They are left out of the names of parameters.
+# The attributes of torch's wrappers that hold the wrapped module. They are left out of the names of parameters.
 _WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
-_REPLICAS = "DistributedDataParallel", "DataParallel"  # these classes hold the model as `module`
+_REPLICAS = "DistributedDataParallel", "DataParallel"  # classes that hold the wrapped model in the attribute `module`
 
 
 def name_of_last(root: nn.Module, parameters: Iterable[Any]) -> str:
@@ -30,12 +30,14 @@ def name_of_last(root: nn.Module, parameters: Iterable[Any]) -> str:
 
 
 def name_of_module(root: nn.Module, module: nn.Module) -> str:
-    """Return the first name of `module` in `root`, such as `layers.3.mlp.up`. Returns "" for `root`, or if none."""
+    """Return the first name of `module` in `root`, such as `layers.3.mlp.up`. Returns "" if it is `root`, or is not
+    in `root`.
+    """
     return next((prefix.removesuffix(".") for prefix, one in _named_modules(root) if one is module), "")
 
 
 def modules_by_name(root: nn.Module) -> dict[str, nn.Module]:
-    """Return the modules in `root` by their first names."""
+    """Return the modules in `root`, by the first name of each."""
     return {prefix.removesuffix("."): module for prefix, module in _named_modules(root)}
 
 

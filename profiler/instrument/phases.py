@@ -19,21 +19,23 @@ from torch import Tensor, int32, int64
 from cbtop.profiler.instrument.module_tree import can_be_asked, dictionary_of, has_method
 
 PREFILL, DECODE, EXTEND, MIXED, VERIFY = "prefill", "decode", "extend", "mixed", "verify"
-NO_CACHE = "decode, no cache"  # `generate` without a cache: each token computes the whole sequence again
-ENCODE = "encode"  # the model is an encoder: it has no cache, and its attention is bidirectional
-FORWARD = "forward"  # any other call, not known to be prefill, decode or encode
+# Phase of `generate` without a cache, so that each token computes the whole sequence again.
+NO_CACHE = "decode, no cache"
+ENCODE = "encode"  # phase of an encoder: it has no cache, and its attention is bidirectional
+# Phase of a call that is not known to be a prefill, a decode or an encode.
+FORWARD = "forward"
 
 # Names of arguments for token ids or their embeddings. The decoder's are first, because a step counts the decoder's
 # tokens.
 TOKENS = ("decoder_input_ids", "decoder_inputs_embeds", "input_ids", "inputs_embeds", "tokens", "idx")
-PICTURES = ("input_features", "pixel_values")  # arguments with pictures, which have no axis of tokens
+PICTURES = ("input_features", "pixel_values")  # names of arguments with pictures, which have no axis of tokens
 CACHES = ("past_key_values", "cache_params", "state")
 # Names of arguments for the positions of new tokens.
 POSITIONS = ("start_pos", "input_pos", "cache_position", "cache_pos", "past_length", "seqlen_offset")
-PACKED = "cu_seq_lens_q"  # argument with the ends of the sequences in a packed row
+PACKED = "cu_seq_lens_q"  # name of the argument with the ends of the sequences in a packed row
 _STAND = frozenset(POSITIONS)
 TYPES_OF_IDS = (int64, int32)
-_LENGTH = "get_seq_length"  # a cache's method that returns its length; its class must define it
+_LENGTH = "get_seq_length"  # name of a cache's method that returns its length
 _OF_CACHE, _OF_LAYER = ("self_attention_cache", "layers"), ("is_initialized", "has_previous_state")
 
 
@@ -75,7 +77,7 @@ def describe(
     without a known name can be token ids.
     """
     new, sequences, length, tokens = _new_tokens(args, kwargs, axis, takes_ids)
-    if new is None:  # the batch is passed as one argument
+    if new is None:  # the arguments are in a batch, which is passed as one argument
         batches = [batch for batch in map(_batch, (*args, *kwargs.values())) if batch is not None]
         args, kwargs = (), batches[0] if batches else {}
         new, sequences, length, tokens = _new_tokens(args, kwargs, axis, takes_ids)
@@ -99,8 +101,8 @@ def describe(
         starts = _starts(stand[0], sequences, length) if stand else set()
         cached = min(starts) if len(starts) == 1 else None
         if new is not None and new.dim() == 1 and len(starts) > 1:
-            sequences = 0  # the sequences are packed, and their ends are unknown
-        # If there are several new tokens, and their positions are only on a device, the call counts as a prompt.
+            sequences = 0  # the sequences are packed in one row, and it is unknown where each ends
+        # If there are several new tokens and their positions are only on a device, the call counts as a prefill.
         is_known = bool(starts) or (held is not None and not _counts_on_a_device(held))
         is_prompt, is_mixed = starts == {0} or (not is_known and length > 1), 0 in starts
     if is_prompt:
@@ -114,7 +116,7 @@ def describe(
         phase = DECODE
     else:
         phase = EXTEND
-    return tuple.__new__(Call, (phase, tokens, sequences, cached))  # like `Call(…)`, but without a Python frame
+    return tuple.__new__(Call, (phase, tokens, sequences, cached))  # this makes a `Call`, but without a Python frame
 
 
 def describe_captured(
@@ -142,7 +144,7 @@ def describe_captured(
 
 
 def _batch(value: Any) -> dict[str, Any] | None:
-    """Return the entries of a dictionary or of a UserDict (a batch of transformers). None for other values.
+    """Return the entries of a dictionary or of a UserDict (a batch of transformers). Returns None for other values.
 
     Runs no code of the host.
     """
@@ -152,13 +154,15 @@ def _batch(value: Any) -> dict[str, Any] | None:
 
 
 def _is_tensor(value: Any) -> TypeGuard[Tensor]:
-    return issubclass(type(value), Tensor)  # `isinstance` may run the host's `__class__`
+    return issubclass(type(value), Tensor)  # compare types, because `isinstance` may run the host's `__class__`
 
 
 def _new_tokens(
     args: tuple[Any, ...], kwargs: dict[str, Any], axis: int | None, takes_ids: bool
 ) -> tuple[Tensor | None, int, int, int]:
-    """Return the likely tensor of new tokens, the number of sequences, their length, and the number of tokens."""
+    """Return the tensor that probably has the new tokens, the number of sequences, their length, and the number of
+    tokens.
+    """
     for name in (*TOKENS, *PICTURES):
         if name in kwargs and issubclass(type(kwargs[name]), Tensor):
             new = kwargs[name]
@@ -188,7 +192,7 @@ def _new_tokens(
 
 
 def of_sequence(new: int, cached: int, *, writes: bool) -> str:
-    """Return the phase of one sequence in an engine, with `new` tokens after `cached` tokens.
+    """Return the phase of one sequence in a step of an engine. The step adds `new` tokens after `cached` ones.
 
     `writes` is True if the sequence already has output tokens.
     """
@@ -198,7 +202,7 @@ def of_sequence(new: int, cached: int, *, writes: bool) -> str:
 
 
 def of_several(sequences: Iterable[str]) -> str:
-    """Return the phase of a step that contains `sequences` with these phases.
+    """Return the phase of a step that runs several sequences. `sequences` are the phases of these.
 
     If some sequences verify a draft and the others decode, the step is a verifying step.
     """
@@ -235,13 +239,13 @@ def cached_positions(cache: Any) -> int | None:
             and getattr(first, "is_initialized", None) is True
             and hasattr(first, _LENGTH)
         ):
-            found = length()  # the usual case, written out to save calls
+            found = length()  # this is the usual case, written out to save calls
         else:
             if _is_fresh(cache, layers):
                 return 0
             found = length() if _counts_positions(layers) else None
         return found if isinstance(found, int) else _on_the_host(found)
-    if issubclass(type(cache), (tuple, list)):  # the older form of a cache: layers of (keys, values)
+    if issubclass(type(cache), (tuple, list)):  # an older form of a cache, a tuple of (keys, values) for each layer
         first = cache[0] if cache else None
         keys = first[0] if isinstance(first, (tuple, list)) and first else None
         return int(keys.shape[-2]) if _is_tensor(keys) and keys.dim() > 2 else None
@@ -261,7 +265,7 @@ def _counts_on_a_device(cache: Any) -> bool:
 def _on_the_host(found: Any) -> int | None:
     """Return the value of a host tensor of integers if all elements are equal.
 
-    None otherwise, or for tensor subclasses.
+    Returns None otherwise, and for tensor subclasses.
     """
     if type(found) is not Tensor or not found.is_cpu or found.is_floating_point():
         return None
@@ -302,7 +306,7 @@ def _layers_of(cache: Any) -> list[Any]:
 
 
 def _is_fresh(cache: Any, layers: list[Any]) -> bool:
-    """Whether a cache is empty: it has no layers, or no layer has been used."""
+    """Whether a cache holds no positions: it has no layers, or no layer has been used."""
     is_known = False
     for layer in layers:
         for name in ("is_initialized", "has_previous_state"):
@@ -327,10 +331,10 @@ def _truth(value: object) -> bool:
 
 
 def _counts_positions(layers: list[Any]) -> bool:
-    """Whether any layer of a cache counts its positions. Mixer layers store a state instead."""
+    """Whether any layer of a cache counts its positions. Layers with a mixer store a state instead of positions."""
     if not layers:
         return True
-    for layer in layers:  # noqa: SIM110 - usually the first layer decides, and any() would take longer
+    for layer in layers:  # noqa: SIM110 - any() would take longer, because usually the first layer decides
         if has_method(type(layer), _LENGTH):
             return True
     return False

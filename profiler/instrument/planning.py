@@ -47,7 +47,8 @@ _LISTS = ("ModuleList", "Sequential")
 _CONTAINERS = ("torch.nn.modules.container", "torch.nn.modules.module", "torch._dynamo", "torch.nn.parallel")
 OWN_LABEL = "outside its children"
 _NO_PRODUCTS = frozenset({BrickId.EMBEDDING, BrickId.ACTIVATION, BrickId.RMS_NORM, BrickId.LAYER_NORM})
-# Least number of weights of a block; such a block runs for some 20 us, and timing it adds 1 us.
+# If a block of modules has fewer weights than this, it is not timed. A block of this size runs for some 20 us, and
+# timing it adds 1 us.
 LEAST_BLOCK_WEIGHTS = 1 << 17
 
 
@@ -57,8 +58,8 @@ class Product:
 
     brick: BrickId | str
     top_k: int | None = None
-    may_be_first: bool = False  # whether the brick is a product before the first layer
-    axes: int = 0  # number of axes of an image if the work depends on its size, else 0
+    may_be_first: bool = False  # whether the brick is a matrix product before the first layer
+    axes: int = 0  # number of axes of the image if the work depends on the image's size, else 0
 
 
 class TimedModule(NamedTuple):
@@ -68,23 +69,27 @@ class TimedModule(NamedTuple):
     module: nn.Module
     key: Hashable
     product: Product | None = None
-    place: Hashable = None  # (path in layer, path of stack); equal in similar layers, and for all experts of a list
+    # (path in the layer, path of the stack); it is equal for the same brick in similar layers, and for all experts of
+    # a list.
+    place: Hashable = None
 
 
 @dataclass(slots=True)
 class Section:
     """A part of a plan that is replaced as a whole: one layer, or everything outside of layers.
 
-    `state` is the state of the layer when it was planned (see `state_of`), or None if the layer must be planned each
-    time. `visited` are the ids of the modules that were planned in this section.
+    `state` is the state of the layer when it was planned (see `state_of`). If it is None, the layer must be planned
+    each time. `visited` are the ids of the modules that were planned in this section.
     """
 
-    place: Hashable  # identifies the section: path, key, classes around it, settings that decide its bricks
+    # tells which section of the plan this is: path, key, classes around it, and the settings that decide its bricks
+    place: Hashable
     state: list[object] | None = None
     visited: set[int] = field(default_factory=set)
     parts: list[TimedModule] = field(default_factory=list)
     others: list[nn.Module] = field(default_factory=list)
-    is_unchanged: bool = False  # True: keep the section of the previous plan; `parts` and `others` are empty
+    # If True, the same section of the previous plan is used, and `parts` and `others` are empty.
+    is_unchanged: bool = False
 
 
 class _Pattern(NamedTuple):
@@ -93,15 +98,15 @@ class _Pattern(NamedTuple):
     A module is given as its index in `modules_of(layer)`.
     """
 
-    # The entries are: index of the module, path in the layer, definition, product, place.
+    # Each entry has the index of the module, its path in the layer, its definition, its product, and its two paths.
     bricks: list[tuple[int, str, BrickDefinition, Product | None, Hashable]]
     others: list[int]
     visited: list[int]
-    weights: list[object]  # the facts about weights in `state_of`, without the ids
+    weights: list[object]  # the part of the result of `state_of` that is about weights, without ids
 
 
 class Known(Protocol):
-    """A section of the previous plan. All its modules are alive."""
+    """A section of the previous plan (a layer, or everything outside of layers). All its modules are alive."""
 
     state: list[object] | None
     visited: set[int]
@@ -115,11 +120,11 @@ class Plan:
     own: OwnOperations | None = None  # the own operations of the model, and of modules around layers
     # Modules that contain a stack; a call of such a module begins a step.
     trunk: list[nn.Module] = field(default_factory=list)
-    parts: list[TimedModule] = field(default_factory=list)  # timed modules: layers and bricks
-    # Modules that are not timed. Their first calls are not reported, either.
+    parts: list[TimedModule] = field(default_factory=list)  # the modules that are timed: layers and bricks
+    # Modules that are not timed. Their first calls are not reported either.
     others: list[nn.Module] = field(default_factory=list)
     sections: list[Section] = field(default_factory=list)  # all `parts` and `others`, divided into sections
-    is_timed: bool = True  # False: calls of modules are never timed, and only give kernels of captured graphs names
+    is_timed: bool = True  # if False, calls of modules are never timed, but name the kernels of captured graphs
 
     @property
     def layers(self) -> list[TimedModule]:
@@ -207,7 +212,8 @@ def devices_in(state: list[object]) -> set[object]:
 
 
 class _Stacks:
-    """The stacks of a model with their paths, and the modules that contain the stacks, outermost first.
+    """Finds the stacks of layers in a model, with their paths, and the modules that contain the stacks, outermost
+    first.
 
     Each module is visited once, even if it is a child of several modules or of itself.
     """
@@ -251,7 +257,9 @@ def _may_be_layer(module: nn.Module) -> bool:
 
 
 def _names(paths: list[str]) -> list[str]:
-    """Return the names of stacks: their `paths` without the common beginning, or "" if there is only one stack."""
+    """Return the names of stacks: their `paths` without the beginning that they share, or "" if there is only one
+    stack.
+    """
     if len(paths) == 1:
         return [""]
     parts = [path.split(".") for path in paths]
@@ -278,7 +286,7 @@ class _Found(NamedTuple):
     path: str
     module: nn.Module
     kind: ModuleKind
-    top_k: int | None  # number of experts that each token runs through, for grouped experts
+    top_k: int | None  # number of experts that each token runs through; only for grouped experts
     may_be_first: bool
 
 
@@ -290,11 +298,13 @@ def _product_of(found: _Found) -> Product:
 class _Planner:
     def __init__(self, stacks: dict[int, str], root: nn.Module, *, is_timed_there: bool, by_kernels: bool) -> None:
         self.plan = Plan()
-        self.section = Section(None)  # the section that is being planned
+        # The section of the plan (a layer, or everything outside of layers) that is being made.
+        self.section = Section(None)
         self.known: Mapping[Hashable, Known] = {}
         self.mode = PLAIN
         self._has_met_layers = False
-        self._shares_modules = False  # True if modules of the current section were planned in an earlier section
+        # True if modules of the current section of the plan belong to an earlier section, too.
+        self._shares_modules = False
         self._is_timed_there = is_timed_there
         self._by_kernels = by_kernels
         self._shows_blocks = by_kernels or (not is_timed_there and device_of(root) == "cpu")
@@ -303,14 +313,15 @@ class _Planner:
         self._shows_own = by_kernels or not is_timed_there
         self._own: dict[str, OwnOperations] = {}  # the own operations of layers and of the model, by class
         self._stacks = stacks
-        self._backend = backend_of(root, is_timed_there=is_timed_there)  # backend of modules without weights
+        # Name of the backend for modules without weights.
+        self._backend = backend_of(root, is_timed_there=is_timed_there)
         self._vocabulary = _vocabulary(root)
         self._context = (is_timed_there, by_kernels, self._backend, self._vocabulary, self._shows_blocks)
         self._seen: set[int] = set()
-        self._found: list[_Found] = []  # bricks of the current layer, or of everything outside of layers
-        # By path of the list of experts, because a list of experts is one brick.
+        self._found: list[_Found] = []  # bricks of the current layer, or of all modules outside of layers
+        # Path of a list of experts -> its brick, because the whole list is one brick.
         self._experts: dict[str, BrickDefinition] = {}
-        self._layer = ("", "")  # the path of the current layer, and of its stack
+        self._layer = ("", "")  # the path of the current layer, and the path of its stack
         # Layers of a stack are similar. So corresponding modules of two layers share their kinds and definitions.
         self._kinds: dict[tuple[object, ...], ModuleKind | None] = {}
         self._alike: dict[tuple[object, ...], BrickDefinition] = {}
@@ -333,8 +344,8 @@ class _Planner:
         *,
         in_layer: bool,
     ) -> None:
-        """Plan `child` of `module`. `path` and `classes` are those of `child`."""
-        if id(child) in self._seen:  # a module shared by several layers was planned in the first of them
+        """Plan `child` of `module`. `path` and `classes` belong to `child`."""
+        if id(child) in self._seen:  # if several layers share a module, the first of them has planned it
             self._shares_modules |= id(child) not in self.section.visited
             return
         self._seen.add(id(child))
@@ -440,7 +451,7 @@ class _Planner:
         self.section, self._layer = outer, outer_layer
 
     def _follow_pattern(self, section: Section, pattern: _Pattern, modules: list[nn.Module], path: str) -> bool:
-        """Plan a layer by `pattern`.
+        """Plan a layer by the `pattern` of a similar layer.
 
         If the layer shares modules with other layers, plans nothing and returns False.
         """
@@ -458,7 +469,7 @@ class _Planner:
         return True
 
     def _pattern_of(self, section: Section, modules: list[nn.Module]) -> _Pattern | None:
-        """Return the pattern of the layer that was planned as `section`.
+        """Return a pattern to plan similar layers by, from the layer that was planned as `section`.
 
         Returns None if a label contains the number of the layer.
         """
@@ -557,7 +568,7 @@ def _weights_of(module: nn.Module) -> tuple[object, ...] | None:
     Returns None for other modules.
     """
     if submodules(module) or own_buffers(module) or not own_parameters(module) or is_convolution(module):
-        return None  # the work of a convolution also depends on its settings
+        return None  # the work of a convolution depends on its settings, too
     held: list[object] = []
     for weight in own_parameters(module).values():
         if weight is not None:

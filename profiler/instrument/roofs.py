@@ -35,11 +35,11 @@ from cbtop.protocol.signals import reraise_host_error
 if TYPE_CHECKING:
     from torch import nn
 
-_INT8 = "dot_int8"  # announced if a model has weights of torch's eager quantisation
+_INT8 = "dot_int8"  # advice that is announced if a model has weights of torch's eager quantisation
 
 
 def roofs_over(model: nn.Module) -> tuple[Sequence[Ceiling], str]:
-    """Return the roofs of `model`, and the reason why some are unknown ("" if none is missing)."""
+    """Return the roofs of `model`, and the reason why some are unknown ("" if all are known)."""
     try:
         packed = any([home_of_class(type(module)) in PACKED for module in kinds_of(model)])
         return _roofs_over(parameters_of(model), multiplies_int8=packed)
@@ -68,7 +68,7 @@ def _roofs_over(parameters: Sequence[Any], *, multiplies_int8: bool) -> tuple[Se
 
 
 def _measured_of(device: torch.device) -> tuple[DeviceRoofs | None, str]:
-    """Return the stored roofs of `device`. If there are none, returns None and advice for the user."""
+    """Return the stored roofs of `device`. If no roofs are stored, returns None and advice for the user."""
     if device.type == "cpu":
         threads = torch.get_num_threads()
         return roofs_of_cpu(known_roofs(), threads), way_out_on_cpu(threads)

@@ -44,15 +44,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """The facts about an engine. The engine's own file in this folder defines them."""
+    """The facts that cbtop must know about an engine. The engine's own file in this folder defines it."""
 
     name: str
     model_of: Callable[[Any], nn.Module]
-    bricks: Callable[[Any], tuple[bool, str]]  # returns whether runs call modules, and a line to log ("" for none)
-    describe: Callable[..., Call | None]  # describes a run with these arguments; returns None if the run is no step
-    samples_later: Callable[[Any], bool]  # returns whether tokens are chosen after a run, in the same step
+    # A function that returns whether runs call modules, and a line to log ("" for no line).
+    bricks: Callable[[Any], tuple[bool, str]]
+    # a function that describes a run with the given arguments; it returns None if the run is not a step
+    describe: Callable[..., Call | None]
+    # Returns whether the engine chooses tokens after a run, as a part of the same step.
+    samples_later: Callable[[Any], bool]
     # Describes the call of a run without requests, if its captured graph contains a whole call of the model. Returns
-    # None for another run.
+    # None for any other run.
     describe_capture: Callable[..., Call | None] = lambda runner, *args, **kwargs: None
     # Returns the methods that run a module's kernels outside of compiled code: the method's owner, its name, and the
     # brick (None: the brick of the module).
@@ -65,7 +68,7 @@ PREPARE_INPUTS = BrickDefinition("PrepareInputs", BrickCategory.OTHER, backend="
 _attachments: weakref.WeakKeyDictionary[Any, Attachment | None] = weakref.WeakKeyDictionary()
 
 
-_UNKNOWN: Any = object()  # for a runner that has no entry in `_attachments` yet
+_UNKNOWN: Any = object()  # marks a runner without an entry in `_attachments`
 _functions = TimedFunctions()
 # C functions that begin and end plain steps, if the hot path is compiled. If Python must do it, `_begin_run` returns
 # None, and `_end_run` returns False.
@@ -80,10 +83,10 @@ if chosen() is not HotPath:
 def once_there(
     engine: Engine, module: str, kind: str, wrappers: Mapping[str, Callable[[Function], Function]]
 ) -> None:
-    """When `module` is imported, wrap methods of its class `kind`. `wrappers` has a wrapper by the name of each
-    method.
+    """When `module` is imported, wrap methods of its class `kind`. `wrappers` maps the name of each method to a
+    wrapper.
 
-    The first method must exist. The other methods are wrapped if they exist.
+    The first method must exist. Any other method is wrapped if it exists.
     """
 
     def wrap() -> None:
@@ -133,7 +136,7 @@ def runs(original: Function, engine: Engine) -> Function:
                 log_own_error(error, f"steps of {engine.name} lack their sampling")
             if not is_later:
                 _end(step, returned_ns)
-        except BaseException:  # from the runner, or from a signal handler
+        except BaseException:  # the exception comes from the runner, or from a signal handler
             step.close(*sys.exc_info())
             raise
         return result
@@ -200,7 +203,7 @@ def compiles_pieces(original: Function) -> Function:
 
 
 def samples(original: Function) -> Function:
-    """Wrap a function that chooses tokens, and time it as the brick Sampling of the open step."""
+    """Wrap a function that chooses tokens, so that its calls are timed as the brick Sampling of the open step."""
     return timed(
         original, "Sampling", brick_of=lambda args, kwargs: (BrickId.SAMPLING, unit().open[-1].call.sequences)
     )
@@ -216,7 +219,8 @@ def prepares_inputs(original: Function) -> Function:
 def ends(original: Function, accepted: Callable[[Any], int | None]) -> Function:
     """Wrap a function that ends the step of the last run.
 
-    `accepted` takes the result of the function, and returns the number of tokens of the step, or None if unknown.
+    `accepted` computes the number of the step's tokens from the result of the function. It returns None if the number
+    is unknown.
     """
 
     @functools.wraps(original)
@@ -263,7 +267,7 @@ def _begun(
 
 
 def _end(step: OpenStep, returned_ns: int) -> None:
-    """End a step whose last call returned at `returned_ns`."""
+    """End a step. The last call of the host that belongs to it returned at `returned_ns`."""
     if _end_run is None or not _end_run(step, returned_ns):
         step.active.returned_ns = returned_ns
         step.close()
@@ -311,7 +315,9 @@ def _attachment_of(runner: Any, engine: Engine) -> Attachment | None:
 
 
 def _name_opaque_methods(attachment: Attachment, engine: Engine) -> None:
-    """Note calls of the engine's `opaque_methods` in captures, by the brick and layer of their module."""
+    """Note the calls of the engine's `opaque_methods` while graphs are captured. They belong to the brick and layer
+    of their module.
+    """
     root = attachment.root()
     if root is None:
         return
@@ -350,7 +356,7 @@ def _noted(original: Callable[..., Any], keys: list[Hashable]) -> Callable[..., 
 
 def _leave(runner: Any, engine: Engine, error: Exception) -> None:
     _say_other(engine, error)
-    with suppressed(TypeError):  # if the runner allows no weak references, its next run tries again
+    with suppressed(TypeError):  # if no weak reference to the runner is possible, its next run tries again
         _attachments[runner] = None
 
 

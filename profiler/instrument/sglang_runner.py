@@ -2,7 +2,7 @@
 
 Rules
 - SGLang has no plugins that could do this, so its classes are patched when its modules are imported.
-- The names here are those of SGLang's runtime (srt). No SGLang was available: this code is tested on stand-ins with
+- The names here come from SGLang's runtime (srt). SGLang was not available, so this code is tested on stand-ins with
   the same names and signatures.
 - A step begins with the runner's `forward`, and ends with the worker's `forward_batch_generation`, which chooses the
   tokens. If the runner is not called by a worker (forwards of a draft, embeddings), the step ends with `forward`.

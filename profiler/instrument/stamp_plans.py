@@ -1,4 +1,6 @@
-"""Plans the stamps in a captured graph: the stamped places, and the layers and bricks between these places."""
+"""Plans the stamps (kernels that store the device's time) in a captured graph: their places, and the layers and
+bricks between these places.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from cbtop.profiler.instrument.capturing import OTHER, CapturedCall, Keys, Last,
 
 
 class StampedInterval:
-    """A layer or brick between two stamps of a plan. `keys` are its keys, from the step inwards."""
+    """A layer or brick between two stamps. `keys` are its keys, from the step inwards."""
 
     __slots__ = ("begin", "elements", "end", "keys")
 
@@ -23,12 +25,15 @@ class StampedInterval:
 
 
 class StampPlan:
-    """The places of a graph that are stamped, and the intervals between them. `shape` has all places of the graph."""
+    """The places of a graph that are stamped, and the intervals between them. `shape` has all possible places of
+    stamps.
+    """
 
     def __init__(self, shape: StampSites, spans: list[CapturedCall]) -> None:
         self.shape = shape
-        self._found: list[tuple[tuple[Hashable, ...], int, int, int]] = []  # keys, begin, end, elements
-        self.left_out = 0  # number of calls that cannot be stamped
+        # Keys, begin, end and elements of a layer or brick.
+        self._found: list[tuple[tuple[Hashable, ...], int, int, int]] = []
+        self.left_out = 0  # number of calls that have no place for a stamp at their begin or end
         first, last = shape.places[START], shape.places[shape.end]
         self._walk(spans, (), first, last, (OTHER,))
         numbers = sorted({first, last}.union(*({begin, end} for _, begin, end, _ in self._found)))
@@ -58,7 +63,7 @@ class StampPlan:
                 self._walk(span.inside, (*keys, span.key) if is_around else keys, at, end, None)
                 at = max([at, *(found[2] for found in self._found[before:])])
                 continue
-            if first == last:  # the call runs nothing on the device
+            if first == last:  # skip a call that runs nothing on the device
                 continue
             if gap is not None and first > at:
                 self._found.append((gap, at, first, 0))
@@ -79,9 +84,8 @@ class StampPlan:
 
 
 def times_without_stamps(times: list[int], cost_ns: float) -> list[int]:
-    """Return the times of the places in ns, relative to the first place, without the cost of the stamps.
-
-    `cost_ns` is the cost of one stamp, which is subtracted from each interval.
+    """Return the times at the stamped places of a graph in ns, relative to the first place. The cost of one stamp,
+    `cost_ns`, is subtracted from each interval.
     """
     at, found = 0.0, [0]
     for before, after in pairwise(times):

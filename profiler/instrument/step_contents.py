@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from cbtop.profiler.steps import Steps
 
 COUNTED = 3
-Operation = tuple[int, str, str]  # node, name, type of the first result
+Operation = tuple[int, str, str]  # an operation: its node, its name, and the type of its first result
 Kind = tuple[str, str]  # phase and model
 
 
@@ -62,7 +62,7 @@ def ask_for_modes(ask_by: Callable[[Callable[[], int]], object]) -> None:
 
 
 class CountedModel(Protocol):
-    """A model with counted steps."""
+    """The interface of a model's steps that counting uses."""
 
     model: str
     path: HotPath | Path
@@ -72,7 +72,7 @@ class CountedModel(Protocol):
 
 
 class StepContents:
-    """The counts of the steps of one model, by kind of step."""
+    """The counts of operations or allocations in the steps of one model, by kind of step."""
 
     def __init__(self, steps: CountedModel) -> None:
         self._steps = steps
@@ -105,7 +105,7 @@ class StepContents:
 
     @staticmethod
     def _devices(root: nn.Module) -> set[torch.device]:
-        with without_torch_function():  # hides the reads from the host's function modes
+        with without_torch_function():  # hides cbtop's reads from the host's function modes
             return {weight.device for weight in parameters_of(root)}
 
     def _ran(self, kind: Kind, counts: Counter[Operation]) -> None:
@@ -129,7 +129,7 @@ class StepContents:
 
 
 class CountedAllocations:
-    """Counts the allocations of the GPU `device` in one step."""
+    """Counts how often memory of the GPU `device` is allocated in one step."""
 
     def __init__(self, device: int, ended: Callable[[int], None]) -> None:
         self._device = device
@@ -142,7 +142,7 @@ class CountedAllocations:
 
 
 class CountedOperations:
-    """Counts the operations of this thread in one step."""
+    """Counts the operations that one thread runs in one step."""
 
     def __init__(self, steps: CountedModel, ended: Callable[[Counter[Operation]], None]) -> None:
         self._ended = ended
@@ -166,10 +166,11 @@ class CountedOperations:
 CountedStep = CountedAllocations | CountedOperations
 
 
-class _CountingMode(TorchDispatchMode):  # type: ignore[misc]  # torch declares no type for it
-    """Counts the operations of a thread, and runs them unchanged."""
+class _CountingMode(TorchDispatchMode):  # type: ignore[misc]  # torch declares no type for this class
+    """A mode of torch that counts the operations of a thread, and runs them unchanged."""
 
-    supports_higher_order_operators = True  # without it, torch raises an error if the host calls such an operator
+    # Without this method, torch raises an error if the host calls such an operator.
+    supports_higher_order_operators = True
 
     def __init__(self, steps: CountedModel, counts: Counter[Operation]) -> None:
         from cbtop.profiler import _hot_path
@@ -188,7 +189,7 @@ class _CountingMode(TorchDispatchMode):  # type: ignore[misc]  # torch declares 
     def ran(self, operation: Any, result: Any) -> None:
         """Count `operation`, which has returned `result`."""
         try:
-            # A higher-order operation has no attribute `is_view`.
+            # If the operation has no attribute `is_view`, it is a higher-order operation, which is not a view.
             if not getattr(operation, "is_view", False) and operation.name() != "aten::_unsafe_view":
                 scope: Any = self._path.position.scope
                 self._counts[max(NO_NODE, int(scope.node)), _name_of(operation), _dtype_of(result)] += 1
@@ -198,7 +199,7 @@ class _CountingMode(TorchDispatchMode):  # type: ignore[misc]  # torch declares 
 
 
 def _name_of(func: Any) -> str:
-    """Return the name of an operation: `add` for `aten::add.Tensor`. Other libraries keep their prefix."""
+    """Return the name of an operation: `add` for `aten::add.Tensor`. Names of other libraries keep their prefix."""
     return str(func.name()).partition(".")[0].removeprefix("aten::")
 
 

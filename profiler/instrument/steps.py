@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 
 class ModelSteps(TimedModel):
-    """The steps of one model: begins steps, and ends steps that fail."""
+    """The steps of one model. Begins steps, and ends steps that fail."""
 
     __slots__ = ("_keys", "_shared_with")
 
-    _keys: tuple[object, ...]  # keys of the last step that C code has begun; only C code uses them
+    _keys: tuple[object, ...]  # the keys of the step that C code has begun last; only C code uses these
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class ModelSteps(TimedModel):
         give_up: Callable[[Exception], None],
     ) -> None:
         super().__init__(profiler, model, changed, give_up)
-        self._shared_with: dict[ref[ModelSteps], object] = {}  # models that share a part with this one
+        self._shared_with: dict[ref[ModelSteps], object] = {}  # models that share a module with this one
 
     def after_fork(self) -> None:
         """In a forked child, make a new lock, and keep only the steps of the thread that has forked."""
@@ -65,7 +65,7 @@ class ModelSteps(TimedModel):
                 log_own_error(trouble, "a model cannot be detached")
 
     def open_in(self, here: Unit) -> OpenStep | None:
-        """Return the innermost open step of this model in `here`, or None."""
+        """Return the innermost step of this model that is open in `here`, or None."""
         mine = None
         for step in here.open:
             if step.steps is self:
@@ -73,7 +73,7 @@ class ModelSteps(TimedModel):
         return mine
 
     def is_called_by_runner(self, called_ns: int) -> None:
-        """Handle a call of the model by its runner. A call outside of a step is a warm-up, and is not timed."""
+        """The model's runner calls the model. Outside of a step, this call is a warm-up and is not timed."""
         try:
             step = self.open_in(unit())
             if step is None:
@@ -84,7 +84,7 @@ class ModelSteps(TimedModel):
             self.failed(error)
 
     def begun(self, call: Called, args: tuple[Any, ...], kwargs: dict[str, Any], called_ns: int) -> OpenStep | None:
-        """Begin a step that `call` describes, and return it. The host made the call at `called_ns`.
+        """Begin a step that `call` describes, and return it. The call began at `called_ns`.
 
         Returns None inside a step of this model, or after an error of cbtop.
         """
@@ -107,12 +107,13 @@ class ModelSteps(TimedModel):
                     mine = one
             if mine is not None:
                 if not mine.is_running:
-                    mine.close()  # the step waited for a token, but the next call has begun
+                    mine.close()  # the last step still waited for its token, but the next call of the model has begun
                 else:
                     generation = here.generations[-1] if here.generations else None
                     if mine.generation is generation or not call.may_wait(generation):
                         mine.active.own_ns += clock.perf_counter_ns() - called_ns
-                        return None  # the call is no step, unless a `generate` inside the model's call made it
+                        # The call is not a step of its own, unless a `generate` inside the model's call made it.
+                        return None
             if self._shared_with:
                 others = [ref(step.steps) for step in here.open if step.is_running]
                 if not self._shared_with.keys().isdisjoint(others):
@@ -136,15 +137,17 @@ class ModelSteps(TimedModel):
         return step
 
     def guard_by(self, setting: GuardSetting | None) -> None:
-        """Look for values that are not finite from the next step on. Does nothing without a setting."""
+        """From the next step on, check the values of the model with the guard. Does nothing if the guard has no
+        setting.
+        """
         if setting is not None:
             self.follow(None)
             self.guard = Guard(self, setting)
-            self.in_python = True  # C code does not look at the end of a step
+            # C code does not call the guard at the end of a step, so Python code must end steps.
+            self.in_python = True
 
     def share(self, other: ModelSteps) -> None:
-        """Store that `other` shares a part with this model.
-
-        Calls inside a step of `other` are no steps of this model.
+        """Note that `other` shares a module with this model. Calls inside a step of `other` are not steps of this
+        model.
         """
         self._shared_with[ref(other, self._shared_with.pop)] = None

@@ -1,4 +1,4 @@
-"""Times functions of the host while calls of a model are timed.
+"""Times functions of the host while the calls of a model's modules are timed.
 
 Rules
 - Function objects keep their identity, hash, name, pickle, signature and source. A plain function gets a different
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from cbtop.profiler.path import Path
 
 DYNAMO = "torch._dynamo"
-# The models with calls that are timed now, each with the object that times its calls.
+# Model with calls that are timed now -> the object that times them.
 swapped_in: dict[ref[Any], HotPath | Path | Timing | Capture] = {}
 Function = Callable[..., Any]
 
 
 def held(owner: Any, name: str) -> Any:
-    """Return the entry `name` of `owner`, without those of its base classes.
+    """Return the attribute `name` that is stored in `owner` itself, and not in a base class.
 
     If `owner` is a closure cell, return its contents.
     """
@@ -46,18 +46,18 @@ def held(owner: Any, name: str) -> Any:
 
 
 class SwapTarget(Protocol):
-    """A function of the host that can be timed."""
+    """A function of the host that can be replaced, so that its calls are timed."""
 
-    is_seen_by_dynamo: bool  # whether Dynamo would notice the change
+    is_seen_by_dynamo: bool  # whether Dynamo, torch's compiler, would notice the replacement
 
     def is_of(self, function: Any) -> bool:
-        """Return whether `function` is this function of the host, or cbtop's replacement of it."""
+        """Return whether `function` is this function of the host, or the replacement of it."""
 
     def put(self) -> None:
         """Start timing calls of the function."""
 
     def take(self) -> None:
-        """Stop timing calls, and restore the host's function."""
+        """Stop timing the calls, and restore the host's function."""
 
 
 class TimedFunction:
@@ -90,7 +90,9 @@ class TimedFunction:
 
 
 class TimedEntry:
-    """A function in a closure cell or a class. While it is timed, `wrapper(function)` is in its place."""
+    """A function that is stored in a closure cell or a class. While it is timed, `wrapper(function)` is stored there
+    instead.
+    """
 
     is_seen_by_dynamo = True
 
@@ -142,7 +144,7 @@ class Swaps:
         # because a signal handler of the host may call a model while cbtop holds the lock.
         self.lock = threading.RLock()
         self._functions: list[SwapTarget] = []  # oldest first
-        self._are_in: bool | None = False  # whether the functions are timed; None: perhaps only some are
+        self._are_in: bool | None = False  # whether the functions are replaced now; None if perhaps only some are
         self._stay_out = False
         self._watched: Any = None  # the list of callbacks that Dynamo calls when it begins to compile
 
@@ -156,11 +158,11 @@ class Swaps:
                 function.put()
 
     def has(self, function: Any) -> bool:
-        """Return whether `function` was already added."""
+        """Return whether `function` was added before."""
         return any([one.is_of(function) for one in self._functions])
 
     def clear(self) -> None:
-        """Restore all functions, and remove them from this object."""
+        """Restore all functions of the host, and forget them."""
         with self.lock:
             self._swap(False)
             self._functions.clear()
@@ -171,16 +173,16 @@ class Swaps:
             stop_awaiting(DYNAMO)
 
     def swap_in(self, model: ref[Any], times: HotPath | Path | Timing | Capture) -> None:
-        """Time the calls of `model` from now on."""
+        """Start timing the calls of `model`, so replace the functions too."""
         with self.lock:
             swapped_in[model] = times
             if self._watched is not None and self._compiles not in self._watched:
-                self._stay_out, self._are_in = True, None  # the host has reset Dynamo, which drops callbacks
+                self._stay_out, self._are_in = True, None  # the host has reset Dynamo, which forgets callbacks then
             if self._are_in is not True:
                 self._swap(True)
 
     def swap_out(self, model: ref[Any]) -> None:
-        """Stop timing the calls of `model`."""
+        """Stop timing the calls of `model`. If no other model is timed, restore the functions."""
         with self.lock:
             swapped_in.pop(model, None)
             if self._are_in is not False and not swapped_in:

@@ -1,4 +1,4 @@
-"""Swaps the timed calls of a model's modules in and out, and checks whether the model has changed.
+"""Swaps the wrappers that time a model's modules in and out, and checks whether the model has changed.
 
 Rules
 - Timed calls of modules are swapped in when a recorded step begins. They are swapped out when the next step begins
@@ -42,13 +42,14 @@ if TYPE_CHECKING:
     from cbtop.profiler.path import Path
     from cbtop.profiler.profiler import BrickProfiler
 
-LOOK_EVERY = 8  # number of recorded steps per check of the model; a check takes as long as timing all modules
-MOST_FIRST_FORWARDS = 64  # maximum number of forwards of a first training step that are recognised
-MODULES_PER_STEP = 200  # modules that are checked per recorded step, on average; this takes 0.3 ms
+# One recorded step in this number checks the model for changes; a check takes as long as timing all modules.
+LOOK_EVERY = 8
+MOST_FIRST_FORWARDS = 64  # most forward passes of a first training step that are recognised
+MODULES_PER_STEP = 200  # number of modules that a recorded step checks, on average; this takes 0.3 ms
 
 
 class TimedModel(ABC):
-    """The calls that are timed in the steps of one model, and the object that times them."""
+    """The modules of one model whose calls are timed in its steps, and the object that times them."""
 
     __slots__ = (
         "__weakref__",
@@ -98,41 +99,45 @@ class TimedModel(ABC):
         self.profiler = profiler
         self.time_on(Timing(profiler.parts.paths.host))
         self.model = model
-        self.changed = changed  # called to plan the model again if it has changed
+        self.changed = changed  # a function that plans the model again if it has changed
         self.give_up = give_up
         self.bursts = bursts_of(profiler)
         self.contents = StepContents(self)
-        self.kernel_steps: KernelSteps | None = None  # records steps by their kernels, if not None
-        # When `kernel_steps` is due next, in ns of the host's clock; 0: never; read by C code.
+        # if this is not None, it records the kernels of some steps, by CUPTI
+        self.kernel_steps: KernelSteps | None = None
+        # When `kernel_steps` is to record the next step, in ns of the host's clock. 0 means never. C code reads this.
         self.kernels_due_ns = 0
         self.calls: Sequence[BrickCall] = ()
-        # The calls that have names in captured graphs. If modules are not timed (see `Plan.is_timed`), `calls` is
-        # empty, and this is not.
+        # The calls that name the kernels of captured graphs. If modules are not timed (see `Plan.is_timed`), `calls`
+        # is empty and this is not.
         self.named: Sequence[BrickCall] = ()
         self.guard: Guard | None = None  # looks for values that are not finite in recorded steps
         self.own: OwnOperations | None = None  # the model's operations outside of its children
         self.training: Any = None  # the model's TrainingSteps, if an optimizer changes its weights
-        self._first_forwards = 0  # number of calls that may have been forwards of the first training step
+        self._first_forwards = 0  # number of calls that may have been forward passes of the first training step
         self.in_python = False  # whether Python handles the model's calls even if the hot path is compiled
-        self.is_of_runner = False  # True: each call of its runner is a step. False: each call of the model is
-        self.on_device: dict[Hashable, Hashable] = {}  # brick on the device, by the brick that the host times
-        # Called with a text: how the device's times are measured.
+        # True if each call of the model's runner is a step; False if each call of the model is one.
+        self.is_of_runner = False
+        self.on_device: dict[Hashable, Hashable] = {}  # brick that the host times -> the same brick on the device
+        # A function that gets a text that says how the device's times are measured.
         self.measured: Callable[[str], None] = lambda how: None
         self.root: Callable[[], nn.Module | None] = lambda: None  # the model
-        # Called with autocast's type and the state of the adapters, if they have changed since the last step.
+        # This is called with autocast's type and the state of the adapters, if one of these has changed since the
+        # last step.
         self.follow_mode: Callable[[torch.dtype | None, object], None] = lambda autocast, adapters: None
         self._asked: tuple[torch.dtype | None, object] = (None, None)
-        self._device = ""  # the device whose autocast is checked
-        self._adapted: ref[nn.Module] | None = None  # the layer whose adapters are checked
+        self._device = ""  # the device on which autocast is checked
+        self._adapted: ref[nn.Module] | None = None  # the layer with the adapters that are checked
         self.trains = False  # whether the process computes gradients between the model's steps
-        self.weight_version: int | None = None  # number of changes of the first weight that requires a gradient
+        self.weight_version: int | None = None  # how often the first weight that requires a gradient has been changed
         self.looks = 0  # number of recorded steps that have begun
-        self.look_every = LOOK_EVERY  # number of recorded steps per check of the model
-        self.calls_are_in: bool | None = False  # whether the timed calls are swapped in; None: perhaps only some are
-        self.recorded_steps: set[object] = set()  # recorded steps that are running
+        self.look_every = LOOK_EVERY  # one recorded step in this number checks the model for changes
+        # Whether the wrappers that time calls are in place now; None if perhaps only some are.
+        self.calls_are_in: bool | None = False
+        self.recorded_steps: set[object] = set()  # number of recorded steps that are running
 
     def time_on(self, timing: Timing) -> None:
-        """Time the model's steps and bricks as `timing` says, from now on."""
+        """From now on, time the model's steps and bricks by the method `timing`."""
         self.timing, self.labelled = timing.path, timing.labelled
         #: The path that times calls of modules and functions. If the hot path is compiled, this is the hot path
         #: object itself.
@@ -145,9 +150,9 @@ class TimedModel(ABC):
         """Stop showing this model after `error` in cbtop's code."""
 
     def follow(self, recorded: object | None) -> None:
-        """Swap the timed calls in for the step `recorded`.
+        """Put the wrappers that time calls in place for the step `recorded`.
 
-        If `recorded` is None, swap the timed calls out unless a recorded step is running.
+        If `recorded` is None, remove them unless a recorded step is running.
         """
         if recorded is None and self.calls_are_in is False:
             return
@@ -194,15 +199,17 @@ class TimedModel(ABC):
             self.failed(error)
 
     def ask_of(self, device: str, adapted: nn.Module | None, mode: Mode) -> None:
-        """Check autocast on `device` and the adapters of `adapted` from now on. `mode` has their current values."""
+        """From now on, check autocast on `device` and the adapters of the layer `adapted`. `mode` has their current
+        values.
+        """
         self._device = device if device in AUTOCAST_DEVICES else ""
         self._adapted = None if adapted is None else ref(adapted)
         self._asked = mode.autocast, mode.adapters
 
     def look_through(self, modules: int) -> None:
-        """Set how often to check the model.
+        """Set how often the model is checked for changes.
 
-        With more `modules`, checks are rarer, so that their mean time per step is the same.
+        With more `modules`, it is checked in fewer steps, so that the mean time per step is the same.
         """
         # C code expects a multiple of LOOK_EVERY.
         self.look_every = LOOK_EVERY * max(1, modules // (MODULES_PER_STEP * LOOK_EVERY))
@@ -225,12 +232,12 @@ class TimedModel(ABC):
         if root is None or not has_made_optimizer() or first_trained(root) is None:
             return False
         self._first_forwards += 1
-        # C code would begin the next forward like a step of inference.
+        # C code would begin the next forward pass as a step of inference, so Python must handle it.
         self.in_python = self.guard is not None or self.is_of_runner or self._first_forwards < MOST_FIRST_FORWARDS
         return True
 
     def training_mode(self) -> bool | None:
-        """Return whether the model is in training mode, or None if the model no longer exists."""
+        """Return whether the model is in training mode, or None if the model was freed."""
         root = self.root()
         if root is None:
             return None
@@ -239,7 +246,7 @@ class TimedModel(ABC):
         return mode
 
     def look_for_gradients(self) -> None:
-        """Check the first weight that requires a gradient. If it is trained, announce that the process trains.
+        """Check the first weight that requires a gradient. If it is being trained, announce that the process trains.
 
         In training, the weight has a gradient, or torch has counted that an optimizer changed it in place. The
         gradient alone does not suffice, because most programs clear gradients before the next step.
@@ -250,7 +257,7 @@ class TimedModel(ABC):
         with without_torch_function():  # hides cbtop's calls from the host's `__torch_function__`
             weight = first_trained(root)
             if weight is None or not weight.is_leaf:
-                return  # a computed tensor has no gradient, and reading it makes torch warn
+                return  # this tensor was computed, so it has no gradient; reading it would make torch warn
             before, self.weight_version = self.weight_version, version_of(weight)
             if weight.grad is not None or before not in (None, self.weight_version):
                 self.trains = True

@@ -25,16 +25,18 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class TimedSection:
-    """A section of the plan, with the wrappers that time its modules. Has only weak references to modules."""
+    """A section of the plan (a layer, or everything outside of layers), with the wrappers that time its modules. It
+    refers to the modules weakly.
+    """
 
     state: list[object] | None
     visited: set[int]
     calls: list[BrickCall]
-    others: list[weakref.ref[nn.Module]]  # all modules of the section
+    others: list[weakref.ref[nn.Module]]  # weak references to all modules of this section of the plan
 
     @property
     def modules(self) -> list[nn.Module]:
-        """The modules of this section that are alive."""
+        """The modules of this section of the plan that have not been freed."""
         return [module for module in (other() for other in self.others) if module is not None]
 
 
@@ -54,12 +56,15 @@ class CallMaker:
         self._said = said
         self._mode = mode
         self._is_timed_there = is_timed_there
-        self._made: dict[int, tuple[Hashable, KeyIn]] = {}  # by the id of a `Product`, which similar layers share
+        # Id of a `Product` -> its brick, which similar layers share.
+        self._made: dict[int, tuple[Hashable, KeyIn]] = {}
 
     def sections(
         self, sections: list[Section], former: Mapping[Hashable, TimedSection] = MappingProxyType({})
     ) -> dict[Hashable, TimedSection]:
-        """Return the timed sections, by place. An unchanged section is taken from `former`."""
+        """Return the sections of the plan with their wrappers. The keys say which section it is. Sections that have
+        not changed are taken from `former`.
+        """
         return {
             section.place: former[section.place] if section.is_unchanged else self._timed(section)
             for section in sections
@@ -88,7 +93,7 @@ class CallMaker:
         return call
 
     def _key_of(self, part: TimedModule, product: Product) -> tuple[Hashable, KeyIn]:
-        """Return the brick of `part`, and a function that returns the brick of `part` in other modes."""
+        """Return the brick of `part`. Also returns a function that returns its brick for a different mode."""
         key, place = part.key, part.place
         if isinstance(key, BrickDefinition):
             key = self._said.definitions.setdefault(said_at(place, key), key)

@@ -1,4 +1,6 @@
-"""A device clock for torch. `BrickProfiler(device_clock=torch_clock())` times the work on torch's CUDA streams."""
+"""A device clock for torch. With `BrickProfiler(device_clock=torch_clock())`, bricks are timed on torch's CUDA
+streams.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from cbtop.profiler.instrument.torch_internals import device_exchange, stream_fu
 def torch_clock() -> StampClock:
     """Return a clock of the current CUDA device. Raises DriverError, or torch's error, if there is no device.
 
-    The clock's marks are on the caller's stream of this device, even if another device is current at the time.
+    The clock puts its marks on the caller's stream of this device, even if another device is current at the time.
     """
     driver = CudaDriver()
     if not driver.context():

@@ -63,7 +63,7 @@ foreach_norm: Callable[..., list[Tensor]] = _foreach_norm
 is_profiled: Callable[[], bool] = _profiler_enabled
 
 
-counting: set[int] = set()  # ids of the threads in which a mode of cbtop counts operations
+counting: set[int] = set()  # ids of the threads in which cbtop's own mode counts operations
 
 
 def modes_of_host() -> int:
@@ -83,7 +83,7 @@ def compiled_versions(code: CodeType) -> list[Any]:
 
 
 def is_compile_used() -> bool:
-    """Return whether this process has called `torch.compile`. Also True if this torch cannot say."""
+    """Return whether this process has called `torch.compile`. Also True if this version of torch does not tell."""
     frames = sys.modules.get("torch._dynamo.eval_frame")
     if frames is None:
         return False
@@ -95,7 +95,7 @@ def is_compile_used() -> bool:
 
 
 def has_made_optimizer() -> bool:
-    """Return whether the process has made an optimizer. torch wraps `step` of its class then."""
+    """Return whether the process has made an optimizer. When one is made, torch wraps `step` of its class."""
     kinds: list[type] = [optim.Optimizer]
     for kind in kinds:
         kinds += type.__subclasses__(kind)
@@ -134,7 +134,7 @@ def is_stream_captured() -> bool:
 
 
 def raw_stream_of(index: int) -> Callable[[], int]:
-    """Return a C function that returns the caller's current stream on the device `index`."""
+    """Return a C function that returns the caller's current stream on the CUDA device `index`."""
     return functools.partial(stream_functions()[1], index)
 
 

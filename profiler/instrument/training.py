@@ -1,4 +1,5 @@
-"""Training steps of a model: from the end of one optimizer step to the end of the next.
+"""Times the training steps of a model. A training step lasts from the end of one optimizer step to the end of the
+next.
 
 Rules
 - A model trains if an optimizer changes one of its parameters. From then on, a call of the model in training mode
@@ -57,19 +58,19 @@ BRICKS = {
         (TrainingPart.ZERO_GRAD, "ZeroGrad"),
     )
 }
-MOST_RANGES = 8_000  # maximum number of time ranges in a step that are kept for its record
-ANNOUNCE_NS = 1_000_000_000  # least time between two announcements of the parts of a model's steps
-EARLY = 4, 16  # the parts are announced at once after these numbers of steps
+MOST_RANGES = 8_000  # most ranges of time in a step that are kept for its record
+ANNOUNCE_NS = 1_000_000_000  # least time in ns between two announcements of the parts of a model's steps
+EARLY = 4, 16  # after these numbers of steps, the parts of steps are announced without waiting
 NEVER_NS = 1 << 62
-# Maximum number of forwards in one step, before its first backward and in all. If there are more, the model's
-# forwards are shown as separate steps, as in inference.
+# Most forward passes in one step: before its first backward pass, and in all. If there are more, they are shown as
+# separate steps, as in inference.
 MOST_WITHOUT_BACKWARD, MOST_FORWARDS = 32, 4096
 
-Parts = dict[TrainingPart, int]  # time in ns by part
+Parts = dict[TrainingPart, int]  # part of a training step -> its time in ns
 
 
 class StepTimes(NamedTuple):
-    """The times of one training step."""
+    """The times of the parts of one training step."""
 
     wall_ns: int
     parts: Parts
@@ -86,21 +87,23 @@ class StepClock:
     __slots__ = ("_around", "_at_ns", "_part", "begun_ns", "changed", "has_backward", "parts", "ranges")
 
     def __init__(self) -> None:
-        self.changed: Callable[[TrainingPart], None] | None = None  # called with a part when the part begins
+        # a function that is called with each part of the step that begins
+        self.changed: Callable[[TrainingPart], None] | None = None
         self.restart(None)
 
     def restart(self, now_ns: int | None) -> None:
-        """Begin a step at `now_ns`. If that is None, the step begins when the next part begins."""
+        """Begin a step at `now_ns`. If `now_ns` is None, the step begins together with its next part."""
         self.begun_ns, self._at_ns = now_ns, now_ns or 0
         self._part = TrainingPart.OTHER
         self._around: list[TrainingPart] = []
         self.parts: Parts = {}
-        self.ranges: list[tuple[TrainingPart, int, int]] = []  # (part, begin in ns, end in ns)
+        # Each item is a part of the step, its begin and its end in ns.
+        self.ranges: list[tuple[TrainingPart, int, int]] = []
         self.has_backward = False
 
     @property
     def is_in(self) -> TrainingPart | None:
-        """The part of the step to which the running call belongs. None outside of such calls."""
+        """The part of the step that the running call belongs to, or None outside of such calls."""
         return self._part if self._around else None
 
     def begin(self, part: TrainingPart, now_ns: int) -> None:
@@ -114,7 +117,7 @@ class StepClock:
             self.changed(part)
 
     def end(self, now_ns: int) -> None:
-        """End the innermost call."""
+        """End the innermost call that belongs to a part."""
         self._end(now_ns)
         if self.changed is not None:
             self.changed(self._part)
@@ -130,7 +133,7 @@ class StepClock:
             return
         if ended is TrainingPart.FORWARD:
             self._part = TrainingPart.LOSS
-        elif ended is TrainingPart.BACKWARD:  # called by an optimizer's closure, or by the loop
+        elif ended is TrainingPart.BACKWARD:  # an optimizer's closure, or the loop itself, has called the model
             self._part = TrainingPart.OPTIMIZER if self._around else TrainingPart.OTHER
 
     def finish(self, now_ns: int) -> tuple[int, Parts, list[tuple[TrainingPart, int, int]]]:
@@ -174,24 +177,26 @@ class ThreadTraining:
         self.forget()
 
     def forget(self) -> None:
-        """Reset all data of the step."""
-        self.steps: TimedModel | None = None  # the model that was called first in the step
+        """Forget the step, and begin a new one without data."""
+        self.steps: TimedModel | None = None  # the model that was called first in this step
         self.tokens = self.sequences = 0
-        self.own_ns = 0  # time that cbtop took to begin the forwards of this step
-        self.calls: StepCalls | None = None  # records the calls of this step; None: the step is not recorded
+        self.own_ns = 0  # time in ns that cbtop took to begin the forward passes of this step
+        # The object that records the calls of this step; None if the step is not recorded.
+        self.calls: StepCalls | None = None
         self.noting: Noting | None = None
         self.communication = StepCommunication()
         self.forwards = 0
-        self.phase_after_backward = ""  # if not empty, the step ends with the running backward, in this phase
+        # If not empty, the step ends together with the running backward pass, and this is its phase.
+        self.phase_after_backward = ""
 
     def give_up(self) -> None:
-        """Drop the step: it is not counted, and its data is lost."""
+        """Drop the step: it does not count, and its times are lost."""
         self.record_no_more()
         self.forget()
         self.clock.restart(None)
 
     def end_evaluation(self) -> None:
-        """End a step of inference between the micro-batches of this step."""
+        """A step of inference between the micro-batches of this step has ended."""
         if self.clock.is_in is TrainingPart.EVALUATION:
             self.clock.end(clock.perf_counter_ns())
 
@@ -203,7 +208,7 @@ class ThreadTraining:
         self.calls, self.clock.changed = None, None
 
     def stop_noting(self) -> None:
-        """Stop recording the calls of modules."""
+        """Stop recording the calls of modules in this step."""
         if self.noting is not None:
             captures.pop(get_ident(), None)
             noting, self.noting = self.noting, None
@@ -222,7 +227,7 @@ class Forward:
         self._here, self._steps = here, steps
 
     def ended(self) -> None:
-        """Handle the return of the model's call."""
+        """The call of the model has returned."""
         try:
             here = self._here
             if here.calls is not None:
@@ -243,7 +248,7 @@ class Forward:
         error: BaseException | None = None,
         trace: TracebackType | None = None,
     ) -> None:
-        """Drop the step, because its model has raised an exception."""
+        """The call of the model has raised an exception, so drop the training step."""
         try:
             if self._steps.guard is not None:
                 self._steps.guard.drop(self)
@@ -261,7 +266,7 @@ class EndedStep(NamedTuple):
     begun_ns: int
     ended_ns: int
     times: StepTimes
-    ranges: list[tuple[TrainingPart, int, int]]  # (part, begin in ns, end in ns)
+    ranges: list[tuple[TrainingPart, int, int]]  # each item is a part, its begin and its end in ns
 
     @property
     def wall_ns(self) -> int:
@@ -269,26 +274,27 @@ class EndedStep(NamedTuple):
 
 
 class TrainingSteps:
-    """The training steps of one model: decides which are recorded, and records them."""
+    """The training steps of one model. Decides which of them are recorded, and records them."""
 
-    steady = 1.0  # part of its share that recording uses once FLOOR steps are recorded
+    steady = 1.0  # the part of the allowed share that recording uses once FLOOR steps are recorded
 
     def __init__(self, steps: TimedModel) -> None:
         self._steps = ref(steps)
         self._profiler, self._model = ref(steps.profiler), steps.model
-        at_end = finalize(steps, self._tell_rest)  # when the model is gone, or when the process ends
-        setattr(at_end, "atexit", False)  # noqa: B010 - typeshed does not know it
+        # The finalizer runs when the model is freed, or when the process ends.
+        at_end = finalize(steps, self._tell_rest)
+        setattr(at_end, "atexit", False)  # noqa: B010 - typeshed does not declare this attribute
         recorder = steps.profiler.parts.recorder
         if isinstance(recorder, RingRecorder):
             recorder.before_goodbye(at_end)
         self._due_ns = 0
         self._recorded = self._seen = 0
         self._first_ns = self._paid_ns = 0
-        self._costs_ns: deque[float] = deque(maxlen=SAMPLES)  # cost of recording, for the latest recorded steps
-        self._plain_ns: deque[float] = deque(maxlen=SAMPLES)  # cost of the latest steps that were not recorded
-        self._latest: dict[str, deque[StepTimes]] = {}  # times of the latest steps, by phase
+        self._costs_ns: deque[float] = deque(maxlen=SAMPLES)  # cost in ns of recording, for the latest recorded steps
+        self._plain_ns: deque[float] = deque(maxlen=SAMPLES)  # cost in ns of the latest steps that were not recorded
+        self._latest: dict[str, deque[StepTimes]] = {}  # phase -> times in ns of the latest steps
         self._told_ns: dict[str, int] = {}
-        self._next_ns = 0  # when the next step begins, if it follows the last step without a gap
+        self._next_ns = 0  # begin of the next step in ns, if it follows the last step without a gap
         self._untold = 0  # number of steps since the last announcement
         self._no_memory: set[str] = set()  # phases for which it was announced that their memory is not known
         self.mode: bool | None = None  # the model's training mode when an optimizer last changed it; None if unknown
@@ -296,7 +302,7 @@ class TrainingSteps:
     def forward(self, model: TimedModel, call: Call) -> Forward | None:
         """Begin a call of the model in a training step.
 
-        Returns None inside a forward or backward, which has the call's time.
+        Returns None inside a forward or backward pass, because the time of the call is part of that.
         """
         here = training_here()
         if here.clock.is_in in (TrainingPart.FORWARD, TrainingPart.BACKWARD):
@@ -305,8 +311,8 @@ class TrainingSteps:
         here.forwards += 1
         if here.forwards > (MOST_FORWARDS if here.clock.has_backward else MOST_WITHOUT_BACKWARD):
             here.give_up()
-            # Its steps end in another thread, or in a way that cbtop does not see. So show its forwards as steps of
-            # inference.
+            # The steps of this model end in another thread, or in a way that cbtop does not see. So show its forward
+            # passes as steps of inference.
             model.training, model.in_python = False, model.guard is not None
             return None
         here.clock.begin(TrainingPart.FORWARD, now_ns)
@@ -341,9 +347,8 @@ class TrainingSteps:
         return here.end_evaluation
 
     def _calls(self, model: TimedModel, here: ThreadTraining, now_ns: int) -> StepCalls | None:
-        """Return an object that records the calls of the step with the first forward now.
-
-        None: the step is not recorded.
+        """Return an object that records the calls of the step that begins its first forward pass now, or None if the
+        step is not recorded.
         """
         return StepCalls(model.labelled) if self._is_due(model, now_ns) else None
 
@@ -353,7 +358,7 @@ class TrainingSteps:
         return is_settled and now_ns >= self._due_ns and not captures
 
     def _publish(self, model: TimedModel, here: ThreadTraining, call: Call, now_ns: int) -> None:
-        """Show viewers that read the ring that a training step is running."""
+        """Write into the ring that a training step is running, so that viewers see it."""
         position = model.path.position
         root = position.scope
         while root.parent is not None:
@@ -390,10 +395,12 @@ class TrainingSteps:
             self._paid_ns += own_ns + ended_ns - now_ns
         self._prepare(model, here, ended_ns)
         self._next_ns = clock.perf_counter_ns()
-        here.clock.restart(self._next_ns)  # cbtop's own work at the end of this step is in no step
+        here.clock.restart(self._next_ns)  # the time of cbtop's own work at the end of this step belongs to no step
 
     def _prepare(self, model: TimedModel, here: ThreadTraining, now_ns: int) -> None:
-        """Prepare to record the step that begins now, if recording must begin before the first forward."""
+        """Prepare to record the step that begins now, if the recording must start before the step's first forward
+        pass.
+        """
 
     def _record(self, model: TimedModel, name: str, step: EndedStep, calls: StepCalls | None) -> None:
         """Record an ended step under `name`, with its `calls` if there are any.
@@ -416,9 +423,8 @@ class TrainingSteps:
             warm_ups.took(step.phase, model.model, step.wall_ns, step.tokens or step.sequences)
 
     def _announce(self, model: TimedModel, step: EndedStep, own_ns: int) -> None:
-        """Announce the parts of the latest steps.
-
-        In this step, cbtop took `own_ns` of the backward, which are subtracted.
+        """Announce the times of the parts of the latest steps. Before, subtract `own_ns`, the time that cbtop took in
+        the backward passes of this step.
         """
         phase, times = step.phase, step.times
         latest = self._latest.setdefault(phase, deque(maxlen=MAX_TIMED_STEPS))
@@ -441,7 +447,7 @@ class TrainingSteps:
         return True
 
     def _tell_rest(self) -> None:
-        """Announce the parts of steps since the last announcement, because the steps have ended."""
+        """Announce the parts of the steps since the last announcement, because the steps have ended."""
         if self._untold:
             self._untold = 0
             for phase, latest in self._known().items():
@@ -452,7 +458,7 @@ class TrainingSteps:
         return dict(self._latest)
 
     def _tell(self, phase: str, latest: Collection[StepTimes]) -> None:
-        """Announce the times of the steps in `latest`."""
+        """Announce the times of the training steps in `latest`."""
         profiler = self._profiler()
         if profiler is None:
             return
@@ -483,14 +489,14 @@ class TrainingSteps:
         return 0
 
     def _pay(self, model: TimedModel, calls: StepCalls, now_ns: int) -> None:
-        """Measure the cost of recording the step that ended at `now_ns`."""
+        """Measure what it cost to record the step that ended at `now_ns`."""
         cost = noting_cost()
         paid_ns = clock.perf_counter_ns() - now_ns + calls.own_ns + calls.guard_ns
         paid_ns += round(calls.count * (cost.inside_ns + cost.outside_ns))
         self._count_paid(model, paid_ns, now_ns)
 
     def _count_paid(self, model: TimedModel, paid_ns: int, now_ns: int) -> None:
-        """Count a recorded step that cost `paid_ns`, and decide when the next step is recorded."""
+        """Count a recorded step. It has cost `paid_ns`, which decides when to record the next one."""
         self._recorded += 1
         self._paid_ns += paid_ns
         self._costs_ns.append(paid_ns)
@@ -512,7 +518,7 @@ class TrainingSteps:
 def _bricks_in(ranges: list[tuple[TrainingPart, int, int]]) -> Iterator[tuple[BrickDefinition, int, int]]:
     """Yield the bricks of a step outside of the model, each with its begin and end in ns.
 
-    Communication inside the model's forward or backward is left out, because it has its own bricks there
+    Communication inside the model's forward or backward pass is left out, because it has its own bricks there
     (training_calls.py). If several ranges before a backward count for the loss, the longest of them is the call of
     the loss: the loop may clear gradients in between.
     """
@@ -546,7 +552,8 @@ def is_in_training(model: TimedModel) -> bool:
         return True
     is_trained = torch.is_grad_enabled() and (here.steps is not None or model.training_mode() == model.training.mode)
     if not is_trained and here.steps is None:
-        here.give_up()  # this is an evaluation between two training steps
+        here.give_up()  # the model is called for an evaluation between two training steps
     elif not is_trained and here.calls is not None:
-        here.record_no_more()  # this is an evaluation between two micro-batches, with steps of its own
+        # The model is called for an evaluation between two micro-batches, which has steps of its own.
+        here.record_no_more()
     return is_trained

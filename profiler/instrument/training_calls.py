@@ -39,18 +39,18 @@ if TYPE_CHECKING:
     from torch import nn
 
 Keys = tuple[Hashable, ...]
-Part = tuple[Keys, int, int, int]  # keys from below the step, begin in ns, end in ns, elements
-Handle = Any  # the handle of a hook: its method `remove` removes the hook
+Part = tuple[Keys, int, int, int]  # a part: its keys from below the step, begin in ns, end in ns, elements
+Handle = Any  # the handle of a hook, with a method `remove`
 
-MAX_NODES = 100_000  # limit for a graph of autograd; if it is larger, its backward is not split into bricks
+MAX_NODES = 100_000  # if autograd's graph is larger than this, the backward pass is not split into bricks
 #: Returns the number that the next node of this thread will get. None if this torch has no such function.
 next_number: Callable[[], int] | None = getattr(torch._C._autograd, "_get_sequence_nr", None)
-_ACCUMULATES = 1 << 63  # numbers from here on belong to nodes that add a gradient to a weight
-# Values in place of the number of a call. OUTSIDE: no call. LOSS: nodes that no call of the model made. _AFTER: the
-# end of a backward, after its last node. _SYNC: the wait of DistributedDataParallel for gradients, also after the
-# last node.
+_ACCUMULATES = 1 << 63  # nodes with a number from here on add a gradient to a weight
+# These values take the place of a call's number. OUTSIDE means no call. LOSS means nodes that no call of the model
+# made. _AFTER means the end of a backward pass, after its last node. _SYNC means the wait of DistributedDataParallel
+# for gradients, which also comes after the last node.
 OUTSIDE, LOSS, _AFTER, _SYNC = -1, -2, -3, -4
-# The bricks for parts of a backward that belong to no call of the model.
+# The bricks for those parts of a backward pass that belong to no call of the model.
 LOSS_BACKWARD = BrickDefinition(f"Loss{BACKWARD}", BrickCategory.OTHER, backend="torch")
 BACKWARD_END = BrickDefinition("BackwardEnd", BrickCategory.OTHER, backend="torch", label="after the last node")
 GRADIENT_SYNC = BrickDefinition("GradientSync", BrickCategory.COMMUNICATION, backend="torch", label="other ranks")
@@ -81,7 +81,7 @@ class Products:
         self._is_sized = True
 
     def add(self, node: Any) -> None:
-        """Add a node of autograd, if it is the node of a matrix product."""
+        """Count a node of autograd, if it belongs to a matrix product."""
         operands = _OPERANDS.get(node.name())
         if operands is not None:
             after = node.next_functions
@@ -91,9 +91,9 @@ class Products:
             self._backward += size * sum(after[at][0] is not None for at in operands)
 
     def scale(self, flops: float | None) -> float:
-        """Return the FLOP of the backward as a multiple of the forward's. 0 if there is no product.
+        """Return the FLOP of the backward pass, divided by the FLOP of the forward pass. Returns 0 without a product.
 
-        `flops` are the FLOP of the forward, if known. If not, the forward's products are counted by their nodes. This
+        `flops` are the FLOP of the forward pass. If they are unknown, its products are counted by their nodes. This
         leaves out products of frozen operands, which have no node.
         """
         if not self._forward:
@@ -102,7 +102,9 @@ class Products:
 
 
 def _size_of(node: Any) -> int:
-    """Return the number of multiplications of a product, or 1 if its node does not store the sizes."""
+    """Return the number of multiplications of a matrix product. Returns 1 if its node in autograd does not store the
+    sizes.
+    """
     left = getattr(node, "_saved_mat1_sym_sizes", None) or getattr(node, "_saved_self_sym_sizes", None)
     right = getattr(node, "_saved_mat2_sym_sizes", None)
     return int(left[0] * left[1] * right[1]) if left and right else 1
@@ -120,17 +122,19 @@ class StepCalls(Capture):
         self._begins_ns: list[int] = []
         self._ends_ns: list[int] = []
         self._elements: list[int] = []
-        self._repeats: list[bool] = []  # for each call, whether it ran in a backward
+        self._repeats: list[bool] = []  # call -> whether it ran during a backward pass
         self._running: list[int] = []
-        self._numbers: list[int] = []  # at each begin and end of a call, the number of autograd's next node
-        self._innermost: list[int] = []  # the innermost running call after each of these begins and ends
-        self._runs: list[tuple[int, int]] = []  # time in ns when a backward began, and its call (or OUTSIDE, LOSS, …)
-        self._products: dict[int, Products] = {}  # matrix products in the backward of each call
-        self._backwards = 0  # number of running backwards, which may be nested
-        self.own_ns = 0  # time that cbtop took in this step, without the guard's
-        self.guard_ns = 0  # time that the guard took, in forwards
+        # The number that autograd's next node would get, at each begin and end of a call.
+        self._numbers: list[int] = []
+        self._innermost: list[int] = []  # the innermost running call, after each begin and end of a call
+        # when a backward pass began to run nodes of a call, in ns, and the call (or OUTSIDE, LOSS, …)
+        self._runs: list[tuple[int, int]] = []
+        self._products: dict[int, Products] = {}  # call -> the matrix products in its backward pass
+        self._backwards = 0  # number of running backward passes, which may be nested
+        self.own_ns = 0  # time in ns that cbtop took in this step, without the guard
+        self.guard_ns = 0  # time in ns that the guard took in forward passes
         self.has_failed = False
-        self.is_full = False  # True if calls are missing, because there were more than MAX_CALLS
+        self.is_full = False  # True if calls are missing here, because there were more than MAX_CALLS
 
     def is_in_call_of(self, steps: object) -> bool:
         return self.steps is steps and bool(self._running)
@@ -176,13 +180,15 @@ class StepCalls(Capture):
         return self._keys[self._running[-1]] if self._running else None
 
     def enter_part(self, part: TrainingPart) -> None:
-        """Store that the loop is in this part of the step from now on. Subclasses that need it override this."""
+        """The training loop is in this part of the step from now on. Subclasses that need this override the
+        method.
+        """
 
     def drop(self) -> None:
-        """Discard the records of the step, because it does not end as a training step."""
+        """Discard the records of this step, because it does not end as a training step."""
 
     def end_model(self) -> None:
-        """End the call of the model, which has returned."""
+        """The call of the model has returned."""
         if self._running:
             self.end(self._running[0])
 
@@ -212,11 +218,11 @@ class StepCalls(Capture):
         return handles
 
     def gradients_computed(self, now_ns: int) -> None:
-        """Begin the wait of DistributedDataParallel for gradients. It lasts until the backward ends."""
+        """DistributedDataParallel begins to wait for gradients. The wait lasts until the backward pass ends."""
         self._runs.append((now_ns, _SYNC))
 
     def backward_ended(self, handles: Iterable[Handle]) -> None:
-        """End the backward, and remove its hooks."""
+        """End the backward pass, and remove its hooks."""
         now_ns = clock.perf_counter_ns()
         self._backwards -= 1
         self._runs.append((now_ns, OUTSIDE))
@@ -234,11 +240,11 @@ class StepCalls(Capture):
             if owner != before:
                 handles.append(node.register_prehook(functools.partial(self._reached, owner)))
             before = owner
-        if nodes:  # time after the last node is not the node's, such as the wait for gradients
+        if nodes:  # the time after the last node, such as a wait for gradients, is not the time of that node
             handles.append(nodes[-1][1].register_hook(self._done))
 
     def _owner(self, number: int) -> int:
-        """Return the innermost call that made the node with this `number`."""
+        """Return the innermost call that has made the node of autograd with this `number`."""
         at = bisect_right(self._numbers, number) - 1
         return self._innermost[at] if at >= 0 else OUTSIDE
 
@@ -249,7 +255,9 @@ class StepCalls(Capture):
         self._runs.append((clock.perf_counter_ns(), _AFTER))
 
     def backward_scale(self, owner: int) -> float:
-        """Return the FLOP of the backward of call `owner`, as a multiple of the forward's. 0 if unknown."""
+        """Return the FLOP of the backward pass of the call `owner`, divided by the FLOP of its forward pass. Returns
+        0 if this is unknown.
+        """
         products = self._products.get(owner)
         if products is None:
             return 0.0
@@ -258,7 +266,9 @@ class StepCalls(Capture):
         return products.scale(flops)
 
     def parts(self) -> list[Part]:
-        """Return the forward, backward and recomputed calls as parts, sorted by their ends."""
+        """Return the calls of the forward pass, the backward pass and recomputations as parts, sorted by their
+        ends.
+        """
         places, inside_ns = self._places(), round(noting_cost().inside_ns)
         begins_ns = [run_ns for run_ns, _ in self._runs]
         found: list[Part] = []
@@ -266,8 +276,8 @@ class StepCalls(Capture):
             begin_ns = self._begins_ns[number]
             end_ns = max(begin_ns, self._ends_ns[number] - inside_ns)
             if self._repeats[number]:
-                # If a layer checkpoints its own parts, the layer itself is not called again. So take the layer from
-                # the running backward. Communication is not assigned to a layer here.
+                # If a layer checkpoints its own parts, the layer itself is not called again. So use the layer that
+                # the backward pass is in. Communication is not assigned to a layer here.
                 if not layers_of(keys) and not _is_communication(self._keys[number]):
                     keys = (*self._layers_at(bisect_right(begins_ns, begin_ns) - 1, places), *keys)
                 keys = () if _is_layer(self._keys[number]) else renamed(keys, RECOMPUTE)
@@ -275,15 +285,16 @@ class StepCalls(Capture):
                 found.append((keys, begin_ns, end_ns, self._elements[number]))
         found += _model_parts(self._owns, self._around, self._begins_ns, self._ends_ns)
         found += self._backward_parts(places)
-        return sorted(found, key=lambda part: (part[2], -part[1]))  # inner parts come before the parts around them
+        # Sort parts by their ends, so that a part comes before the parts that contain it.
+        return sorted(found, key=lambda part: (part[2], -part[1]))
 
     def _layers_at(self, run: int, places: Sequence[Keys]) -> Keys:
-        """Return the layers of the call with the backward at index `run` of `_runs`."""
+        """Return the layers of a call. Its backward pass has the index `run` in `_runs`."""
         owner = self._runs[run][1] if run >= 0 else OUTSIDE
         return () if owner < 0 else layers_of(places[owner])
 
     def _places(self) -> list[Keys]:
-        """Return the place of each call: its keys from below the step."""
+        """Return the keys that lead to each call, from below the step."""
         places: list[Keys] = []
         for key, around in zip(self._keys, self._around, strict=True):
             outer = () if around == OUTSIDE else places[around]
@@ -291,7 +302,9 @@ class StepCalls(Capture):
         return places
 
     def _backward_parts(self, places: Sequence[Keys]) -> list[Part]:
-        """Return the parts of the backward: its bricks, and its layers including the calls that they recompute."""
+        """Return the parts of the backward pass: its bricks, and its layers. The calls that a layer recomputes belong
+        to it.
+        """
         again = [number for number, repeats in enumerate(self._repeats) if repeats and self._ends_ns[number]]
         outermost = [number for number in again if self._around[number] == OUTSIDE]
         cuts = [
@@ -322,7 +335,8 @@ class StepCalls(Capture):
                 elements = 0 if owner < 0 or owner in is_counted else self._elements[owner]
                 is_counted.add(owner)
                 lefts = _around(inside, begin_ns, end_ns)
-                if len(waits) < len(inside):  # a recomputation interrupts the node early: keep only the longest range
+                # A recomputation splits the time of the node, so keep only the longest range.
+                if len(waits) < len(inside):
                     lefts = sorted(lefts, key=lambda left: left[0] - left[1])[:1]
                 found += [(keys, *left, elements) for left in lefts]
         return found + _layers_from(of_layers)
@@ -356,9 +370,8 @@ _Stay = tuple[int, int, Keys | None]  # begin in ns, end in ns, and the layer; (
 
 
 def _layers_from(ranges: list[_Stay]) -> list[Part]:
-    """Return one part for each range of time in which the backward is in one layer.
-
-    Communication separates ranges.
+    """Return one part for each range of time that the backward pass spends in one layer. Communication separates two
+    ranges.
     """
     found: list[Part] = []
     has_communicated = False
@@ -376,7 +389,7 @@ def _layers_from(ranges: list[_Stay]) -> list[Part]:
 
 
 class _Cut(NamedTuple):
-    """A call inside a backward: a recomputation or communication."""
+    """A call during a backward pass: a recomputation or communication."""
 
     begin_ns: int
     end_ns: int
@@ -384,7 +397,7 @@ class _Cut(NamedTuple):
 
 
 def _around(inside: Sequence[_Cut], begin_ns: int, end_ns: int) -> list[tuple[int, int]]:
-    """Return the ranges from `begin_ns` to `end_ns` that are left without the calls `inside`.
+    """Return the ranges of time between `begin_ns` and `end_ns` without the calls `inside`.
 
     The time between two recomputed calls belongs to the recomputation, so it is not left.
     """
@@ -407,7 +420,7 @@ def layers_of(keys: Keys) -> Keys:
 
 
 def _nodes_behind(roots: Iterable[Any]) -> list[tuple[int, Any]]:
-    """Return the numbered nodes of autograd from which `roots` were computed, highest number first.
+    """Return the numbered nodes of autograd that `roots` were computed from, the highest number first.
 
     An entry is (number, node). Returns an empty list if there are more than MAX_NODES nodes.
     """
@@ -434,11 +447,11 @@ def _is_layer(key: Hashable) -> bool:
 
 
 def renamed(keys: Keys, suffix: str, scale: float = 0.0) -> Keys:
-    """Return the place of the backward, or of the recomputation, of the call at `keys`.
+    """Return the keys for the backward pass, or the recomputation, of the call at `keys`.
 
-    `scale` is the FLOP of this pass as a multiple of the forward's, or 0 if unknown. Layers get a stack of their own,
-    and bricks a name of their own. The backwards of bricks follow each other, so none is inside another. Recomputed
-    calls are inside the backward of their layer.
+    `scale` is the FLOP of this pass divided by the FLOP of the forward pass, or 0 if unknown. Layers get a stack of
+    their own, and bricks a name of their own. The backwards of bricks follow each other, so none is inside another.
+    Recomputed calls are inside the backward of their layer.
     """
     # Layers with equal keys may have different own operations.
     return _renamed(keys, suffix, scale, tuple([key.own for key in keys if isinstance(key, OwningKey)]))
@@ -461,16 +474,16 @@ def _backward_layer(key: Any) -> Hashable:
 def _brick_renamed(brick: Any, suffix: str, scale: float) -> Any:
     definition = BrickDefinition.of(brick) if isinstance(brick, BrickId) else brick
     if definition.category is BrickCategory.COMMUNICATION and suffix == RECOMPUTE:
-        return definition  # communication while the backward runs is no recomputation
+        return definition  # communication during a backward pass is not a recomputation
     work = definition.work if suffix == RECOMPUTE else _scaled(definition.work, scale)
     return replace(definition, name=definition.name + suffix, brick=None, work=work, budget=None, kernels=())
 
 
 def _scaled(work: Any, scale: float) -> Work | None:
-    """Return the work multiplied by `scale`, or None if the work or the scale is unknown.
+    """Return the work of a pass: `work` multiplied by `scale`, or None if one of them is unknown.
 
-    The bytes are scaled, too: like the forward's product, the product for a gradient reads two of the three matrices
-    and writes the third.
+    The bytes are scaled too. Like the product of the forward pass, the product for a gradient reads two of the three
+    matrices and writes the third.
     """
     if not isinstance(work, Work) or not scale:
         return None

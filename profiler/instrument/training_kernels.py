@@ -1,4 +1,4 @@
-"""Records some training steps of a model on a CUDA device by their kernels.
+"""Records some training steps of a model on a CUDA device by the kernels that CUPTI sees.
 
 The host launches kernels long before they run, so its times say little about a training step on a GPU. In a recorded
 step, CUPTI records all kernels. A kernel of the forward belongs to the module that launched it. In the backward, a
@@ -82,18 +82,20 @@ if TYPE_CHECKING:
     from cbtop.profiler.profiler import BrickProfiler
 
 _LOOP = BrickDefinition("Loop", BrickCategory.OTHER, backend="torch", label="between the parts of a step")
-_UNDATED: Hashable = "step"  # stands for the key of the step until the step's name is known
-UNSETTLED = 2  # number of steps after a window that are left out, because the host is not ahead of the device yet
+_UNDATED: Hashable = "step"  # this is used in place of the step's key until the name of the step is known
+# Number of steps that are not measured after a recorded one, because the host is not ahead of the device yet.
+UNSETTLED = 2
 WAITS = TrainingPart.DATA_WAIT, TrainingPart.OTHER  # parts in which the program launches no kernels of the model
-MEASURED_EVERY = 4  # after FLOOR measured steps, one step in this number is measured: an event costs the host 3 us
-MOST_RUNNING = 64  # maximum number of steps that have not yet ended on the device
+# After FLOOR measured steps, only one step in this number is measured, because an event costs the host 3 us.
+MEASURED_EVERY = 4
+MOST_RUNNING = 64  # most steps that may be unfinished on the device
 MOST_STAYS = 16  # maximum number of measured waits (parts in WAITS) in one step
-SETTLE_S = 1.0  # the longest wait for the device before a window
+SETTLE_S = 1.0  # longest wait for the device, in seconds, before a step is recorded
 LEAST_PAUSE_NS, MOST_PAUSE_NS = 250_000_000, 10_000_000_000
 
 
 class StepKernels(StepCalls):
-    """Records the kernels of one training step, by the calls that launched them."""
+    """Records the kernels of one training step. Each kernel belongs to the call that has launched it."""
 
     def __init__(self, labelled: Callable[[Any], Any], recording: KernelRecording, begun_ns: int) -> None:
         super().__init__(labelled)
@@ -158,7 +160,8 @@ class StepKernels(StepCalls):
     def _reached(self, owner: int, gradients: Any) -> None:
         try:
             thread = get_ident()
-            if captures.get(thread) is not self:  # autograd's thread, which may recompute modules
+            # The call is in autograd's thread, where a checkpoint may recompute modules.
+            if captures.get(thread) is not self:
                 captures[thread] = self
                 self._threads.append(thread)
             self._in_backward = owner
@@ -201,14 +204,15 @@ class IdleTimes:
 
     def __init__(self) -> None:
         self._steps = self._known = 0
-        self._events: list[tuple[Any, Any]] = []  # (begin, end) of each wait; used again for later steps
+        # The events at the begin and the end of each wait; they are used again for later steps.
+        self._events: list[tuple[Any, Any]] = []
         self._parts: list[TrainingPart] = []  # the part of each wait in the measured step
         self._is_inside = self._is_measured = self._is_complete = False
 
     def begin_step(self) -> None:
         """Begin a step. The first FLOOR steps are measured, then one in MEASURED_EVERY.
 
-        A step is not measured while the device still runs the previous measured step.
+        If the device has not finished the previous measured step, the step is not measured.
         """
         self._steps += 1
         self._is_measured = not self._is_complete and (self._known < FLOOR or self._steps % MEASURED_EVERY == 0)
@@ -218,9 +222,9 @@ class IdleTimes:
             self.changed(TrainingPart.OTHER)
 
     def changed(self, part: TrainingPart) -> None:
-        """Handle that the loop is in `part` from now on."""
+        """The training loop is in `part` from now on."""
         if self._is_measured and torch.cuda.is_current_stream_capturing():
-            self._is_measured = False  # an event in a captured graph has no time
+            self._is_measured = False  # during a capture, an event would have no time, so make none
         if not self._is_measured:
             return
         if self._is_inside:
@@ -260,9 +264,11 @@ class StepEvents:
     """
 
     def __init__(self) -> None:
-        self._free: list[Any] = []  # events that can be used again
-        self._before: Any = None  # the event at the end of the last step that has ended on the device
-        self._end_ns = 0  # when that step ended, in ns on the host's clock; the next step begins then
+        self._free: list[Any] = []  # CUDA events that are not in use and can be used again
+        self._before: Any = None  # the event at the end of the latest step that the device has finished
+        # The end of the latest step that the device has finished, in ns on the host's clock; the next step begins
+        # then.
+        self._end_ns = 0
         self._running: deque[tuple[Any, bool, str, EndedStep]] = deque()
 
     def restart(self, now_ns: int) -> None:
@@ -272,7 +278,7 @@ class StepEvents:
         self._end_ns = now_ns
 
     def ended(self, name: str, step: EndedStep, *, follows: bool) -> list[tuple[str, EndedStep]]:
-        """Handle the end of `step`. Returns the steps that have ended on the device since the last call, with the
+        """`step` ends now on the host. Returns the steps that have ended on the device since the last call, with the
         device's times.
 
         If `follows` is True, the step began when the previous step ended. Otherwise the step keeps the host's times.
@@ -295,7 +301,7 @@ class StepEvents:
 
 
 class GpuTrainingSteps(TrainingSteps):
-    """The training steps of a model on a CUDA device."""
+    """The training steps of one model on a CUDA device."""
 
     steady = STEADY
 
@@ -305,16 +311,18 @@ class GpuTrainingSteps(TrainingSteps):
         self.burst = KernelBurstResults()
         self.is_running = False
         self._has_failed = False
-        self._is_anew = False  # True if the last step was recorded, so that device times must begin anew
+        self._is_anew = False  # True if the last step was recorded, so that the device's times must begin anew
         self._unsettled = 0
-        self._walls_ns: dict[str, deque[int]] = {}  # wall times of the latest plain steps, by phase
-        self._idle_ns: dict[str, deque[Parts]] = {}  # idle times of the device in the latest measured steps, by phase
-        self._windows: dict[str, deque[Parts]] = {}  # kernel times of the latest recorded steps, by phase
+        self._walls_ns: dict[str, deque[int]] = {}  # phase -> wall times in ns of the latest plain steps
+        # Phase -> idle times in ns of the device in the latest measured steps.
+        self._idle_ns: dict[str, deque[Parts]] = {}
+        # Phase -> times in ns of the kernels in the latest recorded steps.
+        self._windows: dict[str, deque[Parts]] = {}
         self._kept: deque[KernelBurstResults] = deque(maxlen=KEPT)
         self._memories: dict[str, RecordedMemory] = {}  # by phase
         self._idle = IdleTimes()
         self._events = StepEvents()
-        self._told = 0  # number of recorded windows
+        self._told = 0  # number of steps that were recorded by their kernels
 
     def _calls(self, model: TimedModel, here: ThreadTraining, now_ns: int) -> StepCalls | None:
         return here.calls
@@ -362,11 +370,13 @@ class GpuTrainingSteps(TrainingSteps):
         return None
 
     def recorded(self, step: Hashable) -> None:
-        """Handle that the records of a window have been read."""
+        """The kernels of a recorded step have been read."""
         self.is_running = False
 
     def records_around_unseen(self) -> bool:
-        """Return True, because most of a training step is outside of captured graphs."""
+        """Return True: a step is still recorded if it replays unknown graphs, because most of a training step is
+        outside of captured graphs.
+        """
         return True
 
     def refuse(self, error: Exception) -> None:
@@ -406,13 +416,14 @@ class GpuTrainingSteps(TrainingSteps):
             self._count_plain(model, before, of_device)
 
     def _count_plain(self, model: TimedModel, name: str, step: EndedStep) -> None:
-        """Count a plain step, with its time on the device if that is known."""
+        """Count a plain step. Its time was measured on the device, if that is known."""
         self._write(model, name, step, None)
         if name.endswith(WARM_UP):
             return
         if self._unsettled:
             self._unsettled -= 1
-        elif TrainingPart.EVALUATION not in step.times.parts:  # otherwise the evaluation would count as `no kernel`
+        # if this were not done, the time of the evaluation would count as `no kernel`
+        elif TrainingPart.EVALUATION not in step.times.parts:
             self._walls_ns.setdefault(step.phase, deque(maxlen=MAX_TIMED_STEPS)).append(step.wall_ns)
 
     def _record_kernels(
@@ -443,8 +454,8 @@ class GpuTrainingSteps(TrainingSteps):
     def _closed(self, phase: str) -> list[StepTimes]:
         """Return the times of the latest plain steps.
 
-        All of them have the mean wall time of these steps, and the mean kernel times of the windows. Each has its own
-        idle times in waits. In the rest of a step, no kernel runs.
+        All of them get the mean wall time of these steps, and the mean kernel times of the recorded steps. Each has
+        its own idle times in waits. In the rest of a step, no kernel runs.
         """
         windows = self._windows[phase]
         kernels: Parts = {}
@@ -490,7 +501,7 @@ class GpuTrainingSteps(TrainingSteps):
             self._due_ns = min(max(self._due_ns, ended_ns + LEAST_PAUSE_NS), ended_ns + MOST_PAUSE_NS)
 
 
-_open: list[weakref.ref[KernelRecording]] = []  # the latest window, which is closed when the interpreter exits
+_open: list[weakref.ref[KernelRecording]] = []  # the latest recording, which is closed when the interpreter exits
 
 
 def _close_at_exit(recording: KernelRecording) -> None:
@@ -500,14 +511,16 @@ def _close_at_exit(recording: KernelRecording) -> None:
 
 
 def _close(pid: int) -> None:
-    """Close a window that is still open, if this is the process that opened it."""
+    """Close a recording that is still open, if this is the process that opened it."""
     recording = _open[0]() if os.getpid() == pid else None
     if recording is not None and recording.window.is_on:
         recording.end_step()
 
 
 def _communication() -> StepCommunication:
-    """Return the communication of a step on a GPU. Its times are unknown, because it runs on the device."""
+    """Return the communication of a step on a GPU. Its times are unknown, because the communication runs on the
+    device.
+    """
     found = StepCommunication()
     distributed: Any = torch.distributed
     if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
@@ -516,7 +529,9 @@ def _communication() -> StepCommunication:
 
 
 def _dated(burst: KernelBurstResults, key: Hashable) -> KernelBurstResults:
-    """Return `burst` with the key of its step, which was unknown when the step began."""
+    """Return a copy of `burst`, with the key of the step for its kernels. This key was unknown when the step
+    began.
+    """
     found = KernelBurstResults()
     found.kernels = {((key, *keys[1:]), kernel): durations for (keys, kernel), durations in burst.kernels.items()}
     found.steps[key] = 1

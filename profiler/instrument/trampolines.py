@@ -1,4 +1,4 @@
-"""Redirects calls of a plain function by a change of its `__code__`.
+"""Redirects the calls of a plain Python function, by changing its `__code__`.
 
 The function object keeps its identity, module, name, defaults, attributes and closure. The new code has the same
 parameters, flags, file and first line as the old. So `is`, pickle, `inspect.signature`, `inspect.getsource` and
@@ -11,7 +11,7 @@ import inspect
 from types import CodeType, FunctionType
 from typing import Any
 
-_PLACE = 0x5CB70B  # a constant in the compiled code; the callable takes its place
+_PLACE = 0x5CB70B  # this constant is compiled into the code, and then replaced by the callable
 _UNUSUAL = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
@@ -21,7 +21,7 @@ def is_plain(function: object) -> bool:
 
 
 def copy_of(function: FunctionType) -> FunctionType:
-    """Return a copy of `function`, with its current code."""
+    """Return a copy of `function` that keeps its current code."""
     copied = FunctionType(
         function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
     )
@@ -46,7 +46,9 @@ calls: dict[int, Any] = {}
 
 
 def traceable_trampoline_of(function: FunctionType, called: Any) -> CodeType:
-    """Return code like that of `trampoline_of`, which Dynamo can trace. Each call takes 0.3 µs longer."""
+    """Return code that does the same as that of `trampoline_of`, and that Dynamo can trace. Each call takes 0.3 µs
+    longer.
+    """
     number = len(calls)
     calls[number] = called
     return _code(function.__code__, f"calls[{number}]", f"        from {__name__} import calls\n")
@@ -55,13 +57,13 @@ def traceable_trampoline_of(function: FunctionType, called: Any) -> CodeType:
 def _code(own: CodeType, called: str, before: str = "") -> CodeType:
     parameters, arguments = _signature(own)
     cells = "".join(f"    {name} = None\n" for name in own.co_freevars)
-    # Names the free variables without reading them.
+    # This expression names the free variables, so that the code has them, but does not read them.
     uses = f"        if 0: ({', '.join(own.co_freevars)},)\n" if own.co_freevars else ""
     call = _free_name(own)
     body = f"{uses}{before}        {call} = {called}; return {call}({arguments})\n"
     source = f"def around():\n{cells}    def code({parameters}):\n{body}"
     around = compile(source, own.co_filename, "exec", dont_inherit=True).co_consts[0]
-    # Not `next` of a generator, because an exception that a signal handler raises while an unfinished generator ends
+    # Do not call `next` on a generator. If a signal handler raises while an unfinished generator ends, the exception
     # is lost.
     code, *_ = [one for one in around.co_consts if isinstance(one, CodeType)]
     return code.replace(
@@ -74,7 +76,7 @@ def _code(own: CodeType, called: str, before: str = "") -> CodeType:
 
 
 def _signature(own: CodeType) -> tuple[str, str]:
-    """Return the source of the parameter list, and the source of the arguments that pass the parameters on."""
+    """Return the source of two lists: the parameters of a function, and the arguments that pass these on."""
     names = list(own.co_varnames)
     given = names[: own.co_argcount]
     only_named = names[own.co_argcount : own.co_argcount + own.co_kwonlyargcount]

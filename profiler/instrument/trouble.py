@@ -24,12 +24,13 @@ def log_once(what: str) -> None:
 
 
 def first_said() -> str:
-    """Return the first line that was logged, or ""."""
+    """Return the first line about an error that was logged, or ""."""
     return next(iter(_said), "")
 
 
 def log_own_error(error: Exception, what: str) -> None:
-    """Log `what` and the error. If a signal handler of the host raised the error, raise it again instead.
+    """Log that `what` failed, and the error. If a signal handler of the host raised the error, raise it again
+    instead.
 
     A RecursionError is not logged. It means that the host's stack is full, which the host will soon notice itself.
     """

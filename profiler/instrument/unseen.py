@@ -1,4 +1,4 @@
-"""Stores which calls are not shown, to explain at the end of a process why nothing was shown."""
+"""Remembers which calls are not shown, to explain at the end of a process why nothing was shown."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from cbtop.profiler.instrument.trouble import first_said
 
 MAX_KINDS = 256
 
-_called: dict[str, int] = {}  # number of called modules, by name of their class
-_once: set[str] = set()  # class names of models without a list of layers that were called once
+_called: dict[str, int] = {}  # name of a class -> number of its modules that were called
+_once: set[str] = set()  # names of classes of models without a list of layers, each called once
 
 
 def note_call(module: nn.Module) -> None:
@@ -29,7 +29,9 @@ def note_call(module: nn.Module) -> None:
 
 
 def note_once(module: nn.Module) -> None:
-    """Store that `module` was called once. It has no list of layers, so it is shown only from its second call on."""
+    """Remember that `module` was called once. It has no list of layers, so it is shown only from its second call
+    on.
+    """
     if len(_once) < MAX_KINDS:
         _once.add(type(module).__name__)
 

@@ -39,7 +39,8 @@ RUNNERS = {
 # The class that compiles the pieces of a model, with the first argument `graph`.
 COMPILERS = "vllm.compilation.backends", "CompilerManager"
 WHOLE = 2  # the value of vLLM's CUDAGraphMode for graphs that contain a whole call of the model
-# Methods of an attention backend that run kernels outside of compiled code, with their bricks (None: the module's).
+# Method of an attention backend that runs kernels outside of compiled code -> its brick, or None for the brick of the
+# module.
 OPAQUE: tuple[tuple[str, str | None], ...] = (("forward", None), ("do_kv_cache_update", "KvWrite"))
 
 
@@ -61,7 +62,7 @@ def register() -> None:
         samples,
     )
 
-    # `phases` is bound here, because an import in `_describe` would take a microsecond of each step.
+    # `phases` is imported here, because an import in `_describe` would take a microsecond of each step.
     describe = functools.partial(_describe, phases)
     engine = Engine(
         "vLLM",
@@ -88,14 +89,16 @@ def register() -> None:
 
 
 def _model_of(runner: Any) -> nn.Module:
-    model: nn.Module = runner.get_model()  # without vLLM's wrapper, which replays graphs
+    model: nn.Module = runner.get_model()  # use the model inside vLLM's wrapper, because the wrapper replays graphs
     return model
 
 
 def _bricks(runner: Any) -> tuple[bool, str]:
     config = runner.vllm_config.compilation_config
-    graphs = config.cudagraph_mode.value  # one number, or (for decode steps, for other steps)
-    if int(config.mode if hasattr(config, "mode") else config.level):  # called `level` before vLLM 0.11
+    # cudagraph_mode is one number, or a pair of numbers for decode steps and for other steps
+    graphs = config.cudagraph_mode.value
+    # before vLLM 0.11, the setting `mode` was called `level`
+    if int(config.mode if hasattr(config, "mode") else config.level):
         if (graphs[0] if isinstance(graphs, tuple) else graphs) == WHOLE:
             return False, "compiles its model: only decode steps have bricks, unless with enforce_eager"
         return False, "compiles its model: its steps are shown, its bricks with enforce_eager"
@@ -162,5 +165,5 @@ def _opaque_methods(brick_of_name: Any, module: Any) -> list[tuple[Any, str, Any
 def _accepted(output: Any) -> int | None:
     chosen = getattr(output, "sampled_token_ids", None)
     if not isinstance(chosen, list) or not all(isinstance(tokens, list) for tokens in chosen):
-        return None  # the chosen tokens are still on the device
+        return None  # the chosen tokens are still on the device, so their number is unknown
     return sum(map(len, chosen))

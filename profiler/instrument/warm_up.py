@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from cbtop.protocol.vocabulary import WARM_UP
 
-LEAST, MOST = 4, 32  # smallest and largest number of steps in a warm-up
+LEAST, MOST = 4, 32  # smallest and largest number of steps in a warm-up of one kind of step
 SETTLED = 0.9
 MAX_KINDS = 64
 
@@ -21,29 +21,32 @@ Kind = tuple[str, str]  # phase and model
 
 
 class WarmUps:
-    """The warm-ups of the kinds of steps of one process."""
+    """The warm-ups of all kinds of steps of one process."""
 
     __slots__ = ("_took_ns", "settled")
 
     def __init__(self) -> None:
         self.settled: set[Kind] = set()
-        # By kind that is in its warm-up: for each step, the duration and the duration per token, in ns.
+        # Kind of step in its warm-up -> the duration, and the duration per token, of each step, in ns.
         self._took_ns: dict[Kind, list[tuple[float, float]]] = {}
 
     def named(self, phase: str, model: str) -> str:
         """Return the name of a step that begins now: `phase`, with a suffix during the warm-up."""
         kind = (phase, model)
         if self._took_ns.get(kind) and any([other == model for _, other in self.settled]):
-            self._settle(kind)  # another kind of this model has settled, and this is not the first step of this kind
+            # A different kind of this model's steps has ended its warm-up, and this is not the first step of this
+            # kind.
+            self._settle(kind)
         if kind in self.settled or len(self.settled) + len(self._took_ns) > MAX_KINDS:
             return phase
         self._took_ns.setdefault(kind, [])
         return phase + WARM_UP
 
     def took(self, phase: str, model: str, duration_ns: int, size: int = 0) -> None:
-        """Store the duration of a warm-up step, and end the warm-up if the steps have settled.
+        """Store the duration of a warm-up step, and end the warm-up if the steps no longer become faster.
 
-        `size` is the number of tokens of the step, or else of sequences, or 0 if both are unknown.
+        `size` is the number of tokens of the step. If that is unknown, it is the number of sequences, or 0 if both
+        are unknown.
         """
         took_ns = self._took_ns.get((phase, model))
         if took_ns is None:

@@ -1,7 +1,8 @@
 """Computes the FLOP and bytes of a module's call from the module's stored weights and the elements of the call.
 
 Rules
-- The elements of a call are those of its first tensor (`rows x columns`). The work is a linear function of them.
+- The elements of a call are the elements of its first tensor (`rows x columns`). The work is a linear function of
+  them.
 - Bytes are the weights as stored (packed bytes and scales for 4-bit weights) and the activations.
 - Work that is not known is not guessed. Examples are custom classes, the experts that a router chooses, and masks
   with unknown contents.
@@ -52,17 +53,17 @@ from cbtop.protocol.vocabulary import LAUNCHES, BrickId
 if TYPE_CHECKING:
     from torch import nn
 
-_NORM_FLOPS = 4  # FLOP per element of an RMS norm: square, add, scale, multiply by the weight
+_NORM_FLOPS = 4  # FLOP of an RMS norm per element: square, add, scale, multiply by the weight
 _NORMS = {BrickId.RMS_NORM: _NORM_FLOPS, BrickId.LAYER_NORM: _NORM_FLOPS + 1}
-# The names of attributes with the sizes of a linear layer: in torch and most libraries, in AutoGPTQ, in vLLM and
-# SGLang (for one rank, for all ranks), in GPT-2's Conv1D.
+# Names of the attributes with the sizes of a linear layer. They are from torch and most libraries, in AutoGPTQ, in
+# vLLM and SGLang (for one rank, for all ranks), in GPT-2's Conv1D.
 _COLUMNS = ("in_features", "infeatures", "input_size_per_partition", "input_size", "nx")
 _ROWS = ("out_features", "outfeatures", "output_size_per_partition", "output_size", "nf")
-SIZES = frozenset((*_COLUMNS, *_ROWS, "embedding_dim", "weight"))  # attributes that decide the work of a module
+SIZES = frozenset((*_COLUMNS, *_ROWS, "embedding_dim", "weight"))  # attributes of a module that decide its work
 
-# Libraries in which products multiply the type of their weights, or the type of autocast.
+# The libraries whose matrix products multiply the type of their weights, or the type of autocast.
 _KNOWN = ("torch.nn.modules.", "transformers.", "vllm.", "sglang.")
-_TORCHS = "torch.nn.modules.linear"  # Python module of torch's own linear layers
+_TORCHS = "torch.nn.modules.linear"  # Python module of the class of torch's own linear layers
 
 
 def work_of(
@@ -86,7 +87,7 @@ def work_of(
         return _work_of_norm(module, _NORMS[brick], itemsize, mode)  # type: ignore[index]
     if brick == BrickId.EMBEDDING:
         columns = attribute_of(module, "embedding_dim")
-        # One row is read and written per token.
+        # For each token, one row of the embedding is read and written.
         return (
             Work(flops_per_call=0, bytes_per_element=2 * columns * itemsize) if columns and itemsize else UNKNOWN_WORK
         )
@@ -107,8 +108,9 @@ def _work_of_norm(module: nn.Module, flops: int, itemsize: int, mode: Mode) -> W
     if _may_add(kind):
         return UNKNOWN_WORK
     is_double = any([tensor.dtype is torch.float64 for tensor in tensors_of(module)])
-    dtype = "float64" if is_double else "float32"  # half precision is converted to float32
-    if not itemsize or mode.autocast is not None:  # the input may have a different type
+    dtype = "float64" if is_double else "float32"  # in half precision, this product converts its inputs to float32
+    # The bytes of the input are unknown, because it may have a different type than the weights.
+    if not itemsize or mode.autocast is not None:
         return Work(flops_per_element=flops, dtype=dtype)
     return Work(
         flops_per_element=flops, bytes_per_call=stored_bytes(module), bytes_per_element=2 * itemsize, dtype=dtype
@@ -124,15 +126,16 @@ def _work_of_product(module: nn.Module, mode: Mode) -> Work:
     if packed is not None:
         return _work_of_packed(packed, columns, rows)
     if any([first_tensor(child) is not None for _, child in children_of(module)]):
-        return UNKNOWN_WORK  # computes its weights, or multiplies by several matrices
+        return UNKNOWN_WORK  # the layer computes its weights when it is called, or multiplies by several matrices
     if all([one is None for one in (*own_parameters(module).values(), *own_buffers(module).values())]):
-        return Work(flops_per_element=2 * rows, dtype=UNKNOWN_TYPE)  # the weights are stored elsewhere
+        return Work(flops_per_element=2 * rows, dtype=UNKNOWN_TYPE)  # the layer does not store its weights itself
     weight = own_parameters(module).get("weight", attribute_of(module, "weight"))
-    shape = tuple(getattr(getattr(weight, "_local_tensor", weight), "shape", ()))  # the local part of a DTensor
+    # Use the part of a DTensor that this process has.
+    shape = tuple(getattr(getattr(weight, "_local_tensor", weight), "shape", ()))
     if len(shape) > 2:
         return _work_of_matrices(module, rows, mode)
     if home_of_class(type(module)) == _TORCHS and len(shape) == 2 and all(shape):
-        rows, columns = shape  # the real sizes; attributes may differ
+        rows, columns = shape  # take the real sizes from the weights, because the attributes may differ
     itemsize, dtype = _types(module, mode)
     if not itemsize:
         return Work(flops_per_element=2 * rows, dtype=dtype)
@@ -140,7 +143,9 @@ def _work_of_product(module: nn.Module, mode: Mode) -> Work:
 
 
 def _work_of_matrices(module: nn.Module, rows: int, mode: Mode) -> Work:
-    """Return the work of a module with one matrix per expert. Each row of the input is multiplied by one of them."""
+    """Return the work of a module with one matrix per expert. Each row of the input is multiplied by one of the
+    matrices.
+    """
     kind = type(module)
     if not home_of_class(kind).startswith("transformers.") or not kind.__name__.endswith("ParallelExperts"):
         return UNKNOWN_WORK
@@ -177,9 +182,9 @@ def _work_of_adapted(module: nn.Module, mode: Mode) -> Work:
 class _Packed(NamedTuple):
     """Weights that torch's eager quantisation stores outside of parameters and buffers."""
 
-    itemsize: int  # bytes of a weight
+    itemsize: int  # number of bytes that one weight takes
     bias_bytes: int
-    is_whole: bool  # whether the product multiplies integers
+    is_whole: bool  # whether the product multiplies integers and not floats
     activation_bytes: int
 
 
@@ -197,17 +202,19 @@ def _packed_weights(module: nn.Module) -> _Packed | None:
 
 
 def _work_of_packed(packed: _Packed, columns: int, rows: int) -> Work:
-    """Return the work of a product with packed weights. Scales are left out, which are at most 8 bytes per row."""
+    """Return the work of a product with packed weights. Scales are left out, because they are at most 8 bytes per
+    row.
+    """
     return Work(
         flops_per_element=2 * rows,
         bytes_per_call=columns * rows * packed.itemsize + packed.bias_bytes,
         bytes_per_element=packed.activation_bytes * (1 + rows / columns),
-        dtype="int8" if packed.is_whole else "float32",  # float16 is converted to float32
+        dtype="int8" if packed.is_whole else "float32",  # this product converts float16 to float32
     )
 
 
 def _types(module: nn.Module, mode: Mode, operator: str = PRODUCT) -> tuple[int, str]:
-    """Return the bytes of one activation (0 if unknown), and the type that the product multiplies."""
+    """Return the bytes of one activation (0 if unknown), and the number type that the product multiplies."""
     held = [tensor for name in ("_parameters", "_buffers") for tensor in getattr(module, name).values()]
     tensors = [getattr(tensor, "_local_tensor", tensor) for tensor in held if tensor is not None]
     if not tensors:
@@ -217,13 +224,16 @@ def _types(module: nn.Module, mode: Mode, operator: str = PRODUCT) -> tuple[int,
         return _itemsize(module), UNKNOWN_TYPE
     kind: Any = type(module)
     if not home_of(kind, "forward").startswith(_KNOWN):
-        return 0, UNKNOWN_TYPE  # the class may convert its weights to the input's type
+        # The type is unknown, because the class may convert its weights to the type of the input.
+        return 0, UNKNOWN_TYPE
     computed = computed_type(largest.dtype, mode)
     return computed.itemsize, type_name(computed, mode, operator)
 
 
 def _type_of_experts(experts: nn.Module, mode: Mode) -> str:
-    """Return the type that grouped experts multiply. Unknown under autocast, because their kernels may ignore it."""
+    """Return the number type that grouped experts multiply. It is unknown under autocast, because their kernels may
+    ignore it.
+    """
     weights = first_tensor(experts)
     return UNKNOWN_TYPE if weights is None or mode.autocast is not None else type_name(weights.dtype, mode)
 
@@ -231,7 +241,7 @@ def _type_of_experts(experts: nn.Module, mode: Mode) -> str:
 def _read_bytes(module: nn.Module, mode: Mode) -> int:
     """Return the least number of bytes that a call reads from weights.
 
-    Under autocast, it may read smaller cached copies.
+    Under autocast, it may read cached copies in a smaller type.
     """
     stored = stored_bytes(module)
     if mode.autocast is None:
@@ -283,7 +293,9 @@ def _may_add(kind: Any) -> bool:
 
 
 def product_sizes(module: nn.Module) -> tuple[int, int] | None:
-    """Return the columns and rows of the matrix that `module` multiplies by. None for modules without one matrix."""
+    """Return the columns and rows of the matrix that `module` multiplies by. Returns None for a module that does not
+    have exactly one matrix.
+    """
     columns = _first_attribute(module, _COLUMNS)
     rows = None if columns is None else _first_attribute(module, _ROWS)
     if not isinstance(columns, int) or not isinstance(rows, int) or min(columns, rows) <= 0:
@@ -292,14 +304,18 @@ def product_sizes(module: nn.Module) -> tuple[int, int] | None:
 
 
 def _holds_a_matrix(module: nn.Module, elements: int) -> bool:
-    """Return whether the weights of `module` can hold `elements` numbers. Those of a low-rank product hold fewer."""
+    """Return whether the weights of `module` can hold `elements` numbers. A low-rank product has fewer weights than
+    its matrix.
+    """
     held = [tensor for name in ("_parameters", "_buffers") for tensor in getattr(module, name).values()]
     tensors = [tensor for tensor in held if tensor is not None]
     if not tensors or home_of_class(type(module)) == _TORCHS:
-        return True  # torch hides these weights (dynamic quantisation), or the sizes of this layer are reliable
+        # Either torch hides the weights of this layer (dynamic quantisation), or the layer's sizes are known to be
+        # right.
+        return True
     if all([tensor.is_floating_point() and tensor.element_size() > 1 for tensor in tensors]):
         return bool(max([tensor.numel() for tensor in tensors]) >= elements)
-    return 8 * stored_bytes_of(tensors) >= elements  # a packed number takes at least one bit
+    return 8 * stored_bytes_of(tensors) >= elements  # even a packed number takes at least one bit
 
 
 def _first_attribute(module: nn.Module, names: tuple[str, ...]) -> Any:
@@ -322,7 +338,8 @@ def stored_bytes_of(held: list[Tensor]) -> int:
         kind = type(tensor)
         total += int(tensor.nbytes) if kind is Parameter or kind is Tensor else _tensor_bytes(tensor)
     for tensor in held:
-        state = getattr(tensor, "quant_state", None)  # scales of 4-bit weights in bitsandbytes
+        # Bitsandbytes stores the scales of 4-bit weights in this attribute of the weights.
+        state = getattr(tensor, "quant_state", None)
         if state is not None:
             total += sum(_tensor_bytes(scales) for scales in _tensors_of(state))
     return total
@@ -346,9 +363,9 @@ def _tensor_bytes(tensor: Tensor) -> int:
 
 
 def _itemsize(module: nn.Module) -> int:
-    """Return the bytes of an element of the first floating-point weight.
+    """Return the bytes of one element of a module's first floating-point weight.
 
-    Activations have elements of the same size. Returns 0 without such a weight.
+    Its activations have elements of the same size. Returns 0 without such a weight.
     """
     for tensor in tensors_of(module):
         if tensor.is_floating_point():

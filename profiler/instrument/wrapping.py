@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 KeyIn = Callable[[Any, Any, Any], Hashable]  # (reference to a module, mode, image size) -> brick
-MAX_KEYS = 64  # maximum number of bricks per module; for further image sizes of a convolution, the work is unknown
+MAX_KEYS = 64  # most bricks of one module; for further image sizes of a convolution, the work is unknown
 
 
 def is_symbolic() -> bool:
@@ -55,13 +55,13 @@ def is_compiled(module: nn.Module) -> bool:
     """Whether Dynamo has compiled the call of `module`, or will compile it."""
     if "_orig_mod" in submodules(module) or of_host(module) is not None:
         return True
-    forward = getattr(type(module), "forward", None)  # a scripted module's class has none
+    forward = getattr(type(module), "forward", None)  # the class of a scripted module does not have this attribute
     code = None if forward is None else getattr(inspect.unwrap(forward), "__code__", None)
     return code is not None and bool(compiled_versions(code))
 
 
 class CallWrapper:
-    """Replaces the call of a module. Subclasses add work before and after the call.
+    """Takes the place of a module's call. Subclasses do more before and after the call.
 
     `instead` is called in place of the module: the wrapper of another model, or the callable that `module.compile()`
     has set. If `instead` is None, the module itself is called.
@@ -75,12 +75,14 @@ class CallWrapper:
 
     @property
     def is_gone(self) -> bool:
-        """Whether the wrapper's model no longer exists. The module may still exist, as a part of another model."""
+        """Whether the model that the wrapper belongs to was freed. The module may still exist, as a part of another
+        model.
+        """
         return False
 
     def plain(self, /, *args: Any, **kwargs: Any) -> Any:
         """Call the module as torch would without cbtop."""
-        instead = self.instead  # read only once, because another thread may change it
+        instead = self.instead  # read this only once, because another thread may change it
         if instead is not None:
             return instead(*args, **kwargs)
         return self.module()._call_impl(*args, **kwargs)  # type: ignore[union-attr]  # alive while it is called
@@ -108,7 +110,7 @@ class CallWrapper:
         if there is self:
             put(module, self.instead if isinstance(self.instead, CallWrapper) else None)
             return
-        for other in _chain(there):  # several models share this module
+        for other in _chain(there):  # several models share this module, and each has a wrapper for it
             if other.instead is self:
                 other.instead = self.instead
 
@@ -121,7 +123,7 @@ class CallWrapper:
 
 
 def _chain(there: object) -> list[CallWrapper]:
-    """Return the wrappers of a module, from `there` on.
+    """Return the wrappers of a module that follow `there`, beginning with `there`.
 
     Each model has one wrapper for the module, which calls the next.
     """
@@ -140,17 +142,18 @@ def follow_host(module: nn.Module) -> None:
 
 
 class TimedSteps(Protocol):
-    """The steps of one model."""
+    """The interface of the steps of one model, as the wrappers use it."""
 
     path: HotPath | Path
     model: str
 
 
 class BrickCall(CallWrapper):
-    """Times each call of a module as one brick or layer, with the elements of the first tensor argument.
+    """A wrapper that times each call of a module as one brick or layer. It counts the elements of the first tensor
+    argument.
 
-    If `asks` is set, it is called before the module. `key_in` returns the brick for a mode: the mode decides the
-    multiplied type, which is a part of the brick's work. Without `key_in`, the brick is always the same.
+    If `asks` is set, it is called before the module. `key_in` returns the brick for a mode, because the mode decides
+    the multiplied number type, which is a part of the brick's work. Without `key_in`, the brick is always the same.
 
     Only calls in steps of this wrapper's model are timed. If another model shares the module, that model's wrapper
     times the calls in its steps. Calls outside of steps (a layer by itself, the recomputation in a backward pass) are
@@ -172,17 +175,18 @@ class BrickCall(CallWrapper):
     def __init__(
         self, module: nn.Module, key: Hashable, steps: TimedSteps, key_in: KeyIn | None = None, mode: Hashable = None
     ) -> None:
-        # As in CallWrapper.__init__, without the call, because attaching makes thousands.
+        # Does the same as CallWrapper.__init__, but without calling it, because attaching makes thousands of
+        # wrappers.
         self.module = weakref.ref(module)
         self.instead = of_host(module)
         self._key = key
         self._key_in = key_in
         self._mode = mode
-        # The keys by (mode, size). None while there is only one key. C code may borrow references to these keys,
-        # because `key_in` keeps all keys alive that it has returned.
+        # (mode, size) -> key of the brick. None while there is only one key. C code may borrow references to these
+        # keys, because `key_in` keeps all keys alive that it has returned.
         self._keys: dict[Hashable, Hashable] | None = None
         self.asks: Callable[[], None] | None = None
-        self.may_be_first = False  # whether this may be the first product in a step
+        self.may_be_first = False  # whether this module may be the first matrix product in a step
         self._model, self._path, self._steps = steps.model, steps.path, weakref.ref(steps)
 
     @property
@@ -191,7 +195,7 @@ class BrickCall(CallWrapper):
 
     @property
     def key(self) -> Hashable:
-        """The brick or layer that the calls are recorded as."""
+        """The brick or layer under which the calls are recorded."""
         return self._key
 
     def follow(self, mode: Hashable) -> None:
@@ -211,7 +215,7 @@ class BrickCall(CallWrapper):
         return found
 
     def _key_of(self, args: Any, kwargs: Any) -> Hashable:
-        """Return the brick of a call with these arguments."""
+        """Return the brick of a call. For some modules, it depends on the sizes of the arguments."""
         return self._key
 
     def noted_by(self, capture: Capture) -> NotedCall | None:
@@ -246,7 +250,7 @@ class BrickCall(CallWrapper):
 
 
 class SizedCall(BrickCall):
-    """Times each call of a convolution with work that depends on the size of the image."""
+    """A wrapper that times each call of a convolution with work that depends on the size of the image."""
 
     __slots__ = ("_axes", "_image_mode")
 
@@ -256,9 +260,10 @@ class SizedCall(BrickCall):
         self._image_mode: Hashable = None
 
     def follow(self, mode: Hashable) -> None:
-        self._image_mode = mode  # used at each call, when the size of the image is known
+        self._image_mode = mode  # this function is used at each call, when the size of the image is known
 
-    __call__ = BrickCall.__call__  # the Python method even if the hot path is compiled, because C code ignores sizes
+    # This is the Python method even if the hot path is compiled, because C code does not look at sizes.
+    __call__ = BrickCall.__call__
 
     def _key_of(self, args: Any, kwargs: Any) -> Hashable:
         image = args[0] if args else kwargs.get("input")
@@ -290,7 +295,8 @@ class NotedCall(CallWrapper):
             capture.failed(error)
         try:
             result = self.plain(*args, **kwargs)
-        except BaseException:  # for example, checkpointing ends a recomputed forward early
+        # This may raise an exception: for example, checkpointing ends a recomputed forward pass early.
+        except BaseException:
             self._end(span, 0)
             raise
         self._end(span, elements_of(args, kwargs))
@@ -314,7 +320,7 @@ def elements_of(args: tuple[Any, ...], kwargs: dict[str, Any], failed: Exception
         if failed is not None:
             raise failed
         for value in (*args, *kwargs.values()):
-            if issubclass(type(value), Tensor):  # `isinstance` may run the host's `__class__`
+            if issubclass(type(value), Tensor):  # compare types, because `isinstance` may run the host's `__class__`
                 return _count(value)
     except Exception as error:  # noqa: BLE001 - a tensor class of the host: the call is timed without its elements
         reraise_host_error(error)
@@ -323,7 +329,9 @@ def elements_of(args: tuple[Any, ...], kwargs: dict[str, Any], failed: Exception
 
 
 def _count(tensor: Tensor) -> int | None:
-    """Return the number of elements, or None if the number is symbolic. Runs no `__torch_function__` of the host."""
+    """Return the number of elements of a tensor, or None if the number is symbolic. Runs no `__torch_function__` of
+    the host.
+    """
     if has_torch_function(tensor):
         with without_torch_function():
             count = tensor.numel()

@@ -1,4 +1,6 @@
-"""MLT-01: the input, the contributions and the output of each layer, and whether their values explode or vanish."""
+"""Trace MLT-01: for each layer, its input, its contributions and its output, and whether their values explode or
+vanish.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ MAX_RESIDUAL_RATIO = 0.99
 
 @dataclass(frozen=True, slots=True)
 class LayerActivationTrace:
-    """One layer in one pass.
+    """The activations of one layer in one forward pass.
 
     `post_norm` is the input of attention. `post_attn` and `post_ffn` are what attention and the FFN add to the
     residual stream.
@@ -33,7 +35,9 @@ class LayerActivationTrace:
 
     @property
     def residual_ratio(self) -> float | None:
-        """|input| / (|input| + |attention| + |ffn|), in L2 norms. It is 1 if the layer adds nothing."""
+        """The share of the residual stream that this layer leaves unchanged: |input| / (|input| + |attention| +
+        |ffn|), in L2 norms. It is 1 if the layer adds nothing.
+        """
         norms = [stats.l2_norm for stats in (self.input, self.post_attn, self.post_ffn)]
         total = sum(norm for norm in norms if norm is not None)
         return norms[0] / total if norms[0] is not None and total > 0 else None
@@ -51,7 +55,7 @@ class LayerActivationTrace:
 
 
 def anomalies(trace: LayerActivationTrace) -> Iterator[str]:
-    """Yield the problems of one layer, one sentence each."""
+    """Yield a sentence for each problem of one layer."""
     for name, stats in trace.parts:
         where = f"layer {trace.layer} {name}"
         if stats.nan_count:
@@ -70,7 +74,9 @@ def anomalies(trace: LayerActivationTrace) -> Iterator[str]:
 
 
 def numbers(passes: Sequence[Sequence[LayerActivationTrace]]) -> Iterator[TraceNumber]:
-    """Yield one row per layer over all `passes`: the extremes of min and max, the means of other values."""
+    """Yield one row per layer, computed from all `passes`: the extremes of min and max, and the means of all other
+    values.
+    """
     layers = sorted({trace.layer for one in passes for trace in one})
     for layer in spread(layers):
         traces = [trace for one in passes for trace in one if trace.layer == layer]

@@ -1,4 +1,6 @@
-"""MLT-02: the attention of each head for one query: top positions, entropy, sinks and the sum of the weights."""
+"""Trace MLT-02: for each head, the attention of one query. It has the top positions, the entropy, sinks and the sum
+of the weights.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +16,11 @@ from cbtop.profiler.traces.base import AttentionConfig, number, spread
 from cbtop.protocol.messages import TraceNumber
 
 ABOUT = "weights of the last query, over all its heads; sink, uniform and recent are shares of the heads"
-# The error of a float32 softmax over 100,000 positions is below 1e-5. A larger error is a bug, not rounding.
+# The error of a float32 softmax over 100,000 positions is below 1e-5. A larger error does not come from rounding.
 SUM_TOLERANCE = 1e-4
-SINK_WEIGHT = 0.5  # more weight on the first position than on all other positions together
-UNIFORM_ENTROPY_SHARE = 0.95  # limit for the entropy, as a share of the entropy of equal weights
+SINK_WEIGHT = 0.5  # a head has a sink if the first position has more weight than all others together
+# If the entropy of a head is above this share of the entropy of equal weights, the head attends to everything alike.
+UNIFORM_ENTROPY_SHARE = 0.95
 RECENCY_WINDOW = 4
 RECENCY_MASS = 0.5
 NO_POSITION = -1
@@ -39,7 +42,7 @@ class AttentionWeightTrace:
     top_weights: NDArray[np.float64]
     tail_mass: NDArray[np.float64]
     entropy: NDArray[np.float64]
-    total: NDArray[np.float64]  # the sum of a head's weights
+    total: NDArray[np.float64]  # the sum of all weights of a head, which should be 1
     is_attention_sink: NDArray[np.bool_]
     is_uniform: NDArray[np.bool_]
     has_recency_bias: NDArray[np.bool_]
@@ -51,7 +54,8 @@ def attention_weights(layer: int, weights: NDArray[Any], config: AttentionConfig
     wide = weights[list(heads)].astype(np.float64)
     positions = wide.shape[1]
     kept = min(config.top_k, positions)
-    top = np.argsort(-wide, axis=1, kind="stable")[:, :kept]  # positions with equal weights are in ascending order
+    # Of positions with equal weights, the lower one comes first.
+    top = np.argsort(-wide, axis=1, kind="stable")[:, :kept]
     top_weights = np.take_along_axis(wide, top, axis=1)
     below = top_weights < config.weight_threshold
     total = wide.sum(axis=1)
@@ -70,14 +74,14 @@ def attention_weights(layer: int, weights: NDArray[Any], config: AttentionConfig
         total=total,
         is_attention_sink=(top[:, 0] == 0) & (top_weights[:, 0] > SINK_WEIGHT) & (positions > 1),
         is_uniform=(entropy > UNIFORM_ENTROPY_SHARE * math.log(positions)) & (positions > 1),
-        # In a sequence that is hardly longer than the window, all positions are recent.
+        # If a sequence is hardly longer than the window of recent positions, all positions are recent.
         has_recency_bias=(recent > RECENCY_MASS) & (positions > 2 * RECENCY_WINDOW),
     )
 
 
 def anomalies(trace: AttentionWeightTrace) -> Iterator[str]:
     """Yield a sentence for each head with weights that do not sum to 1."""
-    # Written with `~`, because every comparison with NaN is false: a NaN must count as an anomaly.
+    # NaN must count as an anomaly. Every comparison with NaN is false, so this is written with `~`.
     for place in np.flatnonzero(~(np.abs(trace.total - 1.0) <= SUM_TOLERANCE)):
         yield (
             f"layer {trace.layer} head {trace.heads[place]}: weights of position {trace.query_pos} sum to "
@@ -86,7 +90,7 @@ def anomalies(trace: AttentionWeightTrace) -> Iterator[str]:
 
 
 def numbers(passes: Sequence[Sequence[AttentionWeightTrace]]) -> Iterator[TraceNumber]:
-    """Yield one row per layer, with means over heads and passes and with the sum farthest from 1."""
+    """Yield one row per layer. It has means over heads and passes, and the sum of weights that is farthest from 1."""
     layers = sorted({trace.layer for one in passes for trace in one})
     for layer in spread(layers):
         traces = [trace for one in passes for trace in one if trace.layer == layer]

@@ -1,4 +1,4 @@
-"""Common parts of all traces: their configuration, and the named numbers of a summary."""
+"""What all traces have in common: their configuration, and the named numbers of a summary."""
 
 # Do not import NumPy here, because code that only chooses traces should not load it.
 
@@ -11,9 +11,9 @@ from typing import TypeVar
 
 from cbtop.protocol.messages import TraceNumber
 
-HISTORY_FORWARDS = 32  # number of traced passes that are kept; the rows of a summary cover these passes
-MAX_ANOMALIES = 16  # number of anomalies that are kept for each trace, the latest ones
-MAX_ROWS = 48  # maximum number of rows per summary; for a deeper model, evenly spread layers
+HISTORY_FORWARDS = 32  # number of traced passes that are kept; a summary has figures of these passes
+MAX_ANOMALIES = 16  # most anomalies that are kept for each trace; these are the latest
+MAX_ROWS = 48  # most rows of a summary; for a model with more layers, the rows show evenly spread ones
 
 Item = TypeVar("Item")
 
@@ -55,7 +55,7 @@ class TracerConfig:
 
     @classmethod
     def of(cls, names: Collection[str]) -> TracerConfig:
-        """Return a config with these traces on. `names` are keys of `cbtop.profiler.traces.TRACES`."""
+        """Return a config with the named traces on. `names` are keys of `cbtop.profiler.traces.TRACES`."""
         return cls(
             trace_activations="activations" in names,
             trace_attention="attention" in names,
@@ -66,19 +66,19 @@ class TracerConfig:
 
 
 def number(row: str, name: str, value: float | None) -> TraceNumber:
-    """Return a number for a summary. A value that is not finite becomes None."""
+    """Return a number that fits into a summary. A value that is not finite becomes None."""
     known = value is not None and math.isfinite(value)
     return TraceNumber(row, name, float(value) if known and value is not None else None)
 
 
 def mean(values: Sequence[float | None]) -> float | None:
-    """Return the mean of the known values, or None if there are none."""
+    """Return the mean of the known values, or None if all are None."""
     known = [value for value in values if value is not None]
     return math.fsum(known) / len(known) if known else None
 
 
 def spread(items: Sequence[Item], most: int = MAX_ROWS) -> list[Item]:
-    """Return at most `most` of `items`, evenly spread and including the first and the last."""
+    """Return at most `most` of `items`: the first, the last, and evenly spread ones between them."""
     if len(items) <= most:
         return list(items)
     return [items[round(place * (len(items) - 1) / (most - 1))] for place in range(most)]

@@ -1,4 +1,4 @@
-"""MLT-05: how full the KV cache is, its evictions, and whether there are too many evictions."""
+"""Trace MLT-05: how full the KV cache is, and whether it evicts too many positions."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from cbtop.profiler.traces.base import mean, number
 from cbtop.protocol.messages import TraceNumber
 
 ABOUT = "the cache as the latest traced pass left it"
-HIGH_EVICTION_SHARE = 0.1  # limit for the share of all steps that evict
-THRASHING_EVICTION_SHARE = 0.5  # limit for the share of evicting steps between the first and the last kept pass
+HIGH_EVICTION_SHARE = 0.1  # if a larger share of all steps evicts positions, that is reported
+# If a larger share of steps between the first and the last kept pass evicts positions, that is reported.
+THRASHING_EVICTION_SHARE = 0.5
 THRASHING_HIT_RATE = 0.5
 
 
@@ -40,7 +41,7 @@ class KvCacheStateTrace:
 
     @property
     def fragmentation(self) -> float:
-        """The share of missing positions between the oldest and the newest position."""
+        """The share of positions that are missing between the oldest and the newest position in the cache."""
         span = self.newest_position - self.oldest_position + 1
         return 1 - self.valid_positions / span if self.valid_positions else 0.0
 
@@ -77,7 +78,7 @@ def anomalies(states: Sequence[KvCacheStateTrace]) -> Iterator[str]:
 
 
 def numbers(states: Sequence[KvCacheStateTrace]) -> Iterator[TraceNumber]:
-    """Yield the numbers of the latest state. Only the hit rate is a mean over all `states`."""
+    """Yield the numbers of the latest state of the cache. Only the hit rate is a mean over all `states`."""
     if not states:
         return
     latest = states[-1]

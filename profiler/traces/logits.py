@@ -1,4 +1,4 @@
-"""MLT-03: how likely tokens rise in rank from layer to layer, according to the logit lens."""
+"""Trace MLT-03: how the ranks of likely tokens rise from layer to layer, according to the logit lens."""
 
 # The logit lens (nostalgebraist 2020) treats every layer's output like the last one: final norm, then output matrix.
 
@@ -31,7 +31,7 @@ class TokenLogitEvolution:
 
     @property
     def decisive_layer(self) -> int | None:
-        """The first layer after which the token always has rank 1. None if it does not have rank 1 at the end."""
+        """The first layer after which the token always has rank 1, or None if it does not have rank 1 at the end."""
         decisive = None
         for layer in reversed(range(len(self.per_layer_rank))):
             if self.per_layer_rank[layer] != RANK_FIRST:
@@ -42,11 +42,13 @@ class TokenLogitEvolution:
 
 @dataclass(frozen=True, slots=True)
 class LogitEvolutionTrace:
-    """The tracked tokens of one pass. Unless the config names tokens, the first one is the winner."""
+    """The ranks of the tracked tokens in one pass. Unless the config names tokens, the first one is the most likely
+    token.
+    """
 
     position: int
     not_finite: int  # number of final logits that are NaN or infinite
-    largest: float  # largest magnitude of the other final logits; 0 without any
+    largest: float  # largest magnitude of the final logits that are finite; 0 without any
     tokens: tuple[TokenLogitEvolution, ...]
 
 
@@ -89,7 +91,9 @@ def anomalies(trace: LogitEvolutionTrace) -> Iterator[str]:
 
 
 def numbers(passes: Sequence[LogitEvolutionTrace]) -> Iterator[TraceNumber]:
-    """Yield the numbers of the first tracked token: its decisive layers, and one row per layer over all passes."""
+    """Yield the numbers of the first tracked token: the layers after which it was always the most likely, and one row
+    per layer over all passes.
+    """
     winners = [trace.tokens[0] for trace in passes if trace.tokens]
     decided = [winner.decisive_layer for winner in winners]
     yield number("", "mean decisive layer", mean(decided))
@@ -111,6 +115,8 @@ def numbers(passes: Sequence[LogitEvolutionTrace]) -> Iterator[TraceNumber]:
 
 
 def _most_likely(logits: NDArray[Any], count: int) -> list[int]:
-    """Return the `count` tokens with the largest logits, largest first. The smaller token wins a tie."""
+    """Return the `count` tokens with the largest logits, largest first. If two logits are equal, the token with the
+    smaller id comes first.
+    """
     unsorted = np.argpartition(-logits, min(count, logits.size) - 1)[:count]
     return [int(token) for token in sorted(unsorted, key=lambda token: (-logits[token], token))]

@@ -1,4 +1,4 @@
-"""Computes the statistics of a tensor in one pass over memory."""
+"""Computes the mean, the deviation and other statistics of a tensor, in one pass over memory."""
 
 # The mean and the sum of squares of a chunk are computed in float64 while the chunk is in cache. They are merged with
 # the earlier chunks as in Chan, Golub & LeVeque (1979). This is exact enough at any length. A running sum of squares
@@ -13,12 +13,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-CHUNK_ELEMENTS = 1 << 14  # 128 KiB as float64, which fits into a second-level cache
+# Number of values in a chunk; as float64 they take 128 KiB, which fits into a second-level cache.
+CHUNK_ELEMENTS = 1 << 14
 
 
 @dataclass(frozen=True, slots=True)
 class TensorStats:
-    """Statistics of a tensor's finite values. `count` is of all values. Without finite values, the rest is None."""
+    """Statistics of a tensor's finite values. `count` is of all values. If no value is finite, the mean and all other
+    statistics are None.
+    """
 
     count: int
     nan_count: int
@@ -31,13 +34,13 @@ class TensorStats:
 
     @property
     def largest(self) -> float:
-        """The largest magnitude of a finite value, or 0 without one."""
+        """The largest magnitude of the finite values, or 0 without any."""
         return 0.0 if self.min is None or self.max is None else max(abs(self.min), abs(self.max))
 
 
 @dataclass(frozen=True, slots=True)
 class _Moments:
-    """The mean of scaled values, and the sum of the squared distances from the mean."""
+    """The mean of the values after scaling, and the sum of their squared distances from the mean."""
 
     count: int
     mean: float
@@ -61,7 +64,7 @@ def tensor_stats(tensor: NDArray[Any]) -> TensorStats:
     flat = tensor.reshape(-1)
     nan_count = inf_count = 0
     low, high = math.inf, -math.inf
-    scale = 0.0  # a power of two, not below any magnitude so far
+    scale = 0.0  # the factor for scaling: a power of two that is not below any magnitude so far
     moments = _Moments(0, 0.0, 0.0)
     for first in range(0, flat.size, CHUNK_ELEMENTS):
         values = flat[first : first + CHUNK_ELEMENTS].astype(np.float64)

@@ -1,4 +1,4 @@
-"""MLT-04: the error of a brick's output, compared with exact arithmetic."""
+"""Trace MLT-04: the error of a brick's output because of quantisation, compared with exact arithmetic."""
 
 # The available data decides what can be measured. A quantised model file contains no float weights, so the error of
 # quantising them is unknown. Each trace names its `source`.
@@ -26,19 +26,21 @@ WARNING_COSINE = 0.99
 
 
 class ErrorSource(Enum):
-    """The values that are compared with the exact product of stored weights and float activations."""
+    """What is compared with the exact product of stored weights and float activations."""
 
-    KERNEL = "kernel as it ran"  # the output of the kernel itself, as the model used it
+    KERNEL = "kernel as it ran"  # measured on the output of the kernel itself, as the model used it
     ACTIVATIONS = (
-        "if activations were Q8_0"  # the exact product with activations in Q8_0, which the model itself does not use
+        # Measured on the exact product with activations in Q8_0, which the model itself does not use.
+        "if activations were Q8_0"
     )
-    # Exception: here the exact product with the float weights is compared with the exact product with quantised
-    # weights.
+    # For this source, both products are exact: one has the float weights, the other the quantised weights.
     WEIGHTS = "weights"
 
 
 class QuantizationVerdict(Enum):
-    """The verdict on the cosine: ok above 0.995, a warning from 0.99 on, critical below that."""
+    """The verdict on an output, from its cosine with the exact one: ok above 0.995, a warning from 0.99 on, critical
+    below that.
+    """
 
     OK = "ok"
     WARNING = "warning"
@@ -47,10 +49,10 @@ class QuantizationVerdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class QuantizationErrorTrace:
-    """One sampled output. `snr_db` is None if no value differs."""
+    """The error of one output of a brick. `snr_db` is None if no value differs from the exact one."""
 
     brick: str
-    layer: int | None  # None for a brick outside the layers
+    layer: int | None  # number of the layer; None for a brick outside of the layers
     source: ErrorSource
     quant_type: str
     bits_per_weight: float
@@ -65,7 +67,7 @@ class QuantizationErrorTrace:
 
 
 def verdict_of(cosine: float) -> QuantizationVerdict:
-    """Return the verdict on a cosine. NaN is critical."""
+    """Return the verdict on the cosine between an output and the exact one. NaN is critical."""
     if cosine > OK_COSINE:
         return QuantizationVerdict.OK
     return QuantizationVerdict.WARNING if cosine >= WARNING_COSINE else QuantizationVerdict.CRITICAL
@@ -80,7 +82,9 @@ def quantization_error(
     expected: NDArray[Any],
     actual: NDArray[Any],
 ) -> QuantizationErrorTrace:
-    """Compare `actual` with `expected`. Both have the same shape and at least one element."""
+    """Compare the output `actual` of a brick with the exact one, `expected`. Both have the same shape and at least
+    one element.
+    """
     wanted, found = expected.astype(np.float64).reshape(-1), actual.astype(np.float64).reshape(-1)
     # If a value is infinite, its error is undefined: the cosine becomes NaN, and the verdict critical.
     with np.errstate(invalid="ignore", over="ignore"):
@@ -101,7 +105,7 @@ def quantization_error(
 
 
 def anomalies(trace: QuantizationErrorTrace) -> Iterator[str]:
-    """Yield a sentence if the verdict is a warning or critical."""
+    """Yield a sentence if the verdict on an output is a warning or critical."""
     if trace.verdict is not QuantizationVerdict.OK:
         place = "" if trace.layer is None else f"layer {trace.layer} "
         yield (
@@ -135,10 +139,10 @@ def numbers(passes: Sequence[Sequence[QuantizationErrorTrace]]) -> Iterator[Trac
 
 
 def decibels(signal: float, noise: float) -> float | None:
-    """Return the ratio of two sums of squares in dB, or None without noise."""
+    """Return the ratio of signal and noise (both sums of squares) in dB, or None without noise."""
     if noise == 0:
         return None
-    ratio = signal / noise  # NaN if signal and noise are infinite
+    ratio = signal / noise  # the ratio is NaN if signal and noise are infinite
     return -math.inf if ratio == 0 else 10 * math.log10(ratio)
 
 

@@ -32,15 +32,15 @@ class TracedPass:
 
 @dataclass(frozen=True, slots=True)
 class TracerTotals:
-    """Counts since the tracer was made or cleared."""
+    """Counts of passes, heads and errors since the tracer was made or cleared."""
 
     total_forwards: int = 0
     anomalies_detected: int = 0
-    attention_traces: int = 0  # number of traced heads
+    attention_traces: int = 0  # number of heads with traced attention
     logit_traces: int = 0
     kv_steps: int = 0
     total_evictions: int = 0
-    avg_hit_rate: float | None = None  # mean over the kept passes; None for a cache without lookups
+    avg_hit_rate: float | None = None  # mean hit rate over the kept passes; None for a cache without lookups
     quant_warnings: int = 0
     quant_criticals: int = 0
 
@@ -58,7 +58,7 @@ class ModelTracer:
         self.clear()
 
     def clear(self) -> None:
-        """Forget everything except the config."""
+        """Forget all measurements and counts. The config does not change."""
         #: The newest traced passes, the last one last.
         self.kept: deque[TracedPass] = deque(maxlen=self._history_forwards)
         self._anomalies = {name: deque[str](maxlen=MAX_ANOMALIES) for name in TRACES}
@@ -95,7 +95,7 @@ class ModelTracer:
             self._current.kv_state = trace
 
     def end_forward(self) -> tuple[str, ...]:
-        """End the pass. Returns its anomalies, one sentence each."""
+        """End the traced pass. Returns a sentence for each anomaly in it."""
         forward, self._current = self._current, None
         if forward is None:
             return ()
@@ -117,7 +117,7 @@ class ModelTracer:
         return tuple(found)
 
     def summary(self) -> TracerTotals:
-        """Return the counts over all traced passes."""
+        """Return the counts, which cover all traced passes."""
         counts, states = self._counts, self._kv_states()
         return TracerTotals(
             total_forwards=counts["forwards"],

@@ -1,4 +1,4 @@
-"""The critical path of an execution graph, and the slack of all other nodes."""
+"""Finds the critical path of an execution graph, and the slack of all nodes that are not on it."""
 
 # Rules
 # - A node counts with its exclusive time, which is its time minus the time of the nodes inside it. No nanosecond
@@ -37,7 +37,7 @@ class CriticalPath:
 
     `nodes` are the nodes of the chain with exclusive time, in order. `exclusive_ns` has the exclusive time of every
     node of the graph. `slack_ns` has the slack of every node with exclusive time. The slack is how much later the
-    node could start without delaying the end of the graph. It is 0 on the path.
+    node could start without delaying the end of the graph. It is 0 for the nodes of the chain.
     """
 
     nodes: tuple[int, ...]
@@ -69,14 +69,14 @@ def critical_path(graph: RecordedGraph) -> CriticalPath:
     own = exclusive_ns(graph)
     after = _events(graph)
     order = _topological(graph, after)
-    start = [0.0] * len(after)  # the earliest start of each event
+    start = [0.0] * len(after)  # the earliest time of each event, in ns
     before = [-1] * len(after)
     for event in order:
         end = start[event] + _weight(own, event)
         for later in after[event]:
             if end > start[later]:
                 start[later], before[later] = end, event
-    rest = [0.0] * len(after)  # the longest time from each event to the end of the graph
+    rest = [0.0] * len(after)  # the longest time from each event to the end of the graph, in ns
     for event in reversed(order):
         rest[event] = _weight(own, event) + max((rest[later] for later in after[event]), default=0.0)
     last = max(order, key=lambda event: start[event] + _weight(own, event), default=-1)
@@ -88,7 +88,7 @@ def critical_path(graph: RecordedGraph) -> CriticalPath:
         last = before[last]
     path.reverse()
     slack = {node: max(0.0, total - start[2 * node] - rest[2 * node]) for node, time in enumerate(own) if time}
-    slack.update(dict.fromkeys(path, 0.0))  # exactly 0, because a rounding error is not slack
+    slack.update(dict.fromkeys(path, 0.0))  # make the slack exactly 0 if it differs from 0 only by rounding
     return CriticalPath(tuple(path), total, tuple(own), slack)
 
 
@@ -144,5 +144,5 @@ def _topological(graph: RecordedGraph, after: list[list[int]]) -> list[int]:
     try:
         return list(sorter.static_order())
     except graphlib.CycleError as error:
-        around = error.args[1][:-1]  # the first event is repeated at the end
+        around = error.args[1][:-1]  # `graphlib` repeats the first event of a cycle at its end
         raise CycleError(graph, list(dict.fromkeys(event // 2 for event in around))) from error

@@ -17,7 +17,8 @@ EDGE_CODES = {kind: code for code, kind in enumerate(EdgeKind)}
 
 @dataclass(frozen=True, slots=True)
 class Csr:
-    """Node n's outgoing edges are entries row_offsets[n] to row_offsets[n + 1] (exclusive) of the other arrays.
+    """The edges of a graph as arrays. Node n's outgoing edges are entries row_offsets[n] to row_offsets[n + 1]
+    (exclusive) of the other arrays.
 
     - row_offsets: (nodes + 1,) i64.
     - columns: (edges,) i64, the destinations.
@@ -35,7 +36,7 @@ class Csr:
 
 def to_csr(graph: RecordedGraph) -> Csr:
     """Return the graph's edges, sorted by source. Edges with the same source are in the order of `graph.edges()`."""
-    import numpy as np  # NumPy takes 0.1 s to import, which would delay a profiled process
+    import numpy as np  # NumPy takes 0.1 s to import, which would delay the start of a profiled process
 
     edges = list(graph.edges())
     sources = np.fromiter((edge.source for edge in edges), np.int64, len(edges))

@@ -17,7 +17,7 @@ from cbtop.profiler.analysis.graph.recorded_graph import RecordedGraph
 from cbtop.profiler.analysis.graph.tree import dropped_text, label
 
 FILL_COLORS: dict[type[GraphNode], str] = {
-    Step: "white",  # cbtop's predecessor had no steps
+    Step: "white",  # steps have our own colour, because cbtop's predecessor did not show steps
     Layer: "lightblue",
     Brick: "lightgreen",
     KernelLaunch: "lightyellow",

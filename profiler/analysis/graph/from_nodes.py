@@ -29,7 +29,8 @@ def graph_of_nodes(
     elements: Mapping[int, int],
     dependencies: Iterable[Dependency] = (),
 ) -> tuple[ExecutionGraph, dict[int, int]]:
-    """Return the graph of `nodes`, and a dict from ids of the table to ids of the graph. Parents must come first.
+    """Return the graph of `nodes`, and a dict from the nodes' ids in the node table to their ids in the graph.
+    Parents must come first.
 
     `count`, `total_ns` and `elements` (where known) are totals by node id over any number of runs. Times, elements
     and work in the graph are means per call. A node is a root if its parent is not among `nodes`. If that parent is
@@ -49,10 +50,12 @@ def graph_of_nodes(
 
 
 def runs_of(node: Node, runs_of_parent: int, count: Mapping[int, int]) -> int:
-    """Return how often the outermost node around `node` ran."""
+    """Return how often the outermost node that contains `node` ran. This is the number of runs that a graph shows the
+    mean of.
+    """
     outer = runs_of_parent or count.get(node.parent or 0, 0)
     if node.kind is NodeKind.ASYNC_TASK and not outer:
-        return 1  # the count of an async task is its number of polls, not of runs
+        return 1  # the count of an async task is how often it was polled, not how often it ran
     return outer or count.get(node.id, 0)
 
 

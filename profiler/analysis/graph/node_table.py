@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MAX_NODES = 100_000
-MAX_DEPTH = 32  # enough for step, layer, brick and kernel, and for bricks inside bricks
+MAX_DEPTH = 32  # nodes may be nested this deep: a step, a layer, a brick and a kernel, and bricks inside bricks
 
 # Kinds of nodes that count as parts of the time of the node around them. Kernels, copies and tasks do not, because
 # they may run in parallel. In a brick, only bricks and steps count, because all other time in a brick is its own
@@ -30,7 +30,9 @@ _PARTS_OF = dict.fromkeys(_PARTS, _PARTS) | {NodeKind.BRICK: frozenset({NodeKind
 
 @dataclass(frozen=True, slots=True)
 class Inside:
-    """The nodes inside one node. In `ids`, parents come first. `by_depth` has an array of ids for each depth."""
+    """The ids of all nodes inside one node. In `ids`, parents come before their children. `by_depth` has an array of
+    ids for each depth.
+    """
 
     nodes: tuple[Node, ...]
     ids: NDArray[np.int64]
@@ -55,13 +57,14 @@ class NodeTable:
         self.depth = array("q", [0])
         self.has_own = array("q", [0])  # whether the node is a row for a module's own operations if they take enough
         self.backends: set[str] = set()
-        # The key is phase (0 for none), kind, name and category.
+        # (phase, kind, name, category) -> first node; the phase is 0 outside of steps
         self._first: dict[tuple[int, NodeKind, str, BrickCategory], int] = {}
         self._like: dict[tuple[int, Work, float | None, float | None], int] = {}
         self._phase: array[int] = array("q", [0])
         self._columns: dict[str, NDArray[np.int64]] = {}
         self._inside: dict[int | None, Inside] = {}
-        self._made: dict[tuple[str, int | None], tuple[NDArray[np.int64], Any]] = {}  # the results of `made_of`
+        # Results that `made_of` has kept.
+        self._made: dict[tuple[str, int | None], tuple[NDArray[np.int64], Any]] = {}
 
     def __len__(self) -> int:
         return len(self.nodes)
@@ -115,7 +118,7 @@ class NodeTable:
 
     def column(self, name: str) -> NDArray[np.int64]:
         """Return one of the arrays of this class as a NumPy array. Returns the same object until a node is added."""
-        import numpy as np  # imported here, because a process that only records does not need it
+        import numpy as np  # NumPy is imported here, because a process that only records does not need it
 
         found = self._columns.get(name)
         if found is None:
@@ -137,9 +140,10 @@ class NodeTable:
         return found
 
     def made_of(self, what: str, step: int | None, nodes: NDArray[np.int64], make: Callable[[], T]) -> T:
-        """Return the result of `make`. The result may depend only on `nodes` inside `step` and on this table.
+        """Return the result of `make`, which is kept under `what` and `step`. `make` is called again after a node was
+        added, or if `nodes` differ.
 
-        The result is kept for each `what` and step, until `nodes` differ or a node is added.
+        The result may depend only on `nodes`, which are inside `step`, and on this table.
         """
         import numpy as np
 

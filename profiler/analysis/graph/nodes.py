@@ -21,7 +21,9 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One forward pass, or the mean of many: `decode`, `prefill`. `model` is set if a process runs several models."""
+    """A step: one forward pass, or the mean of many. Its name is the phase, such as `decode` or `prefill`. `model` is
+    set if a process runs several models.
+    """
 
     name: str
     model: str = ""
@@ -33,7 +35,7 @@ class Brick:
     timed.
 
     `calls` is how often the brick runs in one run of its root node. It is 1 for a recorded brick, and a mean in a
-    graph of many runs. `label` is the caller's own word for this place.
+    graph of many runs. `label` is the caller's name for the place of this brick in the model.
     """
 
     name: str
@@ -47,7 +49,9 @@ class Brick:
 
 @dataclass(frozen=True, slots=True)
 class KernelLaunch(KernelAttributes):
-    """A kernel. A GPU launch has a grid and a block. A CPU kernel has only its backend. See Brick for the amounts."""
+    """A kernel. A GPU launch has a grid and a block. A CPU kernel has only its backend. `Brick` describes `elements`,
+    `flops` and `moved_bytes`.
+    """
 
     name: str
     backend: str = ""
@@ -59,7 +63,7 @@ class KernelLaunch(KernelAttributes):
 
 @dataclass(frozen=True, slots=True)
 class Transfer(TransferAttributes):
-    """A copy of `size_bytes` bytes between two memories. See Brick for `duration_ns` and `calls`."""
+    """A copy of `size_bytes` bytes between two memories. `Brick` describes `duration_ns` and `calls`."""
 
     duration_ns: float | None = None
     calls: float = 1.0
@@ -74,9 +78,10 @@ class Function(FunctionAttributes):
 
 @dataclass(frozen=True, slots=True)
 class AsyncTask:
-    """Work in parallel with its siblings. It starts where it was recorded. Nodes that need it declare a dependency.
+    """An async task, which runs in parallel with its siblings and starts where it was recorded.
 
-    The task was polled `polls` times. In `yields` of these polls, it was not done yet.
+    Nodes that need its result declare a dependency. The task was polled `polls` times. In `yields` of these polls, it
+    was not done yet.
     """
 
     name: str
@@ -104,15 +109,17 @@ class EdgeKind(StrEnum):
     TRANSFER = "Transfer"
 
 
-# Edges of these kinds follow from the nesting and order of nodes, so they cannot be added.
+# Kinds of edges that follow from the nesting and order of nodes, so that callers cannot add them.
 DERIVED_KINDS = frozenset({EdgeKind.CONTAINS, EdgeKind.LAUNCHES, EdgeKind.SEQUENCE})
-# An edge of these kinds means that `destination` starts after `source` has ended.
+# Kinds of edges that mean that `destination` starts after `source` has ended.
 ORDERING_KINDS = frozenset({EdgeKind.SEQUENCE, EdgeKind.DEPENDS_ON})
 
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """An edge between the ids of two nodes. By default, a Transfer edge weighs its bytes and any other edge 1."""
+    """An edge between the ids of two nodes. By default, the weight of a Transfer edge is its number of bytes, and any
+    other edge has weight 1.
+    """
 
     source: int
     destination: int
@@ -144,7 +151,7 @@ def name_of(node: GraphNode) -> str:
 
 def _labelled(kind: NodeKind, name: str, label: str) -> str:
     match kind:
-        case NodeKind.LAYER:  # `name` is only the number of the layer
+        case NodeKind.LAYER:  # a layer has only its number as its name
             return f"Layer {name} ({label})" if label else f"Layer {name}"
         case NodeKind.STEP:
             return f"{label} {name}" if label else name
@@ -153,7 +160,9 @@ def _labelled(kind: NodeKind, name: str, label: str) -> str:
 
 
 def work_ns(node: GraphNode) -> float | None:
-    """Return a node's time in one run of its root, with the nodes inside. None if the node was not timed."""
+    """Return the time of a node in one run of its root, including the nodes inside it, or None if it was not
+    timed.
+    """
     match node:
         case Brick() | KernelLaunch() | Transfer():
             return None if node.duration_ns is None else node.duration_ns * node.calls
@@ -166,7 +175,7 @@ def work_ns(node: GraphNode) -> float | None:
 
 
 def printable(text: str) -> str:
-    """Return `text` with escapes for characters that would move a cursor, break a line or fail to encode."""
+    """Return `text` with escapes in place of characters that would move a cursor, break a line or fail to encode."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)

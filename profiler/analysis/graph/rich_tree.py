@@ -17,7 +17,7 @@ def to_rich_tree(graph: RecordedGraph) -> Tree:
     from rich.tree import Tree
 
     root = to_tree_node(graph)
-    tree = Tree(Text(root.label))  # a Text shows [brackets] in names as they are, not as markup
+    tree = Tree(Text(root.label))  # with a Text, Rich shows [brackets] in names as they are and not as markup
     waiting = [(root, tree)]
     while waiting:
         here, branch = waiting.pop()

@@ -1,6 +1,6 @@
 """Renders the graph as a tree of labels and as text. The text has exactly the format of cbtop's predecessor.
 
-Connectors are `├── ` and `└── `, and continuations are `│   ` or four spaces. Two spaces are between a name and its
+Connectors are `├── ` and `└── `, and continuations are `│   ` or four spaces. Two spaces separate a name from its
 values. µ is U+00B5. Values have one decimal. A single root has no header. Several roots are below `Execution Graph`.
 A graph without nodes is `(empty graph)`. If nodes were dropped, a line at the end says so.
 """
@@ -31,7 +31,9 @@ MANY_ROOTS = "Execution Graph"
 
 @dataclass(frozen=True, slots=True)
 class TreeNode:
-    """A label and the nodes below it. `node` is the id in the graph, or None for an added root."""
+    """A label and the nodes below it. `node` is the id of a graph's node, or None for a root that was added around
+    several nodes.
+    """
 
     label: str
     children: tuple[TreeNode, ...] = ()
@@ -51,7 +53,8 @@ def dropped_text(graph: RecordedGraph) -> str:
 def to_tree_node(graph: RecordedGraph) -> TreeNode:
     """Return the graph under one root. A root is added if there are several. An empty graph is a single label."""
     below: dict[int | None, list[TreeNode]] = {}
-    # The loop goes backwards, because the nodes inside a node have higher ids and must be complete before the node.
+    # Go through the nodes backwards, because the nodes inside a node have higher ids and must be complete before the
+    # node.
     for node in range(len(graph.nodes) - 1, -1, -1):
         children = tuple(reversed(below.pop(node, [])))
         below.setdefault(graph.parents[node], []).append(TreeNode(label(graph.nodes[node]), children, node))
@@ -72,7 +75,7 @@ def to_ascii_tree(graph: RecordedGraph) -> str:
 def tree_lines(root: TreeNode) -> list[str]:
     """Return a tree of labels as lines of text, one per node."""
     lines: list[str] = []
-    waiting = [(root, "", "")]  # a node, the text before its label, the text before the labels below it
+    waiting = [(root, "", "")]  # a node, the text before its own label, the text before the labels below it
     while waiting:
         here, before, prefix = waiting.pop()
         lines.append(before + here.label)

@@ -1,7 +1,7 @@
 """Read the kernels of a cubin (an ELF file of machine code for NVIDIA GPUs) without a tool.
 
-A cubin can come from anywhere: each offset and length is checked before it is used. The tags of `.nv.info` are those
-that `cuobjdump -elf` prints.
+A cubin can come from anywhere: each offset and length is checked before it is used. The tags of the section
+`.nv.info` are the ones that `cuobjdump -elf` prints.
 """
 
 from __future__ import annotations
@@ -14,43 +14,45 @@ MAGIC = b"\x7fELF\x02\x01"  # 64 bits, little-endian
 MACHINE_CUDA = 190
 MAX_SECTIONS = 1 << 16
 MAX_KERNELS = 1 << 12
-MAX_NAME_BYTES = 1 << 14  # C++ names of templates are long
+MAX_NAME_BYTES = 1 << 14  # longest name of a kernel; names of C++ templates are long
 SYMBOL = struct.Struct("<IBBHQQ")
 SECTION = struct.Struct("<IIQQQQIIQQ")
-FUNCTION = 2  # the kind in a symbol's info
-STO_CUDA_ENTRY = 0x10  # of a symbol's `other`
+FUNCTION = 2  # kind of a symbol that is a function
+STO_CUDA_ENTRY = 0x10  # flag in a symbol's field `other`: the function is a kernel
 NOBITS = 8
-VALUE_IN_BYTES = 4  # the form of an attribute whose value follows its head
+VALUE_IN_BYTES = 4  # form of an attribute in `.nv.info` whose value follows directly
 ALLOCATED_BARRIERS = 0x4C
 REGCOUNT, FRAME_SIZE, MAX_THREADS, REQNTID = 0x2F, 0x11, 0x05, 0x10
-RESERVED_SHARED_BYTES = 1024  # of the driver, counted in `.nv.shared.NAME` from compute capability 9.0
+# From compute capability 9.0, the driver reserves this much of each block's shared memory, and the cubin counts it as
+# the kernel's.
+RESERVED_SHARED_BYTES = 1024
 
 
 class CubinError(ValueError):
-    """The bytes are no cubin, or a damaged one."""
+    """The bytes are not a cubin, or the cubin is damaged."""
 
 
 @dataclass(frozen=True, slots=True)
 class KernelCode:
-    """An entry of a cubin. None means that the file does not contain the number."""
+    """A kernel in a cubin, with the resources that it needs. A number is None if the cubin does not contain it."""
 
     name: str
-    registers: int | None  # of a thread
-    frame_bytes: int | None  # of local memory, a thread
-    shared_bytes: int  # static, of a block; without the driver's part
-    constant_bytes: int  # bank 0: parameters and what the driver adds
+    registers: int | None  # registers per thread
+    frame_bytes: int | None  # bytes of local memory that each thread needs
+    shared_bytes: int  # static shared memory per block, without the driver's part
+    constant_bytes: int  # bytes in constant bank 0: the kernel's parameters, and what the driver adds
     barriers: int | None
-    max_threads: int | None  # of a block: declared by .maxntid or .reqntid
-    required_threads: int | None  # of a block: declared by .reqntid
-    code_bytes: int  # without the functions that follow it and that it calls
+    max_threads: int | None  # most threads per block that .maxntid or .reqntid allows
+    required_threads: int | None  # threads per block that .reqntid requires
+    code_bytes: int  # bytes of the kernel's own code, without functions that follow it in the same section
 
 
 @dataclass(frozen=True, slots=True)
 class _Symbol:
-    name: str  # empty unless it is an entry
+    name: str  # name of the kernel; empty for a function that is not a kernel
     is_entry: bool
     section: int
-    address: int  # in the section
+    address: int  # address of the function in its section
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,7 @@ class _Section:
 
 
 def kernels_of(cubin: bytes) -> tuple[KernelCode, ...]:
-    """Return the entries of a cubin in the order of its symbols. Raises CubinError."""
+    """Return the kernels in a cubin, in the order of its symbols. Raises CubinError."""
     try:
         return _kernels(cubin)
     except (struct.error, IndexError, UnicodeDecodeError) as error:
@@ -71,7 +73,7 @@ def kernels_of(cubin: bytes) -> tuple[KernelCode, ...]:
 
 
 def is_cubin(content: bytes) -> bool:
-    """Return whether the content begins as an ELF file of NVIDIA's machine code does."""
+    """Return whether the bytes begin like an ELF file of machine code for NVIDIA GPUs."""
     return content[:6] == MAGIC and content[18:20] == MACHINE_CUDA.to_bytes(2, "little")
 
 
@@ -82,7 +84,7 @@ def _kernels(cubin: bytes) -> tuple[KernelCode, ...]:
     symbols = _symbols(cubin, sections)
     of_module = dict(_per_symbol(cubin, sections))
     by_name = {section.name: section for section in sections}
-    callees: dict[int, int] = {}  # by section: the first address of a function that is no entry
+    callees: dict[int, int] = {}  # section -> the first address of a function in it that is not a kernel
     for symbol in symbols.values():
         if not symbol.is_entry:
             callees[symbol.section] = min(symbol.address, callees.get(symbol.section, symbol.address))
@@ -167,7 +169,7 @@ def _symbols(cubin: bytes, sections: list[_Section]) -> dict[int, _Symbol]:
 
 
 def _per_symbol(cubin: bytes, sections: list[_Section]) -> Iterator[tuple[tuple[int, int], int]]:
-    """Return numbers of `.nv.info` by their tag and symbol."""
+    """Return the numbers in `.nv.info`, by tag and symbol."""
     for section in sections:
         if section.name == ".nv.info":
             for tag, value in _entries(cubin, section):
@@ -177,7 +179,7 @@ def _per_symbol(cubin: bytes, sections: list[_Section]) -> Iterator[tuple[tuple[
 
 
 def _entries(cubin: bytes, section: _Section) -> Iterator[tuple[int, bytes]]:
-    """Return the tags and values of a section of attributes."""
+    """Return the tags and values in a section of attributes, such as `.nv.info`."""
     place, end = section.offset, section.offset + (section.size if section.kind != NOBITS else 0)
     while place + 4 <= end:
         form, tag, length = struct.unpack_from("<BBH", cubin, place)

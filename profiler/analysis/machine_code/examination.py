@@ -1,4 +1,4 @@
-"""Examine a PTX module: assemble it, and tell the resources, the occupancy and the waste of each entry."""
+"""Examine a PTX module: assemble it, and find the resources, the occupancy and the waste of each kernel."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from cbtop.profiler.analysis.ptx.analysis import FunctionAnalysis
 from cbtop.profiler.analysis.ptx.model import Module
 from cbtop.profiler.analysis.ptx.summary import summary_of
 
-THREADS = (128, 256, 512, 1024)  # of a block, if the kernel does not declare them
+# The block sizes for which the occupancy is computed if a kernel does not declare its own.
+THREADS = (128, 256, 512, 1024)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,26 +36,27 @@ class Toolbox:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """The resources and accesses of an entry. A value is None, or a reason, if it is not known."""
+    """The resources and memory accesses of a kernel. A value that is not known is None, or a text with the reason."""
 
-    kernel: KernelCode | None  # None: there is no machine code
+    kernel: KernelCode | None  # None if there is no machine code
     spills: Spills | None
-    occupancy: tuple[Occupancy, ...]  # of the declared block, or of blocks of THREADS; empty if limits are not known
-    has_dynamic_shared: bool  # then the launch adds shared memory, and the occupancy is the most possible
+    # For the declared block size, or for each of THREADS; empty if the GPU's limits are not known.
+    occupancy: tuple[Occupancy, ...]
+    has_dynamic_shared: bool  # whether the launch adds shared memory; then the occupancy may be lower than computed
     code: Code | None
-    lanes: LaneAddresses  # of the PTX
+    lanes: LaneAddresses  # addresses computed from the PTX
     intensity: Intensity | str
     waste: tuple[Waste, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Examination:
-    """The machine code of a module for one architecture."""
+    """The results for all kernels of a module, for one GPU architecture."""
 
     architecture: str
-    assembler: str  # name and version; empty if none made machine code
+    assembler: str  # name and version of the assembler; empty if no assembler made machine code
     entries: Mapping[str, Entry]
-    problems: tuple[str, ...]  # the tools that are missing or failed, one line each
+    problems: tuple[str, ...]  # one line for each tool that is missing or failed
 
 
 def examined(
@@ -64,7 +66,8 @@ def examined(
     toolbox: Toolbox,
     launches: Mapping[str, Sequence[int]] | None = None,
 ) -> Examination:
-    """Assemble and examine `ptx`, of which `module` is the contents, for an architecture (sm_90a).
+    """Assemble the text `ptx` for a GPU architecture such as sm_90a, and examine its kernels. `module` is the parsed
+    text.
 
     `launches` has the threads of a block along x, y and z by entry, if they are known.
     If a tool is missing or fails, the rest is examined, and `problems` names the tool.
@@ -87,7 +90,9 @@ def examined(
 def _machine_code(
     ptx: bytes, architecture: str, toolbox: Toolbox
 ) -> tuple[Assembled | None, dict[str, list[Instruction]], str]:
-    """Return the machine code and its instructions by entry, and a line about a tool that is missing or failed."""
+    """Return the machine code and the instructions of each kernel, and a line about a disassembler that is missing or
+    failed.
+    """
     if not toolbox.assemblers:
         return None, {}, missing("ptxas")
     try:
@@ -120,7 +125,7 @@ def _entry(
         occupancy = _occupancy(result.architecture, kernel, analysis.launch)
         spills, advisories = result.spills.get(kernel.name), of_function(result.advisories, kernel.name)
     has_dynamic_shared = summary_of(analysis.module, analysis.function).has_dynamic_shared
-    if has_dynamic_shared:  # which may limit the blocks: no saving of another resource is sure to give more
+    if has_dynamic_shared:  # the launch may add shared memory, so saving another resource may not give more blocks
         occupancy = tuple(replace(one, gain=None) for one in occupancy)
     lanes = lanes_of(analysis)
     declared = occupancy[0] if len(occupancy) == 1 else None

@@ -1,8 +1,8 @@
-"""Compute the arithmetic intensity of a kernel from its machine code, if it does not depend on trip counts.
+"""Compute the arithmetic intensity of a kernel from its machine code, if the numbers of loop passes do not matter.
 
-The numbers are FLOP of floating-point additions, multiplications and tensor-core products, and bytes that a warp
-requests from global memory. Each instruction counts as if its guard were true. Caches are not modelled: the memory
-itself may move fewer bytes.
+It is the quotient of the FLOP of floating-point additions, multiplications and tensor-core products, and bytes that a
+warp requests from global memory. Instructions with a condition count as if it were true. Caches are not modelled: the
+memory itself may move fewer bytes.
 """
 
 from __future__ import annotations
@@ -14,29 +14,31 @@ from dataclasses import dataclass
 from cbtop.profiler.analysis.machine_code.sass import BULK_COPIES, SPACES, TENSOR, Instruction
 from cbtop.profiler.analysis.roofline import COMPUTE, MEMORY
 
-WARP = 32  # threads
-FLOP = {  # of one instruction, a thread
+WARP = 32  # threads per warp
+FLOP = {  # floating-point operations per instruction and thread
     "FADD": 1, "FMUL": 1, "FFMA": 2, "FADD2": 2, "FMUL2": 2, "FFMA2": 4,
     "HADD2": 2, "HMUL2": 2, "HFMA2": 4, "DADD": 1, "DMUL": 1, "DFMA": 2,
 }  # fmt: skip
 INTEGER_TENSOR = ("IMMA", "IGMMA", "BMMA", "BGMMA")
-WARPS_OF_A_GROUP = 4  # that run one wgmma instruction together
+WARPS_OF_A_GROUP = 4  # warps that execute one wgmma instruction together
 GLOBAL = ("global load", "global store", "generic load", "generic store")
 GLOBAL_ATOMICS = ("ATOM", "ATOMG", "RED", "REDG")
-SAME = 1.05  # the most by which the intensities of two loops may differ for one result
-# FLOP/byte. Peak FLOP/s by memory bandwidth of GPUs from V100 to B200, from NVIDIA's data sheets: 12 (A100) to 82
-# (RTX 4090) for float32, and 125 (V100) to 290 (B200) for dense float16 of tensor cores. Between the bounds the class
-# depends on the GPU.
+SAME = 1.05  # loops count as equally intensive if their intensities differ by at most this factor
+# Below the first bound (in FLOP/byte) memory limits every GPU from V100 to B200, above the second one the arithmetic
+# does. The ratios of peak FLOP/s to bandwidth in NVIDIA's data sheets are 12 (A100) to 82 (RTX 4090) for float32, and
+# 125 (V100) to 290 (B200) for dense float16 of tensor cores. Between the bounds, the limit depends on the GPU.
 SURELY_MEMORY, SURELY_COMPUTE = 10, 100
 SURELY_MEMORY_TENSOR, SURELY_COMPUTE_TENSOR = 100, 600
-# Requested bytes of a warp for each of its instructions. With fewer, issuing them can take longer than the memory: an
-# SM issues 4 a clock, and the memory delivers at most 28 bytes a clock to each SM (B200).
+# If a warp requests fewer bytes than this per instruction, issuing the instructions can take longer than the memory
+# does. An SM issues 4 instructions per clock, and the memory delivers at most 28 bytes per clock to each SM (B200).
 MEMORY_BYTES_PER_INSTRUCTION = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Intensity:
-    """FLOP and requested bytes of a warp in one pass of a loop, or of the kernel if it has no loop."""
+    """The FLOP of a warp, and the bytes that it requests, in one pass of a loop, or in the whole kernel if it has no
+    loop.
+    """
 
     flop: float
     requested_bytes: int
@@ -49,7 +51,9 @@ class Intensity:
 
     @property
     def bound(self) -> str | None:
-        """MEMORY or COMPUTE if that holds for GPUs from V100 to B200, or None. MEMORY assumes that no cache helps."""
+        """What limits the kernel on every GPU from V100 to B200: MEMORY, COMPUTE, or None if that depends on the GPU.
+        MEMORY assumes that no cache helps.
+        """
         low, high = (
             (SURELY_MEMORY_TENSOR, SURELY_COMPUTE_TENSOR) if self.has_tensor else (SURELY_MEMORY, SURELY_COMPUTE)
         )
@@ -61,8 +65,8 @@ class Intensity:
 def intensity_of(instructions: Sequence[Instruction]) -> Intensity | str:
     """Return the intensity of a kernel, or the reason why it is not known.
 
-    A kernel without loops counts as a whole. Otherwise trip counts must cancel: all innermost loops that access
-    global memory have the same intensity, and the loops around them do not access it.
+    A kernel without loops counts as a whole. For a kernel with loops, the number of passes must not matter: all
+    innermost loops that access global memory must have the same intensity, and loops around them must not access it.
     """
     if any(one.name in BULK_COPIES or one.name.startswith("UTC") for one in instructions):
         return "the sizes of bulk copies, or of tensor-core products, are not in the code"
@@ -87,7 +91,7 @@ def intensity_of(instructions: Sequence[Instruction]) -> Intensity | str:
 
 
 def _loops(instructions: Sequence[Instruction]) -> list[tuple[int, int]]:
-    """Return the first and the last address of each loop: those of a backward branch."""
+    """Return the first and the last address of each loop. A loop ends with a branch back to its first address."""
     return sorted(
         {
             (target, one.address)
@@ -115,7 +119,9 @@ def _intensity(instructions: Sequence[Instruction]) -> Intensity | None:
 
 
 def _flop(one: Instruction) -> int:
-    """Return the FLOP of a thread. An addition to zero, or a product of zeros, only moves a number."""
+    """Return the FLOP of an instruction in one thread. Adding zero or multiplying by zero only moves a number, so it
+    counts as 0.
+    """
     count = FLOP.get(one.name, 0)
     operands = [part.strip(" -|") for part in one.operands.split(",")[1:3]]
     zeros = operands.count("RZ")
@@ -124,14 +130,16 @@ def _flop(one: Instruction) -> int:
 
 
 def _bytes(instructions: Sequence[Instruction]) -> int:
-    """Return the bytes that a warp asks global memory for."""
+    """Return the bytes of global memory that a warp requests by an instruction."""
     return sum(
         one.width // 8 * WARP for one in instructions if SPACES.get(one.name) in GLOBAL or one.name in GLOBAL_ATOMICS
     )
 
 
 def _tensor_flop(one: Instruction) -> float:
-    """Return the FLOP of a warp in a tensor-core instruction. Shapes are m, n and k: 16816 or 64x128x16."""
+    """Return the FLOP of a warp in a tensor-core instruction. The shape in the instruction's name has m, n and k, for
+    example 16816 or 64x128x16.
+    """
     for part in one.opcode.split(".")[1:]:
         if match := re.fullmatch(r"(\d+)x(\d+)x(\d+)", part):
             m, n, k = map(int, match.groups())

@@ -1,7 +1,7 @@
-"""Compute how the threads of a warp share memory transactions, from the addresses in each thread.
+"""Compute how many memory transactions the threads of a warp need, from the address in each thread.
 
-The addresses are those of the PTX, if they follow from thread ids and constants. The first warp of a block counts,
-with all of its threads unless the PTX says which execute the instruction.
+Addresses come from the PTX, and are known if they follow from thread ids and constants. Only the first warp of a
+block is examined. All of its threads count, unless the PTX shows which of them execute the instruction.
 """
 
 from __future__ import annotations
@@ -13,28 +13,29 @@ from cbtop.profiler.analysis.ptx.analysis import FunctionAnalysis
 from cbtop.profiler.analysis.ptx.lane_values import WARP_THREADS
 from cbtop.profiler.analysis.ptx.opcodes import is_plain_access, opcode
 
-SECTOR_BYTES = 32  # the smallest transaction of global memory
-BANKS, BANK_BYTES = 32, 4  # of shared memory
-PASS_BYTES = BANKS * BANK_BYTES  # of shared memory, at a time
+SECTOR_BYTES = 32  # bytes of the smallest transaction of global memory
+BANKS, BANK_BYTES = 32, 4  # shared memory has this many banks, each of this many bytes
+PASS_BYTES = BANKS * BANK_BYTES  # most bytes that shared memory delivers in one pass
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """A load or store of a warp. A transaction is a sector of global memory, or a pass over the banks of shared.
+    """A load or store that a warp executes, and the transactions that it causes. In global memory, a transaction is
+    the transfer of a sector. In shared memory, it is a pass over the banks.
 
-    `needed` is the number of transactions that would hold the same bytes.
+    `needed` is the smallest number of transactions that could move the same bytes.
     """
 
     space: str  # global or shared
     is_store: bool
-    line: int  # of the PTX
+    line: int  # line in the PTX
     transactions: int
     needed: int
 
 
 @dataclass(frozen=True, slots=True)
 class LaneAddresses:
-    """The accesses of an entry with known addresses, and how many there are in all."""
+    """The memory accesses of a kernel whose addresses are known, and the number of all accesses."""
 
     accesses: tuple[Access, ...]
     global_count: int
@@ -44,12 +45,14 @@ class LaneAddresses:
         return [one for one in self.accesses if one.space == space]
 
     def unknown(self, space: str) -> int:
-        """Return the number of accesses whose address does not follow from thread ids and constants."""
+        """Return the number of accesses with an unknown address: it does not follow from thread ids and constants."""
         return (self.global_count if space == "global" else self.shared_count) - len(self.of_space(space))
 
 
 def lanes_of(analysis: FunctionAnalysis) -> LaneAddresses:
-    """Return the accesses of a function. Bytes of a sector that another access of the array uses are not wasted."""
+    """Return the accesses of a kernel with known addresses. Bytes that a different access to the same array uses do
+    not count as wasted.
+    """
     found: list[Access] = []
     counts = {"global": 0, "shared": 0}
     groups: dict[object, list[tuple[int, bool, list[int], int]]] = {}
@@ -74,21 +77,22 @@ def lanes_of(analysis: FunctionAnalysis) -> LaneAddresses:
 
 
 def sectors(addresses: Sequence[int], size: int) -> set[int]:
-    """Return the sectors that hold `size` bytes at each address."""
+    """Return the sectors of global memory that contain the `size` bytes at each address."""
     return {place for one in addresses for place in range(one // SECTOR_BYTES, (one + size - 1) // SECTOR_BYTES + 1)}
 
 
 def passes(addresses: Sequence[int], size: int) -> int:
     """Return how many passes over the banks of shared memory an access takes.
 
-    Threads that use the same word share it. Accesses of 8 and 16 bytes are of half and quarter warps at a time.
+    Threads that use the same word share it. Accesses of 8 bytes are done by half a warp at a time, and those of 16
+    bytes by a quarter.
     """
     threads = max(WARP_THREADS * BANK_BYTES // max(size, BANK_BYTES), 1)
     return sum(_passes(addresses[start : start + threads], size) for start in range(0, len(addresses), threads))
 
 
 def needed_passes(addresses: Sequence[int], size: int) -> int:
-    """Return how many passes the bytes of an access would take without conflicts."""
+    """Return how many passes over the banks the bytes of an access would take without bank conflicts."""
     return -(-len(_words(addresses, size)) * BANK_BYTES // PASS_BYTES)
 
 
@@ -104,7 +108,7 @@ def _words(addresses: Sequence[int], size: int) -> set[int]:
 
 
 def _coalesced(group: Sequence[tuple[int, bool, list[int], int]]) -> Iterator[Access]:
-    """Return the accesses of one array."""
+    """Return the accesses to one array."""
     used = {place for _, _, addresses, size in group for one in addresses for place in range(one, one + size)}
     filled: dict[int, int] = {}
     for place in used:
@@ -116,7 +120,9 @@ def _coalesced(group: Sequence[tuple[int, bool, list[int], int]]) -> Iterator[Ac
 
 
 def _addresses(analysis: FunctionAnalysis, at: int) -> list[int]:
-    """Return the addresses of the first warp's threads, apart from what is the same in all. Empty if not known."""
+    """Return the addresses in the threads of the first warp, relative to a base that is the same in all of them.
+    Returns () if they are not known.
+    """
     value, size = analysis.address(at), opcode(analysis.instructions[at].opcode).bytes
     values = analysis.data.lane_values
     if value is None or values is None or not size:

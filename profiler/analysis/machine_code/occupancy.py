@@ -1,4 +1,5 @@
-"""Compute how many blocks of a kernel fit on one SM, what limits them, and the next change of that number.
+"""Compute how many blocks of a kernel fit on one SM, what limits their number, and which change of a resource would
+change it.
 
 The rules are those of NVIDIA's `cuda_occupancy.h` (CUDA 13.5). The limits are from the CUDA programming guide, table
 "Technical specifications per compute capability". The shared memory of an SM is its largest carve-out.
@@ -9,27 +10,27 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-WARP = 32  # threads
+WARP = 32  # threads per warp
 KIB = 1024
-REGISTERS_PER_SM = 65536  # also the limit of one block
-REGISTER_UNIT = 256  # registers of a warp are rounded up to a multiple
-PARTITIONS = 4  # of an SM: each has a quarter of the registers
+REGISTERS_PER_SM = 65536  # registers of an SM, and also the most that one block may have
+REGISTER_UNIT = 256  # the registers of a warp are rounded up to a multiple of this
+PARTITIONS = 4  # an SM has four partitions, each with a quarter of its registers
 MAX_THREADS_PER_BLOCK = 1024
-MAX_REGISTERS = 255  # of a thread
+MAX_REGISTERS = 255  # most registers per thread
 
 WARPS, BLOCKS, REGISTERS, SHARED, BARRIERS = "warps", "blocks", "registers", "shared memory", "barriers"
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of one SM of a compute capability."""
+    """The limits of one SM, for a compute capability."""
 
     warps: int
     blocks: int
     shared_bytes: int
-    barriers: int | None = None  # None: they limit nothing
+    barriers: int | None = None  # most barriers of an SM; None if they do not limit the number of blocks
     shared_unit_bytes: int = 128
-    reserved_shared_bytes: int = KIB  # the driver's, in each block
+    reserved_shared_bytes: int = KIB  # shared memory that the driver reserves in each block
 
 
 LIMITS = {  # compute capability: limits
@@ -50,11 +51,11 @@ LIMITS = {  # compute capability: limits
 
 @dataclass(frozen=True, slots=True)
 class BlockShape:
-    """The resources that one block asks for."""
+    """The resources that one block of a kernel needs."""
 
     threads: int
-    registers: int  # of a thread
-    shared_bytes: int  # static and dynamic, without the driver's part
+    registers: int  # registers per thread
+    shared_bytes: int  # static and dynamic shared memory, without the driver's part
     barriers: int = 1
 
     @property
@@ -64,24 +65,24 @@ class BlockShape:
 
 @dataclass(frozen=True, slots=True)
 class OccupancyChange:
-    """A change of one resource that changes the number of blocks on an SM."""
+    """The smallest change of one resource that changes the number of blocks on an SM."""
 
-    resource: str  # REGISTERS of a thread, or SHARED bytes of a block
-    amount: int  # negative: that much less
-    blocks: int  # on an SM, after the change
+    resource: str  # REGISTERS per thread, or SHARED memory in bytes per block
+    amount: int  # how much more of the resource is used; negative if less
+    blocks: int  # number of blocks on an SM after the change
 
 
 @dataclass(frozen=True, slots=True)
 class Occupancy:
-    """Blocks and warps of a kernel on one SM. 0 blocks: it can't be launched."""
+    """The number of blocks and warps of a kernel that fit on one SM. With 0 blocks, the kernel cannot be launched."""
 
-    threads: int  # of a block
+    threads: int  # threads per block
     blocks: int
     warps: int
     max_warps: int
-    limiters: tuple[str, ...]  # what allows no more blocks
-    gain: OccupancyChange | None  # the smallest saving of one resource that gives more blocks
-    loss: OccupancyChange | None  # the smallest addition of registers that gives fewer blocks
+    limiters: tuple[str, ...]  # the resources that do not allow one more block
+    gain: OccupancyChange | None  # the smallest saving of one resource that allows more blocks
+    loss: OccupancyChange | None  # the smallest increase of registers that allows fewer blocks
 
     @property
     def percent(self) -> float:
@@ -89,7 +90,7 @@ class Occupancy:
 
 
 def capability_of(architecture: str) -> tuple[int, int] | None:
-    """Return the compute capability of an architecture such as "sm_90a", or None if it has another form."""
+    """Return the compute capability of an architecture such as "sm_90a", or None if the text has a different form."""
     digits = architecture.removeprefix("sm_").rstrip("af")
     if (
         not architecture.startswith("sm_")
@@ -125,7 +126,7 @@ def occupancy_of(architecture: str, block: BlockShape) -> Occupancy | None:
 
 
 def _allowed(limits: Limits, block: BlockShape) -> dict[str, int]:
-    """Return how many blocks each resource of an SM allows."""
+    """Return how many blocks fit on an SM, for each resource if only that one were limited."""
     allowed = {
         WARPS: limits.warps // block.warps if block.threads <= MAX_THREADS_PER_BLOCK else 0,
         BLOCKS: limits.blocks,
@@ -139,7 +140,7 @@ def _allowed(limits: Limits, block: BlockShape) -> dict[str, int]:
 
 def _by_registers(block: BlockShape) -> int:
     of_warp = _rounded_up(block.registers * WARP, REGISTER_UNIT)
-    # The launch check assumes that each partition gets the same number of warps.
+    # When a kernel is launched, the driver assumes that each partition of the SM gets the same number of warps.
     of_block = of_warp * _rounded_up(block.warps, PARTITIONS)
     if of_block > REGISTERS_PER_SM or block.registers > MAX_REGISTERS:
         return 0
@@ -168,14 +169,16 @@ def _gain(limits: Limits, block: BlockShape, blocks: int) -> OccupancyChange | N
 
 
 def _smallest(limits: Limits, less: Callable[[int], BlockShape], most: int, blocks: int) -> tuple[int, int] | None:
-    """Return the smallest saving that gives more than `blocks` blocks, and their number. None if there is none."""
+    """Return the smallest saving of a resource that lets more than `blocks` blocks fit, and how many then fit.
+    Returns None if no saving is enough.
+    """
 
     def blocks_with(amount: int) -> int:
         return min(_allowed(limits, less(amount)).values())
 
     if most < 1 or blocks_with(most) <= blocks:
         return None
-    too_few, enough = 0, most  # fewer resources never give fewer blocks: bisect
+    too_few, enough = 0, most  # a larger saving never allows fewer blocks, so use bisection
     while enough - too_few > 1:
         middle = (too_few + enough) // 2
         too_few, enough = (too_few, middle) if blocks_with(middle) > blocks else (middle, enough)

@@ -1,4 +1,4 @@
-"""Assemble PTX, and read the resources of each entry from the machine code and the assembler's report."""
+"""Assemble PTX, and read the resources of each kernel from the machine code and from the assembler's report."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ AT_LINE = re.compile(r"\bline (\d+)")
 ARCHITECTURE = re.compile(r"sm_[0-9]{2,3}[af]?")
 SERIALIZED = "wgmma.mma_async instructions are serialized due to "
 SETMAXNREG = "'setmaxnreg' ignored"
-REASONS = {  # the assembler's words, by a part of them, and ours
+REASONS = {  # a part of the assembler's message -> the reason in our words
     "insufficient register resources": "there are not enough registers for the accumulators",
     "defining accumulator registers": "another instruction writes an accumulator before wgmma.wait_group",
     "reading accumulator registers": "another instruction reads an accumulator before wgmma.wait_group",
@@ -34,7 +34,9 @@ INJECTED = "wgmma.wait_group is injected"
 
 @dataclass(frozen=True, slots=True)
 class Spills:
-    """Bytes of registers that a thread stores to local memory and loads again, each instruction counted once."""
+    """Bytes of registers that a thread stores to local memory because registers are scarce, and loads again. Each
+    instruction counts once.
+    """
 
     store_bytes: int
     load_bytes: int
@@ -45,31 +47,33 @@ class Spills:
 
 @dataclass(frozen=True, slots=True)
 class Advisory:
-    """A note of the assembler. The function is empty and the line None if it names none."""
+    """A note of the assembler about a function. If the note names no function or line, `function` is empty and `line`
+    is None.
+    """
 
-    code: str  # such as C7510
+    code: str  # the assembler's number of the note, such as C7510
     function: str
-    line: int | None  # of the PTX
+    line: int | None  # line in the PTX
     text: str
-    is_loss: bool  # the assembler calls it a potential loss of performance
+    is_loss: bool  # whether the assembler calls this a potential loss of performance
 
 
 @dataclass(frozen=True, slots=True)
 class Assembled:
-    """The machine code that an assembler made of a PTX module, and its report."""
+    """The machine code that an assembler made from a PTX module, and its report."""
 
     architecture: str
     assembler: str  # name and version
     cubin: bytes
     kernels: tuple[KernelCode, ...]
-    spills: Mapping[str, Spills]  # by function
+    spills: Mapping[str, Spills]  # function -> its spills
     advisories: tuple[Advisory, ...]
 
 
 def assembled(ptx: bytes, architecture: str, assemblers: Sequence[Tool]) -> Assembled:
-    """Assemble `ptx` for an architecture (sm_90a) with the first of the assemblers that accepts it.
+    """Assemble the text `ptx` for a GPU architecture such as sm_90a. Uses the first assembler that accepts the text.
 
-    Raises ToolError, with the problem of the first assembler, if none accepts it, and CubinError if the result
+    Raises ToolError, with the problem of the first assembler, if all refuse the text, and CubinError if the result
     can't be read.
     """
     if not ARCHITECTURE.fullmatch(architecture):
@@ -88,12 +92,12 @@ def assembled(ptx: bytes, architecture: str, assemblers: Sequence[Tool]) -> Asse
 
 
 def spills_of(log: str) -> dict[str, Spills]:
-    """Return the spills of each function in a report of `ptxas -v`, also of NVRTC's."""
+    """Return the spills of each function, read from the report of `ptxas -v` or NVRTC."""
     return {name: Spills(int(stores), int(loads)) for name, _, stores, loads in PROPERTIES.findall(log)}
 
 
 def advisories_of(log: str) -> tuple[Advisory, ...]:
-    """Return the notes with a code in a report of `ptxas`, in plain words where they are known."""
+    """Return the numbered notes in a report of `ptxas`. Known messages are replaced by plain words."""
     return tuple(_advisory(code, text) for code, text in ADVISORY.findall(log))
 
 

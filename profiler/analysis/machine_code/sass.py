@@ -13,14 +13,14 @@ from dataclasses import dataclass
 
 from cbtop.profiler.analysis.machine_code.tools import Tool, ToolError, run
 
-INSTRUCTION_BYTES = 16  # from compute capability 7.0
+INSTRUCTION_BYTES = 16  # bytes of each instruction, from compute capability 7.0
 WIDTHS = {"U8": 8, "S8": 8, "U16": 16, "S16": 16, "64": 64, "128": 128, "256": 256}
-DEFAULT_WIDTH = 32  # bits a thread
-MAX_WIDTH = 128  # bits a thread, of one access on every architecture
-SPACES = {  # of an instruction's first part: what it accesses
+DEFAULT_WIDTH = 32  # bits per thread of an access whose name does not contain a width
+MAX_WIDTH = 128  # bits per thread that one access can move on every architecture
+SPACES = {  # first part of an instruction's name -> the kind of its memory access
     "LDG": "global load",
     "STG": "global store",
-    "LDGSTS": "global load",  # into shared memory, without a register
+    "LDGSTS": "global load",  # copies from global to shared memory without a register
     "LDS": "shared load",
     "STS": "shared store",
     "LDL": "local load",
@@ -29,7 +29,8 @@ SPACES = {  # of an instruction's first part: what it accesses
     "ST": "generic store",
 }
 MERGEABLE = ("global load", "global store")
-BULK_COPIES = ("UBLKCP", "UTMALDG", "UTMASTG", "UTMAREDG", "UBLKRED")  # sizes are in memory, not in the instruction
+# Bulk copies have their size in memory, so the instruction does not show it.
+BULK_COPIES = ("UBLKCP", "UTMALDG", "UTMASTG", "UTMAREDG", "UBLKRED")
 TENSOR = re.compile(r"(?:[HIBDQO]MMA|[HIBQ]GMMA|UTC[HIQO]MMA)$")
 REGISTER = re.compile(r"U?R\d+")
 ADDRESS = re.compile(r"(?:desc\[UR\d+\])?\[([^\]]*)\]")
@@ -37,15 +38,15 @@ OFFSET = re.compile(r"\+?(-?0x[0-9a-f]+)$")
 PREDICATE = re.compile(r"!?U?P[T0-9]")
 WRITERS_OF_ONE = ("FADD", "FMUL", "FFMA", "MOV", "IADD3", "S2R", "LOP3", "SHF", "MUFU")
 LOADS = ("LDG", "LDS", "LDL", "LD", "LDC", "LDCU", "ULDC")
-WRITTEN_REGISTERS = 8  # that an instruction writes at most, other than loads and those of WIDE_WRITERS
+WRITTEN_REGISTERS = 8  # most registers that an instruction may write, if it is neither a load nor one of WIDE_WRITERS
 WIDE_WRITERS = ("HGMMA", "IGMMA", "QGMMA", "BGMMA", "LDTM", "CALL")
 
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """An instruction of machine code."""
+    """One instruction of the machine code."""
 
-    address: int  # bytes from the start of the function
+    address: int  # bytes from the start of the function to the instruction
     predicate: str
     opcode: str
     operands: str
@@ -56,25 +57,26 @@ class Instruction:
 
     @property
     def width(self) -> int:
-        """Bits that the instruction moves a thread, if it accesses memory."""
+        """How many bits per thread the instruction moves, if it accesses memory."""
         return next((WIDTHS[part] for part in self.opcode.split(".")[1:] if part in WIDTHS), DEFAULT_WIDTH)
 
     @property
     def branch_target(self) -> int | None:
-        """The address that a branch jumps to, or None."""
+        """The address that the instruction jumps to, or None if it is not a branch."""
         last = self.operands.rpartition(",")[2].strip()
         return int(last, 16) if self.name == "BRA" and re.fullmatch("0x[0-9a-f]{1,12}", last) else None
 
 
 @dataclass(frozen=True, slots=True)
 class Narrow:
-    """Accesses of adjacent addresses in one thread that fewer, wider ones could do."""
+    """Several accesses of a thread to adjacent addresses. Fewer and wider accesses could do the same."""
 
-    space: str  # of SPACES
+    space: str  # a value of SPACES
     accesses: int
-    width: int  # bits of each
-    possible_width: int  # bits
-    address: int  # of the first, bytes from the start of the function
+    width: int  # bits per access
+    possible_width: int  # bits per access that would be possible
+    # Address of the first of the instructions that could be merged, in bytes from the start of the function.
+    address: int
 
     @property
     def possible_accesses(self) -> int:
@@ -83,10 +85,11 @@ class Narrow:
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """Contents of a kernel's machine code."""
+    """The memory accesses and tensor-core instructions of a kernel's machine code."""
 
-    widths: dict[str, dict[int, int]]  # of each space of SPACES: instructions by bits a thread
-    tensor: dict[str, int]  # tensor-core instructions by name
+    # Kind of access (a value of SPACES) -> bits per thread -> number of instructions.
+    widths: dict[str, dict[int, int]]
+    tensor: dict[str, int]  # name of a tensor-core instruction -> how many there are
     bulk_copies: int
     narrow: tuple[Narrow, ...]
 
@@ -94,12 +97,14 @@ class Code:
         return sum(self.widths.get(space, {}).values())
 
     def moved_bytes(self, space: str) -> int:
-        """Bytes a thread, each instruction counted once."""
+        """Bytes per thread that all accesses of these kinds move, if each instruction runs once."""
         return sum(bits // 8 * number for bits, number in self.widths.get(space, {}).items())
 
 
 def disassembled(cubin: bytes, disassemblers: Sequence[Tool]) -> dict[str, list[Instruction]]:
-    """Return the instructions of each kernel, with the first disassembler that can read it. Raises ToolError."""
+    """Return the instructions of each kernel, using the first disassembler that can read the machine code. Raises
+    ToolError.
+    """
     problem: ToolError | None = None
     for tool in disassemblers:
         try:
@@ -110,7 +115,7 @@ def disassembled(cubin: bytes, disassemblers: Sequence[Tool]) -> dict[str, list[
 
 
 def instructions_of(printed: bytes) -> dict[str, list[Instruction]]:
-    """Return the instructions of each function in the JSON of `nvdisasm -json`. Raises ToolError."""
+    """Return the instructions of each function, read from the output of `nvdisasm -json`. Raises ToolError."""
     try:
         _, functions = json.loads(printed)
         return {str(one["function-name"]): [*_instructions(one["sass-instructions"])] for one in functions}
@@ -145,7 +150,8 @@ def _instructions(printed: Sequence[dict[str, str]]) -> Iterator[Instruction]:
 
 def _narrow(instructions: Sequence[Instruction]) -> Iterator[Narrow]:
     targets = {one.branch_target for one in instructions}
-    groups: dict[tuple[str, str, str, int], dict[int, int]] = {}  # by what must be equal: addresses by offset
+    # Accesses that may be merged have the same key; each value maps an access's offset to its address.
+    groups: dict[tuple[str, str, str, int], dict[int, int]] = {}
     for one in instructions:
         if one.address in targets:
             yield from _merged(groups)
@@ -182,7 +188,9 @@ def _merged(groups: dict[tuple[str, str, str, int], dict[int, int]]) -> Iterator
 
 
 def _base_and_offset(operands: str) -> tuple[str, int] | None:
-    """Return the registers of an address, and the constant that is added to them. None if there is no register."""
+    """Return the registers of an address, and the constant that is added to them. Returns None if the address has no
+    register.
+    """
     match = ADDRESS.search(operands)
     if match is None or not REGISTER.search(match[1]):
         return None
@@ -191,7 +199,7 @@ def _base_and_offset(operands: str) -> tuple[str, int] | None:
 
 
 def _kind(opcode: str) -> str:
-    """Return the opcode's parts other than its width, such as the cache policy."""
+    """Return the parts of an opcode that are not its width, for example the cache policy."""
     return ".".join(part for part in opcode.split(".") if part not in WIDTHS)
 
 
@@ -213,7 +221,7 @@ def _ends_block(one: Instruction) -> bool:
 
 
 def _may_write(one: Instruction, base: str) -> bool:
-    """Return whether an instruction can change a register of an address."""
+    """Return whether an instruction can change a register that contains an address."""
     if one.name in WIDE_WRITERS:
         return True
     if one.name in ("STG", "STS", "STL", "ST", "RED", "REDG", "LDGSTS"):
@@ -230,7 +238,7 @@ def _may_write(one: Instruction, base: str) -> bool:
         count = 1
     for register in REGISTER.findall(base):
         number = int(register.lstrip("UR"))
-        # A 64-bit address is in two registers, of which the first is named.
+        # A 64-bit address is in two registers. The machine code names only the first.
         if register.rstrip("0123456789") == kind and first - 1 <= number < first + count:
             return True
     return False

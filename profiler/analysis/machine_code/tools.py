@@ -1,6 +1,6 @@
 """Find NVIDIA's `ptxas`, `nvdisasm` and `cuobjdump`, and run them with limits of time and output.
 
-Each run has a temporary folder of its own, in which we name the files. No text of a file becomes an argument.
+Each run has a new temporary folder with files that we name. No text from a file becomes an argument of the command.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-MAX_SECONDS = 60.0  # of one run
+MAX_SECONDS = 60.0  # time limit of one run
 MAX_OUTPUT_BYTES = 1 << 26
 VERSION_SECONDS = 10.0
-FILES = {  # of a tool: the names of its program
-    "ptxas": ("ptxas", "ptxas-blackwell"),  # Triton has a second one for newer GPUs
+FILES = {  # name of a tool -> the file names of its program
+    "ptxas": ("ptxas", "ptxas-blackwell"),  # Triton contains a second ptxas, for newer GPUs
     "nvdisasm": ("nvdisasm",),
     "cuobjdump": ("cuobjdump",),  # cbtop does not run it; with it a user gets the PTX out of a program
 }
@@ -39,11 +39,11 @@ class ToolError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A program of NVIDIA's on this machine."""
+    """A program of NVIDIA's CUDA toolkit on this machine."""
 
     name: str
     path: str
-    version: tuple[int, ...]  # (13, 5, 37); empty if the program did not print it
+    version: tuple[int, ...]  # version such as (13, 5, 37); empty if the program did not print it
 
     @property
     def label(self) -> str:
@@ -52,7 +52,7 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class ToolRun:
-    """The output of a run, and the file that it wrote, if it was asked for one."""
+    """The output of a tool, and the content of the file that it was asked to write."""
 
     output: bytes
     notes: bytes  # standard error
@@ -60,10 +60,10 @@ class ToolRun:
 
 
 def tools(name: str, environment: Mapping[str, str] | None = None, path: Sequence[str] | None = None) -> list[Tool]:
-    """Return every `name` (a key of FILES) on this machine, newest first.
+    """Return all programs on this machine for the tool `name`, a key of FILES. The newest comes first.
 
-    The folders are those of PATH, of the CUDA toolkit that CUDA_HOME or CUDA_PATH names, and of the packages of
-    NVIDIA and Triton in `path` (default: where Python imports from).
+    They are searched in the folders of PATH, in the CUDA toolkit that CUDA_HOME or CUDA_PATH names, and in the
+    packages of NVIDIA and Triton below `path` (default: the folders that Python imports from).
     """
     environment = os.environ if environment is None else environment
     folders = [*_toolkits(environment), *_packages(sys.path if path is None else path)]
@@ -77,7 +77,7 @@ def tools(name: str, environment: Mapping[str, str] | None = None, path: Sequenc
 
 
 def missing(name: str) -> str:
-    """Return one line that says that a tool is missing and how to get it."""
+    """Return a line for the user that says that a tool is missing, and how to get it."""
     return f"{name} was not found on the PATH, in CUDA_HOME, or in Python's packages: {HOW_TO_GET[name]}"
 
 
@@ -89,7 +89,8 @@ def run(
     writes: str | None = None,
     max_seconds: float = MAX_SECONDS,
 ) -> ToolRun:
-    """Run a tool on a file "input" with this content, and return its output and the file that it `writes`.
+    """Run a tool on a temporary file "input" with this content. Returns its output, and the content of the file
+    `writes` if it is given.
 
     Raises ToolError if the tool fails, exceeds `max_seconds` or writes more than MAX_OUTPUT_BYTES.
     """
@@ -107,7 +108,7 @@ def run(
 
 
 def _toolkits(environment: Mapping[str, str]) -> Iterator[str]:
-    # An empty entry of PATH is the current folder, which may be anybody's: it is left out.
+    # An empty entry of PATH is the current folder. Anybody may have put a program there, so this entry is left out.
     yield from (folder for folder in environment.get("PATH", "").split(os.pathsep) if os.path.isabs(folder))
     for variable in ("CUDA_HOME", "CUDA_PATH"):
         if environment.get(variable):
@@ -131,7 +132,9 @@ def _version(program: str) -> tuple[int, ...]:
 
 
 def _run(command: Sequence[str], folder: str, max_seconds: float) -> tuple[int, bytes, bytes]:
-    """Run a command, and return its exit code, output and errors. A run over a limit is killed with its children."""
+    """Run a command, and return its exit code, output and errors. If it exceeds a limit, it is killed together with
+    its children.
+    """
     process = subprocess.Popen(
         command,
         cwd=folder,

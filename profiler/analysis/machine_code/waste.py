@@ -19,8 +19,8 @@ from cbtop.profiler.analysis.machine_code.occupancy import (
 from cbtop.profiler.analysis.machine_code.resources import Advisory, Spills
 from cbtop.profiler.analysis.machine_code.sass import Code
 
-WASTEFUL = 2  # times the transactions that are needed
-LOW_PERCENT = 25  # of an SM's warps: fewer seldom hide the latency of memory
+WASTEFUL = 2  # an access is reported if it takes this many times the transactions that it needs
+LOW_PERCENT = 25  # percentage of an SM's warps; a kernel with fewer warps can seldom hide the latency of memory
 RESOURCES = {
     WARPS: "the number of warps",
     BLOCKS: "the number of blocks",
@@ -45,7 +45,7 @@ OCCUPANCY_FIX = {
 ADVISORY_FIX = (
     "let no instruction but wgmma use its registers between wgmma.fence and wgmma.wait_group, in one function"
 )
-# What each id means, in the order of the page.
+# id of each kind of waste -> what it means, in the order of the documentation
 WASTES = {
     "spills": "registers are spilled",
     "local-memory": "a thread's array is in local memory",
@@ -60,9 +60,10 @@ WASTES = {
 
 @dataclass(frozen=True, slots=True)
 class Waste:
-    """A waste with its impact and a way to avoid it. `is_possible` means that it need not cost time.
+    """One kind of waste in a kernel, its impact, and a way to avoid it.
 
-    `line` is its place in the PTX, or None if it is of the whole entry.
+    If `is_possible`, the waste may cost no time. `line` is its line in the PTX, or None if it concerns the whole
+    kernel.
     """
 
     id: str
@@ -81,7 +82,9 @@ def waste_of(
     code: Code | None,
     lanes: LaneAddresses,
 ) -> Iterator[Waste]:
-    """Return the waste in a kernel. Pass None for what is not known: then nothing is reported about it."""
+    """Return the waste in a kernel. For data that is not known, pass None: then no waste is reported that would need
+    the data.
+    """
     if spills:
         yield Waste(
             "spills",
@@ -116,7 +119,7 @@ def waste_of(
 
 
 def change_text(change: OccupancyChange) -> str:
-    """Return a change in words: "8 registers fewer give 3 blocks"."""
+    """Return a change as text, for example "8 registers fewer give 3 blocks"."""
     amount, more = abs(change.amount), "fewer" if change.amount < 0 else "more"
     if change.resource == SHARED:
         what = f"{amount} bytes of shared memory {'less' if change.amount < 0 else 'more'}"
@@ -143,7 +146,8 @@ def _uncoalesced(lanes: LaneAddresses) -> Iterator[Waste]:
             f"{len(wasteful)} loads and stores of global memory spread a warp's bytes over too many sectors",
             f"up to {_factor(worst):.1f}x the traffic: {_worst(worst, 'sectors')}",
             UNCOALESCED_FIX,
-            # An access whose address is not known may use the rest of the sectors.
+            # The rest of these memory sectors may be used by an access with an unknown address, so they may not be
+            # wasted.
             is_possible=len(lanes.of_space("global")) < lanes.global_count,
             line=worst.line,
         )

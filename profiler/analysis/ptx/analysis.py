@@ -1,4 +1,6 @@
-"""Everything that the lints ask about one function. Each part is computed when it is first asked for."""
+"""All results of the analyses of one PTX function. The lints use them. Each result is computed when it is first
+needed.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +29,11 @@ MAX_SHARED_ACCESSES = 400  # with known addresses: each is compared with each
 
 @dataclass(frozen=True, slots=True)
 class SharedAccess:
-    """A load or store of shared memory with a known address. `root` is the terms of the address, without numbers.
+    """A load or store of shared memory with a known address. `root` is the part of the address that is the same in
+    all threads, as (term, factor).
 
-    `offsets` has the first byte of each thread, `threads` the numbers of the threads that execute the instruction.
+    `offsets` has the first byte that each thread accesses, relative to `root`. `threads` has the numbers of the
+    threads that execute the instruction.
     """
 
     at: int
@@ -41,12 +45,14 @@ class SharedAccess:
 
     @property
     def footprint(self) -> tuple[object, ...]:
-        """The bytes that each thread uses. Accesses with the same footprint have the same conflicts."""
+        """The bytes that each thread accesses. Accesses with the same footprint have the same conflicts."""
         return self.offsets, self.size_bytes, self.threads
 
 
 class FunctionAnalysis:
-    """A function of a module with the results of the analyses. `launch` is the size of its blocks, if it is known."""
+    """A function of a module with the results of the analyses. `launch` is the block size of the launch, if it is
+    known.
+    """
 
     def __init__(self, module: Module, function: PtxFunction, launch: Sequence[int] | None = None) -> None:
         self.module = module
@@ -76,7 +82,7 @@ class FunctionAnalysis:
 
     @cached_property
     def variables(self) -> dict[str, Variable]:
-        """The variables that the function can name."""
+        """The variables that the function can use: its own and those of the module."""
         own = self.function
         return {one.name: one for one in (*self.module.variables, *own.parameters, *own.variables)}
 
@@ -88,8 +94,9 @@ class FunctionAnalysis:
                 yield at, self.instructions[at]
 
     def place_of(self, index: int | None) -> tuple[int, tuple[str, int] | None]:
-        """Return the line of an instruction in the PTX, and its file and line in the source if there are debug
-        lines."""
+        """Return the line of an instruction in the PTX. Also returns its file and line in the source, if the PTX has
+        debug lines.
+        """
         if index is None:
             return self.function.line, None
         one = self.function.instructions[index]
@@ -97,14 +104,15 @@ class FunctionAnalysis:
         return one.line, (path, one.source[1]) if path and one.source else None
 
     def address(self, at: int) -> LaneValue | None:
-        """Return the address of a memory access in each thread."""
+        """Return the address of a memory access, as a value with one number per thread."""
         values = self.data.lane_values
         return None if values is None else values.of_address(address_in(self.instructions[at]))
 
     @cached_property
     def barriers_wait_for_exited(self) -> bool:
-        """Whether a barrier of the block waits for threads that have returned. From sm_70 on it does not (CUDA
-        Programming Guide, "Independent Thread Scheduling")."""
+        """Whether a barrier waits for threads of the block that have already returned. From sm_70 on, it does not
+        (CUDA Programming Guide, "Independent Thread Scheduling").
+        """
         match = re.match(r"sm_([0-9]+)", self.module.target)
         return match is not None and int(match[1]) < FIRST_WITHOUT_EXITED
 
@@ -112,7 +120,9 @@ class FunctionAnalysis:
 
     @cached_property
     def divergent_branches(self) -> dict[int, Divergence]:
-        """The blocks that end with a branch that threads of a block can take differently."""
+        """The blocks that end with a divergent branch: threads of a thread block can take it differently. Each has
+        its divergence.
+        """
         found: dict[int, Divergence] = {}
         for number in sorted(self.flow.reachable):
             block = self.flow.blocks[number]
@@ -123,22 +133,27 @@ class FunctionAnalysis:
         return found
 
     def is_split_by_ids(self, name: str) -> bool:
-        """Whether a predicate differs between the threads of any block, by their ids alone. A predicate that also
-        depends on a parameter, or on a block's size that is not known, can be the same in all threads."""
+        """Whether the value of a predicate certainly differs between threads of a thread block, because it depends
+        only on their ids.
+
+        A predicate that also depends on a parameter, or on a block size that is not known, can be the same in all
+        threads.
+        """
         values = self.data.lane_values
         value = values.of_register(name) if values is not None else None
         return value is not None and value.is_number and not value.is_uniform
 
     def sides(self, branch: int) -> list[frozenset[int]]:
-        """Return the blocks on each side of the branch at the end of a block, until both sides join."""
+        """Return the basic blocks on each side of a branch, until both sides join. `branch` is the block that ends
+        with the branch.
+        """
         join = self.flow.post_dominators[branch]
         stop = frozenset() if join is None else frozenset({join})
         return [self.flow.reached_from([one], stop) for one in self.flow.blocks[branch].successors]
 
     def is_early_return(self, branch: int) -> bool:
-        """Whether the sides of the branch at the end of a block meet only to leave the function.
-
-        A side that goes there directly is a `return`. Otherwise both sides do something, and it is none.
+        """Whether a divergent branch is an early return: its sides meet only at the end of the function, and one side
+        goes there directly. `branch` is the block that ends with the branch.
         """
         join = self.flow.post_dominators[branch]
         if join is None or join == self.flow.exit:
@@ -149,9 +164,9 @@ class FunctionAnalysis:
 
     @cached_property
     def meeting_barriers(self) -> frozenset[int]:
-        """The barriers where warps with different work meet, each at its own instruction.
+        """The barriers at which warps with different work meet, each warp at an instruction of its own.
 
-        They are not aligned, and both sides of a divergent branch have the same barrier.
+        Such barriers are not aligned, and both sides of a divergent branch have one with the same number.
         """
         free = {at for at, one in self.reachable() if is_block_barrier(one) and may_diverge_at(one)}
         met: set[tuple[str, ...]] = set()
@@ -165,7 +180,7 @@ class FunctionAnalysis:
 
     @cached_property
     def _controllers(self) -> dict[int, list[int]]:
-        """The blocks with divergent branches that decide whether a block runs, by that block."""
+        """Basic block -> the blocks with the divergent branches that decide whether it runs."""
         found: dict[int, list[int]] = {}
         for branch in self.divergent_branches:
             for number in self.flow.influence(branch):
@@ -202,7 +217,9 @@ class FunctionAnalysis:
         return tuple(sorted(threads))
 
     def conditions(self, number: int) -> dict[int, tuple[str, bool]]:
-        """Return the conditions that hold when a block runs, by the block that branches on each: register, value."""
+        """Return the conditions that must be true for a basic block to run. The result maps each block with a branch
+        to the register that decides it, and the value that the register must have.
+        """
         found = {}
         blocks, dominators = self.flow.blocks, self.flow.dominators
         at: int | None = number
@@ -227,7 +244,9 @@ class FunctionAnalysis:
         return (writer.opcode, writer.operands[1:]) if writer else name, is_true
 
     def depends_on_threads_alone(self, at: int) -> bool:
-        """Whether the thread ids alone decide if an instruction runs, and no parameter or loaded value does."""
+        """Whether only the ids of threads decide if an instruction runs. If so, no parameter or loaded value
+        matters.
+        """
         number = self.flow.block_of[at]
         values = self.data.lane_values
         if values is None or self.flow.post_dominates(number, 0):

@@ -10,15 +10,15 @@ from itertools import pairwise
 from cbtop.profiler.analysis.ptx.model import PtxError, PtxFunction
 from cbtop.profiler.analysis.ptx.opcodes import is_branch, is_end, opcode
 
-# Some analyses take time that grows with the square of the blocks. 2,000 blocks took 10 s at worst (AMD EPYC).
-# The largest kernel of cbtop has 627.
+# Most basic blocks of a function that is analysed, because the time of some analyses grows with their square. 2,000
+# blocks took up to 10 s (AMD EPYC). The largest kernel of cbtop has 627.
 MAX_BLOCKS = 2048
 MAX_STEPS = 4_000_000
 
 
 @dataclass(slots=True)
 class BasicBlock:
-    """Instructions that run one after the other: those from `start` up to `end`, exclusive."""
+    """A basic block: instructions that run one after the other, from number `start` to below `end`."""
 
     start: int
     end: int
@@ -27,7 +27,9 @@ class BasicBlock:
 
 
 class ControlFlow:
-    """The graph of a function. Block 0 is the entry. A last block without instructions, `exit`, follows all ends."""
+    """The graph of a function. Block 0 is the entry. The last block, `exit`, has no instructions and follows every
+    end of the function.
+    """
 
     def __init__(self, function: PtxFunction) -> None:
         self._function = function
@@ -69,21 +71,21 @@ class ControlFlow:
 
     @cached_property
     def reachable(self) -> frozenset[int]:
-        """The blocks that the entry reaches."""
+        """The basic blocks that can be reached from the beginning of the function."""
         return self.reached_from([0])
 
     @cached_property
     def reaching_exit(self) -> frozenset[int]:
-        """The blocks that reach an end of the function."""
+        """The basic blocks that can reach an end of the function."""
         return _closure([self.exit], [block.predecessors for block in self.blocks])
 
     def reached_from(self, blocks: Iterable[int], without: frozenset[int] = frozenset()) -> frozenset[int]:
-        """Return these blocks and all that they reach on paths that do not enter a block of `without`."""
+        """Return `blocks`, and all basic blocks that they can reach without entering one of `without`."""
         return _closure(blocks, [block.successors for block in self.blocks], without)
 
     @cached_property
     def in_loop(self) -> frozenset[int]:
-        """The blocks that can run again: those on a cycle."""
+        """The basic blocks that can run more than once, because they are on a cycle."""
         return frozenset(
             number for component in self._components for number in component
             if len(component) > 1 or number in self.blocks[number].successors
@@ -91,19 +93,23 @@ class ControlFlow:
 
     @cached_property
     def loops(self) -> list[frozenset[int]]:
-        """The outermost cycles, each as the set of its blocks."""
+        """The outermost loops, each as the set of its basic blocks."""
         return [
             frozenset(one) for one in self._components if len(one) > 1 or one[0] in self.blocks[one[0]].successors
         ]
 
     @cached_property
     def dominators(self) -> list[int | None]:
-        """The immediate dominator of each block. The entry has itself, and unreachable blocks have None."""
+        """The immediate dominator of each basic block: the last block that runs on every path to it. The entry has
+        itself, and unreachable blocks have None.
+        """
         return _dominators(0, [b.successors for b in self.blocks], [b.predecessors for b in self.blocks])
 
     @cached_property
     def post_dominators(self) -> list[int | None]:
-        """The immediate post-dominator of each block. `exit` has itself; blocks that never reach it have None."""
+        """The immediate post-dominator of each basic block: the first block that runs on every path from it. `exit`
+        has itself. Blocks that never reach `exit` have None.
+        """
         return _dominators(self.exit, [b.predecessors for b in self.blocks], [b.successors for b in self.blocks])
 
     def dominates(self, one: int, other: int) -> bool:
@@ -113,7 +119,7 @@ class ControlFlow:
         return _is_ancestor(self.post_dominators, one, other)
 
     def influence(self, number: int) -> frozenset[int]:
-        """Return the blocks that run or not, depending on the branch at the end of a block."""
+        """Return the basic blocks that run only if a branch goes their way. The branch ends the block `number`."""
         join = self.post_dominators[number]
         stop = frozenset() if join is None else frozenset({join})
         return self.reached_from(
@@ -122,7 +128,7 @@ class ControlFlow:
 
     @cached_property
     def _components(self) -> list[list[int]]:
-        """The strongly connected components (Tarjan's algorithm, without recursion)."""
+        """The strongly connected components of the graph, by Tarjan's algorithm without recursion."""
         order: dict[int, int] = {}
         low: dict[int, int] = {}
         stack: list[int] = []
@@ -172,7 +178,9 @@ def _closure(
 
 
 def _dominators(root: int, edges: Sequence[Sequence[int]], back: Sequence[Sequence[int]]) -> list[int | None]:
-    """Return immediate dominators (Cooper, Harvey and Kennedy, "A Simple, Fast Dominance Algorithm", 2001)."""
+    """Return the immediate dominator of each block (Cooper, Harvey and Kennedy, "A Simple, Fast Dominance Algorithm",
+    2001).
+    """
     order = _postorder(root, edges)
     rank = {node: place for place, node in enumerate(order)}
     found: list[int | None] = [None] * len(edges)
@@ -193,7 +201,7 @@ def _dominators(root: int, edges: Sequence[Sequence[int]], back: Sequence[Sequen
                 while a != b:
                     steps += 1
                     if rank[a] < rank[b]:
-                        a = found[a]  # type: ignore[assignment]  # a node with a rank below the root's has one
+                        a = found[a]  # type: ignore[assignment]  # only the root of the tree has none
                     else:
                         b = found[b]  # type: ignore[assignment]
                 new = a
@@ -224,7 +232,7 @@ def _postorder(root: int, edges: Sequence[Sequence[int]]) -> list[int]:
 
 
 def _is_ancestor(tree: Sequence[int | None], one: int, other: int) -> bool:
-    """Whether `one` is `other` or above it in a tree of immediate dominators."""
+    """Whether the block `one` is the block `other`, or an ancestor of it, in a tree of immediate dominators."""
     at: int | None = other
     while at is not None:
         if at == one:

@@ -1,4 +1,4 @@
-"""Where registers are written and read, which differ between threads, and which are live."""
+"""The registers of a PTX function: their reads and writes, differences between threads, and liveness."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ _EXCHANGES = frozenset({"shfl", "vote", "match", "redux", "activemask", "call", 
 
 
 class Divergence(IntEnum):
-    """Whether a register differs between the threads of a block."""
+    """Whether the value of a register differs between the threads of a block, and how certain that is."""
 
     UNIFORM = 0
-    POSSIBLE = 1  # it comes from memory, or from another thread, or depends on the path of a thread
-    BY_THREAD = 2  # arithmetic of the thread's id
+    POSSIBLE = 1  # may differ: the value comes from memory or from another thread, or depends on the path of a thread
+    BY_THREAD = 2  # differs: the value is computed from the thread's id
 
 
 class Dataflow:
-    """The registers of a function. Instructions that no thread reaches do not count."""
+    """The reads and writes of a function's registers. Instructions that no thread reaches are left out."""
 
     def __init__(
         self, function: PtxFunction, flow: ControlFlow, variables: dict[str, Variable], launch: Sequence[int] | None,
         shared: frozenset[int] = frozenset(),
     ) -> None:  # fmt: skip
-        """`shared` are instructions with results that all threads share, as `thread_bits` finds them."""
+        """`shared` are the instructions with a result that is the same in all threads, as found by `thread_bits`."""
         self._function = function
         self._flow = flow
         self._variables = variables
@@ -44,8 +44,8 @@ class Dataflow:
         self.reads = [inputs(one, registers) for one in function.instructions]
         self.writers: dict[str, list[int]] = defaultdict(list)
         self.readers: dict[str, list[int]] = defaultdict(list)
-        # A register that is read after a write in the same block, or in blocks that only follow it outside of loops,
-        # has the value of that write: other writers do not count.
+        # These reads certainly get the value of one known write. The write comes before in the same block, or in
+        # blocks that only follow it outside of loops, and no other write comes between.
         self._readers_of_write: dict[int, list[int]] = defaultdict(list)
         self._other_readers: dict[str, list[int]] = defaultdict(list)
         latest: dict[str, int] = {}
@@ -65,7 +65,7 @@ class Dataflow:
                     latest[name] = at
 
     def _only_follows(self, number: int) -> bool:
-        """Whether threads enter a block from the block before it alone, and no loop ends there."""
+        """Whether a block can only be entered from the block before it, and that block is not in a loop."""
         return self._flow.blocks[number].predecessors == [number - 1] and number - 1 not in self._flow.in_loop
 
     def _reachable_indexes(self) -> Iterator[int]:
@@ -74,7 +74,9 @@ class Dataflow:
             yield from range(block.start, block.end)
 
     def only_writer(self, name: str) -> PtxInstruction | None:
-        """Return the only instruction that writes a register, or None if there are more, or it has a guard."""
+        """Return the only instruction that writes a register, or None if there are several or if the instruction is
+        conditional.
+        """
         writers = self.writers.get(name, ())
         if len(writers) != 1 or name in self._function.registers.given:
             return None
@@ -82,7 +84,9 @@ class Dataflow:
         return None if one.guard else one
 
     def has_same_turn(self, write: int, read: int) -> bool:
-        """Whether an instruction reads a value in the turn of a loop that wrote it, or the value is of no loop."""
+        """Whether a read always gets the value that was written in the same pass of a loop. True for a write outside
+        of loops.
+        """
         number = self._flow.block_of[write]
         return number not in self._flow.in_loop or number == self._flow.block_of[read]
 
@@ -90,7 +94,7 @@ class Dataflow:
 
     @cached_property
     def divergence(self) -> dict[str, Divergence]:
-        """The divergence of each register that is not uniform."""
+        """The divergence of each register that may differ between threads: register name -> divergence."""
         divergent = self._divergent()
         proved = set(divergent)
         work = list(divergent)
@@ -103,7 +107,7 @@ class Dataflow:
         return {name: Divergence.BY_THREAD if name in proved else Divergence.POSSIBLE for name in sorted(divergent)}
 
     def _is_by_thread(self, at: int, proved: set[str]) -> bool:
-        """Whether the results of an instruction differ by thread if the registers of `proved` do."""
+        """Whether the results of an instruction certainly differ by thread, if the registers in `proved` do."""
         one = self._function.instructions[at]
         parsed = opcode(one.opcode)
         if parsed.base in ("ld", "tex", "ldu", "suld", "tld4", "ldmatrix") or parsed.base in _EXCHANGES or one.guard:
@@ -120,11 +124,11 @@ class Dataflow:
         return self._divergent()
 
     def _divergent(self) -> set[str]:
-        """Return the registers that are not the same in all threads for certain."""
+        """Return the registers that may differ between threads."""
         found: set[str] = set()
         given = [] if self._function.is_entry else list(self._function.registers.given)
         branches = self._branches()
-        done: set[int] = set()  # instructions with results that differ
+        done: set[int] = set()  # instructions with results that may differ between threads
         instructions = self._function.instructions
         work = [at for at in self._reachable_indexes() if self._starts_divergence(instructions[at])]
         names = given
@@ -145,19 +149,20 @@ class Dataflow:
         return found
 
     def _written_by_some(self, number: int) -> Iterator[str]:
-        """Yield the registers that differ because threads take the branch at the end of a block differently."""
+        """Yield the registers that may differ because threads take the branch at the end of a block differently."""
         for block_number in self._flow.influence(number):
             block = self._flow.blocks[block_number]
             for at in range(block.start, block.end):
                 yield from [name for name in self.writes[at] if self._leaves_region(name, at)]
 
     def _leaves_region(self, name: str, at: int) -> bool:
-        """Whether a register written in a divergent region can differ after it. A register that is written once
-        can, if threads leave a loop at different times."""
+        """Whether a register that is written in a divergent region may differ between threads after the region. A
+        register that is written only once may differ if threads leave a loop at different times.
+        """
         return len(self.writers[name]) > 1 or self._flow.block_of[at] in self._flow.in_loop
 
     def _branches(self) -> dict[int, int]:
-        """Return the blocks that end with a branch that depends on a register, by the branch."""
+        """Return the branches: the number of each branch instruction -> the block that it ends."""
         return {
             block.end - 1: number
             for number, block in enumerate(self._flow.blocks)
@@ -173,9 +178,9 @@ class Dataflow:
         return any(_names(one, ids) for ids in (*_THREAD_IDS, *_OTHER_IDS))
 
     def divergence_of(self, name: str) -> Divergence:
-        """Return the divergence of a register. A known value that is the same in all threads makes it uniform.
+        """Return the divergence of a register. It is uniform if its value is known to be the same in all threads.
 
-        If the size of the block is not known, the value must be the same in all threads that a block can have.
+        If the block size is not known, this must hold for all threads that a block can have.
         """
         found = self.divergence.get(name, Divergence.UNIFORM)
         if found is Divergence.UNIFORM or self.most_lane_values is None:
@@ -192,13 +197,15 @@ class Dataflow:
 
     @cached_property
     def lane_values(self) -> LaneValues | None:
-        """The values of registers in the threads of a block, or None if the shape of a block is not known."""
+        """The values of registers in each thread of a block, or None if the shape of the block is not known."""
         threads = threads_of(self._function, self._launch)
         return None if threads is None else self._values_in(threads)
 
     @cached_property
     def most_lane_values(self) -> LaneValues | None:
-        """The values of registers in the largest possible block, or None if it can have rows of any length."""
+        """The values of registers in each thread of the largest possible block, or None if a row of the block may
+        have any length.
+        """
         if self.lane_values is None or self.lane_values.threads.is_whole_block:
             return self.lane_values
         return self._values_in(most_threads_of(self._function))
@@ -215,7 +222,9 @@ class Dataflow:
     # --- liveness ---------------------------------------------------------------------------------------------------
 
     def live_at_ends(self, names: Sequence[str]) -> list[int]:
-        """Return for each block a bit a register of `names`: whether its value is still read after the block."""
+        """Return a bit mask for each basic block. It has a bit for each register in `names`: whether the register's
+        value is still read after the block.
+        """
         bit = {name: 1 << place for place, name in enumerate(names)}
         blocks = self._flow.blocks
         needed, written = [0] * len(blocks), [0] * len(blocks)

@@ -1,7 +1,7 @@
-"""Values of registers in each thread of a block, if they follow from thread ids and constants.
+"""Computes the values of registers in each thread of a block, if they follow from thread ids and constants.
 
 A value is a sum: a known number of each thread, plus multiples of terms that are the same in all threads and all the
-time, such as a parameter or the address of a shared variable. Affine values (a·tid.x + b) are the usual case.
+time, such as a parameter or the address of a shared variable. Usually, such a value is a·tid.x + b.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ from cbtop.profiler.analysis.ptx.model import TYPE_BITS, PtxFunction, PtxInstruc
 from cbtop.profiler.analysis.ptx.opcodes import opcode
 
 WARP_THREADS = 32
-ASSUMED_THREADS = 64  # of a block of unknown size: two warps are enough to see that one waits for another
-MAX_THREADS = 1024  # of a block (CUDA Programming Guide, "Technical Specifications")
-MAX_CHAIN = 200  # instructions between a thread id and a value
-MAX_WORK = 4_000_000  # values of single threads; a function needs a few 10,000
+# The number of threads to assume if the block size is unknown: with two warps, one can wait for another.
+ASSUMED_THREADS = 64
+MAX_THREADS = 1024  # most threads of a block (CUDA Programming Guide, "Technical Specifications")
+MAX_CHAIN = 200  # most instructions between a thread id and a value that is computed from it
+# Most values of single threads that are computed for a function; most functions need a few 10,000.
+MAX_WORK = 4_000_000
 _ADDRESS = re.compile(r"([\w$%#]+)\s*(?:\+\s*(-?\w+))?")
 
 Lanes = tuple[int, ...]
@@ -28,9 +30,11 @@ Lanes = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class LaneValue:
-    """`terms` maps each uniform term to its factor. `lanes` has a number a thread, or one that all threads share.
+    """The value of a register in each thread: a sum of terms, plus a number.
 
-    A term is a symbol: `shared:NAME` or `generic:NAME` for an address, `param:NAME+OFFSET`, a special register.
+    `terms` maps each term, which is the same in all threads, to its factor. A term is a name: `shared:NAME` or
+    `generic:NAME` for an address, `param:NAME+OFFSET`, or a special register. `lanes` has the number for each thread,
+    or a single number for all threads.
     """
 
     terms: Mapping[str, int]
@@ -42,7 +46,7 @@ class LaneValue:
 
     @property
     def is_same_in_warps(self) -> bool:
-        """Whether all threads of a warp have the same number."""
+        """Whether each warp has the same value in all of its threads."""
         return all(
             len(set(self.lanes[start : start + WARP_THREADS])) == 1
             for start in range(0, len(self.lanes), WARP_THREADS)
@@ -59,7 +63,7 @@ def number(value: int) -> LaneValue:
 
 @dataclass(frozen=True, slots=True)
 class Threads:
-    """The threads with computed values: a whole block if its size is known, or else its first warps."""
+    """The threads that get computed values: a whole block, or its first warps if the block size is not known."""
 
     shape: tuple[int, int, int]
     is_whole_block: bool
@@ -75,7 +79,9 @@ class Threads:
 
 
 def threads_of(function: PtxFunction, launch: Sequence[int] | None) -> Threads | None:
-    """Return the threads of a block. Returns None if its size is not known and it can have rows of any length."""
+    """Return the threads that get computed values. Returns None if the block size is not known and its rows can have
+    any length.
+    """
     shape = tuple(launch or function.limits.get("reqntid", ()))
     if shape:
         x, y, z = (*shape, 1, 1)[:3]
@@ -87,7 +93,7 @@ def threads_of(function: PtxFunction, launch: Sequence[int] | None) -> Threads |
 
 
 def most_threads_of(function: PtxFunction) -> Threads:
-    """Return the threads of the largest block in one row."""
+    """Return the threads of the largest possible block, in one row."""
     most = math.prod(function.limits.get("maxntid", (MAX_THREADS,)))
     return Threads((max(min(most, MAX_THREADS), 1), 1, 1), is_whole_block=False)
 
@@ -96,7 +102,7 @@ _OTHER_ROWS = ("%tid.y", "%tid.z", "%ntid.y", "%ntid.z")
 
 
 class LaneValues:
-    """The values of a function's registers that are written once."""
+    """The values of those registers of a function that only one instruction writes."""
 
     def __init__(
         self, threads: Threads, writer_of: Mapping[str, PtxInstruction], steady: frozenset[str],
@@ -134,7 +140,8 @@ class LaneValues:
                 self._work += len(found.lanes)
         if found is None and name in self._steady:
             found = LaneValue({name: 1}, (0,))
-        if depth < MAX_CHAIN // 2:  # deeper ones may be None only because of the limit
+        # This value may be None only because MAX_CHAIN was reached, so it is not stored.
+        if depth < MAX_CHAIN // 2:
             self._known[name] = found
         return found
 
@@ -198,7 +205,7 @@ class LaneValues:
 
 
 def added(a: LaneValue, b: LaneValue, factor: int = 1) -> LaneValue:
-    """Return `a` plus `b` times `factor`."""
+    """Return the sum of `a` and `factor` times `b`."""
     terms = dict(a.terms)
     for name, count in b.terms.items():
         terms[name] = terms.get(name, 0) + factor * count
@@ -207,7 +214,7 @@ def added(a: LaneValue, b: LaneValue, factor: int = 1) -> LaneValue:
 
 
 def product(a: LaneValue, b: LaneValue) -> LaneValue | None:
-    """Return the product of two values. Returns None unless it is a sum of terms again."""
+    """Return the product of two values, or None if the product is not a sum of terms and a number."""
     if a.terms or len(a.lanes) > 1:
         a, b = b, a
     if a.terms:
@@ -220,7 +227,7 @@ def product(a: LaneValue, b: LaneValue) -> LaneValue | None:
 
 
 def _product_name(a: LaneValue, b: LaneValue) -> str:
-    """Return the name of a term: the product of two values that are the same in all threads."""
+    """Return the name of a new term: the product of two values that are the same in all threads."""
     sums = [
         "+".join(f"{count}*{name}" for name, count in sorted(one.terms.items())) + f"+{one.lanes[0]}"
         for one in (a, b)
@@ -229,7 +236,7 @@ def _product_name(a: LaneValue, b: LaneValue) -> str:
 
 
 def numbers(function: Callable[[int, int], int], a: LaneValue, b: LaneValue) -> LaneValue | None:
-    """Return a function of two values. Returns None unless both are numbers."""
+    """Apply a function to two values, thread by thread. Returns None unless both are plain numbers without terms."""
     return None if a.terms or b.terms else LaneValue({}, _each(function, a.lanes, b.lanes))
 
 
@@ -241,7 +248,7 @@ def _each(function: Callable[[int, int], int], a: Lanes, b: Lanes) -> Lanes:
     return tuple(map(function, a, b))
 
 
-# Each rule gets the instruction and the values of its inputs.
+# A rule computes the value of an instruction. It gets the instruction and the values of its inputs.
 Rule = Callable[[PtxInstruction, Sequence[LaneValue]], LaneValue | None]
 
 
@@ -269,14 +276,14 @@ def _signed(value: int, bits: int) -> int:
 
 
 def _typed(one: PtxInstruction) -> Callable[[int], int]:
-    """Return the function that gives a number its value in the type of an instruction."""
+    """Return a function that converts a number to the integer type of an instruction."""
     bits = bits_of(one)
     read = _signed if opcode(one.opcode).type[0] == "s" else _unsigned
     return lambda value: read(value, bits)
 
 
 def _wrapped(one: PtxInstruction, value: LaneValue | None) -> LaneValue | None:
-    """Return the value in the type of an instruction. Values with terms are taken not to overflow."""
+    """Return a value converted to the type of an instruction. Values with terms are assumed not to overflow."""
     if value is None or value.terms:
         return value
     return LaneValue({}, tuple([_signed(lane, bits_of(one)) for lane in value.lanes]))
@@ -287,7 +294,7 @@ def _move(one: PtxInstruction, given: Sequence[LaneValue]) -> LaneValue | None:
 
 
 def _convert(one: PtxInstruction, given: Sequence[LaneValue]) -> LaneValue | None:
-    """Convert an integer: `cvt.u64.u32` reads the bits of its second type."""
+    """Compute the integer conversion `cvt`. `cvt.u64.u32` reads the bits of its second type."""
     parts = opcode(one.opcode).parts
     types = [part for part in parts if part in TYPE_BITS]
     if len(types) != 2 or any(part[0] not in "sub" or part[:2] == "bf" for part in types):
@@ -302,7 +309,9 @@ def _convert(one: PtxInstruction, given: Sequence[LaneValue]) -> LaneValue | Non
 
 
 def _convert_address(one: PtxInstruction, given: Sequence[LaneValue]) -> LaneValue | None:
-    """`cvta.shared` makes a generic address of a shared one, and `cvta.to.shared` the reverse."""
+    """Compute `cvta`. `cvta.shared` converts a shared address to a generic one, and `cvta.to.shared` does the
+    reverse.
+    """
     parts = opcode(one.opcode).parts
     if not any(part.startswith("shared") for part in parts):
         return None
@@ -355,7 +364,7 @@ def _bitwise(function: Callable[[int, int], int]) -> Rule:
 
 
 def _or(one: PtxInstruction, given: Sequence[LaneValue]) -> LaneValue | None:
-    """Return the bits of two values together: their sum, if one has multiples of a power of two above the other."""
+    """Compute `or`. If one value has only bits above all bits of the other, the result is their sum."""
     if result := numbers(operator.or_, given[0], given[1]):
         return result
     high, low = given if given[0].terms else (given[1], given[0])
@@ -395,7 +404,9 @@ def _divide(one: PtxInstruction, given: Sequence[LaneValue]) -> LaneValue | None
 
 
 def _compare(one: PtxInstruction, given: Sequence[LaneValue]) -> LaneValue | None:
-    """Compare two values. Terms that both contain are left out, which takes their sums not to overflow."""
+    """Compare two values, thread by thread. Terms that both values contain are ignored, because the sums are assumed
+    not to overflow.
+    """
     parts = opcode(one.opcode).parts
     function = _COMPARISONS.get(parts[1])
     if function is None or len(parts) != 3:
@@ -408,7 +419,9 @@ def _compare(one: PtxInstruction, given: Sequence[LaneValue]) -> LaneValue | Non
 
 
 def _compare_with_size(function: Callable[[int, int], bool], a: LaneValue, b: LaneValue) -> LaneValue | None:
-    """Compare a number of each thread with the size of a block of one row, which is above each thread's id."""
+    """Compare a number in each thread with the size of a block of one row. The size is greater than the id of every
+    thread.
+    """
     if b.is_number:
         return _compare_with_size(lambda x, y: function(y, x), b, a) if a.terms else None
     if a.terms or dict(b.terms) != {"%ntid.x": 1} or min(*a.lanes, *b.lanes, 0) < 0:
@@ -427,7 +440,7 @@ def _select(one: PtxInstruction, given: Sequence[LaneValue]) -> LaneValue | None
 
 
 def _extract(one: PtxInstruction, given: Sequence[LaneValue]) -> LaneValue | None:
-    """`bfe`: extract a field of bits."""
+    """Compute `bfe`, which extracts a field of bits."""
     if given[1].terms or given[2].terms or len(given[1].lanes) + len(given[2].lanes) > 2:
         return None
     start, length = given[1].lanes[0], given[2].lanes[0]
@@ -440,7 +453,7 @@ _COMPARISONS: dict[str, Callable[[int, int], bool]] = {
     "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge,
     "lo": operator.lt, "ls": operator.le, "hi": operator.gt, "hs": operator.ge,
 }  # fmt: skip
-# Each rule with the number of its inputs.
+# Name of an instruction -> its rule, and the number of its inputs.
 _RULES: dict[str, tuple[Rule, int]] = {
     "mov": (_move, 1), "cvt": (_convert, 1), "cvta": (_convert_address, 1), "not": (_not, 1), "neg": (_negate, 1),
     "add": (_add, 2), "sub": (_subtract, 2), "mul": (_multiply, 2), "mad": (_multiply_add, 3),

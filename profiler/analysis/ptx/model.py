@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-SCOPE_MARK = "#"  # between a name of an inner scope and the number of that scope; no PTX identifier contains it
+# Separates the name of something in an inner scope from the scope's number; no PTX identifier contains it.
+SCOPE_MARK = "#"
 
 # Bits of each fundamental type (PTX ISA, "Fundamental Types"). A predicate has no size.
 TYPE_BITS: dict[str, int] = {
@@ -31,7 +32,7 @@ _NUMBERED = re.compile(r"(.*?)(0|[1-9][0-9]{0,9})")
 
 
 class PtxError(Exception):
-    """A text is not PTX, or is beyond a limit of the analysis. The message names its line, from 1."""
+    """The text is not PTX, or exceeds a limit of the analysis. The message contains the line, counted from 1."""
 
     def __init__(self, line: int, problem: str) -> None:
         super().__init__(f"line {line}: {problem}")
@@ -42,7 +43,7 @@ class PtxInstruction(NamedTuple):
     """An instruction. Names of inner scopes end with SCOPE_MARK and the number of their scope.
 
     `guard` is the predicate register, or empty. `operands` are texts as written: a register, an immediate, an address
-    in brackets, a vector in braces. `source` is the number of a file in `Module.files` and a line of it.
+    in brackets, a vector in braces. `source` is the number of a source file in `Module.files`, and a line in it.
     """
 
     line: int
@@ -54,8 +55,9 @@ class PtxInstruction(NamedTuple):
 
 
 class Variable(NamedTuple):
-    """A declared variable or parameter. The size is None for an array without a length, such as dynamic shared
-    memory."""
+    """A variable or parameter that the PTX declares. The size is None for an array without a length, such as dynamic
+    shared memory.
+    """
 
     name: str
     space: str
@@ -94,7 +96,7 @@ class PtxFunction:
     """A function or an entry. `labels` gives the index of the instruction that follows a label.
 
     `branch_targets` gives the labels of a `.branchtargets` list. `limits` has the performance directives, such as
-    `reqntid` with three numbers of threads. A declaration without a body has no instructions.
+    `reqntid` with the number of threads along x, y and z. A declaration without a body has no instructions.
     """
 
     name: str
@@ -114,7 +116,9 @@ class PtxFunction:
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """A PTX module. `variables` are those declared outside functions. `files` are the files of debug lines."""
+    """A PTX module. `variables` are those declared outside functions. `files` are the source files that debug lines
+    name.
+    """
 
     version: str
     target: str
@@ -125,11 +129,13 @@ class Module:
 
     @property
     def entries(self) -> list[PtxFunction]:
-        """The entries with a body, in the order of the text."""
+        """The entries (kernels) of the module that have a body, in the order of the text."""
         return [one for one in self.functions if one.is_entry and not one.is_declaration]
 
     def source_of(self, entry: str, line: int | None) -> tuple[str, int] | None:
-        """Return the source file and line of a line of an entry, or of its first line that has some if it is None."""
+        """Return the source file and line for a line of an entry. If the line is None, uses the first line of the
+        entry that has a source line.
+        """
         for function in self.entries:
             for one in function.instructions if function.name == entry else ():
                 if line in (None, one.line) and one.source is not None and one.source[0] in self.files:
@@ -138,5 +144,5 @@ class Module:
 
 
 def shown(name: str) -> str:
-    """Return a name or an operand as written in the text."""
+    """Return a name or an operand as it is written in the PTX text."""
     return re.sub(f"{SCOPE_MARK}[0-9]+", "", name)

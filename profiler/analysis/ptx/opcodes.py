@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from cbtop.profiler.analysis.ptx.model import TYPE_BITS, PtxInstruction, Registers
 
-# Instructions without a destination. An instruction with an address as first operand has none either.
+# Instructions that write no register. Instructions with an address as first operand write none either.
 NO_RESULT = frozenset({
     "st", "stmatrix", "red", "membar", "fence", "bra", "brx", "ret", "exit", "trap", "brkpt", "prefetch", "prefetchu",
     "applypriority", "discard", "cp", "pmevent", "nanosleep", "setmaxnreg", "griddepcontrol", "sust", "sured",
@@ -29,7 +29,7 @@ _IDENTIFIER = re.compile(r"[a-zA-Z_$%][\w$#]*")
 class Opcode:
     """The parts of an opcode. `space` is a state space, or empty for generic addresses and other instructions.
 
-    `type` is the last type, such as `f32`; `bytes` the size of a memory access with all its vector elements.
+    `type` is the last type, such as `f32`; `bytes` is the size of a memory access, with all elements of a vector.
     """
 
     base: str
@@ -71,7 +71,7 @@ def results(one: PtxInstruction, registers: Registers) -> tuple[str, ...]:
 
 
 def inputs(one: PtxInstruction, registers: Registers) -> tuple[str, ...]:
-    """Return the registers that an instruction reads, with its guard."""
+    """Return the registers that an instruction reads, including the predicate of its guard."""
     skips_first = bool(results(one, registers))
     found = [one.guard] if one.guard else []
     for operand in one.operands[skips_first:]:
@@ -89,7 +89,9 @@ def is_branch(one: PtxInstruction) -> bool:
 
 
 def is_block_barrier(one: PtxInstruction) -> bool:
-    """Whether all threads of a block must execute the instruction: a barrier without a number of threads."""
+    """Whether the instruction is a barrier that all threads of the block must execute, because it gives no number of
+    threads.
+    """
     parts = opcode(one.opcode).parts
     if parts[0] not in ("bar", "barrier") or "warp" in parts or "cluster" in parts or "arrive" in parts:
         return False
@@ -108,7 +110,7 @@ def is_warp_sync(one: PtxInstruction) -> bool:
 
 
 def may_order(one: PtxInstruction) -> bool:
-    """Whether the instruction can order memory accesses of threads of different warps, such as a barrier."""
+    """Whether the instruction can order the memory accesses of threads in different warps, for example a barrier."""
     if is_warp_sync(one) and not one.opcode.startswith(("wgmma", "tcgen05")):
         return False
     return _ORDERING.match(one.opcode) is not None or is_strong(one)
@@ -121,7 +123,7 @@ def is_strong(one: PtxInstruction) -> bool:
 
 
 def is_plain_access(one: PtxInstruction, space: str) -> bool:
-    """Whether the instruction is a weak load or store of a state space."""
+    """Whether the instruction is an ordinary (weak) load or store of a state space."""
     parsed = opcode(one.opcode)
     return parsed.base in ("ld", "st") and parsed.space == space and not is_strong(one)
 
@@ -135,5 +137,5 @@ def matrix_rows(one: PtxInstruction) -> int:
 
 
 def address_in(one: PtxInstruction) -> str:
-    """Return the first address operand without its brackets, or an empty text."""
+    """Return the first operand that is an address, without its brackets, or ""."""
     return next((operand[1:-1].strip() for operand in one.operands if operand[0] == "["), "")

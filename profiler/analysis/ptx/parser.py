@@ -25,7 +25,8 @@ MAX_INNER_REGISTERS = 1 << 16
 
 SPACES = frozenset({"reg", "shared", "local", "global", "const", "param", "tex"})
 
-# Repetitions are possessive (`*+`), so that no text makes a regular expression try again and again.
+# The repetitions in these patterns are possessive (`*+`). So no text can make the regular expressions backtrack for a
+# long time.
 _NAME = r"[a-zA-Z_$%][\w$]*+"
 _COMMENT = re.compile(r'"[^"\n]*+"?|//[^\n]*+|/\*(?:[^*]++|\*(?!/))*+(?:\*/)?')
 _STATEMENT = re.compile(
@@ -56,7 +57,7 @@ _TOP = re.compile(
     )""",
     re.VERBOSE,
 )
-_HEADER = re.compile(  # of a function, after `.entry` or `.func`
+_HEADER = re.compile(  # the head of a function, after `.entry` or `.func`
     rf"""(?P<attributes>(?:\s*+\.(?:noreturn|unified|attribute\s*+\([^()]*+\)))*+)
     \s*+(?:\((?P<results>[^()]*+)\))?
     \s*+(?P<name>{_NAME})
@@ -81,7 +82,7 @@ def parse(text: str) -> Module:
 
 
 def _without_comments(text: str) -> str:
-    """Return the text with spaces for comments. Line breaks and quoted texts stay."""
+    """Return the PTX text with its comments replaced by spaces. Line breaks and quoted texts stay."""
 
     def blank(match: re.Match[str]) -> str:
         found = match[0]
@@ -91,7 +92,7 @@ def _without_comments(text: str) -> str:
 
 
 class _Scope:
-    """A pair of braces inside a function. `names` are the names that it and its outer scopes declare."""
+    """A pair of braces inside a function. `names` are the names that this scope and its outer scopes declare."""
 
     def __init__(self, number: int, parent: _Scope | None) -> None:
         self.mark = f"{SCOPE_MARK}{number}" if parent else ""
@@ -100,7 +101,7 @@ class _Scope:
         self.labels: dict[str, str] = {}
 
     def declared(self, name: str) -> str:
-        """Return the name that a declaration of this scope gets in the function."""
+        """Return the name that a name declared in this scope gets in the function. Inner scopes add a suffix."""
         if not self.mark:
             return name
         self.names[name] = name + self.mark
@@ -110,7 +111,7 @@ class _Scope:
         return _IDENTIFIER.sub(lambda match: self.names.get(match[0], match[0]), operands)
 
     def label(self, name: str) -> str:
-        """Return the name in the function of a label that is visible in this scope."""
+        """Return the name that a label gets in the function, if the label is visible in this scope."""
         scope: _Scope | None = self
         while scope is not None:
             if name in scope.labels:
@@ -232,7 +233,7 @@ class _Parser:
         self._variables(text, line, into, declared)
 
     def _start(self) -> int:
-        """Skip white space. Returns the new position."""
+        """Return the position after the white space at a position."""
         at = self._at
         text = self._text
         while at < len(text) and text[at].isspace():
@@ -342,7 +343,9 @@ class _Body:
                 self._declare_range(match[1], int(match[2]), type_name, line)
 
     def _declare_range(self, prefix: str, count: int, type_name: str, line: int) -> None:
-        """Declare each register of a range in an inner scope, because each gets a name of its own."""
+        """Declare each register of a range such as `%r<10>` in an inner scope, because there each register gets a new
+        name.
+        """
         self._inner_registers += count
         if self._inner_registers > MAX_INNER_REGISTERS:
             raise PtxError(line, f"more than {MAX_INNER_REGISTERS} registers in inner scopes")
@@ -361,7 +364,7 @@ class _Body:
         self._scope = self._scope.parent or self._scope
 
     def _resolve_jumps(self) -> None:
-        """Give every jump the name in the function of its label."""
+        """Replace the label of every jump by the name that the label has in the function."""
         for index, scope in self._jumps:
             one = self._instructions[index]
             label = scope.label(one.operands[-1])

@@ -1,11 +1,13 @@
-"""Paths of one thread through a function that agree with the conditions on them."""
+"""Finds the paths that one thread can take through a function, if no two conditions on the path contradict each
+other.
+"""
 
 from __future__ import annotations
 
 from cbtop.profiler.analysis.ptx.analysis import FunctionAnalysis
 from cbtop.profiler.analysis.ptx.opcodes import is_warp_sync, may_order
 
-MAX_STATES = 20_000  # blocks with conditions, in one search
+MAX_STATES = 20_000  # most pairs of a block and its known conditions, in one search
 
 Conditions = frozenset[tuple[object, bool]]
 
@@ -15,8 +17,8 @@ def has_unordered_path(
 ) -> bool:
     """Whether a thread can go from one instruction to another without an instruction that orders accesses.
 
-    A condition that keeps its value has it at each branch on the path. Conditions that are known in `thread`, if it
-    is given, have its values.
+    A condition that does not change has the same value at each branch on the path. If `thread` is given, conditions
+    that depend on its id have the value in this thread.
     """
     flow = analysis.flow
     start = flow.block_of[first], first + 1, _known_before(analysis, flow.block_of[first])
@@ -47,7 +49,7 @@ def _known_before(analysis: FunctionAnalysis, number: int) -> Conditions:
 def _ways(
     analysis: FunctionAnalysis, number: int, known: Conditions, thread: int | None
 ) -> list[tuple[int, Conditions]]:
-    """Return the blocks that can follow a block, each with the conditions that then hold."""
+    """Return the blocks that can follow a block. Each comes with the conditions that are then known."""
     block = analysis.flow.blocks[number]
     last = analysis.instructions[block.end - 1] if block.end > block.start else None
     condition = _condition(analysis, last.guard) if last is not None and len(block.successors) == 2 else None
@@ -71,7 +73,9 @@ def _value_in(analysis: FunctionAnalysis, name: str, thread: int | None) -> bool
 
 
 def _condition(analysis: FunctionAnalysis, name: str) -> object | None:
-    """Return what a predicate compares, or None if it can change. Equal comparisons are one condition."""
+    """Return the comparison that makes a predicate, or None if the predicate can change. Equal comparisons are
+    equal.
+    """
     data, flow = analysis.data, analysis.flow
 
     def is_constant(register: str) -> bool:

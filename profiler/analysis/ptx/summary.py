@@ -1,4 +1,4 @@
-"""Count what an entry contains. These are counts of the text, not of what runs."""
+"""Count the instructions, barriers and shared memory in a kernel's text. This is not a count of what runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _IDENTIFIER = re.compile(r"[a-zA-Z_$%][\w$]*")
 
 @dataclass(frozen=True, slots=True)
 class EntrySummary:
-    """The contents of an entry. `has_dynamic_shared` means that the launch adds to `shared_bytes`."""
+    """The counts for an entry (a kernel). `has_dynamic_shared` means that a launch adds memory to `shared_bytes`."""
 
     name: str
     line: int
@@ -23,16 +23,17 @@ class EntrySummary:
     barriers: int
     shared_bytes: int
     has_dynamic_shared: bool
-    required_threads: tuple[int, ...] | None  # of .reqntid
-    max_threads: tuple[int, ...] | None  # of .maxntid
-    checked_threads: int | None  # of the block whose addresses the lints compute; None if its shape is not known
-    is_assumed: bool  # neither a launch nor .reqntid says how many threads a block has
+    required_threads: tuple[int, ...] | None  # the block size that .reqntid requires
+    max_threads: tuple[int, ...] | None  # the largest block size that .maxntid allows
+    # Number of threads that have addresses computed by lints, or None if the shape of the block is not known.
+    checked_threads: int | None
+    is_assumed: bool  # whether the block size is assumed, because neither a launch nor .reqntid gives it
 
 
 def summary_of(module: Module, entry: PtxFunction, launch: Sequence[int] | None = None) -> EntrySummary:
     """Return the summary of an entry. Shared variables of the module count if the entry names them.
 
-    `launch` is the threads of a block along x, y and z, if they are known.
+    `launch` is the number of threads of a block along x, y and z, if it is known.
     """
     outside = {one.name: one for one in module.variables if one.space == "shared"}
     named: set[str] = set()

@@ -1,8 +1,9 @@
-"""The bits of a thread's number that decide the value of a register.
+"""Finds the bits of a thread's number that a register depends on.
 
-A reduction over a block ends with each warp reading the same partial results and combining them: a result that all
-threads share, though it comes from memory and from other threads. Each step removes bits. The address of a load has
-those of the loaded value, because threads that read the same place at the same instruction get the same value.
+This shows that a reduction over a block has the same result in all threads, although the result comes from memory and
+from other threads. At the end of such a reduction, each warp reads the same partial results and combines them. Each
+exchange between threads removes bits. A loaded value depends on the same bits as its address, because threads that
+read the same address at the same instruction get the same value.
 """
 
 from __future__ import annotations
@@ -14,14 +15,16 @@ from cbtop.profiler.analysis.ptx.opcodes import opcode
 
 ALL_BITS = -1
 LANE_BITS = WARP_THREADS - 1
-MAX_DEPTH = 200  # instructions between a thread's id and a value
+MAX_DEPTH = 200  # most instructions between a thread's id and a value that is computed from it
 _COMMUTATIVE = frozenset({"add", "mul", "min", "max", "and", "or", "xor"})
 _OTHERS = frozenset({"atom", "call", "elect", "activemask", "mbarrier", "match", "tex", "mma", "wgmma", "ldmatrix"})
 _IDS = ("%tid", "%laneid", "%warpid", "%lanemask", "%clock", "%globaltimer", "%pm")
 
 
 def shared_results(data: Dataflow) -> frozenset[int]:
-    """Return the instructions that combine values of threads to a result that all threads of a block share."""
+    """Return the instructions that combine values of several threads to a result that is the same in all threads of a
+    block.
+    """
     bits = ThreadBits(data)
     return frozenset(
         writers[0]
@@ -31,7 +34,9 @@ def shared_results(data: Dataflow) -> frozenset[int]:
 
 
 class ThreadBits:
-    """The bits of each register of a function, as a mask. Registers that are not known have all bits."""
+    """The bits of the thread's number that each register depends on, as a mask. If they are not known, the mask has
+    all bits.
+    """
 
     def __init__(self, data: Dataflow) -> None:
         self._data = data
@@ -39,7 +44,8 @@ class ThreadBits:
 
     def of_register(self, name: str, depth: int = 0) -> int:
         if name not in self._known:
-            self._known[name] = ALL_BITS  # also while it is computed: a register that depends on itself is not known
+            # A register that depends on itself has all bits, so store this while its mask is computed.
+            self._known[name] = ALL_BITS
             if depth < MAX_DEPTH:
                 self._known[name] = self._computed(name, depth + 1)
         return self._known[name]
@@ -62,7 +68,8 @@ class ThreadBits:
         for read in data.reads[at]:
             writers = data.writers.get(read, ())
             if not all(data.has_same_turn(write, at) for write in writers):
-                return ALL_BITS  # threads can leave a loop in different turns
+                # Threads can leave a loop after different numbers of passes, so the value may depend on all bits.
+                return ALL_BITS
             bits |= self.of_register(read, depth)
         if parsed.base in ("redux", "vote", "shfl"):
             return self._exchanged(one, parsed.parts, bits)
@@ -71,7 +78,9 @@ class ThreadBits:
         return bits
 
     def _exchanged(self, one: PtxInstruction, parts: tuple[str, ...], bits: int) -> int:
-        """Return the bits after an exchange between all threads of a warp. Another exchange has all bits."""
+        """Return the bits that a value depends on after an exchange between all threads of a warp. After any other
+        exchange, these are all bits.
+        """
         if self._number(one.operands[-1]) not in (-1, (1 << WARP_THREADS) - 1):
             return ALL_BITS
         if parts[0] == "shfl":
@@ -84,7 +93,9 @@ class ThreadBits:
         return bits & ~LANE_BITS
 
     def _partner(self, a: str, b: str) -> int:
-        """Return the distance of two lanes if one value is the other one of the partner in a butterfly, or else 0."""
+        """Return the distance of two lanes if they exchange values in a butterfly pattern and the instruction
+        combines both, else 0.
+        """
         for own, other in ((a, b), (b, a)):
             one = self._data.only_writer(self._source(other))
             if one is not None and one.opcode.startswith("shfl.sync.bfly"):
@@ -94,7 +105,7 @@ class ThreadBits:
         return 0
 
     def _source(self, name: str) -> str:
-        """Return the register that a register is a copy of."""
+        """Return the register from which a register was copied."""
         for _ in range(MAX_DEPTH):
             one = self._data.only_writer(name)
             if one is None or not one.opcode.startswith("mov.") or len(one.operands) != 2:
@@ -115,7 +126,7 @@ class ThreadBits:
 
 
 def _bits_of(lanes: tuple[int, ...]) -> int:
-    """Return the bits of a thread's number that its lane's number depends on."""
+    """Return the bits of a thread's number on which the number of its lane depends."""
     bits, bit = 0, 1
     while bit < len(lanes):
         if any(lane != lanes[at ^ bit] for at, lane in enumerate(lanes) if at ^ bit < len(lanes)):

@@ -31,13 +31,14 @@ if MYPY:
     from typing import Any
 
 MAX_REASONS_BYTES = 4096
-SUMMARY_WITHIN_MS = 300  # the longest time that a process waits at its end for its summary
-LENT_FROM, LENT_BELOW = (3, 11), (3, 14)  # the Python versions in pyproject.toml
+SUMMARY_WITHIN_MS = 300  # how long a process waits at its end for its summary, at most
+# The oldest and the newest Python version that cbtop supports, as in pyproject.toml.
+LENT_FROM, LENT_BELOW = (3, 11), (3, 14)
 NO_TORCH, NO_CALL = "torch was never imported", "no call of a model was seen"
 
 
 class TorchFinder:
-    """Is the first finder until torch has been imported. Finds torch through the other finders."""
+    """An import finder that comes first until torch has been imported. Finds torch through the other finders."""
 
     def __init__(self, overhead_percent: float, run_id: str) -> None:
         self._overhead_percent = overhead_percent
@@ -52,14 +53,14 @@ class TorchFinder:
         self._is_lent = False
 
     def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> "ModuleSpec | None":
-        """Return the result of the finders after this one.
+        """Find a module by the finders after this one.
 
-        The loader of torch will also report the end of the import.
+        If the module is torch, its loader also reports the end of the import.
         """
         if name != "torch" or self not in sys.meta_path:
             return None
         for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:
-            find = getattr(finder, "find_spec", None)  # older finders have no `find_spec`
+            find = getattr(finder, "find_spec", None)  # finders from before Python 3.4 have no `find_spec`
             spec: ModuleSpec | None = None if find is None else find(name, path, target)
             if spec is not None:
                 if "exec_module" not in getattr(spec.loader, "__dict__", {"exec_module"}):
@@ -89,7 +90,7 @@ class TorchFinder:
             self._note_why()
         if os.getpid() == self._pid and (self._is_launched or (self._is_first and self._saw_torch)):
             why = self._reason()
-            # True if the program uses cbtop's API.
+            # whether the program uses cbtop's API itself
             has_a_profiler = "cbtop.profiler.profiler" in sys.modules and not self._saw_torch
             if why and not has_a_profiler:
                 print_line("nothing was instrumented: " + why)
@@ -117,7 +118,7 @@ class TorchFinder:
 
     def _failed(self, error: Exception) -> None:
         reraise_host_error(error)
-        self._nothing_yet = ""  # from now on, the reason is logged instead of written into the file
+        self._nothing_yet = ""  # from here on, the reason is logged and not written into the file
         print_line(f"{sys.executable} (process {os.getpid()}) runs uninstrumented: {error}")
 
     def _note_why(self) -> None:
@@ -132,12 +133,12 @@ class TorchFinder:
         """Wait until the summary of the run is printed. A shell shows its prompt as soon as this process ends."""
         try:
             fifo = os.open(self._nothing_yet + ".end", os.O_WRONLY | os.O_NONBLOCK)
-        except OSError as error:  # there is no FIFO with --quiet
+        except OSError as error:  # with --quiet, the run has no FIFO to wait for
             reraise_host_error(error)
             return
         try:
             os.write(fifo, b"end\n")
-            import select  # loaded already, because the program has loaded torch
+            import select  # the module is loaded already, because the program has imported torch
 
             waiting = select.poll()
             # The poll asks for no events, so it returns only on an error: when the reader has closed the FIFO.
@@ -173,7 +174,9 @@ class TorchFinder:
             reraise_host_error(error)
 
     def _reason(self) -> str:
-        """Return why nothing was recorded, or "" if something was recorded or the reason was already printed."""
+        """Return why the run has recorded nothing. Returns "" if it has recorded something, or if the reason was
+        printed already.
+        """
         try:
             file = os.open(self._nothing_yet, os.O_RDONLY)
             try:
@@ -184,7 +187,7 @@ class TorchFinder:
         except OSError as error:
             reraise_host_error(error)
             return ""
-        if said or self._saw_torch:  # if the disk is full, the reason is missing in the file
+        if said or self._saw_torch:  # if the disk is full, the file does not get the reason
             return [NO_CALL, *(why for why in said if why != NO_CALL)][-1]
         times = os.times()
         if times.children_user + times.children_system > 0:
@@ -195,7 +198,9 @@ class TorchFinder:
 
 
 def lacks_cbtop() -> bool:
-    """Return whether this Python has no package cbtop. A plain directory of that name does not count as one."""
+    """Return whether this Python has no package cbtop. A directory of that name without `__init__.py` does not
+    count.
+    """
     from importlib.util import find_spec
 
     spec = find_spec("cbtop")
@@ -210,7 +215,7 @@ def load_package(directory: str) -> None:
     from importlib.util import find_spec, module_from_spec, spec_from_file_location
 
     is_supported = sys.implementation.name == "cpython" and LENT_FROM <= sys.version_info[:2] < LENT_BELOW
-    if not is_supported or "t" in sys.abiflags:  # "t": without the global interpreter lock
+    if not is_supported or "t" in sys.abiflags:  # "t" marks a Python without the global interpreter lock
         raise RuntimeError("cbtop needs CPython 3.11 to 3.13; create the program's environment with one of these")
     if find_spec("numpy") is None:
         raise RuntimeError(f"cbtop needs NumPy there: {sys.executable} -m pip install numpy")
@@ -230,10 +235,10 @@ def load_package(directory: str) -> None:
 def reraise_host_error(error: Exception) -> None:
     """Raise `error` again if a signal handler of the program raised it while cbtop's code ran."""
     if error.__traceback__ is None or error.__traceback__.tb_next is None:
-        return  # the caller's own code raised the error, not a signal handler
+        return  # the code that called this has raised the error, and not a signal handler
     try:
         from cbtop.protocol import signals
-    except (ImportError, SyntaxError):  # cbtop is not installed for this Python
+    except (ImportError, SyntaxError):  # this Python has no cbtop installed
         return
     signals.reraise_host_error(error)
 
@@ -254,7 +259,7 @@ def begin() -> None:
         stay_first(os.path.dirname(__file__))
         finder = TorchFinder(overhead_percent, os.environ.get("CBTOP_RUN_ID", ""))
         atexit.register(finder.at_exit)
-        if "torch" in sys.modules:  # a .pth file has imported it
+        if "torch" in sys.modules:  # a .pth file of this Python has imported torch already
             finder.torch_is_imported()
         else:
             sys.meta_path.insert(0, finder)
@@ -281,12 +286,12 @@ def stay_first(directory: str) -> None:
 
 
 def leave(directory: str) -> None:
-    """Hide this file from the program."""
+    """Hide the module of this file from the program."""
     sys.path[:] = [entry for entry in sys.path if entry != directory]
     sys.path_importer_cache.pop(directory, None)
     if (
         getattr(sys.modules.get("sitecustomize"), "__file__", None) == __file__
-    ):  # otherwise another sitecustomize has imported this one
+    ):  # if this is not so, a different sitecustomize has imported this file
         del sys.modules["sitecustomize"]
 
 

@@ -1,4 +1,4 @@
-"""The list of the lints: correctness first, then likely errors, then advice."""
+"""The list of all lints. Lints that find certain errors come first, then likely errors, then advice."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def findings(
     severities: Sequence[LintSeverity] = tuple(LintSeverity),
     launches: Mapping[str, Sequence[int]] | None = None,
 ) -> list[LintFinding]:
-    """Return the findings of these severities in all functions of a module, by line.
+    """Run the lints with these severities on all functions of a module. Returns their findings, ordered by line.
 
     `launches` has the threads of a block along x, y and z by function, if they are known.
     """

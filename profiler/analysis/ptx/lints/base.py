@@ -1,4 +1,4 @@
-"""A lint and its findings."""
+"""The class of a lint (a check of PTX code) and of its findings."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ from cbtop.profiler.analysis.ptx.analysis import FunctionAnalysis
 
 
 class LintSeverity(StrEnum):
-    """The certainty of an error, highest first."""
+    """The certainty of a lint that it has found an error. The most certain comes first."""
 
-    CORRECTNESS = "correctness"  # proved on a path: a result can be wrong, or a thread can wait forever
-    LIKELY = "likely"  # wrong unless something holds that the PTX does not say
-    ADVICE = "advice"  # correct, but slower or longer than necessary
+    # Proved on a path through the code: a result can be wrong, or a thread can wait forever.
+    CORRECTNESS = "correctness"
+    LIKELY = "likely"  # an error, unless a condition holds that the PTX does not show
+    ADVICE = "advice"  # the result is right, and the code is only slower or longer than necessary
 
 
 class Problem(NamedTuple):
-    """A place that a lint reports, and what happens there. The place is the number of an
-    instruction in the function, or None for the function itself."""
+    """A place in a function that a lint reports, and a message about it. `instruction` is the number of the
+    instruction, or None for the function as a whole.
+    """
 
     instruction: int | None
     message: str
@@ -28,7 +30,7 @@ class Problem(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Lint:
-    """A check of one function. `what` says what is wrong, `fix` how to repair it."""
+    """A check of a PTX function. `what` describes the error that it finds, and `fix` says how to repair that."""
 
     id: str
     severity: LintSeverity
@@ -39,7 +41,9 @@ class Lint:
 
 @dataclass(frozen=True, slots=True)
 class LintFinding:
-    """A problem in a function. `line` is a line of the PTX, from 1; `source` a file and a line of its debug lines."""
+    """A problem that a lint has found in a function. `line` is a line of the PTX, from 1. `source` is the file and
+    line of the source code, if the PTX has debug lines.
+    """
 
     lint: Lint
     function: str

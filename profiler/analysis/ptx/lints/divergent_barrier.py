@@ -1,4 +1,4 @@
-"""A barrier of the whole block that some of its threads do not reach."""
+"""Lint: a barrier for the whole block that some threads of the block do not reach."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ FIX = "move the barrier out of the branch, so that all threads of the block exec
 
 
 class DivergentBarrier(NamedTuple):
-    """A barrier that depends on a branch or, if `branch` is None, on its own guard."""
+    """A barrier that only some threads may reach, because of a branch. If `branch` is None, the barrier itself is
+    conditional.
+    """
 
     at: int
     branch: int | None
@@ -23,8 +25,9 @@ class DivergentBarrier(NamedTuple):
 
 
 def _proved(analysis: FunctionAnalysis) -> Iterator[Problem]:
-    """Yield barriers on one side of a branch by thread id, outside loops of that branch, without one on the other
-    side. The threads that wait there wait forever."""
+    """Yield barriers that certainly some threads do not reach: they are on one side of a branch that depends only on
+    thread ids, and the other side has none. The threads at the barrier wait forever.
+    """
     for at, branch, severity in divergent_barriers(analysis):
         if severity is LintSeverity.CORRECTNESS:
             yield Problem(at, f"only the threads that {_condition(analysis, branch)} reach this barrier")
@@ -44,8 +47,9 @@ def _condition(analysis: FunctionAnalysis, branch: int | None) -> str:
 
 
 def divergent_barriers(analysis: FunctionAnalysis) -> Iterator[DivergentBarrier]:
-    """Yield barriers that depend on a divergent branch or guard. It is advice if the other threads only exit, and
-    the barrier does not wait for these."""
+    """Yield barriers that depend on a divergent branch or condition. It is only advice if the threads that do not
+    reach the barrier just exit, and the barrier does not wait for exited threads.
+    """
     barriers = {at for at, one in analysis.reachable() if is_block_barrier(one)}
     seen: set[int] = set()
     for at in sorted(barriers):
@@ -61,10 +65,11 @@ def divergent_barriers(analysis: FunctionAnalysis) -> Iterator[DivergentBarrier]
         region = flow.influence(branch)
         inside = [at for at in sorted(barriers - seen) if flow.block_of[at] in region]
         if not inside or flow.post_dominators[branch] in (None, flow.exit):
-            continue  # if a side leaves the function, it is `exit-before-barrier`
+            continue  # one side leaves the function, so the lint `exit-before-barrier` checks this branch
         by_thread = analysis.divergent_branches[branch] is Divergence.BY_THREAD
         if by_thread and branch not in flow.in_loop and analysis.is_early_return(branch):
-            seen.update(inside)  # the compiler let both sides return at one place: it is `exit-before-barrier`
+            # The compiler has joined two returns, so the lint `exit-before-barrier` checks this branch.
+            seen.update(inside)
             continue
         last = flow.blocks[branch].end - 1
         is_loop = branch in region
@@ -80,9 +85,8 @@ def divergent_barriers(analysis: FunctionAnalysis) -> Iterator[DivergentBarrier]
 
 
 def _others_only_exit(analysis: FunctionAnalysis, branch: int, barrier_blocks: set[int]) -> bool:
-    """Whether the threads that miss a barrier exit, and the barrier does not wait for these.
-
-    If they do other work before, they must be whole warps: `bar.sync` in a part of a warp is undefined.
+    """Whether the threads that do not reach a barrier exit, and the barrier does not wait for exited threads. If they
+    work before they exit, they must be whole warps: `bar.sync` in a part of a warp is undefined.
     """
     if analysis.barriers_wait_for_exited:
         return False

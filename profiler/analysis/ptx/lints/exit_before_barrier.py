@@ -1,4 +1,4 @@
-"""Threads that leave before a barrier at which the others wait for them."""
+"""Lint: threads that exit before a barrier at which the other threads of the block wait for them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _possible(analysis: FunctionAnalysis) -> Iterator[Problem]:
 
 
 def _harmless(analysis: FunctionAnalysis) -> Iterator[Problem]:
-    """Yield the barriers that do not wait for the threads that exit before them."""
+    """Yield the barriers that do not wait for threads that have exited, although threads may exit before them."""
     yield from _with_severity(analysis, LintSeverity.ADVICE)
     for at, branch, severity in divergent_barriers(analysis):
         if severity is LintSeverity.ADVICE and branch is not None:
@@ -35,7 +35,7 @@ def _with_severity(analysis: FunctionAnalysis, severity: LintSeverity) -> Iterat
 
 
 def _exits(analysis: FunctionAnalysis) -> Iterator[tuple[LintSeverity, Problem]]:
-    """Yield the first branch by thread id with a side that always ends without a barrier, and a side with one."""
+    """Yield the first branch by thread id at which some threads exit without a barrier, and the others reach one."""
     barriers = sorted(at for at, one in analysis.reachable() if is_block_barrier(one))
     if not barriers:
         return
@@ -43,14 +43,15 @@ def _exits(analysis: FunctionAnalysis) -> Iterator[tuple[LintSeverity, Problem]]
     blocks = {flow.block_of[at] for at in barriers}
     for branch, level in analysis.divergent_branches.items():
         if level is not Divergence.BY_THREAD or branch in flow.in_loop or not analysis.is_early_return(branch):
-            continue  # if the sides meet again and do more, it is `divergent-barrier`
+            continue  # the sides meet again and do more, so the lint `divergent-barrier` checks this branch
         sides = [flow.reached_from([one]) for one in flow.blocks[branch].successors]
         leaving = [side for side in sides if not side & blocks and not _traps(analysis, side)]
         waiting = [side for side in sides if side & blocks]
         if leaving and waiting:
             at = next(at for at in barriers if flow.block_of[at] in waiting[0])
             last = flow.blocks[branch].end - 1
-            is_shared = flow.post_dominators[branch] != flow.exit  # the others return there too: name the branch
+            # report the branch, because the threads that do not exit there return at the same instruction
+            is_shared = flow.post_dominators[branch] != flow.exit
             place = last if is_shared else _end_of(analysis, last, leaving[0])
             is_proved = analysis.is_split_by_ids(analysis.instructions[last].guard)
             severity = LintSeverity.CORRECTNESS if is_proved else LintSeverity.LIKELY
@@ -66,7 +67,7 @@ def _written(analysis: FunctionAnalysis, at: int) -> str:
 
 
 def _traps(analysis: FunctionAnalysis, side: frozenset[int]) -> bool:
-    """Whether a side ends the whole grid with `trap`."""
+    """Whether a side of a branch ends the whole grid with `trap`."""
     blocks = analysis.flow.blocks
     return any(
         opcode(analysis.instructions[at].opcode).base == "trap"
@@ -75,7 +76,9 @@ def _traps(analysis: FunctionAnalysis, side: frozenset[int]) -> bool:
 
 
 def _end_of(analysis: FunctionAnalysis, last: int, side: frozenset[int]) -> int:
-    """Return the first instruction of a side that ends the function, or the branch if it ends the function itself."""
+    """Return the first instruction on a side of a branch that ends the function. If the branch instruction itself
+    ends it, returns the branch.
+    """
     if is_end(analysis.instructions[last]):
         return last
     blocks = analysis.flow.blocks

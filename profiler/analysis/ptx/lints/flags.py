@@ -1,4 +1,4 @@
-"""Flags in memory that threads wait for."""
+"""Lints about flags in memory: values that threads wait for until other threads store them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from cbtop.profiler.analysis.ptx.lints.base import Lint, LintSeverity, Problem
 from cbtop.profiler.analysis.ptx.model import PtxInstruction
 from cbtop.profiler.analysis.ptx.opcodes import address_in, is_strong, opcode, registers_in
 
-_SHARED_MEMORY = ("global", "shared", "")  # state spaces that other threads can write
+_SHARED_MEMORY = ("global", "shared", "")  # the state spaces of memory that other threads can write
 _WIDE = ("gpu", "gl", "sys", "cluster")
 
 
 def _weak_spin(analysis: FunctionAnalysis) -> Iterator[Problem]:
-    """Yield weak loads from a fixed address in loops that nothing else can end."""
+    """Yield ordinary (weak) loads from a fixed address in loops that end only when the loaded value changes. The
+    hardware may never reload it.
+    """
     for loop, loads in _spins(analysis):
         weak = [at for at in loads if not is_strong(analysis.instructions[at])]
         if weak and len(weak) == len(loads):
@@ -26,7 +28,7 @@ def _weak_spin(analysis: FunctionAnalysis) -> Iterator[Problem]:
 
 
 def _spins(analysis: FunctionAnalysis) -> Iterator[tuple[frozenset[int], list[int]]]:
-    """Yield the loops that wait for memory, with their loads."""
+    """Yield the loops that only wait for a value in memory, with the numbers of their loads."""
     flow, data = analysis.flow, analysis.data
     for loop in flow.loops:
         if not loop <= flow.reachable:
@@ -51,7 +53,9 @@ def _reads_memory(one: PtxInstruction) -> bool:
 
 
 def _acts(one: PtxInstruction) -> bool:
-    """Whether an instruction does more than compute: store, synchronise, call."""
+    """Whether an instruction has an effect other than computing a value, such as a store, a call or a
+    synchronisation.
+    """
     parsed = opcode(one.opcode)
     if parsed.base in ("fence", "membar", "nanosleep"):
         return False
@@ -61,7 +65,7 @@ def _acts(one: PtxInstruction) -> bool:
 
 
 def _is_carried(analysis: FunctionAnalysis, loop: frozenset[int], written: set[str]) -> bool:
-    """Whether a register keeps a value of the loop for its next turn, such as a counter."""
+    """Whether a register carries a value from one pass of a loop to the next, such as a counter."""
     names = sorted(written)
     live = analysis.data.live_at_ends(names)
     flow = analysis.flow
@@ -80,7 +84,9 @@ def _is_carried(analysis: FunctionAnalysis, loop: frozenset[int], written: set[s
 
 
 def _unfenced_flag(analysis: FunctionAnalysis) -> Iterator[Problem]:
-    """Yield relaxed or volatile stores to global memory that follow a weak store without a fence between."""
+    """Yield relaxed or volatile stores to global memory (a flag) that follow a weak store (its data) without a fence
+    between them.
+    """
     flow = analysis.flow
     pending: dict[int, frozenset[int]] = {number: frozenset() for number in flow.reachable}
     work = sorted(flow.reachable)
@@ -111,7 +117,9 @@ def _unfenced_flag(analysis: FunctionAnalysis) -> Iterator[Problem]:
 
 
 def _unfenced_wait(analysis: FunctionAnalysis) -> Iterator[Problem]:
-    """Yield weak loads after a loop that waits by relaxed or volatile loads, without a fence between."""
+    """Yield weak loads that follow a loop with relaxed or volatile loads (which waits for a flag) without a fence
+    between them.
+    """
     flow = analysis.flow
     for loop, loads in _spins(analysis):
         if not all(is_strong(analysis.instructions[at]) for at in loads):
@@ -129,7 +137,7 @@ def _unfenced_wait(analysis: FunctionAnalysis) -> Iterator[Problem]:
 
 
 def _first_weak_load(analysis: FunctionAnalysis, blocks: list[int]) -> int | None:
-    """Return the first weak load of global memory on a path from these blocks without a fence."""
+    """Return the first weak load of global memory that some path from the given blocks reaches without a fence."""
     flow = analysis.flow
     done = set(blocks)
     work = list(blocks)

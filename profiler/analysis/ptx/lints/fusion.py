@@ -1,4 +1,4 @@
-"""Multiplications and additions that could be one instruction."""
+"""Lint: a multiplication and an addition that could be one fused instruction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Barriers that order no memory accesses."""
+"""Lint: a barrier that is not needed, because it orders no memory accesses."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ _TOUCHES_MEMORY = frozenset({
 
 
 def _find(analysis: FunctionAnalysis) -> Iterator[Problem]:
-    """Yield barriers with no memory access since the last barrier, on any path.
+    """Yield barriers before which no path has a memory access since the last barrier.
 
-    Where warps with different work meet, the accesses of other warps count, and nothing is reported.
+    If warps with different work meet at a barrier, nothing is reported, because the accesses of other warps also need
+    it.
     """
     flow = analysis.flow
-    touched = dict.fromkeys(flow.reachable, False)  # an access may have happened since the last barrier
+    # Basic block -> whether memory may have been accessed since the last barrier.
+    touched = dict.fromkeys(flow.reachable, False)
     work = sorted(flow.reachable)
     while work:
         number = work.pop()
@@ -48,7 +50,7 @@ def _find(analysis: FunctionAnalysis) -> Iterator[Problem]:
 
 
 def _after(analysis: FunctionAnalysis, number: int, state: bool) -> bool:
-    """Whether memory may have been accessed since the last barrier at the end of a block."""
+    """Whether, at the end of a basic block, memory may have been accessed since the last barrier."""
     block = analysis.flow.blocks[number]
     for at in range(block.start, block.end):
         one = analysis.instructions[at]

@@ -1,4 +1,4 @@
-"""A launch with another block size than the entry allows."""
+"""Lint: a launch with a block size that the entry (the kernel) does not allow."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from cbtop.profiler.analysis.ptx.lints.base import Lint, LintSeverity, Problem
 
 
 def _find(analysis: FunctionAnalysis) -> Iterator[Problem]:
-    """Yield the entry if its directives exclude the block size of the launch. Nothing is found without a launch."""
+    """Yield the entry if its directives do not allow the block size of the launch. Yields nothing if no launch is
+    known.
+    """
     if analysis.launch is None or not analysis.function.is_entry:
         return
     block = (*analysis.launch, 1, 1)[:3]

@@ -1,4 +1,4 @@
-"""Loads into registers of a wrong type."""
+"""Lint: a load into a register of the wrong type."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _find(analysis: FunctionAnalysis) -> Iterator[Problem]:
 
 
 def _problem(loaded: str, register: str) -> str:
-    """Return why a register cannot hold a loaded type, or an empty text."""
+    """Return why a register cannot hold a value of a loaded type, or "" if it can."""
     if register not in TYPE_BITS or register == "pred":
         return "a predicate cannot be loaded" if register == "pred" else ""
     if TYPE_BITS[register] < TYPE_BITS[loaded]:

@@ -1,4 +1,4 @@
-"""Arrivals at an mbarrier that do not add up to the number of its initialisation."""
+"""Lint: the arrivals at an mbarrier are fewer than the number in its initialisation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _Place = tuple[str, int]
 def _find(analysis: FunctionAnalysis) -> Iterator[Problem]:
     """Yield the initialisation of an mbarrier if all its arrivals are known and are too few to end its first phase.
 
-    Nothing is found if an arrival is in a loop, has an unknown address or unknown threads, or comes from outside.
+    Yields nothing if an arrival is in a loop, has an unknown address or unknown threads, or comes from outside.
     """
     values = analysis.data.lane_values
     if values is None or not values.threads.is_whole_block:
@@ -52,7 +52,7 @@ def _find(analysis: FunctionAnalysis) -> Iterator[Problem]:
 
 
 def _kind(one: PtxInstruction) -> str:
-    """Return what an instruction does with an mbarrier: init, wait, arrive, unknown, or nothing."""
+    """Return what an instruction does with an mbarrier: init, wait, arrive, unknown, or ""."""
     parts = opcode(one.opcode).parts
     if parts[0] == "mbarrier":
         if "init" in parts:
@@ -74,7 +74,7 @@ def _place(analysis: FunctionAnalysis, at: int) -> _Place | None:
 
 
 def _count(analysis: FunctionAnalysis, one: PtxInstruction, kind: str) -> int | None:
-    """Return the number of arrivals that an instruction expects or makes in one thread."""
+    """Return how many arrivals an instruction on an mbarrier makes or expects, in one thread."""
     address = next((place for place, text in enumerate(one.operands) if text[0] == "["), len(one.operands))
     after = one.operands[address + 1 :]
     if kind == "wait" or (kind == "arrive" and (not after or "expect_tx" in one.opcode)):

@@ -1,4 +1,6 @@
-"""Threads that use the same shared memory, one of them to write, without a barrier between."""
+"""Lint: a race. Several threads access the same shared memory, at least one writes, and no barrier separates the
+accesses.
+"""
 
 from __future__ import annotations
 
@@ -18,17 +20,20 @@ def _between_warps(analysis: FunctionAnalysis) -> Iterator[Problem]:
 
 
 def _in_warps(analysis: FunctionAnalysis) -> Iterator[Problem]:
-    """Yield the races within a warp, except at instructions that need a barrier, which orders a warp too."""
+    """Yield the races between threads of one warp. Instructions that need a barrier anyway are left out, because a
+    barrier also orders the threads of a warp.
+    """
     races = list(_races(analysis, in_warps=True))
     need_barrier = {one.instruction for one in _between_warps(analysis)} if races else ()
     yield from (one for one in races if one.instruction not in need_barrier)
 
 
 def _races(analysis: FunctionAnalysis, *, in_warps: bool) -> Iterator[Problem]:
-    """Yield the second of two accesses of different threads to the same bytes, if one is a store.
+    """Yield the second of two accesses by different threads to the same bytes, if one is a store.
 
-    A path without a barrier leads from the first to the second, and each run that contains one contains the other. Or
-    thread ids alone decide on both, and the thread of the second takes such a path from the first.
+    A path without a barrier must lead from the first access to the second, and one access must never run without the
+    other. It is enough if only thread ids decide whether they run, and the thread of the second access takes such a
+    path.
     """
     accesses = analysis.shared_accesses
     partners: dict[tuple[object, bool], list[SharedAccess]] = {}  # by array, and whether they store
@@ -66,7 +71,9 @@ def _races(analysis: FunctionAnalysis, *, in_warps: bool) -> Iterator[Problem]:
 
 
 def _pair(first: SharedAccess, second: SharedAccess, *, in_warps: bool) -> tuple[int, int] | None:
-    """Return two threads that use the same bytes. The one that reads them does not write them itself."""
+    """Return two different threads that access the same bytes, one of them to write. The thread that reads does not
+    write these bytes itself.
+    """
     users, others = _users(first), _users(second)
     for byte in sorted(others.keys() & users.keys()):
         writers = users[byte] if first.is_store else others[byte]
@@ -78,7 +85,7 @@ def _pair(first: SharedAccess, second: SharedAccess, *, in_warps: bool) -> tuple
 
 
 def _users(access: SharedAccess) -> dict[int, set[int]]:
-    """Return the threads that use each byte."""
+    """Return the threads that access each byte, by offset."""
     users: dict[int, set[int]] = {}
     for thread in access.threads:
         for byte in range(access.offsets[thread], access.offsets[thread] + access.size_bytes):
@@ -87,14 +94,14 @@ def _users(access: SharedAccess) -> dict[int, set[int]]:
 
 
 def _belong_together(analysis: FunctionAnalysis, first: int, second: int) -> bool:
-    """Whether each run of one of the blocks contains a run of the other."""
+    """Whether, of two accesses, one never runs without the other, according to the control flow."""
     flow = analysis.flow
     a, b = flow.block_of[first], flow.block_of[second]
     return flow.dominates(a, b) or flow.post_dominates(b, a) or flow.dominates(b, a) or flow.post_dominates(a, b)
 
 
 def _is_always_run(analysis: FunctionAnalysis, first: SharedAccess, second: SharedAccess) -> bool:
-    """Whether all launches run both accesses, by some of their threads."""
+    """Whether both of two accesses run in every launch, in some threads of a block."""
     return all(map(analysis.depends_on_threads_alone, (first.at, second.at)))
 
 
@@ -103,7 +110,9 @@ def _within(access: SharedAccess, threads: tuple[int, ...]) -> SharedAccess:
 
 
 def _reached_unordered(analysis: FunctionAnalysis, start: int, *, in_warps: bool) -> frozenset[int]:
-    """Return the instructions that a thread can reach from one without an instruction that orders accesses."""
+    """Return the instructions that a thread can reach after `at` without an instruction that orders memory
+    accesses.
+    """
     flow = analysis.flow
     found: set[int] = set()
     done: set[int] = set()

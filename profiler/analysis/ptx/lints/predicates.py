@@ -1,4 +1,4 @@
-"""More predicates than the hardware has."""
+"""Lint: more predicate registers in use than the hardware has."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from cbtop.profiler.analysis.ptx.analysis import FunctionAnalysis
 from cbtop.profiler.analysis.ptx.lints.base import Lint, LintSeverity, Problem
 
-MAX_LIVE = 7  # P0 to P6; PT is always true (CUDA Binary Utilities, "Instruction Set Reference")
+# Number of predicate registers, P0 to P6; PT is always true (CUDA Binary Utilities, "Instruction Set Reference").
+MAX_LIVE = 7
 
 
 def _find(analysis: FunctionAnalysis) -> Iterator[Problem]:
-    """Yield the instruction after which most predicates are live, if these are too many."""
+    """Yield the instruction after which the most predicates are in use, if the hardware has fewer."""
     registers, flow, data = analysis.function.registers, analysis.flow, analysis.data
     names = sorted(name for name in data.writers if registers.type_of(name) == "pred")
     if len(names) <= MAX_LIVE:

@@ -1,4 +1,4 @@
-"""Code that no thread reaches, and code that no thread leaves."""
+"""Lints: code that no thread can reach, and loops that no thread can leave."""
 
 from __future__ import annotations
 

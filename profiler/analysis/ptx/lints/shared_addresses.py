@@ -1,4 +1,4 @@
-"""Addresses of shared memory: their width, generic accesses, and missing conversions."""
+"""Lints about addresses of shared memory: their width, generic accesses, and missing conversions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ def _wide(analysis: FunctionAnalysis) -> Iterator[Problem]:
 
 
 def _unconverted(analysis: FunctionAnalysis) -> Iterator[Problem]:
-    """Yield accesses in one address space with an address of the other."""
+    """Yield accesses to shared memory with a generic address, and generic accesses with an address of shared
+    memory.
+    """
     for at, name, space, tags in _tagged_accesses(analysis):
         if tags == {"shared"} and not space:
             yield Problem(at, f"{shown(name)} is an address of shared memory, and not converted to a generic one")
@@ -39,7 +41,9 @@ def _generic(analysis: FunctionAnalysis) -> Iterator[Problem]:
 
 
 def _tagged_accesses(analysis: FunctionAnalysis) -> Iterator[tuple[int, str, str, set[str]]]:
-    """Yield the accesses by addresses of shared variables: instruction, register, state space, kinds of address."""
+    """Yield the accesses with an address of a shared variable: the instruction, the register with the address, the
+    state space of the access, and the possible kinds of the address.
+    """
     tags = _tags(analysis)
     for at, one in analysis.reachable() if tags else ():
         parsed = opcode(one.opcode)
@@ -74,7 +78,7 @@ def _tags(analysis: FunctionAnalysis) -> dict[str, set[str]]:
 
 
 def _tag(analysis: FunctionAnalysis, at: int, tags: dict[str, set[str]], shared: set[str]) -> set[str]:
-    """Return the kinds of address that an instruction makes."""
+    """Return the kinds of address that the result of an instruction can have."""
     one = analysis.instructions[at]
     parsed = opcode(one.opcode)
     given = set[str]().union(*(tags.get(name, ()) for name in analysis.data.reads[at]))

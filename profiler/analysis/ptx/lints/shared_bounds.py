@@ -1,4 +1,4 @@
-"""Accesses outside of a shared variable."""
+"""Lint: an access to shared memory outside of the variable that it belongs to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Registers that are read before they are written."""
+"""Lint: a register that is read before it is written."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FIX = "write the register on every path before it is read"
 def _always(analysis: FunctionAnalysis) -> Iterator[Problem]:
     """Yield reads of registers that no path writes, if the value decides an address, a branch or arithmetic.
 
-    Compilers move and pack undefined lanes of vectors. That is correct.
+    Other reads are not reported, because compilers correctly move and pack undefined elements of vectors.
     """
     for at, name, is_never in analysis.data.possibly_unwritten:
         if is_never and _matters(analysis, at, name):
