@@ -91,7 +91,7 @@ class ScriptedFeed:
         self.refused = ""
         self.is_complete = True
         self.end: FeedEnd | None = None
-        self.baseline: Comparison | None = None  # the result of marking a baseline; None: there is too little data
+        self.baseline: Comparison | None = None  # result of marking a baseline; None: too few steps for a baseline
         self.baselines: Sequence[Snapshot] = ()
         self.marked: list[str] = []
         self.time: TimeView | None = None
@@ -182,7 +182,7 @@ def view_of(app: CbtopApp) -> str | None:
 
 @pytest.fixture
 def rows_made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return a list that gets the node of each row of a graph that is computed."""
+    """Return a list that records each computed row of the graph table, by node."""
     made: list[int] = []
     begin = GraphRow.__init__
 

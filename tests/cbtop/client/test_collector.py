@@ -138,7 +138,7 @@ def test_records_come_only_while_they_are_followed(runtime: Path) -> None:
         (asked,) = eventually(lambda: collector.poll() or publisher.hear(20) or publisher.questions(JOIN_PREFIX))
         publisher.answer_frames([asked], [codec.encode(message) for message in (HELLO, *source.snapshot())])
         eventually(lambda: collector.poll(20) or source.key in collector.store.sources)
-        assert say_another() == 0  # this message also shows that the whole answer has arrived
+        assert say_another() == 0  # If this message has arrived, the whole answer has arrived before it.
         received = collector.received
         assert say_another() == 0
         assert collector.received == received + 1  # only the statistics have arrived

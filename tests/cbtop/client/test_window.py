@@ -165,7 +165,9 @@ def test_a_window_cut_through_a_step_still_closes_its_books(runtime: Path) -> No
             with watched.profiler.brick("outer", 1):
                 with watched.profiler.brick("inner", 1):
                     watched.clock.sleep_us(700)
-                watched.look(second)  # head and inner have ended, outer and the step have not
+                # The viewer looks now: the bricks head and inner have ended, but the brick outer and the step have
+                # not.
+                watched.look(second)
                 watched.clock.sleep_us(200)
     view = watched.recent()
     assert balanced(view)
@@ -304,7 +306,7 @@ TABLE.grow(10)
 
 
 def growth(count: int) -> Growth:
-    """Return statistics of ten nodes with `count` calls each."""
+    """Return what the statistics of ten nodes grew by: `count` calls of each node."""
     node, many = np.arange(10), np.full(10, count)
     return Growth.made(node, np.array([many] * len(SUMS)), node * BUCKETS, many, {})
 
@@ -323,7 +325,7 @@ def test_its_blocks_are_the_finished_slices_and_hold_all_growth_in_them() -> Non
 
 
 class Counted:
-    """A window, and the complete statistics from which the test computes the same result."""
+    """A window of the last seconds, and the complete statistics from which the test computes the expected result."""
 
     def __init__(self) -> None:
         self.window = window.Window(10.0)
@@ -333,7 +335,10 @@ class Counted:
         self._grown: list[tuple[int, Growth]] = []
 
     def hear(self, after_s: float, node: int, ns: int, cells: int) -> None:
-        """Add a call of `node` that took `ns`, `after_s` later. It adds one count to each of `cells` buckets."""
+        """Add a call of `node` that took `ns` nanoseconds and ended `after_s` seconds after the call before it.
+
+        The call adds one count to each of the node's first `cells` histogram cells.
+        """
         self._at += after_s
         self.stats.grow(node + 1)
         more = np.array([[ns if name == "total_ns" else 1] for name in COLUMNS])
@@ -345,7 +350,7 @@ class Counted:
         self.window.tick(now_ns, growth)
 
     def from_scratch(self, begin_ns: int) -> NodeStats:
-        """Return the statistics that arrived after `begin_ns`."""
+        """Return the sum of all statistics that arrived after `begin_ns`."""
         return self.stats.since(Growth.of([growth for at_ns, growth in self._grown if at_ns > begin_ns]))
 
 

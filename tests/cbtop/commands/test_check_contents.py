@@ -21,7 +21,7 @@ SAID = "Layer 1 › DownProjection: one more kernel elementwise_kernel"
 
 
 def written(path: Path, made: Contents, **changed: object) -> str:
-    """Write a short run with these contents. Returns its path."""
+    """Write a recording of one short run whose steps have the contents `made`. Returns its path."""
     write_runs(path, [replace(made_run(1, steps=60), parts=(), contents=made, **changed)])  # type: ignore[arg-type]
     return str(path)
 

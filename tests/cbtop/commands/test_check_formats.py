@@ -18,7 +18,7 @@ STALLED = Quiet(10_000_000_000, in_flight=3, is_watched=True)
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Return the paths of recordings by their difference from `base`."""
+    """Return the paths of recordings. The keys name the difference of each recording from `base`."""
     odd = {
         "base": {},
         "same": {"seed": 1},

@@ -16,7 +16,7 @@ from cbtop.profiler.profiler import BrickProfiler
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> list[str | None]:
-    """Return a list that gets the requested reaction of the guard in each run. The guard stops each run."""
+    """Return a list that records how the guard is set to react in each demo run. The guard then stops the run."""
     monkeypatch.setenv("CBTOP_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setattr("signal.signal", lambda *_: None)
     reactions: list[str | None] = []

@@ -26,7 +26,7 @@ def no_tools(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def kept_tools(no_tools: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give the command an assembler and a disassembler that know one module."""
+    """Install stand-ins for ptxas and nvdisasm. They return the stored output for one PTX module."""
     scripts = {
         "ptxas": f'echo "$@" > {tmp_path}/arguments; cp {KEPT}/kernels.cubin output; cat {KEPT}/kernels.log >&2',
         "nvdisasm": f"cat {KEPT}/kernels.json",
@@ -85,7 +85,10 @@ def test_json_has_entries_and_findings(capsys: pytest.CaptureFixture[str]) -> No
 
 @pytest.mark.parametrize("path", sorted(CORPUS.glob("*_bad.ptx")), ids=lambda path: path.stem)
 def test_strict_finds_everything_that_bugs_finds(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """F-PTX-EXPLAIN-004: --strict finds at least as much as --bugs, and --bugs as much as neither."""
+    """F-PTX-EXPLAIN-004: --strict reports at least what --bugs reports.
+
+    --bugs reports at least what the default reports.
+    """
     default, bugs, strict = (
         ids(called(capsys, path, "--json", *more)[1]) for more in ((), ("--bugs",), ("--strict",))
     )

@@ -138,7 +138,7 @@ def test_a_command_that_is_no_python_ends_with_one_summary(tmp_path: Path) -> No
 
 
 def test_the_command_waits_for_its_summary_no_longer_than_it_may(tmp_path: Path, runtime: Path) -> None:
-    """A stopped reader prints no summary. The command ends on time anyway."""
+    """The process that prints the summary is stopped, so there is no summary. The command ends on time anyway."""
     program = "import torch, time, atexit\ntorch.decode()\natexit.register(lambda: print(time.time(), flush=True))\n"
     command = [*RUN, "--", sys.executable, "-c", f"{program}print('ready', flush=True)\nimport sys; sys.stdin.read()"]
     with_torch = os.environ | {"PYTHONPATH": str(fake_torch(tmp_path, TORCH_WITH_BRICKS))}
@@ -159,7 +159,7 @@ def test_the_command_waits_for_its_summary_no_longer_than_it_may(tmp_path: Path,
         finally:
             os.kill(reader, signal.SIGKILL)
         assert process.stderr.read() == b""
-    assert 0.25 < waited_s < 3  # 0.3 s, plus delays of a busy machine
+    assert 0.25 < waited_s < 3  # The command waits 0.3 s for the summary. A busy machine can add to that.
 
 
 def _who_reads(runtime: Path) -> list[int]:
@@ -207,7 +207,7 @@ sys.stdin.read()
 def _open_files(pid: int) -> list[str]:
     found = []
     for name in os.listdir(f"/proc/{pid}/fd"):
-        with contextlib.suppress(FileNotFoundError):  # the process closed the file while it loaded modules
+        with contextlib.suppress(FileNotFoundError):  # The process may have closed this file meanwhile.
             found.append(os.readlink(f"/proc/{pid}/fd/{name}"))
     return found
 

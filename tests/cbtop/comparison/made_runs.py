@@ -45,7 +45,7 @@ class Noise:
     bimodal: float = 0.0  # added to 40 % of the calls of Attention in Layer 2
     late: float = 0.0  # added to the last 40 % of the steps
     tail: float = 0.0  # added to DownProjection of all layers in 4 % of the steps
-    run: float = 0.0  # between runs: common to all bricks, and a third of it for each brick alone
+    run: float = 0.0  # difference between runs, common to all bricks; each brick differs by another third of it
 
 
 STEADY = Noise(pauses=0)
@@ -82,8 +82,8 @@ def made_batch(
     """Return the records of `steps` simulated steps.
 
     DownProjection takes `slower` times as long in layer `in_layer` (None: in all layers). Every brick takes
-    `all_longer` times as long. Attention takes `us_a_position` more for each cached position. Each step ends with
-    `unnamed_us` outside bricks.
+    `all_longer` times as long. Attention takes `us_a_position` more for each cached position. The last `unnamed_us`
+    of each step are outside all bricks.
     """
     rng = np.random.default_rng(seed)
     usual = np.tile([us for _, us in BRICKS.values()], layers)
@@ -120,7 +120,8 @@ def made_run(seed: int, noise: Noise = Noise(), steps: int = 240, *, rename: str
     batch = made_batch(seed, noise, steps, **changed)  # type: ignore[arg-type]
     table = made_table(6, rename)
     blocks = StepBlocks(table)
-    for part in range(0, len(batch.node), 4096):  # in batches, which can cut a step in two
+    # Read the records in portions of 4,096. The border of a portion can be inside a step.
+    for part in range(0, len(batch.node), 4096):
         chosen = np.zeros(len(batch.node), np.bool_)
         chosen[part : part + 4096] = True
         blocks.take(batch.only(chosen))

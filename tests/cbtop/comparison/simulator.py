@@ -33,9 +33,9 @@ RING_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class SimulatedBrick:
-    """A brick of every layer.
+    """A simulated brick that may run in every layer.
 
-    It runs in a step of a layer with probability `rate`, then 1 to `most` times. A call takes `us` µs, and
+    In each step, it runs in a layer with probability `rate`, then 1 to `most` times. A call takes `us` µs, and
     `us_a_token` more for each token after the first.
     """
 
@@ -50,10 +50,11 @@ class SimulatedBrick:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A program of steps of layers of bricks.
+    """A simulated program: steps with layers, and layers with bricks.
 
-    `experts` of `of_experts` bricks called `Expert 0`, … run after the other bricks of a layer. Each step has a
-    number of tokens from `batches`. With probability `prefill`, a step is a prefill of `prefill_tokens` instead.
+    In each layer, `experts` out of `of_experts` bricks called `Expert 0`, … run after the other bricks. The number of
+    tokens of each step is drawn from `batches`. With probability `prefill`, a step is a prefill of `prefill_tokens`
+    instead.
     """
 
     bricks: tuple[SimulatedBrick, ...]
@@ -75,9 +76,9 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class Planted:
-    """A change of one brick in one layer (None: all layers).
+    """A deliberate change of one brick in one layer (None: in all layers), for a comparison to find.
 
-    It scales the call time or the call rate, or changes the name.
+    It multiplies the duration or the rate of the calls, or renames the brick.
     """
 
     brick: str
@@ -191,11 +192,11 @@ def _pace(rng: np.random.Generator, noise: Noise, shape: tuple[int, int, int]) -
 def _calls(
     rng: np.random.Generator, program: Program, shape: tuple[int, int, int], factor: NDArray[np.float64]
 ) -> NDArray[np.int64]:
-    """Return the number of calls of each brick in each step and layer. `factor` multiplies the rate of each."""
+    """Return the number of calls of each brick in each step and layer. `factor` multiplies the rate of each brick."""
     rate = np.array([brick.rate for brick in program.all_bricks]) * factor
     most = np.array([brick.most for brick in program.all_bricks])
     calls = (rng.random(shape) < rate) * rng.integers(1, most + 1, shape)
-    whole = np.floor(rate).astype(np.int64)  # a rate of 2 is two calls in every step
+    whole = np.floor(rate).astype(np.int64)  # A rate of 2 means two calls in every step.
     calls = np.where(rate > 1, whole + (rng.random(shape) < rate - whole), calls)
     if program.of_experts:
         first = len(program.bricks)

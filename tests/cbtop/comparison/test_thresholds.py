@@ -74,7 +74,7 @@ def test_a_brick_that_is_called_like_the_phase_is_preferred_to_its_step() -> Non
 
 
 def test_what_the_clock_cannot_tell_apart_breaks_nothing() -> None:
-    """Calls of 20 µs take 1.2 times as long as before. The clocks have resolutions of 10 µs, 1.5 µs and 30 ns."""
+    """Calls that took 20 µs take 1.2 times as long. The clock's resolution is 10 µs, 1.5 µs or 30 ns."""
     outcomes = []
     for resolution_us in (10.0, 1.5, 0.03):
         base, now = (
@@ -89,9 +89,9 @@ def test_what_the_clock_cannot_tell_apart_breaks_nothing() -> None:
 
 
 def test_what_cannot_be_judged_is_no_pass() -> None:
-    """Tests a p99 of 60 steps, a brick that is gone, and a new brick."""
+    """None of three thresholds can be judged: a p99 from 60 steps, a brick that is gone, and a new brick."""
     base, now = made_run(1, steps=60), made_run(2, steps=60, rename="Renamed")
-    # another kernel, so that the brick does not count as renamed
+    # The renamed brick gets another kernel, so that it counts as a new brick.
     now = replace(now, kernels={("Renamed", BrickCategory.FFN): ("another",)})
     for text in ("step.p99<=1s", "DownProjection<=2x", "Renamed<=2x"):
         (judged,) = judge(parse(text), diff(base, now))
@@ -264,7 +264,10 @@ def test_a_layer_has_a_number_or_a_name_and_a_category_is_all_of_its_bricks() ->
 
 
 def test_what_was_measured_is_said_with_its_interval() -> None:
-    """The interval includes two readings of the slower clock. Nothing is added if no resolution is known."""
+    """The interval includes two readings of the clock with the lower resolution.
+
+    An unknown resolution adds nothing.
+    """
     for resolutions, off_us in (((0.5, 1.5), 3.0), ((1.5, None), 3.0), ((None, None), 0.0)):
         base, now = (
             replace(made_run(seed, STEADY), clock_resolution_us=one)
@@ -295,7 +298,7 @@ def test_what_was_measured_is_said_with_its_interval() -> None:
 
 
 def judged_where(place: PlaceDiff, text: str) -> Judged:
-    """Judge a threshold on `steady` with one of its bricks replaced by `place`."""
+    """Return the result of a threshold on the comparison `steady` after `place` has replaced one of its bricks."""
     (part,) = steady().parts
     places = tuple(place if one.name == place.name else one for one in part.places)
     return judged_as(replace(steady(), parts=(replace(part, places=places),)), text)
@@ -319,7 +322,7 @@ def test_a_ratio_is_of_typical_calls_or_of_medians_if_only_means_are_known() -> 
     new = replace(known, before=None, call=None, p50=None)
     assert judged_where(new, "RmsNorm<=9x").said == "it is new: the baseline lacks it"
     assert judged_where(replace(known, p50=None), "RmsNorm.per_token<=9x").said == "1.60× ± 0.00"
-    # A baseline of zero gives no ratio. One below a microsecond does.
+    # A baseline time of zero gives no ratio, but half a microsecond does.
     for before_us, said in ((0.0, "the baseline has too few calls"), (0.5, "1.20× ± 0.00")):
         tiny = replace(known, mean=Change(before_us, 1.2 * before_us, 0.0))
         assert judged_where(tiny, "RmsNorm.per_token<=9x").said == said

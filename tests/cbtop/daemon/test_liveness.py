@@ -32,9 +32,9 @@ def liveness(
     [
         (True, True, False, False, True),
         (True, False, True, False, True),  # the process has closed its files
-        (True, False, False, False, False),  # the process runs a different program now
+        (True, False, False, False, False),  # The pid exists, but another program has it now.
         (False, True, True, False, False),
-        (False, True, False, True, True),  # the pid belongs to another pid namespace, but the lock is held
+        (False, True, False, True, True),  # the pid belongs to another pid namespace. The lock is held
         (True, False, True, True, False),
     ],
 )

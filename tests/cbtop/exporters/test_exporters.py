@@ -66,7 +66,7 @@ def test_a_process_that_recorded_nothing_gives_a_whole_file(name: str) -> None:
 
 
 def complete_events(document: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the events of records. Check every required field of the format."""
+    """Return the events that are records, after a check of the fields that the Chrome trace format requires."""
     for event in document["traceEvents"]:
         assert event["ph"] in "XM"
         assert {type(event["pid"]), type(event["tid"])} == {int}
@@ -112,7 +112,7 @@ def test_a_recorded_chrome_trace_keeps_the_nanoseconds(runtime: Path) -> None:
     assert '"ts": 4000000000.123, "dur": 130.0' in text
 
 
-# The perfetto package would download the tool if no path were given.
+# Without a path, the perfetto package would download trace_processor_shell.
 @pytest.mark.skipif(SHELL is None, reason="there is no trace_processor_shell in the PATH")
 @pytest.mark.parametrize("name", ["chrome-trace", "perfetto"])
 def test_perfetto_opens_it(runtime: Path, name: str) -> None:

@@ -36,7 +36,7 @@ IN_EFFECT = Crossovers(product_bytes=65_536, measured=frozenset({"product_bytes"
 
 @pytest.fixture(autouse=True)
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    # only roofs are read from here; compiled kernels stay in their cache
+    # Move the files of measured values to a temporary folder. The cache of compiled kernels stays where it is.
     monkeypatch.setattr("cbtop.protocol.roofs.cache_dir", lambda: tmp_path)
     with with_crossovers(STATIC_CROSSOVERS):
         yield tmp_path / "crossovers.json"

@@ -13,7 +13,7 @@ from cbtop.commands.shared import ranks
 from cbtop.commands.shared.ranks import FirstRank, job_of, run_ranks
 from cbtop.errors import CbtopError
 
-# Each rank writes its number and its settings into a file. The end of the program decides how the rank ends.
+# A program whose ranks write their numbers and settings into files. The inserted code `end` decides how they exit.
 RANK = """
 import os, signal, sys, time
 from pathlib import Path

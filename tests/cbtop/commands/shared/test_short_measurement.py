@@ -18,7 +18,7 @@ from tests.integration.hosts import CBTOP, DEADLINE_S, eventually
 
 pytestmark = pytest.mark.usefixtures("runtime")
 CALIBRATE = [*CBTOP, "calibrate", "--short", "--threads", "1"]
-# The measuring process reports its start and never ends.
+# A replacement for the measurement. It creates a file when it starts, and never ends.
 FOR_EVER = """
 import sys, time
 def main():
@@ -93,7 +93,7 @@ def test_an_interrupt_in_the_middle_leaves_nothing(
     environment = machine.environment(FOR_EVER.format(mark=str(mark)))
     with subprocess.Popen(CALIBRATE, env=environment, stderr=subprocess.PIPE, start_new_session=True) as process:
         eventually(mark.exists)
-        os.killpg(process.pid, number)  # a terminal does the same on Ctrl-C
+        os.killpg(process.pid, number)  # On Ctrl-C, a terminal also signals the whole process group.
         process.communicate(timeout=DEADLINE_S)
     eventually(lambda: not _is_group(process.pid))
     assert list(cache_dir().iterdir()) == []

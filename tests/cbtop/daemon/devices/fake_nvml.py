@@ -70,7 +70,8 @@ class FakeNvml:
         self.fails: dict[str, Exception] = {}
         self.inits = self.shutdowns = 0
         self.is_open = False
-        self.hangs: threading.Event | None = None  # calls wait until this event is set
+        # If this is set to an event, calls of NVML hang until the event occurs.
+        self.hangs: threading.Event | None = None
 
     def _about(self, function: str, handle: Gpu | None = None) -> None:
         if self.hangs is not None:

@@ -19,7 +19,7 @@ from tests.cbtop.daemon.devices.fake_nvml import FakeNvml, FakeNVMLError, Gpu
 
 ME = os.getpid()
 NOT_SUPPORTED, NO_PERMISSION, LOST, UNKNOWN = (FakeNVMLError(code) for code in (3, 4, 15, 999))
-# The figures that each NVML function provides.
+# Which figures of a device are unknown if an NVML function fails.
 FIGURES = {
     "nvmlDeviceGetUtilizationRates": {"utilization_percent", "memory_utilization_percent"},
     "nvmlDeviceGetMemoryInfo": {"memory_used_bytes", "memory_total_bytes"},
@@ -70,7 +70,7 @@ def unknown(device: Device) -> dict[str, str]:
 
 
 def second(sampler: Nvml, api: FakeNvml, clock: Clock, seconds: float = 2.0) -> DeviceSample:
-    """Return a sample taken `seconds` later. Each GPU used 600 W and transferred data meanwhile."""
+    """Take another sample after `seconds`. Meanwhile each GPU used 600 W and transferred data."""
     clock.now_ns += round(seconds * 1e9)
     for each in api.gpus:
         each.millijoules += round(600_000 * seconds)
@@ -129,7 +129,7 @@ def test_means_are_unknown_in_the_first_sample_and_if_a_counter_went_back(clock:
     (first,) = sampler.sample(()).devices
     assert unknown(first) == dict.fromkeys(MEANS, "a mean needs two samples")
     second(sampler, api, clock)
-    api.gpus[0].millijoules = 5  # the driver was reloaded
+    api.gpus[0].millijoules = 5  # Reloading the driver resets the energy counter.
     api.gpus[0].nvlink_kib[138] = -1 << 40  # the counter overflowed
     (back,) = second(sampler, api, clock).devices
     assert unknown(back) == dict.fromkeys({"power_watts", "nvlink_sent_bytes_per_sec"}, "its counter went back")

@@ -98,7 +98,7 @@ def test_a_sample_is_given_as_fresh_once() -> None:
         made.listen(())
         found: list[DeviceSample] = []
         eventually(lambda: found.extend(made.fresh()) or (found and found[-1].devices))
-        assert len(found) <= 2  # the start of the sampler and its answer
+        assert len(found) <= 2  # At most two samples arrive: that the sampler has started, and its first answer.
         assert made.fresh() == []
         assert made.latest() == found[-1:]
 
@@ -115,9 +115,10 @@ def test_a_hanging_sampler_keeps_its_values_and_delays_no_other_and_no_close(
         eventually(lambda: len(Quick.asked) > before + 3 and len(Failing.asked) > 3)
         assert newest(made, "hanging").monotonic_ns == 1
         made.close()
-        eventually(lambda: Quick.closed == [True])  # the quick sampler, too, may need longer than `close` waits
+        # `close` does not wait for samplers, so the quick one may also be closed a moment later.
+        eventually(lambda: Quick.closed == [True])
         assert Hanging.closed == []
-    eventually(lambda: Hanging.closed)  # the thread of the sampler closes it after the driver answers
+    eventually(lambda: Hanging.closed)  # After the driver answers, the sampler's own thread closes it.
 
 
 def test_before_its_first_answer_it_is_said_that_it_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:
