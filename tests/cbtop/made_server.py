@@ -23,11 +23,14 @@ PROMPT_TOKENS = 64
 
 @dataclass(frozen=True)
 class Served:
-    """What the server did, by its own clock and counts. Times are in seconds and start after the warm-up."""
+    """The work of a simulated server, by its own clock and counts.
+
+    Times are in seconds and start after the warm-up.
+    """
 
     path: Path
     runtime: Path
-    wall_s: float  # from the first step after the warm-up to the end of the last step
+    wall_s: float  # the time from the first step after the warm-up to the end of the last step
     in_steps_s: Mapping[str, float]
     tokens: Mapping[str, int]
     sequences: Mapping[str, int]

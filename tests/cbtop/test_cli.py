@@ -25,7 +25,7 @@ from tests.integration.hosts import DEADLINE_S
 from tests.integration.hosts import cbtop as run
 
 ROOT = Path(__file__).parents[2]
-ENDPOINT = "tcp://localhost:5555"  # for E1 and E2 in examples
+ENDPOINT = "tcp://localhost:5555"  # replaces the addresses E1 and E2 in the examples of the help
 GOLDEN_TEXT = "".join(
     file.read_text(encoding="utf-8") for file in (ROOT / "tests/cbtop/tui/views/goldens").glob("[bcghrs]*.txt")
 )
@@ -154,9 +154,10 @@ def test_what_an_encoding_lacks_is_written_in_ascii_of_the_same_width(encoding: 
     [
         ({"LC_ALL": "C"}, True),
         ({"LC_ALL": "POSIX", "LANG": "en_US.UTF-8"}, True),
-        ({"LANG": "C", "LC_CTYPE": "C.UTF-8"}, True),  # Python sets LC_CTYPE to this if it found LANG=C
-        ({"LANG": "de_DE.ISO-8859-1", "LC_CTYPE": "C.UTF-8"}, True),  # the locale in LANG is not installed
-        ({"LC_CTYPE": "C.UTF-8"}, False),  # Python sets LC_CTYPE to this if it found no locale
+        ({"LANG": "C", "LC_CTYPE": "C.UTF-8"}, True),  # Python sets LC_CTYPE to C.UTF-8 if it finds LANG=C.
+        # Python has set LC_CTYPE because the locale in LANG is not installed.
+        ({"LANG": "de_DE.ISO-8859-1", "LC_CTYPE": "C.UTF-8"}, True),
+        ({"LC_CTYPE": "C.UTF-8"}, False),  # Python sets LC_CTYPE to C.UTF-8 if it finds no locale.
         ({}, False),
         ({"LC_ALL": "C", "PYTHONUTF8": "1"}, False),
         ({"LC_ALL": "C", "PYTHONIOENCODING": "utf-8"}, False),
@@ -169,7 +170,8 @@ def test_a_locale_without_utf_8_asks_for_ascii_and_none_at_all_for_nothing(
     environment: dict[str, str], *, is_wanted: bool
 ) -> None:
     assert ascii_signs.are_wanted(environment, is_utf8_mode=True) is is_wanted
-    assert not ascii_signs.are_wanted(environment, is_utf8_mode=False)  # without UTF-8 mode Python uses the locale
+    # Without UTF-8 mode, Python uses the encoding of the locale, so the variables do not decide.
+    assert not ascii_signs.are_wanted(environment, is_utf8_mode=False)
 
 
 def test_the_console_of_linux_gets_ascii() -> None:

@@ -25,7 +25,7 @@ TIMES = 3
 
 def descriptors() -> list[str]:
     """Return the target of each descriptor of this process."""
-    while gc.collect():  # a finalizer can free further objects
+    while gc.collect():  # Collect until nothing is left, because the end of one object can make others unreachable.
         pass
     found = []
     for descriptor in os.listdir("/proc/self/fd"):
@@ -109,7 +109,7 @@ def test_no_more_are_open_after_than_before(
     ring: Path, whoever: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CBTOP_RUNTIME_DIR", str(ring.parent))
-    whoever(ring)  # the first time opens some descriptors for good: those of ZeroMQ, and of the last profiler
+    whoever(ring)  # The first run opens some descriptors for good: those of ZeroMQ, and of the last profiler.
     before = descriptors()
     for _ in range(TIMES):
         whoever(ring)
@@ -122,7 +122,8 @@ def test_a_daemon_that_ends_lets_go_of_every_process_it_watched(ring: Path, monk
     daemon = DaemonInside(default_endpoint())
     eventually(lambda: ring.name in " ".join(descriptors()))
     daemon.close()
-    assert ring.name not in " ".join(descriptors())  # not even while the daemon still exists
+    # The descriptor is closed although the daemon object still exists.
+    assert ring.name not in " ".join(descriptors())
 
 
 def test_a_forked_child_lets_go_of_what_its_parent_read(tmp_path: Path) -> None:

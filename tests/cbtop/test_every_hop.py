@@ -19,8 +19,10 @@ from tests.cbtop.recorded import apply, source_of
 RING_RECORDS = 32
 
 hops = st.one_of(
-    st.tuples(st.just("record"), st.integers(1, 80)),  # more than the ring holds, so old ones are overwritten
-    st.tuples(st.just("nonsense"), st.integers(1, 5)),  # unknown node or end before begin, so they are rejected
+    # 80 records are more than the ring holds, so old ones are overwritten.
+    st.tuples(st.just("record"), st.integers(1, 80)),
+    # Records of unknown nodes, or with their end before their begin. The daemon rejects them.
+    st.tuples(st.just("nonsense"), st.integers(1, 5)),
     st.tuples(st.just("new brick"), st.integers(1, 3)),
     st.tuples(st.just("poll"), st.none()),
     st.tuples(st.just("a delta arrives"), st.none()),

@@ -63,7 +63,7 @@ MIB = 1 << 20
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """Return the bytes of a recording of two seconds with its index."""
+    """Return the bytes of a complete recording of two seconds, including its index."""
     directory = tmp_path_factory.mktemp("whole")
     made_recording(directory, directory / "run.cbtop", 2, keyframe_every=1)
     return (directory / "run.cbtop").read_bytes()
@@ -93,7 +93,7 @@ def live(time_ns: int, *messages: Message) -> bytes:
 
 
 def shown_and_exported(path: Path) -> tuple[int, int, int]:
-    """Read the file in every way. Return the number of frames shown, damaged frames, and exported records."""
+    """Replay and export the file. Return the number of frames shown, damaged frames, and exported records."""
     with ReplayFeed(path, clock_s=lambda: 0.0) as feed:
         for at_s in (feed.duration_s / 2, 0.0):
             feed.seek(at_s)
@@ -179,7 +179,7 @@ def encoded(said: list[Message]) -> bytes:
 
 
 def with_index(path: Path, entries: list[tuple[int, int]]) -> None:
-    """Close the recording at `path` with these index entries, followed by a correct last entry."""
+    """Append an index with these entries to the recording at `path`. The last entry that follows them is correct."""
     data = path.read_bytes()
     payload = b"".join(struct.pack("<qq", *entry) for entry in [*entries, (0, len(data))])
     path.write_bytes(data + frame_bytes(FrameKind.INDEX, 0, payload) + struct.pack("<Q8s", len(data), b"CBTOPIDX"))
@@ -266,7 +266,7 @@ def test_a_file_that_shrinks_while_it_is_read_ends_there(path: Path, whole: byte
 
 def test_terabytes_of_nothing_are_not_walked(path: Path, whole: bytes) -> None:
     path.write_bytes(whole)
-    os.truncate(path, 1 << 40)  # a sparse file that uses no disk space
+    os.truncate(path, 1 << 40)  # The file is sparse: it has a terabyte but uses no disk space.
     shown, damage, _ = shown_and_exported(path)
     assert (shown, damage) == (5, 0)
 

@@ -1,4 +1,4 @@
-"""Tests of quantiles from histograms of blocks of steps: they equal the quantiles of the calls, and have right errors."""
+"""Tests of quantiles from histograms of blocks of steps: they equal those of the calls, and have right errors."""
 
 from __future__ import annotations
 

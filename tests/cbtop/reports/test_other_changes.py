@@ -18,13 +18,13 @@ NOTHING = "nothing has changed beyond noise"
 
 
 def text_of(**changed: object) -> str:
-    """Return the text of `steady` with these figures replaced."""
+    """Return the text of the comparison `steady` after these figures were replaced."""
     (part,) = steady().parts
     return diff_text(replace(steady(), parts=(replace(part, **changed),)))  # type: ignore[arg-type]
 
 
 def quiet() -> PartDiff:
-    """Return the part of `steady` with all changes set to none."""
+    """Return the part of the comparison `steady`, with no change of any brick."""
     (part,) = steady().parts
     same = Change(100.0, 100.0, 1.0)
     places = tuple(replace(one, change=same, mean=same, p50=same, p99=same) for one in part.places)

@@ -24,8 +24,8 @@ def names_in(text: str) -> list[str]:
     return [line.split()[0] for line in lines[first + 1 : lines.index("", first)]]
 
 
-# The default test sorts by name, a share, a time, a count and a figure of another table. The slow test sorts by all
-# figures.
+# By default, sort by one column of each kind: a name, a share, a time, a count and one of another table. The slow
+# test sorts by every column.
 @pytest.mark.parametrize(
     "column",
     [
@@ -61,7 +61,8 @@ async def test_a_filter_leaves_the_same_bricks_in_text_and_screen_and_both_count
         table = app.query_one("#bricks-table", SortedTable)
         assert {row.name for row in table.rows} == wanted
         assert counted in screen_text(app)
-        await pilot.press("j", "escape")  # the keys go to the table, and escape shows all rows
+        # The table has the focus: j moves its cursor, and escape removes the filter.
+        await pilot.press("j", "escape")
         await pilot.pause()
         assert (table.cursor > 0, len(table.rows)) == (True, len(samples.LIVE.bricks))
 
@@ -90,7 +91,7 @@ def test_an_expression_that_might_never_end_is_looked_for_as_it_stands(text: str
         ("(?i)(rms)?norm$", "RmsNorm"),
         (r"\(.*\)\[*+(|", "x"),
         ("[(*+|]+$", "a(*"),
-        ("[[a]b", "ab"),  # Python warns about this pattern
+        ("[[a]b", "ab"),  # Python warns about this regular expression.
     ],
 )
 def test_other_expressions_are_searched_as_expressions(text: str, word: str) -> None:
