@@ -1,4 +1,4 @@
-"""Links between ranks without a GPU, for threads of this process, or for processes with named pipes."""
+"""Links between ranks without a GPU: for threads of this process, or for processes connected by named pipes."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ import numpy as np
 
 from cbtop.compute.decoder.ranks import Rank, RankLink
 
-DEADLINE_S = 60.0  # only a deadlock takes this long
+DEADLINE_S = 60.0  # Only a deadlock takes so long.
 
 
 class Broadcasting(ABC):
-    """A link whose broadcast consists of single sends."""
+    """A link between ranks that broadcasts by sending to each rank in turn."""
 
     def __init__(self, number: int, count: int) -> None:
         self.number, self._count = number, count

@@ -56,7 +56,7 @@ def made(
     us = usual * np.exp(moved + rng.standard_normal((count, places)) * noise.call)
     us[:, 5 * len(BRICKS) + list(BRICKS).index(DOWN)] *= slower
     us[rng.random(us.shape) < noise.pauses] += 20_000
-    # The number of steps varies between blocks, as it does between seconds.
+    # Blocks have different numbers of steps, as whole seconds do.
     edges = np.sort(rng.choice(np.arange(2, count - 2, 2), blocks - 1, replace=False))
     edges = (edges + np.arange(steps, count, steps)) // 2
     inside = np.split(us, edges)
@@ -83,7 +83,7 @@ def made(
 
 
 def with_phase(snapshot: Snapshot, **changed: Any) -> Snapshot:
-    """Return `snapshot` with changed numbers in its only phase."""
+    """Return the snapshot after these fields of its only phase were replaced."""
     (phase,) = snapshot.phases
     return replace(snapshot, phases=(replace(phase, **changed),))
 

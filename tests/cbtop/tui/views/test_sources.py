@@ -1,4 +1,4 @@
-"""The list of sources shows the watched processes, the quality of their data, and the selected one."""
+"""Tests of the list of processes: which are watched, the quality of their data, and which one is selected."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Golden = Callable[[str, str], None]
 
 
 async def shown(source: SourceView, size: tuple[int, int], *turns: str) -> list[str]:
-    """Return the text of the view at first and after each key."""
+    """Return the text of the screen when the view opens, and after each key of `turns`."""
     app = CbtopApp(ScriptedFeed(source), section="sources", interval_s=60)
     async with app.run_test(size=size) as pilot:
         await pilot.pause()
@@ -66,7 +66,8 @@ async def test_those_that_have_ended_are_one_row_that_enter_unfolds_and_folds() 
     assert "▸ 2 ended" in first
     assert "▾ 2 ended" in unfolded
     assert "train.py" in unfolded
-    assert folded.count("ended") == first.count("ended") + 1  # the hint on how to unfold also contains "ended"
+    # When folded, the line that says how to unfold contains the word "ended" once more.
+    assert folded.count("ended") == first.count("ended") + 1
     assert "train.py" not in folded
 
 

@@ -139,7 +139,7 @@ async def test_a_drawing_asks_for_the_changed_cells_alone() -> None:
 
 
 class Numbers(Drawing):
-    """A widget with rows of which some change."""
+    """A widget with several rows. The test changes only some of them."""
 
     def __init__(self) -> None:
         super().__init__(id="numbers")
