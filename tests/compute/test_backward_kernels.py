@@ -70,7 +70,10 @@ def norm(forward: Callable[..., None], backward: Callable[..., None], *bias: Any
 
 
 def product(backward: Callable[..., None]) -> tuple[Inputs, Forward, Backward]:
-    """Return a case for a Q4_K product. Its gradient uses the dequantised weights."""
+    """Return a product of Q4_K weights, its inputs and its gradient for the test.
+
+    The expected gradient uses the dequantised weights.
+    """
     matrix = QuantizedMatrix.of(Q4_K, normal(6, 256).astype(np.float32))
     scratch = linear_backward.scratch_for(1, 256)
 
@@ -99,7 +102,7 @@ def weights(backward: Callable[..., None]) -> tuple[Inputs, Forward, Backward]:
 
 
 def attended(window: int, backward: Callable[..., None]) -> tuple[Inputs, Forward, Backward]:
-    """Return a case with two heads of keys and values and six heads of queries."""
+    """Return attention with two heads of keys and values and six heads of queries, for the test of its gradient."""
 
     def forward(q: Any, k: Any, v: Any) -> Any:
         k_cache, v_cache = plain_caches(2, len(q), 4, np.float64)
@@ -117,7 +120,7 @@ def attended(window: int, backward: Callable[..., None]) -> tuple[Inputs, Forwar
 
 
 def rotated(backward: Callable[..., None], neox: bool) -> tuple[Inputs, Forward, Backward]:
-    """Return a case for rope. The gradient rotates back by the negated angles."""
+    """Return a rotary embedding (rope) for the test of its gradient, which rotates back by the negated angles."""
     table = rope.angle_table(9, np.array([1.0, 0.3]))
 
     def forward(x: Any) -> Any:
@@ -134,7 +137,7 @@ def rotated(backward: Callable[..., None], neox: bool) -> tuple[Inputs, Forward,
 
 
 def loss(backward: Callable[..., None]) -> tuple[Inputs, Forward, Backward]:
-    """Return a case for the mean loss. The gradient of its output is 1."""
+    """Return the mean loss for the test of its gradient. The gradient of its output is 1."""
     targets = np.array([4, 0, 7])
 
     def gradients(logits: Any, d_out: Any) -> Inputs:
@@ -174,7 +177,7 @@ CASES = {
 
 
 def differences(forward: Forward, inputs: Inputs, d_out: Any) -> Inputs:
-    """Return the numerical gradient of each input, from two calls per number."""
+    """Return the numerical gradient of each input: a central difference for each of its numbers."""
     gradients = []
     for one in inputs:
         gradient = np.zeros_like(one)

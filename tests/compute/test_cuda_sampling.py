@@ -19,7 +19,7 @@ def logits(kind: str) -> Any:
     made = 3 * floats(np.random.default_rng(5), 1, VOCABULARY)
     return {
         "spread": made,
-        "in steps": np.round(made),  # contains many equal values
+        "in steps": np.round(made),  # Rounded logits, so many of them are equal.
         "all equal": np.zeros_like(made),
         "one far above": np.where(np.arange(VOCABULARY) == 77_777, np.float32(300), made),
         "all below zero": made - 40,

@@ -30,7 +30,8 @@ from cbtop.compute.quantization.base import BlockFormat
 from cbtop.compute.quantization.floats import F32
 from tests.representatives import each_value_once
 
-# These shapes have fewer layers and columns than the real models. Their columns have the same divisors.
+# Each of these small models has fewer layers and columns than the model of its name. Its numbers of columns can be
+# divided by the same block lengths.
 SHAPES = {
     "0.5B": ModelShape("qwen2", 224, 7, 1, 512, 3, 512, 64),
     "135M": ModelShape("llama", 288, 9, 3, 768, 3, 512, 64),
@@ -51,7 +52,10 @@ def runs(shape: str, file_type: str) -> bool:
 
 
 def format_of(name: str) -> BlockFormat:
-    """Return the format with this name. An unknown format is replaced by zeros of the same size."""
+    """Return the block format with this name.
+
+    If cbtop does not know the format, return one of the same size that writes zeros.
+    """
     if name in KNOWN:
         return KNOWN[name]
     code = GGMLQuantizationType[name]
@@ -65,7 +69,7 @@ def format_of(name: str) -> BlockFormat:
 
 @pytest.fixture
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
-    """Return a function that writes a file of a type and shape."""
+    """Return a function that writes a model file with the given shape and file type."""
     tensors: Any = demo_model.tensors_of
 
     def written(shape: str, file_type: str) -> Path:
@@ -86,7 +90,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
 FILES = [(shape, file_type) for shape, files in CHOSEN.items() for file_type in files]
 
 
-# By default every shape and every file type appears once.
+# By default, test a selection of the files that has every shape and every file type once.
 RUNNING = each_value_once(one for one in FILES if runs(*one))
 REFUSED = each_value_once(one for one in FILES if not runs(*one))
 

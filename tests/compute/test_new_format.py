@@ -12,7 +12,7 @@ import pytest
 
 import cbtop
 
-# Q8_0 with the scale after the weights.
+# The source of a new block format: like Q8_0, with the scale after the weights.
 OWN_FILE = '''
 """Q8_2: 32 signed bytes, then their scale."""
 
@@ -50,7 +50,8 @@ Q8_2 = BlockFormat(
 '''
 LINE = '    "Q8_2": "q8_2",\n'
 
-# Prints the kernels of this format in `cbtop verify` and how many pass, for the first variant of each.
+# A program that prints which kernels of the new format `cbtop verify` tests, and how many pass. It uses one case of
+# each kernel.
 VERIFIED = """
 import json
 from cbtop.commands.demo import DESCRIPTION

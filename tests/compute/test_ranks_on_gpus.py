@@ -26,11 +26,11 @@ from tests.compute.conftest import ListRecorder
 
 pytestmark = pytest.mark.gpu
 RANKS, STEPS, DEADLINE_S = 2, 8, 120.0
-PROMPT = [(7 * place) % 300 for place in range(40)]  # long enough for products in bfloat16
+PROMPT = [(7 * place) % 300 for place in range(40)]  # This prompt is long enough that products use bfloat16.
 
 
 def ran(gpu: Gpu, path: Path, rank: Rank, *, is_eager: bool) -> tuple[list[int], Any, dict[str, int]]:
-    """Return the tokens, the last logits, and how often each exchange was recorded with a time."""
+    """Return the tokens, the last logits, and how often each exchange between ranks was recorded with a time."""
     on = model_on(gpu, part_of(read_model(path, FAMILIES), rank), is_exact=True, rank=rank)
     recorder = ListRecorder()
     decoder = GpuDecoder(gpu, on, BrickProfiler(recorder=recorder), 64, is_eager=is_eager, rank=rank)
