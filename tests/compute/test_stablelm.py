@@ -29,7 +29,7 @@ Write = Callable[..., Path]
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
     """Return a function that writes a float32 model with additional keys of its architecture.
 
-    It leaves out tensors whose names contain `without`.
+    Tensors with `without` in their names are left out.
     """
     tensors: Any = demo_model.tensors_of
 

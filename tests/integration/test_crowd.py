@@ -22,10 +22,11 @@ from tests.integration.attackers import ATTACKS, attacking
 from tests.integration.hosts import CBTOP, daemon, eventually, host
 
 LOOPBACK = "tcp://127.0.0.1:0"
-MUCH_BYTES = 200 << 20  # without limits, attacks used 2 GiB within a minute; now they use about 20 MiB
+# limit for the daemon's memory: without limits, attacks used 2 GiB within a minute; now they use about 20 MiB
+MUCH_BYTES = 200 << 20
 
 
-@pytest.mark.parametrize(  # by default one attack that reconnects and one that never reads
+@pytest.mark.parametrize(  # By default, test one attack that reconnects and one that never reads.
     "attack",
     [
         attack
@@ -82,7 +83,7 @@ def test_those_who_join_within_a_moment_are_answered_together(monkeypatch: pytes
 def test_a_daemon_is_watched_through_a_forwarded_socket_as_ssh_forwards_it(runtime: Path) -> None:
     there, here = f"ipc://{runtime}/there.sock", f"ipc://{runtime}/here.sock"
     with attackers.forwarding(here, there), Feed([here]) as viewer, host():
-        for _ in range(2):  # the second time, the other end was without a listener for a while
+        for _ in range(2):  # In the second round, the forwarded address had no listener for a while.
             with daemon("--bind", there):
                 assert (runtime / "there.sock").stat().st_mode & 0o777 == 0o600
                 eventually(
@@ -98,7 +99,7 @@ def is_stale(viewer: Feed) -> bool:
 
 
 def join(endpoint: str) -> None:
-    """Be a viewer until the daemon has answered."""
+    """Connect as a viewer does, and wait until the daemon has answered."""
     with Feed([endpoint]) as viewer:
         eventually(lambda: viewer.poll(20) or not viewer.links.unanswered)
 
@@ -124,7 +125,7 @@ def connections(pid: int) -> int:
     """Return the number of TCP connections of a process."""
     held = set()
     for link in Path(f"/proc/{pid}/fd").iterdir():
-        with suppress(FileNotFoundError):  # the descriptor was closed meanwhile
+        with suppress(FileNotFoundError):  # The process has closed this descriptor meanwhile.
             held.add(os.readlink(link))
     found = 0
     for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:

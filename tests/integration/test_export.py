@@ -21,7 +21,7 @@ from tests.integration.hosts import CBTOP, HOST, cbtop, eventually
 
 @pytest.fixture
 def recording(runtime: Path, tmp_path: Path) -> Path:
-    """Record one process: a prefill before the recording, then twenty steps of one brick each."""
+    """Record a process with twenty steps of one brick each. A prefill came before the recording."""
     made_recording(runtime, tmp_path / "run.cbtop", 10)
     return tmp_path / "run.cbtop"
 
@@ -36,7 +36,7 @@ def test_every_record_of_a_recording_is_exported_and_lost_ones_are_counted(recor
     reader.close()
 
 
-# By default one text format and one binary format. tests/cbtop/exporters tests their contents.
+# By default, export one text format and one binary format. tests/cbtop/exporters tests their contents.
 @pytest.mark.parametrize(
     "name",
     [one if one in ("csv", "perfetto") else pytest.param(one, marks=pytest.mark.slow) for one in EXPORTERS],

@@ -43,10 +43,11 @@ def test_what_the_daemon_remembers_ends_with_what_is_live_and_leaves_no_file(
             view = past.view(live.key)
             assert view is not None
             assert (view.steps, view.bricks, view.books) == (live.steps, live.bricks, live.books)
-            assert [source.key for source in past.sources()] == [live.key]  # other sources were not requested
+            # The recording has only the requested process.
+            assert [source.key for source in past.sources()] == [live.key]
             past.select(0, past.duration_s)
             past.advance()
-            assert steps(past.view(live.key)) == 200  # the number of steps since it began
+            assert steps(past.view(live.key)) == 200  # number of all steps since the process began
             other.wait()
             eventually(lambda: feed.poll(20) or {steps(feed.view(one.key)) for one in feed.sources()} == {200, 30})
         watched = eventually(lambda: feed.poll(20) or ((found := feed.watched()) and found.at_s and found))

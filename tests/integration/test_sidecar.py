@@ -74,7 +74,7 @@ def test_whoever_reads_the_hosts_output_does_not_wait_for_the_sidecar(address: s
     with started(WAITING, address, **pipes, text=True) as host, Feed([address]) as feed:
         eventually(lambda: feed.poll(50) or not feed.links.unanswered)
         (sidecar,) = children_of(host.pid)
-        os.kill(sidecar, signal.SIGSTOP)  # so that the sidecar does not end first
+        os.kill(sidecar, signal.SIGSTOP)  # Stop the sidecar, so that it cannot end before its host.
         try:
             assert host.communicate("\n", timeout=DEADLINE_S)[0] == "went on\n"
             assert is_running(sidecar)

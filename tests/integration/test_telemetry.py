@@ -33,9 +33,9 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from tests.integration.hosts import CBTOP, DEADLINE_S, cbtop, eventually, host, snapshot
 
-Series = dict[tuple[str, ...], float]  # the value of a sample by phase and brick
+Series = dict[tuple[str, ...], float]  # values of a metric by phase and brick
 
-# A host with work, a budget, a check, and a brick inside another. It stays idle when it is done.
+# A program with declared work, a budget, a check, and a brick inside another brick. After its steps it stays idle.
 RESTING_HOST = """
 import sys, time
 from cbtop import BrickDefinition, BrickId, BrickProfiler, TokenBudget, Work
@@ -95,7 +95,8 @@ def scrape(line: str) -> dict[str, Family]:
     while not text:
         try:
             text = get(line.removeprefix("cbtop daemon: metrics at "))
-        except HTTPError as error:  # the exporter has not yet received data from the daemon, or not for a while
+        except HTTPError as error:
+            # Status 503: the exporter has no data from the daemon yet, or got none for a while.
             error.close()
             if error.code != 503:
                 raise
@@ -131,7 +132,8 @@ def test_a_scrape_at_rest_gives_the_numbers_of_the_json_report() -> None:
         (source,) = snapshot()
     here = {"source": source["key"]}
     assert value_of(families, "cbtop_source_info", **here, pid=str(process.pid), program=source["program"]) == 1
-    assert value_of(families, "cbtop_source_state", **here) == 1  # live; it would be idle after two seconds
+    # The state 1 means live. The process would count as idle after two seconds.
+    assert value_of(families, "cbtop_source_state", **here) == 1
     assert value_of(families, "cbtop_tokens_total", **here, phase="decode") == source["steps"]["tokens"] == 100
     loss = source["loss"]
     assert value_of(families, "cbtop_records_produced_total", **here) == loss["produced"]
@@ -176,7 +178,8 @@ for line in sys.stdin:
 """
 
 
-@pytest.mark.slow  # tests/cbtop/telemetry/test_counters.py tests it on simulated processes
+# This test is slow: tests/cbtop/telemetry/test_counters.py tests the same by default, with simulated processes.
+@pytest.mark.slow
 def test_no_counter_goes_down_while_processes_are_reset_end_and_are_killed() -> None:
     seen: dict[tuple[str, ...], float] = {}
 
@@ -299,7 +302,7 @@ def test_a_collector_receives_the_numbers_of_the_json_report(collector: Collecto
             )
 
 
-@pytest.mark.slow  # tests/cbtop/telemetry/test_traces.py tests what is sent
+@pytest.mark.slow  # This test is slow: tests/cbtop/telemetry/test_traces.py tests the contents of traces by default.
 def test_a_collector_receives_whole_steps_as_traces(collector: CollectorStub) -> None:
     with (
         exporting_daemon("--otlp", collector.address, OTEL_METRIC_EXPORT_INTERVAL="100"),
@@ -318,7 +321,7 @@ def test_a_collector_receives_whole_steps_as_traces(collector: CollectorStub) ->
         assert all(f":{running.pid}:" in span.attributes[0].value.string_value for span in spans)
         assert abs(spans[0].start_time_unix_nano - time.time_ns()) < 1e9 * DEADLINE_S
         (down,) = (s for s in spans if s.name == "DownProjection" and names[s.parent_span_id] == "Layer 1")
-        assert down.end_time_unix_nano - down.start_time_unix_nano > 500_000  # the brick sleeps longer than this
+        assert down.end_time_unix_nano - down.start_time_unix_nano > 500_000  # The brick sleeps for at least 500 µs.
 
 
 def test_at_its_end_the_daemon_sends_what_it_knows_once_more(collector: CollectorStub) -> None:
@@ -423,7 +426,7 @@ def test_prometheus_scrapes_it_and_answers_every_question_of_the_dashboard(tmp_p
         (p95,) = ask(
             'histogram_quantile(0.95, rate(cbtop_brick_duration_seconds_bucket{brick="DownProjection"}[30s])) > 0'
         )
-        assert float(p95["value"][1]) > 0.0005  # the host sleeps 0.5 ms in it
+        assert float(p95["value"][1]) > 0.0005  # The process sleeps 0.5 ms in each call of DownProjection.
         eventually(lambda: [row["value"][1] for row in ask("up")] == ["1"])
 
 

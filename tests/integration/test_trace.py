@@ -24,7 +24,7 @@ def test_all_traces_of_a_run_are_reported_and_its_books_still_balance(model: str
     assert done.returncode == 0, done.stderr
     (source,) = json.loads(done.stdout)["sources"]
     assert {trace["name"]: trace["trace"] for trace in source["traces"]} == TRACES
-    assert {trace["forwards"] for trace in source["traces"]} == {3}  # steps 1, 17 and 33
+    assert {trace["forwards"] for trace in source["traces"]} == {3}  # Steps 1, 17 and 33 were traced.
     assert [trace["anomalies"] for trace in source["traces"]] == [[]] * 5
     (own,) = [row for row in source["bricks"] if row["name"] == "Trace"]
     assert own["category"] == "Other"
@@ -33,7 +33,7 @@ def test_all_traces_of_a_run_are_reported_and_its_books_still_balance(model: str
     assert sum(row["total_exclusive_us"] for row in source["bricks"]) == pytest.approx(books["bricks_us"])
 
 
-@pytest.mark.slow  # tests/compute/test_tracing.py tests the same
+@pytest.mark.slow  # This test is slow: tests/compute/test_tracing.py tests the same by default.
 def test_only_what_was_asked_for_is_traced_and_shown(model: str) -> None:
     done = cbtop("demo", "--model", model, "--headless", "--steps", "3", "--trace", "kv,logits", "--view", "trace")
     assert done.returncode == 0, done.stderr

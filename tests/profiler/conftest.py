@@ -1,4 +1,4 @@
-"""Fixtures: the profiler with either hot path. Tests with these fixtures run twice."""
+"""Fixtures that run a test twice: with the hot path of the profiler in Python and in C."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
     return name
 
 
-# Use it for tests that start a process or take seconds. By default they run only with the compiled hot path.
+# Run a test with both hot paths, the one in Python only in slow tests. Use it for tests that start a process or take
+# seconds.
 of_either = pytest.mark.parametrize(
     "implementation", [pytest.param("python", marks=pytest.mark.slow), "compiled"], indirect=True
 )
@@ -30,7 +31,7 @@ of_either = pytest.mark.parametrize(
 
 @pytest.fixture(params=["python", "compiled"])
 def stamping(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Select whether launches are stamped by Python or by C."""
+    """Run a test twice: with time stamps that Python adds to launches, and with those that C adds."""
     name: str = request.param
     if name == "python":
         for module in (pairs, stamp_clock):

@@ -233,8 +233,8 @@ def test_one_more_base_run_never_turns_a_clear_slowdown_into_a_pass(rounds: int)
             assert len(outcomes) == 1, name
             if name == "of another sampling":
                 assert "another part of steps recorded" in worst([*bases, extra], now)[1].why_not
-            # The additional run is 50 % slower, so the base runs vary too much to exclude a factor of 2.
             elif name == "slow and noisy":
+                # The additional run is 50 % slower, so the base runs vary too much to exclude a factor of 2.
                 assert outcomes <= {Outcome.BROKEN, Outcome.UNKNOWN}
             else:
                 assert outcomes == {Outcome.BROKEN}, name

@@ -50,7 +50,7 @@ class Made(defaultdict):
 
 
 class LazyBatch(Mapping):
-    """Augments each column when it is read."""
+    """A batch that changes a column when it is read, as random augmentation of data does."""
 
     def __getitem__(self, name):
         print("column", name)

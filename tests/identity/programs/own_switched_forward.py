@@ -68,5 +68,6 @@ for layer in net.layers:
     del layer.forward
 try:
     net(ids)
-except NotImplementedError as error:  # torch raises this for a module without a forward, also under cbtop
+except NotImplementedError as error:
+    # torch raises NotImplementedError for a module without a forward. Under cbtop it must do the same.
     print(error)

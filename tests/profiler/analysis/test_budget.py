@@ -1,4 +1,4 @@
-"""A budget stores one number and derives the others. Sequential bricks add up."""
+"""Tests of budgets: a budget stores one number and derives the others. Budgets of bricks in sequence add up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parts of a step count as closed when the step ends, wherever the batches are cut."""
+"""Tests of open steps: the parts of a step count only when the step ends, wherever batches of records are cut."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def test_what_lies_in_ended_steps_is_closed_wherever_a_batch_was_cut(bricks: lis
 
 @pytest.mark.parametrize("cut", [0, 2])
 def test_what_lies_in_a_step_that_is_recorded_behind_a_later_one_is_its_own(cut: int) -> None:
-    """A step can wait for a device.
+    """A step may wait for a device, and its records then come late.
 
-    Its records then follow those of a step in the same lane that began and ended after it.
+    Another step in the same lane has begun and ended before they come.
     """
     start = np.array([1_000, 1_000, 100, 100], np.int64)
     end = np.array([1_090, 1_100, 180, 200], np.int64)
@@ -54,7 +54,10 @@ def test_what_lies_in_a_step_that_is_recorded_behind_a_later_one_is_its_own(cut:
 def test_what_is_late_makes_a_step_too_full_but_in_the_lane_that_many_share(
     lane: int, noted: list[tuple[int, int]]
 ) -> None:
-    """A step of 100 ns has a brick of 60 ns. Two deferred bricks that arrive after its end add 70 and 10 ns."""
+    """A step of 100 ns has a brick of 60 ns.
+
+    Two deferred bricks arrive after the end of the step. They add 70 and 10 ns.
+    """
     step_of, part_of = np.array([-1, 1, 1]), np.array([-1, -1, 1])
     stats = NodeStats()
     stats.grow(3)
@@ -119,7 +122,7 @@ def test_what_takes_no_time_as_a_step_ends_is_of_the_next() -> None:
 
 
 def test_what_begins_with_the_clock_is_open_until_its_step_ends() -> None:
-    """No step has ended before it, so it is not late."""
+    """A brick that begins at time 0 belongs to a step that has not ended, because no step has ended before it."""
     stats = NodeStats()
     stats.grow(3)
     stats.add(records((2, 0, 1)), *STEP_AND_BRICK)
@@ -130,9 +133,9 @@ def test_what_begins_with_the_clock_is_open_until_its_step_ends() -> None:
 
 @pytest.mark.parametrize("lanes", [(2, 4), (4, 2)])
 def test_what_is_late_in_one_lane_may_be_early_in_another(lanes: tuple[int, int]) -> None:
-    """A step ends at 100 in one lane and at 50 in the other.
+    """In one lane, a step has ended at 100. In the other lane, one has ended at 50.
 
-    A brick from 80 to 90 is late in the first lane. In the other lane it belongs to a later step.
+    So a brick from 80 to 90 arrives late in the first lane. In the other lane it belongs to the next step.
     """
     first, second = (lane << LANE_SHIFT for lane in lanes)
     stats = NodeStats()
@@ -161,7 +164,7 @@ def test_what_ran_beside_its_like_is_counted_once_however_many_did(
 ) -> None:
     """Bricks overlap, as on streams of a device.
 
-    The sum of their times is the time in which any ran plus the overlap.
+    The sum of their times is the time when at least one brick ran, plus the overlap.
     """
     stats = NodeStats()
     stats.grow(5)

@@ -114,10 +114,10 @@ def records_of(chance: random.Random) -> list[bytes]:
 
 
 def read_both_ways(records: list[bytes]) -> tuple[Records, Records]:
-    """Read the records in Python and in C. They are split over two buffers."""
+    """Read the records in Python and in C, and return both results. The records are in two buffers."""
     half = len(records) // 2
     rooms, raws = [], []
-    ends: dict[int, int] = {}  # end of each record by its begin
+    ends: dict[int, int] = {}  # end time of each record by its begin time
     for part in (records[:half], records[half:]):
         room = ctypes.create_string_buffer(b"".join(part), sum(map(len, part)) or 1)
         at = end = ctypes.addressof(room)

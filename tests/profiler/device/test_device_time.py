@@ -1,4 +1,4 @@
-"""The line between device clock and host clock is as accurate as it claims."""
+"""Tests of the conversion from the device's clock to the host's clock: its error stays below the stated one."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_mapped_time_is_off_by_no_more_than_its_error(
     drift = [drift_ppb + chance.randint(-1, 1) * wander_ppb for _ in range(len(gaps) + 2)]
 
     def host_of(device: int) -> int:
-        """Return the host time of a device time. Each interval has its own drift."""
+        """Return the true host time of a device time. The drift between both clocks changes in each interval."""
         left, host = device - start, SECOND
         if left < 0:
             return host + left + left * drift[0] // SECOND

@@ -20,7 +20,7 @@ from tests.profiler.memory import Memory
 
 NODE = (1 << 24) - 1
 
-# A llama as both engines write it. Tokens of all sequences are in one row, and norms also take the residual.
+# A llama as vLLM and SGLang write it. The tokens of all sequences are in one row, and norms also get the residual.
 MODEL = """
 import torch
 from torch import nn
@@ -328,7 +328,7 @@ def importable(name: str, directory: Path) -> Iterator[None]:
 
 
 def steps_of(memory: Memory) -> list[tuple[str, int]]:
-    """Return (phase, tokens) of each step in the order of their ends."""
+    """Return the phase and the number of tokens of each step, in the order in which the steps ended."""
     nodes = {node.id: node for node in memory.said if isinstance(node, Node)}
     return [
         (nodes[tag & NODE].name, elements)
@@ -349,11 +349,11 @@ def places_of(memory: Memory) -> Counter[str]:
 
     return Counter(
         path(nodes[tag & NODE]) for tag, *_ in memory.records if tag & NODE and not tag & FLAG_AMOUNTS
-    )  # other records have lost their node
+    )  # Only records of nodes count. Other records report losses or amounts.
 
 
 def places_of_a_step(phase: str) -> dict[str, int]:
-    """Return the expected paths and counts of a step of the stand-ins' model."""
+    """Return how often each path occurs in one step of the stand-ins' model."""
     layer = ("QkvProjection", "RopeEmbedding", "Attention (fused)", "OutputProjection")
     layer += ("GateUpProjection", "Activation", "DownProjection")
     places = {f"{index} / {brick}": 1 for index in (0, 1) for brick in layer}

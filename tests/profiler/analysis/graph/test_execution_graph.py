@@ -1,4 +1,4 @@
-"""The graph derives edges from its scopes, keeps added edges, and counts nodes that have no room."""
+"""Tests of the execution graph: it derives edges from scopes, keeps added edges, and counts nodes over its limit."""
 
 from __future__ import annotations
 
@@ -128,11 +128,11 @@ def test_a_transfer_that_comes_back_is_a_ping_pong() -> None:
     graph = ExecutionGraph()
     graph.push_scope(Layer(0))
     there = graph.record_transfer("host", "gpu0", 4096, "H2D", 1000)
-    graph.record_transfer("gpu0", "host", 8, "D2H")  # different number of bytes
+    graph.record_transfer("gpu0", "host", 8, "D2H")  # no return of the first copy: other number of bytes
     graph.record_transfer("gpu1", "host", 4096, "D2H")  # different device
-    graph.record_transfer("gpu0", "gpu1", 4096, "D2D")  # this copy does not go through the host
+    graph.record_transfer("gpu0", "gpu1", 4096, "D2D")  # no return of the first copy: it does not go to the host
     back = graph.record_transfer("gpu0", "host", 4096, "D2H")
-    graph.record_transfer("gpu0", "host", 4096, "D2H")  # the other transfer already has a partner
+    graph.record_transfer("gpu0", "host", 4096, "D2H")  # The first copy is already paired with another copy back.
     graph.pop_scope()
     assert graph.node(there) == Transfer("host", "gpu0", 4096, "H2D", 1000)
     assert graph.detect_ping_pong() == [(there, back)]
