@@ -60,7 +60,7 @@ class Layer(nn.Module):
 
 
 class Model(nn.Module):
-    """A model of two layers. Each layer calls `does` with its input of shape SHAPE."""
+    """A model of two layers. Each layer calls `does` with its input, a tensor of the shape SHAPE."""
 
     def __init__(self, does: Callable[[Any], Any]) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ def _coalesced(x: Any) -> None:
         dist.all_reduce(x)
 
 
-# The call, and the elements of all ranks for each of its bricks.
+# Collectives by name: the call, and the bricks that it must become, with their elements over all ranks.
 CALLS: dict[str, tuple[Callable[[Any], Any], dict[str, int]]] = {
     "all_reduce": (lambda x: dist.all_reduce(x), {"AllReduce": COUNT}),
     "imported before": (lambda x: imported_before(tensor=x, group=None), {"AllReduce": COUNT}),
@@ -139,7 +139,7 @@ CALLS: dict[str, tuple[Callable[[Any], Any], dict[str, int]]] = {
 
 def _run(model: Any) -> None:
     with warnings.catch_warnings():
-        # torch 2.13 warns about `all_gather_into_tensor` and similar functions
+        # torch 2.13 warns that `all_gather_into_tensor` and similar functions are deprecated.
         warnings.simplefilter("ignore", FutureWarning)
         model(torch.ones(SHAPE))
 
@@ -240,7 +240,8 @@ def test_no_collective_is_recorded_outside_steps_and_detach_restores_torch(
     before = state()
     model = Model(lambda x: dist.all_reduce(x))
     attachment = attach(model, profiler)
-    assert dist.all_reduce is imported_before  # torch compares its functions by identity
+    # torch compares its functions by identity, so attaching must not replace them.
+    assert dist.all_reduce is imported_before
     _run(model)
     records = len(memory.records)
     dist.all_reduce(torch.ones(3))
@@ -253,7 +254,7 @@ def test_no_collective_is_recorded_outside_steps_and_detach_restores_torch(
 
 
 class Inherits(dist.ProcessGroup):
-    """A process group written in Python, which leaves sending to torch."""
+    """A process group that is written in Python. torch does the sending."""
 
 
 class InheritsWait(TorchWork):
@@ -309,7 +310,8 @@ def test_dynamo_compiles_collectives_into_the_graphs_of_the_bare_model(name: str
         forget_compiled()
         model = Model(does)
         if is_attached:
-            attach(Model(does), profiler)  # this model does not run; attaching wraps the functions
+            # cbtop wraps torch's functions when it is attached to a model. This model never runs.
+            attach(Model(does), profiler)
             attach(model, profiler)
         compiled = torch.compile(model, backend="eager")
         compiled(torch.ones(SHAPE))
@@ -320,7 +322,7 @@ def test_dynamo_compiles_collectives_into_the_graphs_of_the_bare_model(name: str
         try:
             assert counted(False) == counted(True)
         finally:
-            forget_compiled()  # functions are not wrapped if models of this class were compiled
+            forget_compiled()  # If models of this class were already compiled, cbtop would not wrap functions.
 
 
 def test_the_weights_of_a_model_sharded_over_ranks_are_those_of_this_rank(
@@ -340,12 +342,12 @@ def test_the_weights_of_a_model_sharded_over_ranks_are_those_of_this_rank(
 
 
 def _carried_by_a_link(kind: str, ranks: int, size: int) -> float:
-    """Return how much each of `ranks` ranks in a ring sends, counted send by send.
+    """Return how many bytes each rank in a ring of ranks sends, counted send by send.
 
-    `size` is the size of the whole.
+    `size` is the number of bytes of the whole tensor.
     """
     part = size / ranks
-    # an all-reduce goes round twice: reduce, then gather
+    # An all-reduce goes around the ring twice: first to reduce, then to gather.
     passes = {"AllReduce": 2, "AllGather": 1, "ReduceScatter": 1}[kind]
     return sum(part for _ in range(passes) for _ in range(ranks - 1))
 

@@ -1,4 +1,7 @@
-"""A model call in C and the same call in Python give equal records and equal numbers in the governor."""
+"""Tests of model calls that C handles: their records are the same as with Python.
+
+The numbers of the governor, which limits the overhead, are the same, too.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,7 @@ pytestmark = [
 
 
 class Governed(GovernedProfiler):
-    """A governed profiler that records about one in `every` steps."""
+    """A profiler whose governor records about one in `every` steps."""
 
     def __init__(self, recorder: Recorder, every: int, clock_ns: Callable[[], int]) -> None:
         self.governor = Governor(1, self.announce)
@@ -52,7 +55,7 @@ class Governed(GovernedProfiler):
 
 
 class Layer(nn.Module):
-    """A layer of a stack. It runs what the host wants in the middle of its forward."""
+    """A layer of a model. In the middle of its forward it does what the test asks for."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -110,7 +113,7 @@ class Kept:
 
 
 class Cache:
-    """The part of a transformers cache that cbtop reads."""
+    """The attributes of a cache of transformers that cbtop reads."""
 
     def __init__(self, held: Any) -> None:
         self.layers = [Kept(held)]
@@ -120,7 +123,7 @@ class Cache:
 
 
 class Own(torch.Tensor):  # type: ignore[name-defined, misc]
-    """A tensor subclass of the host that sees each function called on it."""
+    """A program's own subclass of a tensor. It is informed of each function that is called on it."""
 
 
 TENSORS = {
@@ -147,7 +150,8 @@ DOES = (
     "raise", "interrupt", "brick", "step", "again", "another", "in a thread", "cancel", "switch off", "switch on",
     "ask for a burst", "record all",
 )  # fmt: skip
-USUAL = st.just(("one", "used", "by name", "nothing"))  # C handles these calls, after Python has begun the first ones
+# The usual call. C handles it after Python has handled the first ones.
+USUAL = st.just(("one", "used", "by name", "nothing"))
 CALLS = st.one_of(
     USUAL,
     USUAL,
@@ -159,7 +163,7 @@ CALLS = st.one_of(
 
 
 class Host:
-    """Calls two models. Inside the calls it does what other hosts do."""
+    """A program that calls two models. During the calls it does other things that programs do."""
 
     def __init__(self, recorder: Recorder, every: int, *, in_python: bool, ticks: bool = True) -> None:
         self.said: list[str] = []
@@ -232,13 +236,13 @@ class Host:
             self.said += _slots_here()
 
     def _call_thrice(self) -> None:
-        """Call the second model inside the running step. From its second call on, C handles it."""
+        """Call the second model during the step of the first. C handles it from its second call on."""
         for _ in range(3):
             self.call_model(self.models[1], "one", "used", "by name", _nothing)
 
     @property
     def known(self) -> Any:
-        """Return the state of steps and of the governor, without times."""
+        """Return what is known about steps and costs, without times."""
         governor = self.governor
         if governor is None:
             of_models = [(one.steps.looks, len(one.steps.recorded_steps)) for one in self._attached]
@@ -261,7 +265,10 @@ def _call_in_python(model: Any) -> None:
 
 
 def _ran(calls: list[tuple[str, str, str, str]], every: int, *, in_python: bool, ring: bool) -> Any:
-    """Return the messages and records of these calls. One step in `every` is recorded."""
+    """Run these calls in a new program. Return the messages and records that result.
+
+    One step in `every` is recorded.
+    """
     with tempfile.TemporaryDirectory() as directory:
         recorder: Any = RingRecorder(Path(directory)) if ring else Memory()
         host = Host(recorder, every, in_python=in_python)
@@ -288,7 +295,8 @@ def _ran(calls: list[tuple[str, str, str, str]], every: int, *, in_python: bool,
 def test_any_calls_of_models_leave_in_c_what_they_leave_in_python(
     calls: list[tuple[str, str, str, str]], every: int, ring: bool
 ) -> None:
-    first = [("one", "used", "by name", "nothing")] * 3  # the next call is handled as usual
+    # Python handles these three calls. C can handle the next one.
+    first = [("one", "used", "by name", "nothing")] * 3
     in_python, in_c = (_ran([*first, *calls], every, in_python=python, ring=ring) for python in (True, False))
     assert in_c == in_python
 
@@ -331,7 +339,7 @@ def test_what_is_compared_is_c_and_python(every: int, memory: Memory, monkeypatc
         return described(*args)
 
     monkeypatch.setattr(ModelCall, "describe", describe)
-    # the first two are recorded, and calls are replaced and restored
+    # In C, only the first two calls are described. They are recorded, and for this calls are replaced and restored.
     for in_python, wanted in ((False, 2), (True, 7)):
         host = Host(Memory(), every, in_python=in_python)
         ran = 0
@@ -342,7 +350,7 @@ def test_what_is_compared_is_c_and_python(every: int, memory: Memory, monkeypatc
 
 
 class Nameless(Body):
-    """A model without an argument of a known name."""
+    """A model whose argument has a name that cbtop does not know."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -384,7 +392,7 @@ def test_a_call_without_known_names_is_described_in_c_too(what: str, monkeypatch
         if names.get(tag & 0xFFFF) == "forward" and not tag & FLAG_AMOUNTS
     ]
     assert found == [phases.describe((argument,), {}, has_cache=False).tokens] * 6
-    assert 1 <= len(ran) <= 3  # Python describes only the first calls
+    assert 1 <= len(ran) <= 3  # Only the first calls are described by Python.
 
 
 TIMES = {"_begun_ns", "own_ns", "prepared", "returned_ns", "_start", "_start_ns"}
@@ -392,7 +400,7 @@ HIDDEN = {"__weakref__"}
 
 
 def _slots_here() -> list[str]:
-    """Return the contents of this thread's open steps, without times."""
+    """Return texts of the open steps of this thread, without times."""
     found = []
     for step in unit().open:
         for thing in (step, step.active, step.generation):
@@ -405,7 +413,7 @@ def _slots_here() -> list[str]:
 
 
 class Token(NamedTuple):
-    """A generated token: how its model is called, and what the host does in its step at `when`."""
+    """One generated token: how the program calls the model for it, and what else the program does at `when`."""
 
     is_prepared: bool = True
     tensor: str = "one"
@@ -446,7 +454,10 @@ def _does(do: Callable[[], None], *_: Any) -> None:
 
 
 class Generating(Host):
-    """Generates like transformers: prepares inputs, calls the model, processes scores, checks the end."""
+    """A program that generates like transformers.
+
+    It prepares inputs, calls the model, processes scores, and checks whether the end is reached.
+    """
 
     def __init__(self, recorder: Recorder, every: int, *, in_python: bool) -> None:
         super().__init__(recorder, every, in_python=in_python, ticks=False)
@@ -470,7 +481,7 @@ class Generating(Host):
     def _loop(self, _: Any, tokens: list[Token]) -> None:
         for token in tokens:
             do = {token.when: functools.partial(self.do, token.does)}
-            # Python 3.11 does not turn starred calls into frames of the wrappers.
+            # With a star, Python 3.11 calls these wrappers through C, so a change of frames does not affect them.
             if token.is_prepared:
                 self.prepare(*(do.get("inputs", _nothing),))
             self.call_model(self.models[0], token.tensor, token.cache, "by name", do.get("forward", _nothing))
@@ -489,7 +500,7 @@ class Generating(Host):
 
 
 def _without_times(records: list[tuple[int, int, int, int]]) -> list[tuple[int, ...]]:
-    # times are since the start of the machine
+    # Replace the times in records. They are nanoseconds since the machine started, so they are large.
     return [row if row[2] < 1 << 32 else (row[0], row[3]) for row in records]
 
 
@@ -510,7 +521,7 @@ def _generated(calls: list[tuple[int, list[Token]]], every: int, *, in_python: b
 def test_any_tokens_that_are_generated_leave_in_c_what_they_leave_in_python(
     calls: list[tuple[int, list[Token]]], every: int
 ) -> None:
-    first = (0, [Token()] * 4)  # the next token is handled as usual
+    first = (0, [Token()] * 4)  # Python handles the first tokens. C can handle the next one.
     in_python, in_c = (_generated([first, *calls], every, in_python=python) for python in (True, False))
     assert in_c == in_python
 
@@ -551,7 +562,8 @@ def test_what_cbtop_pays_beside_the_model_is_counted_in_the_step(in_python: bool
 
     generation.generates(token)(host.models[0])
     assert own_ns[0] > 0
-    assert own_ns == sorted(own_ns)  # the model's call begins the step; its return and the scores add to it
+    # The cost of the step grows with each part: the call of the model begins it, then its return and the scores add.
+    assert own_ns == sorted(own_ns)
     assert len(set(own_ns)) == 4
     assert host.governor is not None
     assert own_ns[-1] < host.governor.own_ns[-1] < 10_000_000
@@ -568,11 +580,11 @@ RUNS = st.tuples(
 
 
 class Runner:
-    """A runner of an engine with one method for each half of a step."""
+    """A runner of an inference engine. It has one method for each half of a step."""
 
 
 class Running(Host):
-    """A host that calls its first model through a runner."""
+    """A program that calls its first model through a runner of an inference engine."""
 
     def __init__(self, recorder: Recorder, every: int, *, in_python: bool, patch: pytest.MonkeyPatch) -> None:
         super().__init__(recorder, every, in_python=in_python)
@@ -615,7 +627,8 @@ class Running(Host):
 def test_any_runs_of_a_runner_leave_in_c_what_they_leave_in_python(runs: list[Any], every: int) -> None:
     found = []
     for in_python in (True, False):
-        unit().open.clear()  # a step that waits for a token when the host raises stays open until the next one
+        # If the program raises while a step waits for its token, the step stays open until the next one.
+        unit().open.clear()
         memory = Memory()
         with pytest.MonkeyPatch.context() as patch:
             host = Running(memory, every, in_python=in_python, patch=patch)

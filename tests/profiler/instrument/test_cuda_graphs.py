@@ -47,7 +47,7 @@ def profiler(memory: Memory) -> Iterator[BrickProfiler]:
 
 
 def steps_in(memory: Memory) -> list[dict[str, Any]]:
-    """Return the records of each step by path of names: (path) -> [(start, end, elements)]."""
+    """Return a dict for each step: (start, end, elements) of its records by the path of their names."""
     nodes = {said.id: said for said in memory.said if isinstance(said, Node)}
 
     def path(node: Node) -> tuple[str, ...]:
@@ -71,7 +71,7 @@ def steps_in(memory: Memory) -> list[dict[str, Any]]:
 
 
 def begin_anew(memory: Memory, profiler: BrickProfiler) -> None:
-    """Discard all records, including those of warm-up calls."""
+    """Wait for the device and discard all records so far, which include warm-up calls."""
     torch.cuda.synchronize()
     profiler.finalize()
     memory.records.clear()
@@ -301,7 +301,7 @@ def test_captured_again_reset_and_dropped_graphs_leave_nothing_behind(
         return first - [round_of_graphs() for _ in range(4)][-1]
 
     attachment.detach()
-    lost_bytes()  # memory that torch and the driver allocate only once
+    lost_bytes()  # The first run allocates memory that torch and the driver keep. Do not count it.
     without = lost_bytes()
     attachment = attach(model, profiler)
     with_us = lost_bytes()

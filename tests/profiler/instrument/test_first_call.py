@@ -85,7 +85,8 @@ def test_the_first_of_several_threads_begins_and_the_others_do_not_wait(memory: 
 
 
 def test_what_fails_leaves_torch_as_it_was(memory: Memory) -> None:
-    first_call.await_first_call(lambda: None)  # the callback reports an error and continues
+    # The callback raises an error inside. The error is reported and does not reach the program.
+    first_call.await_first_call(lambda: None)
     assert Model()(torch.ones(1, 4)).shape == (1, 4)
     assert nn.Module._compiled_call_impl is None
 
@@ -121,7 +122,7 @@ def test_a_model_runs_and_is_reported_if_signal_handlers_cut_attaching_short(
         raise TimeoutError("of the host")
 
     def looks(*args: object) -> None:
-        signal.raise_signal(signal.SIGUSR1)  # the look takes longer than the host allows for a call
+        signal.raise_signal(signal.SIGUSR1)  # A signal of the program interrupts cbtop while it looks for a model.
 
     monkeypatch.setattr(attachment, "holds_a_stack", looks)
     monkeypatch.setattr(trouble, "_said", {})

@@ -40,10 +40,10 @@ class Running:
 
 
 class Host:
-    """A simulated process. Recording a step makes it and other steps longer.
+    """A simulated process. Recording a step costs time in this step and in others.
 
-    Recording a step costs `cost_ns`. The next step of its model costs a third of that, and each plain step that runs
-    at the same time a twentieth.
+    Recording costs `cost_ns` in the step itself. The next step of the same model takes a third of that longer, and
+    each plain step that runs at the same time takes a twentieth longer.
     """
 
     def __init__(self, *, allowed_percent: float = 1, cost_ns: float = 0.2 * MS, noise: float = 0.01) -> None:
@@ -54,7 +54,7 @@ class Host:
         self.cost_ns, self._noise = cost_ns, noise
         self._chance = random.Random(7)
         self._swapped_in: set[str] = set()
-        self._running = 0  # number of running recorded steps
+        self._running = 0  # number of recorded steps that run at the moment
 
     def step(self, name: str, plain_ns: float, model: str = "", own_ns: int = 0) -> Iterator[float]:
         """Run one step. Yields its duration."""
@@ -89,7 +89,7 @@ class Host:
         return self
 
     def live_in_threads(self, threads: list[Iterator[tuple[str, float]]], until_ns: float) -> Host:
-        """Run the steps of all threads, in parallel with each other."""
+        """Run the steps of all threads in parallel, until a time on the simulated clock."""
         running: list[tuple[float, int, Iterator[float]]] = []
 
         def begin(now_ns: float, thread: int) -> None:
@@ -115,7 +115,10 @@ def decoding(count: int = 6000, plain_ns: float = MS) -> list[tuple[str, float]]
 
 
 def serving(count: int = 300) -> Iterator[tuple[str, float]]:
-    """Yield a prompt of random length, then its tokens. Each token takes slightly longer than the one before."""
+    """Yield (name, duration) of the steps of a server: a prompt of random length, then its tokens.
+
+    Each token takes a little longer than the one before.
+    """
     chance = random.Random(8)
     for _ in range(count):
         yield "prefill", chance.uniform(2, 200) * MS
@@ -194,7 +197,7 @@ def test_an_abandoned_recorded_step_does_not_make_all_others_concurrent() -> Non
 
 
 def test_what_plain_steps_pay_is_part_of_the_figure_and_of_what_is_allowed() -> None:
-    host = Host().live(decoding(), own_ns=5000)  # half of the allowed cost
+    host = Host().live(decoding(), own_ns=5000)  # 5 µs per plain step, half of what is allowed.
     assert host.overhead_percent <= 1
     assert host.governor.every > 1.5 * Host().live(decoding()).governor.every
 
@@ -202,9 +205,10 @@ def test_what_plain_steps_pay_is_part_of_the_figure_and_of_what_is_allowed() -> 
 def test_a_fifth_more_is_recorded_if_plain_steps_use_up_the_allowance() -> None:
     dear = Host().live(decoding(), own_ns=20_000)
     assert 10 < dear.governor.every < 200
-    # includes the cost of the first steps
+    # This figure also has the cost of the first steps.
     assert 0.1 < 100 * (dear.paid_ns - 20_000 * dear.steps) / dear.lived_ns < 0.3
-    assert dear.said[-1].overhead_percent == pytest.approx(2.2, abs=0.1)  # more than allowed, and reported
+    # It is over the limit and cannot be reduced, so it is reported.
+    assert dear.said[-1].overhead_percent == pytest.approx(2.2, abs=0.1)
 
 
 def test_the_time_to_decide_is_part_of_the_overhead_reported_next(
@@ -224,7 +228,8 @@ def test_the_time_to_decide_is_part_of_the_overhead_reported_next(
     for _ in range(2000):
         with profiler.step("decode"):
             clock.sleep_us(10_000)
-    # At first, one look in LOOK_STEPS steps of 10 ms is the only cost. A look takes 5 ms, so looks become rarer.
+    # At first, the only cost is one search for models (a look) in LOOK_STEPS steps of 10 ms. A look takes 5 ms, so
+    # looks become rarer.
     assert said[2].overhead_percent == pytest.approx(100 * 5 / (LOOK_STEPS * 10), rel=0.02)
     assert said[-1].overhead_percent == pytest.approx(100 / LOOK_TIMES, rel=0.02)
 
@@ -275,7 +280,7 @@ def test_models_that_record_at_the_same_time_share_the_allowance() -> None:
     assert governor.share_of("a", FLOOR - 1, now_ns=2, steady=0.5) == pytest.approx(floor)
     assert governor.share_of("b", 1, now_ns=3) == pytest.approx(floor / 2)
     assert governor.share_of("a", FLOOR, now_ns=4) == pytest.approx(allowed / 2)
-    later_ns = 4 + SHARING_NS  # b has recorded nothing meanwhile
+    later_ns = 4 + SHARING_NS  # b has recorded nothing for this time, so a gets the whole share.
     assert governor.share_of("a", FLOOR, now_ns=later_ns) == pytest.approx(allowed)
 
 
@@ -404,8 +409,8 @@ def test_one_interrupted_look_does_not_raise_the_estimated_cost_of_looks() -> No
     usual = host.governor.every
     for said in range(8):
         before, looked_ns = len(host.said), host.lived_ns
-        host.governor.look_ns = 10 * MS if said == 4 else 100_000  # duration of the last look
+        host.governor.look_ns = 10 * MS if said == 4 else 100_000  # how long the last look for models took
         while len(host.said) == before:
             host.live(decoding(1), own_ns=1_000)
         assert host.governor.every <= 2 * usual
-        assert host.lived_ns - looked_ns < 2 * LOOK_NS  # the next look is not delayed either
+        assert host.lived_ns - looked_ns < 2 * LOOK_NS  # The long look does not delay the next one.

@@ -193,7 +193,8 @@ FORKED = "import os, torch\npid = os.fork()\nif not pid: torch.forward()\nelse: 
     [
         ("pass", True, "nothing was instrumented: torch was never imported"),
         ("pass", False, ""),
-        ("from cbtop import BrickProfiler", True, ""),  # the program records by itself
+        # A program that imports cbtop records by itself, so nothing is reported.
+        ("from cbtop import BrickProfiler", True, ""),
         ("import torch", True, "nothing was instrumented: no call of a model was seen"),
         pytest.param(
             "import torch", False, "nothing was instrumented: no call of a model was seen", marks=pytest.mark.slow

@@ -1,4 +1,4 @@
-"""The plans for real models have the right stacks, layers and bricks."""
+"""Tests of plans (what cbtop will time in a model): they have the right stacks, layers and bricks of real models."""
 
 from __future__ import annotations
 
@@ -243,7 +243,7 @@ def test_on_a_device_blocks_are_no_bricks() -> None:
 
 
 class _Counted(dict[str, object]):
-    """Parameters of a module. They count how often they are listed."""
+    """The parameters of a module. Counts how often they are listed."""
 
     listed = 0
 
@@ -270,7 +270,10 @@ def test_twice_the_layers_are_listed_at_most_twice_as_often(what: str) -> None:
 
 
 def _told(model: nn.Module, **options: Any) -> list[object]:
-    """Return the content of a plan. Definitions are numbered in the order of first use in their layer."""
+    """Return the content of a model's plan, for comparisons.
+
+    Definitions of bricks are numbered in the order of their first use in a layer.
+    """
     plan = plan_of(model, **options)
     assert plan
     told: list[object] = [plan.stacks, plan.trunk]
@@ -286,7 +289,7 @@ def _told(model: nn.Module, **options: Any) -> list[object]:
 
 
 def _planned_alone(layer: nn.Module) -> None:
-    """Return no build, so that each layer is planned by itself."""
+    """Return None, so that no layer reuses the plan of an equal layer."""
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -300,7 +303,7 @@ def test_layers_built_alike_are_planned_as_each_would_be_by_itself(
 
 
 class Scaled(Block):
-    """A product whose sizes are attributes and whose weight is packed."""
+    """A linear layer with packed weights. Its sizes are attributes."""
 
     def __init__(self, rows: int) -> None:
         super().__init__()
@@ -379,7 +382,8 @@ def test_layers_built_alike_are_planned_once(monkeypatch: pytest.MonkeyPatch) ->
         "state_of": 0,
         "Described": 0,
     }
-    assert calls["children_of"] - of_two["children_of"] <= 2 * 18  # these calls are needed to find the stack
+    # cbtop calls this function up to 18 times more to find the stack of layers.
+    assert calls["children_of"] - of_two["children_of"] <= 2 * 18
 
 
 def test_a_layer_whose_state_is_known_is_not_planned_again() -> None:

@@ -21,7 +21,7 @@ from tests.profiler.memory import Memory
 from torch.optim import optimizer  # isort: skip
 
 ROOT = str(Path(cbtop.__file__).parent)
-# The functions with the guard. They call the host's own function or guard another one.
+# Functions that are not tested: they catch the errors of all others, or call the program's own function.
 GUARDS = {
     "generates.<locals>.generate",
     "_unless_it_fails.<locals>.guarded",
@@ -34,7 +34,7 @@ GUARDS = {
     "TimedModel.ask",
     "elements_of",
     "_unless_it_is_odd.<locals>.guarded",
-    # Replaced by C code if it is compiled:
+    # The rest runs as C code if that is compiled, so no error can be planted.
     "ModelCall.__call__",
     "BrickCall.__call__",
     "FunctionCall.__call__",
@@ -42,7 +42,7 @@ GUARDS = {
     "_call_after",
     "call_in",
 }
-EACH = 9  # by default one function in EACH is tested
+EACH = 9  # By default, one in EACH functions is tested. Slow tests have all.
 
 
 class PlantedError(Exception):
@@ -64,7 +64,8 @@ def watched(planted: CodeType | None = None) -> tuple[list[Any], list[CodeType]]
     """Run the program with a profiler. Returns its outputs and the functions of cbtop that ran, in order."""
     ran: dict[CodeType, None] = {}
 
-    def trace(*given: Any) -> None:  # a parameter named `frame` would look like a signal handler
+    # With a parameter named `frame`, cbtop would take this function for a signal handler.
+    def trace(*given: Any) -> None:
         code = given[0].f_code
         if code.co_filename.startswith(ROOT) and not code.co_filename.startswith(f"{ROOT}/tests"):
             ran.setdefault(code)
