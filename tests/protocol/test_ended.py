@@ -1,4 +1,7 @@
-"""Files of ended processes are kept within limits, by the age of their records. Files of others are not touched."""
+"""Tests of files of ended processes: they are kept within limits, by the age of their records.
+
+Files of other users are not touched.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +66,10 @@ def leave(directory: Path, number: int, age_s: float = 0.0, records: int = 64) -
 
 
 def age_files(ring: Path, seconds: float = 3600) -> None:
-    """Set the times of the files. Writes through a mapping do not change them, and on tmpfs never do."""
+    """Set the times of the files.
+
+    The writer does not: it writes through a mapping, which on tmpfs never changes them.
+    """
     at_s = time.time() - seconds
     for path in (ring, ring.with_suffix(".catalog")):
         os.utime(path, (at_s, at_s))
@@ -77,10 +83,11 @@ def age_of(ring: Path) -> float:
 
 def test_how_old_it_is_its_newest_record_says_and_not_the_file(runtime: Path) -> None:
     assert age_of(leave(runtime, 0, age_s=0)) < 600
-    aged_s = min(1000, time.perf_counter() / 2)  # the clock of a machine that has just started cannot be older
+    # The record cannot be older than the machine's clock, which may have just started.
+    aged_s = min(1000, time.perf_counter() / 2)
     assert aged_s <= age_of(leave(runtime, 1, age_s=aged_s)) < aged_s + 600
     silent = leave(runtime, 2, age_s=100_000)
-    assert 3600 <= age_of(silent) < 4200  # by the times of its files, the process began an hour ago
+    assert 3600 <= age_of(silent) < 4200  # Without a record, the times of the files count. They are an hour old.
 
 
 @pytest.mark.parametrize("end_ns", [-(1 << 63), -1, 0, "in eleven days", (1 << 63) - 1])
@@ -92,7 +99,7 @@ def test_a_time_that_makes_no_sense_makes_a_ring_neither_new_nor_old(runtime: Pa
     ring.with_suffix(".other").rename(ring)
     age_files(ring)
     assert 3600 <= age_of(ring) < 4200
-    age_files(ring, -3600)  # a file time in the future does not count
+    age_files(ring, -3600)  # A file time in the future is ignored.
     assert age_of(ring) > 3600
 
 
@@ -179,7 +186,7 @@ def test_profilers_opened_in_turns_do_not_look_at_the_directory_each_time(
             pass
         profiler.close()
     assert len(looked) == 64 // ended_module.SWEPT_AT_ONCE
-    recorder_module._after_fork()  # as in a process that forks very many children
+    recorder_module._after_fork()  # Call this as in a child of a process that forks very often.
     with BrickProfiler().brick("a"):
         pass
     assert len(looked) == 64 // ended_module.SWEPT_AT_ONCE + 1
@@ -275,7 +282,9 @@ def test_a_starting_host_looks_at_few_of_many_files_and_removes_fewer(
 
 def test_a_host_that_starts_where_many_ended_leaves_the_bound(runtime: Path) -> None:
     for number in range(ended_module.MAX_ENDED + 5):
-        leave(runtime, number, age_s=number / 100)  # all these ages are shorter than the uptime of the machine
+        # All records are younger than a few seconds, so that their times are positive even on a machine that has just
+        # started.
+        leave(runtime, number, age_s=number / 100)
     with host():
         pass
     left = [path for path in runtime.glob("*.ring") if int(path.stem.split("-")[0]) >= DEAD]

@@ -59,7 +59,7 @@ def test_shared_memory_is_used_if_files_are_copied_on_write(
 ) -> None:
     monkeypatch.setattr(runtime_module, "copies_on_write", lambda _descriptor: True)
     name = f"cbtop-{os.getuid()}"
-    # there is no shared memory, so no ring can be created there
+    # There is no shared memory, so this directory is named, and no ring can be created in it.
     assert runtime_directory() == str(nowhere_named / name)
     (nowhere_named / "shm").mkdir()
     assert runtime_directory() == str(nowhere_named / "shm" / name)

@@ -12,7 +12,7 @@ pytest.importorskip("torch", reason="torch is not installed: make torch")
 @pytest.mark.parametrize(
     ("script", "verdict"),
     [
-        # test_training.py has a similar pair
+        # slow, because test_training.py tests a similar pair by default
         pytest.param("pause_between_steps", "idle-between-steps", marks=pytest.mark.slow),
         pytest.param("slow_detokenizer", "idle-between-steps", marks=pytest.mark.slow),
         ("stalling_step", "outlier-mean"),
@@ -58,7 +58,7 @@ def test_slow_first_steps_are_a_warm_up_and_in_no_other_figure(run: Run) -> None
     assert faulty.view.warm_up is not None
     assert healthy.view.warm_up is not None
     assert faulty.view.warm_up.took_us > 2 * healthy.view.warm_up.took_us
-    assert faulty.view.warm_up.took_us >= 0.8e6  # at least four of five steps
+    assert faulty.view.warm_up.took_us >= 0.8e6  # At least four of the five slow steps belong to the warm-up.
     assert faulty.view.steps is not None
     assert faulty.view.steps.mean_us is not None
     assert faulty.view.steps.mean_us < 0.1e6

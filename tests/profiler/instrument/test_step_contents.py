@@ -1,4 +1,7 @@
-"""The operations of each brick are counted in the first steps of a kind. All other steps run unchanged."""
+"""Tests of step contents: the operations of each brick are counted in the first steps of a kind.
+
+All other steps run unchanged.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ INPUT = (1, 1, 3, 4)
 @pytest.fixture(autouse=True)
 def _first_steps_are_a_warm_up(profiler: BrickProfiler) -> Iterator[None]:
     if frames := sys.modules.get("torch._dynamo.eval_frame"):
-        frames.cached_backends.clear()  # left by other tests of this process
+        frames.cached_backends.clear()  # Forget the backends that other tests of this process have used.
     profiler.parts.steps.warm_ups = WarmUps()
     with torch.no_grad():
         yield
@@ -55,7 +58,8 @@ def test_each_operation_is_counted_in_its_brick_with_its_type(profiler: BrickPro
     for _ in range(COUNTED + 2):
         model(torch.ones(INPUT))
     said = operations(memory)
-    assert [one.steps for one in said] == [1, 1, 2]  # a single step counts until there is a second one
+    # The first step is reported alone until there is a second one of its kind.
+    assert [one.steps for one in said] == [1, 1, 2]
     assert {(one.phase, one.model) for one in said} == {("forward", "")}
     found = by_place(memory)
     assert set(found.values()) == {(1, 1)}
@@ -168,7 +172,8 @@ def test_an_operation_of_higher_order_runs_in_a_counted_step(profiler: BrickProf
     attach(model, profiler)
     for _ in range(COUNTED):
         assert torch.equal(model(torch.ones(INPUT)), expected)
-        # the test compiles by itself, so the steps would not be counted otherwise
+        # The compiler that the test uses must not count, because cbtop counts no operations in a process that
+        # compiles.
         forget_backends()
     assert operations(memory) == []
 

@@ -52,9 +52,9 @@ def _scheduled(
     known: dict[str, tuple[int, int, int]] | None = None,
     drafts: dict[str, list[int]] | None = None,
 ) -> Any:
-    """Return the output of a scheduler.
+    """Return what vLLM's scheduler decides for a step.
 
-    New requests are (tokens, computed), known ones (tokens, computed, output).
+    New requests are (tokens, computed). Known requests are (tokens, computed, output).
     """
     output = import_module("vllm.v1.core.sched.output")
     new, known = new or {}, known or {}
@@ -87,7 +87,8 @@ def test_each_vllm_run_is_one_step_with_all_model_and_sampling_bricks(memory: Me
         ({"new": {"a": (5, 16)}}, ("extend", 5)),
         ({"known": {"a": (4, 16, 0)}}, ("extend", 4)),
         ({"known": {"a": (1, 16, 0)}}, ("extend", 1)),
-        ({"known": {"a": (9, 0, 3)}}, ("prefill", 9)),  # the request is resumed after it was preempted
+        # This request was interrupted for others, and its computation begins again.
+        ({"known": {"a": (9, 0, 3)}}, ("prefill", 9)),
         ({"known": {"a": (1, 9, 1), "b": (1, 20, 7)}}, ("decode", 2)),
         ({"new": {"a": (5, 0)}, "known": {"b": (1, 9, 1)}}, ("mixed", 6)),
         ({"new": {"a": (5, 0), "b": (5, 16)}}, ("mixed", 10)),
@@ -221,7 +222,7 @@ def test_what_fails_of_ours_in_a_run_is_said_and_the_runner_goes_on(
 
 
 class Odd(list[Any]):
-    """Tokens whose length cannot be read."""
+    """A list of tokens that raises an error when its length is read."""
 
     def __len__(self) -> int:
         raise LookupError("of the host's")

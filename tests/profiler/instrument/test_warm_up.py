@@ -1,4 +1,4 @@
-"""The first steps of a kind have their own name until steps stop becoming faster."""
+"""Tests of the warm-up: the first steps of a kind have their own name until steps no longer become faster."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def warm_up_of(durations_ms: list[float]) -> int:
         names.append(warm_ups.named("decode", ""))
         if names[-1].endswith(WARM_UP):
             warm_ups.took("decode", "", round(duration_ms * MS))
-    assert names == sorted(names, reverse=True)  # no warm-up step comes after a step without warm-up
+    assert names == sorted(names, reverse=True)  # Steps of a warm-up come first. None follows after its end.
     return sum(name == f"decode{WARM_UP}" for name in names)
 
 
@@ -30,7 +30,7 @@ def warm_up_of(durations_ms: list[float]) -> int:
         ([67_000.0, *[10.0] * 50], LEAST),
         ([67_000.0, 30_000.0, *[10.0] * 50], 5),
         ([900, 800, 600, 400, 200, 100, 50, *[20.0] * 50], 10),
-        ([20.0, 10.0] * 20, LEAST),  # two kinds of steps that alternate
+        ([20.0, 10.0] * 20, LEAST),  # Two kinds of steps take turns, so no warm-up is found.
     ],
 )
 def test_a_warm_up_ends_when_steps_become_no_faster(durations_ms: list[float], steps: int) -> None:

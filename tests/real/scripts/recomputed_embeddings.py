@@ -1,4 +1,4 @@
-"""A model reads a fixed text. It embeds the text in every step in the faulty program, and once in the healthy one."""
+"""A model reads a fixed text. The faulty program embeds the text in every step, the healthy one only once."""
 
 import sys
 
