@@ -1,4 +1,4 @@
-"""Tests of a module after its call was replaced: numbers, copies, pickles, lifetimes and compiled code are the same."""
+"""Tests of a module with a replaced call: numbers, copies, pickles, lifetimes and compiled code are the same."""
 
 from __future__ import annotations
 
