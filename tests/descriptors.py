@@ -1,4 +1,4 @@
-"""The open files of this process."""
+"""Finds the files that this process has open."""
 
 from __future__ import annotations
 

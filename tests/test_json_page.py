@@ -1,4 +1,7 @@
-"""docs/json.md and docs/json-parts.md agree with the table of statistics, and contain every key of the reports."""
+"""Tests of docs/json.md and docs/json-parts.md: they agree with the table of statistics.
+
+They contain every key of the reports.
+"""
 
 from __future__ import annotations
 
@@ -111,7 +114,7 @@ def rich_views() -> list[SourceView]:
 
 
 def reports() -> Iterator[Any]:
-    """Yield every JSON report of the rich views."""
+    """Yield the JSON reports of the views that fill every part of a report."""
     replay = ReplayView("run.cbtop", "host", 1.0, 2.0, 3.0, is_complete=True)
     for view in rich_views():
         yield json.loads(REPORTS["json"]([view], [], replay))

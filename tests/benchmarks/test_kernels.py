@@ -32,7 +32,8 @@ def test_a_kernel_that_takes_longer_than_its_contract_allows_is_named(
     monkeypatch.setattr(kernels, "cpu_name", lambda: processor)
     monkeypatch.setattr(kernels, "TIER", tier)
     bound = contract("linear").performance
-    taken_ns = cycle([slower / bound.fraction, 1.0])  # CPU time in ns: first the kernel, then the read of its memory
+    # CPU time in ns: first of the kernel, then of a plain read of the same memory.
+    taken_ns = cycle([slower / bound.fraction, 1.0])
 
     def timed(call: Callable[[], object]) -> float:
         call()

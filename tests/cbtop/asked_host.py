@@ -35,7 +35,7 @@ NORM = KernelDefinition(
 
 
 class Host:
-    """A process with a recorder, and a thread that checks for requests as a step of a real program would."""
+    """A process with a recorder, and a thread that checks for requests, as a real program does in each step."""
 
     def __init__(self, directory: Path, answer: Callable[[Host, Request], None]) -> None:
         self._directory = directory

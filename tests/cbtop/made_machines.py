@@ -45,7 +45,7 @@ def source(pid: int = PID, start: int = START, namespace: int | None = NAMESPACE
 
 
 def store_of(*said: Message) -> Store:
-    """Return the store of a viewer that received these messages over the wire."""
+    """Return the store of a viewer after it has received these messages, encoded as on the wire."""
     store = Store()
     for message in (HELLO, *said):
         decoded = codec.decode(codec.encode(message))
@@ -55,9 +55,9 @@ def store_of(*said: Message) -> Store:
 
 
 def series(sample: DeviceSample, busy: Sequence[float | None]) -> list[DeviceSample]:
-    """Return samples, one per second. `busy` has the utilisation of the first device in each.
+    """Return samples of devices, one per second, and `sample` as the last one.
 
-    The last one is `sample`.
+    `busy` has the utilisation of the first device at each second.
     """
     first, *others = sample.devices
     return [

@@ -1,4 +1,4 @@
-"""Recordings of a process with a fake clock, so the state at every second is known."""
+"""Makes recordings of a process with a fake clock, so that its state at every second is known."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recordings of a simulated model with four layers and a fake clock, in the format of `cbtop record`."""
+"""Makes recordings of a simulated model with four layers and a fake clock, in the format of `cbtop record`."""
 
 from __future__ import annotations
 

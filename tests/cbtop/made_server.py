@@ -1,4 +1,7 @@
-"""A recording of a simulated server with a fake clock. It answers batches of random size and waits between them."""
+"""Makes a recording of a simulated server with a fake clock.
+
+It answers batches of random size and waits between them.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ class Served:
 
     path: Path
     runtime: Path
-    wall_s: float  # the time from the first step after the warm-up to the end of the last step
+    wall_s: float  # seconds from the first step after the warm-up to the end of the last step
     in_steps_s: Mapping[str, float]
     tokens: Mapping[str, int]
     sequences: Mapping[str, int]

@@ -1,4 +1,4 @@
-"""A simulated training process. It uses the real profiler, source, store and feed, and all of its times are known."""
+"""Simulates a training process with the real profiler, source, store and feed. All of its times are known."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from tests.cbtop.made_machines import HELLO
 from tests.cbtop.recorded import Clock, apply, source_of
 
 LAYERS = 3
-LATEST = 64  # a report of the process covers this number of latest steps
+LATEST = 64  # A report of the process has the times of this number of latest steps.
 UPDATE_NS = 500_000_000
 # The process reports these parts of a step only if they take time.
 _ABSENT = TrainingPart.COMMUNICATION, TrainingPart.EVALUATION, TrainingPart.NO_KERNEL
@@ -70,7 +70,7 @@ class Training:
     phase: str = TRAIN
     data_us: float = 600.0
     loss_us: float = 400.0
-    exposed_us: float = 0.0  # time per step that the process waits for gradients of other ranks
+    exposed_us: float = 0.0  # time in each step that the process waits for gradients of other ranks
     overlapped_us: float | None = 0.0
     clip_us: float = 300.0
     optimizer_us: float = 4_000.0
@@ -85,8 +85,8 @@ class Training:
     reports: bool = True  # whether the process reports the parts of its steps
     # gradient messages of the process, announced with the parts of the steps
     gradients: tuple[GradientMessage, ...] = ()
-    noise: float = 0.0  # relative noise of the time of each brick
-    factor: Mapping[str, float] = field(default_factory=dict)  # factor on the time of a brick, by name
+    noise: float = 0.0  # relative noise of the time of each brick in each step
+    factor: Mapping[str, float] = field(default_factory=dict)  # by brick: the factor on its time
 
 
 def of_ranks(directory: Path, *plans: Training) -> list[SourceView]:
@@ -112,7 +112,7 @@ def of_ranks(directory: Path, *plans: Training) -> list[SourceView]:
 
 
 class Seen(StoreViews):
-    """The view of a viewer that has received all messages about the process."""
+    """The views that a viewer shows after it has received all messages about the process."""
 
     def __init__(self, window_s: float = 10.0) -> None:
         super().__init__(())
@@ -157,7 +157,10 @@ def record(directory: Path, path: Path, plan: Training) -> None:
 
 
 def _polled(directory: Path, plan: Training) -> Iterator[tuple[Source, int, bool]]:
-    """Run the process. Yields its source, the time in ns and whether this is the first time, about twice a second."""
+    """Run the process and yield about twice a second.
+
+    Yields its source, the time in ns, and whether this is the first time.
+    """
     clock = Clock(1_000_000_000)
     profiler = BrickProfiler(clock_ns=clock, recorder=RingRecorder(directory, 1 << 20))
     profiler.announce(Activity(""))

@@ -1,4 +1,7 @@
-"""A process recorded with a fake clock and read by the real source, store and viewmodels. Every number is known."""
+"""Records a process with a fake clock and reads it with the real source, store and viewmodels.
+
+So every number is known.
+"""
 
 from __future__ import annotations
 

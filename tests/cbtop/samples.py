@@ -1,4 +1,4 @@
-"""Hand-written viewmodels for the tests of the screen. The product does not use them."""
+"""Viewmodels written by hand, for tests of the screen. cbtop itself does not use them."""
 
 from __future__ import annotations
 
@@ -362,7 +362,7 @@ _COMPARED_ROWS = (
 
 
 def _with_work(snapshot: Snapshot, more: float) -> Snapshot:
-    """Return a snapshot with median times and work. DownProjection has `more` times its flops."""
+    """Return the snapshot with median times. Its DownProjection has `more` times as much work (flops)."""
     times = snapshot.phases[0].times
     assert times is not None
     work = {}
@@ -441,7 +441,7 @@ NO_ROOF = replace(
     ),
 )
 
-_FACTORS = (1.0, 0.98, 1.15, 1.01)  # The time of each of four ranks is multiplied by its factor.
+_FACTORS = (1.0, 0.98, 1.15, 1.01)  # factors on the time of a step in four ranks
 SIDE_BY_SIDE = replace(
     LIVE,
     merged=MergedView(MergeMode.RANKS, tuple(f"rank {at}" for at in range(4)), (), left_out=0),

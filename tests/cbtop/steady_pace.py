@@ -1,4 +1,4 @@
-"""A fixed machine pace for processes of `cbtop check` that a test starts."""
+"""Fixes the machine's pace (how long fixed work takes) in processes of `cbtop check` that a test starts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-# Python imports this file when it starts. It replaces the measurement of the machine's pace.
+# Python imports this file when it starts. The file replaces the measurement of the machine's pace.
 CUSTOMIZED = """
 import sys
 

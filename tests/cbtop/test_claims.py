@@ -1,4 +1,4 @@
-"""Claims in module docstrings that import contracts cannot check."""
+"""Tests of claims in module docstrings that import contracts cannot check."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ import cbtop
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/data.md").read_text(encoding="utf-8")
-# In this recording no two calls have equal durations, so sorted rows have only one order.
+# In this recording no two calls take the same time, so the order of sorted rows is unambiguous.
 RECORDING = ROOT / "tests/cbtop/imperfect.cbtop"
 INSTALL = "pip install pyarrow polars duckdb"
 

@@ -1,4 +1,4 @@
-"""Hosts, viewers and the daemon leave no descriptors open, however often they start and stop."""
+"""Tests of open descriptors: programs with cbtop, viewers and the daemon close all of them in the end."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ TIMES = 3
 
 
 def descriptors() -> list[str]:
-    """Return the target of each descriptor of this process."""
+    """Return the targets (paths) of all open descriptors of this process."""
     while gc.collect():  # Collect until nothing is left, because the end of one object can make others unreachable.
         pass
     found = []
     for descriptor in os.listdir("/proc/self/fd"):
         try:
             found.append(os.readlink(f"/proc/self/fd/{descriptor}"))
-        except FileNotFoundError:  # the descriptor of the listing itself
+        except FileNotFoundError:  # This is the descriptor of the listing itself, which is closed now.
             continue
     return sorted(found)
 
@@ -43,7 +43,7 @@ def records(profiler: BrickProfiler) -> None:
 
 @pytest.fixture
 def ring(tmp_path: Path) -> Path:
-    """Return the ring of an ended process."""
+    """Record something in a process that has ended. Returns the path of its ring."""
     profiler = BrickProfiler(recorder=RingRecorder(tmp_path))
     records(profiler)
     profiler.close()
@@ -122,7 +122,7 @@ def test_a_daemon_that_ends_lets_go_of_every_process_it_watched(ring: Path, monk
     daemon = DaemonInside(default_endpoint())
     eventually(lambda: ring.name in " ".join(descriptors()))
     daemon.close()
-    # The descriptor is closed although the daemon object still exists.
+    # The descriptor of the ring is closed, although the daemon object still exists.
     assert ring.name not in " ".join(descriptors())
 
 

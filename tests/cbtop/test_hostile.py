@@ -1,4 +1,4 @@
-"""Hostile text from a process or daemon is stored and drawn. Nothing crashes and no control byte is printed."""
+"""Tests of hostile text from a process or daemon: it is stored and drawn without a crash or a control byte."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def view_of(source: Source) -> SourceView:
 
 
 def called(name: str) -> list[CatalogMessage]:
-    """Return the messages of a process that uses `name` for everything that has a name."""
+    """Return the messages of a process that gives the name `name` to everything."""
     return [
         HostHello(2, 0, 7, 1, name, name, name, name, name, 1, 1),
         Manifest(name, name, name, name, 1, 1, 1, 1, 1, 1),

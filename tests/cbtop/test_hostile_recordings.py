@@ -1,4 +1,7 @@
-"""Hostile files: valid frames are shown and exported, the others are counted, and memory stays bounded."""
+"""Tests of hostile recordings: valid frames are shown and exported, and damaged frames are counted.
+
+The memory stays bounded.
+"""
 
 from __future__ import annotations
 
@@ -207,7 +210,7 @@ def test_a_recording_cut_anywhere_shows_and_exports_what_lies_before(path: Path)
         reader.close()
 
 
-# Damaged files. Each of them occurred or was constructed.
+# Damaged recordings. Each kind of damage has occurred or was constructed.
 
 
 def test_a_process_of_which_only_its_catalog_is_there_is_exported(path: Path) -> None:
@@ -349,7 +352,7 @@ def test_a_frame_is_inflated_a_message_at_a_time(path: Path) -> None:
 
 
 def crowd(path: Path) -> Path:
-    """Write twenty frames. Each has another source with two hundred nodes."""
+    """Write twenty frames. Each is about another process with two hundred nodes."""
     nodes = [Node(number, None, NodeKind.BRICK, "a") for number in range(1, 201)]
     return written(path, *(live(at, SourceCatalog(f"s{at}", True, (HELLO, *nodes))) for at in range(20)))
 

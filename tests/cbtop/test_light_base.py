@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 RECORDING = str(ROOT / "tests/cbtop/h100.cbtop")
 BLOCKED = ("numba", "llvmlite", "yaml")
-# Python imports this file when it starts, also in processes that cbtop starts.
+# A file that Python imports when it starts, also in processes that cbtop starts. It forbids some imports.
 BLOCK = f"import sys\nsys.modules.update(dict.fromkeys({BLOCKED}))\n"
 PROGRAM = """
 import sys
@@ -53,7 +53,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def light(tmp_path: Path, runtime: Path) -> Run:
-    """Run the command line in a Python that cannot import the packages of the engine."""
+    """Run the command line in a Python that cannot import the packages of the extra `compute`."""
     (tmp_path / "blocked").mkdir()
     (tmp_path / "blocked/sitecustomize.py").write_text(BLOCK)
     path = os.pathsep.join(filter(None, [str(tmp_path / "blocked"), os.environ.get("PYTHONPATH")]))

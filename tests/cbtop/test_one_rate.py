@@ -1,4 +1,4 @@
-"""tokens/s of a recorded server is the same in every output.
+"""Tests of tokens/s of a recorded server: the rate is the same in every output.
 
 It equals the rate from the program's own clock and counts.
 """

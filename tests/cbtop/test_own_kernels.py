@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 RECORDING = Path(__file__).parent / "h100_own_kernels.cbtop"
-LAYERS, KERNELS = 28, 313  # layers of the model, and kernels that run for one token
+LAYERS, KERNELS = 28, 313  # the model has 28 layers; for one token, 313 kernels run
 # The norm of a layer includes the addition before it, so the last layer has one more brick: its own addition.
 BRICKS_OF_LAYER = 9
 

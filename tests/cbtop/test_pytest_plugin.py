@@ -327,7 +327,7 @@ def test_a_threshold_on_what_a_base_file_lacks_fails_at_its_update(tmp_path: Pat
         check_names([threshold], file)
 
 
-@pytest.mark.slow  # This test is slow because xdist starts two more processes.
+@pytest.mark.slow  # Not in the default run, because xdist starts two more processes.
 def test_parallel_tests_are_warned_of(pytester: pytest.Pytester) -> None:
     made_tests(pytester, ("holds", "fails"))
     done = session(pytester, "-p", "xdist", "-n", "2")

@@ -1,4 +1,7 @@
-"""Tokens per second of wall-clock time are equal in all outputs. The clock is fake, so nothing sleeps."""
+"""Tests of tokens per second of wall-clock time: they are equal in all outputs.
+
+The clock is fake, so nothing sleeps.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,7 @@ class Paced:
     def __init__(self, directory: Path, ring_bytes: int = 1 << 20, ahead_ns: int = 0) -> None:
         directory.mkdir(exist_ok=True)
         self.clock = Clock(ahead_ns)
-        self._ahead_ns = ahead_ns  # lead over the clock of its host
+        self._ahead_ns = ahead_ns  # time by which the clock of the process is ahead of its host's clock
         self.profiler = profiler_in(directory, self.clock, ring_bytes)
         self.store = Store()
         self._directory = directory
@@ -258,7 +261,7 @@ def test_the_figures_of_a_process_that_has_ended_end_with_its_last_step(paced: P
     paced.run(20)
     before = {window: paced.view(window=window) for window in (True, False)}
     paced.end()
-    paced.sleep(60_000, then_ms=5000)  # Later keyframes repeat the state of the ended process.
+    paced.sleep(60_000, then_ms=5000)  # The process has ended. Later keyframes repeat this state.
     for window, running in before.items():
         ended = paced.view(window=window)
         assert ended.steps is not None
@@ -273,7 +276,7 @@ def test_the_figures_of_a_process_that_has_ended_end_with_its_last_step(paced: P
 
 def test_since_is_the_begin_of_the_first_seen_record_and_not_of_the_process(tmp_path: Path) -> None:
     late = Paced(tmp_path, ring_bytes=1 << 16)
-    for _ in range(5000):  # 10,000 records. The ring holds only 2,048.
+    for _ in range(5000):  # 5,000 steps have 10,000 records. The ring has room for only 2,048.
         late.step()
         late.clock.sleep_us(30_000)
     late.look()

@@ -1,6 +1,6 @@
-"""The window can cut a step.
+"""Tests of steps at the edge of the window of the last seconds.
 
-The part inside the window counts as time in steps, exact to the nanosecond. Clocks are fake.
+The part of a step inside the window counts as time in steps, exact to the nanosecond. Clocks are fake.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from tests.cbtop.recorded import Clock, apply, source_of
 MS = 1_000_000
 SECOND = 1000 * MS
 PHASES = ("prefill", "decode")  # Node 1 has the phase prefill, and node 2 the phase decode.
-Span = tuple[int, int, int]  # node, begin and end in ns
+Span = tuple[int, int, int]  # a step: its node, its begin and its end in ns
 
 
 class Host:
@@ -52,7 +52,7 @@ class Host:
         self.spans: list[Span] = []
 
     def begins(self, at_ns: int = 0) -> None:
-        """Record first steps of zero length, which announce the phases."""
+        """Record a first step of zero length in each phase. This announces the phases."""
         self._clock.now_ns = at_ns
         for phase in PHASES:
             with self.profiler.step(phase, 1):
@@ -133,7 +133,7 @@ class Viewer:
 
 
 def covered_ns(spans: Sequence[Span], begin_ns: int, end_ns: int) -> int:
-    """Return how many ns of the range are covered by at least one span."""
+    """Return the time in ns that at least one of the spans covers inside the range."""
     total, reached = 0, begin_ns
     for _, begin, end in sorted(spans, key=lambda span: span[1]):
         total += max(0, min(end, end_ns) - max(begin, reached))
@@ -190,7 +190,8 @@ def test_the_wait_for_the_first_step_is_no_time_between_steps() -> None:
         (record,) = viewer.store.sources.values()
         view, row = source_view(record, window=True), source_row(record, window=True)
         assert view.window is not None
-        assert (view.window.covers_s, view.window.is_short) == (3, True)  # the output says which time the rates cover
+        # The report says that the rates cover 3 s only.
+        assert (view.window.covers_s, view.window.is_short) == (3, True)
         assert view.steps is not None
         assert view.steps.tokens_per_sec == pytest.approx(31 / 3)
         assert row.steps_per_sec == pytest.approx(31 / 3)
@@ -226,7 +227,7 @@ def test_a_prompt_that_leaves_the_window_keeps_the_rate_it_had_inside_of_it() ->
         assert "1,000 tok/s in steps: steps ran 1.00 s of 10.00 s, and 7.00 s before" in text
 
 
-# The events of a test: a step of some length is recorded, then the daemon reads or publishes after some time.
+# A random event: a step of random length ends, then the daemon reads or publishes, and some time passes.
 LENGTH = st.integers(0, 6 * SECOND) | st.integers(0, 50 * MS)
 HAPPENS = st.tuples(
     st.integers(0, 3 * SECOND), st.sampled_from((1, 2)), LENGTH, st.just(0) | st.integers(0, 2 * SECOND)

@@ -18,7 +18,7 @@ from tests.cbtop.steady_pace import CUSTOMIZED
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "ci/gate.sh"
 INPUT = re.compile(r"\bGATE_[A-Z]+")
-# A program with a fake clock. In its second commit, it is slower if SLOWER is set.
+# A program with a fake clock. Its version in the second commit is slower if SLOWER is set.
 BENCH = """
 from cbtop import BrickProfiler
 
@@ -103,7 +103,7 @@ def test_the_script_reads_every_input_and_no_other() -> None:
     install, gate = found["runs"]["steps"]
     inputs = {name: f"${{{{ inputs.{name} }}}}" for name in found["inputs"]}
     assert install["env"] == {f"GATE_{name.upper()}": inputs[name] for name in ("python", "cbtop")}
-    del inputs["cbtop"]  # Only the install step uses this input.
+    del inputs["cbtop"]  # This input belongs to another step, which installs cbtop.
     assert gate["env"] == {f"GATE_{name.upper()}": text for name, text in inputs.items()}
     assert set(INPUT.findall(SCRIPT.read_text(encoding="utf-8"))) == set(gate["env"])
     assert set(INPUT.findall(install["run"])) == set(install["env"])
@@ -130,7 +130,8 @@ def test_a_slower_commit_breaks_a_threshold_and_the_summary_names_its_brick(runt
     )
     assert done.returncode == 4, done.stderr
     assert index.read_bytes() == before
-    assert "next: cbtop" not in done.stderr  # `cbtop run` ends its summary with such a line. `cbtop check` must not.
+    # The summary of `cbtop run` has a line with the next command. `cbtop check` must not print it.
+    assert "next: cbtop" not in done.stderr
     for text in (done.stdout, runner.summary.read_text(), (runner.temp / "check.sarif").read_text()):
         assert "Attention in Layer 2" in text
     (suite,) = ET.parse(runner.temp / "cbtop-check.xml").getroot()

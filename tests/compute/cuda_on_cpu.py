@@ -41,7 +41,7 @@ from tests.compute.fake_gpu import DeviceArray
 # Without this option, glibc would reject a longjmp to another stack.
 OPTIONS = ("-std=c++17", "-w", "-O1", "-fPIC", "-U_FORTIFY_SOURCE")
 GUARD_BYTES = mmap.PAGESIZE  # number of guard bytes before and after each array
-# Signaling NaNs, which change when they are used in arithmetic.
+# Fill guard bytes with signaling NaNs. They change if they are used in arithmetic.
 GUARD = np.full(GUARD_BYTES // 4, 0x7FA5A5A5, np.uint32).view(np.uint8)
 MULTIPROCESSORS = 4
 
@@ -484,7 +484,7 @@ def _shim() -> Path:
 
 
 def _compiled(text: str, suffix: str, *options: str) -> Path:
-    """Return the file that g++ creates from `text`."""
+    """Run g++ on the source `text` and return the path of the file that it creates."""
     command = [compiler(), *OPTIONS, *options]
     kept = cache_dir() / "cuda_on_cpu" / f"{hashlib.sha256(repr((command, text)).encode()).hexdigest()}{suffix}"
     if not kept.exists():
@@ -514,7 +514,7 @@ def guarded(values: Any) -> Any:
 
 
 def _is_whole(array: Any) -> bool:
-    """Return whether no launch has changed the guard bytes around `array`, which `guarded` has returned."""
+    """Return whether the guard bytes around `array` are unchanged. `guarded` has created the array or its base."""
     while isinstance(array.base, np.ndarray):
         array = array.base
     return bool(np.array_equal(array[:GUARD_BYTES], GUARD) and np.array_equal(array[-GUARD_BYTES:], GUARD))
@@ -524,10 +524,7 @@ class CpuAsGpu(Gpu):
     """A replacement of Gpu with NumPy arrays. Launches run on the host. Raises ComputeError without g++."""
 
     def __init__(self, *, is_reversed: bool = False) -> None:
-        """With `is_reversed`, threads of a block run in reverse order.
-
-        This holds from each barrier to the next one.
-        """
+        """With `is_reversed`, the threads of a block run in reverse order between two barriers."""
         compiler()
         self.name = "this machine"
         self.cupy = SimpleNamespace(ndarray=DeviceArray)

@@ -16,7 +16,7 @@ import numpy as np
 
 from cbtop.compute.decoder.ranks import Rank, RankLink
 
-DEADLINE_S = 60.0  # Only a deadlock takes so long.
+DEADLINE_S = 60.0  # deadline in s; only a deadlock lasts longer
 
 
 class Broadcasting(ABC):
@@ -42,7 +42,7 @@ class Broadcasting(ABC):
                 self.send(array, other)
 
     def all_reduce(self, array: Any) -> None:
-        """Add up in the order of the ranks, so that all ranks get the same sum."""
+        """Add up the arrays of all ranks in the order of the ranks, so that all ranks get exactly the same sum."""
         own = np.array(array)
         for sender in range(self._count):
             part = own.copy()

@@ -209,7 +209,7 @@ def test_caches_as_a_gpu_has_them_hold_and_give_the_same_numbers(name: str, head
 
 
 def launch_of(tokens: int, heads: int, kv_heads: int, head_dim: int, dtype: Any = np.uint16) -> CudaLaunch:
-    """Return the launch for a GPU with 132 multiprocessors, without running it."""
+    """Return the launch of attention that a GPU with 132 multiprocessors would get. Nothing runs."""
     q, caches = np.empty((tokens, heads * head_dim), np.float32), plain_caches(kv_heads, 64, head_dim, dtype)
     scratch = np.empty(scratch_shape(132), np.float32)
     [launch] = launches(q, *caches, np.zeros(1, np.int32), 1.0, 0, 0.0, q, scratch)
@@ -239,7 +239,7 @@ def test_what_the_blocks_of_a_gpu_leave_for_the_last_one_fits_its_scratch(
 
 def test_a_context_is_split_across_the_gpu_if_a_single_token_attends_to_it() -> None:
     assert launch_of(1, 28, 4, 128).grid == (33, 4, 1)
-    # The grid has twice as many blocks in the last dimension. Each computes half of the output.
+    # Twice as many blocks as before: each computes only half of the output.
     assert launch_of(1, 8, 4, 256).grid == (16, 4, 2)
     assert launch_of(512, 28, 4, 128).grid == (4, 56, 1)
 

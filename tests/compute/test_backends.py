@@ -1,4 +1,4 @@
-"""The available backends, on a simulated machine."""
+"""Tests of which backends a machine has. The machine is simulated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gradients of kernels equal finite differences of their forward references in float64."""
+"""Tests of kernels for gradients: they equal finite differences of the forward references in float64."""
 
 from __future__ import annotations
 
@@ -30,12 +30,13 @@ from cbtop.compute.quantization.base import QuantizedMatrix
 from cbtop.compute.quantization.floats import F32
 from cbtop.compute.quantization.q4_k import Q4_K
 
-STEP = 1e-5  # step of the finite differences, in float64
+STEP = 1e-5  # step between two points of a finite difference, in float64
 NO_BIAS = np.zeros(0, np.float32)
 SCALE, WINDOW = 0.4, 3
 Inputs = list[Any]  # float64 arrays
-Forward = Callable[..., Any]  # maps float64 inputs to the output
-Backward = Callable[..., Inputs]  # maps inputs and the output gradient to input gradients
+Forward = Callable[..., Any]  # a function from the inputs (float64) to the output
+# a function from the inputs and the gradient of the output to the gradients of the inputs
+Backward = Callable[..., Inputs]
 
 
 def normal(*shape: int) -> Any:
@@ -43,7 +44,7 @@ def normal(*shape: int) -> Any:
 
 
 def called(reference: Callable[..., None], shape: Any, *arguments: Any) -> Any:
-    """Return the float64 output that a reference writes into its last argument."""
+    """Call a reference that writes into its last argument. Return this output in float64."""
     out = np.zeros(shape)
     reference(*arguments, out)
     return out

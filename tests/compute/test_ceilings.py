@@ -1,4 +1,4 @@
-"""Roofs of the processor are the best of several rounds, and the variation of the rounds is stored."""
+"""Tests of measured peak rates of the processor: the best of several rounds counts, and their variation is stored."""
 
 from __future__ import annotations
 

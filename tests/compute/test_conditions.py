@@ -1,4 +1,7 @@
-"""The conditions of a contract become one function with the same meaning. C code checks most of them."""
+"""Tests of the conditions of a kernel's contract: they become one function with the same meaning.
+
+C code checks most of them.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,7 @@ def never(_: Any) -> bool:
 
 
 def is_said(text: str, names: tuple[str, ...], values: Any) -> bool:
-    """Return whether C alone finds that a condition holds."""
+    """Return whether C alone can tell that a condition holds."""
     return bool(alone(text, names, ask=lambda _: False)(values) == 0)
 
 
@@ -223,7 +226,7 @@ def test_deep_conditions_are_asked_and_long_ones_hold() -> None:
     ("nodes", "found"),
     [
         ([("power", 0, 0)], [0]),
-        ([("add", 0, 0)], [0]),  # the number is added to itself
+        ([("add", 0, 0)], [0]),  # An expression that adds the number to itself.
         ([("constant", 1), ("add", 0, 1)], [1]),
         ([("constant", 1), ("add", 0)], [1]),
         ([("argument", 1 << 40)], [0]),

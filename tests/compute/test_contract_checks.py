@@ -1,4 +1,7 @@
-"""Bricks run between the checks of their contracts. The results are announced, and the computation is unchanged."""
+"""Tests of running bricks with checks of their contracts before and after: the results are announced.
+
+The computation is not changed.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Contracts of the kernels are read strictly and kept by every kernel, and each line of them can fail."""
+"""Tests of the kernels' contracts: they are read strictly, every kernel keeps its own, and each line can fail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention on a GPU at the sizes of real models, at the edges of pieces and tiles."""
+"""Tests of attention on a GPU at the sizes of real models, and at the edges of the pieces that it is computed in."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class _Call:
         return self._gpu.host(self.out)
 
     def error(self, found: Any, start: int | None = None) -> float:
-        """Return the largest error relative to the largest output."""
+        """Return the largest error of the outputs, divided by the largest output."""
         expected = np.empty_like(self.q)
         at = self._start if start is None else start
         attention.reference(self.q, *self._caches, at, *self._scores, expected, None)

@@ -1,4 +1,4 @@
-"""Every CUDA kernel gives the result of its reference on its own examples."""
+"""Tests of all CUDA kernels on a GPU: each gives the result of its reference, on its own examples."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def product_of(
     return kernel, (*matrices, x, *outs, scratch)
 
 
-# A row has more units than a warp has threads, or than two blocks have threads.
+# The rows are longer than the threads of a warp, or of two blocks, can read at once.
 @pytest.mark.parametrize("columns", [3584, 9216])
 @pytest.mark.parametrize("tokens", [1, 3, 8])
 @pytest.mark.parametrize(

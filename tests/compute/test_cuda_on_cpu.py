@@ -1,4 +1,7 @@
-"""Every CUDA kernel gives the result of its reference on the simulated GPU. The simulation finds planted faults."""
+"""Tests of all CUDA kernels on a simulated GPU: each gives the result of its reference.
+
+The simulation finds planted faults.
+"""
 
 from __future__ import annotations
 
@@ -96,7 +99,7 @@ def test_a_non_finite_logit_draws_no_token_and_the_next_draw_is_right(
     right = logits[0, 77]
     logits[0, 77] = weird
     run_on(gpu, DRAWN, (logits, 0.8, top_k, top_p, 3, 7, 1, out))  # type: ignore[arg-type]
-    assert out[0] >= 700  # The result is no valid token, so the decoder rejects it.
+    assert out[0] >= 700  # This is no valid token, so the decoder rejects it.
     logits[0, 77] = right
     run_on(gpu, DRAWN, (logits, 0.8, top_k, top_p, 3, 7, 1, out))  # type: ignore[arg-type]
     DRAWN.reference(logits, 0.8, top_k, top_p, 3, 7, 1, expected)
@@ -109,7 +112,7 @@ def test_a_non_finite_logit_chooses_no_token_and_the_next_choice_is_right(weird:
     right = logits[0, 77]
     logits[0, 77] = weird
     run_on(gpu, GREEDY, (logits, out))  # type: ignore[arg-type]
-    assert out[0] == 700  # The result is no valid token, so the decoder rejects it.
+    assert out[0] == 700  # This is no valid token, so the decoder rejects it.
     logits[0, 77] = right
     run_on(gpu, GREEDY, (logits, out))  # type: ignore[arg-type]
     assert out[0] == logits.argmax()
@@ -158,8 +161,8 @@ def error_of_norm(kernel: Kernel, hidden: int, gpu: CpuAsGpu, *, has_bias: bool 
     return float(error / kernel.contract.tolerance)
 
 
-# Row lengths with different sharing: one number at a time, groups of four in registers, idle threads, too long for
-# registers.
+# The threads share a row in different ways: single numbers (7), groups of four in registers, idle threads, and rows
+# that are too long for registers.
 @NORMS
 @pytest.mark.parametrize("hidden", [7, 40, 768, 3584, 8192, 8256])
 def test_a_norm_agrees_with_its_reference_however_its_threads_share_a_row(
@@ -473,7 +476,7 @@ def test_a_prompt_of_a_mixture_in_bfloat16_has_the_logits_of_a_float64_pass(
     assert off(decoder.logits, forward_reference(model, tokens, 64)[-1]) < 0.12
 
 
-# --- that faults are found ------------------------------------------------------------------------------------------
+# --- planted faults are found ---------------------------------------------------------------------------------------
 
 
 class Faulty(CpuAsGpu):

@@ -1,4 +1,4 @@
-"""The decoder equals a plain float64 forward pass. Its records are right."""
+"""Tests of the decoder: it equals a plain forward pass in float64, and its records are right."""
 
 from __future__ import annotations
 
@@ -362,7 +362,7 @@ def test_a_product_wrong_only_for_one_token_or_only_for_many_fails_its_check(
 ) -> None:
     def wrong(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: Any) -> None:
         linear.linear(code, weights, bias, x, out, scratch)
-        # The fault is not planted in the output matrix, because it gets only one token in every pass.
+        # Plant no fault in the output matrix. It multiplies one token in every pass, also for a prompt.
         if (x.shape[0] == 1) == alone and weights is not model.lm_head.data:
             fault(out)
 

@@ -1,4 +1,7 @@
-"""Mixtures of experts equal llama.cpp and a float64 pass. Their work is counted from the bytes that were read."""
+"""Tests of mixtures of experts: they equal llama.cpp and a float64 pass.
+
+Their work is counted from the bytes that were read.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A function is compiled again if and only if something that its code depends on has changed."""
+"""Tests of when a function is compiled again: only if something that its code depends on has changed."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def fingerprints_in(folder: Path) -> dict[str, str]:
 
 @pytest.fixture
 def sources(tmp_path: Path) -> Path:
-    """Copy our source files, so that a test can edit them."""
+    """Copy the source files of cbtop, so that a test can edit them."""
     ours = Path(cbtop.__file__).parent
     for room in ("compute", "profiler", "protocol"):
         shutil.copytree(ours / room, tmp_path / "cbtop" / room, ignore=shutil.ignore_patterns("__pycache__"))
@@ -61,7 +61,7 @@ def edit(file: Path, old: str, new: str) -> None:
     file.write_text(text.replace(old, new))
 
 
-@pytest.mark.slow  # This test is slow. A faster one below edits one kernel and adds a comment.
+@pytest.mark.slow  # Not in the default run, because a faster test below edits one kernel and adds a comment.
 def test_an_edit_changes_what_it_is_inlined_into_and_a_comment_nothing(sources: Path) -> None:
     before = fingerprints_in(sources)
     assert len(set(before.values())) == len(before)
@@ -186,7 +186,8 @@ TEXTS = ("A module.", "A class.", "A method.", "A function.")
 def hashes(folder: Path, *texts: str) -> set[str]:
     found = set()
     for text in texts:
-        file = folder / f"file_{zlib.crc32(text.encode())}.py"  # hashes are cached by file name
+        # Forget the cached hashes, because they are cached by file name.
+        file = folder / f"file_{zlib.crc32(text.encode())}.py"
         file.write_text(text)
         found.add(fingerprint.hash_of_file(str(file), (0, 0, 0)))
     return found
@@ -259,7 +260,8 @@ def test_loaded_cache_files_stay_and_unused_ones_are_removed_once_a_process(
         file.touch()
         os.utime(file, (0, time.time() - UNUSED_S - 1))
     loaded = {file.name for name in ("_plain", "tens") for file in cache.glob(f"kernel_of_a_test.{name}*")}
-    # This loads only the cached code of the two kernels, not that of functions compiled into them.
+    # Only the code of the two kernels is loaded from the cache. The functions inside them are not loaded by
+    # themselves.
     called(imported(HELPER, KERNEL))
     kernel_cache.remove_unused_files(tmp_path / "none", time.time())
     kernel_cache._LOOKED_AFTER.discard(cache)
@@ -268,5 +270,5 @@ def test_loaded_cache_files_stay_and_unused_ones_are_removed_once_a_process(
     old = cache / "old.nbc"
     old.touch()
     os.utime(old, (0, 0))
-    kernel_cache.remove_unused_files(cache, time.time())  # In the same process, a second call removes nothing.
+    kernel_cache.remove_unused_files(cache, time.time())  # A second call in the same process does nothing.
     assert old.exists()

@@ -1,4 +1,4 @@
-"""A model with all matrices in one block format runs from its file to its tokens."""
+"""Tests of models with all matrices in one block format: they run, from their file to their tokens."""
 
 from __future__ import annotations
 

@@ -164,7 +164,7 @@ class WatchedFile(io.FileIO):
 
 
 def header_error(path: Path, before_read: Callable[[int], None]) -> str:
-    """Return the error line of reading the header of `path`."""
+    """Return the error message of reading only the header of `path`. Check that it is one line."""
     file: Any = WatchedFile(path, before_read)
     with file, pytest.raises(ModelError) as caught:
         gguf_header.read_header(file, path)
@@ -173,7 +173,7 @@ def header_error(path: Path, before_read: Callable[[int], None]) -> str:
 
 
 def with_array(kind: int, count: int, elements: bytes) -> bytes:
-    """Return a file with one key: an array with the stated length `count`."""
+    """Return the bytes of a file with one key. Its value is an array that claims to have `count` items."""
     return b"GGUF" + struct.pack("<IQQQ1sIIQ", 3, 0, 1, 1, b"a", 9, kind, count) + elements
 
 
@@ -220,7 +220,7 @@ def test_texts_of_a_file_that_is_cut_while_it_is_read_are_missed(tmp_path: Path)
     path.write_bytes(with_array(8, 100_000, bytes(800_000)))
 
     def cut(size: int) -> None:
-        # Texts are read in pieces of this size. The file becomes shorter before the second piece.
+        # The file becomes shorter while its texts are read, which happens in pieces of this size.
         if size == gguf_header.PIECE_BYTES:
             os.truncate(path, 400_000)
 
@@ -258,7 +258,7 @@ def test_a_file_truncated_while_its_header_is_read_is_refused_in_one_line(tmp_pa
     path.write_bytes(with_array(8, 500_000, bytes(4_000_000)))
 
     def cut(size: int) -> None:
-        if size == 1:  # A read of one byte reads the name of the key. The file becomes shorter before it.
+        if size == 1:  # The file becomes shorter just before the read of one byte, the name of a key.
             os.truncate(path, 33)
 
     assert "is truncated" in header_error(path, cut)
@@ -454,5 +454,5 @@ def test_a_damaged_header_ends_in_a_model_or_a_model_error(
         content[at : at + data.draw(st.sampled_from([cut, len(put)]))] = put
     path = tmp_path / "damaged.gguf"
     path.write_bytes(content[: data.draw(st.none() | st.integers(0, 3000))])
-    with contextlib.suppress(ModelError):  # any other exception fails the test
+    with contextlib.suppress(ModelError):  # If another exception is raised, the test fails.
         read_model(path, FAMILIES)

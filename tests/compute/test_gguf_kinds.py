@@ -1,4 +1,4 @@
-"""A file that is not a model is named by its real type, with advice."""
+"""Tests of files that are not a model: the error names their real type and what to do."""
 
 from __future__ import annotations
 

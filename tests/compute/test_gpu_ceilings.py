@@ -1,4 +1,4 @@
-"""The roofs of a GPU, measured on a fake library that reports what was run and how long it took."""
+"""Tests of the measured peak rates of a GPU, with a fake library that reports what ran and for how long."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The size from which a GPU is faster, measured on a fake GPU, and the amount of work of a model."""
+"""Tests of the size from which a GPU is faster (crossover), with a fake GPU.
+
+Also tests how the size of a model is counted.
+"""
 
 from __future__ import annotations
 

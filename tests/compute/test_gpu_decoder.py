@@ -1,4 +1,4 @@
-"""The decoder on a fake GPU handles errors correctly."""
+"""Tests of errors and interrupts in the decoder on a GPU. The GPU is fake."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_a_step_with_a_skipped_kernel_has_no_parts_and_the_next_one_has_all(
     whole = kinds(recorder)
     assert whole.count(NodeKind.KERNEL) > 10
     recorder.records.clear()
-    gpu.skipped = "greedy"  # This kernel does not run, so both of its time stamps are from the step before.
+    gpu.skipped = "greedy"  # The fake GPU skips this kernel. So its time stamps are those of the step before.
     decoder.decode(1)
     decoder.tell()
     assert kinds(recorder) == [None, NodeKind.STEP]

@@ -1,4 +1,4 @@
-"""A GPU with a fake CuPy on the host: the current device, errors of the driver, and lack of memory."""
+"""Tests of a GPU with a fake CuPy: the current device, errors of the driver, and lack of memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of every reaction of the guard to every fault, planted in a brick of a running model."""
+"""Tests of the guard, which checks outputs of bricks: every reaction to every fault, planted in a running model."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PLANTED: dict[Fault, float] = {
 
 
 def stopped() -> float:
-    """A clock that always shows 0, so samples of the guard cost no time and one is taken in each pass."""
+    """A clock that always shows 0. So samples of the guard cost no time, and it takes one in each pass."""
     return 0.0
 
 
@@ -456,7 +456,8 @@ def test_samples_rest_after_their_share_of_time_and_the_others_are_skipped(
 
     decoder = Decoder(model, "numba", 1, profiler, model.context_length)
     decoder.guard = JidokaGuard(Reaction.STOP, profiler, decoder.bricks.places(), clock_s)
-    token = decoder.prefill(PROMPT)  # A sample takes two seconds. This is the allowed share (MAX_SHARE) of 400 s.
+    # A sample takes two seconds. To stay within its allowed share (MAX_SHARE), the guard then waits 400 s.
+    token = decoder.prefill(PROMPT)
     for _ in range(3):
         token = decoder.decode(token)
     decoder.guard.finish()

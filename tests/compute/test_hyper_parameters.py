@@ -1,4 +1,4 @@
-"""Hyper-parameters of a model file are used as in llama.cpp, or rejected by name."""
+"""Tests of the hyper-parameters in a model file: they are used as in llama.cpp, or rejected by name."""
 
 from __future__ import annotations
 
@@ -302,7 +302,7 @@ def test_a_context_ends_where_a_window_would_slide(saying: Rewrite, window: int,
 
 
 def every_key() -> list[str]:
-    """Return all keys of an architecture that gguf knows."""
+    """Return all keys that the package gguf knows for an architecture."""
     found, groups = [], [Keys]
     for group in groups:
         groups += [item for item in vars(group).values() if isinstance(item, type)]

@@ -107,7 +107,7 @@ def test_a_value_halfway_between_two_codes_is_rounded_as_by_the_reference() -> N
 )
 def test_sums_of_the_largest_weights_and_codes_fit(code: int, sign: int) -> None:
     block_format = FORMATS[code]
-    columns = 1280  # Integer sums are added to a float after fewer columns than this.
+    columns = 1280  # Sums of integers are added to a float several times in a row of this length.
     levels = np.where(np.arange(columns) % 2, 1, 0.999).astype(np.float32)
     matrix = InterleavedMatrix.of(QuantizedMatrix.of(block_format, np.tile(sign * levels, (16, 1))))
     # Five tokens: a group of four, which is computed together, and a single one.
@@ -136,7 +136,7 @@ def test_what_is_no_number_makes_none_of_what_its_token_is_multiplied_with(value
 def test_int8_products_differ_from_float64_by_activation_rounding(
     model_files: dict[str, Path], profiler: BrickProfiler
 ) -> None:
-    # `mixtral` is left out, because rounding chooses other experts
+    # `mixtral` is left out, because rounding would make it choose other experts.
     for path in (model_files[family] for family in FAMILIES):
         expected = forward_reference(read_model(path, FAMILIES), PROMPT)[-1]
         errors = []
@@ -295,7 +295,7 @@ def machine_code_of(code: int, tier: tuple[str, str, str]) -> str:
 @pytest.mark.parametrize("told", [{"NUMBA_CPU_FEATURES": "-avx2,-f16c"}, {"NUMBA_ENABLE_AVX": "0"}])
 @pytest.mark.slow
 def test_a_product_is_compiled_without_the_features_that_numba_disables(told: dict[str, str]) -> None:
-    """LLVM used to end the process."""
+    """With these settings, LLVM once ended the process instead of raising an error."""
     environment = os.environ | told | {"NUMBA_CACHE_DIR": os.devnull}
     command = [sys.executable, "-c", MACHINE_CODE, "generic", "8"]  # Format 8 is Q8_0, which compiles fastest.
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -324,7 +324,7 @@ def test_what_llvm_is_told_that_this_processor_lacks_goes_with_what_needs_it(
     assert {feature for feature in cpu.FEATURES if not cpu.has_feature(feature)} == lacks
 
 
-@pytest.mark.slow  # This test is slow because it checks the speed of the code, not its results.
+@pytest.mark.slow  # Not in the default run, because it checks the speed of the code, not its results.
 @pytest.mark.parametrize(
     ("code", "one_token"),
     [
@@ -335,12 +335,13 @@ def test_what_llvm_is_told_that_this_processor_lacks_goes_with_what_needs_it(
     ],
 )
 def test_machine_code_goes_through_a_block_in_a_loop_of_few_loads(code: int, one_token: int) -> None:
-    # The number of products in the loop. Without a loop there would be 64 products for one token.
+    # For one token, the number of products differs by format. For four tokens, the loop has 32. Without a loop, one
+    # token would have 64.
     four_tokens = 4 * 8
     assert machine_code_of(code, VNNI).count("vpdpbusd") == one_token + four_tokens
 
 
-@pytest.mark.slow  # This test is slow because tests above already run the kernels for AVX2.
+@pytest.mark.slow  # Not in the default run, because tests above already run the kernels for AVX2.
 @pytest.mark.parametrize(
     ("code", "four_tokens"),
     [(12, 64), *(pytest.param(*one, marks=pytest.mark.slow) for one in ((8, 96), (13, 64), (14, 64)))],
@@ -352,7 +353,7 @@ def test_machine_code_for_avx2_multiplies_pairs_and_has_nothing_of_avx_512(code:
     assert "vpmaddwd" in text
     assert "vpdpbusd" not in text
     assert "zmm" not in text
-    # A loop iteration has two or four products per token. LLVM may unroll two iterations and compile the last one
+    # A turn of the loop has two or four products per token. LLVM may put two turns into one and compile the last one
     # separately. Without a loop, a block of Q4_K would have 128 products for one token.
     assert text.count("vpmaddubsw") - four_tokens <= 16
 
@@ -386,7 +387,7 @@ def test_matrices_from_the_measured_size_on_stay_plain_and_the_plan_agrees(
 ) -> None:
     monkeypatch.setattr(int8, "TIER", tier)
     if tier == "generic" and wanted == NEVER:
-        least = 1  # Without known instructions for bytes, the product always multiplies floats.
+        least = 1  # On an unknown processor, weights are always multiplied as floats.
     assert STATIC_CROSSOVERS.exact_bytes == NEVER
     assert int8.exact_bytes() == (1 if tier == "generic" else NEVER)
     with with_crossovers(Crossovers(measured=frozenset({"exact_bytes"}))):

@@ -1,4 +1,7 @@
-"""Every kernel gives the result of its reference, of single tokens, and of its parts, on its own examples."""
+"""Tests of all kernels on their own examples.
+
+The results equal those of the reference, of single tokens, and of parts.
+"""
 
 from __future__ import annotations
 
@@ -82,8 +85,8 @@ def test_weights_of_an_unknown_format_are_an_error_that_says_what_is_known(name:
         kernel.implementation(99, *arguments)
 
 
-# No caller passes matrices in this order in memory, so the kernel is compiled for it. By default, test one case that
-# is accepted and one that is rejected.
+# No caller has matrices with this order in memory, so the kernel must be compiled for it. By default, test one format
+# that is accepted and one that is rejected.
 @pytest.mark.parametrize(
     "block_format",
     [
@@ -94,7 +97,7 @@ def test_weights_of_an_unknown_format_are_an_error_that_says_what_is_known(name:
 def test_column_major_arrays_are_multiplied_correctly_or_refused(block_format: BlockFormat) -> None:
     kernel = kernel_for(block_format)
     code, weights, bias, x, out, scratch = kernel.examples(np.random.default_rng(1), 8)
-    # In this row of `two`, neighbouring elements are two numbers apart in memory.
+    # The row is a part of a larger array, so its neighbouring elements are two numbers apart in memory.
     two = np.asfortranarray(np.concatenate([x, x]))[:1]
     expected = np.zeros_like(out)
     kernel.reference(code, weights, bias, x, expected, scratch)
@@ -130,7 +133,7 @@ print([sum(function.stats.cache_hits.values()) for function in compiled])
 """
 
 
-# The test is slow because test_function_cache.py and test_kernel_cache.py test the caches by default.
+# Not in the default run, because test_function_cache.py and test_kernel_cache.py test the caches.
 @pytest.mark.slow
 def test_only_formats_that_run_are_compiled_and_the_next_process_finds_them(tmp_path: Path) -> None:
     environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path)}

@@ -1,7 +1,7 @@
 """Every kernel has all of the five kinds of tests that its contract requires."""
 
-# The cases of tests are counted from their pytest marks, so this test fails if a case is removed. `pytest -s` prints
-# the list.
+# Cases of tests are counted from their pytest marks, so a removed case makes this test fail. `pytest -s` prints the
+# list.
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def cases(test: Callable[..., None]) -> list[tuple[Any, ...]]:
 
 
 def variants_beside(*peers: str) -> list[Variant]:
-    """Return the kernels and cases that are compared with one of these peers. Slow ones are included."""
+    """Return the cases (kernel and peer) that are compared with one of these peers. Slow cases are included."""
     table = cases(test_kernels.test_a_kernel_agrees_with_what_it_is_beside_and_no_planted_fault_passes)
     return [variant for variant, _ in table if variant.peer in peers]
 

@@ -32,7 +32,8 @@ from cbtop.compute.settings import STATIC_CROSSOVERS
 from cbtop.compute.verification import Variant, verified
 
 FROM_TOKENS = STATIC_CROSSOVERS.bf16_tokens
-PROMPT = np.random.default_rng(5).integers(0, 512, 2 * FROM_TOKENS + 11).tolist()  # not a multiple of the tile size
+# The length of this prompt is not a multiple of the tile size.
+PROMPT = np.random.default_rng(5).integers(0, 512, 2 * FROM_TOKENS + 11).tolist()
 # On a processor without tiles (AMX), the test of a format takes 20 s, half of that to compile.
 SOON = {Q4_K.code}
 CODES = [
@@ -42,7 +43,7 @@ CODES = [
 
 
 def product(code: int, tokens: int, rows: int, columns: int, seed: int = 1) -> tuple[Any, ...]:
-    """Return the arguments of a product with bias."""
+    """Return the arguments of a matrix product with bias."""
     kernel = linear_bf16.kernel_for(FORMATS[code], tokens)
     _, weights, _, x, *_ = kernel.examples(np.random.default_rng(seed), max(8 * (rows // 16 - 1), columns // 8 - 32))
     rng = np.random.default_rng(seed)

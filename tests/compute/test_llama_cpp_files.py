@@ -1,8 +1,8 @@
-"""Files of every type that llama.cpp's quantiser writes, in four shapes, run or are rejected with correct advice.
+"""Tests of files of every type that llama.cpp's quantiser writes: each runs or is rejected with correct advice.
 
-llama_cpp_types.json has the types that the quantiser chose: for each shape and file type, the type of each matrix.
-The key "" has the type of all other matrices. It was recorded with `llama_model_quantize` of the llama.cpp in
-llama-cpp-cffi 0.4.42 without an importance matrix, for each accepted `LlamaFileType` of gguf.
+The types of matrices that the quantiser chose for four shapes are in llama_cpp_types.json. The key "" has the type of
+all other matrices. It was recorded with `llama_model_quantize` of the llama.cpp in llama-cpp-cffi 0.4.42 without an
+importance matrix, for every `LlamaFileType` of gguf that is accepted.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from cbtop.compute.quantization.base import BlockFormat
 from cbtop.compute.quantization.floats import F32
 from tests.representatives import each_value_once
 
-# Each of these small models has fewer layers and columns than the model of its name. Its numbers of columns can be
-# divided by the same block lengths.
+# The models are smaller than those in their names: fewer layers and columns. Their columns can be divided by the same
+# block lengths.
 SHAPES = {
     "0.5B": ModelShape("qwen2", 224, 7, 1, 512, 3, 512, 64),
     "135M": ModelShape("llama", 288, 9, 3, 768, 3, 512, 64),

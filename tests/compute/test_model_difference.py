@@ -38,7 +38,7 @@ def written(path: Path, shape: ModelShape, matrices: BlockFormat | None = None, 
 
 
 def weights_of(path: Path) -> dict[str, Wide]:
-    """Return the tensors of a file, with rows first as in NumPy."""
+    """Return the tensors of a file by name. Their shapes are (rows, columns), as in NumPy."""
     with GgufFile.open(path) as file:
         return {
             name: next(file.rows(name, 1 << 20)).astype(np.float64).reshape(shape[::-1])
@@ -97,7 +97,7 @@ def log_predictions(weights: dict[str, Wide], tokens: NDArray[Any], shape: Model
 def test_errors_and_divergences_are_those_of_numpy_in_float64(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Matrices are read in several pieces, and the last piece is incomplete.
+    # Read matrices in several pieces. The last piece is incomplete.
     monkeypatch.setattr(module, "PIECE_ELEMENTS", 5_000)
     path, against = written(tmp_path / "q4", TINY_LLAMA), written(tmp_path / "f16", TINY_LLAMA, F16)
     found = model_difference(path, against, silent)

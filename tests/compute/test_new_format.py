@@ -1,4 +1,4 @@
-"""A new block format needs one file and one line in a list. All other code reads the list."""
+"""Tests that a new block format needs only one file and one line in a list."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ KERNELS = "expert_gated", "expert_linear", "gated", "linear", "qkv"
 
 @pytest.fixture
 def sources(tmp_path: Path) -> Path:
-    """Copy our source files and add the format."""
+    """Copy the source files of cbtop and add the new format to the copy."""
     ours = tmp_path / "cbtop"
     shutil.copytree(Path(cbtop.__file__).parent, ours, ignore=shutil.ignore_patterns("__pycache__"))
     (ours / "compute" / "quantization" / "q8_2.py").write_text(OWN_FILE)

@@ -11,7 +11,7 @@ from tests.compute.test_cuda_compiles import MODULES
 
 pytestmark = pytest.mark.gpu
 THREADS = (32, 64, 96, 128, 256, 384, 512, 1024)
-# Together with static shared memory, these stay below 48 KiB. A kernel needs an opt-in for more.
+# sizes of dynamic shared memory; with the static part they stay below 48 KiB, because more needs an opt-in
 DYNAMIC_SHARED_BYTES = (0, 1, 5_000, 20_000)
 MAX_SHARED_BYTES = 48 * 1024
 SHARED_BYTES, LOCAL_BYTES, REGISTERS = 1, 3, 4  # CUfunction_attribute

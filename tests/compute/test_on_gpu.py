@@ -70,7 +70,7 @@ def test_logits_are_those_of_a_float64_pass(
     on = model_on(gpu, model, is_exact=is_exact)
     decoder = GpuDecoder(gpu, on, BrickProfiler(enabled=False), 64, is_eager=is_eager)
     tokens = list(PROMPT)
-    # This pass captures the graph. The pass below runs the same graph with other tokens.
+    # A first prompt captures the graph. The prompt below runs this graph with other tokens.
     decoder.prefill(tokens[::-1])
     decoder.restart()
     tokens.append(decoder.prefill(tokens))
@@ -106,7 +106,7 @@ def test_drawn_tokens_are_the_same_in_a_graph_and_launch_by_launch(model_files: 
             drawn.append(tokens)
     first, again, of_graph, again_of_graph = drawn
     assert (of_graph, again_of_graph) == (first, again)
-    assert first != again  # Another sequence number gives other random numbers.
+    assert first != again  # The second sequence gets other random numbers than the first.
 
 
 @pytest.mark.parametrize("is_eager", [True, False], ids=["launch by launch", "captured graph"])

@@ -1,4 +1,4 @@
-"""The launches that are known before a run (its plan) are those that the decoder makes."""
+"""Tests of the plan of a model, which lists its launches before a run: the decoder makes exactly these launches."""
 
 from __future__ import annotations
 

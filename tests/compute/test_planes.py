@@ -63,7 +63,7 @@ def blocks_of(block_format: BlockFormat) -> st.SearchStrategy[Bytes]:
         blocks = np.random.default_rng(seed).integers(0, 256, (count, block_format.block_bytes), np.uint8)
         blocks[0, : len(data)] = np.frombuffer(data, np.uint8)
         for place in HALVES[block_format.name]:
-            blocks[:, place + 1] &= 0xBF  # This makes the absolute value of the scale less than 2.
+            blocks[:, place + 1] &= 0xBF  # Clear one bit, so that the absolute value of the scale is less than 2.
         return blocks
 
     some_bytes = st.binary(max_size=block_format.block_bytes)

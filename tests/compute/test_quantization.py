@@ -1,4 +1,4 @@
-"""Every block format is read as gguf reads it, and survives a round trip."""
+"""Tests of all block formats: each is read as gguf reads it, and survives a round trip."""
 
 from __future__ import annotations
 
@@ -51,7 +51,10 @@ def random_weights(seed: int, rows: int = 3, columns: int = 768) -> np.ndarray:
 
 
 def any_bytes(seed: int, rows: int, row_bytes: int) -> np.ndarray:
-    """Return random bytes. They are read-only as in a file, because writable arrays would be compiled separately."""
+    """Return random bytes as weights. They are read-only as in a file.
+
+    Numba would compile kernels separately for writable arrays.
+    """
     data = np.random.default_rng(seed).integers(0, 256, (rows, row_bytes), dtype=np.uint8)
     data.flags.writeable = False
     return data
@@ -175,9 +178,10 @@ def test_a_weight_that_a_format_cannot_hold_is_refused_or_kept(block_format: Blo
 
 @ALL_FORMATS
 @given(exponent=st.integers(-149, 15), seed=st.integers(0, 2**32 - 1))
-# The largest of these numbers is a little more than half of the smallest number in binary16.
+# With this seed, the largest weight is a little more than half of the smallest number in binary16.
 @example(exponent=-24, seed=345977955)
-@example(exponent=-17, seed=1022)  # One of the scales is a little more than half of the smallest number in binary16.
+# With this seed, one of the scales is a little more than half of the smallest number in binary16.
+@example(exponent=-17, seed=1022)
 def test_weights_of_any_size_come_back_finite_and_no_larger(
     block_format: BlockFormat, exponent: int, seed: int
 ) -> None:

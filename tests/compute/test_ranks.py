@@ -169,7 +169,7 @@ def in_small_blocks(model: Model) -> Model:
 def test_ranks_that_share_every_layer_have_the_tokens_and_logits_of_one(
     count: int, family: str, model_files: dict[str, Path]
 ) -> None:
-    # The families are one with biases and one with experts.
+    # The test runs with a model that has biases, and with one that has experts.
     model = in_small_blocks(deeper(read_model(model_files[family], FAMILIES)))
     # For three ranks, give each query head its own keys and values. The ranks then get 2, 1 and 1 heads.
     if count > model.kv_heads:
@@ -387,7 +387,7 @@ def test_each_sum_of_a_shared_layer_is_a_brick_with_its_bus_bytes_and_time(
     }
     assert len(sums) == LAYERS
     for one in sums:
-        # An all-reduce sends 2 * (ranks - 1) / ranks times the bytes, which is the same number for two ranks.
+        # An all-reduce sends 2 * (ranks - 1) / ranks times its bytes. With two ranks, the factor is 1.
         assert one.work.bytes(1, tiny.hidden) == 4 * tiny.hidden
         assert [elements for tag, elements in recorder.records if tag & 0xFFFFFF == one.id] == [tiny.hidden] * 4
 

@@ -1,4 +1,4 @@
-"""A model over two GPUs with NCCL equals the model on one: tokens, logits, and the records of a step."""
+"""Tests of a model on two GPUs with NCCL: tokens, logits and the records of a step equal those on one GPU."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def of_both(path: Path, split: Split, *, is_eager: bool) -> list[tuple[list[int]
 
 @pytest.fixture
 def wide_model(tmp_path: Path) -> Path:
-    """Write a model whose heads can be split, because they are whole blocks of 256 columns."""
+    """Write a model with heads that can be split between ranks: they are whole blocks of 256 columns."""
     path = tmp_path / "wide.gguf"
     write_model(path, replace(TINY, heads=8, key_length=64), lambda text, fraction: None)
     return path
@@ -120,7 +120,7 @@ def test_two_gpus_have_the_tokens_and_logits_of_one_and_time_each_exchange(
     assert none == {}
     assert [own for own, _, _ in found] == [tokens, tokens]
     np.testing.assert_array_equal(found[-1][1], logits)
-    # If others use the GPU, its clock cannot always be compared with the host's, and a step would be lost.
+    # If other processes use the GPU, its clock cannot always be compared with the host's, and a step would be lost.
     for (_, _, times), name in zip(found, ("Send", "Recv"), strict=True):
         assert set(times) == {name, "Broadcast"}
         assert STEPS / 2 < times[name] <= STEPS + 1

@@ -100,7 +100,8 @@ def test_a_seed_draws_the_same_tokens_again_and_another_others(model: Model, pro
     warm = TokenSampling(temperature=20, top_k=0, top_p=1.0, seed=3)
     assert tokens(warm) == tokens(warm) == tokens(warm, threads=2)
     assert tokens(warm) != tokens(TokenSampling(temperature=20, top_k=0, top_p=1.0, seed=4))
-    # At 1e-6 even close logits must not be confused: on processors without VNNI, two logits differ by less than 2e-4.
+    # A temperature of 1e-6 must choose the token with the largest logit. On processors without VNNI, two logits
+    # differ by less than 2e-4.
     assert tokens(TokenSampling(temperature=1e-6)) == tokens(TokenSampling())
 
 

@@ -1,4 +1,7 @@
-"""StableLM equals llama.cpp. Leaving out any of its features is found, and other variants are rejected."""
+"""Tests of StableLM: it equals llama.cpp, and leaving out any of its features is found.
+
+Other variants of the model are rejected.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text is converted to the same tokens as in llama.cpp with the same file, and back to the same text."""
+"""Tests of the tokenizer: it converts text to the same tokens as llama.cpp, and back to the same text."""
 
 from __future__ import annotations
 

@@ -156,11 +156,11 @@ def violations(model: Model, traced: Traced) -> set[str]:
         if max(trace.post_norm.max, -trace.post_norm.min) > bound:
             found.add("MLT-01")
     for attended in forward.attention:
-        # The contract of attention has: the weights of a softmax add up to 1.
+        # The contract of attention says that the weights of a softmax add up to 1.
         if (np.abs(attended.total - 1) > contract("attention").tolerance).any() or (attended.top_weights < 0).any():
             found.add("MLT-02")
     assert forward.logits is not None
-    # The contract of greedy has: logits <= at(logits, out).
+    # The contract of the kernel `greedy` says: logits <= at(logits, out).
     first = forward.logits.tokens[0]
     if first.token != traced.chosen or any(
         one.per_layer_logit[-1] > first.per_layer_logit[-1] for one in forward.logits.tokens
@@ -176,7 +176,7 @@ def violations(model: Model, traced: Traced) -> set[str]:
                 found.add("MLT-04")
     state = forward.kv_state
     assert state is not None
-    # The contract of kv_write has: start + rows(k) <= extent(v_cache, 1).
+    # The contract of the kernel `kv_write` says: start + rows(k) <= extent(v_cache, 1).
     if state.valid_positions > state.max_positions:
         found.add("MLT-05")
     return found
@@ -345,7 +345,7 @@ def test_summaries_come_at_most_once_a_second_and_once_at_the_end(
     model: Model, run: Callable[..., Traced], recorder: ListRecorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tracing, "TRACED_EVERY_STEPS", 1)
-    traced = run(model, 6, TracerConfig.of(["kv"]))  # On the fake clock, a step takes half a second.
+    traced = run(model, 6, TracerConfig.of(["kv"]))  # On the fake clock, each step takes half a second.
     assert [summary.forwards for summary in said(recorder)] == [1, 3, 5]
     traced.tracing.finish()
     traced.tracing.finish()

@@ -1,4 +1,4 @@
-"""The declared work of a kernel equals the work computed by hand from its shapes."""
+"""Tests of the declared work (FLOP and bytes) of kernels: it equals the work computed by hand from their shapes."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_quantised_product_reads_its_weights_once_a_call() -> None:
     matrix = QuantizedMatrix.of(Q4_K, np.ones((128, 512), np.float32))
     flops, moved = done(linear.work(matrix, has_bias=False), elements=128)
     assert flops == 2 * 128 * 512
-    assert moved == pytest.approx(128 * 2 * 144 + 4 * 512 + 4 * 128)  # a Q4_K block has 256 weights in 144 bytes
+    assert moved == pytest.approx(128 * 2 * 144 + 4 * 512 + 4 * 128)  # A block of Q4_K has 256 weights in 144 bytes.
 
 
 def test_fused_products_do_the_work_of_their_parts_and_read_activations_once() -> None:
@@ -74,7 +74,7 @@ def test_attention_reads_a_key_and_value_once_for_the_heads_that_share_them() ->
     positions, heads, kv_heads, head_dim, float16_bytes = 100, 12, 2, 64, 2
     elements = heads * positions
     flops, moved = done(attention.work(head_dim, heads // kv_heads, float16_bytes), elements)
-    products = 2 * 2 * head_dim  # one product with the key and one with the value, for each element of a head
+    products = 2 * 2 * head_dim  # FLOP per position and head: one product with the key and one with the value
     assert flops == elements * (products + POWER_FLOPS + 3)
     assert moved == pytest.approx(2 * positions * kv_heads * head_dim * float16_bytes)
 

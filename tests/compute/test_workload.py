@@ -48,7 +48,7 @@ def silent(what: str, done: float | None) -> None:
 
 @pytest.fixture(autouse=True)
 def small_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use a small buffer, because a gigabyte is too much for a test."""
+    """Use a small buffer to measure peak rates, because a gigabyte is too much for a test."""
     monkeypatch.setattr(ceilings, "LARGEST_BUFFER_BYTES", 16 << 20)
 
 
@@ -125,7 +125,7 @@ def test_bricks_that_read_weights_have_a_budget_of_twice_the_contract_time(
     lower = min(ceilings["dram_read"], ceilings[WEIGHTS])
     dense = {"GateUpActivation (fused)": 0.85, "DownProjection": 0.86}
     fractions = {"QkvProjection": 0.87, "OutputProjection": 0.86, "LmHead": 0.86}
-    # fractions of the peak rate that the contracts of the kernels require
+    # By brick: the fraction of the peak rate that the contract of its kernel requires.
     fractions |= {"MoeExperts": 0.81} if family == "qwen3moe" else dense
     found = {name: rate for name, rate in budgets_in("decode", recorder).items() if rate}
     assert found == pytest.approx({name: lower * fraction / 2 for name, fraction in fractions.items()})

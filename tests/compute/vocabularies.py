@@ -1,4 +1,4 @@
-"""Keys of small vocabularies, learned from a few lines of text, in the form that model converters write."""
+"""Makes the keys of small vocabularies, learned from a few lines of text, as converters of models write them."""
 
 from __future__ import annotations
 

@@ -61,8 +61,8 @@ def missing_packages(program: Path) -> list[str]:
     return sorted(name for name in names - own - sys.stdlib_module_names if find_spec(name) is None)
 
 
-# Matches torch's own frame of a module call in a traceback. Under cbtop, torch calls the module in another line of
-# the same function.
+# Matches torch's own frame of a module call in a traceback. This frame differs under cbtop: torch has two lines that
+# call a module.
 _CALL_IN_TORCH = re.compile(r'  File ".*", line \d+, in _wrapped_call_impl\n    return self\._.*\n +\^+\n')
 
 
@@ -137,7 +137,10 @@ def _environment(scratch: str, runtime: Path) -> dict[str, str]:
 
 
 class _slot:  # noqa: N801 - it is called like a function
-    """Wait until fewer than `PARALLEL` programs run on this machine, then count as one."""
+    """Wait until fewer than `PARALLEL` programs run on this machine.
+
+    Inside its context, the caller counts as one of these programs.
+    """
 
     def __enter__(self) -> None:
         while True:

@@ -19,7 +19,7 @@ from tests.identity.runs import PROGRAMS, differences, missing_packages, repeate
 
 pytest.importorskip("torch", reason="torch is not installed: make torch")
 
-# These programs take about 45 s on a quiet machine with 2 cores.
+# With these programs, the default run takes about 45 s more on a quiet machine with 2 cores.
 BY_DEFAULT = {
     "save_own_getstate",
     "jit_script_rope",

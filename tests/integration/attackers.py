@@ -18,7 +18,7 @@ _READY = b"\x05READY\x0bSocket-Type\x00\x00\x00\x03SUB"
 
 
 def connect(endpoint: str) -> socket.socket:
-    """Return a connection on which nothing was sent."""
+    """Connect to a daemon without sending anything. Return the connection."""
     return socket.create_connection(host_and_port(endpoint))
 
 
@@ -52,7 +52,7 @@ def random_subscriptions() -> bytes:
 
 
 def long_subscriptions() -> bytes:
-    """Return subscriptions to topics with the maximum length of a handshake frame."""
+    """Return subscriptions to topics that are as long as a handshake frame may be."""
     return b"".join(word(secrets.token_bytes(500)) for _ in range(500))
 
 
@@ -96,7 +96,7 @@ class Attack:
     """Connections that send `words` again and again. If one is closed, it connects again."""
 
     def __init__(self, endpoint: str, words: bytes, connections: int) -> None:
-        self.said = 0  # how often the words were sent
+        self.said = 0  # how many times an attacker has sent the words
         self._endpoint = endpoint
         self._words = words
         self._stop = threading.Event()
@@ -145,7 +145,8 @@ def forwarding(here: str, there: str) -> Iterator[None]:
 
     def connected(near: socket.socket) -> None:
         with near, socket.socket(socket.AF_UNIX) as far, suppress(OSError):
-            far.connect(there.removeprefix("ipc://"))  # If nothing listens there, ssh closes the near end.
+            # If nobody listens at the far end, the near end is closed, as ssh does.
+            far.connect(there.removeprefix("ipc://"))
             back = threading.Thread(target=pump, args=(far, near))
             back.start()
             pump(near, far)

@@ -21,7 +21,8 @@ from cbtop.cli import main
 from cbtop.commands import top
 from cbtop.feeds.feed import Feed
 
-DEADLINE_S = 300.0  # Even a slow, busy machine is faster, so a test that reaches this limit hangs.
+# Time limit of all waits in tests. Even a slow, busy machine is faster, so a test that reaches it hangs.
+DEADLINE_S = 300.0
 PATIENTLY = ("--timeout", f"{DEADLINE_S:g}")
 
 CBTOP = [sys.executable, "-m", "cbtop"]
@@ -125,7 +126,7 @@ def wait_until_seen(viewer: subprocess.Popen[Any]) -> None:
     """Wait until a viewer that was started with `SEEING` shows data and goes on to watch."""
     assert viewer.stderr
     seen = 0
-    while seen < 3:  # After the first line, the viewer has only finished waiting for data.
+    while seen < 3:  # The first of three lines only shows that the wait for data is over.
         line = viewer.stderr.readline()
         assert line, "it ended"
         seen += b"seen" in line if isinstance(line, bytes) else "seen" in line
@@ -133,7 +134,7 @@ def wait_until_seen(viewer: subprocess.Popen[Any]) -> None:
 
 @contextmanager
 def nobody() -> Iterator[str]:
-    """Yield an address without a listener. It is bound, so no other process can listen there."""
+    """Yield an address that no process listens on. It stays bound, so no other process can use it."""
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         yield f"tcp://127.0.0.1:{held.getsockname()[1]}"

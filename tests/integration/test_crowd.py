@@ -1,4 +1,4 @@
-"""A daemon on a loopback address without keys withstands any user of the machine."""
+"""Tests of attacks: a daemon on a loopback address without keys withstands any user of the machine."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_a_daemon_is_watched_through_a_forwarded_socket_as_ssh_forwards_it(runti
 
 
 def is_stale(viewer: Feed) -> bool:
-    """Return whether the shown data has become stale."""
+    """Return whether the viewer marks its data as old."""
     view = viewer.view()
     return view is not None and view.stale_s is not None
 

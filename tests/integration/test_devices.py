@@ -1,4 +1,7 @@
-"""The daemon samples its real machine. The samples go over real sockets, into a recording and back, and into text."""
+"""Tests of devices with a daemon that samples its real machine.
+
+The samples go over real sockets, into a recording and back, and into text.
+"""
 
 from __future__ import annotations
 
@@ -138,7 +141,7 @@ def test_nothing_is_sampled_while_nobody_listens(
     poll = Source.poll
     monkeypatch.setattr(Source, "poll", lambda source: read.append(source.key) or poll(source))
     with host(), DaemonInside(default_endpoint(), runtime):
-        # The daemon's loop runs and reads the process, but no viewer has asked for devices.
+        # No viewer has asked for devices yet. The daemon reads the process meanwhile.
         eventually(lambda: len(read) > 10)
         assert api.inits == 0
         with Feed([default_endpoint()]) as feed:

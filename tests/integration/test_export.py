@@ -1,4 +1,4 @@
-"""`cbtop export` writes the contents of a recording or a ring, and rejects what it cannot export."""
+"""Tests of `cbtop export`: it writes the contents of a recording or a ring, and rejects what it cannot export."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Faults of a viewer, the daemon or their files do not affect the host. Later viewers account for every record."""
+"""Tests of faults in a viewer, the daemon or their files: the profiled program is not affected.
+
+Later viewers account for every record.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +75,8 @@ while True:
     feed.poll(50)
     time.sleep(float(sys.argv[1]))
 """
-# Steps that run during a fault. On a quiet machine they last for many reads, one publication and some heartbeats.
+# Number of steps that run during a fault. On a quiet machine, there are many reads, one publication and some
+# heartbeats in this time.
 STEPS_MEANWHILE = 75
 RECORDS_A_STEP = 5
 # The program waits at most once in this number of steps. If a fault blocked it, it would wait in every step.
@@ -91,7 +95,7 @@ class Scene:
     running: ExitStack
 
     def start(self, *command: str) -> subprocess.Popen[bytes]:
-        """Start a process that runs until the scene ends."""
+        """Start a process. It is killed at the end of the scene."""
         process = self.running.enter_context(subprocess.Popen(command, stderr=subprocess.PIPE))
         self.running.callback(process.kill)
         return process
@@ -226,7 +230,7 @@ FAULTS: list[Any] = [
         stale_rings_of_the_dead, a_ring_whose_header_lies, a_node_table_with_cycles,
         a_ring_whose_pid_is_the_hosts_and_whose_start_is_not,
     ),
-    # slow, because it takes seconds to write and read this table
+    # Not in the default run, because it takes seconds to write and read this table.
     pytest.param((a_node_table_that_is_too_long,), marks=pytest.mark.slow),
 ]  # fmt: skip
 
@@ -285,7 +289,7 @@ def steps(count, name="a"):
 
 
 def run(script: str, *arguments: str, **popen: Any) -> subprocess.CompletedProcess[str]:
-    """Run `script` in a new process to its end."""
+    """Run the Python code `script` in a new process until it ends."""
     command = [sys.executable, "-c", COUNTING + script, *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False, **popen)
 
@@ -570,7 +574,7 @@ def test_in_a_directory_that_cannot_be_written_everybody_says_so_in_one_line(rea
     assert "cannot be written" in cbtop("doctor").stdout
 
 
-# This test is slow: a test below has the same limit by default, and test_output.py tests other commands.
+# Not in the default run, because a test below has the same limit, and test_output.py tests other commands.
 @pytest.mark.slow
 def test_a_host_is_profiled_with_16_descriptors_and_viewers_ask_for_more(runtime: Path) -> None:
     few = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (16, 16))\n"
@@ -620,7 +624,7 @@ def test_what_runs_at_every_brick_makes_no_system_call(tmp_path: Path, pure: str
     if strace is None:
         pytest.skip("strace is not installed")
     log = tmp_path / "calls"
-    # The steps write more records than the ring holds.
+    # The program writes more records than its ring can hold.
     script = "steps(1); os.stat('/'); steps(140_000); os.stat('/')"
     command = [strace, "-f", "-o", str(log), sys.executable, "-c", COUNTING + script]
     subprocess.run(command, check=True, env=os.environ | {"CBTOP_PURE_PYTHON": pure}, timeout=DEADLINE_S)
@@ -662,7 +666,7 @@ def steps_of(feed: Feed, pid: int) -> int:
 
 
 def forge(directory: Path, stem: str, nodes: list[Node] | None = None, pid: int = DEAD_PID, start: int = 1) -> Path:
-    """Write a ring and a catalog with the given contents. Returns the path of the ring."""
+    """Write a ring and a catalog with the given nodes and process. Returns the path of the ring."""
     with forging(directory, stem, nodes, pid, start) as hidden:
         pass
     return directory / hidden.name
@@ -672,7 +676,7 @@ def forge(directory: Path, stem: str, nodes: list[Node] | None = None, pid: int 
 def forging(
     directory: Path, stem: str, nodes: list[Node] | None = None, pid: int = DEAD_PID, start: int = 1
 ) -> Iterator[Path]:
-    """Yield a ring that the test can write, and move it to its final name at the end.
+    """Yield the writer of a hidden ring, which moves to its final name at the end.
 
     If a daemon found a half-written ring, it would take its process for dead and never look again.
     """
@@ -717,7 +721,7 @@ def state_of(feed: Feed, stem: str = "", pid: int = 0) -> str:
 @pytest.mark.parametrize(
     "command",
     [
-        "daemon --metrics 0",  # One command that serves and one that only reads.
+        "daemon --metrics 0",  # one command that serves data and one that only reads data
         "--headless --once --timeout 1",
         *(pytest.param(command, marks=pytest.mark.slow) for command in ("daemon", "ls")),
     ],

@@ -28,7 +28,7 @@ TINY_SOURCES, TINY_BYTES = 200, 80 * MIB
 HOSTS, DAEMON_BYTES, VIEWER_BYTES = 64, 150 * MIB, 250 * MIB  # The profiled processes have 365 nodes each.
 RING_BYTES, RECORDS, ROUNDS = 1 << 20, 20_000, 8  # The number of rounds is enough to fill the daemon's history.
 SPREAD_NS = 50_000_000  # The duration of calls varies between 1 µs and 50 ms.
-LITTLE_KIB = 1_000_000  # limit of the address space, for ulimit -v
+LITTLE_KIB = 1_000_000  # Limit of the address space of a process in KiB, for `ulimit -v`.
 
 # A program that shows every process. It prints a line when it has counted the given numbers of records and processes.
 VIEWER = """

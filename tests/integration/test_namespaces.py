@@ -1,4 +1,7 @@
-"""A process counts as alive exactly as long as it lives, in any pid namespace, also after fork and exec."""
+"""Tests of whether a process counts as alive: exactly as long as it lives, in any pid namespace.
+
+This includes processes after fork and exec.
+"""
 
 from __future__ import annotations
 
@@ -130,7 +133,7 @@ def test_a_process_of_another_time_namespace_is_live_until_killed(runtime: Path,
             (
                 "subprocess.Popen(['sleep', '3600'])",
                 "os.fork() or time.sleep(3600)",
-            ),  # The pid is the same, but the process runs another program after exec.
+            ),  # After exec, the process with this pid runs another program.
             ("os.kill(os.getpid(), 9)", "os._exit(0)", "os.execvp('sleep', ['sleep', '3600'])"),
         )
     ),

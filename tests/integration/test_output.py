@@ -110,7 +110,8 @@ def test_what_stdout_cannot_encode_is_printed_in_ascii(arguments: tuple[str, ...
         assert b"100.0 us" in done.stdout
 
 
-@pytest.mark.slow  # This test is slow: a test above has no reader, and test_watching.py has one that goes away.
+# Not in the default run, because a test above has no reader, and in test_watching.py the reader goes away.
+@pytest.mark.slow
 def test_head_reads_as_many_lines_as_it_likes(recording: Path) -> None:
     for arguments in (PRINTING["help"], PRINTING["replay"], PRINTING["export"]):
         done = ran(arguments, recording, '"$@" | head -1; exit ${PIPESTATUS[0]}')
@@ -124,7 +125,7 @@ def test_head_reads_as_many_lines_as_it_likes(recording: Path) -> None:
     [
         *called("export"),
         pytest.param(("record", "-o", "new.cbtop", "--duration", "0.1"), id="record"),
-        # slow, because test_faults.py tests the daemon's output by default
+        # Not in the default run, because test_faults.py tests the daemon's output.
         pytest.param(("daemon",), id="daemon", marks=pytest.mark.slow),
         pytest.param(("demo", "--headless"), id="demo", marks=pytest.mark.slow),
     ],

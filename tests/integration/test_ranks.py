@@ -25,7 +25,7 @@ from tests.integration.test_terminal import Terminal, family
 pytestmark = pytest.mark.slow  # each rank loads Numba
 
 SLOW_RANK = 1
-# `cbtop` with threads of this machine as GPUs. One rank sleeps in a brick.
+# A program that runs `cbtop` with threads instead of GPUs. One rank sleeps in a brick.
 ON_PIPES = """
 import sys, time
 from pathlib import Path

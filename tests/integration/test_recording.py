@@ -1,4 +1,4 @@
-"""A recorder can be killed at any moment. Its file can still be read, and every record is accounted for."""
+"""Tests of a recorder that is killed at any moment: its file can be read, and every record is accounted for."""
 
 from __future__ import annotations
 
@@ -69,8 +69,9 @@ def test_records_of_a_real_decode_take_at_most_24_bytes_on_the_wire(tmp_path: Pa
     _, tallies, batches = read(tmp_path / "run.cbtop")
     parts = list(map(unpack, batches))
     assert [batch.columns for batch in batches] == list(map(pack, parts))
-    # Pack all records together, so that the header hardly counts. Decoding was slow or fast here, so the times are
-    # scaled to a second: between records that are seconds apart, the step of a column would need eight bytes.
+    # Estimate the size of all records packed together, so that headers hardly count. The times are scaled to one
+    # second, because decoding may have been slow: the time between records that are seconds apart would need eight
+    # bytes.
     whole = joined(parts)
     begin_ns, length_ns = whole.start_ns.min(), np.ptp(np.concatenate((whole.start_ns, whole.end_ns)))
     start_ns, end_ns = (

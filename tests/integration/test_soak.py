@@ -1,4 +1,4 @@
-"""The daemon accounts for every record under lasting load, and its memory does not grow."""
+"""Tests of a daemon under lasting load: it accounts for every record, and its memory does not grow."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ SOAK_S, RECORDS_PER_S = 600.0, 20_000
 WARM_UP_S = 15.0
 BLOCKS = 20
 CONFIDENCE_Z = 2.576  # quantile of the normal distribution for an interval of 99 %
-MAX_LEAK_BYTES = 0.06  # Bytes per record. Corresponds to one small object for every thousand records.
+# Limit for the growth of memory in bytes per record: one small object for every thousand records.
+MAX_LEAK_BYTES = 0.06
 
 # A daemon with small limits, so that its memory fills within seconds. With the real limit of 16,384 intervals per
 # step that takes minutes. If its memory still grows afterwards, something has no limit.
@@ -62,8 +63,9 @@ def test_every_record_is_reported_under_load_and_no_descriptor_leaks(runtime: Pa
         for load in loads:
             load.close()
         states = final_states(HOSTS)
-    assert max(descriptors) - min(descriptors) <= 2  # The number may vary by a viewer that is just leaving.
-    # The number may vary by the two threads that sample devices while a viewer is connected.
+    # There may be two descriptors more or less: a viewer is just leaving.
+    assert max(descriptors) - min(descriptors) <= 2
+    # There may be two threads more or less: they sample devices while a viewer is connected.
     assert max(threads) - min(threads) <= 2
     assert sum(state.produced for state in states) == sum(state.received for state in states)
     assert sum(state.produced for state in states) == sum(load.written for load in loads)
@@ -86,7 +88,8 @@ def test_what_is_kept_of_a_process_does_not_grow_with_its_records(
         return sys.getallocatedblocks()
 
     before = blocks_after(ROUNDS)
-    assert blocks_after(20 * ROUNDS) - before < 10 * ROUNDS  # The rounds add less than one object for two rounds.
+    # More rounds add less than one object for every two rounds.
+    assert blocks_after(20 * ROUNDS) - before < 10 * ROUNDS
     load.close()
 
 
@@ -136,7 +139,7 @@ def test_for_ten_minutes_memory_descriptors_and_threads_stay_as_they_are(
     _log.info("at most %d KiB, %.3f bytes a record (%.3f to %.3f)", max(anonymous) >> 10, slope, low, high)
     _log.info("descriptors %s, threads %s", sorted(set(descriptors)), sorted(set(threads)))
     assert low < MAX_LEAK_BYTES
-    assert max(descriptors) - min(descriptors) <= 2  # a viewer that is just leaving
+    assert max(descriptors) - min(descriptors) <= 2  # A viewer that is just leaving has two more.
     assert len(set(threads)) == 1
     assert sum(state.produced for state in states) == produced
     assert all(s.produced == s.received + s.overwritten + s.rejected for s in states)

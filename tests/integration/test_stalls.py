@@ -1,4 +1,7 @@
-"""A hanging process is reported as stalled with its brick and layer, and as running after it continues."""
+"""Tests of a process that hangs: it is reported as stalled with its brick and layer.
+
+When it continues, it is reported as running.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,7 @@ def hanging(hangs: Path, sample_every: int = 1) -> Iterator[subprocess.Popen[byt
 
 
 def listed(pid: int) -> dict[str, Any]:
-    """Return the process in the output of `cbtop ls`, or an empty dict if it is not listed."""
+    """Return the entry of the process in the output of `cbtop ls`, or an empty dict if it is not listed."""
     sources = json.loads(cbtop("ls", *PATIENTLY, "--format", "json").stdout or '{"sources": []}')["sources"]
     return next((source for source in sources if source["pid"] == pid), {})
 
@@ -105,7 +108,7 @@ def test_a_stalled_process_that_is_killed_is_gone_and_was_never_live_again(tmp_p
         assert listed(process.pid)["stall"] is None
 
 
-# This test is slow: test_stall.py tests both states on simulated processes by default, and a test above has a real
+# Not in the default run, because test_stall.py tests both states on simulated processes, and a test above has a real
 # stall.
 @pytest.mark.slow
 @compiled
@@ -131,7 +134,7 @@ def test_between_steps_it_is_idle_and_stopped_by_a_signal_it_is_suspended(tmp_pa
         becomes(process, "live")
 
 
-@pytest.mark.slow  # This test is slow: test_stall.py tests the same by default, with a simulated process.
+@pytest.mark.slow  # Not in the default run, because test_stall.py tests the same, with a simulated process.
 def test_a_process_that_samples_its_steps_is_quiet_rather_than_idle(tmp_path: Path) -> None:
     hangs = tmp_path / "hangs"
     with daemon(), hanging(hangs, sample_every=1000) as process:
@@ -144,7 +147,7 @@ def test_a_process_that_samples_its_steps_is_quiet_rather_than_idle(tmp_path: Pa
 
 
 @compiled
-@pytest.mark.slow  # This test is slow: tests/cbtop/viewmodels/test_stall.py tests the same by default.
+@pytest.mark.slow  # Not in the default run, because tests/cbtop/viewmodels/test_stall.py tests the same.
 def test_a_recording_shows_a_stall_by_its_own_time(tmp_path: Path) -> None:
     hangs, path = tmp_path / "hangs", tmp_path / "run.cbtop"
     with daemon(), hanging(hangs) as process:
@@ -160,7 +163,7 @@ def test_a_recording_shows_a_stall_by_its_own_time(tmp_path: Path) -> None:
     assert later["stall"]["age_s"] > first["stall"]["age_s"]
 
 
-# This test is slow: test_merge.py of the viewmodels tests the same by default, with simulated processes.
+# Not in the default run, because test_merge.py of the viewmodels tests the same, with simulated processes.
 @pytest.mark.slow
 @compiled
 def test_a_sum_is_stalled_if_one_process_hangs_and_gone_if_that_is_killed(tmp_path: Path) -> None:

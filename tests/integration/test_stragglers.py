@@ -1,4 +1,4 @@
-"""One of four ranks is slow and is named. If all are equal, none is named."""
+"""Tests of a slow rank (straggler) among four ranks: it is named. If all are equally fast, none is named."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def ranks(script: str = RANK, count: int = RANKS) -> Iterator[Ranks]:
 
 
 def run_on(processes: Ranks) -> None:
-    """Let every rank run STEPS more steps."""
+    """Let every rank run STEPS steps, and wait until they have ended."""
     for process in processes:
         assert process.stdin
         process.stdin.write(b"\n" * STEPS)
@@ -111,14 +111,14 @@ def are_comparable(feed: Feed, processes: Ranks) -> bool:
     return len(records) == RANKS and all(record.busy and record.busy.count == SLICES for record in records)
 
 
-@pytest.mark.slow  # This test is slow: test_straggler.py tests the same by default, with simulated ranks.
+@pytest.mark.slow  # Not in the default run, because test_straggler.py tests the same, with simulated ranks.
 def test_a_rank_that_becomes_15_percent_slower_is_named(runtime: Path) -> None:
     with daemon(), ranks() as processes, Feed() as feed:
         eventually(lambda: are_comparable(feed, processes))
         for _ in range(50):
             assert look(feed, processes) is None
         (runtime / f"slow-{SLOW_RANK}").touch()
-        # The percentage rises while the rank's fast steps of before leave the window.
+        # The percentage rises until the fast steps of the rank from before have left the window.
         found = eventually(
             lambda: (seen := look(feed, processes)) and seen.percent == pytest.approx(15, abs=2) and seen
         )
@@ -131,7 +131,7 @@ def test_a_rank_that_becomes_15_percent_slower_is_named(runtime: Path) -> None:
             assert look(feed, processes) is None
 
 
-@pytest.mark.slow  # This test is slow: test_two_ranks.py tests such a report by default, with torch.
+@pytest.mark.slow  # Not in the default run, because test_two_ranks.py tests such a report, with torch.
 def test_a_report_and_ls_name_the_straggler_in_text_and_json(runtime: Path) -> None:
     (runtime / f"slow-{SLOW_RANK}").touch()
     with daemon(), ranks(WITHOUT_PAUSES) as processes, running(processes):

@@ -1,4 +1,4 @@
-"""A real daemon exports the numbers of a real process over HTTP and OTLP, also to a real Prometheus."""
+"""Tests of exports with a real daemon and process: numbers arrive over HTTP and OTLP, also at a real Prometheus."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def scrape(line: str) -> dict[str, Family]:
 
 
 def value_of(families: dict[str, Family], sample: str, **labels: str) -> float:
-    """Return the only value of `sample` with `labels`."""
+    """Return the only value of the metric `sample` with these labels."""
     found = [
         float(s.value)
         for family in families.values()
@@ -159,7 +159,7 @@ def test_a_scrape_at_rest_gives_the_numbers_of_the_json_report() -> None:
     assert value_of(families, "cbtop_brick_budget_seconds", **down) == pytest.approx(row["budget_us_per_token"] / 1e6)
 
 
-# Executes each line of stdin and confirms it on stdout.
+# A program that executes each line of stdin and confirms it on stdout.
 OBEDIENT_HOST = """
 import sys, time
 from cbtop import BrickProfiler
@@ -178,7 +178,7 @@ for line in sys.stdin:
 """
 
 
-# This test is slow: tests/cbtop/telemetry/test_counters.py tests the same by default, with simulated processes.
+# Not in the default run, because tests/cbtop/telemetry/test_counters.py tests the same, with simulated processes.
 @pytest.mark.slow
 def test_no_counter_goes_down_while_processes_are_reset_end_and_are_killed() -> None:
     seen: dict[tuple[str, ...], float] = {}
@@ -237,7 +237,10 @@ def test_a_daemon_that_serves_other_hosts_with_keys_exports_as_well(
 
 
 class CollectorStub(HTTPServer):
-    """An HTTP server that receives OTLP and stores the requests. `status` is its answer."""
+    """A stand-in for a collector: an HTTP server that receives OTLP and stores the requests.
+
+    It answers with the code `status`.
+    """
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Take)
@@ -302,7 +305,8 @@ def test_a_collector_receives_the_numbers_of_the_json_report(collector: Collecto
             )
 
 
-@pytest.mark.slow  # This test is slow: tests/cbtop/telemetry/test_traces.py tests the contents of traces by default.
+# Not in the default run, because tests/cbtop/telemetry/test_traces.py tests the contents of traces.
+@pytest.mark.slow
 def test_a_collector_receives_whole_steps_as_traces(collector: CollectorStub) -> None:
     with (
         exporting_daemon("--otlp", collector.address, OTEL_METRIC_EXPORT_INTERVAL="100"),

@@ -1,4 +1,4 @@
-"""The screen in a real terminal shows what runs, and restores the terminal however it ends."""
+"""Tests of the screen in a real terminal: it shows what runs, and restores the terminal however it ends."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ COLUMNS, ROWS = 120, 34
 
 
 class Terminal:
-    """A pseudo-terminal with a process, and its screen as a person would see it."""
+    """A pseudo-terminal in which a process runs, with the screen as a person would see it."""
 
     def __init__(self, command: list[str], **environment: str) -> None:
         self.master, slave = pty.openpty()
@@ -195,7 +195,7 @@ def test_every_view_opens_by_its_key_and_is_redrawn_after_a_suspension() -> None
         quit_leaves_a_clean_terminal_and_no_process(screen, "\x03")
 
 
-@pytest.mark.slow  # This test is slow: test_app.py tests a lost terminal by default, also with an ignored hang-up.
+@pytest.mark.slow  # Not in the default run, because test_app.py tests a lost terminal, also with an ignored hang-up.
 def test_a_lost_terminal_ends_it() -> None:
     with host():
         screen = Terminal(CBTOP)
@@ -204,7 +204,7 @@ def test_a_lost_terminal_ends_it() -> None:
         assert screen.process.wait(DEADLINE_S) != 0
 
 
-# This test is slow: by default, test_demo.py tests the error without a screen, and test_app.py tests a failed
+# Not in the default run, because test_demo.py tests the error without a screen, and test_app.py tests a failed
 # workload.
 @pytest.mark.slow
 def test_a_model_that_cannot_be_run_ends_the_screen_with_one_line_and_code_2(tmp_path: Path) -> None:
@@ -214,7 +214,7 @@ def test_a_model_that_cannot_be_run_ends_the_screen_with_one_line_and_code_2(tmp
         assert "none.gguf does not exist" in screen.read()
 
 
-# This test is slow: by default, test_app.py tests the first process that appears, and test_watching.py one that is
+# Not in the default run, because test_app.py tests the first process that appears, and test_watching.py one that is
 # gone.
 @pytest.mark.slow
 def test_the_screen_says_how_to_start_a_program_if_nothing_runs() -> None:
@@ -238,7 +238,7 @@ print(profiler._recorder.asked)
 """
 
 
-# This test is slow: test_app.py quits during a request by default, and a test above checks the terminal.
+# Not in the default run, because test_app.py quits during a request, and a test above checks the terminal.
 @pytest.mark.slow
 def test_quitting_during_a_request_for_kernels_leaves_a_clean_terminal() -> None:
     with (
@@ -272,7 +272,7 @@ def test_in_ascii_not_one_byte_of_the_screen_is_anything_else(options: list[str]
         quit_leaves_a_clean_terminal_and_no_process(screen, "q")
 
 
-# This test is slow: by default, test_settings.py tests the order of settings, and test_themes.py screens without
+# Not in the default run, because test_settings.py tests the order of settings, and test_themes.py screens without
 # colour.
 @pytest.mark.slow
 @pytest.mark.parametrize("option", ["NO_COLOR", pytest.param("--no-color", marks=pytest.mark.slow)])
@@ -287,7 +287,7 @@ def test_without_colour_nothing_is_drawn_in_one(option: str, monkeypatch: pytest
         quit_leaves_a_clean_terminal_and_no_process(screen, "q")
 
 
-@pytest.mark.slow  # test_sort_memory.py tests it without a terminal
+@pytest.mark.slow  # Not in the default run, because test_sort_memory.py tests the order without a terminal.
 def test_the_order_that_was_chosen_is_that_of_the_next_run() -> None:
     with terminal("replay", RECORDING, "--view", "bricks") as screen:
         screen.wait_for("wall %▼")
@@ -306,7 +306,7 @@ def test_sigterm_ends_the_screen_if_nobody_reads_it_and_leaves_it_clean() -> Non
     with terminal("replay", RECORDING) as screen:
         screen.wait_for("costliest bricks")
         deadline_s = time.monotonic() + DEADLINE_S
-        room = select.poll()  # unlike select, it also accepts descriptors above 1023
+        room = select.poll()  # poll, unlike select, also accepts descriptors above 1023.
         room.register(screen._slave, select.POLLOUT)
         while room.poll(0):
             assert time.monotonic() < deadline_s

@@ -1,4 +1,4 @@
-"""`cbtop demo --trace` reports what a model computed, from the workload's process to the report."""
+"""Tests of `cbtop demo --trace`: what a model computed is recorded in the demo's process and shown in the report."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_all_traces_of_a_run_are_reported_and_its_books_still_balance(model: str
     assert sum(row["total_exclusive_us"] for row in source["bricks"]) == pytest.approx(books["bricks_us"])
 
 
-@pytest.mark.slow  # This test is slow: tests/compute/test_tracing.py tests the same by default.
+@pytest.mark.slow  # Not in the default run, because tests/compute/test_tracing.py tests the same.
 def test_only_what_was_asked_for_is_traced_and_shown(model: str) -> None:
     done = cbtop("demo", "--model", model, "--headless", "--steps", "3", "--trace", "kv,logits", "--view", "trace")
     assert done.returncode == 0, done.stderr

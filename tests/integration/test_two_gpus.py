@@ -1,4 +1,7 @@
-"""Two tensor-parallel ranks on two GPUs with NCCL: equal numbers, collectives as bricks, the slow rank, NVLink."""
+"""Tests of two tensor-parallel ranks on two GPUs with NCCL: equal numbers, collectives as bricks, and the slow rank.
+
+NVLink is tested, too.
+"""
 
 from __future__ import annotations
 
@@ -120,7 +123,7 @@ if how != "ends without a word":
 print("ended")
 """
 
-# Decodes until the given file exists. The slow rank multiplies more often.
+# A program that decodes until the given file exists. The slow rank multiplies more often.
 DECODES = """
 import sys, torch
 import torch.distributed as dist
@@ -188,7 +191,7 @@ with open(sys.argv[1], "w") as file: json.dump(found, file)
 
 @contextmanager
 def _running(command: list[str], directory: Path) -> Iterator[subprocess.Popen[str]]:
-    """Run the command in a new session. Kill everything that is left of it."""
+    """Run the command in a new session. At the end, kill everything that is left of it."""
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     with subprocess.Popen(
         command, cwd=directory, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True,
@@ -198,7 +201,7 @@ def _running(command: list[str], directory: Path) -> Iterator[subprocess.Popen[s
             yield process
         finally:
             if process.poll() is None:
-                process.terminate()  # If torchrun is terminated, it ends its workers, which are in other sessions.
+                process.terminate()  # End torchrun first, because it ends its workers, which are in other sessions.
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(30)
                 with suppress(ProcessLookupError):  # torchrun has ended

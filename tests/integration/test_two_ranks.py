@@ -1,4 +1,7 @@
-"""A tensor-parallel model on two ranks under `cbtop run`: its collectives are bricks, and the slow rank is named."""
+"""Tests of a tensor-parallel model on two ranks under `cbtop run`.
+
+Its collectives are bricks, and the slow rank is named.
+"""
 
 from __future__ import annotations
 
@@ -119,7 +122,7 @@ def test_two_ranks_are_one_report_with_collectives_by_layer_and_a_straggler(laun
         command = ["--overhead", "100%", "--", "sh", "-c", BY_A_SHELL, "sh", str(_free_port()), sys.executable, *main]
     else:
         torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-        # Only some steps are recorded here, so the report takes longer.
+        # Watch for ten seconds, because only some steps are recorded.
         command, look = ["--", sys.executable, *torchrun, *main], ("--duration", "10")
     with daemon(), _running([*CBTOP, "run", "--quiet", "--record", "run.cbtop", *command], tmp_path, stop) as said:
         sources = eventually(lambda: _both(*look))
@@ -139,7 +142,7 @@ def test_two_ranks_are_one_report_with_collectives_by_layer_and_a_straggler(laun
         (brick,) = [brick for brick in source["bricks"] if brick["name"] == "AllReduce"]
         assert brick["elements"] == 16 * brick["count"]
         assert brick["size_bytes"] == 4 * brick["elements"]
-        # An all-reduce of n ranks sends 2 (n - 1) / n of the size: the whole size, as n is 2.
+        # An all-reduce of n ranks sends 2 (n - 1) / n times the size, which is the size for two ranks.
         assert brick["bytes"] == brick["size_bytes"]
 
 

@@ -1,4 +1,4 @@
-"""Hosts, daemons and viewers as real processes: they start late, die and return, and every loss is reported."""
+"""Tests with real programs, daemons and viewers: they start late, die and return, and every loss is reported."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from cbtop.profiler.device import compiled, pairs, stamp_clock
 
 @pytest.fixture(params=["python", "compiled"])
 def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Return the name of the hot path. Processes that the test starts also use it."""
+    """Return the name of the hot path that the test runs with. Processes that the test starts also use it."""
     name: str = request.param
     monkeypatch.setenv("CBTOP_PURE_PYTHON", "1" if name == "python" else "")
     if hot_path.chosen().implementation != name:
@@ -43,7 +43,7 @@ def stamping(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.fixture
 def profiler_module(implementation: str) -> ModuleType:
-    """Return cbtop.profiler.profiler, imported with this hot path."""
+    """Return the module cbtop.profiler.profiler, imported with the hot path of this test."""
     return _loaded(implementation)
 
 

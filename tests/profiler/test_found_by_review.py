@@ -1,4 +1,4 @@
-"""Bugs found by reviewers. Each of these tests failed when it was written."""
+"""Tests of bugs that reviewers have found. Each test failed when it was written."""
 
 from __future__ import annotations
 

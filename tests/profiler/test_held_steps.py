@@ -237,7 +237,7 @@ def test_what_a_step_waits_for_is_recorded_in_it_without_the_stamps_before(playe
     (_, _, ended), bricks = played.times(NodeKind.STEP)[0], played.times(NodeKind.BRICK)
     assert [name for name, *_ in bricks] == ["QkvProjection"] * 30 + ["LmHead"]
     assert bricks[-1][2] - bricks[-1][1] == 400_000
-    # The 60 time stamps before took 60 µs, which must not be part of this brick.
+    # The 60 time stamps before took 60 µs. They must not be part of this brick.
     assert bricks[-2][2] - 2_000 <= bricks[-1][1] <= bricks[-2][2] + 10_000
     assert ended - 10_000 <= bricks[-1][2] <= ended
 

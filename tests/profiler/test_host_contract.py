@@ -1,4 +1,7 @@
-"""If anything in cbtop fails, the host continues. No public method raises, and the reason is logged once."""
+"""Tests of the promise to the program: if anything in cbtop fails, the program continues.
+
+No public method raises, and the reason is logged once.
+"""
 
 from __future__ import annotations
 
@@ -200,7 +203,7 @@ TROUBLES: dict[str, Callable[[MAKE, Path], BrickProfiler]] = {
 def test_whatever_fails_in_turn_no_public_method_raises(
     make_either: MAKE, runtime: Path, trouble: str, sync_mode: SyncMode, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for first in USES:  # Each use is once the first one that fails.
+    for first in USES:  # Each use of the profiler is once the first to fail.
         profiler = TROUBLES[trouble](make_either, runtime)
         profiler.set_sync_mode(sync_mode)
         with _nothing_of_ours_warns_twice(caplog):

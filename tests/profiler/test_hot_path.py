@@ -137,7 +137,8 @@ def test_f105_a_disabled_pair_reads_no_clock_and_makes_nothing(make: MAKE) -> No
         timer = sampled_out.start_brick(BrickId.RMS_NORM)
         sampled_out.stop_brick(timer, 1)
         assert (timer, len(memory.records), next(clock)) == (None, recorded, so_far + 1)
-    assert (len(memory.records), next(clock)) == (recorded + 1, so_far + 3)  # the step itself as a whole
+    # The only further record is that of the step as a whole.
+    assert (len(memory.records), next(clock)) == (recorded + 1, so_far + 3)
 
 
 class CountedKey:
@@ -199,7 +200,7 @@ def test_f107_eight_threads_record_at_once_and_lose_nothing(profiler: BrickProfi
 
 def test_f108_a_timer_is_no_larger_than_32_bytes(profiler: BrickProfiler) -> None:
     timer = profiler.start_brick(BrickId.RMS_NORM)
-    # The header that every Python object has is not counted.
+    # The header of a Python object is not counted, because every object has one.
     assert timer.__sizeof__() - object().__sizeof__() <= 32
 
 
@@ -361,7 +362,7 @@ class TestInFlight:
             found = in_flight()
             return (found[me].node, found[me].size) if me in found else (NO_NODE, 0)
 
-        # The first step with a name is unknown until it has ended, so run one before.
+        # The name of this step is new, so the step has no node yet.
         with profiler.step("decode", 3):
             pass
         with profiler.step("decode", 48_000), profiler.brick("not recorded"):
@@ -379,7 +380,7 @@ class TestInFlight:
             assert here()[0] == 2
             with profiler.step("decode", -1):
                 assert here() == (1, 0)
-            # none of these is a number, and none of their methods is called
+            # None of these values is a number, and none of their methods may be called.
             for tokens in (1 << 70, "many", [1], True, None, Untrue()):
                 with profiler.step("decode", cast(int, tokens)):
                     assert here() == (1, 0)

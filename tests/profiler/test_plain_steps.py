@@ -1,4 +1,7 @@
-"""Every step is counted and timed as a whole. Its inside is known only for sampled steps."""
+"""Tests of plain steps, which are only timed as a whole: every step is counted.
+
+The inside is known only for sampled steps.
+"""
 
 from __future__ import annotations
 
@@ -343,7 +346,7 @@ def test_a_plain_step_leaves_one_record_under_its_final_name(make: MAKE) -> None
     with profiler.step(tokens=4):
         profiler.add_tokens(5)
         with profiler.step("inner", tokens=6):
-            # These tokens belong to the plain step around, because the inner step is not recorded.
+            # The inner step is not recorded, so these tokens belong to the plain step around it.
             profiler.add_tokens(7)
     with pytest.raises(ValueError, match="mine"), profiler.step("failed", tokens=8):
         raise ValueError("mine")
@@ -671,7 +674,8 @@ def _in_thread(run: Callable[[], None]) -> None:
 def test_a_call_that_is_loose_in_any_lane_is_no_plain_step_and_has_a_time(runtime: Path) -> None:
     writer = RingWriter(runtime / "a.ring")
     for lane in range(16):
-        writer.record(1 | (5 << 25) | lane << 28, 10, 20 + lane, 1)  # A loose call (flag 5) does not count.
+        # This call was in no step (flag 5, loose), so it does not count.
+        writer.record(1 | (5 << 25) | lane << 28, 10, 20 + lane, 1)
         writer.record(1 | (1 << 25) | lane << 28, 10, 20 + lane, 1)  # cancelled
     writer.record(1 | FLAG_PLAIN | FLAG_FAILED, 10, 70, 1)
     writer.record(1 | 1 << 27, 1 << 40, 1 << 41, 0)  # amounts

@@ -84,7 +84,7 @@ async def _run_brick(profiler: BrickProfiler, one: object, pause: Pause) -> None
 
 
 def _found(memory: Memory) -> Counter[tuple[tuple[str, ...], int, int]]:
-    """Count the records by path, duration and elements."""
+    """Count the records in memory by path, duration and elements."""
     paths: dict[int, tuple[str, ...]] = {0: ()}
     for node, parent, _, name in memory.nodes:
         paths[node] = (*paths[parent or 0], name)

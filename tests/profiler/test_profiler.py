@@ -107,7 +107,7 @@ def test_an_exception_closes_the_brick_and_marks_it_failed(profiler: BrickProfil
     assert [(tag & 0xFFFFFF, bool(tag & FLAG_FAILED)) for tag, *_ in memory.records] == [(2, True), (1, True)]
     with profiler.brick(BrickId.SAMPLING):
         pass
-    # The parent of the new node is the root again, so it is not inside the failed brick.
+    # This node is at the root again, although the brick before has failed.
     assert memory.nodes[-1][:2] == (3, None)
 
 

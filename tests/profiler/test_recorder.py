@@ -1,4 +1,4 @@
-"""The recorder never disturbs its host if anything fails, and its memory is bounded."""
+"""Tests of the recorder: it never disturbs the program, whatever fails, and its memory is bounded."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_whatever_fails_is_said_once_and_the_host_goes_on(
         walk(recorder, 4)
         recorder.close("again")
     assert len(set(caplog.messages)) == len(caplog.messages)
-    recorder.forget()  # Now act as a forked child in which nothing fails.
+    recorder.forget()  # Act as a forked child, where nothing fails.
     walk(recorder, 5)
     assert recorder.read() is not None
     recorder.close("done")
@@ -190,7 +190,8 @@ def test_a_record_made_while_the_files_open_is_dropped_and_opens_no_others(
     hello = recorder_module._hello
 
     def interrupted(implementation: str, sample_every: int, *, locked: bool) -> object:
-        recorder.record(0, 1, 2, 3)  # A signal handler may record and announce while the hello is written.
+        # A signal handler may record and announce just while the recorder writes its hello message.
+        recorder.record(0, 1, 2, 3)
         recorder.announce(Node(1, None, NodeKind.BRICK, "of the handler"))
         return hello(implementation, sample_every, locked=locked)
 
@@ -383,7 +384,7 @@ ELSEWHERE = {
 ELSEWHERE["all of it"] = "; ".join(ELSEWHERE.values())
 
 
-# Prints the state of the process in the given directory, its counts, and whether it held a lock.
+# A program that prints the state of a process in the given directory, its counts, and whether it held a lock.
 READER = """
 import sys
 from pathlib import Path

@@ -22,7 +22,7 @@ from cbtop.protocol.vocabulary import BrickCategory, BrickId
 
 @pytest.fixture
 def profiler() -> BrickProfiler:
-    return BrickProfiler(clock_ns=count(0, 1000).__next__)  # each reading advances the clock by 1 µs
+    return BrickProfiler(clock_ns=count(0, 1000).__next__)  # Each reading advances the fake clock by 1 µs.
 
 
 def test_a_brick_is_summed_over_the_places_it_ran_in(profiler: BrickProfiler) -> None:

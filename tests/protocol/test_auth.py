@@ -52,7 +52,7 @@ def hosts(runtime: Path) -> Hosts:
 
 
 class Serving:
-    """The part of a daemon that uses the network: a publisher, and a thread that runs its loop."""
+    """The part of a daemon that uses the network: a publisher, and a thread that runs the publisher's loop."""
 
     def __init__(self, keys: DaemonKeys | None, endpoint: str) -> None:
         self.publisher = Publisher(endpoint, keys)

@@ -133,7 +133,7 @@ def test_what_a_full_disk_refused_follows_when_there_is_room(path: Path) -> None
     writer, said = CatalogWriter(path), [Activity(f"step {number}") for number in range(9)]
     writer.write(said[0])
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
-    # Files may grow by 20 more bytes, which is about half a frame.
+    # Let files grow by only 20 bytes, which is about half a frame.
     resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 20, limit[1]))
     try:
         for message in said[1:8]:

@@ -43,7 +43,7 @@ CATALOG_KINDS = get_args(messages.CatalogMessage)
 
 
 def values(annotation: Any) -> st.SearchStrategy[Any]:
-    """Return a strategy for valid values of a field with this annotation."""
+    """Return a hypothesis strategy for valid values of a field with this annotation."""
     if annotation is str:
         return st.text(max_size=300).map(codec.sanitise)
     if annotation == messages.Name:
@@ -51,7 +51,7 @@ def values(annotation: Any) -> st.SearchStrategy[Any]:
     if annotation is int:
         return st.integers(-(2**63), 2**63 - 1)
     if annotation is float:
-        return st.floats(1e-9, 1e20)  # This range of numbers is valid in every message.
+        return st.floats(1e-9, 1e20)  # Numbers in this range are valid in every message.
     if annotation is messages.Packed:
         return st.binary(max_size=20)
     if annotation is bytes:
@@ -111,9 +111,9 @@ def loss_scale(phase: str, scales: list[float], counts: list[int], more: int) ->
 
 
 def in_order(kind: Any, *before: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    """Return a strategy for messages of `kind`.
+    """Return a hypothesis strategy for messages of `kind`.
 
-    Their last two fields are counts, and the first of these is smaller.
+    Their last two fields are counts, and the first of these is the smaller one.
     """
     counts = st.tuples(STEPS, STEPS).map(sorted)
     return st.tuples(*before, counts).map(lambda drawn: kind(*drawn[:-1], *drawn[-1]))
@@ -139,12 +139,14 @@ STRUCTURE: dict[Any, st.SearchStrategy[Any]] = {
 
 
 def instances(kind: Any) -> st.SearchStrategy[Any]:
-    if kind is messages.RecordBatch:  # In a batch, the numbers of records depend on each other.
+    # The numbers of a batch depend on each other: its end is the sum of three of them.
+    if kind is messages.RecordBatch:
         number = st.integers(0, 1 << 60)
         return st.tuples(values(str), number, number, number, values(messages.Packed)).map(
             lambda drawn: kind(drawn[0], drawn[1], sum(drawn[1:4]), *drawn[3:])
         )
-    if kind is kernel_messages.BrickHostTime:  # These times need at least one call.
+    # A message with these times is valid only if there was at least one call.
+    if kind is kernel_messages.BrickHostTime:
         return st.builds(kind, values(int), st.integers(1, 1 << 60), values(float))
     if kind is PartTime:
         time_ns = st.integers(0, 1 << 50)
@@ -183,7 +185,8 @@ def instances(kind: Any) -> st.SearchStrategy[Any]:
         fault = st.builds(guard_fault, steps, names, layer, given, more)
         counts = st.tuples(st.integers(1, 1 << 40), st.integers(0, 1 << 40))
         return st.builds(guarded_steps, values(str), counts, st.none() | fault)
-    if kind is kernel_messages.KernelTimes:  # These times need at least one call.
+    # A message with these times is valid only if there was at least one call.
+    if kind is kernel_messages.KernelTimes:
         count, time_ns = st.integers(1, 1 << 60), st.integers(0, 1 << 50)
         times = values(int), count, count, values(float), time_ns, time_ns, time_ns
         return st.tuples(*times, values(str), values(str)).map(
@@ -202,7 +205,7 @@ def instances(kind: Any) -> st.SearchStrategy[Any]:
         fields["multiprocessors"] = st.none() | st.integers(1, 1 << 60)
     if kind is messages.Ceiling:
         fields["rounds"] = st.none() | st.integers(1, 1 << 30)
-    if kind is KernelAttributes:  # sizes, registers and a hash are not negative
+    if kind is KernelAttributes:  # Sizes, registers and a hash must not be negative.
         sizes = (
             "shared_memory_bytes", "static_shared_memory_bytes", "registers", "ptx_hash", "local_memory_bytes",
             "occupancy_percent",

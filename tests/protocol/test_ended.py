@@ -28,7 +28,7 @@ from cbtop.protocol.process import process_start
 from cbtop.protocol.ring import HEADER_BYTES, RECORD_BYTES, RingWriter
 from cbtop.protocol.ring_reader import RingReader
 
-DEAD = 1 << 30  # no process can have this pid
+DEAD = 1 << 30  # A pid that no process can have.
 RECORDS_FOR_EVER = """
 import sys
 from cbtop import BrickProfiler
@@ -66,10 +66,7 @@ def leave(directory: Path, number: int, age_s: float = 0.0, records: int = 64) -
 
 
 def age_files(ring: Path, seconds: float = 3600) -> None:
-    """Set the times of the files.
-
-    The writer does not: it writes through a mapping, which on tmpfs never changes them.
-    """
+    """Set the times of the files. The writer writes through a mapping, which often does not change them."""
     at_s = time.time() - seconds
     for path in (ring, ring.with_suffix(".catalog")):
         os.utime(path, (at_s, at_s))
@@ -83,7 +80,7 @@ def age_of(ring: Path) -> float:
 
 def test_how_old_it_is_its_newest_record_says_and_not_the_file(runtime: Path) -> None:
     assert age_of(leave(runtime, 0, age_s=0)) < 600
-    # The record cannot be older than the machine's clock, which may have just started.
+    # A record cannot be older than the clock of the machine, which may have just started.
     aged_s = min(1000, time.perf_counter() / 2)
     assert aged_s <= age_of(leave(runtime, 1, age_s=aged_s)) < aged_s + 600
     silent = leave(runtime, 2, age_s=100_000)
@@ -186,7 +183,7 @@ def test_profilers_opened_in_turns_do_not_look_at_the_directory_each_time(
             pass
         profiler.close()
     assert len(looked) == 64 // ended_module.SWEPT_AT_ONCE
-    recorder_module._after_fork()  # Call this as in a child of a process that forks very often.
+    recorder_module._after_fork()  # Call this as in a child of a process that forks many children.
     with BrickProfiler().brick("a"):
         pass
     assert len(looked) == 64 // ended_module.SWEPT_AT_ONCE + 1

@@ -92,7 +92,7 @@ def test_any_value_in_any_field_is_a_message_or_an_error(kind: str, fields: dict
 
 
 def nested(depth: int) -> bytes:
-    """Return a message of `depth` catalogs, one inside another."""
+    """Return a message that contains `depth` catalogs, one inside another."""
     message: dict[str, Any] = {"k": "Goodbye", "reason": ""}
     for _ in range(depth):
         message = {"k": "SourceCatalog", "source": "", "complete": True, "messages": [message]}
@@ -129,11 +129,12 @@ BYTES_A_PART = 100  # memory of one decoded part: its place in a list, and the o
 def test_a_bomb_is_an_error_and_takes_no_more_memory_than_its_bound(
     bomb: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The limit is smaller here, because it takes long to count allocations.
+    # Use a smaller limit, because it takes long to count allocations.
     monkeypatch.setattr(codec, "MAX_PARTS", 100_000)
     with peak_of() as peak, pytest.raises(DecodeError):
         codec.decode(bomb)
-    assert peak() < BYTES_A_PART * (100_000 + 65_535)  # The last list is allocated before its items are counted.
+    # A list is allocated before its items are counted, so one list may exceed the limit.
+    assert peak() < BYTES_A_PART * (100_000 + 65_535)
 
 
 def test_a_catalog_of_bombs_takes_no_more_memory_than_a_piece(runtime: Path) -> None:
@@ -232,7 +233,10 @@ def forged_ring(capacity: int) -> Path:
 
 @contextlib.contextmanager
 def peak_of() -> Any:
-    """Measure the peak of allocated bytes in this context. Yields a function that returns it."""
+    """Measure how much memory is allocated in this context.
+
+    Yields a function that returns the peak in bytes.
+    """
     tracemalloc.start()
     found = 0
     answer: Callable[[], int] = lambda: found  # noqa: E731

@@ -38,7 +38,7 @@ def test_that_of_this_environment_comes_first(monkeypatch: pytest.MonkeyPatch, t
 def test_a_lent_one_works_and_is_not_found_by_its_usual_name(
     without_msgpack: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Use the Python part of msgpack: its compiled part is already loaded in this process under the usual name.
+    # Use the Python version of msgpack, because its compiled version is already loaded under the usual name.
     monkeypatch.setenv("MSGPACK_PUREPYTHON", "1")
     monkeypatch.setenv(LENT_MSGPACK, DIRECTORY)
     lent = load_msgpack()

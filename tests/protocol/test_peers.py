@@ -35,7 +35,7 @@ def subscribed(publisher: Publisher, *topics: bytes) -> socket.socket:
     with ThreadPoolExecutor() as thread:
         greeted = thread.submit(greet, peer)
         eventually(lambda: publisher.hear(5) or greeted.done())
-    with suppress(ConnectionError):  # The publisher may refuse it because there are too many connections.
+    with suppress(ConnectionError):  # The publisher may close this connection because it has too many.
         greeted.result()
         peer.sendall(b"".join(word(topic) for topic in topics))
     return peer
@@ -88,7 +88,7 @@ def test_who_does_not_read_is_answered_no_more_until_he_does(publisher: Publishe
             topic = question(HISTORY_PREFIX, b"/0")
             stuck.sendall(word(topic))
             eventually(lambda: publisher.hear(20) or any(topic in peer.topics for peer in known(publisher)))
-            publisher.hear(20)  # Wait a little more, because the answer before may still be on its way.
+            publisher.hear(20)  # Let the publisher run once more, because the answer before may still be on its way.
             return topic
 
         for _ in range(100):
@@ -97,7 +97,8 @@ def test_who_does_not_read_is_answered_no_more_until_he_does(publisher: Publishe
                 publisher.answer([topic], PIECE)
                 answered += 1
             stuck.sendall(word(topic, subscribe=False))
-        assert 0 < answered < 50  # An answer has 1 MB. Fewer than 50 of them fill the socket buffers of both ends.
+        # Each answer has 1 MB. After fewer than 50 answers, the socket buffers of both ends are full.
+        assert 0 < answered < 50
         topic = ask()
         eventually(lambda: is_cut_off(publisher, stuck) or publisher.questions(HISTORY_PREFIX) == [topic])
 
@@ -127,7 +128,7 @@ def known(publisher: Publisher) -> list[peers._Peer]:
 @pytest.mark.parametrize(
     "said",
     [
-        word(b""),  # This topic would include the answers to all viewers.
+        word(b""),  # With this topic, a viewer would get the answers to all viewers.
         word(b"join/"),
         word(b"join/0123456789abcdef/7"),
         word(b"history/0123456789abcdef/" + b"9" * 19),
@@ -144,7 +145,7 @@ def test_who_says_what_no_viewer_says_or_too_much_is_cut_off_and_no_other(publis
     viewer = Subscriber(publisher.endpoint)
     asked(publisher, JOIN_PREFIX)
     with subscribed(publisher) as peer:
-        with suppress(ConnectionError):  # The connection may be closed before everything was sent.
+        with suppress(ConnectionError):  # The publisher may close the connection before everything was sent.
             peer.sendall(said)
         eventually(lambda: is_cut_off(publisher, peer))
     publisher.send(LIVE, [Heartbeat(1, ())])

@@ -51,7 +51,7 @@ def test_who_looks_at_requests_says_so(ring: RingWriter, asker: RequestSlot) -> 
     [
         -1,
         0,
-        KERNELS | 1 << 24,  # The number of steps is missing.
+        KERNELS | 1 << 24,  # This request has no number of steps.
         KERNELS | (MAX_STEPS + 1) << 8 | 1 << 24,
         KERNELS | 3 << 8,  # no request number
         2 | 3 << 8 | 1 << 24,  # another request

@@ -176,7 +176,7 @@ class WeakMemory:
             patched.setattr(ring_module, "fence", look)
             writer.record(2, 20, 21, 22)
         look()
-        # A word that differs between two looks was stored at some time between them.
+        # If a word differs between two looks, it was stored at some time between them.
         self.words = [[(0, value)] for value in seen[0]]
         for stage, (before, after) in enumerate(pairwise(seen)):
             for word, (old, new) in enumerate(zip(before, after, strict=True)):
@@ -188,7 +188,7 @@ class WeakMemory:
         self.load()
 
     def load(self) -> None:
-        """Choose the moments that the reader's next loads see, up to its next fence. Each word has its own moment."""
+        """Choose for each word the moment that the reader's next loads see. All moments are before its next fence."""
         until = draw_between(self.draw, self.now, self.end)
         for word, history in enumerate(self.words):
             at = draw_between(self.draw, self.now, until)

@@ -57,7 +57,7 @@ def test_a_slot_that_was_begun_and_not_completed_is_waited_for_then_given_up(pat
     writer = RingWriter(path)
     for number in range(3):
         writer.record(1, number, number, 0)
-    # The writer has not stored the tag of the second record yet.
+    # Remove the tag of the second record, as if the writer had not stored it yet.
     overwrite(path, HEADER_BYTES + RECORD_BYTES + 24, 0)
     now_s = [0.0]
     reader = RingReader(path, clock_s=lambda: now_s[0])
@@ -136,7 +136,7 @@ def test_a_file_that_was_cut_short_is_an_error_and_no_signal(path: Path, size_by
     assert len(late.read().node) == 900
     os.truncate(path, size_bytes)
     for look in (reader.read, late.read, lambda: reader.produced, reader.newest_end_ns):
-        with contextlib.suppress(RingError):  # A call that does not read the missing part may succeed.
+        with contextlib.suppress(RingError):  # Some of these calls do not need the missing part, so they may succeed.
             look()
     with pytest.raises(RingError, match="cut short"):
         reader.read()
@@ -184,7 +184,7 @@ def test_the_newest_time_is_found_at_any_ring_position_and_cursor(
         writer.record(1, number, number + 1, 0)
     if amounts and records:
         writer.record(1 | FLAG_AMOUNTS, 1 << 50, 1 << 60, 0)
-    if cursor:  # The compiled hot path stores the number of written records in this word.
+    if cursor:  # The compiled hot path stores the number of written records in the ring. The Python one does not.
         overwrite(path, CURSOR_WORD * 8, records + (amounts and records > 0))
     reader = RingReader(path)
     assert reader.newest_end_ns() == (records or None)
@@ -250,7 +250,7 @@ def test_the_newest_time_takes_few_reads_however_large_the_ring_is(
         OpenFile, "read_at", lambda file, at, size_bytes: reads.append(at) or read_at(file, at, size_bytes)
     )
     assert reader.newest_end_ns() == 1_000
-    assert len(reads) < 25  # In a ring of 8 MiB, a binary search needs 18 reads.
+    assert len(reads) < 25  # A binary search in a ring of 8 MiB needs 18 reads.
 
 
 def test_what_nobody_asked_for_is_not_read_ahead(path: Path) -> None:

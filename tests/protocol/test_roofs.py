@@ -148,7 +148,8 @@ def test_whoever_reads_while_it_is_written_finds_it_whole() -> None:
         keep_roofs([replace(GPU, uuid=str(number))])
     done.set()
     reader.join()
-    assert read == sorted(read)  # The numbers only grow, so no read has found a damaged or missing file.
+    # The values that were read only grow, so no read has found a damaged or missing file.
+    assert read == sorted(read)
     assert min(read) >= 1
 
 

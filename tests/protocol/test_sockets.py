@@ -1,4 +1,4 @@
-"""Publisher and subscriber over real sockets."""
+"""Tests of publisher and subscriber over real sockets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run small real programs under `cbtop run`."""
+"""Runs the small real programs of the folder `scripts` under `cbtop run`, for tests."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Outcome:
         return REPORTS["text"]([self.view], ["bricks"])
 
     def brick(self, name: str) -> BrickRow:
-        """Return the row of a brick."""
+        """Return the row of the brick with this name."""
         return {row.name: row for row in self.view.bricks}[name]
 
     def views(self) -> Iterator[SourceView]:
@@ -76,7 +76,7 @@ class Outcome:
 
 
 class Run:
-    """Runs scripts of the folder `scripts`, each as `faulty` or `healthy`."""
+    """Runs scripts of the folder `scripts`, each with the argument `faulty` or `healthy`."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

@@ -1,4 +1,7 @@
-"""Pairs of programs with different contents of steps. `cbtop check` reports the difference after three steps."""
+"""Tests with pairs of programs that have different contents of steps: `cbtop check` reports the difference.
+
+Three steps are enough.
+"""
 
 from __future__ import annotations
 

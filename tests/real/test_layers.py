@@ -1,6 +1,6 @@
-"""Pairs of programs under `cbtop run` with and without a slow layer.
+"""Tests with pairs of programs under `cbtop run`, with and without a slow layer.
 
-It is named, and no layer is named if all are equal.
+The slow layer is named. If all layers are equal, none is named.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Time in code that cbtop cannot see inside counts as not instrumented, and promises no gain."""
+"""Tests of code that cbtop cannot see inside: its time counts as not instrumented, and no gain is promised for it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ with torch.no_grad():
     for _ in range(150):
         model(torch.ones(2, 32, 256))
 """
-# Experts that are parameters, so no module is called for them.
+# A program with experts that are parameters, so no module is called for them.
 EXPERTS = """
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Real programs that train under `cbtop run`."""
+"""Tests with real programs that train under `cbtop run`."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def test_a_lost_update_is_healed_by_the_next_keyframe(runtime: Path) -> None:
         with profiler.brick(name):
             pass
         source.poll()
-        source.delta()  # The viewer never receives this delta.
+        source.delta()  # This delta is lost on the way to the viewer.
     apply(store, [*source.snapshot()])
     assert store.sources[source.key].stats.column("count")[1:].tolist() == [2, 1, 1]
     assert [node.name for node in store.sources[source.key].nodes.nodes] == ["a", "b", "c"]
@@ -233,7 +233,7 @@ def test_what_is_over_the_budget_is_left_out_and_said(monkeypatch: pytest.Monkey
     names = ", ".join(list(store.left_out)[:3])
     assert store.complaint() == f"{len(store.left_out)} sources left out: {names}, … (more than 1 MiB)"
     again = next(iter(store.left_out))
-    apply(store, [said_of(again, 20)])  # the next keyframe of this source
+    apply(store, [said_of(again, 20)])  # the next complete message (keyframe) of this process
     assert again not in store.sources
     apply(store, [SourceGone(again)])
     assert again not in store.left_out

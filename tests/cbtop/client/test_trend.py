@@ -25,7 +25,7 @@ SECOND_NS = 1_000_000_000
 
 
 class Run:
-    """A process and a viewer with the same clock. The viewer gets an update every second."""
+    """A process and its viewer. Both use the same fake clock, and the viewer gets an update every second."""
 
     def __init__(self, directory: Path) -> None:
         self.clock = Clock(0)
@@ -66,8 +66,7 @@ def test_of_each_second_it_is_the_time_a_token_that_ended_in_it(runtime: Path) -
             decode(run, tokens=2, down_us=us)
         run.hear(second)
     rows = run.rows()
-    # The time per token adds both layers and divides by two tokens. Steps before the first second are not in the
-    # trend.
+    # Two layers take this time in each step, and a step has two tokens. The first second is not in the trend.
     assert rows["Down"].trend_us == (10, 30, None, 20)
     assert rows["Norm"].trend_us == (1, 1, None, 1)
     down = rows["Down"]
@@ -162,7 +161,7 @@ def test_who_comes_later_sees_the_same_seconds(runtime: Path) -> None:
         for store in (run.store, late):
             apply(store, said)
     rows = source_view(late.sources[run.source.key]).bricks
-    # The first second of the late viewer is incomplete, so it is not compared.
+    # The viewer that connected late knows only a part of its first second, so this second is not compared.
     seen = next(row.trend_us for row in rows if row.name == "Down")[1:]
     assert len(seen) > 5
     assert run.rows()["Down"].trend_us[-len(seen) :] == seen

@@ -33,13 +33,14 @@ from tests.integration.hosts import cbtop as run
 
 
 class Watched:
-    """A process and the store that watches it. The test sets the clocks of both."""
+    """A process, and the store of a viewer that watches it. The test sets the clocks of both."""
 
     def __init__(self, directory: Path, window_s: float = 10.0) -> None:
         self.clock = Clock()
         self.profiler: BrickProfiler = profiler_in(directory, self.clock)
         self.store = Store(window_s)
-        self.began_s: float | None = None  # time of the hello message in s; None: the clock of the store
+        # time of the daemon's hello message in s; None: the time of the store's clock
+        self.began_s: float | None = None
         self._directory = directory
         self._source: Source | None = None
 
@@ -182,7 +183,7 @@ def test_calls_count_when_they_end_and_exclusive_time_when_its_step_ends(runtime
     for second in range(20):
         with watched.profiler.step("decode", 1):
             with watched.profiler.brick("head", 1):
-                watched.clock.sleep_us(1000 - second)  # each call is shorter than the one before
+                watched.clock.sleep_us(1000 - second)  # each call takes less time than the one before
             watched.look(second)
     (row,) = watched.recent().bricks
     assert row.total_inclusive_us == sum(1000 - second for second in range(10, 20))
@@ -221,7 +222,7 @@ def test_a_window_longer_than_was_watched_says_what_it_covers(runtime: Path) -> 
     assert view.window is not None
     assert (view.window.asked_s, view.window.covers_s) == (60, 3.5)
     assert view.steps is not None
-    assert view.steps.count == 1  # the steps before the viewer joined do not count
+    assert view.steps.count == 1  # Steps from before the viewer connected do not count.
 
 
 def test_what_ran_before_a_long_catalog_was_read_is_not_of_these_seconds(

@@ -1,4 +1,4 @@
-"""Fixtures: the pace of the machine is fixed, and each recording is read only once."""
+"""Fixtures: the pace of the machine (how fast it computes) is fixed, and each recording is read only once."""
 
 from __future__ import annotations
 

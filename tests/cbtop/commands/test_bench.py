@@ -1,4 +1,4 @@
-"""`cbtop bench` accepts the arguments of llama-bench and prints its table. The tests really run."""
+"""Tests of `cbtop bench`, which takes the arguments of llama-bench and prints its table. They run a tiny model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`cbtop bench --paired` runs two settings, revisions or commands in turns and compares them."""
+"""Tests of `cbtop bench --paired`, which runs two settings, revisions or commands in turns and compares them."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_settings_take_turns_in_one_process_after_each_was_warmed_up(
         assert (one["kind"], one["a_is"], one["b_is"]) == ("set", "--threads 1", "--threads 1 --kv-cache f32")
         assert (one["rounds"], one["rounds_asked"], one["model_filename"]) == (2, 2, tiny)
         assert one["ratio"] == pytest.approx(sum(one["a_samples_ns"]) / sum(one["b_samples_ns"]))
-        # Two rounds are too few for an interval.
+        # Two rounds are too few to compute an interval.
         assert one["ratio_low"] is one["ratio_high"] is one["is_beyond_noise"] is None
         assert one["a_avg_ts"] == pytest.approx(sum(1e9 * one["n_tokens"] / each for each in one["a_samples_ns"]) / 2)
 
@@ -190,8 +190,8 @@ def test_ctrl_c_between_two_tokens_ends_a_turn_in_this_process(
     def counted(self: Decoder, token: int) -> int:
         nonlocal calls
         calls += 1
-        # Interrupt the first token of round 4. The warm-up and each of the three rounds before generate 2 tokens with
-        # 2 settings.
+        # Send Ctrl-C at the first token of round 4. A round generates two tokens with each of two settings. || There
+        # are a warm-up and three rounds before.
         if calls == 4 * 2 * 2 + 1:
             os.kill(os.getpid(), signal.SIGINT)
         return decode(self, token)

@@ -1,4 +1,4 @@
-"""`cbtop bisect` with real repositories, worktrees and processes."""
+"""Tests of `cbtop bisect` with real git repositories, worktrees and processes."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_the_estimate_counts_only_runs_that_are_not_kept(
         "cbtop.commands.bisect.estimate", lambda run_s, low_min, *_: f"{60 * low_min / run_s:.0f} runs"
     )
     assert bisect(*commits, *COMMAND) == 4
-    assert "cbtop: 5 runs\n" in capfd.readouterr().err  # 6 of the 11 necessary runs are stored, so 5 are left.
+    assert "cbtop: 5 runs\n" in capfd.readouterr().err  # The bisection needs 11 runs and 6 are stored, so 5 are left.
 
 
 @pytest.mark.slow
@@ -204,7 +204,7 @@ def wait_for_rounds(process: subprocess.Popen[str], repository: MadeRepository, 
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < until_s
         time.sleep(0.02)
-    time.sleep(0.2)  # time in which the next run starts
+    time.sleep(0.2)  # Wait until the next run has started.
 
 
 @pytest.mark.slow
@@ -290,7 +290,8 @@ def test_a_brick_that_spins_longer_is_found_in_a_folder_of_the_repository(
             ("HEAD~1", "HEAD", "--", "true"),
             3,
             "no process has recorded two steps in it",
-            marks=pytest.mark.slow,  # The bisection waits five seconds for a process that records.
+            # Not in the default run, because the bisection waits five seconds for a process that records.
+            marks=pytest.mark.slow,
         ),
     ],
 )

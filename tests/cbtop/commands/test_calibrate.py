@@ -1,4 +1,7 @@
-"""`cbtop calibrate` measures, stores and shows roofs. It says how to fix what could not be measured."""
+"""Tests of `cbtop calibrate`: it measures, stores and shows roofs (peak rates).
+
+It says how to fix what could not be measured.
+"""
 
 from __future__ import annotations
 

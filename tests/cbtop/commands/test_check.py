@@ -125,7 +125,7 @@ def test_every_format_has_the_guilty_brick_and_layer_and_its_reader_takes_it(
     wanted = ("no brick slower", "no longer step", "no fewer tokens/s")
     assert rules == [f"decode: {what} beyond noise" for what in wanted]
     places = {result["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] for result in results}
-    # Results point to the file of the first of several baselines.
+    # If there are several baselines, the results point to the file of the first one.
     assert places == {Path(str(runs["base"])).as_uri()}
     *errors, last = said["github"].splitlines()
     assert len(errors) == 3
@@ -362,7 +362,7 @@ def test_three_base_runs_tell_how_runs_scatter_and_one_or_two_break_no_gate(
     assert json.loads(said.out)["diff"]["base"]["runs"] == 3
     never = "a slowdown is reported with exit code 5, never 4"
     assert never not in said.err
-    # The warning that few baseline runs allow no exit code 4 appears even if nothing is slower.
+    # With few baseline runs, exit code 4 is impossible. A warning says so even if nothing is slower.
     for few in (bases[:2], bases[:4]):
         assert check(*few, "--new", runs["same"]) == 0
         err = capsys.readouterr().err
@@ -436,7 +436,7 @@ def test_a_recording_that_was_cut_off_is_said_also_where_all_holds(
     out = capsys.readouterr().out
     assert "all 4 hold\n" in out
     assert "error::x.cbtop was never closed" in out
-    assert "\n::error::" not in out  # GitHub reads such a line as an annotation
+    assert "\n::error::" not in out  # GitHub reads a line that begins like this as an annotation.
 
 
 @pytest.mark.parametrize(
@@ -561,7 +561,7 @@ def test_a_machine_that_became_slower_between_runs_is_judged_only_if_wanted(
     baseline, command = tmp_path / "learned.json", ("--", sys.executable, "-c", COMMAND)
     assert check("--baseline", baseline, "--learn", 1, *command) == 0
     steady_pace[:] = [Pace(1_000.0, 8_000.0)]
-    never = "tokens_per_sec>=100x"  # The variation of runs cannot explain a failure of this limit.
+    never = "tokens_per_sec>=100x"  # This limit is so far away that the variation of runs cannot explain a failure.
     assert check(never, "--baseline", baseline, *command) == 5
     assert "another pace of the machine itself: the same work in its memory took 8,000 to" in capfd.readouterr().err
     assert check(never, "--anyway", "--baseline", baseline, *command) == 4

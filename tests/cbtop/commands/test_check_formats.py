@@ -1,4 +1,4 @@
-"""Every format of `cbtop check` agrees with its exit code."""
+"""Tests of the formats of `cbtop check`: every format reports the result that the exit code has."""
 
 from __future__ import annotations
 

@@ -13,7 +13,8 @@ from cbtop.cli import main
 from cbtop.commands import demo
 from cbtop.compute.demo_model import TINY, write_model
 
-# A demo process that knows its number. Its bricks become slower from process 7 on, or only in process 7.
+# A demo process that knows how many were started before. || Its bricks become slower from process 7 on, or only in
+# process 7.
 WORKLOAD = """
 import sys
 from pathlib import Path
@@ -45,8 +46,7 @@ profiler.close("done")
     ("odd", "runs", "code", "said"),
     [
         pytest.param("no", 7, 0, "", marks=pytest.mark.slow),
-        # This brick exceeds its budget. Each run derives the budget from its own roof, so it is shown but never fails
-        # the check.
+        # This brick exceeds its budget, which follows from peak rates that each run measures. So it is only shown.
         ("over a budget", 7, 0, ""),
         ("slower", 8, 4, "broken [Attention in Layer 2]: decode: Attention in Layer 2: 1.1"),
         # test_default_gate.py tests in each default run that one slow process is not enough.

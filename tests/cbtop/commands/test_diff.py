@@ -1,4 +1,4 @@
-"""`cbtop diff` compares two runs in every format, and its parts add up to the whole."""
+"""Tests of `cbtop diff`, which compares two runs in every format. The parts of a change add up to the whole."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def test_a_tree_has_the_extra_cost_of_each_layer_and_brick_and_adds_up(
         if children := below.pop(depth[at] + 1, None):
             assert sum(children) == pytest.approx(added[at], abs=0.01 * len(children))
     assert depth[0] == 0
-    assert depth.count(1) == 4 + 1  # The level below the step has four layers, and the time between steps.
+    assert depth.count(1) == 4 + 1  # Below the step, the tree has four layers and the time between steps.
     assert run(runs["base"], runs["other model"], "--format", "tree") == 5
     assert "not comparable: another model" in capsys.readouterr().out
 

@@ -1,4 +1,4 @@
-"""`cbtop ptx FILE`, as a shell calls it."""
+"""Tests of `cbtop ptx FILE`, called through the command line."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from cbtop.profiler.analysis.machine_code.tools import Tool
 
 CORPUS = Path(__file__).parents[2] / "profiler" / "analysis" / "ptx" / "corpus"
 CLEAN = CORPUS.parent / "clean"
-KEPT = CORPUS.parent.parent / "machine_code" / "data"  # a module, its machine code, and the output of NVIDIA's tools
+# folder with a PTX module, its machine code, and the output of NVIDIA's tools for it
+KEPT = CORPUS.parent.parent / "machine_code" / "data"
 
 
 @pytest.fixture(autouse=True)
 def no_tools(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let no test depend on the tools of the machine."""
+    """Hide NVIDIA's tools, so that no test depends on whether they are installed."""
     monkeypatch.setattr(Toolbox, "of_this_machine", lambda: Toolbox([], []))
 
 
@@ -100,7 +101,7 @@ def test_strict_finds_everything_that_bugs_finds(path: Path, capsys: pytest.Capt
 def test_what_cannot_be_read_is_an_error_in_one_line(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """F-PTX-EXPLAIN-005: a missing file, or one that is no PTX, is an error in one line with exit code 2."""
+    """F-PTX-EXPLAIN-005: a missing file, or one that is not PTX, gives a one-line error with exit code 2."""
     (tmp_path / "text.ptx").write_text("int main() {}\n")
     (tmp_path / "empty.ptx").write_text("")
     (tmp_path / "binary.ptx").write_bytes(bytes(range(256)) * 9)

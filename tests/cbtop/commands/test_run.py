@@ -93,7 +93,7 @@ def test_a_script_that_does_not_say_what_runs_it_is_run_by_a_shell(tmp_path: Pat
 
 
 def test_the_environment_is_the_one_given_and_what_is_said_of_ours() -> None:
-    """Python may set LC_CTYPE by itself, and the environment may have entries that os.environ cannot hold."""
+    """Start from a clean environment: Python may have set LC_CTYPE, and os.environ cannot hold every entry."""
     for variables in ([b"A=1"], [b"A=1", b"LC_CTYPE=C.UTF-8"], [b"A=1", b"A=2", b"=x=1", b"no more"]):
         variables.append(b"TMPDIR=" + os.fsencode(tempfile.gettempdir()))
         read, write = os.pipe()
@@ -169,7 +169,7 @@ def test_marks_of_runs_that_were_killed_go_with_the_next_one(runtime: Path) -> N
     assert len(list(runtime.glob("run-*"))) == 1
     (runtime / "run-notes").touch()
     assert run("sh", "-c", 'test -e "${CBTOP_RUN_ID#*:}"').returncode == 0
-    # the file of the last run, and run-notes, which cbtop did not create and must not delete
+    # one file of the last run, and run-notes, which cbtop did not create and must not delete
     assert len(list(runtime.glob("run-*"))) == 2
 
 
@@ -297,7 +297,7 @@ WORDS = st.sampled_from(
 
 
 def understood_by_argparse(arguments: list[str]) -> object:
-    """Return the arguments of `become` that result from parsing with argparse."""
+    """Return the arguments with which argparse would call `become`."""
     options, unknown = cli._parser(run_command, "run").parse_known_args(arguments)
     assert not unknown
     options.signals = {}

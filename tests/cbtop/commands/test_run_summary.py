@@ -1,4 +1,4 @@
-"""The summary at the end of `cbtop run` has the right content, and the command does not notice it."""
+"""Tests of the summary at the end of `cbtop run`: its content is right, and it does not affect the command."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def test_the_command_waits_for_its_summary_no_longer_than_it_may(tmp_path: Path,
 
 
 def _who_reads(runtime: Path) -> list[int]:
-    """Return the ids of processes that have the FIFO of a run open."""
+    """Return the ids of processes that have the FIFO (named pipe) of a run open."""
 
     def readers() -> list[int]:
         (fifo,) = runtime.glob("*.end")
@@ -173,7 +173,7 @@ def _who_reads(runtime: Path) -> list[int]:
                 if any(os.readlink(each) == str(fifo.resolve()) for each in (process / "fd").iterdir()):
                     found.append(int(process.name))
             except OSError:
-                continue  # the process has ended or belongs to another user
+                continue  # The process has ended or belongs to another user.
         return found
 
     found: list[int] = eventually(readers)

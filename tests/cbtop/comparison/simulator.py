@@ -139,7 +139,10 @@ def recorded(
 
 
 class _Plan:
-    """The phase, tokens, calls and durations of every step of a run. All are drawn in advance."""
+    """What happens in every step of a simulated run: its phase, its tokens, and its calls with their durations.
+
+    All of it is drawn in advance.
+    """
 
     def __init__(self, program: Program, seed: int, noise: Noise, planted: Planted) -> None:
         self.program = program
@@ -165,7 +168,7 @@ class _Plan:
         self._rng, self._noise = rng, noise
 
     def of_step(self, at: int) -> NDArray[np.object_]:
-        """Return the durations in µs of the calls of each brick in each layer, shape (layers, bricks)."""
+        """Return how long a call of each brick takes in each layer, in µs. The shape is (layers, bricks)."""
         usual = np.array([b.us + b.us_a_token * (int(self.tokens[at]) - 1) for b in self.program.all_bricks])
         found = np.empty(self.calls.shape[1:], np.object_)
         for layer, brick in np.ndindex(found.shape):
@@ -177,7 +180,7 @@ class _Plan:
 
 
 def _pace(rng: np.random.Generator, noise: Noise, shape: tuple[int, int, int]) -> NDArray[np.float64]:
-    """Return the factor of each brick's time in each step that is due to noise of the machine."""
+    """Return by which factor noise of the machine changes each brick's time in each step."""
     steps, layers, bricks = shape
     moved = noise.machine * wander(rng, steps, 1, noise.memory)
     moved = moved + noise.brick * wander(rng, steps, layers * bricks, noise.memory)

@@ -1,4 +1,4 @@
-"""Verdicts of `cbtop bisect` on simulated runs are right."""
+"""Tests of the verdicts on commits in `cbtop bisect`, with simulated runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def runs(first: int, number: int = 3, **changed: object) -> list[Run]:
 
 
 def assessed(*thresholds: str, **changed: object) -> Assessment:
-    """Return the comparison of three runs with three runs of a steady program."""
+    """Compare three runs with three base runs of a steady program. Returns the comparison."""
     return assess(runs(0), runs(10, **changed), [parse(one) for one in thresholds], anyway=False)
 
 
@@ -78,7 +78,7 @@ def test_a_wait_between_steps_is_found_by_the_typical_step() -> None:
 
 @pytest.mark.parametrize(("wait_us", "name"), [(200.0, "typical decode step"), (100.0, DOWN)])
 def test_the_larger_part_of_a_longer_step_decides(wait_us: float, name: str) -> None:
-    """The step takes longer in two parts: DownProjection by 120 µs, and the wait between steps by `wait_us`."""
+    """Two parts of the step take longer: DownProjection by 120 µs, and the wait between steps by `wait_us`."""
     bad = wanted(slower=1.5, between_steps_us=30 + wait_us)
     assert bad.slowdown is not None
     assert bad.slowdown.name == name
@@ -103,7 +103,7 @@ def test_a_slowdown_shared_by_places_is_bad_by_its_rule_alone() -> None:
     assert verdict(shares, bad) is CommitVerdict.BAD
     assert said_of(shares, bad) == "no single brick; most RmsNorm: "
     other = replace(found, judged=(Judged("other", "decode", Outcome.BROKEN, "", "no single brick; most Attention"),))
-    assert verdict(other, bad) is CommitVerdict.UNCLEAR  # The result of the bisected rule itself is missing.
+    assert verdict(other, bad) is CommitVerdict.UNCLEAR  # No result of the rule that is bisected is left.
     holds = replace(other, judged=(*other.judged, Judged("rule", "decode", Outcome.HOLDS, "")))
     assert verdict(holds, bad) is CommitVerdict.GOOD
 

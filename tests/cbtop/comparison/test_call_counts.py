@@ -1,4 +1,4 @@
-"""The number of calls per step is either exact or has its own error."""
+"""Tests of the number of calls per step: it is either exact or has an error of its own."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ STEPS = np.full(60, 4.0)
 
 
 def drawn(seed: int, *rates: float, blocks: int = 60) -> NDArray[np.float64]:
-    """Return call counts with shape (blocks, places).
+    """Return random call counts with the shape (blocks, bricks).
 
-    A block has four steps, and a place runs in each step at random.
+    A block is four steps. A brick runs in each step with the given rate.
     """
     return np.random.default_rng(seed).binomial(4, rates, (blocks, len(rates))).astype(np.float64)
 
@@ -48,7 +48,7 @@ def test_chance_moves_calls_by_no_more_than_their_interval(rate: float) -> None:
         before, now = (call_figures(drawn(2 * seed + at, *[rate] * places), STEPS) for at in (0, 1))
         changes = [calls_change(*both, 2 * places) for both in zip(before, now, strict=True)]
         beyond += sum(one.is_beyond_noise for one in changes)
-    assert beyond <= 1  # Noise alone may cause 1 wrong result in 800.
+    assert beyond <= 1  # Noise may exceed the limit once in 800 figures.
 
 
 @pytest.mark.parametrize(("before", "now", "is_more"), [(0.3, 0.6, True), (0.6, 0.3, False), (0.02, 0.2, True)])
@@ -72,7 +72,7 @@ def test_another_exact_number_of_calls_is_a_change_and_is_said_as_structure() ->
     same = calls_change(one, one, 1000)
     assert (same.is_beyond_noise, same.text, same.ratio) == (False, "", 1.0)
     assert calls_change(Figure(100.0, 0.0, 60), Figure(101.0, 0.0, 60), 1000).is_beyond_noise
-    # Runs of the same program usually differ by more than this.
+    # This change is smaller than the usual difference of two runs.
     assert not CallsChange(100.0, 101.0, 0.5).is_beyond_noise
 
 
@@ -115,7 +115,7 @@ def test_scatter_in_a_few_blocks_is_known_by_few_of_them(seed: int, few: int) ->
 
 
 def test_runs_that_scatter_more_than_their_blocks_show_do_so_for_all_places() -> None:
-    """Each run has other input, so the call rates of all places differ by a third from run to run."""
+    """Each run has other input. So the call rates of all bricks differ by a third from run to run."""
     rng = np.random.default_rng(1)
     rows = [[Figure(0.3 * rng.normal(1, 0.33), 0.01, 60) for _ in range(3)] for _ in range(20)]
     exact = [Figure(1.0, 0.0, 60)] * 3
@@ -139,7 +139,7 @@ def test_what_is_compared_counts_calls_a_step_only_where_they_vary() -> None:
 
 
 def test_a_place_called_in_bursts_has_a_larger_error_than_its_neighbours() -> None:
-    """Both places run in half of the steps. One of them runs in groups of 24 steps."""
+    """Two bricks run in half of the steps. One of them runs in groups of 24 steps."""
     rng = np.random.default_rng(2)
     bursts = np.repeat(rng.permutation(np.arange(10) % 2), 6) * 4.0
     others = drawn(4, *[0.5] * 9)

@@ -1,4 +1,4 @@
-"""Only equal things are compared. The reason is given for everything else."""
+"""Tests of which processes are compared: only with an equal baseline. For all others, the reason is given."""
 
 from __future__ import annotations
 

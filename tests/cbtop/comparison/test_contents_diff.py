@@ -1,4 +1,7 @@
-"""Differences of step contents are reported with brick and layer. Missing information makes the result unsure."""
+"""Tests of differences between the contents of steps: they are reported with brick and layer.
+
+If information is missing, the result is unsure.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,7 @@ def test_what_is_gone_is_named_as_that() -> None:
         "Layer 1 › DownProjection: one kernel fewer: elementwise_kernel"
     ]
     assert said(layers() | {EXPERT: ONE}, layers()) == ["Layer 1 › Expert 7: gone"]
-    # Layer 3 is missing. Its bricks are not listed in addition.
+    # Layer 3 is reported as gone. Its bricks are not listed in addition.
     assert said(layers(4), layers(3)) == ["Layer 3: gone"]
 
 

@@ -1,4 +1,7 @@
-"""Without thresholds, a gate breaks only if a run is slower than its baseline beyond noise."""
+"""Tests of the gate (pass or fail) without thresholds.
+
+It fails only if a run is slower than its baseline beyond noise.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ def test_where_a_threshold_stands_is_said_with_what_became_of_it() -> None:
 
 
 def outcomes_of(base: Run, now: Run) -> dict[str, Judged]:
-    """Return the first result of each rule of the default gate, by rule."""
+    """Return the results of the default gate by rule. If a rule has several, the first one is returned."""
     found: dict[str, Judged] = {}
     for one in default_gate(diff(base, now)):
         found.setdefault(one.rule, one)
@@ -52,20 +55,20 @@ STEADY_RULES = ("decode: no more drift beyond noise", "decode: no longer p99 bey
 
 
 def gate_of(**changed: object) -> dict[str, Judged]:
-    """Return the results of the default gate for `steady` with changed figures, by rule."""
+    """Change figures of the comparison `steady`. Return the results of the default gate by rule."""
     (part,) = steady().parts
     changed_part = replace(part, **changed)  # type: ignore[arg-type]
     return {one.rule: one for one in default_gate(found_of(changed_part))}
 
 
 def found_of(*parts: PartDiff) -> RunDiff:
-    """Return the comparison `steady` with these parts. Its time per token is that of the first part."""
+    """Return the comparison `steady` with these parts (phases). Its time per token is that of the first part."""
     (rate,) = steady().rates
     return replace(steady(), parts=parts, rates=(replace(rate, time_us=parts[0].wall, parts=parts[:1]),))
 
 
 def with_wall(run: Run, wall: Figure, **changed: object) -> Run:
-    """Replace the time per token of a run with one part. Returns the new run."""
+    """Set the time per token of a run that has one part. Returns the new run."""
     (part,), (rates,) = run.parts, run.rates
     times_us = {TOKENS: replace(wall, median_us=None)}
     part = replace(part, wall_us=wall, **changed)  # type: ignore[arg-type]
@@ -126,7 +129,7 @@ def test_a_step_holds_if_a_tenth_would_be_found_and_is_unknown_if_it_may_be(
         (125.0, 30.0, Outcome.UNSURE, Outcome.UNSURE),
         (125.1, 30.0, Outcome.UNKNOWN, Outcome.UNKNOWN),
         (100.0, 100.0, Outcome.UNSURE, Outcome.UNSURE),
-        # The runs have no typical step, so the slower one cannot be excluded by the typical step.
+        # No typical step is known here, so it cannot be used to exclude a slowdown.
         (100.0, 100.1, Outcome.UNSURE, Outcome.UNKNOWN),
     ],
 )
@@ -302,7 +305,7 @@ def test_a_step_with_a_too_wide_interval_is_unknown_and_says_what_to_do() -> Non
 def test_time_in_no_brick_and_between_steps_is_found_even_if_pauses_hide_it(
     planted: dict[str, float], guilty: str
 ) -> None:
-    """1 step in 20 pauses for 20 ms. Three such runs cannot show a change of tokens/s below one half."""
+    """One step in 20 pauses for 20 ms. With three such runs, a loss of tokens/s below one half cannot be shown."""
     paused = Noise(pauses=0.002)
     found = diff(together([made_run(seed, paused) for seed in (11, 12, 13)]), made_run(14, paused, **planted))
     judged = {one.rule: one for one in default_gate(found)}

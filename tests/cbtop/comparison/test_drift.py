@@ -1,4 +1,4 @@
-"""Steps that become longer during a run are explained by growing caches, warm-up or drift."""
+"""Tests of steps that become longer during a run: the explanation is a growing cache, a warm-up or drift."""
 
 from __future__ import annotations
 
@@ -110,16 +110,16 @@ def test_drift_is_named_beyond_a_tenth_and_its_interval() -> None:
 def test_what_is_not_known_of_one_side_is_no_drift() -> None:
     one = [thirds(1000.0, 1000.0)]
     assert drift_of([], one, None, 1) is drift_of(one, [], None, 1) is None
-    for slope in (20.0, 50.0):  # With these slopes, the formula would give the last third a duration of zero or less.
+    for slope in (20.0, 50.0):  # These slopes are so steep that the last third would get a duration of zero or less.
         steep = Figure(1000.0, 1.0, 20, slope=slope)
         assert drift_of([thirds(1000.0, 1000.0, (0.0, 100.0))], one, steep, 1) is None
 
 
 @pytest.mark.parametrize(("last", "is_known"), [(49, True), (50, True), (51, True), (52, False)])
 def test_thirds_with_other_numbers_of_tokens_tell_no_drift(last: int, is_known: bool) -> None:
-    """Steps have 50 tokens in the first half of the run and `last` in the second.
+    """Steps have 50 tokens in the first half of the run and `last` tokens in the second.
 
-    Drift is known up to 2 % difference.
+    Drift is reported if these numbers differ by at most 2 %.
     """
     batch, table = made_batch(1, STEADY, 60), made_table()
     elements = np.where(np.arange(len(batch.node)) < len(batch.node) // 2, 50, last) * batch.elements

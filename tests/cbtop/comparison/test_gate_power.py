@@ -1,4 +1,4 @@
-"""Noise alone breaks no gate. Planted changes are found and named at a known rate.
+"""Tests of what a gate finds: noise alone fails no gate, and planted changes are named at a known rate.
 
 The curve in docs/gate.md: `python -m pytest -m slow -s -n 0 tests/cbtop/comparison/test_gate_power.py`.
 """
@@ -21,7 +21,7 @@ from tests.cbtop.comparison.made_runs import Noise, made_run
 
 PLANTED = "DownProjection in Layer 4"
 USUAL, LOUD = Noise(), Noise(call=0.2)
-# Noise of different machines. Two runs of the same program get it at different times.
+# Kinds of noise on different machines. Each run of a program has its own random times.
 MACHINES = {
     "of a usual machine": USUAL,
     "without memory": Noise(memory=0.0),
@@ -42,7 +42,7 @@ class Tally:
 
 
 def tally(comparisons: int, noise: Noise, steps: int = 240, slower: float = 1.0, first: int = 0) -> Tally:
-    """Compare pairs of runs by the default gate. The second run of each pair has the planted change."""
+    """Compare pairs of runs by the default gate. The second run of each pair has a planted change."""
     found = Tally(comparisons)
     for at in range(comparisons):
         base, now = made_run(first + 2 * at, noise, steps), made_run(first + 2 * at + 1, noise, steps, slower=slower)

@@ -1,4 +1,7 @@
-"""Noise alone is not reported as a change, even if neighbouring steps are similar. Planted changes are found."""
+"""Tests of noise: noise alone is not reported as a change, even if neighbouring steps are similar.
+
+Planted changes are found.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +83,7 @@ def test_an_interval_is_students_shared_out_among_what_is_compared() -> None:
     one = Figure(100.0, 1.0, 10)
     for compared, quantile in ((1, 2.878), (10, 3.922)):
         assert change(one, one, compared).half == pytest.approx(quantile * 2**0.5, rel=1e-3)
-    # Only one of the runs has noise, so there are 4 degrees of freedom. Student's t is then 4.604 at 99 %.
+    # Only one of the two runs has noise, so there are 4 degrees of freedom. Student's t is then 4.604 at 99 %.
     assert change(Figure(100.0, 0.0, 5), Figure(100.0, 1.0, 5), 1).half == pytest.approx(4.604, rel=1e-3)
 
 
@@ -133,7 +136,7 @@ def alike_their_neighbours(seed: int, blocks: int, columns: int = 3) -> NDArray[
 def test_a_ratio_has_the_error_of_block_means_and_like_neighbours_count_less(
     seed: int, blocks: int, is_line: bool
 ) -> None:
-    """The expected values are computed here from the residuals and the bias-corrected correlation of neighbours."""
+    """The test computes the expected values from the residuals and the bias-corrected correlation of neighbours."""
     rng = np.random.default_rng(seed)
     weight = rng.uniform(1.0, 6.0, blocks)
     along = rng.uniform(0.0, 100.0, blocks)
@@ -159,7 +162,7 @@ def test_a_ratio_has_the_error_of_block_means_and_like_neighbours_count_less(
     assert [one.slope for one in found] == pytest.approx(slopes)
     expected = [max(error, least * mean) for error, mean in zip(errors, means, strict=True)]
     assert [one.error for one in found] == pytest.approx(expected)
-    # The reported number of blocks is the degrees of freedom plus 1.
+    # The result reports the degrees of freedom plus 1 as its number of blocks.
     assert {one.blocks for one in found} == {blocks + 1 - fitted}
     of_slope = blocks**0.5 * float(np.mean(weight)) * sum((along - middle) ** 2) ** 0.5 / spread if is_line else 0.0
     assert [one.slope_error for one in found] == pytest.approx([error * of_slope for error in expected])
@@ -230,7 +233,8 @@ def test_whatever_the_unit_figures_and_changes_are_the_same(seed: int, blocks: i
             pytest.approx(unit * figure.error),
             pytest.approx(unit * figure.scatter),
         )
-    elsewhere = figures(amount, weight, along / unit, pace)  # The slope has the inverse of the unit of `along`.
+    # In another unit of `along`, the slope changes by the inverse factor.
+    elsewhere = figures(amount, weight, along / unit, pace)
     for name in ("slope", "slope_error"):
         assert [getattr(each, name) for each in elsewhere] == pytest.approx(
             [unit * getattr(each, name) for each in one]
@@ -255,7 +259,7 @@ def test_told_by_others_alone_means_beyond_noise_only_relative_to_them() -> None
         (Change(100.0, 110.0, 20.0, own=Change(100.0, 110.0, 20.0)), False),
     ):
         assert one.is_told_by_others is is_told
-    # A change must have a minimum size. It is smaller if several base runs show how much runs vary.
+    # A change must have a minimum size. The minimum is smaller if several base runs show how much runs vary.
     small = Change(100.0, 102.0, 20.0, own=Change(100.0, 110.0, 1.0))
     assert (small.is_beyond_others, replace(small, least_percent=1.0).is_beyond_others) == (False, True)
     assert not replace(small, now=103.0).is_beyond_others
@@ -493,7 +497,7 @@ def test_a_brick_a_thousand_times_as_slow_or_fast_is_beyond_any_scatter(factor: 
 
 
 def test_a_figure_per_call_has_the_error_of_its_calls() -> None:
-    """Each call takes 100 ± 3 µs. A block has 0 to 4 calls, or always 4."""
+    """Each call takes 100 ± 3 µs. Blocks have either 0 to 4 calls or always 4 calls."""
     rng = np.random.default_rng(5)
     calls = np.stack([rng.binomial(4, 0.3, 200), np.full(200, 4), np.zeros(200)], axis=1).astype(np.float64)
     us = 100.0 * calls + 3.0 * np.sqrt(calls) * rng.standard_normal(calls.shape)

@@ -1,4 +1,4 @@
-"""The rate of a phase and its error are right."""
+"""Tests of the rate of a phase (tokens or steps per second) and of its error."""
 
 from __future__ import annotations
 

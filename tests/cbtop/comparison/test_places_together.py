@@ -55,5 +55,5 @@ def test_a_run_that_does_not_call_a_place_adds_no_error_to_its_time() -> None:
     time = found[RARE].time
     # The expected error is half of the standard deviation between the four runs.
     assert (time.error, time.own_error) == (pytest.approx(2.5e-4), pytest.approx(2.5e-4))
-    assert found[RARE].calls == Figure(0.0, 0.0, 8, runs=4)  # None of these runs has calls of this brick.
+    assert found[RARE].calls == Figure(0.0, 0.0, 8, runs=4)  # No run has calls of this brick.
     assert (time.slope, time.slope_error) == (pytest.approx(0.75e-5), pytest.approx(3**0.5 / 4 * 1e-6))

@@ -89,12 +89,12 @@ def test_a_quantile_is_known_of_so_many_calls_that_four_are_on_either_side(
 ) -> None:
     quantile = call_times(in_blocks([1_000] * calls)).quantile(fraction)
     assert (quantile.figures[0] is not None) == is_known
-    # The quantile is known in any case, even if its error is not.
+    # The value of the quantile is known even if its error is not.
     assert quantile.us == pytest.approx(1.0, rel=PER_BUCKET)
 
 
 def test_a_quantile_is_unknown_if_blocks_leave_open_whether_calls_exceed_it() -> None:
-    """All calls of a block have the same duration, so only the few blocks decide how long the p99 is."""
+    """All calls of a block of steps have the same duration, so the p99 depends on only a few blocks."""
     blocks: list[Calls] = [{0: [1_000] * 100} for _ in range(11)] + [{0: [5_000] * 100}]
     assert call_times(blocks).quantile(P99).figures == [None]
 
@@ -124,7 +124,7 @@ def test_typical_times_sum_to_that_many_medians_and_slow_blocks_have_more() -> N
 def growing(by_ns: float, pace: NDArray[np.float64], along: NDArray[np.float64]) -> list[Calls]:
     """Return blocks of steps. In each, two nodes have 80 calls of 100 µs.
 
-    In each block, calls of the first node take `by_ns` times the block's value in `along` longer.
+    From block to block, calls of the first node become longer, by `by_ns` times the values of `along`.
     """
     random = np.random.default_rng(3)
     made = []

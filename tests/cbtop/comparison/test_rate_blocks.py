@@ -1,4 +1,7 @@
-"""Every step of each phase is in exactly one block. All wall-clock time after the warm-up is counted exactly once."""
+"""Tests of blocks of steps: every step of a phase is in exactly one block.
+
+All wall-clock time after the warm-up is counted exactly once.
+"""
 
 from __future__ import annotations
 

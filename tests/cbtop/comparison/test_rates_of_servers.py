@@ -1,4 +1,4 @@
-"""The rates of a simulated server: how often noise exceeds their intervals, and how small a change they show."""
+"""Tests of the rates of a simulated server: how often noise exceeds their intervals, and which changes they show."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def served(seed: int, rounds: int = 300, slower: float = 1.0) -> tuple[PhaseRate
 
 
 def outside_of(cases: int, bases: int, rate: str, slower: float = 1.0) -> tuple[int, int]:
-    """Return how many comparisons find a lower rate of decode steps, and how many find a higher one."""
+    """Return how many comparisons report a lower rate of decode steps, and how many report a higher rate."""
     lower = higher = 0
     for at in range(cases):
         seeds = range(1000 + (bases + 1) * at, 1000 + (bases + 1) * (at + 1))

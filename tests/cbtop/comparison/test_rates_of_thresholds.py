@@ -1,4 +1,4 @@
-"""Tests of thresholds on rates, on one batch, and on several batches together."""
+"""Tests of thresholds on rates, for steps of one batch size and for steps of several batch sizes."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_the_rate_of_a_batch_is_of_its_own_steps_and_the_time_before_them() -> N
     part = half_of(six.now.wall_us) / six.now.wall_us.mean
     for off, outcome in ((-1.1, Outcome.HOLDS), (-0.9, Outcome.UNSURE), (0.9, Outcome.UNSURE), (1.1, Outcome.BROKEN)):
         assert judged_as(found, f"decode[batch=6].tokens_per_sec>={rate * exp(off * part)}").outcome is outcome
-    # In these runs, one step generates one token, and one sample has six tokens.
+    # One step generates one token for each of six sequences, so a sample has six tokens.
     assert judged_as(found, "decode[batch=6].samples_per_sec>=1").said.startswith(f"{rate:.1f} samples/s (")
     assert six.step.now
     in_steps = 1e6 / six.step.now.time.mean
@@ -319,15 +319,15 @@ def test_an_unsure_threshold_fails_and_says_the_ways_out() -> None:
     )
 
 
-# Only two of all places are compared (the whole step, and the time between bricks), so that comparisons are fast.
+# sixteen batch sizes, for simulated decode steps
 SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32)
-# Only these two of all places are compared, which makes comparisons fast.
+# Compare only the whole step and the time between bricks, so that comparisons are fast.
 ONLY = (WHOLE_STEP, (BETWEEN_BRICKS, None))
 
 
 @cache
 def pool(many: int) -> tuple[tuple[StepGroup, ...], float]:
-    """Return the parts of `many` runs of one batch, and the true median of their steps in µs."""
+    """Return the decode steps of `many` runs of one batch size, and the true median of a step in µs."""
     parts = [made_run(seed, QUIET, 60).parts[0] for seed in range(5000, 5000 + many)]
     parts = [replace(part, places={place: part.places[place] for place in ONLY}) for part in parts]
     medians = [p50.mean for part in parts if (p50 := part.places[WHOLE_STEP].p50)]

@@ -90,7 +90,7 @@ def test_where_long_calls_hide_in_the_mean_that_a_brick_is_slower_it_is_said() -
         assert sentence(part, place).endswith(f" µs/token{said}")
         brick = default_gate(diff(base, slower))[0]
         assert brick.guilty == place.name
-        # The gate shows only one of the two times: the one that decided.
+        # The sentence about the brick ends with its time only if this time decided.
         assert brick.said.endswith(" µs/token") is not bool(said)
 
 
@@ -229,7 +229,7 @@ def test_runs_taken_together_may_have_any_pace_and_widen_what_is_the_same() -> N
     bases = [paced(seed, (1_000.0, 1_000.0 * seed), (1_000.0, 1_000.0 * seed)) for seed in (1, 2, 3)]
     assert diff_of(bases, [paced(4, (1_000.0, 3_000.0), (1_000.0, 3_100.0))]).why_not == ""
     assert together(bases).paces == tuple(pace for run in bases for pace in run.paces)
-    # The second run has no measured pace of the machine, so the set has none either.
+    # One of these runs has no measured pace of the machine, so the set of runs has none.
     assert together([*bases[:2], paced(3)]).paces == ()
 
 
@@ -255,7 +255,7 @@ def test_runs_of_other_lengths_are_said_where_nobody_says_how_much_is_cached() -
         assert any(note.startswith(said) for note in notes) is is_said
     assert not diff(made_run(1, STEADY, 240, cached_from=0), made_run(2, STEADY, 280, cached_from=0)).notes
     bases = [made_run(seed, STEADY, 80) for seed in (3, 4, 5)]
-    # Three base runs of 80 steps are compared with a run of 80 steps, not with 240.
+    # The three base runs have 80 steps each, as the new run, so there is no note. Their sum of 240 does not count.
     assert not diff_of(bases, [made_run(6, STEADY, 80)]).notes
     assert diff_of(bases, [made_run(6, STEADY, 240)]).notes
 
@@ -326,14 +326,15 @@ def test_caches_compare_up_to_a_fiftieth_beyond_what_each_run_has_seen() -> None
         (part,) = run.parts
         return replace(run, parts=(replace(part, cached_least=least, cached=mean, cached_most=most),))
 
-    # Cached positions: minimum, mean and maximum. Up to 112.2 positions can be compared with this run.
+    # This run has 90 to 110 cached positions, 100 on average. So up to 112.2 positions can be compared with it.
     base = cached(made_run(1, STEADY), 90, 100, 110)
-    # The comparison uses the middle of both means: 112 or 112.5 positions.
+    # The runs are compared at the middle of their means: at 112 or 112.5 positions.
     for mean, is_compared in ((124, True), (125, False)):
         now = cached(made_run(2, STEADY), 100, mean, 160)
         for one, other in ((base, now), (now, base)):
             assert (diff(one, other).why_not == "") is is_compared
-    # With a minimum of 114 or 115, the smallest number of positions that can be compared is 111.7 or 112.7.
+    # With a minimum of 114 or 115 in the new run, 111.7 or 112.7 positions is the smallest number that can be
+    # compared.
     for least, is_compared in ((114, True), (115, False)):
         assert (diff(base, cached(made_run(2, STEADY), least, 124, 160)).why_not == "") is is_compared
 
@@ -396,7 +397,7 @@ def steady() -> PartDiff:
 
 
 def times_as(each: Change, **changed: object) -> tuple[PlaceDiff, ...]:
-    """Return the bricks and layers of `steady`. Each gets `each` as its change."""
+    """Return the bricks and layers of the comparison `steady`. All of them get the change `each`."""
     return tuple(replace(one, change=each, **changed) for one in steady().places)  # type: ignore[arg-type]
 
 
@@ -471,7 +472,7 @@ def test_growth_is_shared_if_all_bricks_grow_alike_and_the_unit_by_as_much() -> 
     for part in (
         replace(shared, shared=None),
         replace(shared, shared=1.0, wall=Change(1000.0, 1000.0, 10.0)),
-        replace(shared, places=times_as(longer)),  # How the bricks changed relative to each other is unknown.
+        replace(shared, places=times_as(longer)),  # It is unknown here how the bricks changed relative to each other.
         replace(shared, places=(*times_as(alike)[:-1], replace(times_as(alone)[-1], brick=("A", BrickCategory.FFN)))),
         # Without the factor that all bricks share, the step would take 1,030.8 µs, which is over the 3 % that count
         # as noise.
@@ -505,7 +506,8 @@ def test_every_brick_takes_as_many_times_as_long_within_a_twentieth() -> None:
 def test_a_unit_is_longer_in_the_mean_if_beyond_chance_and_no_median_call_is() -> None:
     for wall, is_longer in (
         (Change(100.0, 120.0, 5.0, (50.0, 50.0)), True),
-        (Change(100.0, 120.0, 5.0), False),  # No median is known, so whether it changed is unknown.
+        # The medians of both runs are unknown, so it is unknown whether the median changed.
+        (Change(100.0, 120.0, 5.0), False),
         (Change(100.0, 105.0, 5.0, (50.0, 50.0)), False),
         (Change(0.0, 105.0, 5.0), False),
     ):

@@ -1,4 +1,4 @@
-"""Figures of a set of runs are means over the runs that have them. Runs without a figure are named."""
+"""Tests of sets of runs: a figure of a set is the mean over the runs that have it. Runs without it are named."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.cbtop.comparison.made_runs import AT, STEADY, Noise, made_run, place_
 
 ATTENTION: Place = (("Attention", BrickCategory.ATTENTION), None)
 NOISE = Noise(run=0.005)
-MANY = (6, None)  # the steps with about six tokens, as a key of a run's parts
+MANY = (6, None)  # key of a run's steps with about six tokens
 
 
 def two_batches(seed: int, steps: int = 120, **planted: object) -> Run:
@@ -46,14 +46,14 @@ def without_brick(run: Run, name: str) -> Run:
 
 
 def orders(runs: Sequence[Run]) -> list[list[Run]]:
-    """Return the rotations of the list, so that each run is once the first."""
+    """Return all rotations of the list, so that each run comes first once."""
     return [[*runs[at:], *runs[:at]] for at in range(len(runs))]
 
 
 def worst(bases: Sequence[Run], now: Run) -> tuple[Outcome, RunDiff]:
     """Return the worst result of the default gate, and the comparison.
 
-    Broken is the worst, then unknown, then unsure, then holds.
+    From worst to best, results are: broken, unknown, unsure, holds.
     """
     found = diff_of(bases, [now])
     if found.why_not:

@@ -110,7 +110,7 @@ def test_budgets_are_those_that_definitions_give_their_bricks() -> None:
 
 
 def test_cached_length_and_sequences_are_known_if_every_step_says_them() -> None:
-    """A position is cached in each step, from 100 on: 100 to 103 in the first block, 136 to 139 in the last."""
+    """Each step caches one more position: 100 to 103 in the first block of steps, 136 to 139 in the last block."""
     batch = made_batch(1, STEADY, 40, cached_from=100)
     part = part_in(batch)
     assert part is not None
@@ -121,7 +121,8 @@ def test_cached_length_and_sequences_are_known_if_every_step_says_them() -> None
     silent = part_in(made_batch(1, STEADY, 40))
     assert silent is not None
     assert (silent.cached, silent.cached_least, silent.cached_most, silent.sequences) == (None,) * 4
-    assert silent.places[WHOLE_STEP].calls == Figure(1.0, 0.0, 10)  # The step counts as one call per step.
+    # The step itself counts as one call in every step.
+    assert silent.places[WHOLE_STEP].calls == Figure(1.0, 0.0, 10)
 
 
 def test_calls_grow_with_the_cache_by_what_each_position_takes() -> None:
@@ -198,7 +199,7 @@ def blocks_of(us: Sequence[float]) -> list[StepBlock]:
     return found
 
 
-# The durations differ from their median by 0.5 µs (median of the differences).
+# median distance of the durations from their median: 0.5 µs
 USUAL = [100.0, 101.0, 99.0, 100.5, 99.5] * 4
 
 
@@ -208,14 +209,15 @@ USUAL = [100.0, 101.0, 99.0, 100.5, 99.5] * 4
         (USUAL, 0),
         ([140.0, *USUAL], 1),
         ([140.0, 120.0, 103.0, *USUAL], 3),
-        ([140.0, 101.5, 140.0, *USUAL], 1),  # Warm-up ends before the second block, which has a usual duration.
+        # The warm-up is only the first block, because the second block has a usual duration.
+        ([140.0, 101.5, 140.0, *USUAL], 1),
         ([*USUAL, 140.0], 0),
-        # The first block takes 2 µs longer than the median: four times the median difference, which is not yet
+        # The first block takes 2 µs longer than the median. This is only four times the median distance, so it is no
         # warm-up.
         ([102.0, *USUAL], 0),
         ([102.1, *USUAL], 1),
         ([140.0] * 7 + USUAL, 5),  # At most a fifth of the 27 blocks counts as warm-up.
-        # Five blocks remain after the warm-up, the smallest allowed number.
+        # Five blocks remain after the warm-up. Fewer are not allowed.
         ([140.0, 130.0, 100.0, 99.0, 101.0, 100.0], 1),
         ([140.0, 100.0, 99.0, 101.0, 100.0], 0),
     ],
@@ -259,7 +261,7 @@ def test_one_step_in_a_few_recorded_inside_tells_what_is_inside(one_in: int) -> 
     assert part.places[WHOLE_STEP].time.mean == pytest.approx((1 + plain) * alone.inside_us.mean, rel=0.02)
 
 
-# pauses between steps in µs; they differ from their median by 1 µs (median of the differences)
+# pauses between steps in µs; their median distance from their median is 1 µs
 BETWEEN_US = [9.0, 11.0, 10.0, 9.0, 11.0, 9.0, 11.0, 10.0, 10.0, 9.0, 11.0]
 
 
@@ -309,7 +311,7 @@ def test_a_step_of_less_than_a_microsecond_has_a_typical_time_too() -> None:
 
 def test_wall_clock_time_has_half_the_blocks_and_nothing_seen_loses_nothing() -> None:
     (short,), (long,) = (made_run(1, STEADY, steps).parts for steps in (40, 240))
-    # The short run has 10 blocks and the long one 30. Wall-clock time is averaged over pairs of blocks.
+    # Runs of 10 and of 30 blocks. Wall-clock time is averaged over two blocks at a time.
     assert [part.wall_us.blocks for part in (short, long)] == [5, 15]
     run = made_run(1, STEADY, 40)
     assert [replace(run, seen=seen, lost=1).lost_percent for seen in (0, 50)] == [0.0, 2.0]

@@ -1,7 +1,7 @@
-"""Bricks that do not run in every step are judged by the time and the number of their calls. Noise gives no verdict.
+"""Tests of bricks that do not run in every step: their time and their number of calls are judged.
 
-All runs are simulated with the real profiler, ring, source and recording, and a fake clock. The statistics of many
-such comparisons are in test_simulated_power.py.
+All runs are simulated with the real profiler, ring, source and recording, and a fake clock. test_simulated_power.py
+has the statistics of many such comparisons.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ def test_a_rare_brick_that_a_run_does_not_call_is_not_gone() -> None:
 
 
 def intervals(found: RunDiff) -> list[tuple[float, float]]:
-    """Return the printed ratios and intervals of all verdicts, from text, Markdown and JSON."""
+    """Return the ratios and intervals of all verdicts, as text, Markdown and JSON show them."""
     lines = [line for text in (diff_text(found), diff_markdown(found)) for line in text.splitlines()]
     words = [line for line in lines if "slower" in line or "faster" in line]
     printed = [(float(one[1]), float(one[2])) for line in words if (one := _RATIO.search(line))]

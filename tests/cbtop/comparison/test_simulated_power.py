@@ -1,4 +1,4 @@
-"""Noise alone changes no brick, however often it runs. It is known how small a change of calls is found.
+"""Tests of what a comparison finds: noise alone changes no brick, and planted changes of calls are found.
 
 The tables in docs/statistics.md: `python -m pytest -m slow -s -n 0 tests/cbtop/comparison/test_simulated_power.py`.
 Each program is simulated once. Its comparisons share these runs, so they are not independent.

@@ -1,4 +1,7 @@
-"""Drift and long calls break a gate with three base runs, and are only named with fewer. Noise breaks no gate."""
+"""Tests of drift and of long calls: with three base runs they fail a gate, with fewer they are only named.
+
+Noise fails no gate.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every record of a whole step is in exactly one block, wherever the stream was cut."""
+"""Tests of blocks of steps: each record of a whole step is in exactly one block, wherever batches begin."""
 
 from __future__ import annotations
 

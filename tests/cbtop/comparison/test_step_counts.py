@@ -1,4 +1,4 @@
-"""The contents of steps are counted exactly from their records, by name, from the second step on."""
+"""Tests of step contents: bricks, kernels and copies in a step are counted from its records, by name."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STEP, LAYER, NORM, KERNEL, TRANSFER, EXPERT, NEXT_STEP, NEXT_NORM = range(1, 9)
 
 
 def table() -> NodeTable:
-    """Return nodes of a warm-up with a layer (norm, kernel, copy, expert) and of a step that has only the norm."""
+    """Return nodes of two steps: a warm-up with a layer (norm, kernel, copy, expert), and a step with a norm."""
     found = NodeTable()
     nodes = [
         Node(STEP, None, NodeKind.STEP, "decode (warm-up)"),
@@ -40,7 +40,7 @@ def table() -> NodeTable:
 
 
 def counted(*steps: Sequence[int], flags: dict[int, int] | None = None) -> list[PhaseContents]:
-    """Return the contents of steps. Each step is given as the nodes of its records, its own node last.
+    """Return the contents of steps. Each step is a list of the nodes of its records, with its own node last.
 
     `flags` maps a step number to the flags of its last record.
     """

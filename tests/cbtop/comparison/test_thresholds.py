@@ -1,4 +1,4 @@
-"""Thresholds give the right results on one run and on two runs."""
+"""Tests of the results of thresholds, on one run and on two runs."""
 
 from __future__ import annotations
 
@@ -227,7 +227,7 @@ def test_unattributed_is_the_share_of_a_step_in_no_brick_and_no_layer_gap() -> N
     places[BETWEEN_BRICKS, None] = replace(between, time=time)
     found = diff(base, replace(now, parts=(replace(part, places=places),)))
     half = 100 * change(Figure(0.0, 0.0, time.blocks), time, 1).half / whole_us
-    # A time below 1 % of a step is still compared if its error is small.
+    # A brick with less than 1 % of the time is compared if the error of its time is small.
     small = replace(time, mean=between.time.mean + 0.005 * whole_us, error=0.0005 * whole_us)
     little = {**places, (BETWEEN_BRICKS, None): replace(between, time=small)}
     assert (
@@ -322,7 +322,7 @@ def test_a_ratio_is_of_typical_calls_or_of_medians_if_only_means_are_known() -> 
     new = replace(known, before=None, call=None, p50=None)
     assert judged_where(new, "RmsNorm<=9x").said == "it is new: the baseline lacks it"
     assert judged_where(replace(known, p50=None), "RmsNorm.per_token<=9x").said == "1.60× ± 0.00"
-    # A baseline time of zero gives no ratio, but half a microsecond does.
+    # The baseline time is zero, which gives no ratio, or half a microsecond, which does.
     for before_us, said in ((0.0, "the baseline has too few calls"), (0.5, "1.20× ± 0.00")):
         tiny = replace(known, mean=Change(before_us, 1.2 * before_us, 0.0))
         assert judged_where(tiny, "RmsNorm.per_token<=9x").said == said

@@ -1,4 +1,4 @@
-"""Parts of training steps in a run: the reports that count, their thresholds, and their diff."""
+"""Tests of the parts of training steps in a run: which reports count, their thresholds, and their comparison."""
 
 from __future__ import annotations
 
@@ -280,7 +280,7 @@ def test_a_file_of_runs_keeps_the_parts(tmp_path: Path) -> None:
     assert read_runs(path)[0].parts == run.parts
     document = json.loads(path.read_text())
     for part in document["runs"][0]["parts"]:
-        del part["training"]  # older files do not have this key
+        del part["training"]  # Files of older versions do not have this key.
     path.write_text(json.dumps(document))
     assert read_runs(path)[0].parts[0].training == {}
 

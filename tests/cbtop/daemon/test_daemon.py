@@ -1,4 +1,7 @@
-"""The daemon finds running processes among many ended ones, deletes nothing, and isolates faults to their source."""
+"""Tests of the daemon: it finds running processes among many ended ones, and deletes nothing.
+
+A faulty process does not affect the others.
+"""
 
 from __future__ import annotations
 
@@ -42,12 +45,12 @@ from cbtop.protocol.vocabulary import SourceStatus
 from tests.integration.hosts import daemon as daemon_process
 from tests.integration.hosts import eventually, host, snapshot
 
-DEAD = 1 << 30  # no process can have this pid
+DEAD = 1 << 30  # A pid that no process can have.
 
 
 @pytest.fixture
 def daemon(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:
-    # With this, the daemon lists the directory in each round instead of now and then.
+    # List the directory in each round. Otherwise the daemon lists it only now and then.
     monkeypatch.setattr(daemon_module, "LISTING_SHARE", 0)
     with closing(Daemon(default_endpoint())) as made:
         yield made
@@ -94,7 +97,10 @@ def leave(directory: Path, number: int, age_s: float = 0.0) -> Path:
 
 @pytest.fixture
 def running(runtime: Path) -> Iterator[Callable[[], Path]]:
-    """Yield a function that starts a recorder in this process and returns its ring. It runs until the test ends."""
+    """Yield a function that starts a recorder in this process and returns its ring.
+
+    The recorder runs until the test ends.
+    """
     profilers = []
 
     def one_more() -> Path:
@@ -201,7 +207,7 @@ def test_beyond_the_bounds_the_oldest_go_and_viewers_hear_of_it(
 
 @pytest.fixture
 def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return a list that gets the name of a ring each time its records are read."""
+    """Return a list that records the name of a ring each time its records are read."""
     found: list[str] = []
     real = RingReader.read
 
@@ -437,7 +443,7 @@ def test_a_heartbeat_claims_no_later_moment_than_the_first_read_of_a_source(
     record(profilers)
     daemon.discover()
     record(profilers)
-    clock = count(10**15, 10**9)  # each check takes one second of this clock
+    clock = count(10**15, 10**9)  # On this clock, each check of the processes takes one second.
     monkeypatch.setattr(time, "perf_counter_ns", clock.__next__)
     daemon.read()
     sent.clear()

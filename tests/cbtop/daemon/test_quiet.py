@@ -1,4 +1,4 @@
-"""A source reports since when its process makes no progress, and in which node. The test moves the clock."""
+"""Tests of when a process last made progress, and of the node it has been in since. The test moves the clock."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ compiled = pytest.mark.skipif(chosen().implementation != "compiled", reason="Pyt
 
 @pytest.fixture
 def clock() -> Clock:
-    """Return a clock for recorder and daemon.
+    """Return a clock for recorder and daemon that only the test moves.
 
-    It starts one second ahead of the machine's clock and only the test moves it.
+    It starts one second ahead of the machine's clock.
     """
     return Clock(time.perf_counter_ns() + SECOND_NS)
 

@@ -1,6 +1,6 @@
-"""A source adds up the records of its process and counts lost and rejected ones.
+"""Tests of a source, the daemon's part that reads one process: it adds up records, and counts lost and rejected ones.
 
-It isolates a process that sends nonsense.
+Nonsense from the process does no harm.
 """
 
 from __future__ import annotations
@@ -384,7 +384,7 @@ def test_failed_checks_stand_in_the_order_in_which_they_came_to_fail(runtime: Pa
     source = source_of(runtime)
     source.poll()
     apply(store, [*source.snapshot()])
-    for brick in ("RmsNorm", "DownProjection", "LmHead"):  # in the order of these bricks in the model
+    for brick in ("RmsNorm", "DownProjection", "LmHead"):  # the order of these bricks in the model
         say(brick, passed=True)
     if not together:
         hear()
@@ -408,7 +408,7 @@ def test_announcements_over_the_limit_are_counted_and_shown_and_harm_nothing(
         profiler.announce(CheckResult(f"brick {number}", "finite", True, None, None))
         profiler.announce(Ceiling(f"roof {number}", "bandwidth", 1.0, "GB/s", Provenance.MEASURED))
         profiler.announce(Dependency(1, number))
-    # At the limit, no new announcement is accepted, but this result replaces one with the same name.
+    # The limit of announcements is reached. This result is accepted because it replaces one with the same name.
     profiler.announce(CheckResult("brick 3", "finite", False, None, None))
     source = source_of(runtime)
     record = record_of(source)

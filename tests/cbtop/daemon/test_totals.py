@@ -1,4 +1,4 @@
-"""Records are validated and added up. Each change of the totals is returned once."""
+"""Tests of the totals of a process: records are validated and added up, and each change is returned once."""
 
 from __future__ import annotations
 

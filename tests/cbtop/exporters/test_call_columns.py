@@ -42,7 +42,7 @@ def exported(name: str, process: RecordedProcess) -> str:
 
 @pytest.fixture(params=RECORDINGS, ids=lambda path: path.stem)
 def process(request: pytest.FixtureRequest) -> Iterator[RecordedProcess]:
-    """Return the process with the most records of a recording."""
+    """Return the recorded process that has the most records."""
     reader = RecordingReader(request.param)
     yield max(processes_of_recording(reader).values(), key=lambda one: len(one.records))
     reader.close()

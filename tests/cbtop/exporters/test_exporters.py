@@ -1,4 +1,4 @@
-"""Every format contains every record and can be read by its own tools."""
+"""Tests of all export formats: each contains every record and can be read by the tools for this format."""
 
 from __future__ import annotations
 
@@ -237,7 +237,7 @@ def test_csv_has_one_line_a_record(recorded: RecordedProcess) -> None:
 
 
 def named(*names: str) -> RecordedProcess:
-    """Return a process with one brick of each name and one record of each brick."""
+    """Return a process that has one brick for each name, and one record of each brick."""
     table = NodeTable()
     for number, name in enumerate(names, start=1):
         table.add(Node(number, None, NodeKind.BRICK, name))

@@ -1,4 +1,4 @@
-"""A recorded process is exported with all of its remaining records and a count of the lost ones."""
+"""Tests of exports of a process: they have all records that are left, and the number of lost records."""
 
 from __future__ import annotations
 
@@ -146,9 +146,9 @@ def test_what_tasks_that_interleave_call_lies_in_what_called_it(
     ("records", "tracks"),
     [
         ([(1, 0, 10), (1, 5, 15)], 2),  # Two threads run the same brick at the same time.
-        ([(1, 0, 10), (3, 2, 4)], 2),  # brick 3 is not a child of brick 1, although it runs within its time
+        ([(1, 0, 10), (3, 2, 4)], 2),  # Brick 3 is not a child of brick 1, although it runs at this time.
         ([(1, 0, 10), (2, 2, 4), (2, 4, 6)], 1),
-        ([(1, 0, 10), (2, 0, 10)], 1),  # a coarse clock gives parent and child equal times
+        ([(1, 0, 10), (2, 0, 10)], 1),  # The clock is so coarse that parent and child have equal times.
         ([(1, 0, 0), (2, 0, 0), (3, 0, 0), (1, 0, 5), (3, 5, 9)], 1),
     ],
 )

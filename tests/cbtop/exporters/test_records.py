@@ -1,4 +1,7 @@
-"""Records are read by end or by start time. Only a bounded number is in memory, however many there are."""
+"""Tests of reading records for an export, in the order of their ends or starts.
+
+Only a limited number is in memory at a time.
+"""
 
 from __future__ import annotations
 
@@ -57,9 +60,9 @@ def test_more_records_of_one_moment_than_are_sorted_at_a_time_all_come(start_ns:
 
 
 class Source:
-    """A source that creates chunks of one-brick steps on demand.
+    """A recorded process that creates steps with one brick on demand, in chunks.
 
-    It counts how many of their records are in memory.
+    It counts how many of the records are in memory.
     """
 
     def __init__(self, out: Written) -> None:

@@ -96,7 +96,7 @@ def test_wherever_it_comes_from_it_shows_what_was_true_then(moves: list[float], 
 
 
 def known(feed: ReplayFeed) -> list[object]:
-    """Return everything shown at this moment: full and last seconds, of each source and merged."""
+    """Return everything that the replay shows now: all data and the last seconds, for each process and merged."""
     views = [
         view
         for window in (False, True)
@@ -276,7 +276,7 @@ async def press(pilot: Pilot[int], *keys: str) -> str:
     return screen_text(app)
 
 
-# Keys, and the position in seconds after a replay at 1:00 has received them.
+# Keys, and the position in seconds to expect after a replay at 1:00 has received them.
 MOVES: list[tuple[tuple[str, ...], float]] = [
     (("right",), 65),
     (("left",), 55),
@@ -327,7 +327,7 @@ async def test_the_footer_and_the_help_list_the_keys_except_the_key_that_saves(f
         assert "to the beginning" in text
         assert "last minutes" not in text
         await press(pilot, "pagedown", "end", "left")
-        assert feed.at_s == 0  # The help screen scrolls with these keys, so the replay does not move.
+        assert feed.at_s == 0  # While the help is open, these keys scroll it, so the replay does not move.
 
 
 async def test_the_time_bar_says_where_it_is_and_a_click_goes_there(feed: ReplayFeed) -> None:
@@ -347,7 +347,7 @@ async def test_the_time_bar_says_where_it_is_and_a_click_goes_there(feed: Replay
         await pilot.click("#time", offset=(6 + 87, 0))
         await pilot.pause()
         assert feed.at_s == SECONDS
-        await pilot.click("#time", offset=(99, 0))  # a click next to the bar
+        await pilot.click("#time", offset=(99, 0))  # This click is next to the time bar, so nothing happens.
         assert feed.at_s == SECONDS
 
 
@@ -432,7 +432,7 @@ def test_steps_are_found_of_who_began_after_what_is_looked_back_in_did(runtime: 
         feed.seek(30)
         (key,) = (one.key for one in feed.sources())
     for asked in (key, f"another{KEYS_JOINED_BY}{key}", None, "another"):
-        # the replay is at its beginning, where no process is known yet
+        # At the beginning of the replay, no process is known yet.
         with ReplayFeed(tmp_path / "run.cbtop", clock_s=Hand()) as feed:
             assert feed.search.steps_away(30, -1, asked) == (29.5, 1)
             assert feed.search.steps_away(20, 3, asked) == (21.5, 3)
@@ -478,7 +478,7 @@ async def test_a_long_way_is_gone_while_the_screen_answers_and_its_share_is_show
             assert "2:05/2:10" in screen_text(app)
         shares = [done for done in told if done is not None]
         assert len(shares) > 5
-        # The first share still belongs to the jump to the end of the recording.
+        # This share of progress still belongs to the jump to the end of the recording.
         assert shares[1:] == sorted(shares[1:])
         assert told[-1] is None
 

@@ -1,4 +1,7 @@
-"""The contents of a run (bricks, kernels, copies in a step) are those that were recorded on GPUs or simulated."""
+"""Tests of the contents of a run (bricks, kernels and copies in a step): they equal what was recorded.
+
+The recordings are from GPUs or simulated.
+"""
 
 from __future__ import annotations
 

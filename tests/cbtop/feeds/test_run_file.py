@@ -1,4 +1,4 @@
-"""Reading a file of runs gives a run or an error that names the problem."""
+"""Tests of reading a file of runs: the result is a run or an error that names the problem."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A diff says "no change" only if no figure changed beyond its interval."""
+"""Tests of when a comparison says "no change": only if no figure changed beyond its interval."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def text_of(**changed: object) -> str:
 
 
 def quiet() -> PartDiff:
-    """Return the part of the comparison `steady`, with no change of any brick."""
+    """Return the first phase of the comparison `steady`. No brick in it has changed."""
     (part,) = steady().parts
     same = Change(100.0, 100.0, 1.0)
     places = tuple(replace(one, change=same, mean=same, p50=same, p99=same) for one in part.places)

@@ -1,4 +1,4 @@
-"""Text and JSON come from the same view. They match the goldens and contain the same values."""
+"""Tests of text and JSON reports: they contain the same values and match stored files (goldens)."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_the_text_says_the_figures_of_the_json_of_a_machine() -> None:
     assert float(row[1]) == gpu["utilization_percent"]
     assert row[5] == f"{gpu['power_watts']:.0f}/{gpu['power_limit_watts']:.0f}"
     found = next(line.split() for line in text.splitlines() if line.startswith(str(process["pid"])))
-    assert float(found[6]) == process["gpu_utilization_percent"]  # "782 MB" counts as two words
+    assert float(found[6]) == process["gpu_utilization_percent"]  # In this text, "782 MB" counts as two words.
     assert float(found[7]) == pytest.approx(process["cpu_percent"], abs=0.05)
 
 
@@ -183,7 +183,7 @@ def run_bricks(profiler: BrickProfiler, clock: Clock, bricks: Bricks) -> None:
 
 
 def run_at_once(profiler: BrickProfiler, clock: Clock, us: int) -> None:
-    """Run a step with overlapping bricks. Their recorded times may add up to more than the step."""
+    """Run a step in which bricks overlap. The sum of their recorded times may exceed the step."""
     with profiler.step("decode", tokens=1):
         clock.sleep_us(us)
         for _ in range(3):

@@ -1,4 +1,4 @@
-"""A table gives the same values to NumPy, Arrow, polars, pandas and DuckDB."""
+"""Tests of `ColumnTable`: NumPy, Arrow, polars, pandas and DuckDB read the same values from it."""
 
 from __future__ import annotations
 

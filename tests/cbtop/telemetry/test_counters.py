@@ -1,4 +1,4 @@
-"""No counter decreases between two scrapes, whatever happens to the processes."""
+"""Tests of exported counters: none decreases between two scrapes, whatever happens to the processes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.cbtop.recorded import Clock, profiler_in, source_of
 from tests.integration.hosts import DEADLINE_S, eventually
 
 HELLO = DaemonHello(2, 0, 77, "here", "boot", "0.1.0", 0, 0)
-BEACON = "beacon"  # A source that only serves to know which messages of the daemon have arrived.
+BEACON = "beacon"  # name of a source that only serves to know which messages of the daemon have arrived
 ASK = {"Accept": "application/openmetrics-text; version=1.0.0"}
 GROWING = ("counter", "histogram")
 
@@ -42,7 +42,10 @@ Series = dict[str, float]
 
 
 class Life:
-    """A process from its start to its end. The daemon publishes each such process under the same name `key`."""
+    """A process from its start to its end.
+
+    The daemon publishes one process after another under the same name `key`.
+    """
 
     def __init__(self, directory: Path, key: str, number: int) -> None:
         directory.mkdir()
@@ -179,7 +182,7 @@ def act(wire: Told, action: str, key: str, us: int) -> None:
         life.source.delta()
     elif action == "keyframe":
         wire.say(*life.say(life.source.snapshot()))
-    elif action == "torn":  # In this keyframe only the catalog can be decoded, not the statistics.
+    elif action == "torn":  # Only the catalog of this keyframe can be decoded. Its statistics are lost.
         wire.say(*(m for m in life.say(life.source.snapshot()) if not isinstance(m, StatsUpdate)))
 
 
@@ -224,7 +227,7 @@ def test_a_process_that_begins_anew_counts_on_from_the_one_before() -> None:
             act(wire, "keyframe", "one", 0)
             wire.scrape()
     labels = '{phase="decode",source="one"}'
-    # 8 steps with two tokens each: one when a process begins, and those of the test.
+    # Two processes ran four steps each: one when it begins, and three of the test. Each step has two tokens.
     assert wire.seen[f"cbtop_tokens_total{labels}"] == 16
     assert wire.seen[f"cbtop_step_duration_seconds_count{labels}"] == 8
     assert wire.seen[f"cbtop_step_duration_seconds_sum{labels}"] == pytest.approx(6 * 105e-6 + 2 * 6e-6)

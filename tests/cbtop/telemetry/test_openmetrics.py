@@ -1,4 +1,7 @@
-"""The official parser reads our OpenMetrics. Slow or silent clients do not block the server."""
+"""Tests of the export in OpenMetrics: the official parser reads it.
+
+Slow or silent clients do not block the server.
+"""
 
 from __future__ import annotations
 
@@ -147,7 +150,7 @@ def test_another_host_has_to_be_named_in_full(text: str) -> None:
 
 @pytest.fixture
 def address(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Yield the address at which a daemon without sources serves metrics."""
+    """Start a daemon that knows no process and serves metrics. Yields its address."""
     monkeypatch.setattr(subscription_module, "ANSWER_S", DEADLINE_S)
     endpoint = default_endpoint()
     with DaemonInside(endpoint), serving(endpoint, None, {"metrics": "127.0.0.1:0", "otlp": None}) as (line,):
@@ -181,7 +184,7 @@ def connect(address: str) -> socket.socket:
 
 
 def is_closed(connection: socket.socket) -> bool:
-    """Return whether the server has closed the connection and this end knows it."""
+    """Return whether the server has closed the connection, as far as this end knows."""
     connection.setblocking(False)
     try:
         return connection.recv(1) == b""
@@ -232,7 +235,7 @@ def test_who_asks_and_does_not_read_the_answer_is_cut_off(monkeypatch: pytest.Mo
     def app(_environ: object, start_response: Callable[..., object]) -> list[bytes]:
         start_response("200 OK", [])
         asked.set()
-        return [bytes(64 << 20)]  # more than the socket buffers of both ends can hold
+        return [bytes(64 << 20)]  # Ask for more than fits into the socket buffers of both ends.
 
     monkeypatch.setattr(openmetrics, "_app", lambda _subscription: app)
     with serving(default_endpoint(), None, {"metrics": "127.0.0.1:0"}) as (line,):

@@ -1,6 +1,6 @@
-"""The exported numbers are those of the viewmodels.
+"""Tests of exported numbers: they equal those on the screen. Histograms are exact, and counters never decrease.
 
-Histograms are exact, counters never decrease, and the size is bounded.
+The size of the export is bounded.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def store_on_gpus(*records: SourceRecord) -> Store:
 
 
 def values(found: Snapshot, metric: Metric, **labels: str) -> list[float | DurationHistogram]:
-    """Return the values of all points of `metric` that have these labels."""
+    """Return the values of `metric` at all points that have these labels."""
     wanted = labels.items()
     points = found[metric]
     return [point.value for point in points if wanted <= dict(zip(metric.labels, point.labels, strict=True)).items()]
@@ -267,7 +267,7 @@ def test_what_is_left_out_does_not_change_from_one_export_to_the_next() -> None:
 def test_every_point_has_its_labels_and_no_two_are_the_same_series(tmp_path: Path) -> None:
     record = decode_run(tmp_path)
     twice = record.nodes.nodes[0]
-    record.nodes.add(replace(twice, id=len(record.nodes) + 1))  # a second step with the same name
+    record.nodes.add(replace(twice, id=len(record.nodes) + 1))  # a second step node with the same name
     found = snapshot(store_of(record), NOW_NS)
     assert set(found) == set(METRICS)
     for metric, points in found.items():

@@ -1,4 +1,4 @@
-"""A sampled step is exported completely or not at all. Its spans are nested like its records."""
+"""Tests of exported traces: a sampled step is exported completely or not at all. Spans are nested like records."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from cbtop.telemetry.otlp_traces import MAX_PROGRAMS, PREVIOUS, RUN_BEFORE, Sent
 from cbtop.telemetry.steps import GaplessRecords, whole_step
 from tests.cbtop.recorded import Clock, decode_run, profiler_in, record_of, source_of
 
-# records of a step with two layers of three bricks; its kernels are announced but not timed
+# number of records of a step with two layers of three bricks; kernels have no records
 STEP_RECORDS = 1 + 2 * (1 + 3)
 
 
@@ -99,7 +99,7 @@ def test_records_that_the_ring_lost_make_a_gap(run: tuple[SourceRecord, Batch]) 
     waiting = GaplessRecords()
     waiting.take(RecordBatch("s", 0, 20, 20, pack(part(batch, 0, 20))))
     waiting.take(RecordBatch("s", 20, 40, 15, pack(part(batch, 25, 40))))
-    assert waiting.step(record.nodes) is not None  # The records after the gap contain a complete step.
+    assert waiting.step(record.nodes) is not None  # After the gap in the records there is a complete step.
     assert waiting.count == 15
 
 
@@ -158,7 +158,7 @@ def test_a_step_links_to_the_one_sent_before_it(run: tuple[SourceRecord, Batch])
 
 
 def later_run(record: SourceRecord, step: Batch, key: str, after_ns: int, program: str = "") -> SourceRecord:
-    """Return a process with the nodes of `record` that began `after_ns` after `step` ended."""
+    """Return another process with the nodes of `record`. It began `after_ns` after the end of `step`."""
     hello = record.hello
     assert hello is not None
     later_ns = int(step.end_ns.max()) + after_ns - hello.monotonic_ns

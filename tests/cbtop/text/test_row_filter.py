@@ -1,4 +1,4 @@
-"""Filter and order of bricks are the same in text and on the screen."""
+"""Tests of the filter and the order of bricks: they are the same in text and on the screen."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.cbtop.conftest import ScriptedFeed, screen_text
 
 
 def names_in(text: str) -> list[str]:
-    """Return the bricks in the first table of a report, from top to bottom."""
+    """Return the names of the bricks in the first table of a report, from top to bottom."""
     lines = text.splitlines()
     first = next(at for at, line in enumerate(lines) if line.startswith("brick "))
     return [line.split()[0] for line in lines[first + 1 : lines.index("", first)]]

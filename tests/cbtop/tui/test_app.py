@@ -211,7 +211,7 @@ async def refreshes_less_often(pilot: AppPilot, key: str) -> None:
 
 
 async def says_that_nothing_can_be_saved_here(pilot: AppPilot, key: str) -> None:
-    await press(pilot, key)  # The feed of this test has no daemon to save from.
+    await press(pilot, key)  # This app is not connected to a daemon, so nothing can be saved.
     assert not toasts(pilot.app)
 
 
@@ -350,7 +350,7 @@ async def turns_the_order_round(pilot: AppPilot, key: str) -> None:
 
 async def opens_and_closes_the_details(pilot: AppPilot, key: str) -> None:
     assert "intensity" not in await press(pilot)
-    # The room under the table is too small for the details until the key is pressed.
+    # The table leaves no room for the details until the key is pressed.
     assert "intensity" in await press(pilot, key)
     assert "intensity" not in await press(pilot, key)
 
@@ -388,7 +388,7 @@ async def unfolds_the_node_or_goes_to_its_first_child(pilot: AppPilot, key: str)
 
 
 def children_in_sight(pilot: AppPilot) -> dict[int | None, list[GraphRow]]:
-    """Return the drawn nodes of the graph by their parent."""
+    """Return the nodes of the graph that are drawn, as lists by their parent."""
     found: dict[int | None, list[GraphRow]] = defaultdict(list)
     source = app_of(pilot).source
     graph = source.graph if source else ()
@@ -519,7 +519,7 @@ def moves_the_timeline(has_moved: Callable[[Sight, Sight], bool], *before: str) 
 class Sight:
     begin_ns: int
     end_ns: int
-    at: int | None  # number of the block under the cursor, in its row
+    at: int | None  # In the row with the cursor: the number of the block under it.
     row: int  # number of the row with the cursor
     is_held: bool
 
@@ -740,7 +740,7 @@ async def test_shift_k_asks_the_shown_process_for_kernels_and_the_graph_shows_th
             assert "nvjet" not in await press(pilot, "6")
             await pilot.press("K")
             await shown(pilot, f"recording kernels of pid {pid}", "33 %")
-            text = await press(pilot, "K", "enter")  # The screen still accepts keys while kernels are recorded.
+            text = await press(pilot, "K", "enter")  # The screen still reacts to keys while kernels are recorded.
             assert [note.message for note in app._notifications] == ["one process is being asked already"]
             assert "33 %" in text
             assert "├──" not in text
@@ -903,7 +903,7 @@ async def test_shift_c_measures_the_roofs_in_a_thread_with_progress_and_a_result
         app.clear_notifications()
         await pilot.press("C")
         await shown(pilot, "measuring roofs: 2 threads")
-        text = await press(pilot, "C", "5")  # The screen still accepts keys while roofs are measured.
+        text = await press(pilot, "C", "5")  # The screen still reacts to keys while roofs are measured.
         assert "Roofline" in text
         assert [note.message for note in app._notifications] == ["they are being measured already"]
         calibrations[0].found = CbtopError("no room") if fails else ["dram_read 20.00 GB/s", "kept in /x"]
@@ -966,7 +966,7 @@ async def test_the_footer_names_the_keys_of_the_view_that_is_open(feed: Scripted
 async def test_the_footer_names_as_many_keys_as_it_has_room_for(feed: ScriptedFeed, width: int) -> None:
     app = CbtopApp(feed, section="bricks", interval_s=60)
     async with app.run_test(size=(width, 40)) as pilot:
-        # In this view, its own keys take more room of the footer.
+        # The footer of this view has less room, because it lists the view's own keys.
         footer = (await shown(pilot, "s sort  S reverse")).splitlines()[-1].rstrip()
         assert footer.endswith("? help  q quit")
         assert ("^p all keys" in footer) == (width >= 120)
@@ -1119,7 +1119,7 @@ async def test_a_filter_finds_names_and_categories_and_says_how_many_of_all(feed
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.pause()
         for typed, found, name in (
-            ("att", "6 of 16", "AttentionScore"),  # For `att`, some of the bricks match only by their category.
+            ("att", "6 of 16", "AttentionScore"),  # The typed text `att` finds some bricks only by their category.
             ("ffn", "4 of 16", "GateProjection"),
             ("^(gate|up)p", "2 of 16", "UpProjection"),
             ("(", "0 of 16", ""),
@@ -1169,8 +1169,7 @@ async def test_a_click_sorts_by_a_head_or_presses_a_key_and_a_double_one_is_ente
         assert isinstance(app.screen, HelpScreen)
 
 
-# The default test saves one view in every format and the cells of every view. The slow test saves the other
-# combinations.
+# By default, save one view in every format, and the cells of every view. A slow test saves all other combinations.
 @pytest.mark.parametrize(
     "wanted",
     [

@@ -1,4 +1,4 @@
-"""The background colour of a real pseudo-terminal that answers at once, late, in pieces or never."""
+"""Tests of the app's colours with a pseudo-terminal that tells its background at once, late, in pieces or never."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_leaving_before_the_answer_comes_leaves_nothing_of_it_to_the_shell(scree
     screens.append(screen := Screen(ANSWER_WITHIN_S=str(2 * DEADLINE_S)))
     screen.wait_for(ASK.encode())
     os.write(screen.ours, b"q")
-    time.sleep(2.0)  # The terminal answers late, as over a slow line. The app has quit before.
+    time.sleep(2.0)  # The answer of the terminal comes late, as over a slow line. The app has already quit.
     os.write(screen.ours, LIGHT_ANSWER)
     assert screen.ended().startswith("0 ")
     assert screen.left_for_the_shell() == b""

@@ -1,4 +1,7 @@
-"""At sizes from 40×10 to 300×100, no widgets overlap, none is cut off, and little room stays empty."""
+"""Tests of the layout of screens from 40×10 to 300×100.
+
+No widgets overlap, none is cut off, and little room stays empty.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +54,7 @@ def source_of(name: str) -> SourceView:
 
 
 def leaves(app: CbtopApp) -> list[tuple[Widget, Region]]:
-    """Return the visible widgets without children, with their regions."""
+    """Return all visible widgets without children, each with its region of the screen."""
     placed = app.screen._compositor.visible_widgets.items()
     shown = [(widget, region.intersection(clip)) for widget, (region, clip) in placed]
     return [

@@ -1,4 +1,4 @@
-"""The thread that reads the keyboard wakes up twice a second while idle, and at once when a key arrives."""
+"""Tests of the thread that reads the keyboard: it wakes up twice a second while idle, and at once for a key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""At each moment of a replay the screen equals the live screen of that moment, in every view."""
+"""Tests of replays: at each moment, every view of the replay equals the live screen of that moment."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.cbtop.feeds.test_replay import IMPERFECT, Hand, leaves
 
 
 class Watching(StoreViews):
-    """A viewer that joined when the recording began and received all messages up to `until_s`."""
+    """A viewer that connected when the recording began and received all messages up to `until_s`."""
 
     is_complete, refused = True, ""
 
@@ -63,7 +63,7 @@ class Watching(StoreViews):
 
 
 async def screens(app: CbtopApp, size: tuple[int, int]) -> dict[str, tuple[list[str], list[object]]]:
-    """Return the text of each view with the header, and all values from which it is drawn."""
+    """Return the text of each view (with its header), and all values that are drawn in it."""
     found = {}
     app.window = True
     async with app.run_test(size=size) as pilot:

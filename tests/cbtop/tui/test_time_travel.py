@@ -110,7 +110,7 @@ def shown(pilot: Pilot[int]) -> SourceView:
 
 
 def ended(feed: ReplayFeed) -> int:
-    """Return the number of ended steps of the first source at the shown moment."""
+    """Return how many steps of the first process had ended at the shown moment."""
     view = feed.view()
     assert view is not None
     return sum(phase.count for phase in view.phases)
@@ -341,5 +341,6 @@ async def test_the_filter_keeps_its_v_its_brackets_and_its_escape(feed: Scripted
         await press(pilot, "left_parenthesis", "v", "slash", "v", "left_square_bracket")
         assert memory.feed.at_s == pytest.approx(memory.feed.duration_s - 10)
         await press(pilot, "escape", "left_square_bracket")
-        assert "═" in await press(pilot)  # The start of a range was marked before, and it is still there.
+        # The start of the range was marked before and is still there, because the filter got the other keys.
+        assert "═" in await press(pilot)
         assert "═" not in await press(pilot, "escape")

@@ -15,7 +15,7 @@ from tests.cbtop import samples
 from tests.cbtop.conftest import ScriptedFeed
 
 PARTS = sorted(name for name, part in vars(SourceView).items() if isinstance(part, Lazy))
-# For each view, the parts of a process that it reads. The header reads other parts in addition.
+# For each view, the parts of a process that it reads. The header of the screen reads some more.
 READ = {
     "Overview": {
         "baseline",

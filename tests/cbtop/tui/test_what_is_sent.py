@@ -1,4 +1,4 @@
-"""The terminal receives nothing if nothing changes, and otherwise only the changed cells."""
+"""Tests of what the terminal receives: nothing if nothing changes, and otherwise only the changed cells."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of a paired comparison, which measures two sides in turns: the order, and what counts as a difference."""
+"""Tests of paired comparisons, which measure two sides, A and B, in turns: their order, and when they differ."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def made(
     shared = np.exp(np.cumsum(rng.normal(0, drift, 2 * ROUNDS)))
     times = 1e8 * shared * np.exp(rng.normal(0, own, 2 * ROUNDS)) * (1 + 3 * (rng.random(2 * ROUNDS) < spikes))
     a, b = times[0::2].copy(), times[1::2] / ratio
-    a[1::2], b[1::2] = times[1::2][1::2], times[0::2][1::2] / ratio  # every second round begins with B
+    a[1::2], b[1::2] = times[1::2][1::2], times[0::2][1::2] / ratio  # In every second round, B is measured first.
     return PairedTest("pp8", 8, tuple(map(int, a)), tuple(map(int, b)))
 
 

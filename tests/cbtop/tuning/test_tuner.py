@@ -158,7 +158,7 @@ def test_a_setting_measured_better_is_kept_with_its_interval_and_no_other() -> N
     assert gain is not None
     assert gain.interval is not None
     assert gain.interval[0] < 1.6 < gain.interval[1]
-    # three comparisons for each of three settings: the whole request, prefill and decode
+    # Number of comparisons: the whole request, prefill and decode, for each of three settings.
     assert gain.compared == 3 * 3
     assert found.tries[1].request.verdict == "B is slower"
     assert found.tries[2].request.verdict == "noise"
@@ -183,7 +183,7 @@ def test_chance_keeps_nothing_and_the_rounds_that_would_tell_are_reported() -> N
         rounds = one.rounds_to_tell
         assert rounds is not None
         assert one.request.change is not None
-        # The error would shrink with the square root of the number of rounds.
+        # Scale the half width to the planned number of rounds: it shrinks with the square root of this number.
         half = one.request.change.half * (len(one.request.a_ns) / rounds) ** 0.5
         assert half == pytest.approx(0.03, rel=0.02)
 
@@ -192,8 +192,8 @@ def test_chance_keeps_nothing_and_the_rounds_that_would_tell_are_reported() -> N
 def test_measuring_ends_with_the_budget(budget_s: float) -> None:
     bench = MadeBench(lambda setting: 1.0)
     tuned(bench, budget_s)
-    # Some requests do not count towards the limit: two warm-ups for each of four settings, one for each of three
-    # comparisons, and the rest of the last round.
+    # The search may exceed its limit: by two warm-ups for each of four settings, by one for each of three
+    # comparisons, and by the rest of the last round.
     assert bench.now_s <= budget_s + 2 * 4 + 3 + 2
 
 
@@ -252,7 +252,8 @@ def test_the_bricks_of_a_real_model_are_recorded_and_a_setting_is_tried(
     found = tuner.tune(3600.0)  # A limit in seconds that is long enough for a busy machine.
     names = {share.brick for share in found.shares}
     assert names >= {"QkvProjection", "Attention (fused)", "DownProjection", "LmHead", "RmsNorm"}
-    assert 0 < sum(share.part for share in found.shares) <= 1.0  # How large this sum is depends on the machine.
+    # The share of the measured bricks in the request depends on the machine.
+    assert 0 < sum(share.part for share in found.shares) <= 1.0
     assert [share.part for share in found.shares] == sorted([share.part for share in found.shares], reverse=True)
     parallel = {share.brick: share.is_parallel for share in found.shares}
     assert parallel["LmHead"]

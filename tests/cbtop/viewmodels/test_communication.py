@@ -1,4 +1,4 @@
-"""Only ranks of a job that ran at the same time are compared."""
+"""Tests of compared ranks: only ranks of a job that ran at the same time are compared."""
 
 from __future__ import annotations
 

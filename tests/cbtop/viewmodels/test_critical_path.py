@@ -1,4 +1,4 @@
-"""The critical path is shown if work overlaps, and computing it does not block the view."""
+"""Tests of the critical path: it is shown if work overlaps, and its computation does not block the view."""
 
 from __future__ import annotations
 

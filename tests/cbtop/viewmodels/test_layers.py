@@ -47,9 +47,9 @@ def run_layer(profiler: BrickProfiler, clock: Clock, layer: int, stack: str = ""
 
 
 def odd_fourth(runtime: Path) -> SourceRecord:
-    """Record steps of six layers.
+    """Record steps of six layers. The brick Down is three times as slow in the fifth layer.
 
-    Down is three times as slow in the fifth. Each step ends with a brick outside layers.
+    Each step ends with a brick outside layers.
     """
     clock = Clock()
     profiler = profiler_in(runtime, clock)
@@ -138,7 +138,7 @@ def test_what_makes_a_layer_slow_is_what_usually_does_not_what_once_did(runtime:
                         clock.sleep_us(90 if layer == 3 else 30)
     layers = layers_of(record_of(source_of(runtime)))
     assert layers.slowest is not None
-    assert layers.slowest.cells == (469, 90)  # The slowest layer is compared by mean times.
+    assert layers.slowest.cells == (469, 90)  # The times are means of the layer, as in the cells of the map.
     assert layers.slowest.excess == ("Down", pytest.approx(60, rel=0.02))
 
 

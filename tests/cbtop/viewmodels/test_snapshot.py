@@ -1,4 +1,7 @@
-"""A baseline stores the figures of the window by phase, brick and layer, and the environment."""
+"""Tests of a stored baseline: it has the figures of the last seconds by phase, brick and layer.
+
+It also has the environment of the process.
+"""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def test_a_view_frees_its_parts_at_once_without_the_garbage_collector(runtime: P
     try:
         view = source_view(record)
         row = weakref.ref(view.bricks[0])
-        # A part of a view is computed when it is read.
+        # Read these parts of the view, so that they are computed.
         view.bricks[0].by_cached, view.roofline, view.graph, view.layer_times
         del view
         assert row() is None
@@ -94,7 +94,10 @@ def test_a_recording_advises_no_measurement_of_roofs(
 
 @pytest.mark.parametrize("at_once", [1.04, 2.98])
 def test_no_limit_is_named_for_one_brick_of_steps_that_run_at_once(runtime: Path, at_once: float) -> None:
-    """Several steps run at once, so the bricks may reach the roof together although each is far below it alone."""
+    """Several steps run at once.
+
+    So the bricks may reach the roof (peak rate) together, although each is far below it.
+    """
     record = decode_run(runtime)
     record.ceilings = {
         one.name: one for one in (READ, Ceiling("fma", "compute", 10.0, "GFLOP/s", Provenance.MEASURED))
@@ -255,7 +258,8 @@ def test_what_is_said_of_roofs_comes_with_them_into_every_report(runtime: Path) 
     ]  # fmt: skip
 
 
-UNSURE, SURE, UNKNOWN = 80.0, 95.0, None  # The median of the measured rounds of a roof. The best round is always 100.
+# Medians of the measured rounds of a roof (peak rate). The best round is always 100.
+UNSURE, SURE, UNKNOWN = 80.0, 95.0, None
 
 
 @pytest.mark.parametrize(("median", "unsure"), [(UNSURE, True), (90.0, False), (SURE, False), (UNKNOWN, None)])
@@ -292,7 +296,7 @@ def test_a_roof_is_as_old_as_it_was_when_its_process_was_heard_of(runtime: Path)
     record.hello = replace(record.hello, realtime_ns=int(datetime(2026, 11, 22, 11, tzinfo=UTC).timestamp()) * 10**9)
     ages_s = [row.age_s for row in source_view(record).roofline.ceilings]
     assert ages_s == [pytest.approx(3600, abs=60), None]
-    record.hello = replace(record.hello, realtime_ns=0)  # the clock of the host was set back
+    record.hello = replace(record.hello, realtime_ns=0)  # The host's clock was set back before the process began.
     assert source_view(record).roofline.ceilings[0].age_s == 0
 
 
@@ -527,8 +531,8 @@ WIDE = Ceiling("read", "bandwidth", 100.0, "GB/s", Provenance.MEASURED, 100.0)
         # The step may compute in int8 or bfloat16, so the higher peak counts.
         ((FMA, DOT, MATMUL), ("int8", "bfloat16"), 8.7, ""),
         ((FMA, DOT), ("int8", "bfloat16"), None, ""),
-        ((FMA,), ("int8",), None, ""),  # an older cbtop measured no int8 peak
-        ((FMA, DOT), ("",), 87.0, "of the measured float32 peak"),  # the program reports no data type
+        ((FMA,), ("int8",), None, ""),  # An older version of cbtop did not measure the int8 peak.
+        ((FMA, DOT), ("",), 87.0, "of the measured float32 peak"),  # The program does not report its data type.
     ],
 )
 def test_a_brick_is_held_against_the_roof_of_what_it_multiplies(
@@ -568,7 +572,7 @@ def test_a_brick_is_held_against_the_roof_of_what_it_multiplies(
         ((FMA, replace(MATMUL, value=90.0)), "float32", "Compute less."),
         ((FMA, replace(MATMUL, value=100.0)), "bfloat16", "Compute less."),
         ((FMA, MATMUL), UNKNOWN_TYPE, ""),
-        ((replace(FMA, dtype=""),), UNKNOWN_TYPE, ""),  # an older file without data types
+        ((replace(FMA, dtype=""),), UNKNOWN_TYPE, ""),  # A file of an older version, without data types.
     ],
 )
 def test_a_lower_precision_is_advised_if_the_machine_has_a_faster_one(

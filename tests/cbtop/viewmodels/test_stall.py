@@ -1,4 +1,4 @@
-"""A process is called stalled, idle, suspended or quiet only if the data shows it."""
+"""Tests of the state of a process: it is called stalled, idle, suspended or quiet only if the data shows it."""
 
 from __future__ import annotations
 
@@ -120,7 +120,8 @@ def test_in_a_step_of_which_none_has_ended_nobody_knows_what_is_long(record: Sou
         (0, 0, 60, "quiet"),
         (10_000, 0, 60, "live"),
         (10_000, 0, 101, "stalled"),
-        (0, 10_000, 60, "live"),  # This process usually takes 10 s per token, so 60 s without progress are no stall.
+        # This process usually takes 10 s per token. So 60 s without progress are not a stall.
+        (0, 10_000, 60, "live"),
         (0, 10_000, 101, "stalled"),
         (10_000, 20, 60, "stalled"),
     ],
@@ -204,7 +205,7 @@ def test_a_process_that_may_run_an_unrecorded_step_is_not_idle_or_stalled(
 ) -> None:
     change(record)
     is_watched = change is not _by_python
-    # A prefill takes as long, and the process may be in one.
+    # A prefill may take this long, and the process may be in one.
     assert stall_view(quiet(record, 4.8, is_watched=is_watched)) is None
     stall = stall_view(quiet(record, 32, is_watched=is_watched))
     assert stall is not None

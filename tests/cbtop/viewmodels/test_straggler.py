@@ -32,7 +32,7 @@ SLICE_NS = round(SLICE_S * 1e9)
 
 
 class RankRun:
-    """A rank with a fake clock. Each of its updates is one time slice after the one before."""
+    """A rank with a fake clock. Between two of its updates, one time slice passes."""
 
     def __init__(self, directory: Path, rank: int) -> None:
         directory = directory / str(rank)
@@ -137,7 +137,8 @@ REDUCE = BrickDefinition("Reduce", BrickCategory.COMMUNICATION)
 def test_a_rank_slow_between_bricks_is_named_by_time_out_of_communication(three: list[RankRun]) -> None:
     for _ in range(SLICES + 1):
         for run in three:
-            # Steps of all ranks take equally long. Rank 1 works during the gap, the others wait in the collective.
+            # The steps of all ranks take equally long. Rank 1 works in the gap, and the others wait in the
+            # collective.
             _layered(run, 400, *((700, 0) if run.rank == 1 else (200, 500)))
             run.slice()
     verdict = straggler([rank.record for rank in three], "decode")
@@ -273,7 +274,7 @@ def verdict_on(histories: Sequence[Sequence[float]]) -> int | None:
     return found.rank if found else None
 
 
-RARE = bound_of_median(SLICES) - 1  # maximum number of slices with a pause
+RARE = bound_of_median(SLICES) - 1  # at most this number of slices have a pause
 pauses = st.dictionaries(st.integers(0, SLICES - 1), st.floats(0, 1e6), max_size=RARE)  # µs per step, by slice
 noises = st.lists(st.floats(0.98, 1.02), min_size=SLICES, max_size=SLICES)
 histories = st.tuples(noises, pauses).map(

@@ -1,4 +1,7 @@
-"""The parts of a step add up to its time. Otherwise every report says so, with the reason and the difference."""
+"""Tests of the parts of a step: they add up to its time.
+
+If they do not, every report says so, with the reason and the difference.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ Host = Callable[[BrickProfiler, Clock], None]
 
 
 def seen(host: Host, *, sample_every: int = 1) -> tuple[SourceView, str, dict[str, object]]:
-    """Run `host` and return its view, the text report and the JSON of its process."""
+    """Run the program `host`. Return its view, its text report and its JSON."""
     with tempfile.TemporaryDirectory() as directory:
         clock = Clock()
         recorder = RingRecorder(Path(directory), 1 << 20)
@@ -89,7 +92,7 @@ def test_every_time_of_the_books_is_in_microseconds_and_every_count_as_it_is() -
         (TimeBreakdown(10, 10, {}, 0, 0, 0, 0, (), 0, 0, 0, 0, None), True),
         (TimeBreakdown(10, 8, {"a": 1, "b": 1}, 0, 0, 0, 0, (), 0, 0, 0, 0, None), True),
         (TimeBreakdown(10, 8, {"a": 1, "b": 2}, 1, 0, 0, 0, (), 0, 0, 0, 0, None), True),  # two calls overlapped
-        # Invalid: the parts are more than the wall-clock time.
+        # These parts take more than the wall-clock time, so they do not add up.
         (TimeBreakdown(10, 8, {"a": 1, "b": 2}, 0, 0, 0, 0, (), 0, 0, 0, 0, None), False),
         (TimeBreakdown(10, 8, {}, 0, 0, 1, 0, (), 0, 0, 0, 0, None), False),
         (TimeBreakdown(10, 8, {}, 0, 0, 0, 0, (("Layer 0", 1),), 0, 0, 0, 0, None), False),
@@ -137,7 +140,7 @@ def a_timer_of_the_step_before(profiler: BrickProfiler, clock: Clock) -> None:
     clock.sleep_us(500)
     with profiler.step("decode", 1):
         profiler.start_brick("a")
-        # This brick was started in the step, but the reported time is much longer than the step.
+        # The step reports that this brick took longer than the step itself.
         profiler.stop_brick(timer, 1)
 
 
@@ -237,7 +240,7 @@ def test_what_runs_outside_of_steps_is_a_row_of_its_own() -> None:
                 clock.sleep_us(10)
             with profiler.brick("detokenize"), profiler.brick("lookup"):
                 clock.sleep_us(500)
-            clock.sleep_us(7)  # Neither a step nor a brick runs during these 7 µs.
+            clock.sleep_us(7)  # The program does nothing for 7 µs.
 
     view, text, report = seen(host)
     assert "outside steps: 5.00 ms in 10 calls, added up (detokenize 5.00 ms), in no step's wall time" in text
@@ -260,7 +263,8 @@ def test_steps_inside_a_function_are_not_counted_again_outside_of_steps() -> Non
 
 def test_a_step_inside_a_step_is_named_in_the_books_of_both() -> None:
     def host(profiler: BrickProfiler, clock: Clock) -> None:
-        for name in ("draft", "decode"):  # The inner step has another phase than the outer one, or the same phase.
+        # The outer step has the phase `draft` or `decode`. The inner one always has the phase `decode`.
+        for name in ("draft", "decode"):
             with profiler.step("decode", 1):
                 with profiler.brick("a"):
                     clock.sleep_us(10)
@@ -420,7 +424,7 @@ OPERATIONS = st.one_of(
     st.tuples(st.just("brick"), st.sampled_from("abc")),
     st.tuples(st.just("layer"), st.integers(0, 1)),
     st.tuples(st.just("step"), st.sampled_from(["decode", "prefill"])),
-    # end one of the open nodes; any order is possible, and a node can end twice
+    # End one of the open nodes. They may end in any order, and a node may end twice.
     st.tuples(st.just("leave"), st.integers(0, 9)),
     st.tuples(st.just("sleep"), st.integers(-20, 100)),
     st.tuples(st.just("elapsed"), st.integers(0, 200)),

@@ -21,7 +21,7 @@ WARM_UP = "encode (warm-up)"
 def recorded(
     directory: Path, program: Callable[[BrickProfiler, Clock], None], phase: str | None = None
 ) -> SourceView:
-    """Return the view of a process that ran `program`."""
+    """Run the profiled function `program`. Return the view of its process."""
     clock = Clock(0)
     profiler = profiler_in(directory, clock)
     program(profiler, clock)
@@ -39,7 +39,10 @@ def step(profiler: BrickProfiler, clock: Clock, name: str, seconds: float, model
 
 
 def wall_line(view: SourceView) -> str:
-    """Return the line of the text report about the shown time. Check that its parts in the JSON add up."""
+    """Return the line about the shown time in the text report.
+
+    Check in the JSON report that the parts of this time add up.
+    """
     text = REPORTS["text"]([view], ["bricks"])
     part = json.loads(REPORTS["json"]([view], []))["sources"][0]["stretch"]
     parts = [part["in_steps_us"], part["warm_up_us"] or 0, part["between_steps_us"], part["since_last_step_us"]]

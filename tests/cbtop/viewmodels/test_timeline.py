@@ -36,7 +36,7 @@ from tests.cbtop.recorded import Clock, apply, profiler_in, source_of
 
 
 def followed(source: Source) -> SourceRecord:
-    """Return what a viewer knows about a process if it also receives single records."""
+    """Return the record of a process in a viewer that also receives single records."""
     source.poll()
     store = Store()
     store.keep_records(True)
@@ -88,7 +88,7 @@ def told(lane: Lane) -> list[tuple[str, int, int]]:
 
 
 def check(found: TimelineView, record: SourceRecord) -> None:
-    """Check the properties that every timeline has."""
+    """Check what must be true for every timeline."""
     check_newest(found)
     assert found.spans + found.unplaced + found.older == len(record.recent)
     for lane in found.lanes:
@@ -107,9 +107,9 @@ def check(found: TimelineView, record: SourceRecord) -> None:
 
 
 def check_nesting(outer: Sequence[TimelineSpan], inner: Sequence[TimelineSpan], record: SourceRecord) -> None:
-    """Check that spans drawn inside others are inside them in time and in the graph.
+    """Check the nesting of spans: a span drawn inside another is inside it in time and in the graph.
 
-    Spans of zero length fit anywhere.
+    Spans of zero length may be drawn anywhere.
     """
     nodes = record.nodes
     for span in inner:
@@ -418,7 +418,7 @@ def test_records_of_nodes_that_are_not_known_yet_wait(runtime: Path) -> None:
     with profiler.step("decode", tokens=1), profiler.brick("new"):
         clock.sleep_us(10)
     source.poll()
-    apply(store, source.records())  # the daemon sends records before definitions
+    apply(store, source.records())  # The daemon may send records before it sends the definitions of their nodes.
     record = store.sources[source.key]
     assert shown(record).spans == 2
     apply(store, source.delta())

@@ -28,7 +28,7 @@ def training_of(seen: Seen, phase: str | None = None, *, window: bool = False) -
 
 
 def with_times(seen: Seen, *times: TrainingTimes) -> TrainingView | None:
-    """Return the view of training steps as if the process had reported only these times of parts."""
+    """Replace the reports of the process by `times`. Return the view of its training steps."""
     (record,) = seen.store.sources.values()
     record.training_times = {(one.phase, one.model): one for one in times}
     return source_view(record, TRAIN).training

@@ -1,4 +1,4 @@
-"""A retention network switches each layer's `forward` between three methods, is saved and is loaded again."""
+"""A retention network switches the `forward` of each layer between three methods. It is saved and loaded again."""
 
 import copy
 

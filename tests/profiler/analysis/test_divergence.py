@@ -17,7 +17,7 @@ TENSOR = RNG.standard_normal(3000).astype(np.float32)
 
 
 def run_of(*tensors: np.ndarray) -> Fingerprints:
-    """Return the fingerprints of a run. Its brick DownProjection has written one of the tensors in each layer."""
+    """Return the fingerprints of a run with one brick. `tensors` has the output of the brick in each layer."""
     run = Fingerprints()
     for layer, tensor in enumerate(tensors):
         run.record("DownProjection", layer, 7, tensor)

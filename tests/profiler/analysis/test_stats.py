@@ -114,7 +114,7 @@ def test_rare_totals_of_several_tables_add_up_where_their_nodes_lie_here() -> No
     one.take_over(*NOTHING, {(SPARSE_COLUMNS.index("uncounted"), 1): 3, (SPARSE_COLUMNS.index("uncounted"), 2): 5})
     other.take_over(*NOTHING, {(SPARSE_COLUMNS.index("uncounted"), 1): 4, (SPARSE_COLUMNS.index("uncounted"), 3): 9})
     for each in (one, other):
-        # The new table does not know node 3, so its counts are left out.
+        # These statistics have no node for number 3 (it is mapped to 0), so its counts are left out.
         both.sparse.add_all(each.sparse, np.array([0, 7, 7]))
     assert [both.rare("uncounted", [node]) for node in (1, 3, 7)] == [0, 0, 3 + 5 + 4]
 
@@ -127,7 +127,7 @@ def test_counts_are_kept_in_as_few_bytes_as_they_need() -> None:
     before_bytes = stats.size_bytes
     assert before_bytes > few.column("count").nbytes
     stats.add(replace(batch([(1, 5_000, 2)]), flags=np.array([FLAG_UNCOUNTED])), NO_STEPS, NO_STEPS)
-    assert stats.size_bytes > before_bytes  # The new flag needs one more column of rare values.
+    assert stats.size_bytes > before_bytes  # Records with this flag need one more column of rare values.
     many = NodeStats()
     many.count(replace(few, count=few.count.astype(np.int64) << 32))
     assert many.everything().count.tolist() == [1 << 32]
@@ -306,7 +306,7 @@ def test_what_a_record_must_be_to_tell_something(call: tuple[int, int, int, int]
 @pytest.mark.parametrize(
     ("flops", "moved", "tells"),
     [
-        (7, 5, True),  # Amounts are not times, so the second may be less than the first.
+        (7, 5, True),  # The two amounts are not times, so the second may be less than the first.
         (UNKNOWN_AMOUNT, UNKNOWN_AMOUNT, True),
         (UNKNOWN_AMOUNT - 1, 5, False),
         (5, UNKNOWN_AMOUNT - 1, False),

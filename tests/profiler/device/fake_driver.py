@@ -20,7 +20,7 @@ from cbtop.profiler.device.kernels import ENDED, FIRST_PONG, NOTHING, PING, PONG
 READING_NS = 50  # time that the host needs to read its clock
 KERNEL_NS = 1_000
 RESOLUTION_NS = 32
-EPOCH_NS = 1_763_800_000_000_000_001  # a start time that is too large to be exact in float64
+EPOCH_NS = 1_763_800_000_000_000_001  # start time of the clock in ns; too large for an exact float64
 WORK = "work"
 _ARGUMENTS = {STAMP: 1, NOTHING: 0, PONG: 3}
 
@@ -65,13 +65,13 @@ class Stream:
     """The queue of a stream. Each waiting kernel has its name, its arguments and the time of its launch."""
 
     waiting: deque[tuple[str, list[int], int]] = field(default_factory=deque)
-    free_ns: int = 0  # when the last kernel has ended
+    free_ns: int = 0  # time at which the last kernel of the stream has ended
 
 
 class FakeDriver:
-    """A fake driver.
+    """A fake driver. Its device has a clock that is `drift_ppm` too fast.
 
-    Its device clock is `drift_ppm` fast, and each signal between device and host takes up to `way_ns`.
+    A signal between device and host takes up to `way_ns`.
     """
 
     def __init__(self, *, drift_ppm: float = -12, way_ns: int = 800, seed: int = 0) -> None:
@@ -87,7 +87,7 @@ class FakeDriver:
         self._words: dict[int, FakeWords] = {}
         self._streams: dict[int, Stream] = {}
         self._kernels: dict[int, str] = {}
-        self._contexts: dict[int, int] = {}  # context of each of our kernels and streams
+        self._contexts: dict[int, int] = {}  # the context that each of our kernels and streams belongs to
         self._modules: set[int] = set()
         self._handles = 0x1000
         self._pongs: list[_Pongs] = []
@@ -118,12 +118,12 @@ class FakeDriver:
                 self._run()
 
     def work(self, stream: int, duration_ns: int) -> None:
-        """Enqueue a kernel of the host program."""
+        """Enqueue a kernel of the profiled program on a stream."""
         with self._playing:
             self._streams.setdefault(stream, Stream()).waiting.append((WORK, [duration_ns], self.host_ns))
 
     def device_ns(self, host_ns: int) -> int:
-        """Return the device's timer at this time of the host."""
+        """Return what the device's timer shows at this time of the host's clock."""
         return EPOCH_NS + host_ns + host_ns * self._drift_ppb // 1_000_000_000
 
     @property
@@ -294,7 +294,10 @@ class FakeDriver:
     def add(
         self, graph: int, after: Sequence[int] = (), duration_ns: int = KERNEL_NS, *, is_plain: bool = True
     ) -> int:
-        """Add a node of the host program: a kernel, a copy or a child graph, or an event if it takes 0 ns."""
+        """Add a node of the profiled program to a graph: a kernel, a copy or a child graph.
+
+        A node that takes 0 ns is an event.
+        """
         node = self.handle()
         self.graphs[graph].nodes[node] = duration_ns
         self.graphs[graph].edges += [DependencyEdge(one, node, is_plain) for one in after]
@@ -361,14 +364,14 @@ class FakeDriver:
 
 
 class _Pongs:
-    """The kernel that answers pings of the host, by which both clocks are compared."""
+    """A kernel that answers pings of the host, so that both clocks can be compared."""
 
     def __init__(self, words: FakeWords, rounds: int, deadline_ns: int) -> None:
         self._words = words
         self._rounds = rounds
         self._deadline_ns = deadline_ns
         self._round = 1
-        self._seen_ns: int | None = None  # when the kernel sees the current ping
+        self._seen_ns: int | None = None  # time at which the kernel sees the current ping
         self._heard_ns = 0
 
     def play(self, driver: FakeDriver) -> bool:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from cbtop.profiler.device.device_time import ClockPair, DeviceTime
 
 SECOND = 1_000_000_000
-EPOCH = 1_763_800_000_000_000_001  # too large for an exact float64
+EPOCH = 1_763_800_000_000_000_001  # start time of the device's clock in ns; too large for an exact float64
 
 
 def test_without_a_pair_there_is_no_time_and_with_one_the_drift_is_bounded() -> None:

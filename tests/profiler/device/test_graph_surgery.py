@@ -1,4 +1,7 @@
-"""Tests of time stamps in a clone of a captured graph: they are in order, and only where all work has to pass."""
+"""Tests of time stamps in a clone of a captured graph: they are in order.
+
+A stamp is only at a place that all work of the graph passes.
+"""
 
 from __future__ import annotations
 

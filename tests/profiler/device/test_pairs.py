@@ -162,7 +162,7 @@ def test_a_launch_that_blocks_holds_up_no_other_thread(driver: FakeDriver, monke
         threading.Thread(target=pairs.begin, args=(STREAM,), daemon=True).start()
         while not pairs.waiting:
             time.sleep(0.001)
-        for _ in range(20):  # During each sleep, the other thread can reach its launch.
+        for _ in range(20):  # In these 20 ms, the other thread can reach its launch.
             time.sleep(0.001)
         os._exit(7)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7

@@ -30,7 +30,7 @@ def _torch_computes_in_one_thread() -> None:
 
 @pytest.fixture(autouse=True)
 def _dynamo_is_told_once_of_each_module(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Register our modules with Dynamo only once, because this takes 20 ms for each attachment."""
+    """Tell Dynamo about cbtop's modules only once, because this takes 20 ms for each attachment."""
     if attachment := sys.modules.get("cbtop.profiler.instrument.attachment"):
         tell: Callable[[], None] = attachment.keep_dynamo_out
 

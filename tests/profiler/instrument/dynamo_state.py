@@ -33,7 +33,7 @@ def graphs_and_breaks() -> tuple[int, int]:
 
 
 def cache_hits() -> int:
-    """Return how many graphs of inductor were read from its cache since the last `forget_compiled`."""
+    """Return how many compiled graphs inductor has read from its cache since the last `forget_compiled`."""
     from torch._dynamo.utils import counters
 
     return counters["inductor"]["fxgraph_cache_hit"] + counters["aot_autograd"]["autograd_cache_hit"]

@@ -306,7 +306,10 @@ PACKAGES = {"vllm": VLLM, "sglang": SGLANG}
 
 
 def write_engine(name: str, directory: Path, **replaced: str) -> None:
-    """Write the stand-in for the engine to `directory`. `replaced` maps files to other sources."""
+    """Write the package that stands in for an engine (vLLM or SGLang) to `directory`.
+
+    `replaced` maps files to other sources.
+    """
     for path, source in (PACKAGES[name] | replaced).items():
         file = directory / name / path
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -317,7 +320,7 @@ def write_engine(name: str, directory: Path, **replaced: str) -> None:
 
 @contextmanager
 def importable(name: str, directory: Path) -> Iterator[None]:
-    """Make the stand-in in `directory` importable inside the context. Remove it afterwards."""
+    """Make the stand-in for an engine in `directory` importable inside this context. Remove it afterwards."""
     sys.path.insert(0, str(directory))
     try:
         yield
@@ -341,7 +344,7 @@ def steps_of(memory: Memory) -> list[tuple[str, int]]:
 
 
 def places_of(memory: Memory) -> Counter[str]:
-    """Count the records by path from the step down, for example `decode / 0 / RmsNorm`."""
+    """Count records by the path of their node, beginning with the step, for example `decode / 0 / RmsNorm`."""
     nodes = {node.id: node for node in memory.said if isinstance(node, Node)}
 
     def path(node: Node) -> str:

@@ -105,5 +105,5 @@ def counted(model: Any, call: Callable[[], object]) -> dict[str, int]:
 
 
 def counted_in(counts: dict[str, int], *names: str) -> int:
-    """Sum the counts of all modules whose path ends with one of `names`."""
+    """Return the sum of the FLOP of all modules with a path that ends with one of `names`."""
     return sum(count for path, count in counts.items() if path.endswith(tuple(f".{name}" for name in names)))

@@ -240,7 +240,7 @@ def test_qwen2_vl_is_shown_as_it_is() -> None:
         "prefill",
         "decode",
         "decode",
-    ]  # the image is encoded before the model is called
+    ]  # The image is encoded before the model is called, so outside of steps.
 
 
 def _copied(model: Any) -> Any:
@@ -291,7 +291,7 @@ def test_a_decoder_that_the_host_drops_is_freed(kind: str) -> None:
     gc.disable()
     try:
         left = [sum(weight() is not None for weight in weights_of(attached)) for attached in (False, True)]
-        assert left[1] <= left[0]  # The model itself leaves as many arrays to the garbage collector without cbtop.
+        assert left[1] <= left[0]  # Without cbtop, the model itself leaves as many weights to the garbage collector.
     finally:
         gc.enable()
 

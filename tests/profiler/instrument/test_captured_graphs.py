@@ -43,7 +43,7 @@ NORM_NS, PRODUCT_NS, REST_NS = 3_000, 20_000, 2_000
 
 
 class World(FakeDriver):
-    """A fake device with the graph that is captured on it."""
+    """A fake device, with the CUDA graph that is captured on it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -180,7 +180,7 @@ def model_of(world: World, layers: int = 4) -> Any:
 
 
 def attached_in(world: World, *, every: int = 2, layers: int = 4) -> tuple[Memory, BrickProfiler, Any]:
-    """Attach a model. Returns the memory of its records, its profiler and the model."""
+    """Attach a profiler to a new model. Returns the records in memory, the profiler and the model."""
     memory = Memory()
     profiler, model = profiler_of(world, memory, every=every), model_of(world, layers=layers)
     attach(model, profiler)
@@ -485,7 +485,7 @@ def test_copies_of_graphs_the_host_still_has_are_freed_at_interpreter_exit(
     ends()
     assert list(world.executables) == [graph.executable]
     assert not world.graphs
-    # The first replay has no record, because cbtop counts its random numbers.
+    # The first replay has no record, because cbtop uses it to count random numbers.
     assert len(steps_in(memory)) + len(plain_steps_in(memory)) == 5
     replayed = world.replayed
     replay(world, graph, 2)
@@ -626,7 +626,7 @@ def test_a_launch_the_driver_refuses_is_counted_and_leaves_nothing_behind(is_fir
     profiler.finalize()
     attachment.detach()
     assert len(plain_steps_in(memory)) == 1
-    # One replay has time stamps and is lost, because it is not yet known what the stamps cost.
+    # The replay with time stamps is lost, because it is not yet known how much time they cost.
     assert lost_in(memory) == (not is_first)
     assert world.left == [graph.executable]
 
@@ -808,7 +808,7 @@ def test_functions_that_are_wrapped_are_bricks_of_the_graph_too(
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", attend)
     monkeypatch.setattr(functions.TimedFunctions, "_swap_attention_of_torch", swap)
     another = model_of(world)
-    # A second model was recorded before, such as a draft model. Its calls stay replaced after its recorded step.
+    # Another model was recorded before, as a draft model is. Its replaced calls stay after its recorded step.
     if not is_alone:
         attach(another, profiler_of(world, Memory(), every=1))
         another(torch.ones(2, 1, dtype=torch.long))
@@ -834,7 +834,7 @@ def test_functions_that_are_wrapped_are_bricks_of_the_graph_too(
     for *_, inside in found:
         assert inside["Attention (fused)"] == pytest.approx([7_000] * 4, abs=3)
         assert inside["RmsNorm"] == pytest.approx([7_000 + NORM_NS] * 4, abs=3)
-    model(torch.ones(2, 1, dtype=torch.long))  # A call outside of a capture is a step again.
+    model(torch.ones(2, 1, dtype=torch.long))  # This call is not in a capture, so it is a step again.
     assert [name for name, *_ in steps_in(memory)] == ["decode", "decode", "forward"]
 
 
@@ -928,7 +928,7 @@ def test_graphs_too_short_to_time_are_measured_less_then_not_and_reported(
     replay(world, long, 8)
     profiler.finalize()
     assert len(plain_steps_in(memory)) > before
-    world.pass_time(1_000_000_000)  # At its end, no test has to wait for the device.
+    world.pass_time(1_000_000_000)  # Let the device finish, so that no test has to wait for it at the end.
 
 
 def test_steps_are_named_a_sample_if_only_recorded_replays_are_counted(
@@ -965,7 +965,8 @@ def test_recording_is_a_cost_but_work_while_the_host_is_ahead_is_not(
     graph = captured(model)
     replay(world, graph, 1)
     for _ in range(40):
-        for _ in range(10):  # The host enqueues ten replays within microseconds. They run for milliseconds.
+        # Ten replays are enqueued within microseconds, but the device needs milliseconds for them.
+        for _ in range(10):
             graph.replay()
             world.pass_time(30_000)
         world.pass_time(30_000_000)
@@ -1054,7 +1055,7 @@ def test_plain_replays_are_made_if_none_follows_one_with_stamps(world: World) ->
     recorded, other = captured(model), captured(model, batch=3)
     replay(world, recorded, 1)
     replay(world, other, 1)
-    # Two graphs take turns. The same happens if Dynamo compiles again for steps that are not recorded.
+    # Two graphs take turns. This happens if Dynamo compiles another version for steps that are not recorded.
     for at in range(60):
         with profiler.step("mine", tokens=1):
             (other if at % 2 else recorded).replay()

@@ -1,4 +1,4 @@
-"""Modules of many architectures are classified by path and class only. torch is not needed."""
+"""Tests of the classification of modules (which brick a module is): by path and class only, without torch."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ OUTSIDE = """
     visual.patch_embed.proj Conv3d PatchEmbed Conv3d
     embeddings BertEmbeddings BertModel -
 """
-# Attributes that modules of a class have, because some classes are told apart by them. Other classes have none.
+# By class: names of attributes that its modules have. Some classes are told apart by these.
 HOLDS = {
     "Attention": {"wq", "wk", "wv", "wo"},
     "BertAttention": {"self", "output"},

@@ -1,4 +1,4 @@
-"""Collectives in a step are bricks with sizes, and torch.distributed has nothing of ours left afterwards.
+"""Tests of collectives: in a step they are bricks with sizes. Afterwards torch.distributed is as it was before.
 
 The group of four ranks is torch's own `fake` backend. Real groups are tested in tests/integration.
 """
@@ -60,7 +60,7 @@ class Layer(nn.Module):
 
 
 class Model(nn.Module):
-    """A model of two layers. Each layer calls `does` with its input, a tensor of the shape SHAPE."""
+    """A model of two layers. Each layer calls `does` with its input, a tensor with the shape SHAPE."""
 
     def __init__(self, does: Callable[[Any], Any]) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ def _coalesced(x: Any) -> None:
         dist.all_reduce(x)
 
 
-# Collectives by name: the call, and the bricks that it must become, with their elements over all ranks.
+# Collectives by name: a call, and the bricks that it must become. Each brick has the number of elements of all ranks.
 CALLS: dict[str, tuple[Callable[[Any], Any], dict[str, int]]] = {
     "all_reduce": (lambda x: dist.all_reduce(x), {"AllReduce": COUNT}),
     "imported before": (lambda x: imported_before(tensor=x, group=None), {"AllReduce": COUNT}),
@@ -145,7 +145,7 @@ def _run(model: Any) -> None:
 
 
 def _bricks(memory: Memory) -> dict[str, list[Node]]:
-    """Return the nodes of communication by name."""
+    """Return the nodes of bricks for communication, by their names."""
     found: dict[str, list[Node]] = {}
     for said in memory.said:
         if isinstance(said, Node) and said.category is BrickCategory.COMMUNICATION:
@@ -322,7 +322,8 @@ def test_dynamo_compiles_collectives_into_the_graphs_of_the_bare_model(name: str
         try:
             assert counted(False) == counted(True)
         finally:
-            forget_compiled()  # If models of this class were already compiled, cbtop would not wrap functions.
+            # Forget the compiled models: if models of this class were compiled, cbtop would not wrap functions.
+            forget_compiled()
 
 
 def test_the_weights_of_a_model_sharded_over_ranks_are_those_of_this_rank(

@@ -112,7 +112,7 @@ def test_the_wait_of_ddp_for_gradients_is_a_part_and_a_brick(memory: Memory, glo
     assert found is not None
     assert exposed(memory) == {"GradientSync, backward"}
     assert found.overlapped_ns is not None
-    # Gradients are sent in several buckets, so most are sent while the backward pass still runs.
+    # Because gradients are sent in several buckets, some are sent while the backward pass still runs.
     assert found.overlapped_ns > 0
     bricks = bricks_of(memory)
     assert bricks["GradientSync"] == bricks["BackwardEnd"] > 0

@@ -1,4 +1,7 @@
-"""Compilations by Dynamo are reported with their time and whether they are repeated. The host is not changed."""
+"""Tests of compilations by Dynamo: their time is reported, and whether they are repeated.
+
+The program is not changed.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +74,7 @@ def test_once_no_model_is_attached_dynamo_has_none_of_ours_left_to_tell(
     assert not told(memory)
 
 
-@pytest.mark.slow  # This test is slow: test_trouble.py tests other failures of cbtop by default.
+@pytest.mark.slow  # Not in the default run, because test_trouble.py tests other failures of cbtop.
 def test_what_fails_of_ours_as_it_is_told_does_not_reach_the_host(
     profiler: BrickProfiler, memory: Memory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -86,7 +89,7 @@ def test_what_fails_of_ours_as_it_is_told_does_not_reach_the_host(
     assert torch.equal(compiled_step(model)(words(1, 4)).logits, expected)
 
 
-@pytest.mark.slow  # This test is slow: a test above also gets a message after a reset.
+@pytest.mark.slow  # Not in the default run, because a test above also gets a message after a reset.
 def test_after_a_reset_it_is_told_again_once_the_model_was_looked_at(profiler: BrickProfiler, memory: Memory) -> None:
     model = model_of("llama")
     handle = attach(model, profiler)
@@ -100,7 +103,7 @@ def test_a_graph_break_is_counted_with_its_reason_at_its_place(profiler: BrickPr
     model = model_of("llama")
     attach(model, profiler)
     (watched,) = totals(memory)
-    # The counts are equal to the first ones, because nothing has been compiled yet.
+    # The reported counts must be equal to those in `watched`, because nothing has been compiled yet.
     assert watched == CompiledCode(watched.compilations, watched.recompilations)
 
     class Breaking(torch.nn.Module):

@@ -85,7 +85,8 @@ class Inductor:
         self.world = world
         self.directory = directory
         self.compiled = 0
-        # A change of the compiled lines. Each line is (whether it is a product, names of its graph nodes).
+        # A function that may reorder the compiled lines. A line is (whether it is a product, names of its graph
+        # nodes).
         self.lines: Callable[[Any], Any] = list
         self.module: Any = ModuleType(compiled_code.COMPILER)
         self.module.compile_fx = self.compile_fx
@@ -215,7 +216,7 @@ def test_kernels_of_a_compiled_model_are_its_bricks_and_fused_ones_name_all(
     steps = played.steps_in(memory)
     assert len(steps) > 2
     for _, tokens, _, inside in steps[-2:]:
-        assert tokens == 0  # The number of tokens is unknown, because the input may be tokens or embeddings.
+        assert tokens == 0  # The number of tokens is 0 (unknown), because the input may be tokens or embeddings.
         product, loop = PRODUCT_NS, LOOP_NS
         assert inside["layer"] == pytest.approx([2 * (loop + product), *[loop + 2 * product] * 2], abs=9)
         assert inside["GateProjection"] == pytest.approx([PRODUCT_NS] * 3, abs=3)
@@ -464,7 +465,7 @@ def test_what_inductor_said_on_an_h100_names_all_kernels_of_a_llamas_layer(profi
     config = transformers.LlamaConfig(
         vocab_size=16, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4
     )
-    # Use the meta device: on a CPU, cbtop records the blocks of this model as bricks instead of its kernels.
+    # The model is on the meta device. On a CPU, cbtop would record its modules instead of compiled code.
     model = transformers.LlamaForCausalLM(config).to("meta")
     said = json.loads((Path(__file__).parent / "inductor-h100.json").read_text())
     nodes = [
@@ -553,7 +554,7 @@ def test_generated_or_cached_inductor_code_names_its_nodes(
         ]
         naming = compiled_code.Naming(compiled, attachment.steps.calls, model)
         found = compiled_code.spans_of(ran, lines, naming, set(), 1)
-        assert [span.key[1] for span in found] == [0, 1, 2]  # Each layer is found once, in order, and has its number.
+        assert [span.key[1] for span in found] == [0, 1, 2]  # All layers are found, in order.
         products = ["GateProjection", "DownProjection"]
         assert [[inner.key.name for inner in span.inside] for span in found] == [products] * 3
         assert [inner.elements for span in found for inner in span.inside] == [4 * 8] * 6

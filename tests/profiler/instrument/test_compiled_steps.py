@@ -43,7 +43,7 @@ pytestmark = [
 
 
 class Governed(GovernedProfiler):
-    """A profiler whose governor records about one in `every` steps."""
+    """A profiler with a governor (which limits overhead) that records about one in `every` steps."""
 
     def __init__(self, recorder: Recorder, every: int, clock_ns: Callable[[], int]) -> None:
         self.governor = Governor(1, self.announce)
@@ -123,7 +123,7 @@ class Cache:
 
 
 class Own(torch.Tensor):  # type: ignore[name-defined, misc]
-    """A program's own subclass of a tensor. It is informed of each function that is called on it."""
+    """A subclass of a tensor that belongs to the program. It sees each function that is called on it."""
 
 
 TENSORS = {
@@ -339,7 +339,7 @@ def test_what_is_compared_is_c_and_python(every: int, memory: Memory, monkeypatc
         return described(*args)
 
     monkeypatch.setattr(ModelCall, "describe", describe)
-    # In C, only the first two calls are described. They are recorded, and for this calls are replaced and restored.
+    # If calls run in C, Python describes only the first two: they are recorded, and replace and restore calls.
     for in_python, wanted in ((False, 2), (True, 7)):
         host = Host(Memory(), every, in_python=in_python)
         ran = 0
@@ -350,7 +350,7 @@ def test_what_is_compared_is_c_and_python(every: int, memory: Memory, monkeypatc
 
 
 class Nameless(Body):
-    """A model whose argument has a name that cbtop does not know."""
+    """A model with one argument. cbtop does not know the name of this argument."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -392,7 +392,7 @@ def test_a_call_without_known_names_is_described_in_c_too(what: str, monkeypatch
         if names.get(tag & 0xFFFF) == "forward" and not tag & FLAG_AMOUNTS
     ]
     assert found == [phases.describe((argument,), {}, has_cache=False).tokens] * 6
-    assert 1 <= len(ran) <= 3  # Only the first calls are described by Python.
+    assert 1 <= len(ran) <= 3  # Python describes at most the first three calls. C handles the others.
 
 
 TIMES = {"_begun_ns", "own_ns", "prepared", "returned_ns", "_start", "_start_ns"}
@@ -400,7 +400,7 @@ HIDDEN = {"__weakref__"}
 
 
 def _slots_here() -> list[str]:
-    """Return texts of the open steps of this thread, without times."""
+    """Return the open steps of this thread as text, without their times."""
     found = []
     for step in unit().open:
         for thing in (step, step.active, step.generation):
@@ -481,7 +481,7 @@ class Generating(Host):
     def _loop(self, _: Any, tokens: list[Token]) -> None:
         for token in tokens:
             do = {token.when: functools.partial(self.do, token.does)}
-            # With a star, Python 3.11 calls these wrappers through C, so a change of frames does not affect them.
+            # With a star in the call, Python 3.11 creates no frame of the wrapper.
             if token.is_prepared:
                 self.prepare(*(do.get("inputs", _nothing),))
             self.call_model(self.models[0], token.tensor, token.cache, "by name", do.get("forward", _nothing))
@@ -500,7 +500,8 @@ class Generating(Host):
 
 
 def _without_times(records: list[tuple[int, int, int, int]]) -> list[tuple[int, ...]]:
-    # Replace the times in records. They are nanoseconds since the machine started, so they are large.
+    # Records contain times since the machine started, so they differ between runs. Keep only the tag and the
+    # elements.
     return [row if row[2] < 1 << 32 else (row[0], row[3]) for row in records]
 
 
@@ -562,7 +563,8 @@ def test_what_cbtop_pays_beside_the_model_is_counted_in_the_step(in_python: bool
 
     generation.generates(token)(host.models[0])
     assert own_ns[0] > 0
-    # The cost of the step grows with each part: the call of the model begins it, then its return and the scores add.
+    # The cost of the step grows in four parts: the call of the model, its return, and both steps of processing
+    # scores.
     assert own_ns == sorted(own_ns)
     assert len(set(own_ns)) == 4
     assert host.governor is not None

@@ -1,4 +1,7 @@
-"""Models on a CUDA device: results do not change, bricks are timed on the device, and no rate is invented."""
+"""Tests of models on a CUDA device: results do not change, and bricks are timed on the device.
+
+No rate is invented.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kernels of CuPy are found in its cache, in files as `DiskKernelCacheBackend` of CuPy 14.2 writes them."""
+"""Tests of finding CuPy's kernels in its cache, in files as `DiskKernelCacheBackend` of CuPy 14.2 writes them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models on a fake CUDA device. torch computes on the CPU, and stamps go to a fake driver."""
+"""Tests of models on a fake CUDA device: torch computes on the CPU, and time stamps go to a fake driver."""
 
 from __future__ import annotations
 

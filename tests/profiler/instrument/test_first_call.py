@@ -1,4 +1,7 @@
-"""Instrumentation starts once, before the first call of a module. No caller waits for it."""
+"""Tests of the start of instrumentation: it happens once, before the first call of a module.
+
+No caller waits for it.
+"""
 
 from __future__ import annotations
 
@@ -122,7 +125,8 @@ def test_a_model_runs_and_is_reported_if_signal_handlers_cut_attaching_short(
         raise TimeoutError("of the host")
 
     def looks(*args: object) -> None:
-        signal.raise_signal(signal.SIGUSR1)  # A signal of the program interrupts cbtop while it looks for a model.
+        # A signal handler of the program raises while cbtop searches the module for a model.
+        signal.raise_signal(signal.SIGUSR1)
 
     monkeypatch.setattr(attachment, "holds_a_stack", looks)
     monkeypatch.setattr(trouble, "_said", {})

@@ -1,4 +1,7 @@
-"""The governor measures the cost of recording, reports it with an interval, and records fewer steps if needed."""
+"""Tests of the governor, which limits overhead: it measures the cost of recording and reports it with an interval.
+
+If needed, it records fewer steps.
+"""
 
 from __future__ import annotations
 
@@ -197,7 +200,8 @@ def test_an_abandoned_recorded_step_does_not_make_all_others_concurrent() -> Non
 
 
 def test_what_plain_steps_pay_is_part_of_the_figure_and_of_what_is_allowed() -> None:
-    host = Host().live(decoding(), own_ns=5000)  # 5 µs per plain step, half of what is allowed.
+    # The plain steps cost 5 µs each, which is half of the allowed overhead.
+    host = Host().live(decoding(), own_ns=5000)
     assert host.overhead_percent <= 1
     assert host.governor.every > 1.5 * Host().live(decoding()).governor.every
 
@@ -205,9 +209,9 @@ def test_what_plain_steps_pay_is_part_of_the_figure_and_of_what_is_allowed() -> 
 def test_a_fifth_more_is_recorded_if_plain_steps_use_up_the_allowance() -> None:
     dear = Host().live(decoding(), own_ns=20_000)
     assert 10 < dear.governor.every < 200
-    # This figure also has the cost of the first steps.
+    # This is the cost of recording alone. It includes the first steps.
     assert 0.1 < 100 * (dear.paid_ns - 20_000 * dear.steps) / dear.lived_ns < 0.3
-    # It is over the limit and cannot be reduced, so it is reported.
+    # The cost of plain steps exceeds the limit. It cannot be reduced, so it is reported.
     assert dear.said[-1].overhead_percent == pytest.approx(2.2, abs=0.1)
 
 
@@ -228,8 +232,8 @@ def test_the_time_to_decide_is_part_of_the_overhead_reported_next(
     for _ in range(2000):
         with profiler.step("decode"):
             clock.sleep_us(10_000)
-    # At first, the only cost is one search for models (a look) in LOOK_STEPS steps of 10 ms. A look takes 5 ms, so
-    # looks become rarer.
+    # At first, a decision of the governor (look) is the only cost: 5 ms in LOOK_STEPS steps of 10 ms. Then looks
+    # become rarer.
     assert said[2].overhead_percent == pytest.approx(100 * 5 / (LOOK_STEPS * 10), rel=0.02)
     assert said[-1].overhead_percent == pytest.approx(100 / LOOK_TIMES, rel=0.02)
 
@@ -280,7 +284,7 @@ def test_models_that_record_at_the_same_time_share_the_allowance() -> None:
     assert governor.share_of("a", FLOOR - 1, now_ns=2, steady=0.5) == pytest.approx(floor)
     assert governor.share_of("b", 1, now_ns=3) == pytest.approx(floor / 2)
     assert governor.share_of("a", FLOOR, now_ns=4) == pytest.approx(allowed / 2)
-    later_ns = 4 + SHARING_NS  # b has recorded nothing for this time, so a gets the whole share.
+    later_ns = 4 + SHARING_NS  # After this time without a record of b, a may use the whole allowed overhead.
     assert governor.share_of("a", FLOOR, now_ns=later_ns) == pytest.approx(allowed)
 
 
@@ -409,8 +413,9 @@ def test_one_interrupted_look_does_not_raise_the_estimated_cost_of_looks() -> No
     usual = host.governor.every
     for said in range(8):
         before, looked_ns = len(host.said), host.lived_ns
-        host.governor.look_ns = 10 * MS if said == 4 else 100_000  # how long the last look for models took
+        host.governor.look_ns = 10 * MS if said == 4 else 100_000  # duration of the governor's last decision (look)
         while len(host.said) == before:
             host.live(decoding(1), own_ns=1_000)
         assert host.governor.every <= 2 * usual
-        assert host.lived_ns - looked_ns < 2 * LOOK_NS  # The long look does not delay the next one.
+        # The next decision is not delayed, although the last one took long.
+        assert host.lived_ns - looked_ns < 2 * LOOK_NS

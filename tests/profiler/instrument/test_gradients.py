@@ -1,4 +1,4 @@
-"""Gradients and the loss scale of training steps are announced, and the host does not notice."""
+"""Tests of gradients and the loss scale of training steps: they are announced, and the program is not disturbed."""
 
 from __future__ import annotations
 
@@ -381,7 +381,7 @@ def test_an_infinite_norm_that_arrives_late_is_no_fault_until_an_element_is_infi
         loop.optimizer.step()
         if element < math.inf:
             assert not said(heard, GradientFault)
-    fault = said(heard, GradientFault)[0]  # The weights become NaN in the next step.
+    fault = said(heard, GradientFault)[0]  # After this step, the weights are NaN.
     assert (fault.kind, fault.step, fault.finite_step) == ("NaN", 8, 6)
 
 

@@ -196,7 +196,8 @@ def test_negative_infinity_is_a_fault_only_where_it_becomes_one(memory: Memory) 
     with torch.no_grad():
         model.first.weight.zero_()
         model.first.bias.zero_()
-    model(torch.randn(3, 4))  # The output has a row of only -Inf. It is a fault because its softmax does not exist.
+    # One row of the output is -Inf in all places, so its softmax does not exist. This is a fault.
+    model(torch.randn(3, 4))
     assert report(memory).faulty == 1
 
 
@@ -227,7 +228,7 @@ def test_a_host_that_is_stopped_gets_an_exception_that_says_why(memory: Memory) 
     assert raised.value.code == 4
     assert isinstance(raised.value, SystemExit)
     assert fault(memory).step == 2
-    model(IDS)  # The guard reports this fault only once.
+    model(IDS)  # This fault was already reported, so the guard does not report it again.
     attached.detach()
 
 
@@ -270,7 +271,7 @@ def test_padding_that_is_nan_is_no_fault_but_a_token_is(memory: Memory) -> None:
     mask = torch.ones(2, 8, dtype=torch.int64)
     mask[0, :3] = 0
     with torch.no_grad():
-        model.embedding.weight[1] = math.nan  # Only padding of the first row has the token 1.
+        model.embedding.weight[1] = math.nan  # The token 1 occurs only in the padding of the first row.
     model(IDS, attention_mask=mask)
     assert report(memory) == GuardedSteps("", 1, steps=1)
     model(IDS + 16, attention_mask=mask)
@@ -452,7 +453,7 @@ def test_a_module_that_the_host_replaces_is_guarded(memory: Memory) -> None:
     model.layers[1].up = nn.Linear(WIDTH, 64)
     with torch.no_grad():
         model.layers[1].up.bias[0] = math.nan
-        for _ in range(20):  # With this setting, the guard checks the model only in one of eight recorded steps.
+        for _ in range(20):  # The guard checks the model only in one of eight recorded steps.
             model(IDS)
     assert fault(memory).module in ("layers.1.up", "layers.1.act")
 

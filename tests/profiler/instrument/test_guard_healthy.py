@@ -1,4 +1,7 @@
-"""Healthy models raise no alarm in 10,000 guarded steps: padding, masks, experts, autocast and convolutions."""
+"""Tests of healthy models: the guard raises no alarm in 10,000 steps.
+
+The models have padding, masks, experts, autocast and convolutions.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of times of calls on the host: they exclude calls inside, and the cost of measuring."""
+"""Tests of the host's times of calls: the time of a call excludes calls inside it, and the cost of measuring."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NOTHING = NotingCost(0, 0)
 
 
 def calls_of(*calls: tuple[object, int, int, int]) -> HostCalls:
-    """Return timed calls. Each row: key, index of the call around it, begin, end."""
+    """Return the timed calls of a step. Each is (key, index of the call around it, begin, end)."""
     found = HostCalls(lambda brick: brick, lambda ended: None)
     for key, around, begin_ns, end_ns in calls:
         found.keys.append(key)

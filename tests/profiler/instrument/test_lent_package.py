@@ -1,4 +1,4 @@
-"""`cbtop run` lends its package to a Python of another environment without cbtop, and does no harm there."""
+"""Tests of a program in an environment without cbtop: `cbtop run` lends its package, and does no harm there."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_a_module_of_the_program_named_cbtop_is_left_alone(tmp_path: Path, runti
 
 
 def test_what_was_built_for_another_python_is_not_needed(tmp_path: Path, runtime: Path) -> None:
-    """The parts of cbtop that were compiled for this Python do not fit the other one, so they are left out."""
+    """The files of cbtop are copied without the parts that were compiled for this version of Python."""
     python = other_python(tmp_path, "numpy")
     for package, path in (("cbtop", PACKAGE), ("msgpack", OURS / "msgpack")):
         shutil.copytree(
@@ -166,7 +166,7 @@ def test_without_numpy_one_line_says_what_to_install_and_the_program_runs(tmp_pa
 
 @pytest.fixture
 def hook() -> ModuleType:
-    """Return the import hook as a module. It does not start anything when it is loaded under this name."""
+    """Return the import hook as a module. Under the name of this module it does not start anything."""
     spec = importlib.util.spec_from_file_location("hook_to_test", Path(HOOK) / "sitecustomize.py")
     assert spec is not None
     assert spec.loader is not None

@@ -1,6 +1,6 @@
-"""llama.cpp is instrumented by its callback: the real library of PyPI's xllamacpp.
+"""Tests of llama.cpp, which is instrumented by its callback: the library is xllamacpp of PyPI.
 
-Naming of nodes needs no library.
+Tests of the names of nodes need no library.
 """
 
 from __future__ import annotations

@@ -42,7 +42,10 @@ def test_what_a_caller_gives_by_position_or_as_one_mapping_is_known(profiler: Br
 
 
 class Written(torch.nn.Module):  # type: ignore[misc, name-defined]
-    """A hand-written decoder. Its cache is in its attention, and it gets the positions of the new tokens."""
+    """A hand-written decoder with a cache inside its attention.
+
+    Its arguments include the positions of the new tokens.
+    """
 
     def __init__(self) -> None:
         super().__init__()

@@ -91,7 +91,7 @@ def test_a_layer_that_is_replaced_follows_autocast_as_the_others_do() -> None:
 
     def replaced() -> None:
         model.model.layers[1].self_attn.q_proj = nn.Linear(32, 32)
-        for _ in range(20):  # cbtop notices the replaced module only after some steps.
+        for _ in range(20):  # Repeat the call, because cbtop notices a replaced module only after some steps.
             under()
 
     for bricks, expected in zip(

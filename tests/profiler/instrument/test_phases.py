@@ -48,7 +48,7 @@ def test_of_sequences_that_begin_at_different_positions_none_is_told_for_all(
 
 def test_several_tokens_are_a_prompt_if_only_a_device_knows_the_cache_length() -> None:
     class Layer:
-        is_initialized = True  # A static cache that was used and then emptied is like this.
+        is_initialized = True  # These attributes are those of a static cache that was used and then emptied.
 
         def get_seq_length(self) -> Any:
             return torch.zeros((), dtype=torch.long, device="meta")
@@ -69,7 +69,7 @@ def test_several_tokens_are_a_prompt_if_only_a_device_knows_the_cache_length() -
     [
         ("input_ids", (2, 7), (14, 2)),
         ("inputs_embeds", (2, 7, 32), (14, 2)),
-        ("input_features", (2, 80, 3000), (0, 2)),  # a spectrogram with 80 bins and 3,000 frames
+        ("input_features", (2, 80, 3000), (0, 2)),  # a batch of two spectrograms with 80 bins and 3,000 frames
         ("pixel_values", (2, 3, 224, 224), (0, 2)),
         # The first dimension counts patches of all images, so the number of images is unknown.
         ("pixel_values", (64, 1176), (0, 0)),

@@ -213,7 +213,7 @@ def test_another_devices_work_is_unknown_and_its_times_are_named_launches() -> N
 
 @pytest.fixture(autouse=True)
 def _of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Allow small blocks, because models of tests are small."""
+    """Allow small blocks, because the models in tests are small."""
     monkeypatch.setattr(planning, "LEAST_BLOCK_WEIGHTS", 0)
 
 
@@ -243,7 +243,7 @@ def test_on_a_device_blocks_are_no_bricks() -> None:
 
 
 class _Counted(dict[str, object]):
-    """The parameters of a module. Counts how often they are listed."""
+    """The parameters of a module as a dict that counts how often it is listed."""
 
     listed = 0
 
@@ -382,7 +382,7 @@ def test_layers_built_alike_are_planned_once(monkeypatch: pytest.MonkeyPatch) ->
         "state_of": 0,
         "Described": 0,
     }
-    # cbtop calls this function up to 18 times more to find the stack of layers.
+    # The function is called up to 18 times per model to find the stack of layers.
     assert calls["children_of"] - of_two["children_of"] <= 2 * 18
 
 
@@ -411,7 +411,10 @@ def test_a_layer_that_shares_a_module_with_another_is_planned_each_time() -> Non
 
 
 class Odd(Block):
-    """A block that is unhashable, false, empty, equal to everything, and raises when an attribute is read."""
+    """A block that is false, empty and equal to everything.
+
+    It cannot be hashed, and raises when an attribute is read.
+    """
 
     __hash__ = None  # type: ignore[assignment]
 

@@ -1,4 +1,4 @@
-"""If any function of cbtop fails during a host's call, the host computes the same and sees no exception."""
+"""Tests with planted errors: if a function of cbtop fails, the program computes the same and sees no exception."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ GUARDS = {
     "TimedModel.ask",
     "elements_of",
     "_unless_it_is_odd.<locals>.guarded",
-    # The rest runs as C code if that is compiled, so no error can be planted.
+    # The functions below run as C code if it is compiled, so no error can be planted in them.
     "ModelCall.__call__",
     "BrickCall.__call__",
     "FunctionCall.__call__",
@@ -42,11 +42,11 @@ GUARDS = {
     "_call_after",
     "call_in",
 }
-EACH = 9  # By default, one in EACH functions is tested. Slow tests have all.
+EACH = 9  # By default, one in EACH functions of cbtop gets a planted error. Slow tests plant it in all.
 
 
 class PlantedError(Exception):
-    """Raised at the start of a function of cbtop."""
+    """The planted error, which is raised at the start of a function of cbtop."""
 
 
 def program() -> list[Any]:
@@ -61,7 +61,10 @@ def program() -> list[Any]:
 
 
 def watched(planted: CodeType | None = None) -> tuple[list[Any], list[CodeType]]:
-    """Run the program with a profiler. Returns its outputs and the functions of cbtop that ran, in order."""
+    """Run the program with a profiler.
+
+    Returns its outputs and the functions of cbtop that ran, in order.
+    """
     ran: dict[CodeType, None] = {}
 
     # With a parameter named `frame`, cbtop would take this function for a signal handler.

@@ -1,4 +1,7 @@
-"""An attached model is shown with the roofs measured on its device, or with the reason why not."""
+"""Tests of the roofs (peak rates) of an attached model: those that were measured on its device.
+
+If there are none, the reason is reported.
+"""
 
 from __future__ import annotations
 
@@ -154,7 +157,7 @@ def test_weights_on_several_devices_or_on_one_that_is_not_measured_have_none() -
 
 
 class _OnGpu:
-    """A model whose weights claim to be on a GPU."""
+    """A model with weights that pretend to be on a GPU."""
 
     def __init__(self, dtype: Any) -> None:
         self._weights = torch.empty(4, dtype=dtype)

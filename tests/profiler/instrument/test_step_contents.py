@@ -43,7 +43,7 @@ def operations(memory: Memory) -> list[StepOperations]:
 
 
 def by_place(memory: Memory) -> dict[tuple[str, str, str], tuple[int, int]]:
-    """Return the operations of the last message by brick or layer, name and type."""
+    """Return the counted operations of the last message, by brick or layer, by name and by type."""
     nodes = {said.id: said for said in memory.said if isinstance(said, Node)}
     found = operations(memory)[-1]
     return {
@@ -58,7 +58,7 @@ def test_each_operation_is_counted_in_its_brick_with_its_type(profiler: BrickPro
     for _ in range(COUNTED + 2):
         model(torch.ones(INPUT))
     said = operations(memory)
-    # The first step is reported alone until there is a second one of its kind.
+    # The first step of a kind is reported alone. Later reports are about all counted steps.
     assert [one.steps for one in said] == [1, 1, 2]
     assert {(one.phase, one.model) for one in said} == {("forward", "")}
     found = by_place(memory)
@@ -172,8 +172,7 @@ def test_an_operation_of_higher_order_runs_in_a_counted_step(profiler: BrickProf
     attach(model, profiler)
     for _ in range(COUNTED):
         assert torch.equal(model(torch.ones(INPUT)), expected)
-        # The compiler that the test uses must not count, because cbtop counts no operations in a process that
-        # compiles.
+        # Forget the compiler that the test itself uses. cbtop counts no operations in a process that compiles.
         forget_backends()
     assert operations(memory) == []
 

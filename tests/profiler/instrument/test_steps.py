@@ -105,7 +105,7 @@ def _functions_of_ours(profiler: BrickProfiler) -> Counter[str]:
 def test_a_recorded_step_runs_few_functions_of_ours_in_python(runtime: Path) -> None:
     ran = _functions_of_ours(BrickProfiler())
     assert ran["TimedModel.follow"] == 1
-    assert "timed.<locals>.call_timed" not in ran  # this function is in C on every version of Python
+    assert "timed.<locals>.call_timed" not in ran  # In every version of Python, this function runs in C.
     assert sum(ran.values()) <= 8, ran
 
 
@@ -233,7 +233,8 @@ def test_what_a_streamer_does_with_a_token_is_in_no_step(profiler: BrickProfiler
         for tag, start, end, _ in memory.records
         if nodes[tag & NODE].kind is NodeKind.STEP and not tag & FLAG_AMOUNTS
     ]
-    assert (len(steps), len(puts)) == (3, 4)  # The streamer gets the prompt, too, so there is one call more.
+    # The streamer is called for the prompt, too, so one more time than there are steps.
+    assert (len(steps), len(puts)) == (3, 4)
     assert not [one for one in puts for start, end in steps if start < one[1] and one[0] < end]
 
 
@@ -292,7 +293,7 @@ def test_weights_that_the_host_computes_are_not_asked_for_gradients(profiler: Br
     model, ids = model_of("llama"), words(1, 6)
     attach(model, profiler)
     with torch.enable_grad(), warnings.catch_warnings():
-        warnings.simplefilter("error")  # torch warns if `grad` of a tensor that is not a leaf is read
+        warnings.simplefilter("error")  # torch warns if the attribute `grad` of a tensor that is not a leaf is read.
         computed = {name: weight * 1 for name, weight in model.named_parameters()}
         for _ in range(2):
             torch.func.functional_call(model, computed, (ids,))
@@ -730,5 +731,5 @@ def test_what_a_plain_step_pays_is_told_as_its_cost(
         model(words(1, 3))
     attachment.detach()
     assert len(profiler.governor.own_ns) == 6
-    # The cost of the announcement is added to the next step.
+    # The time of the announcement is a cost of the next step.
     assert min(list(profiler.governor.own_ns)[what == "told" :]) >= 10_000_000

@@ -98,7 +98,7 @@ def test_plain_steps_of_one_model_take_no_function_from_a_recorded_one(host: Sim
     bare, model, other = _functions(host), model_of("llama"), model_of("llama")
     attach(model, BrickProfiler(recorder=memory, sample_every=2))
     attach(other, BrickProfiler(recorder=Memory(), sample_every=3))
-    other(words(1, 4))  # this step is recorded, the next two are not
+    other(words(1, 4))  # The first step is recorded, and the next two are not.
     beside = threading.Thread(target=lambda: [other(words(1, 4)) for _ in range(2)])
 
     def run(*_: Any) -> None:

@@ -1,4 +1,4 @@
-"""Training steps on a CPU: their begin and end, their parts, and the backward of their bricks."""
+"""Tests of training steps on a CPU: their begin and end, their parts, and the backward of their bricks."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Model(nn.Module):
 
 
 class Training:
-    """A model, its optimizer and a training loop."""
+    """A small model, its optimizer and the loop that trains it."""
 
     def __init__(self, repeats: bool | None = None) -> None:
         torch.manual_seed(3)
@@ -445,7 +445,8 @@ def test_no_torch_function_of_the_host_sees_a_backward_of_ours(memory: Memory) -
             torch.autograd.backward(loss)
         counts.append(len(seen))
         loop.optimizer.step()
-    # Autograd calls as many functions in the first steps, which are not recorded, as in recorded steps.
+    # The number of functions that autograd calls is the same in steps that are not recorded (the first) and recorded
+    # ones.
     assert len(set(counts)) == 1
 
 
@@ -600,7 +601,8 @@ def test_a_frozen_product_inside_a_brick_does_not_count_in_its_backward(memory: 
     flops, tokens = flops_of(memory), 3 * 16  # three recorded steps
     adapter = 2 * 4 * (16 + 64)  # FLOP per token in the forward of the adapter, which is two products of rank 4.
     base = 2 * 16 * 64
-    # The input of the first layer needs no gradient, so only the weights and the product inside the adapter have one.
+    # The input of the first layer needs no gradient. Gradients exist for the adapter's weights and between its two
+    # products.
     first = adapter + 2 * 4 * 64
     others = 2 * adapter + base
     assert flops["UpProjection backward"] == pytest.approx(tokens * (first + 2 * others), rel=0.01)

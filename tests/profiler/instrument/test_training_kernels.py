@@ -1,4 +1,4 @@
-"""Training steps with recorded kernels, in a torch with fake CUDA and on a real GPU."""
+"""Tests of training steps with recorded kernels, with a fake CUDA in torch and on a real GPU."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ FORWARD_NS, BACKWARD_NS, NORM_NS, OPTIMIZER_NS, LOSS_NS, LOOP_NS = 20_000, 45_00
 
 
 class Event:
-    """A CUDA event. Its device is `behind_ns` behind the host, or keeps up with it."""
+    """A CUDA event. The device either keeps up with the host or is `behind_ns` behind it."""
 
     world: bursts.World
     behind_ns = 0
@@ -280,7 +280,7 @@ def test_a_host_ahead_of_its_device_gets_the_devices_times(world: bursts.World) 
     begun_ns = world.now_ns()
     for number in range(100):
         world.pass_time(10_000_000)
-        # For the host, the step took 1 µs. For the device, it took 10 ms.
+        # The host needed 1 µs to launch this step. The device needed 10 ms.
         step = EndedStep("train", 1, 1, begun_ns, begun_ns + 1_000, NO_TIMES, [])
         found += events.ended(f"step {number}", step, follows=number > 0)
     assert 80 < len(found) < 100

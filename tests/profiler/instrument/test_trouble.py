@@ -1,4 +1,4 @@
-"""Errors of cbtop never reach a running model. Errors of the host's signal handlers always do."""
+"""Tests of errors: those of cbtop never reach a running model, those of the program's signal handlers always do."""
 
 from __future__ import annotations
 
@@ -80,8 +80,8 @@ PLANTED: dict[str, tuple[Any, str]] = {
     "the choice of a token": (open_step.OpenStep, "begin_sampling"),
     "the end of generate": (open_step.Unit, "end_generate"),
 }
-# The same functions can fail with `install` and with `attach`. By default, all of them fail with `install` and one
-# with `attach`.
+# Each fault is planted in a process with `install` and in one with `attach`. By default, all faults are tested with
+# `install` and one with `attach`.
 FAULTS = [
     pytest.param(what, how, marks=() if how == "installed" or what == "a step that ends" else pytest.mark.slow)
     for what in PLANTED
@@ -123,10 +123,10 @@ def test_what_fails_of_ours_is_said_in_a_line_and_the_model_runs(
             ours = model.generate(inputs, max_new_tokens=3, do_sample=False), model(inputs).logits
             assert all(torch.equal(a, b) for a, b in zip(bare, ours, strict=True))
     model(inputs)
-    # With `attach`, a function that fails may have run only while the model was attached.
+    # With `attach`, the failing function may not have run during the fault, so there may be no message.
     if how == "installed" or caplog.records:
         assert [record.getMessage() for record in caplog.records if "TroubleError" in record.getMessage()]
-    assert len(caplog.records) <= 6  # at most one line for each wrapped function
+    assert len(caplog.records) <= 6  # There is at most one line for each wrapped function.
 
 
 def _whole_steps(memory: Memory) -> int:
@@ -157,7 +157,7 @@ def test_a_signal_handlers_error_during_a_model_call_reaches_the_host(
     memory: Memory,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A signal may interrupt the end of a step, which then stays open. Later steps are recorded inside it."""
+    """If a signal interrupts the end of a step, the step may stay open. Later steps are then recorded inside it."""
     x = torch.ones(1, 1, 2, 4)
     for at in count(0, every):
         uninstall()
@@ -186,7 +186,10 @@ def test_a_signal_handlers_error_during_a_model_call_reaches_the_host(
 
 
 class Own(torch.Tensor):  # type: ignore[name-defined, misc]
-    """A program's own subclass of a tensor. With such inputs, Python and not C begins and ends steps."""
+    """A subclass of a tensor that belongs to the program.
+
+    With such inputs, Python begins and ends steps instead of C.
+    """
 
 
 def test_a_step_whose_end_is_interrupted_anywhere_ends_and_is_not_kept(profiler: BrickProfiler) -> None:

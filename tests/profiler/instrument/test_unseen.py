@@ -1,4 +1,4 @@
-"""If nothing of a process can be shown, the reason is reported with names."""
+"""Tests of processes with nothing to show: the reason is reported with names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""vLLM's plugin, tested with a stand-in that has vLLM's names and signatures, because vLLM needs a GPU."""
+"""Tests of vLLM's plugin with a stand-in that has vLLM's names and signatures, because vLLM needs a GPU."""
 
 from __future__ import annotations
 
@@ -147,7 +147,8 @@ def test_a_captured_graph_is_a_step_without_bricks_and_that_is_said(
 def test_the_work_of_a_part_is_its_ranks_own_and_of_a_fused_norm_unknown(memory: Memory) -> None:
     runner = _runner()
     product = runner.model.model.layers[0].mlp.down_proj
-    product.input_size, product.input_size_per_partition = 32, 16  # sizes of a product that is split over two ranks
+    # sizes of a matrix product that is split over two ranks
+    product.input_size, product.input_size_per_partition = 32, 16
     _step(runner, _scheduled(new={"a": (5, 0)}))
     nodes = [node for node in memory.said if isinstance(node, Node)]
     down = next(node for node in nodes if node.name == "DownProjection")

@@ -64,7 +64,7 @@ def test_each_phase_and_model_has_a_warm_up_of_its_own() -> None:
 def test_of_a_warm_model_only_the_first_step_of_another_kind_is_warm_up() -> None:
     warm_ups = WarmUps()
     names = []
-    for _ in range(3):  # each generation has a prompt and six tokens
+    for _ in range(3):  # Each generation consists of a prompt and six tokens.
         for phase in ("prefill", *["decode"] * 6):
             names.append(warm_ups.named(phase, ""))
             if names[-1].endswith(WARM_UP):

@@ -1,4 +1,4 @@
-"""FLOP and bytes of real programs equal torch's own count and a calculation by hand."""
+"""Tests of the FLOP and bytes of real programs: they equal torch's own count and a calculation by hand."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def test_an_adapter_that_is_not_active_counts_nothing() -> None:
     model, ids = _adapted(), words(1, 7)
     _add(model, "other", 8)
     query = _products(model, lambda: model(ids))["q_proj"]
-    weights = 32 * 32 + 32 + 4 * (32 + 32)  # the product, its bias, the adapter
+    weights = 32 * 32 + 32 + 4 * (32 + 32)  # FLOP of the product, of its bias and of the adapter
     assert query.bytes == 3 * 4 * (weights + 7 * (32 + 32))
     model.set_adapter("other")
     query = _products(model, lambda: model(ids))["q_proj"]
@@ -278,7 +278,7 @@ def test_attention_whose_values_are_narrower_counts_both_widths() -> None:
 
 
 def _attention(given: Any, **more: Any) -> tuple[Brick, int]:
-    """Return the recorded brick of a single attention call, and torch's count."""
+    """Run a single attention call. Return the brick that was recorded, and the FLOP that torch counts."""
 
     class Layer(nn.Module):
         def __init__(self) -> None:
@@ -325,7 +325,7 @@ def test_a_query_that_several_sequences_share_is_unknown() -> None:
 @pytest.mark.parametrize(("new", "kept"), [(5, 5), (5, 7), (7, 5)])
 def test_causal_attention_of_torch_begins_at_the_first_key(new: int, kept: int) -> None:
     ours, _ = _attention([torch.randn(1, 2, length, 8) for length in (new, kept, kept)], is_causal=True)
-    pairs = torch.ones(new, kept).tril().sum()  # the mask as documented by torch
+    pairs = torch.ones(new, kept).tril().sum()  # This is the mask that torch's documentation describes.
     assert ours.flops == 2 * 2 * pairs * 4 * 8  # layers, heads
 
 

@@ -755,7 +755,7 @@ def test_layers_dynamo_inspects_can_be_shared_by_models_that_come_and_go(profile
 
 
 def _counted() -> tuple[int, int]:
-    """Return the numbers of graphs and graph breaks since the last call."""
+    """Return the numbers of graphs and of graph breaks that Dynamo has counted since the last call."""
     found = graphs_and_breaks()
     forget_compiled()
     return found
@@ -769,7 +769,7 @@ def test_generating_with_a_static_cache_compiles_as_it_does_without_us(
     def run(instrumented: bool) -> tuple[Any, tuple[int, int]]:
         model = model_of("llama", num_hidden_layers=2)
         config = transformers.CompileConfig(backend="eager", mode=None, fullgraph=True)
-        config._compile_all_devices = True  # otherwise transformers compiles only on GPUs
+        config._compile_all_devices = True  # Without this setting, transformers compiles only on GPUs.
         if instrumented and when == "before":
             attach(model, profiler)
         if instrumented and when == "installed":
@@ -1023,7 +1023,7 @@ def test_a_tensor_that_cannot_be_counted_is_timed_and_given_back(
 
 
 class Counts(torch.overrides.TorchFunctionMode):
-    """Counts torch's functions by name, as profilers of memory and FLOP do."""
+    """A mode that counts torch's functions by name, as profilers of memory and FLOP do."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Two ranks train with DistributedDataParallel. In the faulty program, gradients take longer than the computation.
+"""Two ranks train with DistributedDataParallel. With the argument `faulty`, gradients take longer than computation.
 
 Prints the share of the latest steps in which DistributedDataParallel waited for gradients, by its own times.
 """

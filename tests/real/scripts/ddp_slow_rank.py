@@ -1,6 +1,6 @@
 """Two ranks train with DistributedDataParallel, and rank 0 ends last.
 
-In the faulty program, rank 1 prepares its batches more slowly.
+With the argument `faulty`, rank 1 prepares its batches more slowly.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""A model trains. In the faulty program the backward of its fourth layer gives NaN from step 100 on."""
+"""A model trains. With the argument `faulty`, the backward of its fourth layer gives NaN from step 100 on."""
 
 import sys
 

@@ -1,6 +1,6 @@
 """Runs three steps of a decoder.
 
-In the faulty program, layer 1 copies, layer 2 multiplies in bfloat16, and layer 3 has no fused attention.
+With the argument `faulty`, layer 1 copies, layer 2 multiplies in bfloat16, and layer 3 has no fused attention.
 """
 
 import sys

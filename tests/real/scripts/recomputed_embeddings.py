@@ -1,4 +1,4 @@
-"""A model reads a fixed text. The faulty program embeds the text in every step, the healthy one only once."""
+"""A model reads a fixed text. It embeds the text in every step with the argument `faulty`, once with `healthy`."""
 
 import sys
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-# Python imports this file when it starts. It makes the measurements short and independent of the load.
+# A file that Python imports when it starts. It makes measurements short and independent of the machine's load.
 SITECUSTOMIZE = """
 from cbtop.commands.shared import machine_load, short_measurement, short_roofs
 machine_load.PROC_STAT = {stat!r}

@@ -151,7 +151,7 @@ def test_a_good_commit_that_differs_from_itself_is_not_trusted(line: tuple[MadeR
 
 
 def test_a_commit_that_is_as_fast_as_its_parent_is_not_confirmed(line: tuple[MadeRepository, list[str]]) -> None:
-    """After the search, noise is removed: no commit is slower than its parent in the final check."""
+    """Once a commit is suspected, no commit is slower any longer: noise had caused the suspicion."""
     repository, commits = line
 
     class Misled(MadeRuns):
@@ -163,7 +163,7 @@ def test_a_commit_that_is_as_fast_as_its_parent_is_not_confirmed(line: tuple[Mad
     result = search(repository, Misled(since(commits, 4)), commits[0], commits[-1])
     assert (result.end, named(result)) == (End.UNCONFIRMED, [commits[4]])
     assert f"slower than GOOD, but not than its parent {commits[3][:10]}" in result.why
-    assert GUILTY in {one.guilty for one in result.broken}  # The search has found the suspect slower than GOOD.
+    assert GUILTY in {one.guilty for one in result.broken}  # The suspect was slower than GOOD.
 
 
 def test_commits_whose_interval_does_not_decide_are_left_as_a_range(line: tuple[MadeRepository, list[str]]) -> None:
@@ -229,7 +229,7 @@ def test_a_search_that_was_stopped_names_the_commits_that_are_left(
     line: tuple[MadeRepository, list[str]], error: BaseException, end: End
 ) -> None:
     repository, commits = line
-    halves = [commits[4:], commits[5:]]  # Seven suspects can be split into halves at two commits.
+    halves = [commits[4:], commits[5:]]  # Seven suspects have two possible middles.
     for runs_before, left in ((5, [[]]), (3 * 3 + 1, [commits[1:]]), (3 * 3 + 6, halves)):
         runs = MadeRuns(since(commits, 6))
 

@@ -44,7 +44,7 @@ def log(tmp_path: Path) -> Iterator[int]:
 def test_a_worktree_comes_first_on_the_path_of_its_commands(
     repository: MadeRepository, log: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # An editable install also puts the checkout on the path of every Python process.
+    # PYTHONPATH is set as an editable install would: it puts the checkout on the path of every Python process.
     monkeypatch.setenv("PYTHONPATH", str(repository.at))
     trees = Trees(Repository.here(), None, inf)
     for revision, which in (("HEAD~1", "1"), ("HEAD", "2")):
@@ -79,7 +79,7 @@ def test_a_killed_bisection_leaves_its_worktrees_to_the_next(repository: MadeRep
     left = Trees(Repository.here(), None, inf)
     commit = repository.git("rev-parse", "HEAD")
     root = left.at(commit, log).directory
-    (root / ".git").unlink()  # An interrupted removal of a worktree can leave the folder without its .git file.
+    (root / ".git").unlink()  # Remove the .git file of the worktree, as an interrupted removal of the worktree does.
     repository.git("worktree", "lock", str(root))
     assert repository.worktrees() == 3
     Trees(Repository.here(), None, inf).close()
@@ -122,7 +122,7 @@ def test_a_listed_folder_that_is_now_a_link_remains(repository: MadeRepository, 
 def test_worktrees_whose_folder_is_gone_are_unknown_to_git_afterwards(repository: MadeRepository, log: int) -> None:
     Trees(Repository.here(), None, inf).at(repository.git("rev-parse", "HEAD"), log)
     (folder,) = Path(tempfile.gettempdir()).iterdir()
-    shutil.rmtree(folder)  # A restart of the machine also deletes temporary folders.
+    shutil.rmtree(folder)  # Remove the folder, as a restart of the machine does with temporary folders.
     Trees(Repository.here(), None, inf).close()
     assert repository.worktrees() == 1
 

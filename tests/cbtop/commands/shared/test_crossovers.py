@@ -1,4 +1,7 @@
-"""The backend is selected by crossovers measured on this machine only. One line reports the choice."""
+"""Tests of how commands choose a backend: by crossovers (sizes from which a GPU is faster) measured on this machine.
+
+One line reports the choice.
+"""
 
 from __future__ import annotations
 

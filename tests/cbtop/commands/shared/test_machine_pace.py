@@ -1,4 +1,4 @@
-"""The pace of the machine is measured and recorded with each run of a command."""
+"""Tests of the machine's pace (how long fixed work takes). It is measured and recorded with each run of a command."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def machine(tmp_path: Path, runtime: Path, monkeypatch: pytest.MonkeyPatch) -> Q
 
 @pytest.fixture
 def start(tmp_path: Path, machine: QuietMachine) -> Callable[..., subprocess.Popen[str]]:
-    """Start a program with a model under `cbtop run` on the machine."""
+    """Start a program with a model under `cbtop run`, on the simulated machine."""
 
     def start(then: str = "", *options: str, more: str = "", **variables: str) -> subprocess.Popen[str]:
         environment = machine.environment(NOTED.format(folder=str(tmp_path)) + more) | variables

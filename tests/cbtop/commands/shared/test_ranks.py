@@ -1,4 +1,4 @@
-"""Tests of ranks as processes: all get the same values, and no process remains if one of them dies."""
+"""Tests of ranks as processes: all get the same settings, and no process remains if one of them dies."""
 
 from __future__ import annotations
 

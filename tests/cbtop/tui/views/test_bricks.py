@@ -1,4 +1,7 @@
-"""Every brick has a row, details use the free space, and screen, text and JSON have the same numbers."""
+"""Tests of the view of bricks: every brick has a row, and details use the free space.
+
+The screen, text and JSON have the same numbers.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The map of layers and bricks shows the slow layer of eighty at 80 × 24, without colour and without a key."""
+"""Tests of the map of layers and bricks: it shows the one slow layer of eighty without colours and without a key."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def test_a_histogram_is_drawn_once_a_second_and_has_the_current_call_count() -> 
 @pytest.mark.parametrize(
     "changed",
     [
-        lambda source: replace(source, second=None),  # None: the screen is paused, or the process sends no more data.
+        lambda source: replace(source, second=None),  # the screen is paused, or the process sends no more data
         lambda source: replace(source, window=samples.RECENT.window),
         lambda source: replace(source, phase="prefill"),
         lambda source: replace(source, key="another:1:1:0"),

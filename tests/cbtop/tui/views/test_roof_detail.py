@@ -148,7 +148,7 @@ def test_what_grows_with_the_cache_stands_by_how_much_is_cached(tmp_path: Path) 
     assert ranges == [(128, 256), (256, 512)]
     assert sum(point.seconds for point in brick.by_cached) >= 9
     us = [point.us_per_token for point in brick.by_cached]
-    # The two groups have 190 and 380 cached positions on average.
+    # The two groups of steps have 190 and 380 cached positions on average.
     assert us[1] / us[0] == pytest.approx((1 + 0.28) / (1 + 0.09), rel=0.07)
     text = drawn(view, brick)
     assert "as the cache grows, last 60 s (derived)" in text
@@ -186,7 +186,7 @@ def test_growth_with_the_batch_is_shown_by_the_sequences_in_a_step(tmp_path: Pat
     assert sum(point.seconds for point in brick.by_batch) >= 9
     us = [point.us_per_token for point in brick.by_batch]
     assert us[0] == pytest.approx(8 * 1_200, rel=0.01)
-    # The second group (2 to 3 sequences) has 2.5 sequences on average.
+    # The second group of steps (2 to 3 sequences) has 2.5 sequences on average.
     assert us[1] / us[0] == pytest.approx((1 + 2.5) / 2 / 2.5, rel=0.07)
     assert us[2] / us[0] == pytest.approx((1 + 6) / 2 / 6, rel=0.07)
     text = drawn(view, brick)
@@ -218,7 +218,7 @@ def test_each_growth_has_a_part_and_a_mean_between_sizes_is_of_the_nearer(tmp_pa
     view = run(tmp_path, growing).one()
     brick = brick_of(view, "DownProjection")
     assert [(point.from_size, point.to_size) for point in brick.by_cached] == [(128, 256), (256, 512), (512, 1_024)]
-    # A mean of 1.8 sequences is rounded to 2.
+    # A step with 1.8 sequences on average counts as one with 2.
     assert [(point.from_size, point.to_size) for point in brick.by_batch] == [(1, 2), (2, 4)]
     text = drawn(view, brick, 40)
     assert text.index("as the cache grows") < text.index("as the batch grows") < text.index("its roof would save")

@@ -179,7 +179,7 @@ def test_what_limits_a_brick_is_whole_in_its_details(width: int) -> None:
 
 
 def cells_in(lines: Sequence[Line]) -> list[tuple[str, str]]:
-    """Return each cell and its role, row by row."""
+    """Return all cells of the plot row by row: the sign in the cell, and its role (which decides its colour)."""
     return [(one, role) for line in lines for text, role in line for one in text]
 
 
@@ -240,7 +240,7 @@ def test_a_trail_leads_from_each_second_to_the_next_that_is_known() -> None:
 def test_what_of_a_trail_lies_outside_of_the_axes_is_cut_off_and_not_moved() -> None:
     inside = drawn_trail(CORNERS, [(1e-9, 10.0), (1.0, 10.0), (1e9, 10.0)])
     assert len({row for _, row in inside}) == 1
-    assert {column for column, _ in inside} >= {0, 52}  # The trail goes from the left to the right edge of the plot.
+    assert {column for column, _ in inside} >= {0, 52}  # The trail crosses the plot from its left to its right edge.
     assert not drawn_trail(CORNERS, [(1e-9, 1e5), (1e9, 1e5), (1e9, 1e7), (1.0, 1e7)])
     assert not drawn_trail(CORNERS, [(1e-9, 1e-9), (1e-9, 1e9), (1e9, 1e9)])
 

@@ -1,4 +1,4 @@
-"""Numbers on the screen, in text and in JSON are equal. They are read from the output and compared one by one.
+"""Tests that numbers on the screen, in text and in JSON are equal. They are read from the output and compared.
 
 A shown number must equal the JSON's to its last digit. It is identified by its row and column, or by the words before
 it.
@@ -94,7 +94,10 @@ def on_screen(lines: Sequence[str], titles: Sequence[str]) -> Iterator[tuple[str
 
 
 def in_text(text: str, first: str, *titles: str) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield the rows of the report table with these headings: the first cell, and the other cells by title."""
+    """Yield the rows of the report table with these headings.
+
+    Each row is its first cell, and the other cells by title.
+    """
     lines = text.splitlines()
     for at, line in enumerate(lines):
         head = re.split(r"\s{2,}", line.strip())
@@ -112,7 +115,10 @@ def of_rows(
     where: str, rows: Iterator[tuple[str, dict[str, str]]], json_rows: Sequence[Mapping[str, Any]],
     keys: Mapping[str, str], name: str = "name",
 ) -> Iterator[Number]:  # fmt: skip
-    """Yield the figures of all rows. The name in a row must match exactly one row of the JSON."""
+    """Yield the figures of all rows as numbers to compare.
+
+    The name in a row must match exactly one row of the JSON.
+    """
     seen = set()
     for line, cells in rows:
         ours = [row for row in json_rows if re.search(rf"(?<!\w){re.escape(str(row[name]))}(?!\w)", line)]
@@ -137,7 +143,7 @@ def heads_of(statistics: Sequence[Any]) -> dict[str, str]:
 
 
 def found_in(where: str, pattern: str, text: str, *values: tuple[float | None, float]) -> Iterator[Number]:
-    """Yield the numbers that `pattern` captures, each with its value and unit."""
+    """Yield the numbers that the regular expression `pattern` captures, each with its value and unit."""
     found = re.search(pattern, text)
     assert found, f"{where}: nothing like {pattern}"
     for index, (shown, (value, unit)) in enumerate(zip(found.groups(), values, strict=True)):
@@ -335,7 +341,7 @@ def graph(screen: str, text: str, source: dict[str, Any], _: dict[str, Any]) -> 
     rows = [row for row in source["graph"] if row["kind"] != "step"]
     shown = list(on_screen(screen.splitlines(), [*keys]))
     assert len(shown) == len(rows)
-    for node, (line, cells) in zip(rows, shown, strict=True):  # The rows of both are in the order of the tree.
+    for node, (line, cells) in zip(rows, shown, strict=True):  # Both lists of rows are in the order of the tree.
         assert f" {node['name']}" in line
         for title, cell in cells.items():
             yield Number(f"graph on the screen, {node['id']} {node['name']}, {title}", cell, node[keys[title]])
@@ -422,7 +428,7 @@ DRAWN: dict[tuple[str, str], str] = {}
 
 
 async def drawn(view: str, state: str) -> str:
-    """Return the text of a view on a large terminal. Each is drawn only once."""
+    """Return the text of a view on a large terminal. Each view is drawn only once, and then cached."""
     if (view, state) not in DRAWN:
         DRAWN[view, state] = await _drawn(view, state)
     return DRAWN[view, state]
@@ -440,7 +446,7 @@ async def _drawn(view: str, state: str) -> str:
 
 
 def numbers(view: str, state: str, screen: str, whole: dict[str, Any]) -> list[Number]:
-    """Return every number of screen and text with its value in `whole`."""
+    """Return every number on the screen and in the text, with its value in the JSON `whole`."""
     read, sections, _ = READ[view]
     source = states()[state]
     assert source is not None
@@ -466,7 +472,7 @@ def test_there_is_a_reader_of_every_view() -> None:
     assert [*READ] == [view.title.lower() for view in VIEWS]
 
 
-# For each view, the path of a JSON value that both screen and text show.
+# Paths in the JSON of a value that both the screen and the text show, one for each view.
 SEEN_TWICE: dict[str, list[Any]] = {
     "overview": ["sources", 0, "phases", 1, "tokens_per_sec"],
     "bricks": ["sources", 0, "bricks", 0, "us_per_token"],

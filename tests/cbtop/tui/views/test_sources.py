@@ -56,7 +56,7 @@ def line_of(text: str, word: str) -> str:
 async def test_at_two_hundred_columns_every_figure_of_every_source_is_there(golden: Golden) -> None:
     folded, *_, unfolded = await shown(samples.LIVE, WIDE, *["j"] * 4, "enter")
     for title, _ in Sources.columns_doc:
-        assert (title in folded) == (title != "Δ")  # this column exists only with a baseline
+        assert (title in folded) == (title != "Δ")  # The list has this column only if there is a baseline.
     assert "bench.py" not in folded
     golden("sources-200x60", unfolded)
 
@@ -66,7 +66,7 @@ async def test_those_that_have_ended_are_one_row_that_enter_unfolds_and_folds() 
     assert "▸ 2 ended" in first
     assert "▾ 2 ended" in unfolded
     assert "train.py" in unfolded
-    # When folded, the line that says how to unfold contains the word "ended" once more.
+    # Folded, the list has a line that says how to unfold, and this line also contains "ended".
     assert folded.count("ended") == first.count("ended") + 1
     assert "train.py" not in folded
 

@@ -143,7 +143,8 @@ async def test_following_makes_only_the_newest_steps_lanes_and_a_key_makes_all()
 @pytest.mark.parametrize(
     "keys",
     [
-        ["z"],  # one key of each kind: to zoom, to select a step, to move in time, to go to the end
+        # z zooms, l selects the next step, L moves in time, and g goes to the end. The other keys are slow tests.
+        ["z"],
         ["l"],
         ["L"],
         ["g"],
@@ -414,7 +415,7 @@ def test_a_step_is_shown_once_a_second_unless_none_follows_or_a_user_moved() -> 
     assert shows(3) == 3
     now_s += 0.9
     assert shows(4) == 3
-    now_s += 0.1  # A slow replay: the time of the user passes, but the shown second stays.
+    now_s += 0.1  # The replay is slow: time passes for the user, but the shown second stays the same.
     assert shows(3) == 3
     assert shows(4) == 3
     now_s += 1

@@ -1,4 +1,4 @@
-"""The terminal receives only the changed cells, at the right positions."""
+"""Tests of updates of the terminal: it receives only the changed cells, at the right positions."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from cbtop.tui.widgets.changed import ChangedCellsScreen
 from cbtop.tui.widgets.drawing import Drawing
 from cbtop.tui.widgets.lines import Line
 
-SHOWN = ("abcdefghij", "ABCDEFGHIJKLMN")  # two widgets next to each other; both are two lines high
-FRONT = "xyz"  # a third widget that covers a part of both on the second line
+SHOWN = ("abcdefghij", "ABCDEFGHIJKLMN")  # text of two widgets that are next to each other and two lines high
+FRONT = "xyz"  # text of a third widget that covers a part of both on the second line
 FRONT_AT = 8
 WIDTH = sum(map(len, SHOWN))
 ON_SCREEN = ("".join(SHOWN), "".join(SHOWN)[:FRONT_AT] + FRONT + "".join(SHOWN)[FRONT_AT + len(FRONT) :])

@@ -1,4 +1,4 @@
-"""Every theme is readable and distinguishes categories, also in 16 colours and without colours."""
+"""Tests of all themes: each is readable and distinguishes categories, also in 16 colours and without colours."""
 
 from __future__ import annotations
 

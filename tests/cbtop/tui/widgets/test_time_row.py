@@ -85,7 +85,7 @@ def test_ends_are_drawn_to_an_eighth_of_a_cell_and_what_touches_is_beside_it() -
     assert plain(time_row([block(0, 450)], scale)) == "■   ▌   "
     assert plain(time_row([block(0, 590)], scale)) == "■Down▉  "
     line = time_row([block(0, 450), block(450, 800)], scale)
-    assert line[1] == ("▌", "fill-ffn ffn")  # The end of one block and the start of the next are in the same cell.
+    assert line[1] == ("▌", "fill-ffn ffn")  # One block ends and the next begins in the same cell.
     assert plain(time_row([block(0, 400), block(460, 800)], scale)) == "■   ▐■  "
 
 

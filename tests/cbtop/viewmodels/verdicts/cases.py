@@ -71,7 +71,7 @@ def _with_gpu(held_down: bool, clock_mhz: float = 1_200.0) -> Callable[[Path], S
 
 
 def beside_a_gpu(plan: Decoding, busy_percent: float) -> Callable[[Path], SourceView]:
-    """Return a function that creates the view of a process on a GPU with this utilisation."""
+    """Return a function that returns the view of a process. Its GPU has the given utilisation."""
 
     def view(directory: Path) -> SourceView:
         made = run(directory, plan)

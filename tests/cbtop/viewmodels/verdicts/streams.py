@@ -72,8 +72,9 @@ class Decoding:
     tokens: Callable[[int], int] = lambda _step: 1
     prefills: int = 0  # number of decode steps after each prefill; 0: there are no prefills
     sample_every: int = 1
-    waits_every: int = 0  # In one of this number of steps, bricks wait for the host and are labelled launch-bound.
-    attach_s: float = 0.0  # time from the start of the process until a viewer joins
+    # Bricks wait for the host in one of this number of steps. Such steps are labelled launch-bound.
+    waits_every: int = 0
+    attach_s: float = 0.0  # time from the start of the process until a viewer connects
     work: Work | None = None
     ceilings: Sequence[Ceiling] = ()
     checks: Sequence[CheckResult] = ()
@@ -86,7 +87,7 @@ class Decoding:
 
 
 class Made(StoreViews):
-    """The view of a viewer that received all messages of these processes."""
+    """The views of a viewer that has received all messages about these processes."""
 
     def __init__(self, window_s: float = 10.0) -> None:
         super().__init__(())
@@ -101,7 +102,7 @@ class Made(StoreViews):
         apply(self._store, messages)
 
     def one(self, *, window: bool = False) -> SourceView:
-        """Return the view of the process with the first key."""
+        """Return the view of one process, the first in the order of keys."""
         found = self.view(next(iter(self.seen())), "decode", window=window)
         assert found is not None
         return found

@@ -1,4 +1,4 @@
-"""Verdicts about latency are withheld if waits for a processor or a growing cache explain the latency."""
+"""Tests of latency verdicts that are withheld: a wait for a processor or a growing cache explains the latency."""
 
 from __future__ import annotations
 

@@ -33,7 +33,10 @@ INSIDE = {
 
 
 def _decoding(host: Host, until_ns: int, long: tuple[int, int]) -> SourceView:
-    """Return the view of the last ten seconds of a process. Its steps take 20 ms, except one step, `long`."""
+    """Return the view of the last ten seconds of a process.
+
+    Its steps take 20 ms. One more step, `long`, has the given begin and end.
+    """
     viewer = Viewer(host, Store(10.0))
     viewer.hears(host.said(0, whole=True))
     ran, at_ns = [], 0
@@ -120,7 +123,7 @@ def test_all_kinds_of_steps_are_named_and_what_the_slow_ones_cost_is_gained(
 ) -> None:
     (tmp_path / "fast").mkdir()
     (tmp_path / "slow").mkdir()
-    # For each factor, the first of the hundred step numbers that have it.
+    # begin of the range (of hundred step numbers) that has this factor
     kinds = dict(zip((0, 40, 60, 80), factors, strict=False))
     plan = Decoding(seconds=40, step_factor=lambda step: kinds[max(at for at in kinds if at <= step * 7_919 % 100)])
     fast, view = run(tmp_path / "fast", Decoding(seconds=40)).one(), run(tmp_path / "slow", plan).one()

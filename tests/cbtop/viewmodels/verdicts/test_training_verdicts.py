@@ -1,4 +1,4 @@
-"""Verdicts on training steps: their text, their gain, and when they are withheld."""
+"""Tests of verdicts on training steps: their text, their gain, and when they are withheld."""
 
 from __future__ import annotations
 

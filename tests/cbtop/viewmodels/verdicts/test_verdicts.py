@@ -1,4 +1,4 @@
-"""Each simulated problem causes exactly its own verdict. Healthy processes cause none."""
+"""Tests of all verdicts: each simulated problem causes exactly its own verdict, and healthy processes cause none."""
 
 from __future__ import annotations
 
@@ -293,13 +293,14 @@ def test_a_gpu_that_still_runs_a_step_is_not_idle_between_steps(views: dict[str,
     assert idle.time_range.between_us is not None
     assert idle.books is not None
     between_us = idle.time_range.between_us / idle.steps.count
-    for part, is_idle in ((0.9, False), (0.2, True)):  # This share of the time between steps is taken by kernels.
+    for part, is_idle in ((0.9, False), (0.2, True)):  # Kernels take this share of the time between steps.
         kernels_us = (idle.steps.p50_us + part * between_us) * idle.steps.recorded
         books = replace(idle.books, bricks_us=kernels_us)
         verdict = IDLE_BETWEEN_STEPS.judge(replace(idle, books=books, backend=f"torch on cuda; {BY_KERNELS}"))
         assert (verdict is not None) == is_idle
         assert verdict is None or "in which the GPU ended them (derived)" in verdict.sentence
-        # Bricks on a CPU are not measured by kernels, so all time between steps counts as idle.
+        # This process runs on a CPU, where bricks are not measured by kernels. So all time between steps counts as
+        # idle.
         assert IDLE_BETWEEN_STEPS.judge(replace(idle, books=books)) is not None
 
 

@@ -1,4 +1,4 @@
-"""The critical path counts no time twice. The slack of other nodes is right, and cycles are reported."""
+"""Tests of the critical path of a graph: no time counts twice, slack is right, and cycles are reported."""
 
 from __future__ import annotations
 
@@ -116,8 +116,8 @@ def test_children_that_take_longer_than_their_parent_leave_it_nothing() -> None:
         ([(2, 0)], {0, 1, 2}),  # This dependency contradicts the order in which the nodes ran.
         ([(1, 1)], {1}),
         ([(3, 4), (4, 3)], {3, 4}),
-        ([(5, 3)], {3, 5}),  # a parent waits for a child
-        ([(3, 5)], {3, 5}),  # a child waits for its parent
+        ([(5, 3)], {3, 5}),  # The parent would have to wait for its own child.
+        ([(3, 5)], {3, 5}),  # The child would have to wait for its own parent.
     ],
 )
 def test_a_cycle_is_an_error_that_names_it(edges: list[tuple[int, int]], named: set[int]) -> None:
@@ -145,7 +145,8 @@ def test_networkx_finds_the_same_path_length_and_slack(graph: ExecutionGraph) ->
     oracle.add_edges_from((e.source, e.destination) for e in graph.edges() if e.kind in ORDERING_KINDS)
     for source, _, data in oracle.edges(data=True):
         data["weight"] = times[source]
-    # Times of nodes become lengths of edges. An additional node at the begin and one at the end connect the nodes.
+    # Convert times of nodes into lengths of edges. An additional node at the begin and one at the end connect the
+    # nodes.
     for node, time in enumerate(times):
         oracle.add_edge("begin", node, weight=0)
         oracle.add_edge(node, "end", weight=time)

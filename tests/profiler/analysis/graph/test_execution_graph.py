@@ -128,9 +128,11 @@ def test_a_transfer_that_comes_back_is_a_ping_pong() -> None:
     graph = ExecutionGraph()
     graph.push_scope(Layer(0))
     there = graph.record_transfer("host", "gpu0", 4096, "H2D", 1000)
-    graph.record_transfer("gpu0", "host", 8, "D2H")  # no return of the first copy: other number of bytes
+    # This copy is no return of the first one, because its number of bytes differs.
+    graph.record_transfer("gpu0", "host", 8, "D2H")
     graph.record_transfer("gpu1", "host", 4096, "D2H")  # different device
-    graph.record_transfer("gpu0", "gpu1", 4096, "D2D")  # no return of the first copy: it does not go to the host
+    # This copy is no return of the first one, because it does not go to the host.
+    graph.record_transfer("gpu0", "gpu1", 4096, "D2D")
     back = graph.record_transfer("gpu0", "host", 4096, "D2H")
     graph.record_transfer("gpu0", "host", 4096, "D2H")  # The first copy is already paired with another copy back.
     graph.pop_scope()

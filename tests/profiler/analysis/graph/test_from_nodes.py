@@ -1,4 +1,4 @@
-"""A graph built from a recorded catalog equals the graph built from scopes."""
+"""Tests of graphs that are built from a recorded catalog: they equal the graphs that are built from scopes."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def test_bits_above_those_of_the_thread_are_added(shift: int) -> None:
         "add.s64 %rd4, %rd2, %rd3",
         "ld.global.f32 %f1, [%rd4]",
     )
-    # A block has 128 threads. A shift by 6 bits leaves too few bits for their numbers.
+    # Blocks have 128 threads, whose numbers need 7 bits. With a shift by 6, the bits overlap.
     assert transactions(lanes) == ([(4, 4)] if shift == 7 else [])
 
 

@@ -68,7 +68,7 @@ def test_adjacent_narrow_accesses_are_found_and_a_wide_one_is_not() -> None:
         ("LDG.E R0, [R2.64]", "LDG.E R1, [R2.64+0x8]"),  # not adjacent
         ("LDG.E R0, [R2.64+0x4]", "LDG.E R1, [R2.64+0x8]"),  # The first address is not a multiple of 8 bytes.
         ("LDG.E R0, [R2.64]", "LDG.E R1, [R4.64+0x4]"),  # of different addresses
-        ("LDG.E R2, [R2.64]", "LDG.E R1, [R2.64+0x4]"),  # The first load changes the address register.
+        ("LDG.E R2, [R2.64]", "LDG.E R1, [R2.64+0x4]"),  # The first load overwrites its own address register.
         ("LDG.E R0, [R2.64]", "IMAD.WIDE R2, R4, R5, R6", "LDG.E R1, [R2.64+0x4]"),
         ("LDG.E R0, [R2.64]", "IADD3 R3, R3, 0x4, RZ", "LDG.E R1, [R2.64+0x4]"),  # its second register
         ("LDG.E R0, [R2.64]", "@P0 BRA 0x20", "LDG.E R1, [R2.64+0x4]"),
@@ -127,7 +127,8 @@ def test_intensity_is_that_of_the_source() -> None:
     # The source has three additions, four loads of 4 bytes and a store of 4 bytes.
     assert intensity_in("narrow").flop_per_byte == 3 / 20
     assert intensity_in("wide").flop_per_byte == 3 / 20
-    assert intensity_in("spilled").flop_per_byte == 80 / 164  # spills are no access to global memory
+    # Spilled registers do not count as access to global memory.
+    assert intensity_in("spilled").flop_per_byte == 80 / 164
     # The unrolled loop has one addition for each load of 4 bytes.
     assert intensity_in("shared_rows").flop_per_byte == 1 / 4
     assert intensity_in("narrow").bound == MEMORY
@@ -148,7 +149,7 @@ def test_a_tile_of_a_product_counts_its_tensor_core_flop() -> None:
     assert (found.flop, found.requested_bytes) == (2 * 16 * 8 * 16, 2 * 16 * 32)
     group = intensity_of(code("LDGSTS.E.128 [R1], [R2.64]", "HGMMA.64x128x16.F32 R88, gdesc[UR20], R88"))
     assert isinstance(group, Intensity)
-    # Four warps run this instruction together, so each has a quarter of its FLOP.
+    # Four warps run this instruction together, so each of them has a quarter of its floating-point operations.
     assert group.flop == 2 * 64 * 128 * 16 / 4
 
 

@@ -1,4 +1,4 @@
-"""The parser of PTX: what it reads, and what it rejects."""
+"""Tests of the parser of PTX: what it reads, and what it rejects."""
 
 from __future__ import annotations
 

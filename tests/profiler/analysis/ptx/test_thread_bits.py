@@ -41,9 +41,9 @@ def test_a_combined_result_is_shared_by_all_threads(combined: str) -> None:
 @pytest.mark.parametrize(
     "combined",
     [
-        # The mask 255 combines only the first eight lanes.
+        # With the mask 255, only the first eight lanes of a warp are combined.
         "redux.sync.max.s32 %r9, %r4, 255;",
-        # The lanes are in groups of eight. Each group gets the value of one of its lanes.
+        # The operation works in groups of eight lanes, so groups have different results.
         "shfl.sync.idx.b32 %r9, %r4, 3, 7175, -1;",
         "shfl.sync.idx.b32 %r9, %r4, %r1, 31, -1;",
         "shfl.sync.up.b32 %r5, %r4, 1, 0, -1; add.f32 %r9, %r5, %r4;",
