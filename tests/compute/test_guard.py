@@ -286,7 +286,10 @@ def test_of_all_bricks_behind_one_that_computes_a_nan_only_that_one_fails(
 def test_a_key_that_its_cache_cannot_hold_is_found_where_it_is_written(
     model: Model, profiler: BrickProfiler, cache_type: str, bias: float, sign: int
 ) -> None:
-    """Only the key is infinite. Queries with the other sign give it the weight 0, so all later checks would pass."""
+    """An infinite key would get the weight 0 from queries with the other sign.
+
+    Then all later checks would pass, so the fault must be found when the key is written into its cache.
+    """
     decoder = Decoder(model, "numba", 1, profiler, model.context_length, DecoderSettings(cache_type))
     key_bias = model.layers[LAYER].k.bias
     kept = key_bias.copy()

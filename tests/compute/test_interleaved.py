@@ -107,7 +107,8 @@ def test_a_value_halfway_between_two_codes_is_rounded_as_by_the_reference() -> N
 )
 def test_sums_of_the_largest_weights_and_codes_fit(code: int, sign: int) -> None:
     block_format = FORMATS[code]
-    columns = 1280  # Sums of integers are added to a float several times in a row of this length.
+    # The row is so long that the kernel cannot sum up all products as integers before it converts them to float.
+    columns = 1280
     levels = np.where(np.arange(columns) % 2, 1, 0.999).astype(np.float32)
     matrix = InterleavedMatrix.of(QuantizedMatrix.of(block_format, np.tile(sign * levels, (16, 1))))
     # Five tokens: a group of four, which is computed together, and a single one.

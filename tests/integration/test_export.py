@@ -21,7 +21,7 @@ from tests.integration.hosts import CBTOP, HOST, cbtop, eventually
 
 @pytest.fixture
 def recording(runtime: Path, tmp_path: Path) -> Path:
-    """Record a process with twenty steps of one brick each. A prefill came before the recording."""
+    """Record a process with twenty steps of one brick each. The process ran a prefill before the recording began."""
     made_recording(runtime, tmp_path / "run.cbtop", 10)
     return tmp_path / "run.cbtop"
 

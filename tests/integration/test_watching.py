@@ -197,8 +197,8 @@ def test_many_viewers_share_a_daemon_and_one_that_joins_late_sees_everything() -
             ours, theirs = see(early, process.pid), see(late, process.pid)
     assert ours is not None
     assert theirs is not None
-    # The trends of the last 60 s may differ: a late viewer has them from the daemon's history, which may merge
-    # several updates.
+    # The trends of the last 60 s are not compared. The late viewer has them from the daemon's history, where several
+    # updates may be merged.
     of_seconds = dict.fromkeys(("trend_us", "trail", "by_cached", "by_batch"), ())
     without_trend = [[with_parts(row, **of_seconds) for row in view.bricks] for view in (ours, theirs)]
     assert without_trend[0] == without_trend[1]

@@ -369,7 +369,8 @@ class TestInFlight:
             assert here() == (1, 48_000)
             assert in_flight()[me].start_ns is not None
         assert here() == (NO_NODE, 0)
-        with profiler.step("decode", 5):  # A step with steps of another model in it, as an agent has.
+        # Steps may be inside a step, as if an agent calls another model in its own step.
+        with profiler.step("decode", 5):
             begins = []
             for _ in range(3):
                 with profiler.step("inner", 1), profiler.step("innermost", 1):

@@ -184,7 +184,7 @@ def test_the_newest_time_is_found_at_any_ring_position_and_cursor(
         writer.record(1, number, number + 1, 0)
     if amounts and records:
         writer.record(1 | FLAG_AMOUNTS, 1 << 50, 1 << 60, 0)
-    if cursor:  # The compiled hot path stores the number of written records in the ring. The Python one does not.
+    if cursor:  # In a ring of the compiled hot path, this word has the number of written records.
         overwrite(path, CURSOR_WORD * 8, records + (amounts and records > 0))
     reader = RingReader(path)
     assert reader.newest_end_ns() == (records or None)

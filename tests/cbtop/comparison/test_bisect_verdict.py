@@ -103,7 +103,8 @@ def test_a_slowdown_shared_by_places_is_bad_by_its_rule_alone() -> None:
     assert verdict(shares, bad) is CommitVerdict.BAD
     assert said_of(shares, bad) == "no single brick; most RmsNorm: "
     other = replace(found, judged=(Judged("other", "decode", Outcome.BROKEN, "", "no single brick; most Attention"),))
-    assert verdict(other, bad) is CommitVerdict.UNCLEAR  # No result of the rule that is bisected is left.
+    # The gate has no result for the rule that the bisection searches for.
+    assert verdict(other, bad) is CommitVerdict.UNCLEAR
     holds = replace(other, judged=(*other.judged, Judged("rule", "decode", Outcome.HOLDS, "")))
     assert verdict(holds, bad) is CommitVerdict.GOOD
 

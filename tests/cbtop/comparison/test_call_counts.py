@@ -29,7 +29,7 @@ def test_calls_in_every_step_alike_are_exact_and_others_have_an_error() -> None:
     assert [(one.mean, one.error) for one in (exact, twice)] == [(1.0, 0.0), (2.0, 0.0)]
     assert half.error == pytest.approx((0.25 / 240) ** 0.5, rel=0.4)
     assert odd.error > 0
-    # With few calls, only one block differs from the others, so the variation is known less well.
+    # If there are few calls, only one block differs from the others, so few blocks tell about the variation.
     assert odd.blocks < 6 < half.blocks
 
 
@@ -48,7 +48,7 @@ def test_chance_moves_calls_by_no_more_than_their_interval(rate: float) -> None:
         before, now = (call_figures(drawn(2 * seed + at, *[rate] * places), STEPS) for at in (0, 1))
         changes = [calls_change(*both, 2 * places) for both in zip(before, now, strict=True)]
         beyond += sum(one.is_beyond_noise for one in changes)
-    assert beyond <= 1  # Noise may exceed the limit once in 800 figures.
+    assert beyond <= 1  # In 800 figures, noise may exceed the limit once.
 
 
 @pytest.mark.parametrize(("before", "now", "is_more"), [(0.3, 0.6, True), (0.6, 0.3, False), (0.02, 0.2, True)])

@@ -223,7 +223,10 @@ def test_a_rate_that_is_not_known_says_why() -> None:
 
 
 def test_a_rate_is_compared_at_one_length_of_the_cache_and_says_so() -> None:
-    """A token takes 10 µs more for each cached position. The new run has 100 more cached positions."""
+    """A token takes 10 µs more for each cached position.
+
+    The new run has cached 100 positions more than the baseline.
+    """
     before, now = (
         replace(
             rates("decode", us),

@@ -404,8 +404,8 @@ def times_as(each: Change, **changed: object) -> tuple[PlaceDiff, ...]:
 def test_figures_at_another_length_move_along_their_line_and_are_less_sure() -> None:
     """Runs with 100 and 120 cached positions are both converted to 110, so each result moves by 10 positions."""
     line = Figure(1000.0, 3.0, 20, 500.0, slope=0.5, slope_error=0.4, own_error=1.0)
-    # Both errors include the error of the slope: √(3² + 4²) = 5, and √(1² + 4²) for the error relative to other
-    # bricks.
+    # The error of the result is √(3² + 4²) = 5: 3 from the measurement, and 4 from the slope. Compared with other
+    # bricks it is √(1² + 4²).
     moved = Figure(1000.0, 5.0, 20, 500.0, own_error=17**0.5)
     runs = []
     for seed, cached in ((1, 100.0), (2, 120.0)):

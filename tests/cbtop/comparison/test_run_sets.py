@@ -21,7 +21,7 @@ from tests.cbtop.comparison.made_runs import AT, STEADY, Noise, made_run, place_
 
 ATTENTION: Place = (("Attention", BrickCategory.ATTENTION), None)
 NOISE = Noise(run=0.005)
-MANY = (6, None)  # key of a run's steps with about six tokens
+MANY = (6, None)  # (tokens per step, batch size): the steps with about six tokens
 
 
 def two_batches(seed: int, steps: int = 120, **planted: object) -> Run:

@@ -209,7 +209,7 @@ USUAL = [100.0, 101.0, 99.0, 100.5, 99.5] * 4
         (USUAL, 0),
         ([140.0, *USUAL], 1),
         ([140.0, 120.0, 103.0, *USUAL], 3),
-        # The warm-up is only the first block, because the second block has a usual duration.
+        # The second block has a usual duration, so the warm-up is only the first block.
         ([140.0, 101.5, 140.0, *USUAL], 1),
         ([*USUAL, 140.0], 0),
         # The first block takes 2 µs longer than the median. This is only four times the median distance, so it is no

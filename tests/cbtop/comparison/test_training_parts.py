@@ -52,7 +52,7 @@ def medians(reports: int, slower: float = 1.0, seed: int = 0) -> Mapping[str, Fi
 
 
 def trains(run: Run, figures: Mapping[str, Figure]) -> Run:
-    """Return the run with all steps turned into training steps that have these figures."""
+    """Return the run with all of its steps turned into training steps. Their parts have the given figures."""
     parts = tuple(replace(part, phase=TRAIN, training=figures, sequences=8.0) for part in run.parts)
     (rates,) = run.rates
     token_us = rates.times_us["tokens_per_sec"]

@@ -29,7 +29,7 @@ moment_ms = st.integers(0, SECONDS * 1000)
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Create a recording that tests only read."""
+    """Create a recording that no test may change."""
     directory = tmp_path_factory.mktemp("made")
     made_recording(directory, directory / "run.cbtop", SECONDS)
     return directory / "run.cbtop"

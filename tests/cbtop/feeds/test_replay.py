@@ -340,7 +340,7 @@ async def test_the_time_bar_says_where_it_is_and_a_click_goes_there(feed: Replay
         line = bar(await press(pilot))
         assert (line[:6], line[-5:]) == (" 1:05 ", " 2:10")
         inner = line[6:-5]
-        assert inner == "━" * 44 + "●" + "─" * 43  # The bar has the position in its middle and no marks.
+        assert inner == "━" * 44 + "●" + "─" * 43  # The time bar shows the position in its middle and has no marks.
         await pilot.click("#time", offset=(6, 0))
         await pilot.pause()
         assert feed.at_s == 0

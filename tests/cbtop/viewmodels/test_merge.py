@@ -101,7 +101,7 @@ def test_the_sum_is_what_one_process_with_all_calls_would_show(
 
 
 def test_ranks_of_a_thousand_tokens_a_second_each_make_as_many_thousand(tmp_path: Path) -> None:
-    # Each rank takes 1 ms per step: 494 µs for Down in two layers, and the norms.
+    # Each rank has a step of 1 ms: 494 µs for Down in each of two layers, and a little for norms and gaps.
     records = [rank_run(tmp_path, rank, [494] * 10) for rank in range(3)]
     for record in records:
         record.history.clear()
@@ -496,7 +496,7 @@ def test_members_run_that_have_not_ended_and_are_watched(tmp_path: Path) -> None
     records = [rank_run(tmp_path, rank, [10]) for rank in range(3)]
     merged = merged_view(records, MergeMode.SUM).merged
     assert merged is not None
-    assert merged.running == 0  # Nothing has been received from one of the processes for a while.
+    assert merged.running == 0  # The viewer has not heard of one of the processes for a while.
 
 
 def test_of_a_dependency_on_a_node_that_nobody_named_there_is_none_in_a_sum(tmp_path: Path) -> None:

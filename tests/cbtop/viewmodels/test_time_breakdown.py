@@ -140,7 +140,7 @@ def a_timer_of_the_step_before(profiler: BrickProfiler, clock: Clock) -> None:
     clock.sleep_us(500)
     with profiler.step("decode", 1):
         profiler.start_brick("a")
-        # The step reports that this brick took longer than the step itself.
+        # The program reports a time for this brick that is longer than the step.
         profiler.stop_brick(timer, 1)
 
 

@@ -127,7 +127,8 @@ def test_counts_are_kept_in_as_few_bytes_as_they_need() -> None:
     before_bytes = stats.size_bytes
     assert before_bytes > few.column("count").nbytes
     stats.add(replace(batch([(1, 5_000, 2)]), flags=np.array([FLAG_UNCOUNTED])), NO_STEPS, NO_STEPS)
-    assert stats.size_bytes > before_bytes  # Records with this flag need one more column of rare values.
+    # A record with the flag UNCOUNTED needs an additional column, so the statistics need more memory.
+    assert stats.size_bytes > before_bytes
     many = NodeStats()
     many.count(replace(few, count=few.count.astype(np.int64) << 32))
     assert many.everything().count.tolist() == [1 << 32]
@@ -306,7 +307,8 @@ def test_what_a_record_must_be_to_tell_something(call: tuple[int, int, int, int]
 @pytest.mark.parametrize(
     ("flops", "moved", "tells"),
     [
-        (7, 5, True),  # The two amounts are not times, so the second may be less than the first.
+        # A record of amounts has two amounts in place of its times. The second may be less than the first.
+        (7, 5, True),
         (UNKNOWN_AMOUNT, UNKNOWN_AMOUNT, True),
         (UNKNOWN_AMOUNT - 1, 5, False),
         (5, UNKNOWN_AMOUNT - 1, False),

@@ -39,7 +39,7 @@ class FakeGraph:
 
     nodes: dict[int, tuple[str, list[int]] | int] = field(default_factory=dict)
     edges: list[DependencyEdge] = field(default_factory=list)
-    # For a cloned graph: the node of the clone for each node of the original.
+    # If this graph is a clone: maps each node of the original graph to its node in the clone.
     origin: dict[int, int] = field(default_factory=dict)
 
     def in_order(self) -> list[int]:

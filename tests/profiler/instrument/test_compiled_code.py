@@ -216,7 +216,7 @@ def test_kernels_of_a_compiled_model_are_its_bricks_and_fused_ones_name_all(
     steps = played.steps_in(memory)
     assert len(steps) > 2
     for _, tokens, _, inside in steps[-2:]:
-        assert tokens == 0  # The number of tokens is 0 (unknown), because the input may be tokens or embeddings.
+        assert tokens == 0  # The input may be tokens or embeddings, so the number of tokens is unknown (0).
         product, loop = PRODUCT_NS, LOOP_NS
         assert inside["layer"] == pytest.approx([2 * (loop + product), *[loop + 2 * product] * 2], abs=9)
         assert inside["GateProjection"] == pytest.approx([PRODUCT_NS] * 3, abs=3)

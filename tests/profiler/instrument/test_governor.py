@@ -284,7 +284,8 @@ def test_models_that_record_at_the_same_time_share_the_allowance() -> None:
     assert governor.share_of("a", FLOOR - 1, now_ns=2, steady=0.5) == pytest.approx(floor)
     assert governor.share_of("b", 1, now_ns=3) == pytest.approx(floor / 2)
     assert governor.share_of("a", FLOOR, now_ns=4) == pytest.approx(allowed / 2)
-    later_ns = 4 + SHARING_NS  # After this time without a record of b, a may use the whole allowed overhead.
+    # After this time without a record of model b, model a may use the whole allowed overhead.
+    later_ns = 4 + SHARING_NS
     assert governor.share_of("a", FLOOR, now_ns=later_ns) == pytest.approx(allowed)
 
 
@@ -417,5 +418,5 @@ def test_one_interrupted_look_does_not_raise_the_estimated_cost_of_looks() -> No
         while len(host.said) == before:
             host.live(decoding(1), own_ns=1_000)
         assert host.governor.every <= 2 * usual
-        # The next decision is not delayed, although the last one took long.
+        # The governor's next decision is not delayed, although the last one took long.
         assert host.lived_ns - looked_ns < 2 * LOOK_NS

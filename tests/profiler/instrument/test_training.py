@@ -601,8 +601,8 @@ def test_a_frozen_product_inside_a_brick_does_not_count_in_its_backward(memory: 
     flops, tokens = flops_of(memory), 3 * 16  # three recorded steps
     adapter = 2 * 4 * (16 + 64)  # FLOP per token in the forward of the adapter, which is two products of rank 4.
     base = 2 * 16 * 64
-    # The input of the first layer needs no gradient. Gradients exist for the adapter's weights and between its two
-    # products.
+    # The input of the first layer needs no gradient. Only the adapter's weights and the result of its first product
+    # need one.
     first = adapter + 2 * 4 * 64
     others = 2 * adapter + base
     assert flops["UpProjection backward"] == pytest.approx(tokens * (first + 2 * others), rel=0.01)

@@ -151,7 +151,7 @@ def test_a_good_commit_that_differs_from_itself_is_not_trusted(line: tuple[MadeR
 
 
 def test_a_commit_that_is_as_fast_as_its_parent_is_not_confirmed(line: tuple[MadeRepository, list[str]]) -> None:
-    """Once a commit is suspected, no commit is slower any longer: noise had caused the suspicion."""
+    """Commits are slower than GOOD until one is suspected. Compared with its parent, the suspect is not slower."""
     repository, commits = line
 
     class Misled(MadeRuns):

@@ -53,12 +53,13 @@ class Decoding:
 
     seconds: float = 12.0
     noise: float = 0.03  # relative noise of the time of each brick
-    step_factor: Callable[[int], float] = usual  # all times in step n are multiplied by this
+    # In step n, all times are multiplied by the factor that this function returns.
+    step_factor: Callable[[int], float] = usual
     layer_factor: dict[int, float] = field(default_factory=dict)
-    down_factor: float = 1.0  # time of DownProjection is multiplied by this
-    # time of a brick in step n is multiplied by this
+    down_factor: float = 1.0  # factor on the time of DownProjection
+    # by brick: a function from the number of a step to the factor on the brick's time
     brick_factor: dict[str, Callable[[int], float]] = field(default_factory=dict)
-    # time of a brick in one layer is multiplied by this
+    # by layer and brick: the factor on the brick's time in this layer
     cell_factor: dict[tuple[int, str], float] = field(default_factory=dict)
     # In one of this number of steps, a brick of a layer takes 4 ms more.
     cell_pauses: dict[tuple[int, str], int] = field(default_factory=dict)

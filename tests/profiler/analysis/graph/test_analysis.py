@@ -167,9 +167,9 @@ def test_networkx_finds_the_same_path_length_and_slack(graph: ExecutionGraph) ->
 
 
 def event_order(graph: ExecutionGraph) -> networkx.DiGraph[tuple[int, str]]:
-    """Return a directed graph of the begins and ends of all nodes.
+    """Return the order in which nodes begin and end, as a directed graph.
 
-    It is written independently of the tested code, as the expected order.
+    It is written independently of the tested code, for comparison.
     """
     order: networkx.DiGraph[tuple[int, str]] = networkx.DiGraph()
     for node, parent in enumerate(graph.parents):
